@@ -63,6 +63,7 @@ class ProfileKey:
     ranks_per_node: int
     torch: str
     memo: str
+    window_size: int = 0
     offload_sections: int = 1
     custom_layer: str = ""
     deterministic: bool = False

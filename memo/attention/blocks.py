@@ -8,6 +8,10 @@ module cuts any two lists of chunks into as few of them as possible:
     q doc 0   \\ .         .         \\ = causal square
     q doc 1   .          \\          # = full rectangle
     q doc 1   .          # \\
+
+Under a sliding window (memo.spec.window) the tokens of a document are cut into strips as long as the window. Queries
+attend to the keys of their own strip, and to the later keys of the strip before it: of that square the upper triangle
+counts, which is a causal one if both sides are taken in reverse order ("flipped").
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import NamedTuple
 
 from memo.spec.attention_workspace import MOST_DOCUMENTS
 from memo.spec.reach import parts
+from memo.spec.window import strips_of_call
 
 Documents = tuple[tuple[int, ...], ...]
 """Cumulative document boundaries, a tuple per batch row: (0, ..., sequence length), ascending."""
@@ -40,7 +45,8 @@ class Chunk(NamedTuple):
 class ScoreBlock(NamedTuple):
     """Local q rows [q_start, q_stop) x local k rows [k_start, k_stop), for one batch row, or for all (None).
 
-    ``causal`` means the same tokens in the same order on both sides, of which the lower triangle counts.
+    ``causal`` means as many tokens on both sides, of which the lower triangle counts. They are the same ones, unless
+    both sides are ``flipped``: taken in reverse order, so that the upper triangle counts.
     """
 
     batch: int | None
@@ -49,6 +55,7 @@ class ScoreBlock(NamedTuple):
     k_start: int
     k_stop: int
     causal: bool
+    flipped: bool = False
 
 
 class _Span(NamedTuple):
@@ -63,21 +70,22 @@ class _Span(NamedTuple):
 
 @lru_cache(maxsize=256)  # every layer of a step asks for the same blocks
 def attention_blocks(
-    q_chunks: tuple[Chunk, ...], k_chunks: tuple[Chunk, ...], documents: Documents | None
+    q_chunks: tuple[Chunk, ...], k_chunks: tuple[Chunk, ...], documents: Documents | None, window: int | None = None
 ) -> tuple[ScoreBlock, ...]:
     """Every block that the queries in ``q_chunks`` need of the keys in ``k_chunks``, each score once.
 
-    ``documents`` holds one tuple of boundaries per batch row; None means that each row is a single document.
+    ``documents`` holds one tuple of boundaries per batch row; None means that each row is a single document. With a
+    ``window`` a query attends to so many tokens at most, itself included.
     """
     q_chunks, k_chunks = coalesce(q_chunks), coalesce(k_chunks)
     if documents is None:
-        return tuple(_row_blocks(None, q_chunks, k_chunks, None))
+        return tuple(_row_blocks(None, q_chunks, k_chunks, None, window))
     if len(set(documents)) == 1:
-        return tuple(_row_blocks(None, q_chunks, k_chunks, documents[0]))
+        return tuple(_row_blocks(None, q_chunks, k_chunks, documents[0], window))
     return tuple(
         block
         for batch, boundaries in enumerate(documents)
-        for block in _row_blocks(batch, q_chunks, k_chunks, boundaries)
+        for block in _row_blocks(batch, q_chunks, k_chunks, boundaries, window)
     )
 
 
@@ -130,17 +138,52 @@ def demanding_packings(seq_length: int, batch: int, call_tokens: int) -> tuple[D
 
 def cut_within(blocks: Sequence[ScoreBlock], most_tokens: int) -> tuple[ScoreBlock, ...]:
     """The same scores in blocks of at most `most_tokens` queries and as many keys (memo.spec.reach.parts)."""
-    return tuple(
-        ScoreBlock(
+    return tuple(part for block in blocks for part in _parts(block, most_tokens))
+
+
+def _parts(block: ScoreBlock, most_tokens: int) -> Iterator[ScoreBlock]:
+    queries, keys = block.q_stop - block.q_start, block.k_stop - block.k_start
+    if max(queries, keys) <= most_tokens:
+        yield block
+        return
+    for q_start, q_stop, k_start, k_stop, causal in parts(queries, keys, block.causal, most_tokens):
+        if block.flipped:
+            q_start, q_stop, k_start, k_stop = queries - q_stop, queries - q_start, keys - k_stop, keys - k_start
+        yield ScoreBlock(
             block.batch,
-            block.q_start + part.q_start,
-            block.q_start + part.q_stop,
-            block.k_start + part.k_start,
-            block.k_start + part.k_stop,
-            part.causal,
+            block.q_start + q_start,
+            block.q_start + q_stop,
+            block.k_start + k_start,
+            block.k_start + k_stop,
+            causal,
+            block.flipped and causal,
         )
-        for block in blocks
-        for part in parts(block.q_stop - block.q_start, block.k_stop - block.k_start, block.causal, most_tokens)
+
+
+def strips(blocks: Sequence[ScoreBlock], window: int) -> Iterator[list[ScoreBlock]]:
+    """The same blocks in groups that one kernel call takes: squares alike at equal distances, as a window makes them.
+
+    Each rectangle is a group.
+    """
+    group: list[ScoreBlock] = []
+    for block in blocks:
+        if group and not (len(group) < strips_of_call(window) and _continues(group, block)):
+            yield group
+            group = []
+        group.append(block)
+    if group:
+        yield group
+
+
+def _continues(group: list[ScoreBlock], block: ScoreBlock) -> bool:
+    first, last = group[0], group[-1]
+    size, step = first.q_stop - first.q_start, block.q_start - last.q_start
+    return (
+        first.causal
+        and block.causal
+        and (first.batch, first.flipped, size) == (block.batch, block.flipped, block.q_stop - block.q_start)
+        and step == block.k_start - last.k_start >= size
+        and (len(group) == 1 or step == group[1].q_start - first.q_start)
     )
 
 
@@ -149,16 +192,13 @@ def _row_blocks(
     q_chunks: tuple[Chunk, ...],
     k_chunks: tuple[Chunk, ...],
     boundaries: tuple[int, ...] | None,
+    window: int | None,
 ) -> list[ScoreBlock]:
-    if q_chunks == k_chunks and _is_monotone(q_chunks):
+    if window is None and q_chunks == k_chunks and _is_monotone(q_chunks):
         return list(_diagonal_blocks(batch, q_chunks, boundaries))
-    causal: list[ScoreBlock] = []
-    full: list[ScoreBlock] = []
-    for q in q_chunks:
-        for k in k_chunks:
-            for block in _pair_blocks(batch, q, k, boundaries):
-                (causal if block.causal else full).append(block)
-    return causal + _merge(full)
+    blocks = [b for q in q_chunks for k in k_chunks for b in _pair_blocks(batch, q, k, boundaries, window)]
+    squares = [block for block in blocks if block.causal]
+    return [*sorted(squares, key=lambda block: block.flipped), *_merge([block for block in blocks if not block.causal])]
 
 
 def _is_monotone(chunks: tuple[Chunk, ...]) -> bool:
@@ -191,32 +231,65 @@ def _diagonal_blocks(
         yield ScoreBlock(batch, start, stop, start, stop, True)
 
 
-def _pair_blocks(batch: int | None, q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None) -> Iterator[ScoreBlock]:
-    """Blocks of one pair of chunks; chunks that do not overlap share at most one document, so they have at most one."""
-
-    def block(rows: _Span, columns: _Span, causal: bool) -> ScoreBlock:
-        q_shift, k_shift = q.row - q.start, k.row - k.start
-        return ScoreBlock(
-            batch,
-            rows.start + q_shift,
-            rows.stop + q_shift,
-            columns.start + k_shift,
-            columns.stop + k_shift,
-            causal,
-        )
-
+def _pair_blocks(
+    batch: int | None, q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None, window: int | None
+) -> Iterator[ScoreBlock]:
+    """Blocks of one pair of chunks; without a window, chunks that do not overlap have at most one."""
+    q_shift, k_shift = q.row - q.start, k.row - k.start
     for document in _documents_of_both(q, k, boundaries):
         rows, columns = document.clip(q), document.clip(k)
-        # Keys before the first query: every query attends to them.
-        before = _Span(columns.start, min(columns.stop, rows.start))
-        if before.start < before.stop:
-            yield block(rows, before, False)
-        # The tokens on both sides, and the queries after all of them; no query attends to later keys.
-        shared = _Span(max(rows.start, columns.start), min(rows.stop, columns.stop))
-        if shared.start < shared.stop:
-            yield block(shared, shared, True)
-            if shared.stop < rows.stop:
-                yield block(_Span(shared.stop, rows.stop), shared, False)
+        found = _triangle(rows, columns) if window is None else _band(document.start, rows, columns, window)
+        for (q_start, q_stop), (k_start, k_stop), causal, flipped in found:
+            yield ScoreBlock(
+                batch, q_start + q_shift, q_stop + q_shift, k_start + k_shift, k_stop + k_shift, causal, flipped
+            )
+
+
+_Piece = tuple[_Span, _Span, bool, bool]
+"""Positions of queries and keys, whether they are a square of which a triangle counts, and whether it is flipped."""
+
+
+def _triangle(rows: _Span, columns: _Span) -> Iterator[_Piece]:
+    """Every query with all keys that are not after it."""
+    # Keys before the first query: every query attends to them.
+    before = _Span(columns.start, min(columns.stop, rows.start))
+    if before.start < before.stop:
+        yield rows, before, False, False
+    # The tokens on both sides, and the queries after all of them; no query attends to later keys.
+    shared = _Span(max(rows.start, columns.start), min(rows.stop, columns.stop))
+    if shared.start < shared.stop:
+        yield shared, shared, True, False
+        if shared.stop < rows.stop:
+            yield _Span(shared.stop, rows.stop), shared, False, False
+
+
+def _band(origin: int, rows: _Span, columns: _Span, window: int) -> Iterator[_Piece]:
+    """Every query with the last `window` tokens, itself included; strips begin at `origin`."""
+    first, last = (rows.start - origin) // window, (rows.stop - 1 - origin) // window
+    # No query is further than a strip from its keys.
+    first = max(first, (columns.start - origin) // window)
+    last = min(last, (columns.stop - 1 - origin) // window + 1)
+    for start in range(origin + first * window, origin + last * window + 1, window):
+        queries = _Span(max(rows.start, start), min(rows.stop, start + window))
+        own = _Span(max(columns.start, start), min(columns.stop, queries.stop))
+        if own.start < own.stop:
+            yield from _triangle(queries, own)
+        earlier = _Span(max(columns.start, start - window), min(columns.stop, start))
+        if earlier.start < earlier.stop:
+            yield from _upper_triangle(queries, earlier, window)
+
+
+def _upper_triangle(queries: _Span, keys: _Span, window: int) -> Iterator[_Piece]:
+    """Queries of one strip with keys of the strip before it: those that lie less than `window` tokens back."""
+    reach = _Span(keys.start + window, keys.stop + window)  # the first queries that keys are too far from
+    early = _Span(queries.start, min(queries.stop, reach.start))
+    if early.start < early.stop:
+        yield early, keys, False, False
+    start, stop = max(queries.start, reach.start), min(queries.stop, reach.stop)
+    if start + 1 < stop:
+        yield _Span(start, stop - 1), _Span(start + 1 - window, stop - window), True, True
+    if start < stop < reach.stop:
+        yield _Span(start, stop), _Span(stop - window, keys.stop), False, False
 
 
 def _documents_of_both(q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None) -> Iterator[_Span]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memo.attention.backends import AttentionBackend, Saved, VarlenBackend
-from memo.attention.blocks import ScoreBlock, cut_within
+from memo.attention.blocks import ScoreBlock, cut_within, strips
 from memo.spec.attention_workspace import MOST_DOCUMENTS
 from memo.spec.reach import most_tokens
 from memo_kernels import wide_dtype
@@ -30,22 +30,23 @@ def attend(
     blocks: Sequence[ScoreBlock],
     scale: float,
     out: Tensor | None = None,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [s_q, b, n, d], k and v [s_k, b, n_kv, d] -> out [s_q, b, n, d] in q's dtype, lse [b, n, s_q].
 
-    ``blocks`` must give every query at least one key. lse is fp32, or fp64 for fp64 inputs. Results may be strided, so
-    that a single block that covers everything needs no copy. ``out``, if given, is overwritten; its last dim must be
-    contiguous.
+    ``blocks`` must give every query at least one key; ``window`` is that which they are made for. lse is fp32, or fp64
+    for fp64 inputs. Results may be strided, so that a single block that covers everything needs no copy. ``out``, if
+    given, is overwritten; its last dim must be contiguous.
     """
     blocks = cut_within(blocks, _most_tokens(q, k, v))
     if _is_whole(blocks, q, k):
         place = None if out is None else _heads_first(out)
         found, lse = backend.forward(_heads_first(q), _heads_first(k), _heads_first(v), blocks[0].causal, scale, place)
         return _tokens_first(found), lse
-    if all(block.causal for block in blocks):
+    if _are_apart(blocks):
         return _attend_squares(backend, q, k, v, blocks, scale, out)
     merger = OutputMerger(q, out)
-    merger.add(backend, q, k, v, blocks, scale)
+    merger.add(backend, q, k, v, blocks, scale, window)
     return merger.result()
 
 
@@ -65,13 +66,18 @@ def _attend_squares(
     calls = _calls(backend, blocks, q, k, v)
     q, k, v, whole = map(_heads_first, (q, k, v, out))
     for call in calls:
-        _, part = call.forward(backend, q[call.q], k[call.k], v[call.k], scale, whole[call.q])
-        lse[call.q].copy_(part)
+        _, part = call.forward(backend, call.queries(q), call.keys(k), call.keys(v), scale, call.queries(whole))
+        call.queries(lse).copy_(part)
     return out, lse
 
 
 def attend_backward(
-    backend: AttentionBackend, grad_out: Tensor, saved: Saved, blocks: Sequence[ScoreBlock], scale: float
+    backend: AttentionBackend,
+    grad_out: Tensor,
+    saved: Saved,
+    blocks: Sequence[ScoreBlock],
+    scale: float,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of attend: grad_out [s_q, b, n, d] and its inputs and results -> dq, dk, dv in q's dtype."""
     q, k, v, out, lse = saved
@@ -82,7 +88,7 @@ def attend_backward(
         return _tokens_first(dq), _tokens_first(dk), _tokens_first(dv)
     dtype = _sum_dtype(blocks, q)
     sums = GradSums(*(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v)))
-    sums.add(backend, grad_out, saved, blocks, scale)
+    sums.add(backend, grad_out, saved, blocks, scale, window)
     return sums.dq.to(q.dtype), sums.dk.to(q.dtype), sums.dv.to(q.dtype)
 
 
@@ -111,14 +117,15 @@ class OutputMerger:
         v: Tensor,
         blocks: Sequence[ScoreBlock],
         scale: float,
+        window: int | None = None,
     ) -> None:
         """Run the blocks of q against one set of keys and values, and merge their results."""
-        calls = _calls(backend, blocks, q, k, v)
+        calls = _calls(backend, blocks, q, k, v, window=window)
         q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
         total_out = _heads_first(self._out)
         for call in calls:
-            out, lse = call.forward(backend, q[call.q], k[call.k], v[call.k], scale)
-            backend.merge_(total_out[call.q], self._lse[call.q], out, lse)
+            out, lse = call.forward(backend, call.queries(q), call.keys(k), call.keys(v), scale)
+            backend.merge_(call.queries(total_out), call.queries(self._lse), out, lse)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """out [s_q, b, n, d] in q's dtype and lse [b, n, s_q]."""
@@ -141,17 +148,19 @@ class GradSums(NamedTuple):
         saved: Saved,
         blocks: Sequence[ScoreBlock],
         scale: float,
+        window: int | None = None,
     ) -> None:
         """Run the backward of the blocks of q and one set of keys and values; ``saved`` has the global results."""
-        calls = _calls(backend, blocks, *saved[:4], grad_out)
+        calls = _calls(backend, blocks, *saved[:4], grad_out, window=window)
         q, k, v, out, lse = *map(_heads_first, saved[:4]), saved.lse
         grad_out, dq, dk, dv = map(_heads_first, (grad_out, *self))
         for call in calls:
-            part = Saved(q[call.q], k[call.k], v[call.k], out[call.q], lse[call.q])
-            dq_part, dk_part, dv_part = call.backward(backend, grad_out[call.q], part, scale)
-            dq[call.q] += dq_part
-            dk[call.k] += dk_part
-            dv[call.k] += dv_part
+            of_keys = (call.keys(k), call.keys(v))
+            part = Saved(call.queries(q), *of_keys, call.queries(out), call.queries(lse))
+            dq_part, dk_part, dv_part = call.backward(backend, call.queries(grad_out), part, scale)
+            call.queries(dq).add_(dq_part)
+            call.keys(dk).add_(dk_part)
+            call.keys(dv).add_(dv_part)
 
 
 Index = tuple[slice, slice, slice]
@@ -164,6 +173,14 @@ class _Call(NamedTuple):
     k: Index
     causal: bool
     cu_seqlens: tuple[int, ...] | None
+
+    def queries(self, x: Tensor) -> Tensor:
+        """The part of q, or of a tensor with as many tokens, that the call takes."""
+        return x[self.q]
+
+    def keys(self, x: Tensor) -> Tensor:
+        """The part of k or v that the call takes."""
+        return x[self.k]
 
     def forward(
         self, backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor | None = None
@@ -187,8 +204,53 @@ class _Call(NamedTuple):
         return _unpack(dq), _unpack(dk), _unpack(dv)
 
 
-def _calls(backend: AttentionBackend, blocks: Sequence[ScoreBlock], *tensors: Tensor) -> Iterator[_Call]:
-    """The kernel calls for ``blocks``: one for each, or one for consecutive documents if the backend accepts them.
+class _Strips(NamedTuple):
+    """One kernel call for several causal squares alike, which are its sequences; parts as of _Call.
+
+    Attributes:
+        first: the first square, of one row of the batch.
+        number: of squares, whose queries and keys both begin `step` tokens after those of the square before.
+    """
+
+    first: ScoreBlock
+    number: int
+    step: int
+
+    def queries(self, x: Tensor) -> Tensor:
+        return self._part(x, self.first.q_start)
+
+    def keys(self, x: Tensor) -> Tensor:
+        return self._part(x, self.first.k_start)
+
+    def _part(self, x: Tensor, start: int) -> Tensor:
+        """[b, heads, s, ...] -> a view [number, heads, size, ...]."""
+        size, row = self.first.q_stop - self.first.q_start, x[self.first.batch or 0]
+        windows = row[:, start : start + (self.number - 1) * self.step + size].unfold(1, size, self.step)
+        return windows.transpose(0, 1) if x.dim() == 3 else windows.permute(1, 0, 3, 2)
+
+    def forward(
+        self, backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if not self.first.flipped:
+            return backend.forward(q, k, v, True, scale, out)
+        found, lse = backend.forward(q.flip(2), k.flip(2), v.flip(2), True, scale)
+        return found.flip(2), lse.flip(2)
+
+    def backward(
+        self, backend: AttentionBackend, grad_out: Tensor, saved: Saved, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.first.flipped:
+            return backend.backward(grad_out, saved, True, scale)
+        flipped = Saved(*(x.flip(2) for x in saved))
+        dq, dk, dv = backend.backward(grad_out.flip(2), flipped, True, scale)
+        return dq.flip(2), dk.flip(2), dv.flip(2)
+
+
+def _calls(
+    backend: AttentionBackend, blocks: Sequence[ScoreBlock], *tensors: Tensor, window: int | None = None
+) -> Iterator[_Call | _Strips]:
+    """The kernel calls for ``blocks``: one for each, or one for consecutive documents if the backend accepts them, or
+    one for strips alike of a window.
 
     ``tensors`` [s, b, heads, d] are what the calls take parts of; no part reaches further than a kernel may. Where all
     are documents, one that has no neighbour in its call goes the way of the others: FlashAttention's forward for
@@ -196,17 +258,23 @@ def _calls(backend: AttentionBackend, blocks: Sequence[ScoreBlock], *tensors: Te
     """
     most, num_batch = _most_tokens(*tensors), tensors[0].shape[1]
     blocks = cut_within(blocks, most)
-    is_varlen = isinstance(backend, VarlenBackend)
+    is_varlen = isinstance(backend, VarlenBackend) and window is None
     are_documents = len(blocks) > 1 and all(block.causal for block in blocks)
-    for run in _runs(blocks, most) if is_varlen else ([block] for block in blocks):
+    groups = _runs(blocks, most) if is_varlen else ([block] for block in blocks)
+    for run in groups if window is None else strips(blocks, window):
         first, last = run[0], run[-1]
+        batches = range(num_batch) if first.batch is None else [first.batch]
+        if window is not None and first.causal:
+            step = run[1].q_start - first.q_start if len(run) > 1 else 1
+            yield from (_Strips(first._replace(batch=i), len(run), step) for i in batches)
+            continue
         rows, columns = slice(first.q_start, last.q_stop), slice(first.k_start, last.k_stop)
         if len(run) == 1 and not (is_varlen and are_documents):
             batch = slice(None) if first.batch is None else slice(first.batch, first.batch + 1)
             yield _Call((batch, slice(None), rows), (batch, slice(None), columns), first.causal, None)
             continue
         cu_seqlens = (0, *(block.q_stop - first.q_start for block in run))
-        for i in range(num_batch) if first.batch is None else [first.batch]:
+        for i in batches:
             batch = slice(i, i + 1)
             yield _Call((batch, slice(None), rows), (batch, slice(None), columns), True, cu_seqlens)
 
@@ -245,7 +313,12 @@ def _most_tokens(*tensors: Tensor) -> int:
 
 def _sum_dtype(blocks: Sequence[ScoreBlock], x: Tensor) -> torch.dtype:
     """The dtype of sums: causal squares share no token, so if there is nothing else each sum has only one term."""
-    return x.dtype if all(block.causal for block in blocks) else wide_dtype(x.dtype)
+    return x.dtype if _are_apart(blocks) else wide_dtype(x.dtype)
+
+
+def _are_apart(blocks: Sequence[ScoreBlock]) -> bool:
+    """Whether all are causal squares of the same tokens on both sides."""
+    return all(block.causal and not block.flipped for block in blocks)
 
 
 def _is_whole(blocks: Sequence[ScoreBlock], q: Tensor, k: Tensor) -> bool:

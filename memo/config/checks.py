@@ -42,6 +42,7 @@ _MAY_BE_ZERO = frozenset(
         "keep_latest_k",
         "simulate_rank",
         "recompute_attention_layers",
+        "window_size",
     )
 )
 _HAS_OWN_RULE = frozenset(

@@ -97,6 +97,11 @@ def other_format(path: str | Path) -> str:
     return ""
 
 
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL_LAYERS_OF_QWEN = 28
+"""max_window_layers of a file that states none (Qwen2Config and Qwen3Config of transformers)."""
+
+
 def hub_name(text: str) -> bool:
     """Does it look like ORG/NAME, as models are called on the hub?"""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
@@ -121,8 +126,8 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     family = TRAINED[model_type]
     keys = ConfigKeys(content, family, source)
     _check_only(content, family, source)
-    _check_window(content, family, source)
     model, biases = _read(keys)
+    model = replace(model, window_size=_window(content, family, model.num_layers, source))
     length = family.names["max_position_embeddings"]
     if not {length, family.aliases.get(length)} & set(content):  # a default would be wrong for most models
         raise keys.missing("max_position_embeddings", length)
@@ -205,27 +210,30 @@ def _check_only(content: Mapping[str, Any], family: TrainedFamily, source: Sourc
             )
 
 
-def _check_window(content: Mapping[str, Any], family: TrainedFamily, source: Source) -> None:
-    """A window that no sequence outgrows changes nothing; Qwen's is a dead field unless switched on."""
+def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, source: Source) -> int:
+    """The sliding window of all layers; 0: they have none. What a file leaves out is as in transformers."""
     kinds = checked(list[str] | None, content.get("layer_types"), "layer_types", source) or []
-    sliding = [kind for kind in kinds if kind != "full_attention"]
-    if sliding:
-        raise source.refusal(f"layer_types has {shown(sliding[0])}", "memo has full attention alone; use another model")
-    window = content.get("sliding_window", family.default_window)
-    if not family.window or window is None:
-        return
+    window = checked(int | None, content.get("sliding_window", family.default_window), "sliding_window", source) or 0
     if family.window == "use_sliding_window":
         is_on = checked(bool | None, content.get(family.window), family.window, source)
-        if is_on is False:
-            return
-    window = checked(int, window, "sliding_window", source)
+        first = checked(int | None, content.get("max_window_layers"), "max_window_layers", source)
+        full = layers if not (is_on and window) else _FULL_LAYERS_OF_QWEN if first is None else first
+        kinds = kinds or [_FULL] * min(full, layers) + [_SLIDING] * (layers - full)
+    elif family.window and window:
+        kinds = kinds or [_SLIDING]
+    found = set(kinds) or {_FULL}
     longest = checked(int | None, content.get("max_position_embeddings"), "max_position_embeddings", source)
-    if window != 0 and (longest is None or window < longest):
-        raise source.refusal(
-            f"sliding_window is {window}, below max_position_embeddings {longest}",
-            "memo has full attention alone; set sliding_window to null in the file if you train on sequences no "
-            "longer than the window, where both are the same, or use a model without it",
-        )
+    if found == {_FULL} or (family.window and longest is not None and window >= longest):
+        return 0 if found != {_SLIDING} else window
+    if found == {_SLIDING} and family.window and window > 0:
+        return window
+    raise source.refusal(
+        f"layers have {' and '.join(map(shown, sorted(found)[:2]))}, with a sliding_window of {shown(window or None)}",
+        f"memo computes all layers of {family.architecture} alike, "
+        + ("with one window or none" if family.window else "without a window")
+        + "; if you train on sequences no longer than the window, where both are the same, set sliding_window to null "
+        "in the file and leave out layer_types, or use another model",
+    )
 
 
 def _check_biases(keys: ConfigKeys, biases: Biases, family: TrainedFamily) -> None:

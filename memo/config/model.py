@@ -71,6 +71,9 @@ class ModelConfig:
     """Biases on the q, k and v projections alone (Qwen2)."""
     qk_layernorm: bool = False
     """Norm of every q and k head before RoPE (Qwen3)."""
+    window_size: Annotated[int, TOKENS] = 0
+    """Sliding window of every layer: the last tokens of its document that a token attends to, itself included
+    (Megatron-LM's pair (N - 1, 0)); 0: all."""
     untie_embeddings_and_output_weights: bool = False
     """Give the head a matrix of its own instead of the embedding's."""
     init_method_std: float = 0.02
@@ -86,6 +89,10 @@ class ModelConfig:
     @property
     def kv_heads(self) -> int:
         return self.num_query_groups or self.num_attention_heads
+
+    def window(self, seq_length: int) -> int | None:
+        """The sliding window, if it leaves out anything of a sequence of so many tokens."""
+        return self.window_size if 0 < self.window_size < seq_length else None
 
     @property
     def ffn_size(self) -> int:

@@ -21,6 +21,7 @@ RANGES = {
     "vocab_size": in_range(1, 1 << 28),
     "norm_epsilon": in_range(above=0, high=1),
     "max_position_embeddings": in_range(1, 1 << 40),
+    "window_size": in_range(0, 1 << 40),
     "rotary_base": in_range(above=0, high=1e15),
     "rope_scaling_factor": _FACTOR,
     "rope_original_max_position_embeddings": in_range(1, 1 << 40),

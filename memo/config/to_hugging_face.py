@@ -88,6 +88,8 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
         found.append(f"activation must be {' or '.join(activations)}, not {model.activation}")
     if "num_query_groups" not in family.names and model.kv_heads != model.num_attention_heads:
         found.append(f"num_query_groups must be {model.num_attention_heads}, not {model.kv_heads}")
+    if model.window_size and not family.window:
+        found.append(f"window_size must be 0, not {model.window_size}")
     usual = model.hidden_size // model.num_attention_heads
     if "kv_channels" not in family.names and model.head_dim != usual:
         found.append(f"kv_channels must be {usual}, not {model.head_dim}")
@@ -112,5 +114,12 @@ def _switches(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         **dict.fromkeys(family.bias_switches, model.add_bias_linear),
         **(write_rope(model) if model.position_embedding_type == "rope" else {}),
-        **({"sliding_window": None} if family.window else {}),
+        **_window(model, family),
     }
+
+
+def _window(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
+    found: dict[str, Any] = {"sliding_window": model.window_size or None} if family.window else {}
+    if family.window == "use_sliding_window" and model.window_size:
+        found |= {"use_sliding_window": True, "max_window_layers": 0}
+    return found

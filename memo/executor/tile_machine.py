@@ -119,14 +119,20 @@ class LayerOnTiles(nn.Module):
         self.layer: Any = layer
         self.kind, self.memory, self.sink, self.group = kind, memory, sink, group
         self.module_of = {op: _module(layer, op.module) for op in kind.operations if op.module}
+        self._kept: dict[int, frozenset[str]] = {}
+        self._sharded = frozenset(name for name, layout in kind.layouts.items() if layout == "tokens")
 
     def kept_of(self, tile: Tile) -> frozenset[str]:
         """What the slot holds of the tile between forward and backward."""
-        layout = self.memory.layout
-        return frozenset(n for n in layout.places if self.rows_of(n, tile).stop <= layout.saved_rows(n))
+        found = self._kept.get(tile.index)
+        if found is None:
+            layout = self.memory.layout
+            kept = (name for name in layout.places if self.rows_of(name, tile).stop <= layout.saved_rows(name))
+            found = self._kept[tile.index] = frozenset(kept)
+        return found
 
     def rows_of(self, name: str, tile: Tile) -> slice:
-        return tile.shard if self.kind.layouts.get(name) == "tokens" else tile.full
+        return tile.shard if name in self._sharded else tile.full
 
     # What is token-wise before attention, and after it.
 
@@ -262,7 +268,7 @@ class TileMachine(Machine):
     def forward(self, step: Step) -> None:
         operation = step.operation
         made = _FORWARD[type(operation)](self, operation, *map(self.take, step.reads))
-        self.live |= zip(step.makes, made, strict=True)
+        self.live.update(zip(step.makes, made, strict=True))
 
     def replay(self, step: Step) -> None:
         assert step.operation is not None
@@ -278,7 +284,7 @@ class TileMachine(Machine):
         made = _BACKWARD[type(operation)](self, operation, *map(self.take, step.reads))
         if step.adds_to:
             made = (torch.add(made[0], self.take(step.adds_to), out=self.places.get(step.place)), *made[1:])
-        self.live |= zip(step.makes, made, strict=True)
+        self.live.update(zip(step.makes, made, strict=True))
 
 
 Made = tuple[Any, ...]

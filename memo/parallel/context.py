@@ -59,18 +59,21 @@ class ContextAttention:
         scale: float,
         keeps_outputs: bool = True,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        window: int | None = None,
     ) -> None:
         """``a2a_group`` holds A consecutive ranks of the axis, ``ring_group`` every A-th; None is one rank.
 
         "p2p" and "all_gather" use ``ring_group`` alone and "a2a" ``a2a_group`` alone. ``seq_length`` is that
         of the whole sequence, ``scale`` the factor on the scores (usually d ** -0.5). Unless it ``keeps_outputs``, its
-        backward under autograd runs the forward again. ``around`` makes a context for each part in which requests for
+        backward under autograd runs the forward again. A query attends to ``window`` tokens at most (memo.spec.window).
+        ``around`` makes a context for each part in which requests for
         memory, but for those of the results, depend on where documents end.
 
         Raises ConfigError for an unknown type, groups that do not suit it, or a length that cannot be split.
         """
         self.backend, self.seq_length, self.comm_type, self.scale = backend, seq_length, comm_type, scale
         self.keeps_outputs, self._around = keeps_outputs, around
+        self.window = window
         self._ring, self._a2a = ring_group, a2a_group
         self._ring_size, self._ring_rank = group_size(ring_group), group_rank(ring_group)
         self._a2a_size = group_size(a2a_group)
@@ -160,7 +163,7 @@ class ContextAttention:
         place = out if self._a2a_size == 1 else None
         blocks = self._rows_blocks(q, keys, documents)
         with self._around():
-            found, lse = attend(self.backend, q, keys, values, blocks, self.scale, place)
+            found, lse = attend(self.backend, q, keys, values, blocks, self.scale, place, self.window)
         if self._a2a_size > 1:
             self._join_heads(found, out=out)
         return lse
@@ -187,7 +190,7 @@ class ContextAttention:
         dq_sum = torch.zeros(q.shape, dtype=sums.dtype, device=q.device)
         blocks = cut_keys(self._rows_blocks(q, k, documents), BACKWARD_KEYS_PER_QUERY * q.shape[0])
         with self._around():
-            GradSums(dq_sum, *sums.chunk(2, dim=2)).add(self.backend, grad_out, saved, blocks, self.scale)
+            GradSums(dq_sum, *sums.chunk(2, dim=2)).add(self.backend, grad_out, saved, blocks, self.scale, self.window)
         dq = dq_sum.to(q.dtype)
         del dq_sum
         own = sums[-self._ring_size * q.shape[0] :]
@@ -208,25 +211,28 @@ class ContextAttention:
         queries = tuple(c._replace(start=start + c.start) for c in zigzag_chunks(length, size, self._ring_rank))
         before, tile = Chunk(0, start, 0), Chunk(start, length, start)
         if size == 1 or not start:
-            return attention_blocks(queries, (before, tile), documents)
-        return attention_blocks(queries, (tile,), documents) + attention_blocks(queries, (before,), documents)
+            return attention_blocks(queries, (before, tile), documents, self.window)
+        within = attention_blocks(queries, (tile,), documents, self.window)
+        return within + attention_blocks(queries, (before,), documents, self.window)
 
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if self._ring_size == 1:
             with self._around():
-                return attend(self.backend, q, k, v, self._blocks(0, documents), self.scale, out)
+                return attend(self.backend, q, k, v, self._blocks(0, documents), self.scale, out, self.window)
         if self.comm_type == "all_gather":
             k, v = self._gather(k, v)
             with self._around():
-                return attend(self.backend, q, k, v, self._gathered_blocks(documents), self.scale, out)
+                return attend(self.backend, q, k, v, self._gathered_blocks(documents), self.scale, out, self.window)
         return self._ring_forward(q, k, v, documents, out)
 
     def _backward(self, grad_out: Tensor, saved: Saved, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
         if self._ring_size == 1:
             with self._around():
-                return attend_backward(self.backend, grad_out, saved, self._blocks(0, documents), self.scale)
+                return attend_backward(
+                    self.backend, grad_out, saved, self._blocks(0, documents), self.scale, self.window
+                )
         if self.comm_type == "all_gather":
             return self._gathered_backward(grad_out, saved, documents)
         return self._ring_backward(grad_out, saved, documents)
@@ -241,7 +247,7 @@ class ContextAttention:
         for step in range(self._ring_size):
             incoming = _Shift(kv, self) if step < self._ring_size - 1 else None
             with self._around():
-                merger.add(self.backend, q, kv[0], kv[1], self._blocks(step, documents), self.scale)
+                merger.add(self.backend, q, kv[0], kv[1], self._blocks(step, documents), self.scale, self.window)
             if incoming:
                 kv = incoming.wait()
         return merger.result()
@@ -260,7 +266,7 @@ class ContextAttention:
             met = saved._replace(k=kv[0], v=kv[1])
             blocks = self._blocks(step, documents)
             with self._around():
-                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, blocks, self.scale)
+                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, blocks, self.scale, self.window)
             if incoming_dkv:
                 dkv += incoming_dkv.wait()
             incoming_dkv = _Shift(dkv, self)
@@ -287,7 +293,7 @@ class ContextAttention:
         sums = GradSums(dq, *dkv.chunk(2, dim=-1))
         met = saved._replace(k=k, v=v)
         with self._around():
-            sums.add(self.backend, grad_out, met, self._gathered_blocks(documents), self.scale)
+            sums.add(self.backend, grad_out, met, self._gathered_blocks(documents), self.scale, self.window)
         own = reduce_scatter(zigzag_from_natural(dkv, self._ring_size), self._ring).to(k.dtype)
         dk, dv = own.chunk(2, dim=-1)
         return dq.to(k.dtype), dk, dv
@@ -321,10 +327,10 @@ class ContextAttention:
 
     def _blocks(self, step: int, documents: Documents | None) -> tuple[ScoreBlock, ...]:
         own = self._chunks[self._ring_rank]
-        return attention_blocks(own, self._chunks[(self._ring_rank - step) % self._ring_size], documents)
+        return attention_blocks(own, self._chunks[(self._ring_rank - step) % self._ring_size], documents, self.window)
 
     def _gathered_blocks(self, documents: Documents | None) -> tuple[ScoreBlock, ...]:
-        return attention_blocks(self._chunks[self._ring_rank], self._everything, documents)
+        return attention_blocks(self._chunks[self._ring_rank], self._everything, documents, self.window)
 
     def _check(self, q: Tensor, k: Tensor, documents: Documents | None) -> None:
         cp_size = self._ring_size * self._a2a_size

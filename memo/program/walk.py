@@ -67,10 +67,11 @@ class Machine:
         self.live = live
 
     def run(self, steps: Iterable[Step]) -> None:
+        free = self.free
         for step in steps:
             getattr(self, step.do)(step)
             for name in step.frees:
-                self.free(name)
+                free(name)
 
     def free(self, name: str) -> None:
         del self.live[name]

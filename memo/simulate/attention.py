@@ -9,6 +9,7 @@ from memo.simulate.cost import Cost
 from memo.simulate.kernels import Group
 from memo.simulate.layer_shape import LayerShape
 from memo.simulate.sweep import SUM_PASSES
+from memo.spec.window import attended_pairs
 
 _RING_KERNELS = 8
 """Kernels of one ring step besides attention: for two blocks, their sums, and the exchange of keys and values."""
@@ -19,13 +20,16 @@ def attention_cost(shape: LayerShape, backward: bool) -> Cost:
     config, kernels = shape.config, shape.kernels
     parallel = config.parallel
     seq_length, batch = config.data.seq_length, config.training.micro_batch_size
-    flops = 2.0 * seq_length * seq_length * batch * shape.q / parallel.cp * (2 if backward else 1)
+    pairs = 0.5 * seq_length * seq_length if shape.window is None else attended_pairs(seq_length, shape.window)
+    flops = 4.0 * pairs * batch * shape.q / parallel.cp * (2 if backward else 1)
     seconds = kernels.attention_s(flops, config.model.head_dim, backward)
+    cost = Cost(attention=seconds)
+    if shape.window is not None:
+        cost += _strips(shape, backward)
     if parallel.cp == 1:
-        return Cost(attention=seconds)
+        return cost
     a2a_size = resolved_a2a_size(config)
     ring = Group(parallel.cp // a2a_size, parallel.tp * a2a_size)
-    cost = Cost(attention=seconds)
     if a2a_size > 1:
         cost += _head_exchange(shape, Group(a2a_size, parallel.tp), backward)
     if ring.size == 1:
@@ -33,6 +37,16 @@ def attention_cost(shape: LayerShape, backward: bool) -> Cost:
     if parallel.cp_comm_type == "all_gather":
         return cost + _gathered(shape, ring, backward)
     return cost + _ring(shape, ring, seconds / ring.size, backward)
+
+
+def _strips(shape: LayerShape, backward: bool) -> Cost:
+    """Beside the kernels of a sliding window (memo.spec.window): copies in reverse order of what flipped triangles
+    take and give, and sums of both triangles, which are zeroed, added to twice, and cast."""
+    kernels, q, kv = shape.kernels, shape.q, 2 * shape.kv
+    flipped, summed = (4 * q + 2 * kv, q + kv) if backward else (2 * q + kv, q)
+    passes = 2 * SUM_PASSES + 2 + kernels.narrow / kernels.wide
+    num_bytes = 2 * flipped * kernels.narrow + passes * summed * kernels.wide
+    return Cost(elementwise=kernels.memory_s(shape.tokens * num_bytes, 16 * shape.attention_parts))
 
 
 def _head_exchange(shape: LayerShape, group: Group, backward: bool) -> Cost:
@@ -76,7 +90,8 @@ def _ring(shape: LayerShape, group: Group, step_s: float, backward: bool) -> Cos
     kv = shape.tokens * 2 * shape.kv
     message_s = kernels.message_s(kv * (kernels.narrow + (kernels.wide if backward else 0)), group)
     # In all but the first step half of the scores are left out: three quarters of the queries are met on average.
-    sums = SUM_PASSES * shape.tokens * shape.q * kernels.wide * (0.25 + 0.75 * group.size)
+    merged = 0.25 + 0.75 * group.size if shape.window is None else 0.0
+    sums = SUM_PASSES * shape.tokens * shape.q * kernels.wide * merged
     if backward:
         sums += SUM_PASSES * kv * kernels.wide * group.size
     exposed_s = (group.size - 1) * max(0.0, message_s - step_s)

@@ -69,7 +69,7 @@ def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
     config, cp = shape.config, Group(shape.config.parallel.cp, shape.tp.size)
     gathered_from = cp.size if config.parallel.cp_comm_type == "all_gather" else 1
     met = 2 * shape.kv * shape.tokens * gathered_from
-    swept = SweptAttention(shape.kernels, shape.tiles, shape.q * shape.tokens, met, gathered_from)
+    swept = SweptAttention(shape.kernels, shape.tiles, shape.q * shape.tokens, met, gathered_from, shape.window is None)
     again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + swept.forward
     again += Cost(elementwise=shape.hidden_s(4))
     if gathered_from > 1:

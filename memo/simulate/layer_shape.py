@@ -48,6 +48,11 @@ class LayerShape:
         return self.tiles if self.sweeps else 1
 
     @cached_property
+    def window(self) -> int | None:
+        """Of sliding-window attention, where it leaves anything out."""
+        return self.config.model.window(self.config.data.seq_length)
+
+    @cached_property
     def tp(self) -> Group:
         return Group(self.config.parallel.tp, 1)
 

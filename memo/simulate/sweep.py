@@ -44,6 +44,9 @@ class SweptAttention:
     q: float
     kv: float
     gathered_from: int = 1
+    meets_all: bool = True
+    """Whether a tile meets all tokens before it; those of a sliding window are met with its own (_strips of
+    memo.simulate.attention)."""
 
     @property
     def gathers(self) -> bool:
@@ -52,7 +55,7 @@ class SweptAttention:
     @property
     def forward(self) -> Cost:
         """Merging, keys and values on their way to the store, and the calls beyond those of a whole layer."""
-        kernels, merged = self.kernels, self.tiles - 1  # nothing lies before the first tile
+        kernels, merged = self.kernels, self.tiles - 1 if self.meets_all else 0  # nothing lies before the first tile
         # The sum is zeroed, has two parts added, and is read to be written in the narrow dtype.
         passes = SUM_PASSES if self.gathers else 2 * SUM_PASSES + 2 + kernels.narrow / kernels.wide
         merging_s = kernels.memory_s(merged * self.q / self.tiles * passes * kernels.wide, 4 * merged)
@@ -63,6 +66,8 @@ class SweptAttention:
     def backward(self) -> Cost:
         """Sums of the gradients, from zeros to the narrow dtype, and the calls beyond those of a whole layer."""
         kernels, calls = self.kernels, self._all_rectangles()
+        if not self.meets_all:
+            return self._calls(self.tiles)
         met = self.kv / self.tiles * (self.tiles * (self.tiles - 1) // 2)  # of which the calls return gradients
         if not self.gathers:
             calls, met = calls + self.tiles, met + self.kv

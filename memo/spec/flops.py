@@ -10,6 +10,7 @@ from functools import lru_cache
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import global_batch_size
 from memo.spec.shapes import shape_of
+from memo.spec.window import attended_pairs
 
 
 @lru_cache(maxsize=256)
@@ -26,10 +27,12 @@ def model_flops_per_token(model: ModelConfig, seq_length: int) -> int:
     """6 P + 6 n (heads x head size) s: 2 forward and 4 backward FLOPs a weight, and causal attention.
 
     Attention: scores and weighted sum take 4 s h FLOPs a token forward, half of it under the causal
-    mask, and twice as much backward.
+    mask, and twice as much backward. Under a sliding window a token has fewer scores than s / 2.
     """
     width = model.num_attention_heads * model.head_dim
-    return 6 * matmul_parameters(model) + 6 * model.num_layers * width * seq_length
+    window = model.window(seq_length)
+    scores = seq_length if window is None else 2 * attended_pairs(seq_length, window) // seq_length
+    return 6 * matmul_parameters(model) + 6 * model.num_layers * width * scores
 
 
 def microbatch_flops(config: RunConfig) -> float:

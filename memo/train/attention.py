@@ -40,6 +40,12 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Atten
     data, head_dim, dtype = config.data, config.model.head_dim, str(config.training.params_dtype)
     repeats = config.hardware.deterministic
     ring = config.parallel.cp // resolved_a2a_size(config)
+    window = config.model.window(data.seq_length)
+    if window is not None:  # two triangles of every strip (memo.spec.window)
+        strips = AttentionCase(
+            head_dim, dtype, causal=True, packed=False, tokens=length_class(window), deterministic=repeats
+        )
+        return {strips: 2.0 * data.seq_length / ring / window}
     tokens = length_class(data.seq_length // ring)
     packed = data.packs_documents if packed is None else packed
     calls = {AttentionCase(head_dim, dtype, causal=True, packed=packed, tokens=tokens, deterministic=repeats): 1.0}

@@ -184,6 +184,7 @@ def build_attention(
         scale=1.0 / math.sqrt(config.model.head_dim),
         keeps_outputs=config.memory.recompute_granularity != "selective",
         around=around,
+        window=config.model.window(config.data.seq_length),
     )
 
 

@@ -44,6 +44,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         add_bias_linear=model.add_bias_linear,
         add_qkv_bias=model.qkv_bias,
         qk_layernorm=model.qk_layernorm,
+        window_size=model.window_size,
         seq_length=config.data.seq_length,
         micro_batch_size=training.micro_batch_size,
         tensor_model_parallel_size=parallel.tp,

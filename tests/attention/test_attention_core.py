@@ -68,11 +68,15 @@ class VarlenByLoop(VarlenBackend):
 
 
 def run(
-    backend: CpuFlash | VarlenByLoop, inputs: list[Tensor], blocks: tuple[ScoreBlock, ...], scale: float
+    backend: CpuFlash | VarlenByLoop,
+    inputs: list[Tensor],
+    blocks: tuple[ScoreBlock, ...],
+    scale: float,
+    window: int | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     q, k, v, grad_out = inputs
-    out, lse = attend(backend, q, k, v, blocks, scale)
-    return [out, *attend_backward(backend, grad_out, Saved(q, k, v, out, lse), blocks, scale)], lse
+    out, lse = attend(backend, q, k, v, blocks, scale, window=window)
+    return [out, *attend_backward(backend, grad_out, Saved(q, k, v, out, lse), blocks, scale, window)], lse
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

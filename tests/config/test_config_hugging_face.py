@@ -70,6 +70,7 @@ QWEN3_8B: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+WINDOWED: dict[str, Any] = {"sliding_window": 4096, "use_sliding_window": True}
 MISTRAL: dict[str, Any] = {**LLAMA_31_8B, "model_type": "mistral", "rope_scaling": None, "sliding_window": None}
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
@@ -180,7 +181,25 @@ def test_yarn_and_linear_scaling() -> None:
     ],
 )
 def test_a_window_that_never_acts_is_ignored(content: dict[str, Any]) -> None:
-    model_of(content, "x")
+    assert model_of(content, "x").window(131072) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {**MISTRAL, "sliding_window": 4096},
+        {k: v for k, v in MISTRAL.items() if k != "sliding_window"},  # MistralConfig's default
+        {**QWEN3_8B, **WINDOWED, "max_window_layers": 0},
+        {**QWEN3_8B, **WINDOWED, "layer_types": ["sliding_attention"] * 36},
+    ],
+)
+def test_a_window_of_all_layers_is_read_and_written(content: dict[str, Any]) -> None:
+    model = model_of(content, "x")
+    assert model.window_size == 4096
+    written = write_config(model, 32768, None).content
+    assert written["sliding_window"] == 4096 and model_of(written, "x").window_size == 4096
+    with pytest.raises(ConfigError, match="window_size must be 0, not 9"):
+        write_config(replace(model_of(GPT2, "x"), window_size=9), 1024, None)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -241,10 +260,23 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**LLAMA_31_8B, "num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),
         ({**LLAMA_31_8B, "num_key_value_heads": 5}, "32 attention heads do not divide into 5 key/value heads"),
         ({**LLAMA_31_8B, "model_type": "gemma"}, "model_type is 'gemma': memo knows llama, mistral, .*`memo plan` and"),
-        ({**MISTRAL, "sliding_window": 4096}, "sliding_window is 4096, below max_position_embeddings 131072: .* null"),
-        ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, "sliding_window is 4096"),
-        ({**QWEN3_8B, "sliding_window": 4096, "use_sliding_window": True}, "sliding_window is 4096"),
-        ({**QWEN3_8B, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
+        (
+            {**QWEN3_8B, **WINDOWED, "max_window_layers": 4},
+            "layers have 'full_attention' and 'sliding_attention', with",
+        ),
+        (
+            {k: v for k, v in {**QWEN3_8B, **WINDOWED}.items() if k != "max_window_layers"},
+            "with a sliding_window of 4096: memo computes all layers of Qwen3ForCausalLM alike, with one",
+        ),
+        (
+            {**QWEN3_8B, "layer_types": ["full_attention", "sliding_attention"]},
+            "and 'sliding_attention', with a sliding_window of None: memo",
+        ),
+        (
+            {**QWEN3_8B, "layer_types": ["sliding_attention"] * 36},
+            "layers have 'sliding_attention', with a sliding_window of None",
+        ),
+        ({**LLAMA_31_8B, "layer_types": ["sliding_attention"]}, "LlamaForCausalLM alike, without a window"),
         ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({**GPT2, "activation_function": "relu"}, "activation_function is 'relu': .* gelu or gelu_new"),
         ({**QWEN3_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic': .* linear"),

@@ -45,7 +45,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "hidden_dropout": (0.5, _LABELS),
     "id2label": ({"0": "a"}, _LABELS),
     "label2id": ({"a": 0}, _LABELS),
-    "max_window_layers": (1, "counts layers without a window, and memo refuses a window that acts"),
+    "max_window_layers": (1, "counts layers without a window, where one is switched on"),
     "name_or_path": ("other", _NAMES),
     "num_labels": (3, _LABELS),
     "output_attentions": (True, _OUTPUTS),

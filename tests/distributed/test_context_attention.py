@@ -74,15 +74,16 @@ def assemble(local: list[Tensor]) -> list[Tensor]:
 def check_type(comm_type: str, a2a_size: int) -> int:
     """All ranks have the same whole tensors, so each judges its share of the cases; returns their number."""
     ring, a2a = groups(a2a_size)
-    attention = ContextAttention(CpuFlash(), S, comm_type, ring, a2a, SCALE)
     cases = 0
     for documents in (None, EDGES, ((0, 13, S),) * 2, random_documents(S, 2, 1), random_documents(S, 2, 2)):
         for dtype in DTYPES:
-            for heads in ((4, 4), (8, 4)):
+            # Windows of three tokens, of less and of more than a chunk, beside none.
+            for heads, window in (((4, 4), None), ((8, 4), None), ((4, 4), 3), ((8, 4), 7), ((4, 4), 23)):
+                attention = ContextAttention(CpuFlash(), S, comm_type, ring, a2a, SCALE, window=window)
                 inputs = make_inputs(S, 2, heads, 16, dtype, seed=cases)
                 whole = assemble(run_local(attention, inputs, documents))
                 if cases % dist.get_world_size() == dist.get_rank():
-                    assert_accurate(whole, inputs, documents, SCALE)
+                    assert_accurate(whole, inputs, documents, SCALE, window)
                 cases += 1
     return cases
 
@@ -96,7 +97,7 @@ def check_type(comm_type: str, a2a_size: int) -> int:
     ],
 )
 def test_equals_dense_attention(cp_size: int, comm_type: str, a2a_size: int) -> None:
-    assert run_ranks(cp_size, check_type, comm_type, a2a_size) == [30] * cp_size
+    assert run_ranks(cp_size, check_type, comm_type, a2a_size) == [75] * cp_size
 
 
 def check_single_key_head_and_odd_head_dim() -> None:

@@ -9,6 +9,7 @@ from own_process import run
 
 from memo.cli.main import main
 from memo.estimate.machines import find_hardware
+from memo.estimate.memory_errors import FULL_SIZE
 from memo.rehearsal.request import emulated_device
 from memo.rehearsal.waits import REASONS
 from memo.units import MIB
@@ -52,6 +53,26 @@ FLOWS = {
         "offload_alpha=1.0, offload_states='all', memory_planner='auto', memory_planner_min_bytes=4096",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--tp 8 --window-size 4096",
+        "--tp 2 --cp 4 --window-size 1000 --offload-alpha 0.5",
+        "--tp 2 --cp 4 --cp-comm-type a2a --window-size 128 --offload-alpha 0.5 --offload-granularity tile",
+        "--tp 2 --cp 4 --cp-comm-type all_gather --window-size 4096 --recompute-granularity full",
+    ],
+)
+def test_a_sliding_window_is_foreseen(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """64K tokens of two layers of Llama 8B, with cuDNN: bytes that torch allocates, within the error of full size."""
+    run = "--gpus 8 --hardware h100-80 --model llama-3.1-8b --num-layers 2 --seq-length 64K"
+    assert main(["rehearse", "--json", *run.split(), *flags.split()]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    unseen = ("communication", "context", "host")
+    foreseen = sum(num_bytes for name, num_bytes in found["foreseen"].items() if name not in unseen)
+    assert found["steady"]["allocated_bytes"] == pytest.approx(foreseen, rel=FULL_SIZE.share)
+    assert found["planned"]["fallbacks"] == 0 and found["attention"] == "cudnn"
 
 
 @pytest.mark.parametrize("flow", FLOWS)

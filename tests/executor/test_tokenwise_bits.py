@@ -43,9 +43,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "gpt2": (1, "gpt2-tiny", ONE_STAGE),  # biases, LayerNorm, learned positions
     "llama": (1, "llama-tiny", ONE_STAGE),  # fewer key/value heads
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated
+    "window": (1, "llama-tiny", {**ONE_STAGE, "window_size": 5}),  # shorter than a tile
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
     "cp2 ring": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE}),
     "cp2 gathered": (2, "qwen3-tiny", {"cp": 2, "cp_comm_type": "all_gather", **ONE_STAGE}),
+    "cp2 ring, window": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE, "window_size": 11}),
     "cp2 all-to-all": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "a2a", **ONE_STAGE}),
     "pp2 1F1B": (2, "gpt-tiny", {**TWO_STAGES, "global_batch_size": 3}),  # its embedding is tied over both stages
     "pp2 interleaved": (2, "llama-tiny", {"vpp": 2, **TWO_STAGES, **TIED}),

@@ -19,7 +19,7 @@ from torch import Tensor
 from memo import Trainer
 from memo.checkpoint import RunState, save_checkpoint
 from memo.checkpoint.hugging_face import export_checkpoint
-from memo.config import RunConfig
+from memo.config import PRESETS, RunConfig
 from memo.config.model_name import choose_model
 from memo.config.run import read_toml
 from memo.data import Sample
@@ -34,6 +34,7 @@ MODELS = {  # every family that memo writes, and what a long context adds
     "llama-tiny": {},
     "qwen3-tiny": {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0}
     | {"rope_original_max_position_embeddings": 16},
+    "llama-window": {"window_size": 9},
     "llama-qkv-bias": {"add_qkv_bias": True, "untie_embeddings_and_output_weights": False},
 }
 
@@ -76,7 +77,7 @@ def test_what_is_read_computes_as_theirs(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_computes_as_ours(name: str, tmp_path: Path) -> None:
-    config = base(name if name != "llama-qkv-bias" else "llama-tiny", **MODELS[name])
+    config = base(name if name in PRESETS else "llama-tiny", **MODELS[name])
     model, feed = make(config, 1)
     for _ in range(2):  # biases are no longer zero, norms no longer one
         one_step_backward(model, feed)

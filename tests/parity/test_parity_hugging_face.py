@@ -116,6 +116,18 @@ FAMILIES = {
         {**_LLAMA_THEIRS, "head_dim": 16, "rms_norm_eps": 1e-6},
         replace(_LLAMA_OURS, kv_channels=16, norm_epsilon=1e-6, qk_layernorm=True),
     ),
+    "mistral-window": Family(
+        "MistralConfig",
+        "MistralForCausalLM",
+        {**_LLAMA_THEIRS, "sliding_window": 5},
+        replace(_LLAMA_OURS, window_size=5),
+    ),
+    "qwen2-window": Family(
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {**_LLAMA_THEIRS, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+        replace(_LLAMA_OURS, add_qkv_bias=True, window_size=7),
+    ),
     "gpt2": Family(
         "GPT2Config",
         "GPT2LMHeadModel",

@@ -23,31 +23,37 @@ def make_inputs(
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def visible(seq_length: int, documents: Documents | None, batch: int) -> Tensor:
-    """bool [b, 1, s, s]: causal, and inside one document."""
+def visible(seq_length: int, documents: Documents | None, batch: int, window: int | None = None) -> Tensor:
+    """bool [b, 1, s, s]: causal, inside one document, and at most `window` tokens, the query included."""
     rows = documents or ((0, seq_length),) * batch
     ids = torch.stack([torch.bucketize(torch.arange(seq_length), torch.tensor(row[1:]), right=True) for row in rows])
     same = ids[:, :, None] == ids[:, None, :]
-    return (same & torch.ones(seq_length, seq_length, dtype=torch.bool).tril()).unsqueeze(1)
+    back = torch.arange(seq_length)[:, None] - torch.arange(seq_length)
+    return (same & (back >= 0) & (back < (window or seq_length))).unsqueeze(1)
 
 
-def dense_attention(inputs: list[Tensor], documents: Documents | None, scale: float) -> list[Tensor]:
+def dense_attention(
+    inputs: list[Tensor], documents: Documents | None, scale: float, window: int | None = None
+) -> list[Tensor]:
     """out, dq, dk, dv in fp64 from a materialised softmax, on [s, b, heads, d]; then lse [b, n, s]."""
     q, k, v, grad_out = [x.double().permute(1, 2, 0, 3) for x in inputs]
     q, k, v = [x.detach().requires_grad_() for x in (q, k, v)]
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * scale
-    scores = scores.masked_fill(~visible(q.shape[2], documents, q.shape[0]), -torch.inf)
+    scores = scores.masked_fill(~visible(q.shape[2], documents, q.shape[0], window), -torch.inf)
     out = scores.softmax(-1) @ v.repeat_interleave(group, 1)
     grads = torch.autograd.grad(out, (q, k, v), grad_out)
     return [x.permute(2, 0, 1, 3) for x in (out.detach(), *grads)] + [scores.detach().logsumexp(-1)]
 
 
-def torch_attention(inputs: list[Tensor], documents: Documents | None, scale: float) -> list[Tensor]:
+def torch_attention(
+    inputs: list[Tensor], documents: Documents | None, scale: float, window: int | None = None
+) -> list[Tensor]:
     """out, dq, dk, dv from torch's SDPA in the inputs' dtype: how wrong that dtype is without us."""
     q, k, v, grad_out = [x.permute(1, 2, 0, 3) for x in inputs]
     q, k, v = [x.detach().requires_grad_() for x in (q, k, v)]
-    mask = None if documents is None else visible(q.shape[2], documents, q.shape[0])
+    is_whole = documents is None and window is None
+    mask = None if is_whole else visible(q.shape[2], documents, q.shape[0], window)
     out = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
     )
@@ -66,15 +72,17 @@ def random_documents(seq_length: int, batch: int, seed: int) -> Documents:
     return tuple(rows)
 
 
-def assert_accurate(got: list[Tensor], inputs: list[Tensor], documents: Documents | None, scale: float) -> None:
+def assert_accurate(
+    got: list[Tensor], inputs: list[Tensor], documents: Documents | None, scale: float, window: int | None = None
+) -> None:
     """out, dq, dk, dv.
 
     Within 1e-12 of the truth in fp64; else at most twice torch's own error, which differs from CPU to CPU, plus half an
     ulp. Parts are merged in fp32: there every one of up to eight adds half an ulp.
     """
-    truth = dense_attention(inputs, documents, scale)
+    truth = dense_attention(inputs, documents, scale, window)
     dtype = inputs[0].dtype
-    theirs = torch_attention(inputs, documents, scale)
+    theirs = torch_attention(inputs, documents, scale, window)
     for name, ours, other, true in zip(("out", "dq", "dk", "dv"), got, theirs, truth, strict=False):
         assert ours.dtype == dtype and ours.shape == true.shape, name
         size = true.abs().max().item()

@@ -55,6 +55,7 @@ PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
 SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles": 8}
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
+WINDOW = {"window_size": 7}
 
 
 class Numbers(NamedTuple):
@@ -330,6 +331,15 @@ FLOWS: dict[str, Flow] = {
     ),
     "packed, swept": Flow("packed, swept", {**SWEPT, "offload_alpha": 0.0}, packed),
     "packed, swept, planned": Flow("packed, swept", {**SWEPT, "offload_alpha": 1.0, **PLANNED}, packed),
+    "window": Flow("window", WINDOW),
+    "window, recompute": Flow("window", {**WINDOW, "recompute_granularity": "full", **PLANNED}),
+    "window, alpha 0": Flow("window on tiles", {**WINDOW, "offload_alpha": 0.0}),
+    "window, alpha 1, cuDNN": Flow("window on tiles", {**WINDOW, "offload_alpha": 1.0, "attention_backend": "cudnn"}),
+    "window, alpha 1/2, planned": Flow("window on tiles", {**WINDOW, "offload_alpha": 0.5, **PLANNED}),
+    "window, packed, alpha 0": Flow("window, packed", {**WINDOW, "offload_alpha": 0.0}, packed),
+    "window, packed, alpha 1/2, planned": Flow("window, packed", {**WINDOW, "offload_alpha": 0.5, **PLANNED}, packed),
+    "window, swept": Flow("window, swept", {**WINDOW, **SWEPT, "offload_alpha": 0.0}),
+    "window, swept, planned": Flow("window, swept", {**WINDOW, **SWEPT, "offload_alpha": 1.0, **AGAIN, **PLANNED}),
     # Each layer's update then follows its own gradient at once, with no wait for a norm.
     "unclipped": Flow("unclipped", {"clip_grad": 0.0}),
     "unclipped, states": Flow("unclipped", {"clip_grad": 0.0, "offload_states": "all"}),
@@ -350,6 +360,8 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "cp by all_gather": {"cp": 2, "cp_comm_type": "all_gather"},
         "cp by a2a": {"cp": 2, "cp_comm_type": "a2a"},
         "cp by p2p, planned": {"cp": 2, **PLANNED},
+        "cp by p2p, window": {"cp": 2, **WINDOW},
+        "cp by a2a, window, swept": {"cp": 2, "cp_comm_type": "a2a", **WINDOW, **SWEPT, "offload_alpha": 1.0},
         "pp": {"pp": 2},
         "pp, planned": {"pp": 2, **PLANNED},
         "pp, alpha 1/2": {"pp": 2, "offload_alpha": 0.5},

@@ -155,7 +155,7 @@ def _other(value: object) -> object:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
-        return 2 * value
+        return 2 * value or 64
     return {"LayerNorm": "RMSNorm", "gelu": "swiglu"}.get(str(value), 64)
 
 

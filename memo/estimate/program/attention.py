@@ -14,17 +14,30 @@ from memo.estimate.program.sizes import LayerSizes
 from memo.spec.attention_workspace import AttentionCall, backward_workspace, padding_rows
 from memo.spec.reach import most_tokens, parts
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
+from memo.spec.window import strips_of_call
 
 _KEY_BLOCK = 512
 """Number of keys of one block of torch's CPU flash kernel."""
 
 
 class Call(NamedTuple):
-    """One call of the kernel: numbers of queries and keys, over all sequences of the micro-batch."""
+    """One call of the kernel: numbers of queries and keys, over all sequences of the micro-batch.
+
+    Attributes:
+        strip: tokens of one of the squares alike of a window, which are the sequences of the call; 0: no such call.
+        flipped: whether both sides are copies in reverse order.
+    """
 
     queries: int
     keys: int
     causal: bool = False
+    strip: int = 0
+    flipped: bool = False
+
+    def shape(self, batch: int) -> tuple[int, int, int]:
+        """Sequences that the kernel gets, with `batch` sequences of a micro-batch, and queries and keys of each."""
+        sequences = self.queries // self.strip if self.strip else batch
+        return sequences, self.queries // sequences, self.keys // sequences
 
 
 def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tuple[Block, Block]:
@@ -95,6 +108,8 @@ def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list
 
 def _rows_calls(z: LayerSizes, before: int) -> list[Call]:
     """Those within the tile, then all of its queries with the tokens before it."""
+    if z.window and before:
+        return _window_calls(z, reach_back=True)
     within = [Call(z.tokens, z.tokens, causal=True)] if z.ring == 1 else _gathered_calls(z)
     return [*within, *([Call(z.tokens, before)] if before else [])]
 
@@ -115,7 +130,10 @@ def _within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Ca
     """In calls that reach no further than kernels may, where the widest rows are `row` elements apart."""
     most = z.batch * most_tokens(row)
     for call in calls:
-        for part in parts(*call, most):
+        if max(call.queries, call.keys) <= most:
+            yield call
+            continue
+        for part in parts(*call[:3], most):
             yield Call(part.q_stop - part.q_start, part.k_stop - part.k_start, part.causal)
 
 
@@ -178,6 +196,8 @@ def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
 
 def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
     if z.ring == 1:
+        if z.window:
+            return _merged_forward(ledger, z, _window_calls(z), placed)
         call = Call(z.tokens, z.tokens, causal=True)
         if len(list(_within_reach(z, [call], _fused_row(z)))) > 1:
             return _merged_forward(ledger, z, [call], placed)
@@ -192,7 +212,7 @@ def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, B
     merger = _start_merger(ledger, z, placed)
     for step in _different_steps(z):
         incoming = ledger.make("k and v", 2 * _kv_bytes(z)) if step < z.ring - 1 else None
-        _merge_calls(ledger, z, [_ring_call(z, step)])
+        _merge_calls(ledger, z, _ring_calls(z, step))
         if incoming is not None:
             ledger.free(kv)
             kv = incoming
@@ -241,8 +261,8 @@ def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
 def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     if z.ring == 1:
         call = Call(z.tokens, z.tokens, causal=True)
-        if len(list(_within_reach(z, [call], row))) > 1:
-            return _cut_backward(ledger, z, call, row)
+        if z.window or len(list(_within_reach(z, [call], row))) > 1:
+            return _cut_backward(ledger, z, _window_calls(z) if z.window else [call], row)
         if not z.packed:
             return _kernel_backward(ledger, z, call)
         grads = [ledger.make(name, num_bytes) for name, num_bytes in _gradient_sizes(z)]
@@ -259,7 +279,7 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
         incoming = ledger.make("k and v", kv_bytes) if step < z.ring - 1 else None
         dkv = ledger.make("dk and dv sum", wide_kv_bytes)
         ledger.free(met)
-        _sum_calls(ledger, z, [_ring_call(z, step)], row)
+        _sum_calls(ledger, z, _ring_calls(z, step), row)
         received = ledger.make("dk and dv received", wide_kv_bytes)
         ledger.free(*reversed(shift))
         shift = (dkv, received)
@@ -274,10 +294,10 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     return grads
 
 
-def _cut_backward(ledger: Ledger, z: LayerSizes, call: Call, row: int) -> list[Block]:
+def _cut_backward(ledger: Ledger, z: LayerSizes, calls: list[Call], row: int) -> list[Block]:
     """One document that takes several calls, whose gradients are summed in the wide dtype."""
     sums = [ledger.make(f"{name} sum", num_bytes // z.narrow * z.wide) for name, num_bytes in _gradient_sizes(z)]
-    _sum_calls(ledger, z, [call], row)
+    _sum_calls(ledger, z, calls, row)
     if not z.mixed:
         return sums
     grads = [ledger.make(name, num_bytes) for name, num_bytes in _gradient_sizes(z)]
@@ -331,26 +351,67 @@ def _different_steps(z: LayerSizes) -> list[int]:
     return [step for step in range(z.ring) if step < 3 or 0 < step - z.ring_rank < 3 or step == z.ring - 1]
 
 
-def _ring_call(z: LayerSizes, step: int) -> Call:
+def _ring_calls(z: LayerSizes, step: int) -> list[Call]:
     """Zigzag order: the own block is causal; all queries attend to the first half of an earlier rank's keys; only the
     second half of the queries attends to a later rank's keys."""
     if step == 0:
-        return Call(z.tokens, z.tokens, causal=True)
-    if step <= z.ring_rank:
-        return Call(z.tokens, z.tokens // 2)
-    return Call(z.tokens // 2, z.tokens)
+        return _window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
+    if z.window:  # no more than the neighbours of a chunk
+        edge = min(z.window * z.batch, z.tokens // 2)
+        return [Call(edge, edge)]
+    return [Call(z.tokens, z.tokens // 2) if step <= z.ring_rank else Call(z.tokens // 2, z.tokens)]
+
+
+def _window_calls(z: LayerSizes, reach_back: bool = False) -> list[Call]:
+    """Strips of one row of the batch (memo.attention.blocks.strips): of those alike two show how much lives at once.
+
+    `reach_back`: whether the first strip has one before it, as in a tile of a sweep.
+    """
+    tokens = z.tokens // z.batch // (1 if z.ring == 1 else 2)  # a rank of a ring has two chunks
+    full, rest = divmod(tokens, z.window)
+    at_once = strips_of_call(z.window)
+    calls = []
+    for strip, last, flipped in ((z.window, rest, False), (z.window - 1, rest - 1, True)):
+        whole, left = divmod(full if reach_back or not flipped else max(0, full - 1), at_once)
+        numbers = [number for number in (*min(whole, 2) * [at_once], left) if number and strip]
+        calls += [Call(number * strip, number * strip, True, strip, flipped) for number in numbers]
+        calls += [Call(last, last, True, last, flipped)] if last > 0 else []
+    return calls + ([Call(rest * z.batch, (z.window - rest) * z.batch)] if rest else [])
 
 
 def _gathered_calls(z: LayerSizes) -> list[Call]:
     """A causal block for each of the two chunks, then for each chunk all keys before it."""
+    if z.window:
+        return _window_calls(z)
     chunk, rank = z.tokens // 2, z.ring_rank
     before = [Call(chunk, chunk * count) for count in (rank, 2 * z.ring - 1 - rank) if count]
     return [Call(chunk, chunk, causal=True), Call(chunk, chunk, causal=True), *before]
 
 
 def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
+    flipped = _flipped(ledger, z, call, z.q + 2 * z.kv)
+    out, lse = _kernel_outputs(ledger, z, call)
+    ledger.free(flipped)
+    if not call.flipped:
+        return out, lse
+    turned = _outputs(ledger, z, call)
+    ledger.free(out, lse)
+    return turned
+
+
+def _flipped(ledger: Ledger, z: LayerSizes, call: Call, width: int, lse: bool = False) -> Block:
+    """What a flipped call takes, which are copies; `width`: of all of that, beside the log-sum-exp."""
+    num_bytes = call.queries * width * z.narrow + (_lse_bytes(z, call.queries) if lse else 0)
+    return ledger.make("flipped for attention", num_bytes if call.flipped else 0)
+
+
+def _outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
     out = ledger.make("attention_out", call.queries * z.q * z.narrow)
-    lse = ledger.make("lse", _lse_bytes(z, call.queries))
+    return out, ledger.make("lse", _lse_bytes(z, call.queries))
+
+
+def _kernel_outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
+    out, lse = _outputs(ledger, z, call)
     queries, keys = _block(z, call)
     _pulse_scratch(ledger, z, queries * (keys + 2 + z.head_dim), queries * keys)
     return out, lse
@@ -359,20 +420,25 @@ def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, B
 def _kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
     """dq, dk and dv. GPUs get the log-sum-exp of some of the queries as a copy."""
     is_part = z.on_cuda and z.heads > 1 and (z.packed or call.queries < z.tokens)
+    saved = _flipped(ledger, z, call, 2 * z.q + 2 * z.kv, lse=True)
+    grad_out = _flipped(ledger, z, call, z.q)
     lse = ledger.make("lse", _lse_bytes(z, call.queries) if is_part else 0)
     copies = ledger.make("copied for attention", _copied_bytes(z, call))
     grads = [ledger.make("dq", call.queries * z.q * z.narrow)]
     grads += [ledger.make(name, call.keys * z.kv * z.narrow) for name in ("dk", "dv")]
     if z.on_cuda:
         sizes = (z.heads, z.kv_heads, z.head_dim, z.narrow)
-        rows = call.queries // z.batch + (padding_rows(z.attention) if z.packed and call.causal else 0)
-        kernel_call = AttentionCall(z.batch, rows, call.keys // z.batch, *sizes)
+        sequences, rows, keys = call.shape(z.batch)
+        rows += padding_rows(z.attention) if z.packed and call.causal and not call.strip else 0
+        kernel_call = AttentionCall(sequences, rows, keys, *sizes)
         ledger.pulse(*backward_workspace(z.attention, kernel_call, z.deterministic).items())
     else:
         queries, keys = _block(z, call)
         _pulse_scratch(ledger, z, queries * (2 * keys + 1), 2 * queries * keys)
-    ledger.free(copies, lse)
-    return grads
+    ledger.free(copies, lse, grad_out)
+    turned = [ledger.make(each.name, each.num_bytes) for each in grads] if call.flipped else []
+    ledger.free(saved, *(grads if turned else ()))
+    return turned or grads
 
 
 def _copied_bytes(z: LayerSizes, call: Call) -> int:
@@ -389,7 +455,7 @@ def _copied_bytes(z: LayerSizes, call: Call) -> int:
 
 def _block(z: LayerSizes, call: Call) -> tuple[int, int]:
     """Numbers of queries and keys of the block that one thread of the kernel works on."""
-    queries, keys = call.queries // z.batch, call.keys // z.batch
+    _, queries, keys = call.shape(z.batch)
     largest = 256 if queries >= 768 else 64 if queries >= 192 else 32
     return min(largest, queries), min(_KEY_BLOCK, keys)
 

@@ -35,6 +35,7 @@ class LayerSizes(NamedTuple):
         heads, kv_heads, head_dim: heads of this tp rank and their width.
         fc1, ffn: width of fc1's output (gate and up if gated), and of the activation.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
+        window: tokens that a token attends to, itself included, where it does not attend to all before it; else 0.
         attention: the kernels of attention, one of --attention-backend but auto.
         packed: whether a sequence may hold several documents.
         deterministic: whether the gradients of attention have the same bits each time.
@@ -68,6 +69,7 @@ class LayerSizes(NamedTuple):
     ring_rank: int
     a2a: int
     gathers_kv: bool
+    window: int
     attention: str
     packed: bool
     deterministic: bool
@@ -154,6 +156,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         ring_rank=ring_rank,
         a2a=a2a,
         gathers_kv=parallel.cp_comm_type == "all_gather",
+        window=model.window(config.data.seq_length) or 0,
         attention=_attention(config, device),
         packed=config.data.packs_documents,
         deterministic=config.hardware.deterministic,
