@@ -31,7 +31,11 @@ def remedies(question: Question) -> list[str]:
 
 
 def _least(suffices: Callable[[int], bool]) -> int | None:
-    return next((times for times in (1 << n for n in range(1, _MOST_DOUBLINGS + 1)) if suffices(times)), None)
+    """The most is asked about first: where that is too little, nothing else needs to be."""
+    most = 1 << _MOST_DOUBLINGS
+    if not suffices(most):
+        return None
+    return next((times for times in (1 << n for n in range(1, _MOST_DOUBLINGS)) if suffices(times)), most)
 
 
 def _with_host(question: Question, times: int) -> Question:

@@ -1,6 +1,6 @@
 """Peak of allocated memory on CPU, in closed form: one layer to the byte, whole steps within the promised bound."""
 
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from memo.config import RunConfig
 from memo.errors import ConfigError
 from memo.estimate.cases import read_case
 from memo.estimate.own_memory import cpu_context_bytes
+from memo.estimate.program.attention import Call, _fused_row, _within_reach
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.memory import program_memory
 from memo.estimate.program.passes import layer_passes
@@ -31,6 +32,7 @@ from memo.profiler.layer import ScratchGradients
 from memo.search.estimating import answer
 from memo.spec import reach
 from memo.spec.buckets import plan_buckets
+from memo.spec.reach import most_tokens
 from memo.spec.slots import resident, slot_dims
 from memo.train.build import build_chunks, build_mesh
 from memo.train.tiled_layers import on_device, on_tiles, scratch_for
@@ -206,6 +208,15 @@ def test_a_layer_whose_attention_reaches_too_far_is_foreseen_to_the_byte() -> No
         assert more["forward"] == more["kept"] == 0 <= more["backward"] <= most, (name, flags, more)
     sums = [cut["backward"] - whole["backward"] for (cut, _), (whole, _) in zip(peaks, uncut, strict=True)]
     assert sums[2] > 0 <= min(sums)  # a sweep has such sums in any case, and a plain layer has other worst moments
+
+
+def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
+    """Of 37 million that are alike; counting them took memo plan minutes to refuse such a length."""
+    z = layer_sizes(run_config("gpt-7b", seq_length=1 << 30), 0, 1)
+    calls = _within_reach(z, [Call(z.tokens, z.tokens, causal=True), Call(z.tokens, 3 * z.tokens)], _fused_row(z))
+    found = list(islice(calls, 50))
+    assert len(found) < 50 and {call.causal for call in found} == {True, False}
+    assert max(call.queries for call in found) == most_tokens(_fused_row(z))
 
 
 @pytest.mark.parametrize(

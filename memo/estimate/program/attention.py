@@ -127,13 +127,21 @@ def _short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
 
 
 def _within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Call]:
-    """In calls that reach no further than kernels may, where the widest rows are `row` elements apart."""
+    """In calls that reach no further than kernels may, where the widest rows are `row` elements apart.
+
+    Of calls that are alike three in a row show how much lives at once: their number is quadratic in the length.
+    """
     most = z.batch * most_tokens(row)
+
+    def few(tokens: int) -> int:
+        whole, rest = divmod(tokens, most)
+        return min(whole, 3) * most + rest
+
     for call in calls:
         if max(call.queries, call.keys) <= most:
             yield call
             continue
-        for part in parts(*call[:3], most):
+        for part in parts(few(call.queries), few(call.keys), call.causal, most):
             yield Call(part.q_stop - part.q_start, part.k_stop - part.k_start, part.causal)
 
 
