@@ -34,7 +34,7 @@ bool has_managed_memory();  // of which more can be had than the device has
 extern "C" __attribute__((visibility("default"))) const char memo_build_key[];  // as memo/allocator/build.py made it
 
 MEMO_API const char* memo_install();
-// has_block: 1 for each phase whose last request is a block for attention, else 0.
+// has_block: 1 for each phase whose only request is a block for attention, else 0.
 MEMO_API const char* memo_load_plan(const int64_t* sizes_and_offsets, int64_t num_requests, const int64_t* phase_ends,
                                     int64_t num_phases, const int64_t* has_block, int64_t min_bytes,
                                     int64_t alignment_bytes, int64_t arena_bytes);

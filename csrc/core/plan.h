@@ -22,7 +22,7 @@ struct Plan {
   int64_t min_bytes = 1;            // smaller requests are not in the plan
   int64_t alignment_bytes = 1;      // of every offset
   int64_t arena_bytes = 0;
-  // By phase, whether its last request is a block for attention, see planned_core.h; empty: no phase has one.
+  // By phase, whether its only request is a block for attention, see planned_core.h; empty: no phase has one.
   std::vector<bool> has_block = {};
 
   int64_t num_phases() const { return static_cast<int64_t>(phase_ends.size()); }
@@ -47,9 +47,9 @@ inline std::optional<std::string> find_fault(const Plan& plan) {
   }
   for (int64_t phase = 0; phase < plan.num_phases(); ++phase) {
     if (!plan.is_attention(phase)) continue;
-    const bool is_empty = plan.begin_of(phase) == plan.end_of(phase);
-    if (is_empty || plan.requests[static_cast<size_t>(plan.end_of(phase) - 1)].offset_bytes == kNative) {
-      return "phase " + std::to_string(phase) + " has no place for its block";
+    const int64_t block = plan.begin_of(phase);
+    if (plan.end_of(phase) != block + 1 || plan.requests[static_cast<size_t>(block)].offset_bytes == kNative) {
+      return "phase " + std::to_string(phase) + " is attention's, but has not one block with a place";
     }
   }
   if (plan.arena_bytes < 0) return "arena_bytes is " + std::to_string(plan.arena_bytes);

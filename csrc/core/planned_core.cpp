@@ -40,11 +40,6 @@ void* PlannedCore::request(size_t size, StreamId stream) {
 
 void* PlannedCore::serve_attention(int64_t num_bytes) {
   const Request block = plan_.requests[static_cast<size_t>(cursor_)];
-  for (int64_t i = plan_.begin_of(phase_); i < cursor_; ++i) {
-    const Request result = plan_.requests[static_cast<size_t>(i)];
-    if (result.num_bytes != num_bytes || result.offset_bytes == kNative) continue;
-    if (live_.insert(result.offset_bytes, num_bytes)) return hit(result.offset_bytes);
-  }
   const int64_t end = block.offset_bytes + block.num_bytes;
   const int64_t offset = live_.lowest_gap(block.offset_bytes, end, num_bytes, plan_.alignment_bytes);
   if (offset < 0) return fall_back(Reason::kBlock, num_bytes);
@@ -144,7 +139,7 @@ void PlannedCore::mark(int64_t phase) {
   if (!in_iteration_ || !is_known || phase < 0) return;
   phase_ = phase;
   owner_ = std::this_thread::get_id();
-  if (mode() == Mode::kPlanned) cursor_ = plan_.is_attention(phase) ? plan_.end_of(phase) - 1 : plan_.begin_of(phase);
+  if (mode() == Mode::kPlanned) cursor_ = plan_.begin_of(phase);
 }
 
 void PlannedCore::end_iteration() {

@@ -13,16 +13,14 @@
 // plan waits: a superfluous request costs one fallback, and where one is missing the rest of the phase falls back.
 // Every phase starts anew. So a wrong plan costs memory, never correctness.
 //
-// Attention over packed documents asks for sizes that depend on where they end. A phase of it makes its results, which
-// outlive it, and has a block. A request of the size of a result whose place is free goes there, whatever comes first;
-// all others go to the lowest part of the block that is free. What does not fit in there is served natively.
+// Attention over packed documents asks for sizes that depend on where they end. A phase of it has one request in the
+// plan, its block. All that is asked for goes to the lowest part of the block that is free. What does not fit in there
+// is served natively.
 //
 //   address
 //      ^   +-----------+ +-----+ +--------------+
 //      |   | scratch   | |     | |   +------+   |   the block of the phase: scratch of one kernel after the other
 //      |   +-----------+ +-----+ +---+------+---+
-//      |   +----------------------------------------   two results
-//      |   +----------------------------------------
 //      +--------------------------------------------> time
 //
 // All members may be called from any thread.
@@ -133,7 +131,7 @@ class PlannedCore {
 
   bool in_iteration_ = false;
   int64_t phase_ = kNoPhase;
-  int64_t cursor_ = 0;  // the next request of plan_; of attention, the block
+  int64_t cursor_ = 0;  // the next request of plan_; the block of attention stays the next
   std::thread::id owner_;
   StreamId stream_ = 0;
 };

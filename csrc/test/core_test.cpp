@@ -111,11 +111,10 @@ void test_exhausted_phase() {
   CHECK(first.phase == 1 && first.position == 1 && first.expected_bytes == 0 && first.found_bytes == 100);
 }
 
-// Phase 0: 100 bytes at 0. Phase 1, attention: results of 300 and 128 bytes at 128 and 512, and a block of 1024 at 1024.
-// Phase 2: 1000 bytes at 1024.
+// Phase 0: 100 bytes at 0. Phase 1, attention: a block of 1024 at 1024. Phase 2: 1000 bytes at 1024.
 Planned with_attention() {
-  return Planned(Plan{{{100, 0}, {300, 128}, {128, 512}, {1024, 1024}, {1000, 1024}},
-                      {1, 4, 5},
+  return Planned(Plan{{{100, 0}, {1024, 1024}, {1000, 1024}},
+                      {1, 2, 3},
                       64,
                       64,
                       kArenaBytes,
@@ -129,34 +128,30 @@ void test_attention_asks_for_what_it_likes_within_its_block() {
   for (int iteration = 0; iteration < 2; ++iteration) {
     t.core.mark(1);
     CHECK(t.core.request(512) == t.at(1024));
-    CHECK(t.core.request(128) == t.at(512));  // a result, though not the first
     CHECK(t.core.request(70) == t.at(1536));
     CHECK(t.core.release(t.at(1024)));
     CHECK(t.core.request(513) == nullptr);  // the lower gap has 512 bytes, the upper one 384
     CHECK(t.fallbacks(Reason::kBlock) == iteration + 1);
     CHECK(t.core.request(500) == t.at(1024) && t.core.request(384) == t.at(1664));
-    CHECK(t.core.request(300) == t.at(128));
     for (int64_t offset : {1024, 1536, 1664}) CHECK(t.core.release(t.at(offset)));
-    t.core.mark(2);  // what comes after finds its place, and the results stay
+    t.core.mark(2);  // what comes after finds its place
     CHECK(t.core.request(1000) == t.at(1024));
-    for (int64_t offset : {128, 512, 1024}) CHECK(t.core.release(t.at(offset)));
+    CHECK(t.core.release(t.at(1024)));
   }
   const Statistics s = t.core.statistics();
-  CHECK(s.requests == 17 && s.hits == 15 && s.unasked == 0 && s.live_blocks == 1);
+  CHECK(s.requests == 13 && s.hits == 11 && s.unasked == 0 && s.live_blocks == 1);
   const Mismatch first = s.first[static_cast<int64_t>(Reason::kBlock)][0];
-  CHECK(first.phase == 1 && first.position == 2 && first.expected_bytes == 1024 && first.found_bytes == 513);
+  CHECK(first.phase == 1 && first.position == 0 && first.expected_bytes == 1024 && first.found_bytes == 513);
 }
 
 void test_what_is_alive_in_the_block_of_attention_is_not_given_again() {
   Planned t = with_attention();
   t.begin(1);
-  CHECK(t.core.request(300) == t.at(128));
-  CHECK(t.core.request(300) == t.at(1024));  // the place of the result is taken: as scratch
-  CHECK(t.core.request(700) == t.at(1344));
-  t.core.mark(1);  // the next layer, while all of them live
+  CHECK(t.core.request(300) == t.at(1024) && t.core.request(700) == t.at(1344));
+  t.core.mark(1);  // the next layer, while both of them live
   CHECK(t.core.request(20 + 64) == nullptr && t.fallbacks(Reason::kBlock) == 1);
-  CHECK(t.core.release(t.at(128)) && t.core.release(t.at(1024)));
-  CHECK(t.core.request(64) == t.at(1024) && t.core.request(256) == t.at(1088) && t.core.request(300) == t.at(128));
+  CHECK(t.core.release(t.at(1024)));
+  CHECK(t.core.request(64) == t.at(1024) && t.core.request(256) == t.at(1088));
   t.core.mark(2);
   CHECK(t.core.request(1000) == nullptr && t.fallbacks(Reason::kOverlap) == 1);
 }
@@ -373,8 +368,10 @@ void test_faults_of_plans() {
   CHECK(says({{{1, -2}}, {1}, 1, 1, 99}, "request 0 has offset -2, not a multiple of alignment_bytes 1"));
   CHECK(says({{{36, 64}}, {1}, 1, 64, 99}, "request 0 ends at 64 + 36, behind arena_bytes 99"));
   CHECK(says({{{1, 0}}, {1}, 1, 1, 1, {true, false}}, "not every phase says whether it has a block"));
-  CHECK(says({{{1, 0}}, {0, 1}, 1, 1, 1, {true, false}}, "phase 0 has no place for its block"));
-  CHECK(says({{{1, kNative}}, {1}, 1, 1, 1, {true}}, "phase 0 has no place for its block"));
+  const char* const no_block = "phase 0 is attention's, but has not one block with a place";
+  CHECK(says({{{1, 0}}, {0, 1}, 1, 1, 1, {true, false}}, no_block));
+  CHECK(says({{{1, kNative}}, {1}, 1, 1, 1, {true}}, no_block));
+  CHECK(says({{{1, 0}, {1, 1}}, {2}, 1, 1, 2, {true}}, no_block));
   CHECK(find_fault({{{INT64_MAX, 64}}, {1}, 1, 64, INT64_MAX}).has_value());
 }
 

@@ -22,8 +22,8 @@ from memo.errors import TraceError
 
 SCHEMA, VERSION = "memory_trace", 1
 ATTENTION = "attention"
-"""The kind of a phase whose requests depend on where packed documents end. In a trace that can be planned it makes its
-results, which outlive it, and last a block for all else (memo.planner.attention_blocks)."""
+"""The kind of a phase whose requests depend on where packed documents end. In a trace that can be planned it asks for
+one block that has room for them all (memo.planner.attention_blocks)."""
 MAX_BYTES = 1 << 48
 """256 TiB: larger requests are errors, and sums of thousands of smaller ones still fit in 64 bits."""
 

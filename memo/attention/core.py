@@ -31,21 +31,23 @@ def attend(
     scale: float,
     out: Tensor | None = None,
     window: int | None = None,
+    lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [s_q, b, n, d], k and v [s_k, b, n_kv, d] -> out [s_q, b, n, d] in q's dtype, lse [b, n, s_q].
 
     ``blocks`` must give every query at least one key; ``window`` is that which they are made for. lse is fp32, or fp64
-    for fp64 inputs. Results may be strided, so that a single block that covers everything needs no copy. ``out``, if
-    given, is overwritten; its last dim must be contiguous.
+    for fp64 inputs. Results may be strided, so that a single block that covers everything needs no copy. ``out`` and
+    ``lse``, if given, are overwritten, and all that is allocated besides is freed; the last dim of ``out`` must be
+    contiguous.
     """
     blocks = cut_within(blocks, _most_tokens(q, k, v))
-    if _is_whole(blocks, q, k):
+    if lse is None and _is_whole(blocks, q, k):
         place = None if out is None else _heads_first(out)
         found, lse = backend.forward(_heads_first(q), _heads_first(k), _heads_first(v), blocks[0].causal, scale, place)
         return _tokens_first(found), lse
     if _are_apart(blocks):
-        return _attend_squares(backend, q, k, v, blocks, scale, out)
-    merger = OutputMerger(q, out)
+        return _attend_squares(backend, q, k, v, blocks, scale, out, lse)
+    merger = OutputMerger(q, out, lse)
     merger.add(backend, q, k, v, blocks, scale, window)
     return merger.result()
 
@@ -58,17 +60,28 @@ def _attend_squares(
     blocks: Sequence[ScoreBlock],
     scale: float,
     out: Tensor | None,
+    lse: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Attention over causal squares alone, which share no token, so that nothing is merged."""
-    s_q, b, n, _ = q.shape
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    lse = torch.empty((b, n, s_q), dtype=wide_dtype(q.dtype), device=q.device)
+    out = empty_out(q) if out is None else out
+    lse = empty_lse(q) if lse is None else lse
     calls = _calls(backend, blocks, q, k, v)
     q, k, v, whole = map(_heads_first, (q, k, v, out))
     for call in calls:
         _, part = call.forward(backend, call.queries(q), call.keys(k), call.keys(v), scale, call.queries(whole))
         call.queries(lse).copy_(part)
     return out, lse
+
+
+def empty_out(q: Tensor) -> Tensor:
+    """Memory for the output of attention of q [s_q, b, n, d], of the same shape."""
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def empty_lse(q: Tensor) -> Tensor:
+    """Memory for the log-sum-exp of attention of q [s_q, b, n, d]: [b, n, s_q], fp32, or fp64 for fp64 inputs."""
+    s_q, b, n, _ = q.shape
+    return torch.empty((b, n, s_q), dtype=wide_dtype(q.dtype), device=q.device)
 
 
 def attend_backward(
@@ -78,18 +91,24 @@ def attend_backward(
     blocks: Sequence[ScoreBlock],
     scale: float,
     window: int | None = None,
+    grads: GradSums | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of attend: grad_out [s_q, b, n, d] and its inputs and results -> dq, dk, dv in q's dtype."""
+    """Gradients of attend: grad_out [s_q, b, n, d] and its inputs and results -> dq, dk, dv in q's dtype.
+
+    ``grads``, if given, are zeros of this dtype, which become the gradients; all that is allocated besides is freed.
+    """
     q, k, v, out, lse = saved
     blocks = cut_within(blocks, _most_tokens(q, k, v, out, grad_out))
-    if _is_whole(blocks, q, k):
+    if grads is None and _is_whole(blocks, q, k):
         block_saved = Saved(_heads_first(q), _heads_first(k), _heads_first(v), _heads_first(out), lse)
         dq, dk, dv = backend.backward(_heads_first(grad_out), block_saved, blocks[0].causal, scale)
         return _tokens_first(dq), _tokens_first(dk), _tokens_first(dv)
     dtype = _sum_dtype(blocks, q)
-    sums = GradSums(*(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v)))
+    sums = GradSums.zeros(saved, dtype) if grads is None or dtype != q.dtype else grads
     sums.add(backend, grad_out, saved, blocks, scale, window)
-    return sums.dq.to(q.dtype), sums.dk.to(q.dtype), sums.dv.to(q.dtype)
+    if grads is None:
+        return sums.dq.to(q.dtype), sums.dk.to(q.dtype), sums.dv.to(q.dtype)
+    return grads.dq.copy_(sums.dq), grads.dk.copy_(sums.dk), grads.dv.copy_(sums.dv)
 
 
 class OutputMerger:
@@ -98,16 +117,15 @@ class OutputMerger:
     The running output is in the wide dtype; it is ``out`` itself if that has this dtype.
     """
 
-    def __init__(self, q: Tensor, out: Tensor | None = None) -> None:
-        """For q [s_q, b, n, d]; ``out`` has the same shape, and the result is written to it."""
-        s_q, b, n, _ = q.shape
+    def __init__(self, q: Tensor, out: Tensor | None = None, lse: Tensor | None = None) -> None:
+        """For q [s_q, b, n, d]; ``out`` has the same shape, and the results are written to it and to ``lse``."""
         wide = wide_dtype(q.dtype)
         self._dtype, self._place = q.dtype, out
         if out is not None and out.dtype == wide:
             self._out = out.zero_()
         else:
             self._out = torch.zeros(q.shape, dtype=wide, device=q.device)
-        self._lse = torch.full((b, n, s_q), -torch.inf, dtype=wide, device=q.device)
+        self._lse = (empty_lse(q) if lse is None else lse).fill_(-torch.inf)
 
     def add(
         self,
@@ -140,6 +158,11 @@ class GradSums(NamedTuple):
     dq: Tensor
     dk: Tensor
     dv: Tensor
+
+    @classmethod
+    def zeros(cls, saved: Saved, dtype: torch.dtype) -> GradSums:
+        """The sums of nothing yet, for q, k and v of ``saved``."""
+        return cls(*(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in saved[:3]))
 
     def add(
         self,

@@ -21,7 +21,7 @@ exchange of heads (A s). Tensors are [s, b, n, d].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -32,7 +32,7 @@ from torch.distributed import ProcessGroup, Work
 
 from memo.attention.backends import AttentionBackend, Saved
 from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks, cut_keys
-from memo.attention.core import GradSums, OutputMerger, attend, attend_backward
+from memo.attention.core import GradSums, OutputMerger, attend, attend_backward, empty_lse, empty_out
 from memo.errors import ConfigError
 from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
 from memo.parallel.zigzag import natural_from_zigzag, zigzag_chunks, zigzag_from_natural
@@ -58,7 +58,7 @@ class ContextAttention:
         a2a_group: ProcessGroup | None,
         scale: float,
         keeps_outputs: bool = True,
-        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        around: Callable[[], AbstractContextManager[None]] | None = None,
         window: int | None = None,
     ) -> None:
         """``a2a_group`` holds A consecutive ranks of the axis, ``ring_group`` every A-th; None is one rank.
@@ -66,13 +66,14 @@ class ContextAttention:
         "p2p" and "all_gather" use ``ring_group`` alone and "a2a" ``a2a_group`` alone. ``seq_length`` is that
         of the whole sequence, ``scale`` the factor on the scores (usually d ** -0.5). Unless it ``keeps_outputs``, its
         backward under autograd runs the forward again. A query attends to ``window`` tokens at most (memo.spec.window).
-        ``around`` makes a context for each part in which requests for
-        memory, but for those of the results, depend on where documents end.
+        ``around`` makes a context for each part in which requests for memory depend on where documents end; all that is
+        allocated in it is freed in it.
 
         Raises ConfigError for an unknown type, groups that do not suit it, or a length that cannot be split.
         """
         self.backend, self.seq_length, self.comm_type, self.scale = backend, seq_length, comm_type, scale
-        self.keeps_outputs, self._around = keeps_outputs, around
+        self.keeps_outputs = keeps_outputs
+        self._around, self._makes_results_first = around or nullcontext, around is not None
         self.window = window
         self._ring, self._a2a = ring_group, a2a_group
         self._ring_size, self._ring_rank = group_size(ring_group), group_rank(ring_group)
@@ -162,8 +163,7 @@ class ContextAttention:
         keys, values = before.chunk(2, dim=2)
         place = out if self._a2a_size == 1 else None
         blocks = self._rows_blocks(q, keys, documents)
-        with self._around():
-            found, lse = attend(self.backend, q, keys, values, blocks, self.scale, place, self.window)
+        found, lse = self._attend(q, keys, values, blocks, place)
         if self._a2a_size > 1:
             self._join_heads(found, out=out)
         return lse
@@ -219,20 +219,27 @@ class ContextAttention:
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if self._ring_size == 1:
-            with self._around():
-                return attend(self.backend, q, k, v, self._blocks(0, documents), self.scale, out, self.window)
+            return self._attend(q, k, v, self._blocks(0, documents), out)
         if self.comm_type == "all_gather":
             k, v = self._gather(k, v)
-            with self._around():
-                return attend(self.backend, q, k, v, self._gathered_blocks(documents), self.scale, out, self.window)
+            return self._attend(q, k, v, self._gathered_blocks(documents), out)
         return self._ring_forward(q, k, v, documents, out)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[ScoreBlock], out: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        lse = None
+        if self._makes_results_first:
+            out, lse = empty_out(q) if out is None else out, empty_lse(q)
+        with self._around():
+            return attend(self.backend, q, k, v, blocks, self.scale, out, self.window, lse)
 
     def _backward(self, grad_out: Tensor, saved: Saved, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
         if self._ring_size == 1:
+            grads = GradSums.zeros(saved, saved.q.dtype) if self._makes_results_first else None
             with self._around():
-                return attend_backward(
-                    self.backend, grad_out, saved, self._blocks(0, documents), self.scale, self.window
-                )
+                blocks = self._blocks(0, documents)
+                return attend_backward(self.backend, grad_out, saved, blocks, self.scale, self.window, grads)
         if self.comm_type == "all_gather":
             return self._gathered_backward(grad_out, saved, documents)
         return self._ring_backward(grad_out, saved, documents)

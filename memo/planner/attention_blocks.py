@@ -2,12 +2,12 @@
 
     phase ATTENTION as recorded, of two packings          with its block, of both
 
-    malloc dq, malloc part, free part                     malloc dq, malloc BLOCK, free BLOCK
-    malloc dq, malloc 2 parts, free both, malloc lse ...
+    malloc part, free part                                malloc BLOCK, free BLOCK
+    malloc 2 parts, free both
 
-What outlives the phase is a result: its size does not depend on the packing, and it gets an address like any request.
-All else is scratch. The block holds the scratch of the most demanding packing that was recorded, served as
-csrc/core/planned_core.h serves it. It is planned like any request: other phases use its memory.
+All that attention asks for there is scratch: its results were made before (memo.parallel.context). The block holds the
+scratch of the most demanding packing that was recorded, served as csrc/core/planned_core.h serves it. It is planned
+like any request: other phases use its memory.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,10 @@ _MARGIN = 1000
 
 
 def with_blocks(traces: Sequence[Trace], min_bytes: int, alignment_bytes: int) -> list[Trace]:
-    """The traces, whose phases ATTENTION make their results, in the order of size, and a block as large in all of them.
+    """The traces, whose phases ATTENTION ask for nothing but a block, as large in all of them.
 
-    The traces are of one iteration under several packings, as recorded. Requests of attention below `min_bytes` are
-    left out, because the native allocator serves them. Raises TraceError as `check_trace`, and for numbers of phases
-    that differ.
+    The traces are of one iteration under several packings, as recorded. The native allocator serves requests of
+    attention below `min_bytes`. Raises TraceError as `check_trace`, and for numbers of phases that differ.
     """
     if len({len(trace.phases) for trace in traces}) > 1:
         numbers = ", ".join(str(len(trace.phases)) for trace in traces)
@@ -38,34 +37,31 @@ def with_blocks(traces: Sequence[Trace], min_bytes: int, alignment_bytes: int) -
         for trace in traces
     ]
     block_bytes = [max(min_bytes, most + most // _MARGIN) for most in map(max, zip(*needs, strict=True))]
-    return [_with_blocks(trace, block_bytes, min_bytes) for trace in traces]
+    return [_with_blocks(trace, block_bytes) for trace in traces]
 
 
-def _with_blocks(trace: Trace, block_bytes: Sequence[int], min_bytes: int) -> Trace:
+def _with_blocks(trace: Trace, block_bytes: Sequence[int]) -> Trace:
     made = requests(trace)
     ids = count(1 + max(request.id for request in made))
-    attention = {index for index, phase in enumerate(trace.phases) if phase.kind == ATTENTION}
-    is_scratch = {r.id for r in made if r.phase in attention and (r.num_bytes < min_bytes or r.freed_in == r.phase)}
+    scratch = {request.id for request in made if trace.phases[request.phase].kind == ATTENTION}
     phases = []
-    for index, phase in enumerate(trace.phases):
-        events: list[Event] = [event for event in phase.events if event.id not in is_scratch]
-        if index in attention:
-            results = sorted((e for e in events if isinstance(e, Malloc)), key=lambda malloc: malloc.num_bytes)
-            block = Malloc(next(ids), block_bytes[index])
-            events = [*results, block, Free(block.id), *(e for e in events if isinstance(e, Free))]
+    for phase, num_bytes in zip(trace.phases, block_bytes, strict=True):
+        events: list[Event] = [event for event in phase.events if event.id not in scratch]
+        if phase.kind == ATTENTION:
+            block = Malloc(next(ids), num_bytes)
+            events = [block, Free(block.id), *events]
         phases.append(replace(phase, events=tuple(events)))
     return replace(trace, phases=tuple(phases))
 
 
 def _needed_bytes(phase: Phase, min_bytes: int, alignment_bytes: int) -> int:
     """The end of the block from which the scratch of this phase is served: each request from the lowest address."""
-    freed = {event.id for event in phase.events if isinstance(event, Free)}
     live: dict[int, tuple[int, int]] = {}
     needed = 0
     for event in phase.events:
         if isinstance(event, Free):
             live.pop(event.id, None)
-        elif event.id in freed and event.num_bytes >= min_bytes:
+        elif event.num_bytes >= min_bytes:
             begin = 0
             for other_begin, other_end in sorted(live.values()):
                 if other_begin - begin >= event.num_bytes:

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -170,9 +170,6 @@ def build_attention(
     config: RunConfig, mesh: Mesh, device: torch.device, transients: Transients | None = None
 ) -> ContextAttention:
     """Attention of this rank, which `transients` are told of where documents may be packed."""
-    around: Callable[[], AbstractContextManager[None]] = nullcontext
-    if transients is not None and config.data.may_pack:
-        around = transients.phases.attention
     backend = select_backend(config.hardware.attention_backend, device.type)
     backend.merge_ = select_ops(config.hardware.kernels, torch.float32).merge_  # sums are fp32 or wider
     return ContextAttention(
@@ -183,7 +180,7 @@ def build_attention(
         mesh.cp_a2a,
         scale=1.0 / math.sqrt(config.model.head_dim),
         keeps_outputs=config.memory.recompute_granularity != "selective",
-        around=around,
+        around=transients.phases.attention if transients is not None and config.data.may_pack else None,
         window=config.model.window(config.data.seq_length),
     )
 

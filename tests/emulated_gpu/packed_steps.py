@@ -1,11 +1,12 @@
 """Memory of steps of one rank of eight whose documents are packed in three ways, for test_packed_plan.py.
 
-    packed_steps.py MODEL SEQ_LENGTH BACKEND ALPHA NUM_LAYERS PLANNER
+    packed_steps.py MODEL SEQ_LENGTH BACKEND ALPHA NUM_LAYERS WORLD COMM_TYPE ROWS PLANNER
 
 Prints as JSON: bytes allocated and reserved at most in the steps after the first, those that memo foresees to be
 reserved under a plan, and of a plan its requests and fallbacks in these steps.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -33,19 +34,23 @@ def packings(seq_length: int) -> tuple[list[int], ...]:
 
 
 def main() -> None:
-    model, length, backend, alpha, num_layers, planner = sys.argv[1:]
-    samples = PackedSamples(packings(int(length)), VOCABULARY, int(length))
+    model, length, backend, alpha, num_layers, world, comm_type, rows, planner = sys.argv[1:]
+    of_steps = [[packing] * int(rows) for packing in packings(int(length))]
+    if int(rows) > 1:
+        of_steps += [[*rows] for rows in itertools.permutations(packings(int(length))[:3], int(rows))]
+    samples = PackedSamples(list(itertools.chain(*of_steps)), VOCABULARY, int(length))
     options = {
         "num_layers": int(num_layers),
         "seq_length": int(length),
         "attention_backend": backend,
         "offload_alpha": alpha if alpha == "off" else float(alpha),
         "memory_planner": None if planner == "default" else planner,
-        "micro_batch_size": 1,
-        "global_batch_size": 1,
+        "micro_batch_size": int(rows),
+        "global_batch_size": int(rows),
         "vocab_size": VOCABULARY,
-        "train_iters": 1 + 2 * NUM_PACKINGS,
-        "simulate_world": "tp=8",
+        "train_iters": 1 + len(of_steps),
+        "simulate_world": world,
+        "cp_comm_type": comm_type,
         "device": "cuda",
         "num_threads": 1,
         "profile_cache": "off",
@@ -58,13 +63,16 @@ def main() -> None:
         trainer.step()
         before = transients.statistics() if transients is not None else None
         torch.cuda.reset_peak_memory_stats()
-        for _ in range(2 * NUM_PACKINGS):
+        for _ in of_steps:
             trainer.step()
         stats, found = torch.cuda.memory_stats(), transients.statistics() if transients is not None else None
         told = {name: stats[f"{name}_bytes.all.peak"] for name in ("allocated", "reserved")}
-        memory = own_memory(trainer.config.override({"data_path": ("of the program",)}), 8, 0)
+        memory = own_memory(
+            trainer.config.override({"data_path": ("of the program",)}), trainer.mesh.grid.world_size, 0
+        )
         told["foreseen"] = reserved_under_plan(memory)
         if before is not None and found is not None:
+            print(*found.mismatches, sep="\n", file=sys.stderr)
             told |= {
                 "requests": found.requests - before.requests,
                 "fallbacks": found.num_fallbacks - before.num_fallbacks,
