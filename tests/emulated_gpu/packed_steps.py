@@ -2,8 +2,9 @@
 
     packed_steps.py MODEL SEQ_LENGTH BACKEND ALPHA NUM_LAYERS WORLD COMM_TYPE ROWS PLANNER
 
-Prints as JSON: bytes allocated and reserved at most in the steps after the first, those that memo foresees to be
-reserved under a plan, and of a plan its requests and fallbacks in these steps.
+ROWS of a micro-batch are packed alike, and then, where there are several, each in another way. Prints as JSON: bytes
+allocated and reserved at most in the steps after the first, those that memo foresees to be reserved under a plan, and
+of a plan its requests and fallbacks in these steps.
 """
 
 import itertools
@@ -37,7 +38,7 @@ def main() -> None:
     model, length, backend, alpha, num_layers, world, comm_type, rows, planner = sys.argv[1:]
     of_steps = [[packing] * int(rows) for packing in packings(int(length))]
     if int(rows) > 1:
-        of_steps += [[*rows] for rows in itertools.permutations(packings(int(length))[:3], int(rows))]
+        of_steps += map(list, itertools.permutations(packings(int(length))[:NUM_PACKINGS], int(rows)))
     samples = PackedSamples(list(itertools.chain(*of_steps)), VOCABULARY, int(length))
     options = {
         "num_layers": int(num_layers),
@@ -72,7 +73,6 @@ def main() -> None:
         )
         told["foreseen"] = reserved_under_plan(memory)
         if before is not None and found is not None:
-            print(*found.mismatches, sep="\n", file=sys.stderr)
             told |= {
                 "requests": found.requests - before.requests,
                 "fallbacks": found.num_fallbacks - before.num_fallbacks,

@@ -1,8 +1,8 @@
 """Attention of one context-parallel rank: each --cp-comm-type of memo.parallel.context, and the kernels it calls.
 
-q, k and v belong to the caller. Each sequence is taken as one document, or, where they are packed, as one that is
-nearly all and a short one: what the kernel gives for it lies beside the gradients that it is added to. Shorter ones
-only make the blocks smaller.
+q, k and v belong to the caller. Each sequence is taken as one document. Where they are packed, results are made before
+the kernel is called (memo.parallel.context), so what it gives lies beside them. Shorter documents only make the blocks
+smaller.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -76,10 +76,7 @@ def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
 
 
 def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> tuple[Block, Block]:
-    calls = _rows_calls(z, before)
-    if len(calls) == 1:
-        return _ring_forward(ledger, z, placed)
-    return _merged_forward(ledger, z, calls, placed)
+    return _attended(ledger, z, _rows_calls(z, before), placed)
 
 
 def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
@@ -204,16 +201,11 @@ def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
 
 def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
     if z.ring == 1:
-        if z.window:
-            return _merged_forward(ledger, z, _window_calls(z), placed)
-        call = Call(z.tokens, z.tokens, causal=True)
-        if len(list(_within_reach(z, [call], _fused_row(z)))) > 1:
-            return _merged_forward(ledger, z, [call], placed)
-        made, lse = _kernel_forward(ledger, z, call)
-        return _left(ledger, made, placed), lse
+        calls = _window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
+        return _attended(ledger, z, calls, placed)
     if z.gathers_kv:
         gathered = _gather(ledger, z)
-        out, lse = _merged_forward(ledger, z, _gathered_calls(z), placed)
+        out, lse = _attended(ledger, z, _gathered_calls(z), placed)
         ledger.free(gathered)
         return out, lse
     kv = ledger.make("k and v", 2 * _kv_bytes(z))
@@ -229,7 +221,17 @@ def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, B
     return out, lse
 
 
-def _merged_forward(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) -> tuple[Block, Block]:
+def _attended(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) -> tuple[Block, Block]:
+    if z.packed:
+        results = (
+            ledger.make("attention_out", 0 if placed else _q_bytes(z)),
+            ledger.make("lse", _lse_bytes(z, z.tokens)),
+        )
+        ledger.free(*_attended(ledger, z._replace(packed=False), calls, placed=True))
+        return results
+    if len(list(_within_reach(z, calls, _fused_row(z)))) == 1:
+        made, lse = _kernel_forward(ledger, z, calls[0])
+        return _left(ledger, made, placed), lse
     merger = _start_merger(ledger, z, placed)
     _merge_calls(ledger, z, calls)
     return _merged(ledger, z, *merger, placed)
@@ -269,12 +271,13 @@ def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
 def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     if z.ring == 1:
         call = Call(z.tokens, z.tokens, causal=True)
-        if z.window or len(list(_within_reach(z, [call], row))) > 1:
-            return _cut_backward(ledger, z, _window_calls(z) if z.window else [call], row)
+        grads = [ledger.make(name, num_bytes) for name, num_bytes in _gradient_sizes(z)] if z.packed else []
+        calls = _window_calls(z) if z.window else [call]
+        is_cut = bool(z.window) or len(list(_within_reach(z, calls, row))) > 1
+        found = _cut_backward(ledger, z, calls, row) if is_cut else _kernel_backward(ledger, z, call)
         if not z.packed:
-            return _kernel_backward(ledger, z, call)
-        grads = [ledger.make(name, num_bytes) for name, num_bytes in _gradient_sizes(z)]
-        ledger.free(*_kernel_backward(ledger, z, call))
+            return found
+        ledger.free(*found)
         return grads
     if z.gathers_kv:
         return _gathered_backward(ledger, z, row)
@@ -306,7 +309,7 @@ def _cut_backward(ledger: Ledger, z: LayerSizes, calls: list[Call], row: int) ->
     """One document that takes several calls, whose gradients are summed in the wide dtype."""
     sums = [ledger.make(f"{name} sum", num_bytes // z.narrow * z.wide) for name, num_bytes in _gradient_sizes(z)]
     _sum_calls(ledger, z, calls, row)
-    if not z.mixed:
+    if not z.mixed or z.packed:
         return sums
     grads = [ledger.make(name, num_bytes) for name, num_bytes in _gradient_sizes(z)]
     ledger.free(*sums)
