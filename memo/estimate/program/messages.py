@@ -1,6 +1,6 @@
 """What gloo requests from torch's allocator in addition to the tensors that it is given (torch 2.13).
 
-    all_gather       a copy of the whole result, twice, one after the other
+    all_gather       a copy of the whole result, twice, one after the other, until the last rank has sent its part
     reduce_scatter   a copy of the whole input, until the caller has waited for the message and dropped it; gloo's own
                      thread drops it last, so it may outlive the wait until the caller's next request
     all_to_all, all_reduce, send, receive   nothing
@@ -13,11 +13,18 @@ from memo.estimate.program.ledger import Block, Ledger
 
 def all_gather(ledger: Ledger, size: int, name: str, num_bytes: int, own: Block | None = None) -> Block | None:
     """The gathered tensor, of `num_bytes` over all `size` ranks, which the caller must free; with one rank, `own`."""
-    if size == 1:
-        return own
-    out = ledger.make(name, num_bytes)
-    ledger.pulse(("gloo", num_bytes))
+    out, copy = all_gather_async(ledger, size, name, num_bytes, own)
+    ledger.free(copy)
     return out
+
+
+def all_gather_async(
+    ledger: Ledger, size: int, name: str, num_bytes: int, own: Block | None = None
+) -> tuple[Block | None, Block | None]:
+    """As all_gather, and gloo's copy, which may live until the caller waits for the message: the others may be late."""
+    if size == 1:
+        return own, None
+    return ledger.make(name, num_bytes), ledger.make("gloo", num_bytes)
 
 
 def reduce_scatter(ledger: Ledger, size: int, name: str, whole: Block) -> tuple[Block, Block | None]:

@@ -10,7 +10,7 @@ from typing import Any
 from memo.estimate.program.halves import half_again, half_forward
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import hidden_bytes, matrices, multiply, row_forward, weight_gradient
-from memo.estimate.program.messages import all_gather, reduce_scatter
+from memo.estimate.program.messages import all_gather_async, reduce_scatter
 from memo.estimate.program.products import Product
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import (
@@ -36,6 +36,8 @@ class TileLedger(Machine):
         live: blocks; None for what has memory elsewhere.
         placed: values that are written to memory that exists.
         graphs: what a graph keeps besides input and output, by the value that its operation makes.
+        reads: what the step that runs reads.
+        copies: of messages that nothing has waited for yet, by what they gather.
     """
 
     live: dict[str, Block | None]
@@ -44,6 +46,8 @@ class TileLedger(Machine):
         super().__init__({})
         self.ledger, self.z, self.tokens, self.placed = ledger, z, tokens, placed
         self.graphs: dict[str, Any] = {}
+        self.reads: tuple[str, ...] = ()
+        self.copies: dict[str, Block | None] = {}
         self.matrices = matrices(z)
 
     def free(self, name: str) -> None:
@@ -74,13 +78,19 @@ class TileLedger(Machine):
     def gather(self, step: Step) -> None:
         (source,), (made,) = step.reads, step.makes
         own = self.live.get(source)
-        self.live[made] = all_gather(self.ledger, self.z.tp, made.split(" of ")[0], self.whole_bytes, own)
+        found = all_gather_async(self.ledger, self.z.tp, made.split(" of ")[0], self.whole_bytes, own)
+        self.live[made], self.copies[made] = found
+
+    def wait(self) -> None:
+        """For the messages that the step reads."""
+        self.ledger.free_late(*(self.copies.pop(name, None) for name in self.reads))
 
     def keep(self, step: Step) -> None:
         """A copy to the slot."""
 
     def forward(self, step: Step) -> None:
         assert step.operation is not None
+        self.reads = step.reads
         total: Made = ()
         if step.total is not None:
             total = (self.ledger.make(step.makes[0], self.whole_bytes // self.z.tp),)
@@ -98,6 +108,7 @@ class TileLedger(Machine):
 
     def backward(self, step: Step) -> None:
         assert step.operation is not None
+        self.reads = step.reads
         made = _BACKWARD[type(step.operation)](self, step.operation)
         if step.adds_to and step.place:
             self.ledger.free(made[0])
@@ -120,6 +131,7 @@ def _add(machine: TileLedger, operation: Operation) -> Made:
 
 def _column(machine: TileLedger, operation: Operation) -> Made:
     matrix = machine.matrices[operation.module]
+    machine.wait()
     made = machine.make(operation.makes[0], machine.tokens * matrix.inside * machine.z.narrow)
     multiply(machine.ledger, machine.z, matrix.column(machine.z).forward(machine.tokens))
     return (made,)
@@ -151,13 +163,15 @@ def _column_backward(machine: TileLedger, operation: Operation) -> Made:
     grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", whole)
     if z.tp > 1:
         ledger.free(whole)  # gloo works on a copy of it
+    machine.wait()
     machine.add_weight_gradient(products.weight_gradient(machine.tokens))
-    ledger.free(copy)
+    ledger.free_late(copy)
     return (grad_x,)
 
 
 def _row_backward(machine: TileLedger, operation: Operation) -> Made:
     matrix, z = machine.matrices[operation.module], machine.z
+    machine.wait()
     machine.add_weight_gradient(matrix.row(z).weight_gradient(machine.tokens))
     grad_x = machine.ledger.make("row gradient", machine.tokens * matrix.inside * z.narrow)
     multiply(machine.ledger, z, matrix.row(z).input_gradient(machine.tokens))
