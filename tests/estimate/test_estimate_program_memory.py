@@ -15,7 +15,7 @@ from memo.config import RunConfig
 from memo.errors import ConfigError
 from memo.estimate.cases import read_case
 from memo.estimate.own_memory import cpu_context_bytes
-from memo.estimate.program.attention import Call, _fused_row, _within_reach
+from memo.estimate.program.attention_calls import Call, fused_row, within_reach
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.memory import program_memory
 from memo.estimate.program.passes import layer_passes
@@ -215,10 +215,10 @@ def test_a_layer_whose_attention_reaches_too_far_is_foreseen_to_the_byte() -> No
 def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
     """Of 37 million that are alike; counting them took memo plan minutes to refuse such a length."""
     z = layer_sizes(run_config("gpt-7b", seq_length=1 << 30), 0, 1)
-    calls = _within_reach(z, [Call(z.tokens, z.tokens, causal=True), Call(z.tokens, 3 * z.tokens)], _fused_row(z))
+    calls = within_reach(z, [Call(z.tokens, z.tokens, causal=True), Call(z.tokens, 3 * z.tokens)], fused_row(z))
     found = list(islice(calls, 50))
     assert len(found) < 50 and {call.causal for call in found} == {True, False}
-    assert max(call.queries for call in found) == most_tokens(_fused_row(z))
+    assert max(call.queries for call in found) == most_tokens(fused_row(z))
 
 
 @pytest.mark.parametrize(

@@ -5,39 +5,27 @@ the kernel is called (memo.parallel.context), so what it gives lies beside them.
 smaller.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
+from memo.estimate.program.attention_calls import (
+    Call,
+    different_steps,
+    fused_row,
+    gathered_calls,
+    ring_calls,
+    rows_calls,
+    short_calls,
+    window_calls,
+    within_reach,
+)
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, reduce_scatter
 from memo.estimate.program.sizes import LayerSizes
 from memo.spec.attention_workspace import AttentionCall, backward_workspace, padding_rows
-from memo.spec.reach import most_tokens, parts
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
-from memo.spec.window import strips_of_call
 
 _KEY_BLOCK = 512
 """Number of keys of one block of torch's CPU flash kernel."""
-
-
-class Call(NamedTuple):
-    """One call of the kernel: numbers of queries and keys, over all sequences of the micro-batch.
-
-    Attributes:
-        strip: tokens of one of the squares alike of a window, which are the sequences of the call; 0: no such call.
-        flipped: whether both sides are copies in reverse order.
-    """
-
-    queries: int
-    keys: int
-    causal: bool = False
-    strip: int = 0
-    flipped: bool = False
-
-    def shape(self, batch: int) -> tuple[int, int, int]:
-        """Sequences that the kernel gets, with `batch` sequences of a micro-batch, and queries and keys of each."""
-        sequences = self.queries // self.strip if self.strip else batch
-        return sequences, self.queries // sequences, self.keys // sequences
 
 
 def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tuple[Block, Block]:
@@ -76,7 +64,7 @@ def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
 
 
 def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> tuple[Block, Block]:
-    return _attended(ledger, z, _rows_calls(z, before), placed)
+    return _attended(ledger, z, rows_calls(z, before), placed)
 
 
 def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
@@ -86,7 +74,7 @@ def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
 
 def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list[Block]:
     dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
-    _sum_calls(ledger, z, _short_calls(_rows_calls(z, before), BACKWARD_KEYS_PER_QUERY * z.tokens), row)
+    _sum_calls(ledger, z, short_calls(rows_calls(z, before), BACKWARD_KEYS_PER_QUERY * z.tokens), row)
     if z.mixed:
         total, dq = dq, ledger.make("dq", _q_bytes(z))
         ledger.free(total)
@@ -103,50 +91,6 @@ def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list
     return [dq, dkv]
 
 
-def _rows_calls(z: LayerSizes, before: int) -> list[Call]:
-    """Those within the tile, then all of its queries with the tokens before it."""
-    if z.window and before:
-        return _window_calls(z, reach_back=True)
-    within = [Call(z.tokens, z.tokens, causal=True)] if z.ring == 1 else _gathered_calls(z)
-    return [*within, *([Call(z.tokens, before)] if before else [])]
-
-
-def _short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
-    """In calls of at most so many keys; of calls that are alike, two are enough to show how much lives at once."""
-    for call in calls:
-        if call.causal:
-            yield call
-            continue
-        whole, rest = divmod(call.keys, most_keys)
-        yield from min(whole, 2) * [call._replace(keys=most_keys)]
-        if rest:
-            yield call._replace(keys=rest)
-
-
-def _within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Call]:
-    """In calls that reach no further than kernels may, where the widest rows are `row` elements apart.
-
-    Of calls that are alike three in a row show how much lives at once: their number is quadratic in the length.
-    """
-    most = z.batch * most_tokens(row)
-
-    def few(tokens: int) -> int:
-        whole, rest = divmod(tokens, most)
-        return min(whole, 3) * most + rest
-
-    for call in calls:
-        if max(call.queries, call.keys) <= most:
-            yield call
-            continue
-        for part in parts(few(call.queries), few(call.keys), call.causal, most):
-            yield Call(part.q_stop - part.q_start, part.k_stop - part.k_start, part.causal)
-
-
-def _fused_row(z: LayerSizes) -> int:
-    """Elements between two tokens of q, k and v, which are views of one tensor."""
-    return z.batch * z.qkv
-
-
 def _exchanged(z: LayerSizes) -> LayerSizes:
     """The sizes between the two all-to-alls: all tokens of the group that exchanges heads, for a part of the heads."""
     return z._replace(tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
@@ -158,10 +102,10 @@ def _with_exchange(
     """`backward` between the two all-to-alls, where there are any, with the elements between two tokens of what it
     reads; `width`: of what the first all-to-all takes there, in one tensor."""
     if z.a2a == 1:
-        return backward(z, _fused_row(z))
+        return backward(z, fused_row(z))
     inner = _exchanged(z)
     heads = _split_heads(ledger, width * z.tokens * z.narrow)
-    inner_grads = backward(inner, max(_fused_row(inner), z.batch * width // z.a2a))
+    inner_grads = backward(inner, max(fused_row(inner), z.batch * width // z.a2a))
     grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
     ledger.free(*inner_grads, heads)
     return grads
@@ -201,18 +145,18 @@ def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
 
 def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
     if z.ring == 1:
-        calls = _window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
+        calls = window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
         return _attended(ledger, z, calls, placed)
     if z.gathers_kv:
         gathered = _gather(ledger, z)
-        out, lse = _attended(ledger, z, _gathered_calls(z), placed)
+        out, lse = _attended(ledger, z, gathered_calls(z), placed)
         ledger.free(gathered)
         return out, lse
     kv = ledger.make("k and v", 2 * _kv_bytes(z))
     merger = _start_merger(ledger, z, placed)
-    for step in _different_steps(z):
+    for step in different_steps(z):
         incoming = ledger.make("k and v", 2 * _kv_bytes(z)) if step < z.ring - 1 else None
-        _merge_calls(ledger, z, _ring_calls(z, step))
+        _merge_calls(ledger, z, ring_calls(z, step))
         if incoming is not None:
             ledger.free(kv)
             kv = incoming
@@ -229,7 +173,7 @@ def _attended(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) ->
         )
         ledger.free(*_attended(ledger, z._replace(packed=False), calls, placed=True))
         return results
-    if len(list(_within_reach(z, calls, _fused_row(z)))) == 1:
+    if len(list(within_reach(z, calls, fused_row(z)))) == 1:
         made, lse = _kernel_forward(ledger, z, calls[0])
         return _left(ledger, made, placed), lse
     merger = _start_merger(ledger, z, placed)
@@ -255,7 +199,7 @@ def _merged(ledger: Ledger, z: LayerSizes, total: Block, lse: Block, placed: boo
 def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
     """The output of a call is freed when that of the next call exists."""
     previous: tuple[Block, ...] = ()
-    for call in _within_reach(z, calls, _fused_row(z)):
+    for call in within_reach(z, calls, fused_row(z)):
         part = _kernel_forward(ledger, z, call)
         ledger.free(*previous)
         previous = part
@@ -272,8 +216,8 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     if z.ring == 1:
         call = Call(z.tokens, z.tokens, causal=True)
         grads = [ledger.make(name, num_bytes) for name, num_bytes in _gradient_sizes(z)] if z.packed else []
-        calls = _window_calls(z) if z.window else [call]
-        is_cut = bool(z.window) or len(list(_within_reach(z, calls, row))) > 1
+        calls = window_calls(z) if z.window else [call]
+        is_cut = bool(z.window) or len(list(within_reach(z, calls, row))) > 1
         found = _cut_backward(ledger, z, calls, row) if is_cut else _kernel_backward(ledger, z, call)
         if not z.packed:
             return found
@@ -286,11 +230,11 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     met: Block | None = None  # the k and v of the last step, which live until those of the next step are used
     dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
     shift: tuple[Block, ...] = ()
-    for step in _different_steps(z):
+    for step in different_steps(z):
         incoming = ledger.make("k and v", kv_bytes) if step < z.ring - 1 else None
         dkv = ledger.make("dk and dv sum", wide_kv_bytes)
         ledger.free(met)
-        _sum_calls(ledger, z, _ring_calls(z, step), row)
+        _sum_calls(ledger, z, ring_calls(z, step), row)
         received = ledger.make("dk and dv received", wide_kv_bytes)
         ledger.free(*reversed(shift))
         shift = (dkv, received)
@@ -320,7 +264,7 @@ def _gathered_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     kv = _gather(ledger, z)
     dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
     dkv = ledger.make("dk and dv sum", kv.num_bytes // z.narrow * z.wide)
-    _sum_calls(ledger, z, _gathered_calls(z), row)
+    _sum_calls(ledger, z, gathered_calls(z), row)
     ordered = ledger.make("dk and dv to send", dkv.num_bytes)
     own, copy = reduce_scatter(ledger, z.ring, "dk and dv", ordered)
     ledger.free(ordered)
@@ -337,7 +281,7 @@ def _gathered_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
 
 def _sum_calls(ledger: Ledger, z: LayerSizes, calls: Iterable[Call], row: int) -> None:
     previous: list[Block] = []
-    for call in _within_reach(z, calls, row):
+    for call in within_reach(z, calls, row):
         parts = _kernel_backward(ledger, z, call)
         ledger.free(*previous)
         previous = parts
@@ -355,48 +299,6 @@ def _gather(ledger: Ledger, z: LayerSizes) -> Block:
     ordered = ledger.make("k and v gathered", z.ring * packed.num_bytes)
     ledger.free(whole)
     return ordered
-
-
-def _different_steps(z: LayerSizes) -> list[int]:
-    """Steps of a ring: the last, and of those that are alike two, which show how much lives at once."""
-    return [step for step in range(z.ring) if step < 3 or 0 < step - z.ring_rank < 3 or step == z.ring - 1]
-
-
-def _ring_calls(z: LayerSizes, step: int) -> list[Call]:
-    """Zigzag order: the own block is causal; all queries attend to the first half of an earlier rank's keys; only the
-    second half of the queries attends to a later rank's keys."""
-    if step == 0:
-        return _window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
-    if z.window:  # no more than the neighbours of a chunk
-        edge = min(z.window * z.batch, z.tokens // 2)
-        return [Call(edge, edge)]
-    return [Call(z.tokens, z.tokens // 2) if step <= z.ring_rank else Call(z.tokens // 2, z.tokens)]
-
-
-def _window_calls(z: LayerSizes, reach_back: bool = False) -> list[Call]:
-    """Strips of one row of the batch (memo.attention.blocks.strips): of those alike two show how much lives at once.
-
-    `reach_back`: whether the first strip has one before it, as in a tile of a sweep.
-    """
-    tokens = z.tokens // z.batch // (1 if z.ring == 1 else 2)  # a rank of a ring has two chunks
-    full, rest = divmod(tokens, z.window)
-    at_once = strips_of_call(z.window)
-    calls = []
-    for strip, last, flipped in ((z.window, rest, False), (z.window - 1, rest - 1, True)):
-        whole, left = divmod(full if reach_back or not flipped else max(0, full - 1), at_once)
-        numbers = [number for number in (*min(whole, 2) * [at_once], left) if number and strip]
-        calls += [Call(number * strip, number * strip, True, strip, flipped) for number in numbers]
-        calls += [Call(last, last, True, last, flipped)] if last > 0 else []
-    return calls + ([Call(rest * z.batch, (z.window - rest) * z.batch)] if rest else [])
-
-
-def _gathered_calls(z: LayerSizes) -> list[Call]:
-    """A causal block for each of the two chunks, then for each chunk all keys before it."""
-    if z.window:
-        return _window_calls(z)
-    chunk, rank = z.tokens // 2, z.ring_rank
-    before = [Call(chunk, chunk * count) for count in (rank, 2 * z.ring - 1 - rank) if count]
-    return [Call(chunk, chunk, causal=True), Call(chunk, chunk, causal=True), *before]
 
 
 def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:

@@ -1,0 +1,114 @@
+"""The calls of attention's kernel on one context-parallel rank, in the order in which they are made."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from memo.estimate.program.sizes import LayerSizes
+from memo.spec.reach import most_tokens, parts
+from memo.spec.window import strips_of_call
+
+
+class Call(NamedTuple):
+    """One call of the kernel: numbers of queries and keys, over all sequences of the micro-batch.
+
+    Attributes:
+        strip: tokens of one of the squares alike of a window, which are the sequences of the call; 0: no such call.
+        flipped: whether both sides are copies in reverse order.
+    """
+
+    queries: int
+    keys: int
+    causal: bool = False
+    strip: int = 0
+    flipped: bool = False
+
+    def shape(self, batch: int) -> tuple[int, int, int]:
+        """Sequences that the kernel gets, with `batch` sequences of a micro-batch, and queries and keys of each."""
+        sequences = self.queries // self.strip if self.strip else batch
+        return sequences, self.queries // sequences, self.keys // sequences
+
+
+def rows_calls(z: LayerSizes, before: int) -> list[Call]:
+    """Those within the tile, then all of its queries with the tokens before it."""
+    if z.window and before:
+        return window_calls(z, reach_back=True)
+    within = [Call(z.tokens, z.tokens, causal=True)] if z.ring == 1 else gathered_calls(z)
+    return [*within, *([Call(z.tokens, before)] if before else [])]
+
+
+def short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
+    """In calls of at most so many keys; of calls that are alike, two are enough to show how much lives at once."""
+    for call in calls:
+        if call.causal:
+            yield call
+            continue
+        whole, rest = divmod(call.keys, most_keys)
+        yield from min(whole, 2) * [call._replace(keys=most_keys)]
+        if rest:
+            yield call._replace(keys=rest)
+
+
+def within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Call]:
+    """In calls that reach no further than kernels may, where the widest rows are `row` elements apart.
+
+    Of calls that are alike three in a row show how much lives at once: their number is quadratic in the length.
+    """
+    most = z.batch * most_tokens(row)
+
+    def few(tokens: int) -> int:
+        whole, rest = divmod(tokens, most)
+        return min(whole, 3) * most + rest
+
+    for call in calls:
+        if max(call.queries, call.keys) <= most:
+            yield call
+            continue
+        for part in parts(few(call.queries), few(call.keys), call.causal, most):
+            yield Call(part.q_stop - part.q_start, part.k_stop - part.k_start, part.causal)
+
+
+def fused_row(z: LayerSizes) -> int:
+    """Elements between two tokens of q, k and v, which are views of one tensor."""
+    return z.batch * z.qkv
+
+
+def different_steps(z: LayerSizes) -> list[int]:
+    """Steps of a ring: the last, and of those that are alike two, which show how much lives at once."""
+    return [step for step in range(z.ring) if step < 3 or 0 < step - z.ring_rank < 3 or step == z.ring - 1]
+
+
+def ring_calls(z: LayerSizes, step: int) -> list[Call]:
+    """Zigzag order: the own block is causal; all queries attend to the first half of an earlier rank's keys; only the
+    second half of the queries attends to a later rank's keys."""
+    if step == 0:
+        return window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
+    if z.window:  # no more than the neighbours of a chunk
+        edge = min(z.window * z.batch, z.tokens // 2)
+        return [Call(edge, edge)]
+    return [Call(z.tokens, z.tokens // 2) if step <= z.ring_rank else Call(z.tokens // 2, z.tokens)]
+
+
+def window_calls(z: LayerSizes, reach_back: bool = False) -> list[Call]:
+    """Strips of one row of the batch (memo.attention.blocks.strips): of those alike two show how much lives at once.
+
+    `reach_back`: whether the first strip has one before it, as in a tile of a sweep.
+    """
+    tokens = z.tokens // z.batch // (1 if z.ring == 1 else 2)  # a rank of a ring has two chunks
+    full, rest = divmod(tokens, z.window)
+    at_once = strips_of_call(z.window)
+    calls = []
+    for strip, last, flipped in ((z.window, rest, False), (z.window - 1, rest - 1, True)):
+        whole, left = divmod(full if reach_back or not flipped else max(0, full - 1), at_once)
+        numbers = [number for number in (*min(whole, 2) * [at_once], left) if number and strip]
+        calls += [Call(number * strip, number * strip, True, strip, flipped) for number in numbers]
+        calls += [Call(last, last, True, last, flipped)] if last > 0 else []
+    return calls + ([Call(rest * z.batch, (z.window - rest) * z.batch)] if rest else [])
+
+
+def gathered_calls(z: LayerSizes) -> list[Call]:
+    """A causal block for each of the two chunks, then for each chunk all keys before it."""
+    if z.window:
+        return window_calls(z)
+    chunk, rank = z.tokens // 2, z.ring_rank
+    before = [Call(chunk, chunk * count) for count in (rank, 2 * z.ring - 1 - rank) if count]
+    return [Call(chunk, chunk, causal=True), Call(chunk, chunk, causal=True), *before]
