@@ -122,8 +122,7 @@ class RunHeader(Artifact):
         layout: tp, cp, pp, dp, world size, microbatches.
         peak_flops: peak of one device, to which MFU refers.
         memory_forecast: bytes of rank 0 by component, as estimated before training: weights, gradients, optimizer,
-            rounding_buffers, transient, host_records and others. On a CPU `transient` includes the scratch memory of
-            matrix products, which is measured there; `memo estimate` leaves it out.
+            rounding_buffers, transient, host_records and others.
         memory_plan: planner, proof, arena_bytes and lower_bound_bytes of --memory-planner; None without it.
         attention: name of the kernels and the reason for the choice; None in files of older versions.
         host, command: of rank 0, the latter as a shell reads it; None in files of older versions.

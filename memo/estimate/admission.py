@@ -3,8 +3,7 @@
 The estimates have errors (see memo.estimate.own_memory and estimate_step_s): a run near the limit may be admitted
 and fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with
 all activations on the device or with as few as possible. On a CPU, device and host share one memory. There
---device-memory-gib limits what torch allocates, which is counted to the byte (memo.estimate.program), except for the
-scratch memory of matrix products in bf16 and fp16, which depends on the CPU.
+--device-memory-gib limits what torch allocates (memo.estimate.program).
 """
 
 from dataclasses import dataclass, replace

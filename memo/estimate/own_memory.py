@@ -122,8 +122,7 @@ def device_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved | 
     """What --device-memory-gib limits of a rank of `stage`; arguments as of `own_memory`.
 
     On a GPU this includes what torch does not see. On a CPU it is what torch's allocator is asked for. The process,
-    host records and the states in the host arena are not part of that, and the scratch memory of matrix products in
-    bf16 and fp16, which depends on the CPU, is not counted.
+    host records and the states in the host arena are not part of that.
     """
     return _on_device(config, own_memory(config, world_size, stage, moved=moved))
 

@@ -17,7 +17,7 @@ from memo.config.derived import resolved_offload_tiles
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.errors import OutOfMemory
 from memo.train.build import ParallelModel
-from memo.train.watching import MemoryUse, Meter
+from memo.train.watching import MemoryUse, Meter, memory_forecast
 from memo.units import GIB, KIB, MIB, format_bytes
 
 _MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "bad_alloc")
@@ -95,7 +95,6 @@ def explained(config: RunConfig, parts: ParallelModel, meter: Meter, iteration: 
     Its message names the component that grew, with numbers, and the flags that help. On CUDA torch's memory snapshot is
     written to the folder of the run's log first.
     """
-    meter.forecast(config, parts)  # which needs memory, so it is made before the step
     try:
         yield
     except Exception as error:
@@ -135,7 +134,7 @@ def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter
         "host_records": use.host_records_bytes,
         "transient": max(0, allocated - use.device_bytes) + (asked or 0),
     }
-    foreseen = meter.forecast(config, parts)
+    foreseen = memory_forecast(config, parts)
     return Shortage(place_of(error.__traceback__), asked, used, foreseen, free, scattered, noise)
 
 

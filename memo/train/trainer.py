@@ -292,7 +292,7 @@ class Trainer(Questions):
             self.mesh.is_main_rank,
             self.config,
             self.iteration,
-            lambda: run_header(self.config, self.parts, self.peak, self.attention, self.meter),
+            lambda: run_header(self.config, self.parts, self.peak, self.attention),
         )
         saved_at = self.iteration
         # Of any rank, before the first step; later the Agreement asks in a message that every step sends.

@@ -20,7 +20,6 @@ from memo.config import RunConfig
 from memo.estimate.own_memory import PROCESS_BYTES, own_memory
 from memo.estimate.program.memory import program_memory
 from memo.executor.state_recorder import StateRecorder
-from memo.profiler.product_scratch import scratch_on_this_cpu
 from memo.report.timeline import SwapSpan, copied_s, hidden_share, stalled_s
 from memo.spec.parameters import count_parameters
 from memo.train.build import ParallelModel
@@ -86,7 +85,6 @@ class Meter:
     def __init__(self, device: torch.device, interval: int) -> None:
         self.device, self.interval = device, interval
         self._bare_bytes = 0 if device.type == "cuda" else max(resident_bytes(), PROCESS_BYTES)
-        self._forecast: dict[str, int] | None = None
         self._states: StateRecorder | None = None  # of the last timed step
 
     @contextlib.contextmanager
@@ -121,12 +119,6 @@ class Meter:
             "planned_peak_bytes": None if planned is None else planned.peak_bytes,
             "fallbacks": None if planned is None else planned.num_fallbacks,
         }
-
-    def forecast(self, config: RunConfig, parts: ParallelModel) -> dict[str, int]:
-        """The result of `memory_forecast`, which is called once, as it runs matrix products, which need memory."""
-        if self._forecast is None:
-            self._forecast = memory_forecast(config, parts)
-        return self._forecast
 
     def device_bytes_now(self, use: MemoryUse) -> int:
         """On a CPU, the bytes of the process that would lie on a device; the system reports only their sum."""
@@ -167,9 +159,8 @@ def resident_bytes() -> int:
 def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
     """Foreseen bytes of this rank by component at the peak of a step, from the second step on.
 
-    They are the requests to torch's allocator (memo.estimate.program.memory) under the swap plan. On a CPU they include
-    the scratch memory of matrix products, measured on this CPU, and `runtime` is the process itself. On CUDA `context`
-    is what torch does not see (memo.estimate.own_memory).
+    They are the requests to torch's allocator (memo.estimate.program.memory) under the swap plan. On a CPU `runtime` is
+    the process itself. On CUDA `context` is what torch does not see (memo.estimate.own_memory).
     """
     chosen, stage, world_size = parts.chosen_swap, parts.mesh.at.pp, parts.mesh.grid.world_size
     solution = None if chosen is None or chosen.solution.moves_nothing_is_best else chosen.solution
@@ -182,7 +173,7 @@ def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
         transient = rank.skeletal + rank.transient + rank.communication
         other = {"context": rank.context}
     else:
-        cpu = program_memory(plain, world_size, stage, moved, scratch_on_this_cpu(parts.dtype))
+        cpu = program_memory(plain, world_size, stage, moved)
         held = cpu.states
         states = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.optimizer}
         transient = cpu.moment.num_bytes
@@ -213,9 +204,7 @@ def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
     )
 
 
-def run_header(
-    config: RunConfig, parts: ParallelModel, peak: PeakFlops, attention: AttentionChoice, meter: Meter
-) -> RunHeader:
+def run_header(config: RunConfig, parts: ParallelModel, peak: PeakFlops, attention: AttentionChoice) -> RunHeader:
     """The header of the run's log, as seen by this rank."""
     grid = parts.mesh.grid
     layout = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp, "world_size": grid.world_size}
@@ -232,7 +221,7 @@ def run_header(
         attention=dataclasses.asdict(attention),
         host=platform.node(),
         command=shlex.join(sys.orig_argv),
-        memory_forecast=meter.forecast(config, parts),
+        memory_forecast=memory_forecast(config, parts),
         swap=None if parts.chosen_swap is None else swap_forecast(parts.chosen_swap),
         memory_plan=None
         if plan is None

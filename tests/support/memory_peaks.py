@@ -11,10 +11,7 @@ import torch.distributed as dist
 import memo
 from memo.config import RunConfig, preset
 from memo.estimate.program.memory import program_memory
-from memo.estimate.program.products import Scratch
 from memo.estimate.swap_memory import SwapBytes
-from memo.parallel.dtypes import torch_dtype
-from memo.profiler.product_scratch import scratch_on_this_cpu
 
 
 def run_config(name: str, **overrides: object) -> RunConfig:
@@ -39,11 +36,6 @@ def counted() -> Any:
     from allocated_bytes import AllocatedBytes
 
     return AllocatedBytes()
-
-
-def scratch(config: RunConfig) -> Scratch:
-    """Of matrix products on this CPU, with this process's threads."""
-    return scratch_on_this_cpu(torch_dtype(str(config.training.params_dtype)))
 
 
 class Peak(NamedTuple):
@@ -82,5 +74,5 @@ def peak_of_training(config: RunConfig) -> Peak:
             counter.take_peak_bytes()
             trainer.step()
             measured = min(measured, int(counter.take_peak_bytes()))
-    foreseen = program_memory(config, world_size, stage, scratch=scratch(config)).total
+    foreseen = program_memory(config, world_size, stage).total
     return Peak(stage, measured, foreseen, swap, printed)

@@ -19,7 +19,7 @@ from memo.estimate.program.attention_calls import (
     within_reach,
 )
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.messages import all_gather, reduce_scatter
+from memo.estimate.program.messages import all_gather, scattered
 from memo.estimate.program.sizes import LayerSizes
 from memo.spec.attention_workspace import AttentionCall, backward_workspace, padding_rows
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
@@ -81,9 +81,7 @@ def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list
     own = None
     if z.ring > 1:
         ordered = ledger.make("dk and dv to send", z.ring * 2 * _kv_bytes(z) // z.narrow * z.wide)
-        own, copy = reduce_scatter(ledger, z.ring, "dk and dv", ordered)
-        ledger.free(ordered)
-        ledger.free_late(copy)
+        own = scattered(ledger, z.ring, "dk and dv", ordered)
     if not z.mixed:
         return [dq] if own is None else [dq, own]
     dkv = ledger.make("dk and dv", 2 * _kv_bytes(z))
@@ -266,9 +264,7 @@ def _gathered_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     dkv = ledger.make("dk and dv sum", kv.num_bytes // z.narrow * z.wide)
     _sum_calls(ledger, z, gathered_calls(z), row)
     ordered = ledger.make("dk and dv to send", dkv.num_bytes)
-    own, copy = reduce_scatter(ledger, z.ring, "dk and dv", ordered)
-    ledger.free(ordered)
-    ledger.free_late(copy)
+    own = scattered(ledger, z.ring, "dk and dv", ordered)
     grads = [own, dq]
     if z.mixed:
         grads = [ledger.make("dk and dv", 2 * _kv_bytes(z))]
@@ -325,8 +321,7 @@ def _outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
 
 def _kernel_outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
     out, lse = _outputs(ledger, z, call)
-    queries, keys = _block(z, call)
-    _pulse_scratch(ledger, z, queries * (keys + 2 + z.head_dim), queries * keys)
+    _pulse_scratch(ledger, z, call)
     return out, lse
 
 
@@ -346,8 +341,7 @@ def _kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
         kernel_call = AttentionCall(sequences, rows, keys, *sizes)
         ledger.pulse(*backward_workspace(z.attention, kernel_call, z.deterministic).items())
     else:
-        queries, keys = _block(z, call)
-        _pulse_scratch(ledger, z, queries * (2 * keys + 1), 2 * queries * keys)
+        _pulse_scratch(ledger, z, call)
     ledger.free(copies, lse, grad_out)
     turned = [ledger.make(each.name, each.num_bytes) for each in grads] if call.flipped else []
     ledger.free(saved, *(grads if turned else ()))
@@ -366,17 +360,16 @@ def _copied_bytes(z: LayerSizes, call: Call) -> int:
     return {"cpu": 1, "flash": 2}.get(z.attention, 0) * of_queries if z.batch > 1 or z.a2a > 1 else 0
 
 
-def _block(z: LayerSizes, call: Call) -> tuple[int, int]:
-    """Numbers of queries and keys of the block that one thread of the kernel works on."""
+def _pulse_scratch(ledger: Ledger, z: LayerSizes, call: Call) -> None:
+    """A stated bound for torch's flash kernel on CPUs, whose threads each work on a block of queries and one of keys.
+
+    Both passes count as the backward, which takes more: scores and their gradients, in the wide dtype and in a narrow
+    one, and for each query a running sum and an output.
+    """
     _, queries, keys = call.shape(z.batch)
-    largest = 256 if queries >= 768 else 64 if queries >= 192 else 32
-    return min(largest, queries), min(_KEY_BLOCK, keys)
-
-
-def _pulse_scratch(ledger: Ledger, z: LayerSizes, wide: int, narrow: int) -> None:
-    """Scratch memory of all threads: elements of each in the wide dtype, and scores also in a narrower one."""
-    sizes = (wide * z.wide, narrow * z.narrow if z.mixed else 0)
-    ledger.pulse(*(("attention scratch", z.threads * num_bytes) for num_bytes in sizes))
+    queries, keys = min(256 if queries >= 768 else 64 if queries >= 192 else 32, queries), min(_KEY_BLOCK, keys)
+    scores = 2 * queries * keys * (z.wide + (z.narrow if z.mixed else 0))
+    ledger.pulse(("attention scratch", z.threads * (scores + queries * (2 + z.head_dim) * z.wide)))
 
 
 def _q_bytes(z: LayerSizes) -> int:

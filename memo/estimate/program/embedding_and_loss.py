@@ -6,8 +6,7 @@ from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings, vocab_rows_per_rank
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply
-from memo.estimate.program.messages import all_gather, reduce_scatter
-from memo.estimate.program.products import LinearProducts
+from memo.estimate.program.messages import all_gather, scattered
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import Normed, norm_backward, norm_forward
 
@@ -207,15 +206,10 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     gathered = _gathered(ledger, z, ends, norm)
     logits = _logits(ledger, z, ends)
     _softmax(ledger, z, ends)  # its gradient takes the logits' place
-    head = LinearProducts(z.hidden, ends.rows)
     grad_gathered = ledger.make("gathered gradient", hidden_bytes(z, ends.chunk))
-    multiply(ledger, z, head.input_gradient(ends.chunk))
-    grad_normed, copy = reduce_scatter(ledger, z.tp, "hidden gradient", grad_gathered)
-    if z.tp > 1:
-        ledger.free(grad_gathered)
-    ledger.free_late(copy)
+    multiply(ledger, z, ends.chunk * z.hidden)
+    grad_normed = scattered(ledger, z.tp, "hidden gradient", grad_gathered)
     weight = ledger.make("head gradient of a chunk", size * z.narrow)
-    multiply(ledger, z, head.weight_gradient(ends.chunk))
     if z.mixed:
         ledger.pulse(("wide head gradient", size * z.wide))
     ledger.free(weight, logits, gathered if z.tp > 1 else None)
@@ -230,7 +224,7 @@ def _gathered(ledger: Ledger, z: LayerSizes, ends: EndSizes, norm: Normed) -> Bl
 
 def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
     logits = ledger.make("logits", ends.chunk * ends.rows * z.narrow)
-    multiply(ledger, z, LinearProducts(z.hidden, ends.rows).forward(ends.chunk))
+    multiply(ledger, z, ends.chunk * ends.rows)
     return logits
 
 

@@ -4,12 +4,10 @@ Widths are those of this tp rank. `inside` is the width between a column-paralle
 follows it, in elements per token.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.messages import reduce_scatter
-from memo.estimate.program.products import LinearProducts, Product
+from memo.estimate.program.messages import scattered
 from memo.estimate.program.sizes import LayerSizes
 
 
@@ -18,13 +16,6 @@ class Matrix(NamedTuple):
 
     inside: int
     bias: bool
-
-    def column(self, z: LayerSizes) -> LinearProducts:
-        return LinearProducts(z.hidden, self.inside, self.bias)
-
-    def row(self, z: LayerSizes) -> LinearProducts:
-        """The bias is not part of the product: it is added after the sum over the tp ranks."""
-        return LinearProducts(self.inside, z.hidden)
 
 
 def matrices(z: LayerSizes) -> dict[str, Matrix]:
@@ -37,36 +28,23 @@ def matrices(z: LayerSizes) -> dict[str, Matrix]:
     }
 
 
-def multiply(ledger: Ledger, z: LayerSizes, product: Product) -> None:
-    """The scratch memory of a matrix product; its result is the caller's."""
-    num_bytes = z.scratch(product)
-    if num_bytes:
-        ledger.pulse(("matrix scratch", num_bytes))
+def multiply(ledger: Ledger, z: LayerSizes, elements: int) -> None:
+    """The scratch memory of a matrix product; its result, of so many elements, is the caller's.
 
-
-def add_gradient(
-    ledger: Ledger, z: LayerSizes, size: int, product: Product | None = None, freed: Sequence[Block | None] = ()
-) -> None:
-    """A gradient of `size` elements, which autograd's hook adds to the main gradient, cast first if that is wider.
-
-    It is computed by `product` if that is given. `freed` are blocks that are freed once it is computed.
+    A stated bound for CPUs. In bf16 and fp16 oneDNN sums in a wider copy of the result, packs operands, which takes
+    less except in products so small that 0.2 MiB a thread are more, or needs nothing, as the CPU's instructions are.
     """
+    if z.mixed and not z.on_cuda:
+        ledger.pulse(("matrix scratch", elements * z.wide))
+
+
+def add_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
+    """A gradient of `size` elements that is added to the main gradient, cast first if that is wider; the product that
+    computes it takes no more."""
     gradient = ledger.make("weight gradient", size * z.narrow)
-    if product is not None:
-        multiply(ledger, z, product)
-    ledger.free(*freed)
     if z.mixed:
         ledger.pulse(("wide weight gradient", size * z.wide))
     ledger.free(gradient)
-
-
-def weight_gradient(ledger: Ledger, z: LayerSizes, product: Product, *freed: Block | None) -> None:
-    """The weight gradient that `product` computes, as `add_gradient`; on GPUs `product` itself adds to the main one."""
-    if z.on_cuda:
-        multiply(ledger, z, product)
-        ledger.free(*freed)
-    else:
-        add_gradient(ledger, z, product.rows * product.columns, product, freed)
 
 
 def hidden_bytes(z: LayerSizes, tokens: int) -> int:
@@ -77,11 +55,8 @@ def hidden_bytes(z: LayerSizes, tokens: int) -> int:
 def row_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tokens: int) -> Block:
     """Output of a row-parallel matrix; its input belongs to the caller."""
     partial = ledger.make("row output", hidden_bytes(z, tokens))
-    multiply(ledger, z, matrix.row(z).forward(tokens))
-    out, copy = reduce_scatter(ledger, z.tp, "row output", partial)
-    if z.tp > 1:
-        ledger.free(partial)
-        ledger.free_late(copy)
+    multiply(ledger, z, tokens * z.hidden)
+    out = scattered(ledger, z.tp, "row output", partial)
     if matrix.bias:
         biased = ledger.make("row output", out.num_bytes)
         ledger.free(out)

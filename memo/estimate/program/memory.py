@@ -7,11 +7,10 @@
     the moment        all else that lives when a step needs most: batches, activations, transients, messages
 
 This holds from the second step on, as the first has no optimizer moments yet. Counted are the requests to torch's
-allocator of the device; host records of a swap plan and states in host memory are mapped without it. On CPUs, the
-scratch memory of matrix products in bf16 and fp16 depends on the CPU (memo.estimate.program.products) and is counted
-only if the caller can measure it. On GPUs cuBLAS has one workspace for the whole run.
+allocator of the device; host records of a swap plan and states in host memory are mapped without it. On CPUs scratch
+memory of kernels is a stated bound, as it depends on the CPU. On GPUs cuBLAS has one workspace for the whole run.
 
-Known error: at most 0.5 % above the measured peak and 0.1 % below in the runs of benchmarks/memory_accuracy.py (CPU,
+Known error: at most 3 % above the measured peak and 0.5 % below in the runs of benchmarks/memory_accuracy.py (CPU,
 torch 2.13, gloo), and on GPUs that of memo.estimate.memory_errors (on the emulated GPU, NCCL, kernels of torch).
 Sequences are taken as one document each.
 """
@@ -22,7 +21,6 @@ from functools import cached_property
 from memo.config import RunConfig
 from memo.errors import ConfigError
 from memo.estimate.program.ledger import Ledger, Moment
-from memo.estimate.program.products import Scratch, uncounted
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
@@ -83,16 +81,13 @@ class ProgramMemory:
         return main | {"other": self.total - sum(main.values())}
 
 
-def program_memory(
-    config: RunConfig, world_size: int, stage: int, moved: Moved | None = None, scratch: Scratch = uncounted
-) -> ProgramMemory:
+def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> ProgramMemory:
     """Peak memory of the rank of pipeline stage `stage` that needs most.
 
     Args:
         config: a checked configuration with a vocabulary; --device auto counts as cpu. On a CPU attention has scratch
             memory, at most 1.5 MiB, for each of --num-threads; without that flag one thread is assumed.
         moved: what a swap plan moves; by default what a number in --offload-alpha moves.
-        scratch: gives the scratch memory of a matrix product on the CPU that runs it.
 
     Raises ConfigError for --offload-alpha auto without `moved`: what moves is decided by measuring.
     """
@@ -110,7 +105,7 @@ def program_memory(
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
     ring = layer_sizes(config, 0, threads).ring
     ranks = {0, ring - 1}  # ranks of a ring differ in their attention calls; one of these two needs most
-    sizes = [layer_sizes(config, rank, threads, scratch) for rank in ranks]
+    sizes = [layer_sizes(config, rank, threads) for rank in ranks]
     steps = [Step(config, world_size, stage, z, layout, groups) for z in sizes]
     kept_bytes = steps[0].kept_bytes
     # Usually one of the two needs no less than the other at any moment, so that its walk is enough.

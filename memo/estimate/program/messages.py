@@ -33,3 +33,12 @@ def reduce_scatter(ledger: Ledger, size: int, name: str, whole: Block) -> tuple[
         return whole, None
     part = ledger.make(name, whole.num_bytes // size)
     return part, ledger.make("gloo", whole.num_bytes)
+
+
+def scattered(ledger: Ledger, size: int, name: str, whole: Block) -> Block:
+    """This rank's part, once the message has ended; with one rank it is `whole`, which else is freed."""
+    part, copy = reduce_scatter(ledger, size, name, whole)
+    if part is not whole:
+        ledger.free(whole)
+        ledger.free_late(copy)
+    return part

@@ -12,7 +12,6 @@ from memo.config.derived import (
     resolved_offload_tiles,
     resolved_sections,
 )
-from memo.estimate.program.products import Scratch, uncounted
 from memo.spec.custom_layer import Half, custom_facts
 from memo.units import element_bytes
 
@@ -43,7 +42,6 @@ class LayerSizes(NamedTuple):
         tiles: tiles of tokens that the layer works on.
         sections: parts of the sequence along which a swap plan sweeps layers; 0: it does not.
         hidden_on_host: whether what layers pass on is in host memory.
-        scratch: gives the scratch memory of a matrix product.
         on_cuda: whether the device is a GPU.
         halves: bytes of the halves of a custom layer (memo.spec.custom_layer); None for memo's own.
     """
@@ -77,7 +75,6 @@ class LayerSizes(NamedTuple):
     tiles: int
     sections: int
     hidden_on_host: bool
-    scratch: Scratch
     on_cuda: bool
     halves: tuple[Half, Half] | None = None
 
@@ -125,7 +122,7 @@ class LayerSizes(NamedTuple):
         return self.narrow != self.wide
 
 
-def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratch = uncounted) -> LayerSizes:
+def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
     """The sizes of the rank at place `ring_rank` of its ring of K/V (0 if there is no ring).
 
     --attention-backend auto counts as what it takes on GPUs of compute capability 9.0 and above.
@@ -164,7 +161,6 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         tiles=resolved_offload_tiles(config) if config.memory.swaps else resident_tiles(config),
         sections=resolved_sections(config) if config.memory.sweeps else 0,
         hidden_on_host=config.memory.sweeps and config.memory.offload_hidden_states,
-        scratch=scratch,
         on_cuda=device == "cuda",
         halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
     )

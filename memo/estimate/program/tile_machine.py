@@ -9,9 +9,8 @@ from typing import Any
 
 from memo.estimate.program.halves import half_again, half_forward
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import hidden_bytes, matrices, multiply, row_forward, weight_gradient
+from memo.estimate.program.matrices import add_gradient, hidden_bytes, matrices, multiply, row_forward
 from memo.estimate.program.messages import all_gather_async, reduce_scatter
-from memo.estimate.program.products import Product
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import (
     Normed,
@@ -115,9 +114,10 @@ class TileLedger(Machine):
             made = (None, *made[1:])
         self.live |= zip(step.makes, made, strict=True)
 
-    def add_weight_gradient(self, product: Product) -> None:
+    def add_weight_gradient(self, operation: Operation) -> None:
         """The matrix product itself adds to the main gradient, but on CPUs where this is wider than the model."""
-        (weight_gradient if self.z.mixed else multiply)(self.ledger, self.z, product)
+        if self.z.mixed and not self.z.on_cuda:
+            add_gradient(self.ledger, self.z, self.matrices[operation.module].inside * self.z.hidden)
 
 
 def _norm(machine: TileLedger, operation: Operation) -> Made:
@@ -133,7 +133,7 @@ def _column(machine: TileLedger, operation: Operation) -> Made:
     matrix = machine.matrices[operation.module]
     machine.wait()
     made = machine.make(operation.makes[0], machine.tokens * matrix.inside * machine.z.narrow)
-    multiply(machine.ledger, machine.z, matrix.column(machine.z).forward(machine.tokens))
+    multiply(machine.ledger, machine.z, machine.tokens * matrix.inside)
     return (made,)
 
 
@@ -157,14 +157,14 @@ def _half(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _column_backward(machine: TileLedger, operation: Operation) -> Made:
-    ledger, z, products = machine.ledger, machine.z, machine.matrices[operation.module].column(machine.z)
+    ledger, z = machine.ledger, machine.z
     whole = ledger.make("column gradient", machine.whole_bytes)
-    multiply(ledger, z, products.input_gradient(machine.tokens))
+    multiply(ledger, z, machine.tokens * z.hidden)
     grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", whole)
     if z.tp > 1:
         ledger.free(whole)  # gloo works on a copy of it
     machine.wait()
-    machine.add_weight_gradient(products.weight_gradient(machine.tokens))
+    machine.add_weight_gradient(operation)
     ledger.free_late(copy)
     return (grad_x,)
 
@@ -172,9 +172,9 @@ def _column_backward(machine: TileLedger, operation: Operation) -> Made:
 def _row_backward(machine: TileLedger, operation: Operation) -> Made:
     matrix, z = machine.matrices[operation.module], machine.z
     machine.wait()
-    machine.add_weight_gradient(matrix.row(z).weight_gradient(machine.tokens))
+    machine.add_weight_gradient(operation)
     grad_x = machine.ledger.make("row gradient", machine.tokens * matrix.inside * z.narrow)
-    multiply(machine.ledger, z, matrix.row(z).input_gradient(machine.tokens))
+    multiply(machine.ledger, z, machine.tokens * matrix.inside)
     return (grad_x,)
 
 

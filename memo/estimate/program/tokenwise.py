@@ -17,42 +17,25 @@ class Normed:
     rows: int
     width: int
     out: Block
-    statistics: tuple[Block, ...] = ()
-    wide_input: Block | None = None
-    normalized: Block | None = None
+    kept: tuple[Block, ...] = ()
 
 
 def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int, graph: bool) -> Normed:
-    """On CPUs RMSNorm is composed of elementwise operations, which are in the wide dtype for a narrow input."""
-    if not z.composes_norm:
-        out = ledger.make(name, rows * width * z.narrow)
-        statistics = tuple(ledger.make("statistics", rows * z.statistic) for _ in range(1 if z.rms else 2))
-        if not graph:
-            ledger.free(*statistics)
-        return Normed(rows, width, out, statistics if graph else ())
-    wide = rows * width * z.wide
-    wide_input = ledger.make("wide input", wide) if z.mixed else None
-    square = ledger.make("square", wide)
-    mean = ledger.make("mean", rows * z.wide)
-    scale = ledger.make("statistics", rows * z.wide)
-    ledger.free(mean, square)
-    normalized = ledger.make("normalized", wide)
-    if not z.mixed:
-        out = ledger.make(name, wide)
-        if not graph:
-            ledger.free(scale, normalized)
-            return Normed(rows, width, out)
-        return Normed(rows, width, out, (scale,), None, normalized)
-    cast = ledger.make("wide norm weight", width * z.wide)
-    weighted = ledger.make("weighted", wide)
-    ledger.free(cast)
-    if not graph:
-        ledger.free(scale, normalized, wide_input)
+    """On CPUs RMSNorm is composed of elementwise operations, which are in the wide dtype for a narrow input: there
+    the input and the scaled output are kept in that, and scratch memory is a bound."""
     out = ledger.make(name, rows * width * z.narrow)
-    ledger.free(weighted)
-    if not graph:
-        return Normed(rows, width, out)
-    return Normed(rows, width, out, (scale,), wide_input, normalized)
+    if z.composes_norm:
+        wide = rows * width * z.wide
+        kept = [ledger.make("normalized", wide), ledger.make("statistics", rows * z.wide)]
+        if z.mixed:
+            kept.append(ledger.make("wide input", wide))
+            ledger.pulse(("norm scratch", wide))
+    else:
+        kept = [ledger.make("statistics", rows * z.statistic) for _ in range(1 if z.rms else 2)]
+    if graph:
+        return Normed(rows, width, out, tuple(kept))
+    ledger.free(*kept)
+    return Normed(rows, width, out)
 
 
 def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
@@ -60,36 +43,20 @@ def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
 
     The ledger's tail begins where the weight's gradient is done: the reduction of a module's last bucket starts there.
     """
-    rows, width = saved.rows, saved.width
+    rows, width, wide = saved.rows, saved.width, saved.rows * saved.width * z.wide
     if not z.composes_norm:
         grad_x = ledger.make("norm gradient", rows * width * z.narrow)
         ledger.pulse(("norm weight gradients", 2 * width * z.narrow), ("norm scratch", 2 * z.threads * width * z.wide))
-        ledger.free(*saved.statistics)
+        ledger.free(*saved.kept)
         ledger.begin_tail()
         return grad_x
-    wide, row = rows * width * z.wide, rows * z.wide
-    grad = ledger.make("wide gradient", wide) if z.mixed else None
-    for_weight = ledger.make("times normalized", wide)
-    weighted = ledger.make("times weight", wide)
-    ledger.pulse(("norm weight gradient", width * z.wide))
+    ledger.pulse(("norm scratch", (3 if z.mixed else 2) * wide + width * z.wide))
     ledger.begin_tail()
-    ledger.free(for_weight, grad, saved.normalized)
-    along = ledger.make("times input", wide)
-    direct = ledger.make("times scale", wide)
-    summed = ledger.make("row sum", row)
-    ledger.free(along, weighted)
-    cube = ledger.make("row sum", row)
-    ledger.free(summed, *saved.statistics)
-    spread = ledger.make("of the mean", wide)
-    ledger.free(cube)
-    power = ledger.make("power", wide)
-    twice = ledger.make("scaled power", wide)
-    through_mean = ledger.make("through the mean", wide)
-    ledger.free(twice, power, spread, saved.wide_input, through_mean)
-    if not z.mixed:
-        return direct
+    normalized, *kept = saved.kept
+    ledger.free(normalized)
     grad_x = ledger.make("norm gradient", rows * width * z.narrow)
-    ledger.free(direct)
+    ledger.pulse(("norm scratch", (5 if z.mixed else 4) * wide))  # the terms of the gradient through the mean
+    ledger.free(*kept)
     return grad_x
 
 
