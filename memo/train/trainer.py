@@ -288,12 +288,8 @@ class Trainer(Questions):
         history, saved, outcome = History(), None, Outcome()
         training, checkpoint = self.config.training, self.config.checkpoint
         self.persistence.write_config()
-        reporter = Reporter.for_rank(
-            self.mesh.is_main_rank,
-            self.config,
-            self.iteration,
-            lambda: run_header(self.config, self.parts, self.peak, self.attention),
-        )
+        header = functools.partial(run_header, self.config, self.parts, self.peak, self.attention)
+        reporter = Reporter.for_rank(self.mesh.is_main_rank, self.config, self.iteration, header)
         saved_at = self.iteration
         # Of any rank, before the first step; later the Agreement asks in a message that every step sends.
         self._stop.agreed = on_any_rank(self._stop.requested, self.mesh, self.parts.device)

@@ -24,9 +24,6 @@ from memo.estimate.program.sizes import LayerSizes
 from memo.spec.attention_workspace import AttentionCall, backward_workspace, padding_rows
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
-_KEY_BLOCK = 512
-"""Number of keys of one block of torch's CPU flash kernel."""
-
 
 def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tuple[Block, Block]:
     """(output, log-sum-exp); an output that is `placed` is written to a slot, which exists already, and is empty."""
@@ -75,18 +72,14 @@ def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
 def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list[Block]:
     dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
     _sum_calls(ledger, z, short_calls(rows_calls(z, before), BACKWARD_KEYS_PER_QUERY * z.tokens), row)
-    if z.mixed:
-        total, dq = dq, ledger.make("dq", _q_bytes(z))
-        ledger.free(total)
+    dq = _narrowed(ledger, z, "dq", _q_bytes(z), dq)
     own = None
     if z.ring > 1:
         ordered = ledger.make("dk and dv to send", z.ring * 2 * _kv_bytes(z) // z.narrow * z.wide)
         own = scattered(ledger, z.ring, "dk and dv", ordered)
-    if not z.mixed:
-        return [dq] if own is None else [dq, own]
-    dkv = ledger.make("dk and dv", 2 * _kv_bytes(z))
-    ledger.free(own)
-    return [dq, dkv]
+    if own is None and not z.mixed:
+        return [dq]
+    return [dq, _narrowed(ledger, z, "dk and dv", 2 * _kv_bytes(z), own)]
 
 
 def _exchanged(z: LayerSizes) -> LayerSizes:
@@ -187,11 +180,16 @@ def _start_merger(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, B
 
 
 def _merged(ledger: Ledger, z: LayerSizes, total: Block, lse: Block, placed: bool) -> tuple[Block, Block]:
-    if not z.mixed:
-        return total, lse
-    out = ledger.make("attention_out", 0 if placed else _q_bytes(z))
+    return _narrowed(ledger, z, "attention_out", 0 if placed else _q_bytes(z), total), lse
+
+
+def _narrowed(ledger: Ledger, z: LayerSizes, name: str, num_bytes: int, total: Block | None) -> Block:
+    """A sum in the wide dtype, as the model has it; None is a sum that lies elsewhere."""
+    if total is not None and not z.mixed:
+        return total
+    narrow = ledger.make(name, num_bytes)
     ledger.free(total)
-    return out, lse
+    return narrow
 
 
 def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
@@ -265,12 +263,7 @@ def _gathered_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     _sum_calls(ledger, z, gathered_calls(z), row)
     ordered = ledger.make("dk and dv to send", dkv.num_bytes)
     own = scattered(ledger, z.ring, "dk and dv", ordered)
-    grads = [own, dq]
-    if z.mixed:
-        grads = [ledger.make("dk and dv", 2 * _kv_bytes(z))]
-        ledger.free(own)
-        grads.append(ledger.make("dq", _q_bytes(z)))
-        ledger.free(dq)
+    grads = [_narrowed(ledger, z, "dk and dv", 2 * _kv_bytes(z), own), _narrowed(ledger, z, "dq", _q_bytes(z), dq)]
     ledger.free(dkv, kv)
     return grads
 
@@ -363,11 +356,10 @@ def _copied_bytes(z: LayerSizes, call: Call) -> int:
 def _pulse_scratch(ledger: Ledger, z: LayerSizes, call: Call) -> None:
     """A stated bound for torch's flash kernel on CPUs, whose threads each work on a block of queries and one of keys.
 
-    Both passes count as the backward, which takes more: scores and their gradients, in the wide dtype and in a narrow
-    one, and for each query a running sum and an output.
+    Both passes count as the backward: scores and their gradients, wide and narrow, and for each query sums and output.
     """
     _, queries, keys = call.shape(z.batch)
-    queries, keys = min(256 if queries >= 768 else 64 if queries >= 192 else 32, queries), min(_KEY_BLOCK, keys)
+    queries, keys = min(256 if queries >= 768 else 64 if queries >= 192 else 32, queries), min(512, keys)
     scores = 2 * queries * keys * (z.wide + (z.narrow if z.mixed else 0))
     ledger.pulse(("attention scratch", z.threads * (scores + queries * (2 + z.head_dim) * z.wide)))
 
