@@ -225,10 +225,6 @@ class PlannedAllocator:
         self._library.settle(tensor.untyped_storage().data_ptr())
 
     @property
-    def is_planned(self) -> bool:
-        return self._mode is Mode.PLANNED
-
-    @property
     def statistics(self) -> Statistics:
         return from_raw(self._library.statistics(), self._plan)
 

@@ -98,10 +98,6 @@ class Mesh:
     def is_first_stage(self) -> bool:
         return self.at.pp == 0
 
-    @property
-    def is_last_stage(self) -> bool:
-        return self.at.pp == self.grid.pp - 1
-
     def _join(self, group: PlannedGroup, a2a_size: int) -> AxisGroup | None:
         """This rank's group; None if it is in none of this kind. Groups that share a communicator are one."""
         if group.communicator not in self._joined:

@@ -101,11 +101,6 @@ def bytes_of(tensor: SkeletalTensor, num_tokens: int, tp: int, dtype: Dtype) -> 
     return num_tokens * tensor.width // tp * (narrow if tensor.dtype == "model" else wide)
 
 
-def bytes_per_token(tensor: SkeletalTensor, tp: int, dtype: Dtype) -> float:
-    """Bytes on one rank for each token of its context-parallel rank: the same 1 / tp in both layouts."""
-    return bytes_of(tensor, tp, tp, dtype) / tp
-
-
 def moves_in_part(tensor: SkeletalTensor, policy: OffloadPolicy) -> bool:
     """Whether a share of its tokens may move: under "paper" everything that does not always move."""
     return tensor.kind == "token_wise" or (policy == "paper" and tensor.kind == "never")

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from first_fit import first_fit
 
+from memo.allocator.library import Mode
 from memo.allocator.planned import ALIGNMENT_BYTES, PlannedAllocator
 from memo.emulated_gpu.face import EmulatedGpu
 
@@ -62,7 +63,9 @@ def num_waits(allocator: PlannedAllocator, side: torch.cuda.Stream, case: Case) 
         del first
         second = torch.full((NUM,), 2.0, device="cuda")
         found = gpu.num_waits() - before
-        assert second.data_ptr() == address or not allocator.is_planned, "the plan does not use the address again"
+        assert second.data_ptr() == address or allocator._mode is not Mode.PLANNED, (
+            "the plan does not use the address again"
+        )
         del second  # what outlives the iteration is not planned
     return found
 

@@ -21,8 +21,8 @@ ALL = (*GROUPS, "embedding", "pp_wrap_forward", "pp_wrap_backward", "background"
 GRIDS = [RankGrid(tp=2, cp=1, dp=2, pp=2), RankGrid(tp=1, cp=4, dp=1, pp=2), RankGrid(tp=2, cp=2, dp=2, pp=1)]
 
 Members = dict[str, list[int] | None]
-Views = list[tuple[Members, dict[str, int], bool, bool]]
-"""What one rank sees of each grid: members and sum of ranks of each group, is it on the first, the last stage."""
+Views = list[tuple[Members, dict[str, int], bool]]
+"""What one rank sees of each grid: members and sum of ranks of each group, is it on the first stage."""
 
 
 def _members(a2a_size: int) -> Views:
@@ -37,7 +37,7 @@ def _members(a2a_size: int) -> Views:
             sums[name] = int(all_reduce(torch.tensor(mesh.rank), group))
         apart = {mesh.pp_forward, mesh.pp_backward, mesh.pp_wrap_forward, mesh.pp_wrap_backward}
         assert mesh.pp is None or len(apart) == 4, "links share a communicator"
-        found.append((members, sums, mesh.is_first_stage, mesh.is_last_stage))
+        found.append((members, sums, mesh.is_first_stage))
     return found
 
 
@@ -49,7 +49,7 @@ def results() -> list[Views]:
 def test_groups_hold_the_ranks_of_the_grid_and_stay_apart(results: list[Views]) -> None:
     for index, grid in enumerate(GRIDS):
         for rank, result in enumerate(results):
-            members, sums, first, last = result[index]
+            members, sums, first = result[index]
             axes = {name: (name,) for name in ("tp", "cp", "dp", "pp")}
             axes |= {name: ("pp",) for name in members if name.startswith("pp")} | {"dp_cp": ("cp", "dp")}
             for name, along in axes.items():
@@ -57,7 +57,7 @@ def test_groups_hold_the_ranks_of_the_grid_and_stay_apart(results: list[Views]) 
                 assert members[name] == (ours if len(ours) > 1 else None), (grid, rank, name)
                 assert sums[name] == sum(ours)
             at = grid.coordinates(rank)
-            assert (first, last) == (at.pp == 0, at.pp == grid.pp - 1)
+            assert first == (at.pp == 0)
 
 
 def test_context_parallel_levels_and_tied_embedding(results: list[Views]) -> None:

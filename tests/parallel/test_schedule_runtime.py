@@ -162,7 +162,7 @@ def _fail_in_forward() -> None:
         if mesh.rank == 1 and microbatch == 2:
             raise ValueError("microbatch 2 is bad")
         x = torch.ones(SHAPE, dtype=torch.float64, requires_grad=True) if hidden is None else hidden
-        return x.sum() if mesh.is_last_stage else x * 2
+        return x.sum() if mesh.rank == 1 else x * 2
 
     PipelineStage(pipeline, mesh, WIRE).run(one_f_one_b(pipeline, mesh.rank), [forward])
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from memo.config import PRESETS, preset
-from memo.spec.skeleton import bytes_of, bytes_per_token, layer_bytes, moves_in_part, skeletal_tensors
+from memo.spec.skeleton import bytes_of, layer_bytes, moves_in_part, skeletal_tensors
 from memo.units import GIB
 
 
@@ -66,7 +66,6 @@ def test_tp_splits_every_tensor_evenly(name: str, tp: int) -> None:
     for tensor in skeletal_tensors(preset(name)):
         whole = bytes_of(tensor, 4096, 1, "bf16")
         assert bytes_of(tensor, 4096, tp, "bf16") * tp == whole
-        assert bytes_per_token(tensor, tp, "bf16") * 4096 * tp == whole
 
 
 def test_what_tp_cannot_split_is_refused() -> None:
