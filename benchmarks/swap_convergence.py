@@ -18,6 +18,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from resident import keep_everything
 
 from memo import Trainer
 from memo.data import build_demo
-from memo.report.drawing import draw_curves
+from memo.report.drawing import new_figure, save_figure
 
 ALPHAS = (0.0, 0.125, 0.25, 0.5, 1.0)
 TILES = 8
@@ -111,6 +112,23 @@ def measure(args: argparse.Namespace, corpus: Path) -> list[dict[str, object]]:
         print(json.dumps({**row, "last_loss": losses[-1]}), flush=True)
         results.append({**row, "losses": losses})
     return results
+
+
+def draw_curves(curves: Mapping[str, Sequence[float]], path: str | Path, x: str, y: str, title: str = "") -> None:
+    """A line for each name over 1, 2, 3, ...; the first lines are wider, so that lines that coincide are visible."""
+    figure = new_figure(path, 6.0, 3.6)
+    axes = figure.add_subplot()
+    for index, (name, values) in enumerate(curves.items()):
+        wide = 1.0 + 1.6 * (len(curves) - 1 - index)
+        axes.plot(range(1, len(values) + 1), values, label=name, linewidth=wide, color=f"C{index}")
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    if title:
+        axes.set_title(title, fontsize=9, loc="left")
+    save_figure(figure, path)
 
 
 def main() -> None:

@@ -23,12 +23,12 @@ import rows
 import torch
 from scaled_link import PacedStreams
 from scaled_node import link_bytes_per_s
+from sweep_timeline import SweepTimes, simulate_sweep
 
 from memo import Trainer
 from memo.config import HardwareConfig, preset
 from memo.report.drawing import draw_swaps
 from memo.report.perfetto import write_perfetto
-from memo.report.sweep_timeline import SweepTimes, simulate_sweep
 from memo.report.timeline import (
     ROWS,
     Kind,

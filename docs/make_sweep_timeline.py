@@ -6,13 +6,13 @@ Four layers of Llama-3.1-8B on 262,144 tokens over tp 8 of an H100, in four sect
 hidden states are in host memory, and a part of the records is on disks of 56 GB/s a node.
 """
 
+import sys
 from pathlib import Path
 
 from memo.config import RunConfig, preset
 from memo.estimate.machines import find_hardware
 from memo.planner.swap import sweep_plans
 from memo.report.drawing import draw_swaps
-from memo.report.sweep_timeline import SweepTimes, simulate_sweep
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.streams import LayerTimes
@@ -22,6 +22,9 @@ from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import Pipeline
 from memo.spec.slots import slot_layout
 from memo.spec.sweep import key_value_layout
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from sweep_timeline import SweepTimes, simulate_sweep
 
 IMAGE = Path(__file__).parent / "images" / "sweep_timeline.svg"
 LAYERS, SECTIONS, RANKS, DISK_BYTES_PER_S = 4, 4, 8, 56e9

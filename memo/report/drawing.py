@@ -1,7 +1,7 @@
 """Drawings of plans and runs, as SVG, PNG or PDF. Matplotlib is optional and loaded only to draw."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,26 +66,6 @@ def draw_swaps(spans: Sequence[SwapSpan], path: str | Path, title: str = "", wid
     axes.set_xlabel(f"seconds\n{summary(spans)}", fontsize=8)
     axes.tick_params(labelsize=8, length=2)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    if title:
-        axes.set_title(title, fontsize=9, loc="left")
-    save_figure(figure, path)
-
-
-def draw_curves(curves: Mapping[str, Sequence[float]], path: str | Path, x: str, y: str, title: str = "") -> None:
-    """Draw a line for each name over 1, 2, 3, ...; the first lines are wider, so that lines that coincide are visible.
-
-    Raises as `draw_swaps` does.
-    """
-    figure = new_figure(path, 6.0, 3.6)
-    axes = figure.add_subplot()
-    for index, (name, values) in enumerate(curves.items()):
-        wide = 1.0 + 1.6 * (len(curves) - 1 - index)
-        axes.plot(range(1, len(values) + 1), values, label=name, linewidth=wide, color=_colour(index))
-    axes.set_xlabel(x, fontsize=8)
-    axes.set_ylabel(y, fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
     if title:
         axes.set_title(title, fontsize=9, loc="left")
     save_figure(figure, path)

@@ -9,7 +9,7 @@ from swap_runs import stage_ops
 
 from memo.errors import ArtifactError, ConfigError
 from memo.planner.swap import swap_plan
-from memo.report.drawing import draw_curves, draw_swaps
+from memo.report.drawing import draw_swaps
 from memo.report.timeline import SwapSpan, simulate_swaps
 from memo.simulate.streams import LayerTimes
 
@@ -67,13 +67,6 @@ def test_formats_and_folders_that_do_not_exist_yet(suffix: str, magic: bytes, tm
     path = tmp_path / "new" / f"swaps{suffix}"
     draw_swaps([], path)  # nothing to show is no error
     assert path.read_bytes().startswith(magic)
-
-
-def test_curves_have_a_line_and_a_name_each(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "loss.svg"
-    draw_curves({"one": [3.0, 2.0], "two": [3.0, 1.0]}, path, x="step", y="loss", title="curves")
-    assert {"one", "two", "step", "loss", "curves"} <= set(texts(path))
 
 
 def test_an_unknown_format() -> None:
