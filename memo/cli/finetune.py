@@ -100,7 +100,8 @@ def _finetune(trainer: "Trainer") -> None:
 
 def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> str:
     """Prefix of the corpus, which the first rank builds while the others wait; PREFIX-eval is held out."""
-    if options.train_data is None:
+    train_data = options.train_data
+    if train_data is None:
         words = config.data.data_path or ("None",)
         if len(words) != 1 or not Path(f"{words[0]}{TEMPLATE_SUFFIX}").exists():
             raise ConfigError(
@@ -111,13 +112,15 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
     import torch.distributed as dist
 
     from memo.mesh import init_distributed
+    from memo.mesh.objects import from_rank_zero
     from memo.train.ending import shutdown
 
     world = init_distributed(torch.device("cpu"), ParallelConfig(distributed_timeout_minutes=24 * 60.0))
     prefix = f"{save}/data/chat"
-    if world.rank == 0:
+
+    def build() -> None:
         build_chat(
-            [options.train_data],
+            [train_data],
             prefix,
             tokenizer=config.data.tokenizer or model,
             chat_template=options.chat_template,
@@ -125,8 +128,10 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
             split_eval=options.eval_fraction,
             reading=Reading(progress=config.logging.progress),
         )
-    if world.size > 1:
-        dist.barrier()
+
+    try:
+        from_rank_zero(build, dist.group.WORLD if world.size > 1 else None)
+    finally:
         shutdown()
     return prefix
 

@@ -193,6 +193,17 @@ def test_refusals(
     assert message in capsys.readouterr().err
 
 
+def test_data_that_cannot_be_read_end_every_rank_alike(model: Path, tmp_path: Path) -> None:
+    write_lines(tmp_path / "chat.jsonl", [{"nothing": "here"}])
+    places = ["--model", str(model), "--train-data", str(tmp_path / "chat.jsonl"), "--save", str(tmp_path / "save")]
+    with by_hand(2, tmp_path, ("module", "memo"), ["finetune", *places, *FLAGS]) as run:
+        ends = [run.ended(rank) for rank in range(2)]
+    assert [end.status for end in ends] == [2, 2]
+    for end in ends:
+        assert "Traceback" not in end.errors
+        assert "chat.jsonl" in end.errors
+
+
 def test_a_corpus_that_is_already_there(model: Path, tmp_path: Path) -> None:
     """Without --train-data, --data-path is used as it is; epochs count its samples."""
     prefix = tmp_path / "chat"
