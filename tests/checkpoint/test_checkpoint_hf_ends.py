@@ -75,6 +75,13 @@ def test_what_a_model_says_itself_is_kept(tmp_path: Path) -> None:
     assert (folder / "generation_config.json").read_bytes() == again
 
 
+def test_a_model_that_says_null_for_the_end_of_texts_gets_that_of_answers_alone(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "model", "chatml", marks=False)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
+    add_token_ids(folder, {}, answers=True)
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": 2}
+
+
 def test_a_tokenizer_that_cannot_be_read_is_refused_before_weights_are_written(run: Path, tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "model", "chatml", marks=False)
     (folder / "tokenizer.json").write_text('{"added_tokens": [{"id": "x", "content": "y"}]}')

@@ -48,8 +48,8 @@ def add_token_ids(folder: Path, config: dict[str, Any], *, answers: bool) -> dic
     known = _generation(folder)
     generation = {key: config[key] for key in _NAMES if config.get(key) is not None} | ids if known is None else known
     if answers and (end := _end_of_answer(folder, added)) is not None:
-        ends = generation.get("eos_token_id", [])
-        ends = ends if isinstance(ends, list) else [ends]
+        ends = generation.get("eos_token_id")
+        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         generation = generation | ({} if end in ends else {"eos_token_id": [end, *ends] if ends else end})
     if generation and generation != known:
         replace_file(folder / GENERATION_FILE, json.dumps(generation, indent=2) + "\n")
