@@ -9,10 +9,10 @@ from memo.config.run import RunConfig
 from memo.config.training import Dtype
 
 DEFAULT_TILES = 8
-RESIDENT_TILE_TOKENS = 8192
-"""Products of so many rows reach what larger ones do (memo.simulate.kernels), and what a layer works with is small."""
 """Tiles in which layers are computed under a swap plan. They bound the memory of a layer besides its slot, and are long
 enough for efficient kernels."""
+RESIDENT_TILE_TOKENS = 8192
+"""Products of so many rows reach what larger ones do (memo.simulate.kernels), and what a layer works with is small."""
 SWEPT_TOKENS = (32768, 16384, 4096)
 """Tokens of a rank in one tile where layers are swept: the fastest, one nearly as fast, one for least memory.
 
