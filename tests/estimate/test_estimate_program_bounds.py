@@ -144,7 +144,7 @@ def test_steps_of_a_ring_that_are_alike_change_no_peak(
             z = device_sizes._replace(ring_rank=rank)
             found = peaks(_layer_passes.__wrapped__(z, kind, how))
             with monkeypatch.context() as patch:
-                patch.setattr("memo.estimate.program.attention._different_steps", lambda z: list(range(z.ring)))
+                patch.setattr("memo.estimate.program.attention.different_steps", lambda z: list(range(z.ring)))
                 assert peaks(_layer_passes.__wrapped__(z, kind, how)) == found
 
 

@@ -130,7 +130,7 @@ LAYERS: list[tuple[str, dict[str, object]]] = [
     ("qwen3-tiny", {"offload_alpha": 0.5, "params_dtype": "bf16", "micro_batch_size": 2}),
     ("gpt-tiny", {"ffn_hidden_size": 16, "window_size": 32}),
     ("llama-tiny", {"ffn_hidden_size": 16, "window_size": 48}),  # of which 128 tokens are no multiple
-    ("llama-tiny", {"ffn_hidden_size": 16, "window_size": 32, "params_dtype": "bf16", "micro_batch_size": 2}),
+    ("llama-tiny", {"ffn_hidden_size": 16, "window_size": 32, "micro_batch_size": 2}),
     ("gpt-tiny", {"ffn_hidden_size": 16, "window_size": 16, "offload_alpha": 0.5}),
     ("gpt-tiny", SWEEP),
     ("gpt-tiny", {**SWEEP, "ffn_hidden_size": 16, "window_size": 16}),
