@@ -62,6 +62,7 @@ class PipelineStage:
                 entered, root = live.pop(key)
                 # For a loss nothing was received, and autograd starts from a gradient of 1.
                 torch.autograd.backward(root, received)
+                del root  # its graph keeps what layers know of the microbatch
                 if entered is not None:
                     assert entered.grad is not None
                     messages.send(index, entered.grad)

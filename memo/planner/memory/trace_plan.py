@@ -26,6 +26,7 @@ from memo.artifacts.memory_trace import ATTENTION, Request, Trace, requests
 from memo.errors import PlanError
 from memo.planner.memory.dsa import Block, Instance, Problem, Solution, lower_bound_bytes
 from memo.planner.memory.plan_check import check_memory_plan
+from memo.planner.memory.repeats import repeated_phases, without_phases
 from memo.planner.memory.solve import TIME_LIMIT_S, check_time_limit, solve
 from memo.units import MIB
 
@@ -83,13 +84,17 @@ def solve_trace(
     if min_bytes < 1:
         raise PlanError(f"min_bytes is {min_bytes}, but requests have 1 byte or more: give 1 to plan them all")
     check_time_limit(time_limit_s)
-    iteration = _Iteration.of(trace, min_bytes, alignment_bytes, exact, time_limit_s)
+    whole = _Iteration.of(trace, min_bytes, alignment_bytes, exact, time_limit_s)
+    repeats = repeated_phases(trace, {request.id for request in whole.served})
+    short = without_phases(trace, repeats)
+    iteration = _Iteration.of(short, min_bytes, alignment_bytes, exact, time_limit_s)
     if planner == "flat":
         planning = _all_at_once(iteration)
     elif planner == "paper":
         planning = _in_two_levels(iteration, _Sections.phases(iteration))
     else:
         planning = _whichever_is_better(iteration, time_limit_s)
+    planning = replace(planning, plan=whole.repeating(planning.plan, repeats))
     check_memory_plan(planning.plan, trace)
     return planning
 
@@ -149,6 +154,17 @@ class _Iteration:
                 for phase, planned in zip(self.trace.phases, by_phase, strict=True)
             ),
         )
+
+    def repeating(self, plan: MemoryPlan, repeats: Mapping[int, int]) -> MemoryPlan:
+        """The plan of the whole iteration from `plan`, which lacks the phases that repeat others."""
+        made = iter(plan.phases)
+        phases: list[PlannedPhase] = []
+        for index in range(len(self.trace.phases)):
+            phases.append(phases[repeats[index]] if index in repeats else next(made))
+        found = (request for phase in phases for request in phase.requests)
+        offsets = {request.id: planned.offset_bytes for request, planned in zip(self.requests, found, strict=True)}
+        repeated = self.plan(plan.planner, offsets, plan.arena_bytes, plan.lower_bound_bytes)
+        return replace(repeated, proof=plan.proof)
 
 
 def _whichever_is_better(iteration: _Iteration, time_limit_s: float) -> Planning:
