@@ -24,7 +24,7 @@ from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import pipeline_of
 from memo.spec.shapes import shape_of
 
-MOST_ABOVE, MOST_BELOW = 0.03, 0.001
+MOST_ABOVE, MOST_BELOW = 0.03, 0.005
 SWEEP: dict[str, Any] = {
     "offload_granularity": "tile",
     "offload_slot_tiles": 1,
@@ -96,7 +96,7 @@ MORE_CASES: list[Case] = [
     ("name", "world_size", "flags"), [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE_CASES)]
 )
 def test_a_step_takes_what_the_account_says(name: str, world_size: int, flags: dict[str, Any]) -> None:
-    """The peak of each stage, at most 3 % above what was measured and 0.1 % below; slots and records to the byte."""
+    """The peak of each stage, at most 3 % above what was measured and 0.5 % below; slots and records to the byte."""
     config = run_config(name, **{**SWEEP, **flags})
     peaks = run_ranks(world_size, peak_of_training, config)
     for stage in range(config.parallel.pp):

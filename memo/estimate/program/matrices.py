@@ -32,7 +32,9 @@ def multiply(ledger: Ledger, z: LayerSizes, elements: int) -> None:
     """The scratch memory of a matrix product; its result, of so many elements, is the caller's.
 
     A stated bound for CPUs. In bf16 and fp16 oneDNN sums in a wider copy of the result, packs operands, which takes
-    less except in products so small that 0.2 MiB a thread are more, or needs nothing, as the CPU's instructions are.
+    less except where all of a step is small (0.2 MiB a thread), or needs nothing, as the CPU's instructions are.
+
+    Known error of a step's peak: 4.6 % above in a plain GPT of 46 MB where the bound is not used, 1 % below in 7 MB.
     """
     if z.mixed and not z.on_cuda:
         ledger.pulse(("matrix scratch", elements * z.wide))
