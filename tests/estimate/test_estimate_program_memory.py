@@ -179,7 +179,7 @@ def layer_peaks_twice(
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_layer_is_foreseen_within_the_bounds_of_its_scratch_memory(num_threads: int) -> None:
     """fp32 and bf16, LayerNorm and RMSNorm, with and without gates, biases, norms of heads: what is kept to the byte,
-    and the backward, whose moment is a step's, within 4 %."""
+    and the backward, whose moment is a step's, within 4 %, or 8 % in bf16."""
     configs = [run_config(name, seq_length=128, **flags) for name, flags in LAYERS]
     (peaks,) = run_ranks(1, layer_peaks_twice, configs, num_threads)
     for (name, flags), (found, expected) in zip(LAYERS, peaks, strict=True):
@@ -187,7 +187,7 @@ def test_a_layer_is_foreseen_within_the_bounds_of_its_scratch_memory(num_threads
         copies = flags.get("micro_batch_size", 1) != 1 or "window_size" in flags
         least = -num_threads * PACKED_BYTES if narrow else -ROW_COPY_BYTES * copies
         assert spare["kept"] == 0 and least <= min(spare.values()), (name, flags, spare)
-        assert spare["backward"] <= 0.04 * found["backward"], (name, flags, spare)
+        assert spare["backward"] <= (0.08 if narrow else 0.04) * found["backward"], (name, flags, spare)
         assert narrow or spare["forward"] <= num_threads * SCRATCH_BYTES, (name, flags, spare)
 
 
