@@ -51,8 +51,8 @@ def test_a_million_tokens_on_eight_h100() -> None:
 
 
 def test_a_small_model_of_few_tokens_takes_longer_by_seconds_that_tokens_do_not_explain() -> None:
-    """0.6B on one H100: from 8K to 16K tokens, the seconds beyond what is foreseen hardly grow. So they are not of the
-    kernels, which memo simulates, but of the host, once a step."""
+    """0.6B on one H100: from 8K to 16K tokens, the seconds beyond what is foreseen hardly grow. So they come once a
+    step: neither of kernels that grow with tokens, nor of a host that bounds the step at 8K, as it would not at 16K."""
     rows = [STEPS["h100-80", "0.6B", "sft", length].row() for length in (8, 16)]
     left_s = [row["step_s"] - row["not_memos_s"] - row["foreseen_s"] for row in rows]
     constant_s = 2 * left_s[0] - left_s[1]
