@@ -76,7 +76,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "shard empty": (lambda d: first_shard(d).write_bytes(b""), r"is damaged or cut short at 0 bytes"),
     "index names a tensor that is nowhere": (
         lambda d: change_index(d, lambda i: i["weight_map"].update({"model.extra": first_shard(d).name})),
-        r"says that model.extra lies in model-00001-of-\d+.safetensors, but it is not there",
+        r"says that 'model.extra' lies in model-00001-of-\d+.safetensors, but it is not there",
     ),
     "index names a file outside": (
         lambda d: change_index(d, lambda i: i["weight_map"].update({"model.extra": "../x.safetensors"})),

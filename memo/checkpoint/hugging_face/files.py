@@ -19,7 +19,7 @@ from torch import Tensor
 
 from memo.artifacts.fields import FileName, checked
 from memo.artifacts.model_directory import model_file
-from memo.artifacts.reading import Source, opened, read_json_object
+from memo.artifacts.reading import Source, opened, read_json_object, shown
 from memo.artifacts.regular_file import replacing
 from memo.checkpoint.writer import write_values
 from memo.config.hugging_face import INDEX_FILE, SINGLE_FILE, download_hint, has_weights, other_format
@@ -65,7 +65,7 @@ class TensorFiles:
         for name, file in indexed.items():
             if name not in self.tensors or self.tensors[name].file != file:
                 raise CheckpointError(
-                    f"{index} says that {name} lies in {file}, but it is not there: {download_hint(directory)} again"
+                    f"{index} says that {shown(name)} lies in {file}, but it is not there: {download_hint(directory)} again"
                 )
 
     def read(self, name: str, slices: Sequence[slice]) -> Tensor:
