@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chats import write_tokenizer
 from hf_directories import write_model
 
 from memo import Trainer
 from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
 from memo.config import RunConfig
 from memo.config.run import read_toml
+from memo.data import build_corpus
 from memo.errors import CheckpointError
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
@@ -120,6 +122,30 @@ def test_export_copies_nothing_from_where_a_config_points(published: Path, tmp_p
     (published / "checkpoint" / "config.toml").write_text(config.override(pointing).to_toml())
     exported = export_checkpoint(published / "checkpoint", tmp_path / "out")
     assert not (exported.path / "added_tokens.json").exists() and "added_tokens.json" not in exported.companions
+
+
+def test_export_copies_no_tokenizer_or_template_to_which_a_config_points(published: Path, tmp_path: Path) -> None:
+    """A run keeps both when it starts."""
+    (published / "texts.txt").write_text("some words\n" * 100)
+    build_corpus([published / "texts.txt"], tmp_path / "corpus")
+    (tmp_path / "corpus-chat_template.jinja").write_text("{{ messages }}")
+    run(
+        published,
+        tmp_path / "run",
+        model="llama-tiny",
+        train_iters=1,
+        mock_data=False,
+        data_path=str(tmp_path / "corpus"),
+    )
+    private = write_tokenizer(tmp_path / "private", "chatml", marks=False)
+    shutil.copy(tmp_path / "secret", tmp_path / "stranger-chat_template.jinja")
+    kept = export_checkpoint(tmp_path / "run", tmp_path / "kept").path
+    assert (kept / "chat_template.jinja").read_text() == "{{ messages }}" and (kept / "tokenizer.json").exists()
+    config = RunConfig().override(read_toml(tmp_path / "run" / "config.toml"))
+    shutil.rmtree(tmp_path / "run" / "hugging_face", ignore_errors=True)
+    for pointing in ({"tokenizer": str(private)}, {"data_path": (str(tmp_path / "stranger"),)}):
+        (tmp_path / "run" / "config.toml").write_text(config.override(pointing).to_toml())
+        assert export_checkpoint(tmp_path / "run", tmp_path / str(*pointing)).companions == []
 
 
 def run(published: Path, save: Path, **flags: Any) -> None:

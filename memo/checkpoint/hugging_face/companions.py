@@ -9,8 +9,11 @@ from memo.artifacts.model_directory import model_file, path_within
 from memo.artifacts.regular_file import open_regular, replace_file, replacing
 from memo.checkpoint.directory import has_checkpoint, resolve_checkpoint
 from memo.config import RunConfig
+from memo.config.blend import read_blend
 from memo.config.hugging_face import CONFIG_FILE
 from memo.data import BPETokenizer, ByteTokenizer
+from memo.data.chat_template import TEMPLATE_SUFFIX
+from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
 from memo.data.tokenizer import END_OF_DOCUMENT_NAMES
 from memo.errors import CheckpointError, reason_of
 
@@ -28,6 +31,8 @@ COMPANIONS = (
     "chat_template.jinja",
     "generation_config.json",
 )
+LEARNED_TEMPLATE = f"learned{TEMPLATE_SUFFIX}"
+"""The chat template of the conversations that a run learns, which its export has in place of the model's."""
 
 
 def copy_companions(source: Path, target: Path, names: Sequence[str] = COMPANIONS) -> list[str]:
@@ -45,27 +50,54 @@ def copy_companions(source: Path, target: Path, names: Sequence[str] = COMPANION
 
 
 def keep_companions(config: RunConfig, save: str) -> None:
-    """Copy into SAVE what an export of the run takes from the model that it goes on from, and remove an earlier one's.
+    """Copy into SAVE what an export of the run takes from the model that it goes on from, and of its data the tokenizer
+    and chat template; remove an earlier run's.
 
-    An export looks nowhere else: by then a config.toml may be a stranger's, and name any directory. Raises
-    CheckpointError for files that lead out of their directory, and where SAVE cannot be written.
+    An export looks nowhere else: by then a config.toml may be a stranger's, and name any file. Raises CheckpointError
+    for files that lead out of their directory, and where SAVE cannot be written.
     """
     checkpoint, target = config.checkpoint, path_within(save, COMPANION_DIR)
     sources = [] if checkpoint.pretrained_checkpoint is None else [Path(checkpoint.pretrained_checkpoint)]
     if checkpoint.load is not None and has_checkpoint(checkpoint.load):
         sources.insert(0, path_within(resolve_checkpoint(checkpoint.load).parent, COMPANION_DIR))
-    source = next((each for each in sources if model_file(each, CONFIG_FILE) is not None), None)
-    if source == target:
-        return
-    names = (CONFIG_FILE, *COMPANIONS)
+    names = (CONFIG_FILE, *COMPANIONS, LEARNED_TEMPLATE)
+    source = next((each for each in sources if _has_any(each, names)), None)
     try:
-        copied = [] if source is None else copy_companions(source, target, names)
-        for name in set(names) - set(copied):
-            (target / name).unlink(missing_ok=True)
+        if source != target:
+            copied = [] if source is None else copy_companions(source, target, names)
+            for name in set(names) - set(copied):
+                (target / name).unlink(missing_ok=True)
+        _keep_of_data(config, target)
     except OSError as error:
         raise CheckpointError(
             f"--save {save} cannot be written ({reason_of(error)}): remove what is there, or give another directory"
         ) from None
+
+
+def _has_any(directory: Path, names: Sequence[str]) -> bool:
+    return any(model_file(directory, name) is not None for name in names)
+
+
+def _keep_of_data(config: RunConfig, target: Path) -> None:
+    """The chat template of the run's conversations; its tokenizer where the model has brought none."""
+    words, tokenizer = config.data.data_path, config.data.tokenizer
+    prefixes = () if words is None else read_blend("--data-path", words).prefixes  # all of one tokenizer
+    template = next((path for prefix in prefixes if (path := Path(f"{prefix}{TEMPLATE_SUFFIX}")).exists()), None)
+    if template is not None:
+        target.mkdir(parents=True, exist_ok=True)
+        with open(open_regular(template), "rb") as theirs, replacing(target / LEARNED_TEMPLATE) as ours:
+            shutil.copyfileobj(theirs, ours)
+    if _has_any(target, COMPANIONS):
+        return
+    candidates = [] if tokenizer is None else [tokenizer]
+    candidates += [f"{prefix}{TOKENIZER_SUFFIX}" for prefix in prefixes]
+    if any(copy_tokenizer(Path(candidate), target) for candidate in candidates):
+        return
+    if tokenizer is None:
+        facts = (CorpusFacts.load(prefix) for prefix in prefixes if Path(f"{prefix}.json").exists())
+        tokenizer = next((each.tokenizer for each in facts), None)
+    if tokenizer == ByteTokenizer.name:
+        _write_tokenizer(ByteTokenizer().definition, END_OF_DOCUMENT_NAMES[0], target)
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
@@ -82,12 +114,8 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
     return _write_tokenizer(tokenizer.definition, tokenizer.eod_name, target)
 
 
-def write_byte_tokenizer(target: Path) -> None:
-    """The tokenizer of bytes, in the same two files."""
-    _write_tokenizer(ByteTokenizer().definition, END_OF_DOCUMENT_NAMES[0], target)
-
-
 def _write_tokenizer(definition: bytes, eod: str, target: Path) -> list[str]:
+    target.mkdir(parents=True, exist_ok=True)
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eod}
     replace_file(target / "tokenizer.json", definition)
     replace_file(target / "tokenizer_config.json", json.dumps(facts, indent=2) + "\n")

@@ -16,7 +16,7 @@ from memo.artifacts.regular_file import open_regular, replace_file, replacing
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
-from memo.checkpoint.hugging_face.companions import COMPANION_DIR, COMPANIONS, copy_tokenizer, write_byte_tokenizer
+from memo.checkpoint.hugging_face.companions import COMPANION_DIR, COMPANIONS, LEARNED_TEMPLATE, copy_tokenizer
 from memo.checkpoint.hugging_face.files import write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
@@ -24,15 +24,12 @@ from memo.checkpoint.index import Index
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import MASTER, open_checkpoint, read_tensors
 from memo.config import RunConfig
-from memo.config.blend import read_blend
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, HuggingFaceModel, read_config
 from memo.config.identity import differences, model_identity
 from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config
-from memo.data import ByteTokenizer
-from memo.data.chat_template import TEMPLATE_FILE, TEMPLATE_SUFFIX
-from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
+from memo.data.chat_template import TEMPLATE_FILE
 from memo.errors import CheckpointError, ConfigError
 from memo.units import GIB
 
@@ -120,8 +117,8 @@ def export_checkpoint(
     partial = place.with_name(f"{place.name}.partial")
     _make(partial)
     try:
-        _copy_tokenizer(final, config, tokenizer, partial)
-        answers = _copy_template(config, partial)
+        copy_tokenizer(_companions(final) if tokenizer is None else Path(tokenizer), partial)
+        answers = _copy_template(final, partial)
         _write_json(partial / CONFIG_FILE, add_token_ids(partial, theirs.content, answers=answers))
         companions = [name for name in COMPANIONS if (partial / name).exists()]
         files = _write_weights(source, partial, tensors, max_shard_bytes)
@@ -264,42 +261,14 @@ def _read(source: _Source, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
     return whole
 
 
-def _copy_tokenizer(final: Path, config: RunConfig, given: str | Path | None, folder: Path) -> None:
-    """Copy the tokenizer's files from the first of these that has any: the given path, the model from which this one
-    was trained, the run's tokenizer."""
-    if given is not None:
-        copy_tokenizer(Path(given), folder)
-        return
-    candidates = [_companions(final)]
-    candidates += [Path(path) for path in (config.data.tokenizer,) if path is not None]
-    candidates += [Path(f"{prefix}{TOKENIZER_SUFFIX}") for prefix in _corpora(config)]
-    if not any(copy_tokenizer(candidate, folder) for candidate in candidates) and _learned_bytes(config):
-        write_byte_tokenizer(folder)
-
-
-def _copy_template(config: RunConfig, folder: Path) -> bool:
+def _copy_template(final: Path, folder: Path) -> bool:
     """Whether the run learned conversations, whose chat template is then the model's."""
-    for prefix in _corpora(config):
-        if os.path.exists(template := f"{prefix}{TEMPLATE_SUFFIX}"):
-            with open(open_regular(template), "rb") as theirs, replacing(folder / TEMPLATE_FILE) as ours:
-                shutil.copyfileobj(theirs, ours)
-            return True
-    return False
-
-
-def _learned_bytes(config: RunConfig) -> bool:
-    """Whether the run's tokenizer is that of bytes, which has no file: by its name, or by the corpus if it is there."""
-    tokenizer = config.data.tokenizer
-    if tokenizer is None:
-        found = (CorpusFacts.load(prefix) for prefix in _corpora(config) if os.path.exists(f"{prefix}.json"))
-        tokenizer = next((facts.tokenizer for facts in found), None)
-    return tokenizer == ByteTokenizer.name
-
-
-def _corpora(config: RunConfig) -> tuple[str, ...]:
-    """Prefixes of what the run was trained on, all of one tokenizer."""
-    words = config.data.data_path
-    return () if words is None else read_blend("--data-path", words).prefixes
+    template = model_file(_companions(final), LEARNED_TEMPLATE)
+    if template is None:
+        return False
+    with open(open_regular(template), "rb") as theirs, replacing(folder / TEMPLATE_FILE) as ours:
+        shutil.copyfileobj(theirs, ours)
+    return True
 
 
 def _write_json(path: Path, content: object) -> None:
