@@ -65,7 +65,8 @@ class TensorFiles:
         for name, file in indexed.items():
             if name not in self.tensors or self.tensors[name].file != file:
                 raise CheckpointError(
-                    f"{index} says that {shown(name)} lies in {file}, but it is not there: {download_hint(directory)} again"
+                    f"{index} says that {shown(name)} lies in {file}, but it is not there: "
+                    f"{download_hint(directory)} again"
                 )
 
     def read(self, name: str, slices: Sequence[slice]) -> Tensor:
