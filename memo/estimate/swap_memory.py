@@ -68,28 +68,22 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
         beside = beside_slots(config, world_size, stage)
         buffers += key_value_layout(config).device_bytes
         buffers += (beside.input_sections + beside.hidden_sections) * layout.places["input"].num_bytes
-    kinds = record_kinds(config, world_size, stage, layout)
-    stays = staying_bytes(config, world_size, stage, layout)
+    kinds, stays = host_records(config, world_size, stage, layout)
     records = sum(kind.total_bytes for kind in kinds) + stays
     on_disk = config.memory.offload_nvme_path is not None
     return SwapBytes(buffers, least_host_bytes(kinds) + stays if on_disk else records, records)
 
 
-def staying_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> int:
-    """Host records of a rank of `stage` that never go to a disk: of hidden states, with --offload-hidden-states."""
-    return beside_slots(config, world_size, stage).hidden_records * layout.places["input"].num_bytes
-
-
-def record_kinds(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> list[RecordKind]:
-    """Host records of a rank of `stage` that may go to a disk: where layers are swept of keys and values and of inputs,
-    then all others."""
-    others = RecordKind(num_records(config, world_size, stage), layout.moved_bytes)
+def host_records(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> tuple[list[RecordKind], int]:
+    """Host records of a rank of `stage`: those that may go to a disk, where layers are swept of keys and values and of
+    inputs, then all others; and bytes of those that never do: of hidden states, with --offload-hidden-states."""
+    count, beside = _in_use(config, world_size, stage)
+    others = RecordKind(count, layout.moved_bytes)
     if not config.memory.sweeps:
-        return [others]
-    beside = beside_slots(config, world_size, stage)
+        return [others], 0
     keys = key_value_records(beside.key_records, key_value_layout(config))
-    inputs = RecordKind(beside.input_records, layout.places["input"].num_bytes)
-    return [keys, inputs, others]
+    input_bytes = layout.places["input"].num_bytes
+    return [keys, RecordKind(beside.input_records, input_bytes), others], beside.hidden_records * input_bytes
 
 
 def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_bytes: float = inf) -> list[int]:
@@ -100,21 +94,20 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
     """
     if moved is None:
         return [0] * config.parallel.pp
-    layout = slot_layout(config, moved)
+    layout, found = slot_layout(config, moved), []
     limit_bytes = 0 if config.memory.offload_nvme_path is None else disk_bytes
-    return [
-        least_host_bytes(record_kinds(config, world_size, stage, layout), limit_bytes)
-        + staying_bytes(config, world_size, stage, layout)
-        for stage in range(config.parallel.pp)
-    ]
+    for stage in range(config.parallel.pp):
+        kinds, stays = host_records(config, world_size, stage, layout)
+        found.append(least_host_bytes(kinds, limit_bytes) + stays)
+    return found
 
 
 def disk_bytes(config: RunConfig, world_size: int, moved: Moved, rank_host_bytes: list[float]) -> list[int]:
     """Bytes on the disk of a rank of each stage, whose records may take so much of host memory."""
     layout, found = slot_layout(config, moved), []
     for stage, host in enumerate(rank_host_bytes):
-        stays = staying_bytes(config, world_size, stage, layout)
-        split = split_records(record_kinds(config, world_size, stage, layout), int(host) - stays)
+        kinds, stays = host_records(config, world_size, stage, layout)
+        split = split_records(kinds, int(host) - stays)
         found.append(0 if split is None else split.disk_bytes)
     return found
 
@@ -126,12 +119,7 @@ def num_records(config: RunConfig, world_size: int, stage: int) -> int:
     follows its forward, else one. What is never more than two layers does not move. Of layers that recompute attention
     one at a time is in flight, which takes what the layers after it have freed.
     """
-    sections = resolved_sections(config)
-    in_flight = sections * _kept_in_flight(config, world_size, stage)
-    if not in_flight:
-        return max(0, sections - 2)
-    stays = 2 if _turns_at_once(config, world_size, stage) or (sections == 1 and in_flight <= 2) else 1
-    return max(0, in_flight - stays)
+    return _in_use(config, world_size, stage)[0]
 
 
 class BesideSlots(NamedTuple):
@@ -160,13 +148,25 @@ def beside_slots(config: RunConfig, world_size: int, stage: int) -> BesideSlots:
     written makes room first. Of hidden states all sections have a record but the one that has just been written; on the
     device they have slots, and one section in which modules work and messages arrive.
     """
-    sections, kept = resolved_sections(config), _kept_in_flight(config, world_size, stage)
-    inputs = sections * (layers_in_flight(config, num_microbatches(config, world_size), stage) - kept)
-    hidden = 0
+    return _in_use(config, world_size, stage)[1]
+
+
+def _in_use(config: RunConfig, world_size: int, stage: int) -> tuple[int, BesideSlots]:
+    """What `num_records` and `beside_slots` return."""
+    sections, microbatches = resolved_sections(config), num_microbatches(config, world_size)
+    in_flight, in_chunk = layers_in_flight(config, microbatches, stage), layers_per_chunk(config)
+    kept = in_flight // in_chunk * (in_chunk - config.memory.recompute_attention_layers)  # do not recompute attention
+    turns_at_once = _turns_at_once(config, microbatches, stage)
+    if kept:
+        stays = 2 if turns_at_once or (sections == 1 and kept <= 2) else 1
+        records = max(0, sections * kept - stays)
+    else:
+        records = max(0, sections - 2)
+    inputs, hidden = sections * (in_flight - kept), 0
     if config.memory.sweeps and config.memory.offload_hidden_states:
         hidden = sections * most_hidden_states(pipeline_of(config, world_size), stage)
-    return BesideSlots(
-        key_records=max(0, kept - _turns_at_once(config, world_size, stage)),
+    return records, BesideSlots(
+        key_records=max(0, kept - turns_at_once),
         input_records=max(0, inputs - 1),
         hidden_records=hidden - 1 if hidden > 2 else 0,
         input_sections=min(2, inputs),
@@ -174,17 +174,10 @@ def beside_slots(config: RunConfig, world_size: int, stage: int) -> BesideSlots:
     )
 
 
-def _kept_in_flight(config: RunConfig, world_size: int, stage: int) -> int:
-    """Layers x microbatches in flight whose attention is not recomputed."""
-    in_flight = layers_in_flight(config, num_microbatches(config, world_size), stage)
-    in_chunk = layers_per_chunk(config)
-    return in_flight // in_chunk * (in_chunk - config.memory.recompute_attention_layers)
-
-
-def _turns_at_once(config: RunConfig, world_size: int, stage: int) -> bool:
+def _turns_at_once(config: RunConfig, microbatches: int, stage: int) -> bool:
     """Whether the next backward is that of the last forward, when most is in flight."""
     parallel = config.parallel
-    if num_microbatches(config, world_size) == 1:
+    if microbatches == 1:
         return True
     if parallel.gradient_accumulation_order == "breadth_first":
         return False

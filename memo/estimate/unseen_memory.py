@@ -14,6 +14,7 @@ with one of them held 4.3 GB (NCCL issue 1685).
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from memo.config import RunConfig
@@ -113,6 +114,7 @@ def communicator_memory(config: RunConfig, world_size: int, links: Links = FAST_
     return total
 
 
+@lru_cache(maxsize=256)
 def _of(traffic: Traffic, size: int, links: Links) -> Unseen:
     if traffic == "collective":
         return (_OF_PAIRS if size == 2 else _OF_MORE).times(1.0 if links.are_fast else _SLOW_COLLECTIVE_SHARE)

@@ -111,6 +111,10 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
         if strategy not in made:
             made[strategy] = _under(question, strategy)
         config = made[strategy]
+        spread = Strategy(sharding=strategy.sharding, order=strategy.order)
+        if strategy != spread:  # only its memory differs
+            made[key] = replace(config_of(question, layout, spread), memory=config.memory)
+            return made[key]
         parallel = replace(
             config.parallel,
             tensor_model_parallel_size=layout.tp,

@@ -121,7 +121,6 @@ class _Writer:
                 self.found.append(LayerOp("F", microbatch, written, section))
 
 
-@lru_cache(maxsize=256)
 def most_hidden_states(pipeline: Pipeline, stage: int) -> int:
     """The most hidden states, or gradients of such, of one microbatch each, that a stage has at once.
 
@@ -131,8 +130,13 @@ def most_hidden_states(pipeline: Pipeline, stage: int) -> int:
         return pipeline.microbatches  # between two layers
     if pipeline.stages == 1:
         return 1
-    short, most = shortened(pipeline), 0
-    for ops in stage_hidden_ops(short, stage, short.stages * short.chunks, sections=1):
+    return _most_at_once(shortened(pipeline), stage)
+
+
+@lru_cache(maxsize=256)
+def _most_at_once(pipeline: Pipeline, stage: int) -> int:
+    most = 0
+    for ops in stage_hidden_ops(pipeline, stage, pipeline.stages * pipeline.chunks, sections=1):
         now = 0
         for op in ops:
             now += 1 if op.kind == "F" else -1

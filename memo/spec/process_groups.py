@@ -17,6 +17,7 @@ A group of one rank is not made. A communicator is what NCCL calls the state of 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from memo.config import RunConfig
@@ -44,6 +45,7 @@ class PlannedGroup:
     communicator: str
 
 
+@lru_cache(maxsize=256)
 def planned_groups(
     grid: RankGrid, a2a_size: int, *, is_interleaved: bool, ties_embedding: bool
 ) -> tuple[PlannedGroup, ...]:

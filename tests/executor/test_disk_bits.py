@@ -15,7 +15,7 @@ from layouts import tiny
 from ranks import run_ranks
 from swapped_steps import Copies, Workplace, differences, observed, profiled_once
 
-from memo.estimate.swap_memory import record_kinds, staying_bytes
+from memo.estimate.swap_memory import host_records
 from memo.executor.runtime import SweepRuntime
 from memo.spec.slots import slot_layout
 from memo.train.build import ParallelModel
@@ -49,10 +49,8 @@ def foreseen(workplace: Workplace, common: dict[str, Any], directory: str, model
     assert model.chosen_swap is not None
     config = workplace.config.override({**common, "offload_nvme_path": directory})
     layout = slot_layout(config, model.chosen_swap.solution.tiles)
-    kinds = record_kinds(config, workplace.world_size, workplace.mesh.at.pp, layout)
-    return sum(kind.staging_bytes for kind in kinds) + staying_bytes(
-        config, workplace.world_size, workplace.mesh.at.pp, layout
-    )
+    kinds, stays = host_records(config, workplace.world_size, workplace.mesh.at.pp, layout)
+    return sum(kind.staging_bytes for kind in kinds) + stays
 
 
 def examine(name: str, granularity: str, directory: str) -> Findings:
