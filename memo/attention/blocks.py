@@ -160,14 +160,17 @@ def _parts(block: ScoreBlock, most_tokens: int) -> Iterator[ScoreBlock]:
         )
 
 
-def strips(blocks: Sequence[ScoreBlock], window: int) -> Iterator[list[ScoreBlock]]:
-    """The same blocks in groups that one kernel call takes: squares alike at equal distances, as a window makes them.
+def strips(blocks: Sequence[ScoreBlock], window: int, most_tokens: int) -> Iterator[list[ScoreBlock]]:
+    """The same blocks in groups that one kernel call takes: squares alike at equal distances, as a window makes them,
+    all within reach of the first one (`most_tokens`).
 
     Each rectangle is a group.
     """
-    group: list[ScoreBlock] = []
+    most, group = strips_of_call(window), list[ScoreBlock]()
     for block in blocks:
-        if group and not (len(group) < strips_of_call(window) and _continues(group, block)):
+        if group and not (
+            len(group) < most and block.q_stop - group[0].q_start <= most_tokens and _continues(group, block)
+        ):
             yield group
             group = []
         group.append(block)

@@ -284,7 +284,7 @@ def _calls(
     is_varlen = isinstance(backend, VarlenBackend) and window is None
     are_documents = len(blocks) > 1 and all(block.causal for block in blocks)
     groups = _runs(blocks, most) if is_varlen else ([block] for block in blocks)
-    for run in groups if window is None else strips(blocks, window):
+    for run in groups if window is None else strips(blocks, window, most):
         first, last = run[0], run[-1]
         batches = range(num_batch) if first.batch is None else [first.batch]
         if window is not None and first.causal:

@@ -43,7 +43,10 @@ def test_blocks_have_each_score_of_the_window_once(seed: int) -> None:
     blocks = attention_blocks(q_chunks, k_chunks, (row,), window)
     if draw.random() < 0.5:
         blocks = cut_within(blocks, draw.randint(1, 6))
-    assert [block for group in strips(blocks, window) for block in group] == list(blocks)
+    reach = draw.randint(1, tokens)
+    groups = list(strips(blocks, window, reach))
+    assert [block for group in groups for block in group] == list(blocks)
+    assert all(len(group) == 1 or group[-1].q_stop - group[0].q_start <= reach for group in groups)
     expected = mask(positions(q_chunks), positions(k_chunks), row, window)
     found = torch.zeros(expected.shape, dtype=torch.int64)
     for block in blocks:
@@ -75,4 +78,5 @@ def test_strips_alike_are_one_call() -> None:
     whole = (Chunk(0, 1 << 20, 0),)
     blocks = attention_blocks(whole, whole, None, 128)
     assert len(blocks) == 2 * (1 << 20) // 128 - 1
-    assert len(list(strips(blocks, 128))) == 32
+    assert len(list(strips(blocks, 128, 1 << 20))) == 32
+    assert len(list(strips(blocks, 128, 1 << 15))) == 64  # rows so far apart that a kernel reaches no more tokens

@@ -95,7 +95,7 @@ def window_calls(z: LayerSizes, reach_back: bool = False) -> list[Call]:
     """
     tokens = z.tokens // z.batch // (1 if z.ring == 1 else 2)  # a rank of a ring has two chunks
     full, rest = divmod(tokens, z.window)
-    at_once = strips_of_call(z.window)
+    at_once = max(1, min(strips_of_call(z.window), most_tokens(fused_row(z)) // z.window))
     calls = []
     for strip, last, flipped in ((z.window, rest, False), (z.window - 1, rest - 1, True)):
         whole, left = divmod(full if reach_back or not flipped else max(0, full - 1), at_once)
