@@ -68,7 +68,7 @@ class Capacity:
         """Up to which a run is judged to fit."""
         if self.program == "megatron-lm":
             return FITS_SHARE * self.usable_gpu_bytes
-        return max(0.0, self.usable_gpu_bytes - LOST_PAGES_BYTES) / (1.0 + FULL_SIZE.share)
+        return sure_bytes(self.usable_gpu_bytes)
 
     @property
     def most_gpu_bytes(self) -> float:
@@ -99,6 +99,11 @@ class MemoryLimits:
     local_ranks: int
     disk_bytes: float = inf
     links: Links = FAST_NODE
+
+
+def sure_bytes(usable_bytes: float) -> float:
+    """Up to how much memo's account of a run may say, if the run is to fit surely where torch reports so much."""
+    return max(0.0, usable_bytes - LOST_PAGES_BYTES) / (1.0 + FULL_SIZE.share)
 
 
 def room_for_unseen(unseen: Unseen) -> int:

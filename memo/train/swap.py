@@ -12,7 +12,8 @@ from memo.config.derived import layers_per_chunk, local_world_size_from_env, res
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
-from memo.estimate.unseen_memory import CONTEXT, communicator_memory, links_of
+from memo.estimate.unseen_memory import CONTEXT, communicator_memory, links_of, page_table_bytes
+from memo.estimate.verdict import sure_bytes
 from memo.executor.disk_rate import measured_disk
 from memo.executor.host_budget import HostBudget
 from memo.executor.runtime import SwapRuntime, SweepRuntime
@@ -133,21 +134,23 @@ def free_memory(
 ) -> FreeMemory:
     """What is free beside the states and what NCCL will take, on the device up to --device-memory-gib.
 
-    Also what is left of `host` and of its disk, whose rate the ranks of a node measure together.
+    Also what is left of `host` and of its disk, whose rate the ranks of a node measure together. Of a GPU there stays
+    free what a verdict of memo plan keeps back: whole pages, the error of the account, and page tables of pinned memory.
 
     `states_exist`: whether what is free now is already without them.
     """
     states_bytes = state_bytes(config, mesh.grid.world_size, mesh.at.pp).device
-    nccl_bytes = taken_bytes = 0  # on a CPU the limit is of tensors
+    to_come = beside_bytes = 0  # on a CPU the limit is of tensors
     if device.type == "cuda":
         links = links_of(known_machine(device))
         nccl_bytes = communicator_memory(config, mesh.grid.world_size, links).most
-        taken_bytes = taken_beside_torch(device)
-    to_come = max(0, nccl_bytes - max(0, taken_bytes - CONTEXT.foreseen))  # NCCL connects ranks when they first talk
+        beside_bytes = CONTEXT.foreseen + nccl_bytes
+        to_come = max(0, nccl_bytes - max(0, taken_beside_torch(device) - CONTEXT.foreseen))  # at the first messages
+        usable_bytes = torch.cuda.mem_get_info(device)[1]
+        to_come += usable_bytes - int(sure_bytes(usable_bytes)) + page_table_bytes(host.left_bytes)
     device_bytes = _free_bytes(device) - to_come - (0 if states_exist else states_bytes)
     if config.memory.device_memory_gib is not None:
         allowed_bytes = int(config.memory.device_memory_gib * GIB)
-        beside_bytes = CONTEXT.foreseen + nccl_bytes if device.type == "cuda" else 0
         device_bytes = min(device_bytes, allowed_bytes - beside_bytes - states_bytes)
     return FreeMemory(device_bytes, host.left_bytes, None if host.disk is None else measured_disk(host.disk))
 
