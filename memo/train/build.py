@@ -241,6 +241,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     # 4. Memory comes after all shapes are known: parameters become views of flat buffers, and states that are not
     # resident get host memory and slots. The ranks of a node divide its memory before any of them allocates some.
     host = settle(config, mesh, device)
+    free_bytes = swap.free_device_bytes(config, mesh, device, host) if memory.swaps else 0
     placement = placement_of(config, mesh.grid.world_size)
     data_parallel = ShardedDataParallel(
         nn.ModuleList(chunks),
@@ -264,7 +265,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
     chosen = runtime = None
     if memory.swaps:
-        chosen = swap.choose(config, mesh, ops, chunks, data_parallel, host)
+        chosen = swap.choose(config, mesh, ops, chunks, data_parallel, free_bytes, host)
         if not chosen.solution.moves_nothing_is_best:
             runtime = swap.start(config, mesh, chosen, chunks, data_parallel, backend, host)
     if runtime is None:

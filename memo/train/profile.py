@@ -33,7 +33,7 @@ from memo.train.memory_choice import agreed
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import batches_to_record, describe_run
 from memo.train.setup import Prepared, prepare
-from memo.train.swap import decide, free_memory
+from memo.train.swap import decide, free_device_bytes
 from memo.train.watchdog import Watchdog
 from memo_kernels import select_ops
 
@@ -128,11 +128,10 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
     if not config.memory.swaps:
         show(f"\nprofile {origin}\nno plan: --offload-alpha off, or --recompute-granularity in its place")
         return
-    states = state_bytes(config, mesh.grid.world_size, mesh.at.pp)  # the model does not exist: count what it would take
-    host.draw("states", states.host)
-    room = free_memory(config, mesh, device, host, states_exist=False)
+    free_bytes = free_device_bytes(config, mesh, device, host)
+    host.draw("states", state_bytes(config, mesh.grid.world_size, mesh.at.pp).host)  # as the model would, if it existed
     ops = stage_ops(pipeline_of(config, mesh.grid.world_size), mesh.at.pp, config.model.num_layers)
-    chosen = decide(config, mesh, ops, profile, origin, room, device)
+    chosen = decide(config, mesh, ops, profile, origin, free_bytes, host, device)
     show(f"\nplan for {chosen.describe()}")
 
 

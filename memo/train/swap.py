@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -30,7 +29,7 @@ from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans, disk_pl
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, SweepPlans, swap_plan, sweep_plans
 from memo.planner.swap_problem import activation_limits, swap_problem
-from memo.spec.disk import NO_RECORDS, Disk, RecordKind, split_records
+from memo.spec.disk import NO_RECORDS, RecordKind, split_records
 from memo.spec.hidden_ops import stage_hidden_ops
 from memo.spec.layer_ops import LayerOp, swept_ops
 from memo.spec.schedule import pipeline_of
@@ -40,14 +39,6 @@ from memo.train.device import known_machine, taken_beside_torch
 from memo.train.layer_profile import measure, obtain
 from memo.train.tiled_layers import hidden_sections, put_on_tiles
 from memo.units import GIB
-
-
-class FreeMemory(NamedTuple):
-    """Bytes that this rank can take beside its states, for activations and what serves them."""
-
-    device_bytes: int
-    host_bytes: int
-    disk: Disk | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +67,12 @@ def choose(
     ops: Sequence[LayerOp],
     chunks: Sequence[TransformerChunk],
     data_parallel: ShardedDataParallel,
+    free_bytes: int,
     host: HostBudget,
 ) -> ChosenSwap:
     """Plan for a model that is built, from the profile of its first layer, whose gradients the first step zeroes.
 
-    Of `host` its states have drawn what they take.
+    `free_bytes`: of the device, beside all states; of `host` they have drawn what they take.
     """
     device = data_parallel.device
     layer = chunks[0].layers[0]
@@ -91,7 +83,7 @@ def choose(
             return measure(config, mesh, layer, data_parallel.main_gradient, device)
 
     profile, origin = obtain(config, mesh, device, measured)
-    return decide(config, mesh, ops, profile, origin, free_memory(config, mesh, device, host), device)
+    return decide(config, mesh, ops, profile, origin, free_bytes, host, device)
 
 
 def decide(
@@ -100,17 +92,19 @@ def decide(
     ops: Sequence[LayerOp],
     profile: LayerProfile,
     origin: str,
-    free: FreeMemory,
+    free_bytes: int,
+    host: HostBudget,
     device: torch.device,
 ) -> ChosenSwap:
     """Solve for what moves; the ranks of a stage agree on the least of their answers.
 
     Args:
         profile: the same on all ranks.
-        free: beside all states, whether they exist already or not.
+        free_bytes: of the device, for activations; of `host` states have drawn what they take. The ranks of a node
+            measure its disk together.
     """
     plan, sweep = _plans(config, mesh, ops)
-    problem = _problem(config, mesh, plan, sweep, profile, free)
+    problem = _problem(config, mesh, plan, sweep, profile, free_bytes, host)
     solution = _solve(config, problem)
     stays = torch.tensor(int(config.memory.offload_alpha == "auto" and solution.moves_nothing_is_best), device=device)
     for group in (mesh.tp, mesh.cp, mesh.dp, mesh.pp):
@@ -129,30 +123,24 @@ def decide(
     return ChosenSwap(plan, sweep, problem, solution, origin)
 
 
-def free_memory(
-    config: RunConfig, mesh: Mesh, device: torch.device, host: HostBudget, states_exist: bool = True
-) -> FreeMemory:
-    """What is free beside the states and what NCCL will take, on the device up to --device-memory-gib.
+def free_device_bytes(config: RunConfig, mesh: Mesh, device: torch.device, host: HostBudget) -> int:
+    """What this rank can take of its device for activations, up to --device-memory-gib; asked before states exist.
 
-    Also what is left of `host` and of its disk, whose rate the ranks of a node measure together. Of a GPU there stays
-    free what a verdict of memo plan keeps back: whole pages, the error of the account, and page tables of pinned memory.
-
-    `states_exist`: whether what is free now is already without them.
+    Without the states and what NCCL will take, and of a GPU without what a verdict of memo plan keeps back: whole
+    pages, the error of the account, and page tables of all that `host` may pin.
     """
     states_bytes = state_bytes(config, mesh.grid.world_size, mesh.at.pp).device
-    to_come = beside_bytes = 0  # on a CPU the limit is of tensors
+    free_bytes, beside_bytes = available_host_bytes() // local_world_size_from_env(), 0  # on a CPU: of tensors alone
     if device.type == "cuda":
-        links = links_of(known_machine(device))
-        nccl_bytes = communicator_memory(config, mesh.grid.world_size, links).most
+        free_bytes, usable_bytes = torch.cuda.mem_get_info(device)
+        nccl_bytes = communicator_memory(config, mesh.grid.world_size, links_of(known_machine(device))).most
         beside_bytes = CONTEXT.foreseen + nccl_bytes
-        to_come = max(0, nccl_bytes - max(0, taken_beside_torch(device) - CONTEXT.foreseen))  # at the first messages
-        usable_bytes = torch.cuda.mem_get_info(device)[1]
-        to_come += usable_bytes - int(sure_bytes(usable_bytes)) + page_table_bytes(host.left_bytes)
-    device_bytes = _free_bytes(device) - to_come - (0 if states_exist else states_bytes)
+        connected_bytes = max(0, taken_beside_torch(device) - CONTEXT.foreseen)  # NCCL connects at the first messages
+        kept_bytes = usable_bytes - int(sure_bytes(usable_bytes)) + page_table_bytes(host.left_bytes)
+        free_bytes -= max(0, nccl_bytes - connected_bytes) + kept_bytes
     if config.memory.device_memory_gib is not None:
-        allowed_bytes = int(config.memory.device_memory_gib * GIB)
-        device_bytes = min(device_bytes, allowed_bytes - beside_bytes - states_bytes)
-    return FreeMemory(device_bytes, host.left_bytes, None if host.disk is None else measured_disk(host.disk))
+        free_bytes = min(free_bytes, int(config.memory.device_memory_gib * GIB) - beside_bytes)
+    return free_bytes - states_bytes
 
 
 def _plans(config: RunConfig, mesh: Mesh, ops: Sequence[LayerOp]) -> tuple[SwapPlan, SweepPlans | None]:
@@ -220,22 +208,17 @@ def _disk_plans(config: RunConfig, chosen: ChosenSwap, layout: SlotLayout, host:
     return DiskPlans(*reversed(found))
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Memory of the device that this rank can still take; on a CPU its share of the node's."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return available_host_bytes() // local_world_size_from_env()
-
-
 def _problem(
     config: RunConfig,
     mesh: Mesh,
     plan: SwapPlan,
     sweep: SweepPlans | None,
     profile: LayerProfile,
-    free: FreeMemory,
+    free_bytes: int,
+    host: HostBudget,
 ) -> SwapProblem:
     world_size = mesh.grid.world_size
+    disk = None if host.disk is None else measured_disk(host.disk)
     return swap_problem(
         config,
         world_size,
@@ -247,7 +230,7 @@ def _problem(
         recompute_s=profile.recompute_s,
         offload=Link(profile.offload_bytes_per_s, profile.offload_under_compute_bytes_per_s),
         prefetch=Link(profile.prefetch_bytes_per_s, profile.prefetch_under_compute_bytes_per_s),
-        limits=activation_limits(config, world_size, mesh.at.pp, free.device_bytes, free.host_bytes, free.disk),
+        limits=activation_limits(config, world_size, mesh.at.pp, free_bytes, host.left_bytes, disk),
         beside=NOTHING_BESIDE if sweep is None else _beside_slots(sweep),
     )
 
