@@ -122,6 +122,15 @@ def test_it_fits_or_not_by_the_memory_there_is(
         assert found["shortage"]["memory"] == {"oom": "device", "oohm": "host"}[verdict]
 
 
+def test_auto_takes_no_memory_of_states_that_are_made_after_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """On 43 GiB a smaller share moves than the link could take; moments, 14 GiB, exist from the first step on."""
+    run = "--gpus 1 --gpu h100-80 --gpu-memory-gib 43 --model llama-3.1-8b --num-layers 4 --seq-length 64K"
+    assert main(["rehearse", "--json", *run.split(), "--offload-alpha", "auto"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "fits" and found["planned"]["fallbacks"] == 0
+    assert 0 < sum(found["tiles"].values()) < 24
+
+
 def test_stages_that_differ_and_a_trace_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = f"--num-layers 8 --pp 2 --tp 1 --offload-alpha 0.5 --trace-out {tmp_path}/step.json"
     first, last = rehearsed(flags, capsys)
