@@ -21,18 +21,21 @@ class Framework:
             is known.
         under_autograd: whether layers that do not swap run under autograd, which keeps what norms and activations make
             and runs all of a layer again where it is recomputed.
+        has_unmeasured_host: whether published runs leave open what its host takes between kernels; see
+            memo.estimate.time_errors.
     """
 
     order: tuple[str, ...] = AXES
     waits_for_messages: bool = False
     host_starts_kernels: bool = False
     under_autograd: bool = True
+    has_unmeasured_host: bool = False
 
 
-MEMO = Framework(host_starts_kernels=True, under_autograd=False)
+MEMO = Framework(host_starts_kernels=True, under_autograd=False, has_unmeasured_host=True)
 """memo.parallel.stage_messages posts receives ahead and sends beside compute."""
 
-FSDP = Framework()
+FSDP = Framework(has_unmeasured_host=True)
 """Trainers that shard torch's modules (prime-rl, TRL), as far as one node goes: gathers of weights are not counted."""
 
 MEGATRON_LM = Framework(waits_for_messages=True)

@@ -8,7 +8,7 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
-from memo.estimate.time_errors import PARTS, Copies, StepParts, time_error
+from memo.estimate.time_errors import HOST_STEP_S, PARTS, Copies, StepParts, time_error
 from memo.simulate import predict_step
 from memo.simulate.model import step_model
 from memo.simulate.parts import step_parts
@@ -46,18 +46,21 @@ def test_parts_add_up_to_the_step(values: dict[str, object]) -> None:
 
 def test_bars_at_64k_and_1m_tokens_differ_because_a_step_of_1m_is_attention() -> None:
     """Attention is what is known least of on H100, and products are what is known best: so a long step's bar is nearly
-    that of attention, and a short one's is nearer to that of products."""
-    bars = {}
+    that of attention, and a short one's is nearer to that of products. What the host takes in a step, whatever its
+    length, is most of the bar of a short one and nothing beside a long one's."""
+    bars, hosts = {}, []
     for length in (8192, 65536, 1 << 20):
         parts = parts_of({"seq_length": length, "tp": 8, "offload_alpha": "off"}, H100)
         error = time_error(H100, parts)
         attention = parts.attention / parts.step_s
         assert error.shares["attention"] == pytest.approx(0.2 * attention)
         assert error.shares["products"] == pytest.approx(0.04 * parts.products / parts.step_s)
-        bars[length] = attention, error.share
+        hosts.append(error.shares["host"] * parts.step_s)
+        bars[length] = attention, error.share - error.shares["host"]
     (short, low), (middle, bar), (long, high) = bars.values()
     assert short < 0.15 and 0.4 < middle < 0.6 and long > 0.9
     assert low < 0.08 < 0.11 < bar < 0.14 < 0.18 < high
+    assert hosts == pytest.approx([HOST_STEP_S] * 3, rel=0.1)
 
 
 def test_on_a800_a_long_step_is_known_better_than_a_short_one() -> None:
