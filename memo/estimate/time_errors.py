@@ -133,8 +133,8 @@ HOST_STEP_S = 0.22
 length, and nobody has said why. No host of memo's own program beside a GPU was measured."""
 _HOST = Evidence(
     {"host": 0.5},
-    f"and {HOST_STEP_S:g} s a step: assumed, by counted kernels, the CPU time of one on the machine that counted, and two "
-    "steps of prime-rl",
+    f"and {HOST_STEP_S:g} s a step: assumed, by counted kernels, the CPU time of one on the machine that counted, and "
+    "two steps of prime-rl",
 )
 _COPIES = Evidence({"copies": 0.5}, "assumed: no published run says what such a link reaches")
 _A100 = (
