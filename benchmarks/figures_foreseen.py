@@ -215,6 +215,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "tokens_at_1000": tokens("h100x8_longest_at_1000"),
     "tokens_1_h100_256gib": tokens("h100x1_longest_256gib"),
     "million_8_h100": in_millions("h100x8_longest"),
+    "million_8_h100_alst": in_millions("h100x8_longest_alst"),
     "million_1_h100": in_millions("h100x1_longest"),
     "sequence_8_h100": lambda: period(sequence_s(row_of("h100x8_longest"))),
     "billion_8_h100": lambda: period(billion_s(row_of("h100x8_longest"))),

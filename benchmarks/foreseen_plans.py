@@ -47,6 +47,7 @@ QUESTIONS = {
     "24gib_128k_disk": f"{_SMALL} --host-memory-gib 128 --seq-len 128K --gbs 1 --nvme-gib 931 --nvme-gb-per-s 2"
     " --clip-grad 0",
     "h100x8_longest": f"{_EIGHT_H100} {_LONGEST}",
+    "h100x8_longest_alst": f"{_EIGHT_H100} --host-memory-gib 1770 {_LONGEST}",  # 1.9 TB
     "h100x16_longest": f"{_LLAMA} --gpus 16 --hardware h100-80 {_LONGEST}",
     "h100x64_longest": f"{_LLAMA} --gpus 64 --hardware h100-80 {_LONGEST}",
     "h100x1_longest": f"{_ONE_H100} --host-memory-gib 1024 {_LONGEST}",
