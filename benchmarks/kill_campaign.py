@@ -174,7 +174,7 @@ def bits(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Everything that the newest checkpoint holds."""
     final = latest_checkpoint(folder)
     state, index = open_checkpoint(final)
-    values = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in index.items()}
+    values = {name: torch.empty(entry.shape, dtype=entry.torch_dtype) for name, entry in index.items()}
     tensors = {name: GlobalTensor.whole(value) for name, value in values.items()}
     read_tensors(final, index, tensors)
     return asdict(state), values

@@ -15,24 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
-from memo.artifacts.checksum import ALGORITHM
-from memo.artifacts.fields import Count, FileName, PositiveInt, build
+from memo.artifacts.fields import Count, FileName, PositiveInt, Rule, build
 from memo.artifacts.reading import parse_json
 from memo.checkpoint.files import INDEX, checkpoint_file, damaged
 from memo.errors import CheckpointError
 
-SCHEMA: Literal["memo_checkpoint_index"] = "memo_checkpoint_index"
-VERSION: Literal[1] = 1
-DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+"""Names in torch of the dtypes that tensors have."""
 _MAX_DIMS = 8
 MAX_BYTES = 512 << 20
 """Limit of the file's size: the optimizer of 70B parameters, cut by 4,096 ranks, is a million rectangles of 150 bytes.
@@ -45,25 +38,33 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StoredRectangle:
-    """A rectangle of a global tensor, and the file and the place of its bytes."""
+    """A rectangle of a global tensor, the file and the place of its bytes, and their checksum."""
 
-    offset: Shape
-    shape: Shape
-    file: str
-    at_byte: int
-    checksum: str
-
-    def num_bytes(self, dtype: torch.dtype) -> int:
-        return math.prod(self.shape) * dtype.itemsize
+    offset: tuple[Count, ...]
+    shape: tuple[PositiveInt, ...]
+    file: FileName
+    at_byte: Count
+    xxh3_64: str
 
 
 @dataclass(frozen=True)
 class StoredTensor:
     """A global tensor; its rectangles cover it without overlaps."""
 
-    shape: Shape
-    dtype: torch.dtype
+    shape: tuple[PositiveInt, ...]
+    dtype: Annotated[str, Rule(f"such as {' or '.join(_DTYPES)}", _DTYPES.__contains__)]
     rectangles: tuple[StoredRectangle, ...]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+
+@dataclass(frozen=True)
+class _Document:
+    schema: Literal["memo_checkpoint_index"]
+    version: Literal[1]
+    tensors: dict[str, StoredTensor]
 
 
 Index = Mapping[str, StoredTensor]
@@ -85,64 +86,17 @@ def merged(parts: Iterable[Index]) -> dict[str, StoredTensor]:
 
 def to_json(index: Index) -> str:
     """The text of the file. Raises CheckpointError if it is larger than what from_json reads."""
-    tensors = {
-        name: {
-            "shape": tensor.shape,
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "rectangles": [
-                {
-                    "offset": rectangle.offset,
-                    "shape": rectangle.shape,
-                    "file": rectangle.file,
-                    "at_byte": rectangle.at_byte,
-                    ALGORITHM: rectangle.checksum,
-                }
-                for rectangle in tensor.rectangles
-            ],
-        }
-        for name, tensor in index.items()
-    }
-    text = json.dumps({"schema": SCHEMA, "version": VERSION, "tensors": tensors}) + "\n"
+    text = json.dumps(_Document("memo_checkpoint_index", 1, dict(index)), default=vars) + "\n"
     if len(text) > MAX_BYTES:
         raise CheckpointError(f"{INDEX} would have {len(text)} bytes, but {MAX_BYTES} is the most that is read")
     return text
 
 
-@dataclass(frozen=True)
-class _Rectangle:
-    offset: tuple[Count, ...]
-    shape: tuple[PositiveInt, ...]
-    file: FileName
-    at_byte: Count
-    xxh3_64: str
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    shape: tuple[PositiveInt, ...]
-    dtype: Literal["float16", "bfloat16", "float32", "float64"]
-    rectangles: tuple[_Rectangle, ...]
-
-
-@dataclass(frozen=True)
-class _Document:
-    schema: Literal["memo_checkpoint_index"]
-    version: Literal[1]
-    tensors: dict[str, _Tensor]
-
-
 def from_json(content: bytes) -> dict[str, StoredTensor]:
     """The index that to_json wrote. Raises CheckpointError for any other content."""
     source = damaged(INDEX)
-    document = build(_Document, parse_json(content, source, max_values=64 + len(content) // _BYTES_A_VALUE), source)
-    index = {
-        name: StoredTensor(
-            tensor.shape,
-            DTYPES[tensor.dtype],
-            tuple(StoredRectangle(r.offset, r.shape, r.file, r.at_byte, r.xxh3_64) for r in tensor.rectangles),
-        )
-        for name, tensor in document.tensors.items()
-    }
+    values = parse_json(content, source, max_values=64 + len(content) // _BYTES_A_VALUE)
+    index = build(_Document, values, source).tensors
     check_rectangles(index)
     return index
 
@@ -162,7 +116,7 @@ def check_files(final: Path, index: Index) -> None:
     needed_bytes: dict[str, int] = {}
     for tensor in index.values():
         for rectangle in tensor.rectangles:
-            end = rectangle.at_byte + rectangle.num_bytes(tensor.dtype)
+            end = rectangle.at_byte + math.prod(rectangle.shape) * tensor.torch_dtype.itemsize
             needed_bytes[rectangle.file] = max(end, needed_bytes.get(rectangle.file, 0))
     for file, num_bytes in needed_bytes.items():
         found_bytes = checkpoint_file(final, file).stat().st_size

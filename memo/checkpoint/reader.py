@@ -1,5 +1,6 @@
 """Reads stored rectangles into tensors that are cut in any other way, and checks the checksum of each rectangle."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -33,7 +34,7 @@ def read_parts(folder: Path, index: Index, tensors: Mapping[str, GlobalTensor], 
         try:
             with open(checkpoint_file(folder, file), "rb") as opened:
                 for _, name, stored, parts in sorted(entries, key=lambda entry: entry[0]):
-                    _read(opened, name, stored, index[name].dtype, parts, verify)
+                    _read(opened, name, stored, index[name].torch_dtype, parts, verify)
         except OSError as error:
             raise CheckpointError(f"{file}: {error.strerror or error}") from error
 
@@ -42,7 +43,7 @@ def _read(
     file: BinaryIO, name: str, stored: StoredRectangle, dtype: torch.dtype, parts: list[Part], verify: bool
 ) -> None:
     num_rows, *inner = stored.shape
-    row_bytes = stored.num_bytes(dtype) // num_rows
+    row_bytes = math.prod(inner) * dtype.itemsize
     first, last = (0, num_rows) if verify else _wanted_rows(stored, parts)
     step = max(1, PIECE_BYTES // row_bytes)
     buffer = memoryview(bytearray(min(step, last - first) * row_bytes))
@@ -61,10 +62,10 @@ def _read(
             if common := overlap((offset, tuple(values.shape)), (part.offset, part.shape)):
                 low, high = common
                 view[slices(low, high, part.offset)].copy_(values[slices(low, high, offset)])
-    if verify and digest.hexdigest() != stored.checksum:
+    if verify and digest.hexdigest() != stored.xxh3_64:
         raise DamagedError(
             f"{stored.file}: {name}, {stored.shape} at {stored.offset}, has the checksum {digest.hexdigest()} "
-            f"({ALGORITHM}), but {stored.checksum} was written: the file is damaged"
+            f"({ALGORITHM}), but {stored.xxh3_64} was written: the file is damaged"
         )
 
 

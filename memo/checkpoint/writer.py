@@ -34,7 +34,7 @@ def write_file(path: Path, tensors: Mapping[str, GlobalTensor], on_read: Callabl
                     at_byte = file.tell()
                     digest = write_values(file, part.values())
                     rectangles.append(StoredRectangle(part.offset, part.shape, path.name, at_byte, digest))
-                stored[name] = StoredTensor(tensor.shape, tensor.dtype, tuple(rectangles))
+                stored[name] = StoredTensor(tensor.shape, str(tensor.dtype).removeprefix("torch."), tuple(rectangles))
             file.flush()
             on_read()
             os.fsync(file.fileno())

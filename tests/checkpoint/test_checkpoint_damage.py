@@ -98,7 +98,7 @@ def test_a_damaged_tensor_names_file_tensor_and_the_older_checkpoint(final: Path
         contents(final)
     message = str(caught.value)
     assert f"{final} cannot be read ({rectangle.file}: exp_avg/layers.1.mlp.fc1.weight, " in message
-    assert f"(xxh3_64), but {rectangle.checksum} was written: the file is damaged" in message
+    assert f"(xxh3_64), but {rectangle.xxh3_64} was written: the file is damaged" in message
     assert f"give {final.with_name('iter_0000001')} instead, the newest other one there" in message
     assert message.endswith("or take it as it is with --no-verify-checkpoint") and "\n" not in message
 

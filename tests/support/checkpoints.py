@@ -13,7 +13,7 @@ from memo.checkpoint.store import open_checkpoint, read_tensors
 def contents(final: Path) -> tuple[RunState, dict[str, Tensor]]:
     """The state, and every global tensor (master, exp_avg, exp_avg_sq) of one checkpoint; in one process."""
     state, index = open_checkpoint(final)
-    values = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in index.items()}
+    values = {name: torch.empty(entry.shape, dtype=entry.torch_dtype) for name, entry in index.items()}
     read_tensors(final, index, {name: GlobalTensor.whole(value) for name, value in values.items()})
     return state, values
 

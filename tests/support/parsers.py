@@ -130,7 +130,7 @@ def _read_model(path: Path) -> None:
 def _write_index(path: Path) -> None:
     places = [((0, 0), (2, 3), 0), ((2, 0), (1, 3), 24)]
     rectangles = [checkpoint_index.StoredRectangle(o, s, "tensors.bin", at, "0" * 16) for o, s, at in places]
-    tensor = checkpoint_index.StoredTensor((3, 3), torch.float32, tuple(rectangles))
+    tensor = checkpoint_index.StoredTensor((3, 3), "float32", tuple(rectangles))
     path.write_text(checkpoint_index.to_json({"master/w": tensor}))
     (path.parent / "tensors.bin").write_bytes(bytes(36))
 

@@ -205,7 +205,7 @@ def _their_tensors(
     stored = _stored_masters(source, shapes)
     found: dict[str, _Theirs] = {}
     for name, place in places(model_type, shapes).items():
-        new = _Theirs(place.whole_shape(shapes[name]), dtype or stored[name].dtype, {})
+        new = _Theirs(place.whole_shape(shapes[name]), dtype or stored[name].torch_dtype, {})
         found.setdefault(place.name, new).parts[name] = place
     return found
 
