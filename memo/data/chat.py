@@ -18,21 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memo.data.chat_render import Span
-from memo.data.chat_template import TEMPLATE_SUFFIX, ChatTemplate, Rendered, load_chat_template
+from memo.data.chat_template import ChatTemplate, Rendered, load_chat_template
 from memo.data.conversations import ChatForm, Conversation, read_conversations
-from memo.data.corpus_builder import (
-    READING,
-    BuildSummary,
-    Reading,
-    add_facts,
-    check_split,
-    evaluation_prefix,
-    in_batches,
-    is_held_out,
-)
-from memo.data.facts import CorpusFacts, mask_prefix
+from memo.data.corpus_builder import READING, BuildSummary, Reading, in_batches
+from memo.data.corpus_writer import CorpusWriter, check_share
 from memo.data.file_kinds import CHAT_KINDS, list_files
-from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
 from memo.data.left_out import LeftOut, Refuse, read_each
 from memo.data.progress import Progress
 from memo.data.records import require_utf8
@@ -63,57 +53,18 @@ def build_chat(
     found = list_files(inputs, CHAT_KINDS)
     left_out = LeftOut(reading.skip_unreadable, found.ignored)
     prefix = Path(out_prefix)
-    eval_prefix = evaluation_prefix(prefix, split_eval)
+    check_share(prefix, split_eval)
     chosen = load_tokenizer(tokenizer)
     template = load_chat_template(tokenizer, chosen.special_texts, chat_template)
     with ExitStack() as stack:
-        # Writers close in reverse order: the training corpus is moved into place last.
-        train = stack.enter_context(_Writer(prefix, chosen, template))
-        evaluation = stack.enter_context(_Writer(eval_prefix, chosen, template)) if split_eval > 0.0 else None
-        count = 0
+        corpus = CorpusWriter(stack, prefix, split_eval, chosen, template.source)
         bar = stack.enter_context(Progress("rendering", found.num_bytes, reading.progress))
         conversations = read_conversations(found.files, left_out.refuse, chat_form, bar.reach)
         for ids, mask in _encode(conversations, chosen, template, left_out.refuse):
-            writer = evaluation if evaluation is not None and is_held_out(count, split_eval) else train
-            writer.add(ids, mask)
-            count += 1
-        if not count:
+            corpus.add(ids, mask)
+        if not corpus.num_documents:
             raise DataError(f"no conversations in {', '.join(map(str, found.files))}; check the inputs")
-        if evaluation is not None:
-            check_split(split_eval, count, train.tokens.num_documents, evaluation.tokens.num_documents)
-        return BuildSummary(
-            prefix=prefix,
-            train=train.add_facts(),
-            evaluation=None if evaluation is None else evaluation.add_facts(),
-            num_empty_documents=0,
-            left_out=tuple(left_out.lines()),
-        )
-
-
-class _Writer(ExitStack):
-    """Tokens and mask of one corpus, moved in place together, the tokens last."""
-
-    def __init__(self, prefix: Path, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        super().__init__()
-        self.tokenizer, self.template = tokenizer, template
-        self.tokens = IndexedDatasetWriter(prefix, smallest_dtype(tokenizer.vocab_size))
-        self.mask = IndexedDatasetWriter(mask_prefix(prefix), np.uint8)
-        self.num_answer_tokens = 0
-
-    def __enter__(self) -> "_Writer":
-        self.enter_context(self.tokens)
-        self.enter_context(self.mask)
-        return self
-
-    def add(self, ids: NDArray[np.int32], mask: NDArray[np.uint8]) -> None:
-        self.tokens.add_document(ids)
-        self.mask.add_document(mask)
-        self.num_answer_tokens += int(mask.sum())
-
-    def add_facts(self) -> CorpusFacts:
-        self.mask.complete()
-        self.tokens.add_side_file(TEMPLATE_SUFFIX, self.template.source.encode())
-        return add_facts(self.tokens, self.tokenizer, self.num_answer_tokens)
+        return BuildSummary(prefix, *corpus.complete(), num_empty_documents=0, left_out=tuple(left_out.lines()))
 
 
 def _rendered(template: ChatTemplate, conversation: Conversation) -> tuple[str, Rendered]:

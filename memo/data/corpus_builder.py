@@ -4,29 +4,27 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from memo.data.corpus_writer import CorpusWriter, check_share
 from memo.data.encode import Encoder
-from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
+from memo.data.facts import CorpusFacts
 from memo.data.file_kinds import list_files
-from memo.data.hashing import uniform
-from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
+from memo.data.indexed import smallest_dtype
 from memo.data.left_out import LeftOut
 from memo.data.progress import Progress
-from memo.data.python_sources import python_sources, read_python_sources, standard_library
+from memo.data.python_sources import python_sources, standard_library
 from memo.data.records import RecordPiece, read_pieces
-from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from memo.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from memo.data.workers import encode_all
-from memo.errors import ConfigError, DataError
+from memo.errors import ConfigError
 
 TRAIN_BPE = "bpe"
 """The tokenizer argument that asks for a new tokenizer, trained on the corpus itself."""
-EVAL_SUFFIX = "-eval"
-_SPLIT_KEY = 0x5EED
 _BATCH_CHARACTERS = 1 << 22
 """Characters of conversations that are tokenized together: enough to keep all cores busy, little enough to stream."""
 _WORKERS_FROM_BYTES = 16 << 20
@@ -88,20 +86,19 @@ def build_demo(
 ) -> BuildSummary:
     """Build a corpus that every machine has: the sources of Python's standard library, one document a file.
 
-    The result is the same for every build by one Python installation; another installation has other sources.
+    The result is the same for every build by one Python installation; another installation has other sources. Those
+    that are not in UTF-8, of which the library keeps a few to test Python itself, are left out without a word.
     Arguments and errors as in `build_corpus`.
     """
-    folder, left_out = standard_library(), LeftOut()
-    return _build(
-        lambda: read_python_sources(folder),
-        sum(path.stat().st_size for path in python_sources(folder)),
-        Path(out_prefix),
-        left_out,
-        reading,
+    summary = build_corpus(
+        python_sources(standard_library()),
+        out_prefix,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         split_eval=split_eval,
+        reading=replace(reading, skip_unreadable=True),
     )
+    return replace(summary, left_out=())
 
 
 def build_corpus(
@@ -130,71 +127,30 @@ def build_corpus(
     """
     found = list_files(inputs)
     left_out = LeftOut(reading.skip_unreadable, found.ignored)
-    return _build(
-        lambda: read_pieces(found.files, json_key, left_out.refuse),
-        found.num_bytes,
-        Path(out_prefix),
-        left_out,
-        reading,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        json_key=json_key,
-        append_eod=append_eod,
-        split_eval=split_eval,
-    )
+    prefix, total_bytes = Path(out_prefix), found.num_bytes
+    check_share(prefix, split_eval)
 
+    def read() -> Iterator[RecordPiece]:
+        return read_pieces(found.files, json_key, left_out.refuse)
 
-def _build(
-    read: Callable[[], Iterator[RecordPiece]],
-    total_bytes: int,
-    prefix: Path,
-    left_out: LeftOut,
-    reading: Reading,
-    *,
-    tokenizer: str,
-    vocab_size: int | None,
-    split_eval: float,
-    json_key: str = "text",
-    append_eod: bool = True,
-) -> BuildSummary:
-    eval_prefix = evaluation_prefix(prefix, split_eval)
     texts = (text for piece in read() for text in piece.texts(json_key, left_out.refuse))
     chosen = _choose_tokenizer(tokenizer, vocab_size, texts)
     left_out.begin()  # what the tokenizer was trained on is read again
     encoder = Encoder(chosen, json_key, smallest_dtype(chosen.vocab_size), left_out.skip)
-    end = np.array([chosen.eod], dtype=encoder.dtype) if append_eod else np.empty(0, dtype=encoder.dtype)
+    end = np.array([chosen.eod] if append_eod else [], dtype=encoder.dtype)
     with ExitStack() as stack:
-        # Writers close in reverse order: the training corpus is moved into place last.
-        train = stack.enter_context(IndexedDatasetWriter(prefix, encoder.dtype))
-        evaluation = None
-        if split_eval > 0.0:
-            evaluation = stack.enter_context(IndexedDatasetWriter(eval_prefix, encoder.dtype))
-        num_documents = num_empty_documents = num_text_bytes = 0
+        corpus = CorpusWriter(stack, prefix, split_eval, chosen)
         bar = stack.enter_context(Progress("tokenizing", total_bytes, reading.progress))
+        num_text_bytes = 0
         for encoded in encode_all(read(), encoder, reading.num_workers(chosen, total_bytes)):
             num_text_bytes += encoded.num_text_bytes
             for message in encoded.refused:
                 left_out.count(message)
             for ids in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1]) if len(encoded.lengths) else ():
-                held_out = is_held_out(num_documents, split_eval)
-                num_documents += 1
-                if not ids.size:
-                    num_empty_documents += 1
-                    continue
-                writer = evaluation if evaluation is not None and held_out else train
-                writer.add_document(np.concatenate((ids, end)))
+                corpus.add(np.concatenate((ids, end)) if ids.size else ids)
             bar.reach(encoded.done_bytes)
-        if evaluation is not None:
-            check_split(split_eval, num_documents, train.num_documents, evaluation.num_documents)
-        return BuildSummary(
-            prefix=prefix,
-            train=add_facts(train, chosen),
-            evaluation=None if evaluation is None else add_facts(evaluation, chosen),
-            num_empty_documents=num_empty_documents,
-            num_text_bytes=num_text_bytes,
-            seconds=bar.elapsed_s,
-            left_out=tuple(left_out.lines()),
-        )
+        facts, lines = corpus.complete(), tuple(left_out.lines())
+        return BuildSummary(prefix, *facts, corpus.num_empty_documents, num_text_bytes, bar.elapsed_s, lines)
 
 
 def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -> Tokenizer:
@@ -212,24 +168,6 @@ def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -
         return train_bpe(texts, vocab_size, Path(folder) / "tokenizer.json")
 
 
-def add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer, num_answer_tokens: int | None = None) -> CorpusFacts:
-    """Add facts and tokenizer to a finished corpus. All of it is then on disk, under temporary names."""
-    is_file = isinstance(tokenizer, BPETokenizer)
-    facts = CorpusFacts(
-        tokenizer=f"{writer.prefix.name}{TOKENIZER_SUFFIX}" if is_file else tokenizer.name,
-        vocab_size=tokenizer.vocab_size,
-        eod=tokenizer.eod,
-        num_documents=writer.num_documents,
-        num_tokens=writer.num_tokens,
-        num_answer_tokens=num_answer_tokens,
-    )
-    writer.add_side_file(".json", facts.to_json().encode())
-    if isinstance(tokenizer, BPETokenizer):
-        writer.add_side_file(TOKENIZER_SUFFIX, tokenizer.definition)
-    writer.complete()
-    return facts
-
-
 def in_batches(items: Iterable[Item], num_characters: Callable[[Item], int]) -> Iterator[list[Item]]:
     """All items in turn, in lists of about as much text as is tokenized at a time."""
     batch: list[Item] = []
@@ -242,30 +180,3 @@ def in_batches(items: Iterable[Item], num_characters: Callable[[Item], int]) -> 
             batch, total = [], 0
     if batch:
         yield batch
-
-
-def evaluation_prefix(prefix: Path, split_eval: float) -> Path:
-    """Where held-out documents go. Raises ConfigError for a share outside [0, 1), or for what 0 would leave stale."""
-    if not 0.0 <= split_eval < 1.0:
-        raise ConfigError(f"split-eval = {split_eval}; it must be at least 0 and below 1")
-    eval_prefix = Path(f"{prefix}{EVAL_SUFFIX}")
-    if split_eval == 0.0 and Path(f"{eval_prefix}.idx").exists():
-        raise ConfigError(
-            f"split-eval = 0, but {eval_prefix}.idx exists: an earlier build held it out, this one would "
-            "train on it; delete it, set split-eval or choose another prefix"
-        )
-    return eval_prefix
-
-
-def check_split(split_eval: float, num_documents: int, num_train: int, num_evaluation: int) -> None:
-    """Raises DataError when a split leaves one side without documents."""
-    if not (num_train and num_evaluation):
-        raise DataError(
-            f"split-eval = {split_eval} of {num_documents} documents leaves {num_train} to "
-            f"train on and {num_evaluation} to evaluate on; change it or use more documents"
-        )
-
-
-def is_held_out(index: int, share: float) -> bool:
-    """Whether document `index` of the inputs goes to the evaluation corpus."""
-    return bool(uniform((_SPLIT_KEY,), np.array([index]))[0] < share)

@@ -1,0 +1,112 @@
+"""A corpus as it is written: tokens, facts, tokenizer, of conversations what is learned; and the part that is held out.
+
+All files of both parts are on the disk before the first has its name, and the training corpus gets its own last.
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memo.data.chat_template import TEMPLATE_SUFFIX
+from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, mask_prefix
+from memo.data.hashing import uniform
+from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
+from memo.data.tokenizer import BPETokenizer, Tokenizer
+from memo.errors import ConfigError, DataError
+
+EVAL_SUFFIX = "-eval"
+_SPLIT_KEY = 0x5EED
+
+
+def check_share(prefix: Path, split_eval: float) -> None:
+    """Raises ConfigError for a share outside [0, 1), or for the files that 0 would leave stale."""
+    if not 0.0 <= split_eval < 1.0:
+        raise ConfigError(f"split-eval = {split_eval}; it must be at least 0 and below 1")
+    eval_prefix = Path(f"{prefix}{EVAL_SUFFIX}")
+    if split_eval == 0.0 and Path(f"{eval_prefix}.idx").exists():
+        raise ConfigError(
+            f"split-eval = 0, but {eval_prefix}.idx exists: an earlier build held it out, this one would "
+            "train on it; delete it, set split-eval or choose another prefix"
+        )
+
+
+class CorpusWriter:
+    """The files of PREFIX, and of the share `split_eval` of the documents those of PREFIX-eval.
+
+    Args:
+        stack: whose end moves the files in place, or removes them.
+        template: Jinja, of conversations, each of which is added with the mask of its answers; None: of texts.
+    """
+
+    def __init__(
+        self, stack: ExitStack, prefix: Path, split_eval: float, tokenizer: Tokenizer, template: str | None = None
+    ) -> None:
+        # Writers close in reverse order: the training corpus is moved into place last.
+        self._train = _Part(stack, prefix, tokenizer, template)
+        self._evaluation = None
+        if split_eval > 0.0:
+            self._evaluation = _Part(stack, Path(f"{prefix}{EVAL_SUFFIX}"), tokenizer, template)
+        self._split_eval = split_eval
+        self.num_documents = self.num_empty_documents = 0
+
+    def add(self, ids: NDArray[Any], mask: NDArray[np.uint8] | None = None) -> None:
+        """Write one document, shape [n] each; an empty one is counted and left out."""
+        is_held_out = uniform((_SPLIT_KEY,), np.array([self.num_documents]))[0] < self._split_eval
+        self.num_documents += 1
+        if len(ids):
+            (self._evaluation if self._evaluation is not None and is_held_out else self._train).add(ids, mask)
+        else:
+            self.num_empty_documents += 1
+
+    def complete(self) -> tuple[CorpusFacts, CorpusFacts | None]:
+        """The facts of both parts, now on the disk. Raises DataError where a split leaves one without documents."""
+        if self._evaluation is None:
+            return self._train.complete(), None
+        num_train, num_evaluation = self._train.tokens.num_documents, self._evaluation.tokens.num_documents
+        if not (num_train and num_evaluation):
+            raise DataError(
+                f"split-eval = {self._split_eval} of {self.num_documents} documents leaves {num_train} to "
+                f"train on and {num_evaluation} to evaluate on; change it or use more documents"
+            )
+        return self._train.complete(), self._evaluation.complete()
+
+
+class _Part:
+    """Tokens and mask of one corpus, moved in place together, the tokens last."""
+
+    def __init__(self, stack: ExitStack, prefix: Path, tokenizer: Tokenizer, template: str | None) -> None:
+        self._tokenizer, self._template, self._num_answer_tokens = tokenizer, template, 0
+        self.tokens = stack.enter_context(IndexedDatasetWriter(prefix, smallest_dtype(tokenizer.vocab_size)))
+        self._mask = None
+        if template is not None:
+            self._mask = stack.enter_context(IndexedDatasetWriter(mask_prefix(prefix), np.uint8))
+
+    def add(self, ids: NDArray[Any], mask: NDArray[np.uint8] | None) -> None:
+        self.tokens.add_document(ids)
+        if self._mask is not None and mask is not None:
+            self._mask.add_document(mask)
+            self._num_answer_tokens += int(mask.sum())
+
+    def complete(self) -> CorpusFacts:
+        """Add facts, tokenizer and template. All of it is then on disk, under temporary names."""
+        tokens, tokenizer, template = self.tokens, self._tokenizer, self._template
+        is_file = isinstance(tokenizer, BPETokenizer)
+        facts = CorpusFacts(
+            tokenizer=f"{tokens.prefix.name}{TOKENIZER_SUFFIX}" if is_file else tokenizer.name,
+            vocab_size=tokenizer.vocab_size,
+            eod=tokenizer.eod,
+            num_documents=tokens.num_documents,
+            num_tokens=tokens.num_tokens,
+            num_answer_tokens=None if template is None else self._num_answer_tokens,
+        )
+        tokens.add_side_file(".json", facts.to_json().encode())
+        if isinstance(tokenizer, BPETokenizer):
+            tokens.add_side_file(TOKENIZER_SUFFIX, tokenizer.definition)
+        if self._mask is not None and template is not None:
+            tokens.add_side_file(TEMPLATE_SUFFIX, template.encode())
+            self._mask.complete()
+        tokens.complete()
+        return facts
