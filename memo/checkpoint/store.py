@@ -153,7 +153,7 @@ def load_checkpoint(
             _zero_moments(kinds)
         tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(MASTER)}
         shapes = {name: shape for name, shape in shapes.items() if name.startswith(MASTER)}
-    _check_shapes(final, shapes, {name: entry.shape for name, entry in index.items()})
+    check_shapes(f"--load {final}", shapes, index, "give the model flags of the run that saved it")
     read_tensors(final, index, tensors, mesh.world, verify=verify)
     return state
 
@@ -229,19 +229,14 @@ def _zero_moments(kinds: dict[str, Tensor]) -> None:
             values.zero_()
 
 
-def _check_shapes(final: Path, shapes: dict[str, tuple[int, ...]], stored: dict[str, tuple[int, ...]]) -> None:
-    """Raises CheckpointError unless the checkpoint holds exactly these tensors."""
-    flags = "give the model flags of the run that saved it"
-    for name in sorted(shapes.keys() | stored.keys()):
-        if name not in stored:
-            raise CheckpointError(f"--load {final}: it holds no {name}, as it belongs to another model: {flags}")
-        if name not in shapes:
+def check_shapes(where: str, shapes: Mapping[str, tuple[int, ...]], index: Index, remedy: str) -> None:
+    """Raises CheckpointError unless a checkpoint holds exactly the tensors of a model, by name and shape."""
+    for name in sorted(shapes.keys() | index.keys()):
+        there, here = index[name].shape if name in index else (), shapes.get(name, ())
+        if there != here:
+            stored, needed = (f"shape {shape}" if shape else "no place" for shape in (there, here))
             raise CheckpointError(
-                f"--load {final}: it holds {name}, which this model lacks, as it belongs to another: {flags}"
-            )
-        if stored[name] != shapes[name]:
-            raise CheckpointError(
-                f"--load {final}: {name} has shape {stored[name]} there and {shapes[name]} in this model: {flags}"
+                f"{where}: {name} has {stored} there and {needed} in this model, so it is of another: {remedy}"
             )
 
 

@@ -22,7 +22,7 @@ from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
 from memo.checkpoint.index import Index
 from memo.checkpoint.run_state import RunState
-from memo.checkpoint.store import MASTER, open_checkpoint, read_tensors
+from memo.checkpoint.store import MASTER, check_shapes, open_checkpoint, read_tensors
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, HuggingFaceModel, read_config
@@ -36,6 +36,7 @@ from memo.units import GIB
 ExportDtype = Literal["bf16", "fp16", "fp32", "fp64"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 MAX_SHARD_BYTES = 5 * GIB
+_REMEDY = "give the config.toml of the run that saved it with --config"
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,7 @@ def _check_model(final: Path, state: RunState, config: RunConfig) -> None:
     """Raises CheckpointError if the configuration describes another model than the one that was saved."""
     for name, values in differences(state.model, model_identity(config)).items():
         raise CheckpointError(
-            f"{final}: the model that was saved had another {name} than its config.toml says ({values}): give the "
-            "config.toml of the run that saved it with --config"
+            f"{final}: the model that was saved had another {name} than its config.toml says ({values}): {_REMEDY}"
         )
 
 
@@ -202,24 +202,13 @@ def _their_tensors(
 ) -> dict[str, _Theirs]:
     """The tensors to write, in the model's order. Raises CheckpointError unless the checkpoint has all of them."""
     shapes = global_shapes(config.model, num_position_embeddings(config))
-    stored = _stored_masters(source, shapes)
+    stored = {name.removeprefix(MASTER): tensor for name, tensor in source.index.items() if name.startswith(MASTER)}
+    check_shapes(str(source.final), shapes, stored, _REMEDY)
     found: dict[str, _Theirs] = {}
     for name, place in places(model_type, shapes).items():
         new = _Theirs(place.whole_shape(shapes[name]), dtype or stored[name].torch_dtype, {})
         found.setdefault(place.name, new).parts[name] = place
     return found
-
-
-def _stored_masters(source: _Source, shapes: Mapping[str, Shape]) -> Index:
-    stored = {name.removeprefix(MASTER): tensor for name, tensor in source.index.items() if name.startswith(MASTER)}
-    for name in sorted(shapes.keys() | stored.keys()):
-        there = stored[name].shape if name in stored else None
-        if there != shapes.get(name):
-            raise CheckpointError(
-                f"{source.final}: {name} has shape {there} there and {shapes.get(name)} in the model of its "
-                "config.toml: give the config.toml of the run that saved it with --config"
-            )
-    return stored
 
 
 def _write_weights(source: _Source, folder: Path, tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[str]:
