@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,12 @@ def replace_file(path: str | Path, content: str | bytes) -> None:
     """Write a file, text in UTF-8. Raises OSError as `replacing`."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def copy_file(source: str | Path, target: str | Path) -> None:
+    """Write `target` with the content of a regular file. Raises OSError as `replacing`."""
+    with open(open_regular(source), "rb") as theirs, replacing(target) as ours:
+        shutil.copyfileobj(theirs, ours)
 
 
 def make_durable(directory: Path) -> None:

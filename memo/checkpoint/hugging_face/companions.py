@@ -1,12 +1,11 @@
 """The small files beside a model's weights: tokenizer, chat template, generation settings."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from memo.artifacts.model_directory import model_file, path_within
-from memo.artifacts.regular_file import open_regular, replace_file, replacing
+from memo.artifacts.regular_file import copy_file, replace_file
 from memo.checkpoint.directory import has_checkpoint, resolve_checkpoint
 from memo.config import RunConfig
 from memo.config.blend import read_blend
@@ -42,10 +41,8 @@ def copy_companions(source: Path, target: Path, names: Sequence[str] = COMPANION
     OSError if `target` cannot be written.
     """
     found = {name: path for name in names if (path := model_file(source, name)) is not None}
-    target.mkdir(parents=True, exist_ok=True)
     for name, path in found.items():
-        with open(open_regular(path), "rb") as theirs, replacing(target / name) as ours:
-            shutil.copyfileobj(theirs, ours)
+        copy_file(path, target / name)
     return list(found)
 
 
@@ -84,9 +81,7 @@ def _keep_of_data(config: RunConfig, target: Path) -> None:
     prefixes = () if words is None else read_blend("--data-path", words).prefixes  # all of one tokenizer
     template = next((path for prefix in prefixes if (path := Path(f"{prefix}{TEMPLATE_SUFFIX}")).exists()), None)
     if template is not None:
-        target.mkdir(parents=True, exist_ok=True)
-        with open(open_regular(template), "rb") as theirs, replacing(target / LEARNED_TEMPLATE) as ours:
-            shutil.copyfileobj(theirs, ours)
+        copy_file(template, target / LEARNED_TEMPLATE)
     if _has_any(target, COMPANIONS):
         return
     candidates = [] if tokenizer is None else [tokenizer]
@@ -115,7 +110,6 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
 
 
 def _write_tokenizer(definition: bytes, eod: str, target: Path) -> list[str]:
-    target.mkdir(parents=True, exist_ok=True)
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eod}
     replace_file(target / "tokenizer.json", definition)
     replace_file(target / "tokenizer_config.json", json.dumps(facts, indent=2) + "\n")

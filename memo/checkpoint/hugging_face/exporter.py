@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memo.artifacts.model_directory import model_file, path_within
-from memo.artifacts.regular_file import open_regular, replace_file, replacing
+from memo.artifacts.regular_file import copy_file, replace_file
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
@@ -255,8 +255,7 @@ def _copy_template(final: Path, folder: Path) -> bool:
     template = model_file(_companions(final), LEARNED_TEMPLATE)
     if template is None:
         return False
-    with open(open_regular(template), "rb") as theirs, replacing(folder / TEMPLATE_FILE) as ours:
-        shutil.copyfileobj(theirs, ours)
+    copy_file(template, folder / TEMPLATE_FILE)
     return True
 
 
