@@ -173,6 +173,17 @@ def errors_of_files_are_told() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def writing(what: object, kind: type[MemoError]) -> Iterator[None]:
+    """An error of the system becomes one of `kind`; `what` is the path that is written, or the flag that gave it."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(
+            f"{what} could not be written ({reason_of(error)}): check the path, its permissions and the free disk space"
+        ) from error
+
+
+@contextlib.contextmanager
 def exit_on_error(needs_output: bool = True) -> Iterator[None]:
     """An error of memo's or of the system becomes one message on standard error, and its exit status.
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from memo.artifacts.fields import build
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.artifacts.regular_file import replace_file
-from memo.errors import ArtifactError
+from memo.errors import ArtifactError, writing
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,8 @@ class Artifact:
 
 def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> None:
     """Write `body` with its schema; a reader never sees half a file. Raises ArtifactError."""
-    target = Path(path)
-    try:
-        replace_file(target, json.dumps({"schema": schema, "version": version, **body}) + "\n")
-    except OSError as error:
-        raise ArtifactError(f"{target}: {error.strerror or error}: give a path that can be written") from None
+    with writing(path, ArtifactError):
+        replace_file(path, json.dumps({"schema": schema, "version": version, **body}) + "\n")
 
 
 def read(path: str | Path, schema: str, version: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import dashed, entries_of
 from memo.config.model_name import check_planned_model
-from memo.errors import ConfigError
+from memo.errors import ConfigError, writing
 from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
 from memo.papers.methods import answer_by_paper
 from memo.search.costs import pinning
@@ -169,15 +169,12 @@ def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
     rows = _answered(source, evaluate)
     names, num_cases = list(next(rows)), 0
     added = [name for name in ADDED if name not in names]
-    try:
-        with replacing(target) as file:
-            writer = csv.DictWriter(codecs.getwriter("utf-8")(file), [*names, *added])
-            writer.writeheader()
-            for row in rows:
-                writer.writerow(row)
-                num_cases += 1
-    except OSError as error:
-        raise ConfigError(f"--out {target}: {error.strerror}: check the path and its permissions") from None
+    with writing(f"--out {target}", ConfigError), replacing(target) as file:
+        writer = csv.DictWriter(codecs.getwriter("utf-8")(file), [*names, *added])
+        writer.writeheader()
+        for row in rows:
+            writer.writerow(row)
+            num_cases += 1
     print(f"{target}: {num_cases} cases")
     unread = [name for name in names if name not in (*COLUMNS, *ADDED)]
     if unread:

@@ -17,7 +17,7 @@ from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.require import require
 from memo.data import CorpusFacts, NeedleDataset
 from memo.data.needle import check_needles
-from memo.errors import ConfigError
+from memo.errors import ConfigError, writing
 
 if TYPE_CHECKING:
     from memo.train.trainer import Trainer
@@ -76,7 +76,8 @@ def main(argv: Sequence[str]) -> None:
             found["needles"] = asdict(recall)
             trainer.print(f"\n{recall.table()}")
         if options.out is not None and trainer.mesh.rank == 0:
-            _write(options.out, found)
+            with writing(f"--out {options.out}", ConfigError):
+                replace_file(options.out, json.dumps(found, indent=1) + "\n")
 
 
 def _check_options(config: RunConfig, options: _Options) -> None:
@@ -110,10 +111,3 @@ def _needles(trainer: "Trainer", options: _Options) -> NeedleDataset:
         value_length=options.value_length,
         avoid=sorted(ends),
     )
-
-
-def _write(path: str, found: dict[str, Any]) -> None:
-    try:
-        replace_file(path, json.dumps(found, indent=1) + "\n")
-    except OSError as error:
-        raise ConfigError(f"--out {path}: {error.strerror}: check the path and its permissions") from None

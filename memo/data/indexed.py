@@ -18,7 +18,6 @@ import contextlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -30,7 +29,7 @@ from memo.artifacts.checksum import checksum
 from memo.artifacts.reading import Source, opened
 from memo.artifacts.regular_file import open_regular
 from memo.config.split import WHOLE, Part, documents_of
-from memo.errors import DataError
+from memo.errors import DataError, writing
 
 _NUM_SLICES, _SLICE_TOKENS = 64, 4096
 """Parts of a corpus that go into its hash, and tokens of each."""
@@ -163,15 +162,8 @@ class IndexedDatasetWriter:
     def _temporary(self, suffix: str) -> BinaryIO:
         return open(open_regular(self._path(suffix + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
 
-    @contextlib.contextmanager
-    def _writing(self, suffix: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise DataError(
-                f"{self._path(suffix)} could not be written ({error.strerror or error}): check the path, its "
-                "permissions and the free disk space"
-            ) from error
+    def _writing(self, suffix: str) -> contextlib.AbstractContextManager[None]:
+        return writing(self._path(suffix), DataError)
 
     def _index_bytes(self) -> bytes:
         lengths = np.array(self._lengths, dtype="<i8")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memo.artifacts.regular_file import replacing
-from memo.errors import ArtifactError, ConfigError
+from memo.errors import ArtifactError, ConfigError, writing
 from memo.report.timeline import Kind, SwapSpan, kinds_of, rows_of, summary, tenancies
 
 _FORMATS = (".svg", ".png", ".pdf")
@@ -178,10 +178,7 @@ def save_figure(figure: Any, path: str | Path) -> None:
 
     dated = {"CreationDate": None} if Path(path).suffix == ".pdf" else {"Date": None}
     metadata = {} if Path(path).suffix == ".png" else dated
-    try:
-        fonts = rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"})
-        with replacing(path) as file, fonts:
-            _as_plain_text(figure)
-            figure.savefig(file, format=Path(path).suffix[1:], dpi=_DPI, metadata=metadata)
-    except OSError as error:
-        raise ArtifactError(f"{path}: {error.strerror or error}: give a path that can be written") from None
+    fonts = rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"})
+    with writing(path, ArtifactError), replacing(path) as file, fonts:
+        _as_plain_text(figure)
+        figure.savefig(file, format=Path(path).suffix[1:], dpi=_DPI, metadata=metadata)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memo.artifacts.regular_file import replace_file
-from memo.errors import ArtifactError
+from memo.errors import ArtifactError, writing
 from memo.estimate.rank_memory import components
 from memo.report import html
 from memo.report.drawing import blank_figure, png_bytes
@@ -41,10 +41,8 @@ def write_plan_page(plan: Plan, commands: Commands, path: str | Path, tell: Tell
     Raises ConfigError if matplotlib is missing, ArtifactError if the file cannot be written.
     """
     text = plan_page(plan, commands, tell)
-    try:
+    with writing(f"--html {path}", ArtifactError):
         replace_file(path, text)
-    except OSError as error:
-        raise ArtifactError(f"--html {path}: {error.strerror or error}: give a path that can be written") from None
 
 
 def plan_page(plan: Plan, commands: Commands, tell: Tell = silent) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memo.artifacts.regular_file import replace_file
 from memo.artifacts.run_log import RunHeader, RunLog, StepRecord
-from memo.errors import ArtifactError
+from memo.errors import ArtifactError, writing
 from memo.report import html
 from memo.report.run_drawing import (
     DRAWINGS,
@@ -31,13 +31,11 @@ def write_report(runs: Mapping[str, RunLog], directory: str | Path) -> list[Path
     pictures = draw_runs(runs)
     folder = Path(directory)
     written = [folder / "index.html", *(folder / f"{p.name}.png" for p in pictures if p.png is not None)]
-    try:
+    with writing(folder, ArtifactError):
         replace_file(written[0], run_page(runs, pictures))
         for picture in pictures:
             if picture.png is not None:
                 replace_file(folder / f"{picture.name}.png", picture.png)
-    except OSError as error:
-        raise ArtifactError(f"{folder}: {error.strerror or error}: give a folder that can be written") from None
     return written
 
 

@@ -14,7 +14,7 @@ from memo.config.launching import torchrun_nodes
 from memo.config.model_name import choose_model
 from memo.config.presets import PRESETS
 from memo.config.run import SHORT_NAMES, HardwareConfig
-from memo.errors import ConfigError
+from memo.errors import ConfigError, writing
 from memo.estimate.host_memory import HOST_FITS_SHARE
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import config_of
@@ -73,10 +73,8 @@ def write_run(question: Question, choice: Choice, path: str, data_path: Sequence
         "",
         run.to_toml(),
     ]
-    try:
+    with writing(f"--out {path}", ConfigError):
         replace_file(path, "\n".join(lines))
-    except OSError as error:
-        raise ConfigError(f"--out {path}: {error.strerror}: check the path and its permissions") from None
 
 
 def trial_file(path: str) -> str:

@@ -18,7 +18,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_save_interval_minutes
 from memo.config.identity import accepted_changes, differences, model_identity
 from memo.data.corpus import data_identity
-from memo.errors import CheckpointError, ConfigError, warn
+from memo.errors import CheckpointError, ConfigError, warn, writing
 from memo.estimate.state_memory import checkpoint_bytes
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
@@ -41,13 +41,11 @@ def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
         return None
 
     def take() -> None:
-        try:
+        with writing(f"--save {save}", CheckpointError):
             check_names(Path(save), "--save")
             owned.append(claim(save, say))
             num_bytes = checkpoint_bytes(config, mesh.grid.world_size)
             check_disk_space(save, num_bytes, config.checkpoint.keep_latest_k)
-        except OSError as error:
-            raise _unwritable(save, error) from None
 
     try:
         from_rank_zero(take, mesh.world)
@@ -56,10 +54,6 @@ def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
             each.release()
         raise
     return owned[0] if owned else None
-
-
-def _unwritable(save: str, error: OSError) -> CheckpointError:
-    return CheckpointError(f"--save {save} cannot be written ({error.strerror or error}): give another directory")
 
 
 class Persistence:
@@ -87,11 +81,9 @@ class Persistence:
             return
 
         def write() -> None:
-            try:
+            with writing(f"--save {save}", CheckpointError):
                 save_config(self.config, save)
-            except OSError as error:
-                raise _unwritable(save, error) from None
-            keep_companions(self.config, save)
+                keep_companions(self.config, save)
 
         from_rank_zero(write, self.mesh.world)
 

@@ -195,7 +195,7 @@ WRONG = [
         "has 99999980000001 ranks: give 1099511627776 or fewer",
     ),
     ("plan --model gpt-tiny --gpus 1 --out .", "--out '.' names no file: give the path of one, such as run.toml"),
-    ("estimate --model gpt-tiny --trace-out .", "give a path that can be written"),
+    ("estimate --model gpt-tiny --trace-out .", "check the path, its permissions"),
     (
         "evaluate --model Llama/checkpoint-7 --mock-data --tp 0",
         "--tensor-model-parallel-size is 0, but it must be",

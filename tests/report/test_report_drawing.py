@@ -84,5 +84,5 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match=r"file/a\.svg: .*: give a path that can be written"):
+    with pytest.raises(ArtifactError, match=r"file/a\.svg could not be written .*: check the path"):
         draw_swaps(spans_of(), tmp_path / "file" / "a.svg")

@@ -80,7 +80,7 @@ def test_the_timeline_has_a_row_for_each_stream_that_works(found: Plan) -> None:
 def test_a_path_that_cannot_be_written(found: Plan, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_page, "plan_page", lambda *asked: page)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match=r"--html .*file/plan\.html: .*: give a path that can be written"):
+    with pytest.raises(ArtifactError, match=r"--html .*file/plan\.html could not be written .*: check the path"):
         plan_page.write_plan_page(found, Commands(), tmp_path / "file" / "plan.html")
     written = tmp_path / "new" / "plan.html"
     plan_page.write_plan_page(replace(found), Commands(), written)

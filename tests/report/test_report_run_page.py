@@ -216,7 +216,7 @@ def test_smoothing_leaves_no_trace_of_an_outlier() -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("memo.report.run_page.draw_runs", lambda runs: [])
-    with pytest.raises(ArtifactError, match="give a folder that can be written"):
+    with pytest.raises(ArtifactError, match=r"could not be written .*: check the path"):
         write_report({"a": run(tmp_path)}, tmp_path / "file" / "report")
 
 

@@ -141,7 +141,7 @@ def test_without_a_file_the_command_has_the_whole_run(model: str, strategy: obje
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     question = ask("gpt-7b", 8, seq_len=2048)
-    with pytest.raises(ConfigError, match=f"--out {tmp_path}: .*: check the path and its permissions"):
+    with pytest.raises(ConfigError, match=f"--out {tmp_path} could not be written .*: check the path, its permissions"):
         write_run(question, evaluate(question, Layout(8), KEEP), str(tmp_path))
 
 

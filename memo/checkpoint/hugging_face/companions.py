@@ -14,7 +14,6 @@ from memo.data import BPETokenizer, ByteTokenizer
 from memo.data.chat_template import TEMPLATE_SUFFIX
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
 from memo.data.tokenizer import END_OF_DOCUMENT_NAMES
-from memo.errors import CheckpointError, reason_of
 
 COMPANION_DIR = "hugging_face"
 """Where a checkpoint of memo keeps them."""
@@ -35,7 +34,7 @@ LEARNED_TEMPLATE = f"learned{TEMPLATE_SUFFIX}"
 
 
 def copy_companions(source: Path, target: Path, names: Sequence[str] = COMPANIONS) -> list[str]:
-    """Copy those of `names` that exist into `target`, which is made; returns their names.
+    """Copy those of `names` that exist into `target`, which is made for them; returns their names.
 
     Raises CheckpointError, before anything is copied, for a name that leads out of `source` or is no regular file;
     OSError if `target` cannot be written.
@@ -51,7 +50,7 @@ def keep_companions(config: RunConfig, save: str) -> None:
     and chat template; remove an earlier run's.
 
     An export looks nowhere else: by then a config.toml may be a stranger's, and name any file. Raises CheckpointError
-    for files that lead out of their directory, and where SAVE cannot be written.
+    for files that lead out of their directory, OSError where SAVE cannot be written.
     """
     checkpoint, target = config.checkpoint, path_within(save, COMPANION_DIR)
     sources = [] if checkpoint.pretrained_checkpoint is None else [Path(checkpoint.pretrained_checkpoint)]
@@ -59,16 +58,11 @@ def keep_companions(config: RunConfig, save: str) -> None:
         sources.insert(0, path_within(resolve_checkpoint(checkpoint.load).parent, COMPANION_DIR))
     names = (CONFIG_FILE, *COMPANIONS, LEARNED_TEMPLATE)
     source = next((each for each in sources if _has_any(each, names)), None)
-    try:
-        if source != target:
-            copied = [] if source is None else copy_companions(source, target, names)
-            for name in set(names) - set(copied):
-                (target / name).unlink(missing_ok=True)
-        _keep_of_data(config, target)
-    except OSError as error:
-        raise CheckpointError(
-            f"--save {save} cannot be written ({reason_of(error)}): remove what is there, or give another directory"
-        ) from None
+    if source != target:
+        copied = [] if source is None else copy_companions(source, target, names)
+        for name in set(names) - set(copied):
+            (target / name).unlink(missing_ok=True)
+    _keep_of_data(config, target)
 
 
 def _has_any(directory: Path, names: Sequence[str]) -> bool:

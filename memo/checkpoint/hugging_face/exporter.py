@@ -30,7 +30,7 @@ from memo.config.identity import differences, model_identity
 from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config
 from memo.data.chat_template import TEMPLATE_FILE
-from memo.errors import CheckpointError, ConfigError
+from memo.errors import CheckpointError, ConfigError, writing
 from memo.units import GIB
 
 ExportDtype = Literal["bf16", "fp16", "fp32", "fp64"]
@@ -116,40 +116,26 @@ def export_checkpoint(
     tensors = _their_tensors(source, config, theirs.model_type, None if chosen is None else DTYPES[chosen])
     place = Path(os.path.abspath(target))  # of ".", too, which has no name
     partial = place.with_name(f"{place.name}.partial")
-    _make(partial)
-    try:
-        copy_tokenizer(_companions(final) if tokenizer is None else Path(tokenizer), partial)
-        answers = _copy_template(final, partial)
-        _write_json(partial / CONFIG_FILE, add_token_ids(partial, theirs.content, answers=answers))
-        companions = [name for name in COMPANIONS if (partial / name).exists()]
-        files = _write_weights(source, partial, tensors, max_shard_bytes)
-        if place.exists():
-            place.rmdir()
-        os.rename(partial, place)
-    except OSError as error:
-        raise CheckpointError(
-            f"--out {target} could not be written ({error}): free disk space or choose another directory"
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
-    return Exported(target, theirs.content["architectures"][0], files, num_bytes, companions)
-
-
-def _make(partial: Path) -> None:
-    """Raises CheckpointError for a directory that is there already or cannot be made."""
-    try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-    except FileExistsError:
+    if os.path.lexists(partial):
         raise CheckpointError(
             f"{partial} is there already, of an export that was killed, or by another hand: remove it, or choose "
             "another --out"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(
-            f"--out {partial} could not be made ({error.strerror}): choose another directory"
-        ) from None
+        )
+    with writing(f"--out {target}", CheckpointError):
+        partial.mkdir(parents=True)
+        try:
+            copy_tokenizer(_companions(final) if tokenizer is None else Path(tokenizer), partial)
+            answers = _copy_template(final, partial)
+            _write_json(partial / CONFIG_FILE, add_token_ids(partial, theirs.content, answers=answers))
+            companions = [name for name in COMPANIONS if (partial / name).exists()]
+            files = _write_weights(source, partial, tensors, max_shard_bytes)
+            if place.exists():
+                place.rmdir()
+            os.rename(partial, place)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+    return Exported(target, theirs.content["architectures"][0], files, num_bytes, companions)
 
 
 def _run_config(final: Path, given: str | Path | None) -> RunConfig:

@@ -24,7 +24,7 @@ from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, read_config
 from memo.config.identity import model_identity
 from memo.config.run import CheckpointConfig
-from memo.errors import CheckpointError
+from memo.errors import CheckpointError, writing
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,9 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     by_file = sorted(weights.shapes, key=weights.file)
     tensors = {f"{MASTER}{name}": _on_disk(weights, name) for name in by_file}
     state = RunState(0, 0, config.training.seed, 0, 0, 0, model=model_identity(config))
-    try:
+    with writing(f"--out {root}", CheckpointError):
         companions = copy_companions(source, path_within(root, COMPANION_DIR), (CONFIG_FILE, *COMPANIONS))
         replace_file(root / RUN_CONFIG, config.to_toml())
-    except OSError as error:
-        raise CheckpointError(
-            f"--out {root} could not be written ({error.strerror}): free disk space or choose another directory"
-        ) from error
     # The pointer to the checkpoint is written last, so an import that fails leaves none.
     path = write_tensors(root, state, tensors, flag="--out")
     weights.files.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from memo.artifacts.reading import Source, listed, opened, read_table, shown
 from memo.artifacts.regular_file import replacing
-from memo.errors import ArtifactError, PlanError
+from memo.errors import ArtifactError, PlanError, writing
 from memo.planner.memory.dsa import Block, Problem, Solution
 
 _COLUMNS = ("id", "lower", "upper", "size")
@@ -43,13 +43,10 @@ def read_csv(path: str | Path, capacity_bytes: int | None = None) -> Problem:
 
 def write_csv(path: str | Path, problem: Problem, solution: Solution) -> None:
     """Write the blocks in the problem's order, each with its offset. Raises ArtifactError."""
-    try:
-        with replacing(path) as file:
-            rows = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
-            rows.writerow((*_COLUMNS, "offset"))
-            rows.writerows((*block, solution.offsets[block.id]) for block in problem.blocks)
-    except OSError as error:
-        raise ArtifactError(f"{path}: {error.strerror}: give a path that can be written") from None
+    with writing(path, ArtifactError), replacing(path) as file:
+        rows = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
+        rows.writerow((*_COLUMNS, "offset"))
+        rows.writerows((*block, solution.offsets[block.id]) for block in problem.blocks)
 
 
 def _block(where: str, header: list[str], row: list[str]) -> Block:
