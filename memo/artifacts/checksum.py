@@ -25,4 +25,4 @@ def checksum_of(data: bytes | memoryview) -> str:
 
 def checksum_of_json(content: dict[str, Any]) -> str:
     """The checksum of JSON content, independent of the order of keys and of white space."""
-    return checksum_of(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+    return checksum_of(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

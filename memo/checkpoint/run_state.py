@@ -1,7 +1,7 @@
 """run_state.json of a checkpoint: the state of its run, and checksums of this file and of the index of its tensors."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,6 @@ class RunState:
     """Whether --save-interval-minutes alone has asked for this checkpoint; then it goes once a newer one is whole."""
 
 
-_KEYS = {*(entry.name for entry in fields(RunState)), INDEX_CHECKSUM, ALGORITHM}
-_ADDED = {"by_time"}
-"""Keys that files of earlier versions lack."""
-
-
 def write_state(folder: Path, state: RunState) -> None:
     """Write the state, with the checksum of the index in the same folder, if there is one. Raises OSError."""
     index = folder / INDEX
@@ -78,19 +73,8 @@ def read_sealed_state(final: Path, *, verify: bool = True) -> tuple[RunState, st
             f"{RUN_STATE} is of schema {shown(version)}, but this version of memo reads schema {SCHEMA_VERSION}; use "
             "the version that wrote it"
         )
-    if different := (found.keys() | _ADDED) ^ _KEYS:
-        names = ", ".join(sorted(different))
-        raise CheckpointError(f"{RUN_STATE} lacks these fields, or they do not belong there: {names[:200]}")
-    checksum = found.pop(ALGORITHM)
-    if verify and checksum != _checksum_of({"schema_version": version, **found}):
+    checksum = found.pop(ALGORITHM, None)
+    if verify and checksum != checksum_of_json({"schema_version": version, **found}):
         raise DamagedError(f"{RUN_STATE} has another checksum than it says: it is damaged")
-    index_checksum = str(found.pop(INDEX_CHECKSUM))
+    index_checksum = str(found.pop(INDEX_CHECKSUM, None))
     return build(RunState, found, source), index_checksum
-
-
-def _checksum_of(content: dict[str, Any]) -> str | None:
-    """The checksum of a state; None for content that write_state never writes, such as numbers that are not finite."""
-    try:
-        return checksum_of_json(content)
-    except ValueError:
-        return None

@@ -1,6 +1,5 @@
 """A directory of checkpoints survives a death at every single change that is made to it; which old ones are deleted."""
 
-import json
 import os
 import re
 import shutil
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from memo.artifacts.checksum import ALGORITHM, checksum_of_json
 from memo.checkpoint.directory import (
     LATEST,
     latest_checkpoint,
@@ -20,7 +18,6 @@ from memo.checkpoint.directory import (
     remove_older,
     whole_checkpoints,
 )
-from memo.checkpoint.files import RUN_STATE
 from memo.checkpoint.run_state import RunState, read_state
 
 TENSORS = "tensors-00000.bin"
@@ -168,15 +165,6 @@ def test_where_all_stay_the_older_ones_that_time_has_asked_for_go(tmp_path: Path
     assert [read_state(path).iteration for path in whole_checkpoints(tmp_path)] == [10, 30, 40, 50]
     save(tmp_path, 60, "")
     assert [read_state(path).iteration for path in whole_checkpoints(tmp_path)] == [10, 40, 60]
-
-
-def test_a_state_of_an_earlier_version_does_not_say_what_asked_for_it(tmp_path: Path) -> None:
-    save(tmp_path, 1, "", by_time=True)
-    file = tmp_path / "iter_0000001" / RUN_STATE
-    content = json.loads(file.read_text())
-    del content["by_time"], content[ALGORITHM]
-    file.write_text(json.dumps({**content, ALGORITHM: checksum_of_json(content)}))
-    assert not read_state(file.parent).by_time
 
 
 def test_old_means_an_older_iteration_whatever_the_number_of_digits(tmp_path: Path) -> None:
