@@ -21,8 +21,8 @@ PIECE_BYTES = 8 * MIB
 def read_parts(folder: Path, index: Index, tensors: Mapping[str, GlobalTensor], *, verify: bool) -> None:
     """Fill the parts of tensors of `index`, each in its own dtype. Files are read in order.
 
-    With `verify`, every rectangle that is needed is read whole, else only the needed rows of it. Raises CheckpointError
-    that names file and tensor; parts that were filled before stay filled.
+    Every rectangle that is needed is read whole; with `verify`, its checksum is compared. Raises CheckpointError that
+    names file and tensor; parts that were filled before stay filled.
     """
     wanted: dict[str, list[tuple[int, str, StoredRectangle, list[Part]]]] = {}
     for name, tensor in tensors.items():
@@ -44,14 +44,13 @@ def _read(
 ) -> None:
     num_rows, *inner = stored.shape
     row_bytes = math.prod(inner) * dtype.itemsize
-    first, last = (0, num_rows) if verify else _wanted_rows(stored, parts)
     step = max(1, PIECE_BYTES // row_bytes)
-    buffer = memoryview(bytearray(min(step, last - first) * row_bytes))
+    buffer = memoryview(bytearray(min(step, num_rows) * row_bytes))
     digest = checksum()
     views = [part.values().detach() for part in parts]
-    file.seek(stored.at_byte + first * row_bytes)
-    for row in range(first, last, step):
-        count = min(step, last - row)
+    file.seek(stored.at_byte)
+    for row in range(0, num_rows, step):
+        count = min(step, num_rows - row)
         piece = buffer[: count * row_bytes]
         if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
             raise CheckpointError(f"{stored.file} ends amid {name}: it is cut short")
@@ -67,9 +66,3 @@ def _read(
             f"{stored.file}: {name}, {stored.shape} at {stored.offset}, has the checksum {digest.hexdigest()} "
             f"({ALGORITHM}), but {stored.xxh3_64} was written: the file is damaged"
         )
-
-
-def _wanted_rows(stored: StoredRectangle, parts: list[Part]) -> tuple[int, int]:
-    first = min(part.offset[0] for part in parts) - stored.offset[0]
-    last = max(part.offset[0] + part.shape[0] for part in parts) - stored.offset[0]
-    return max(first, 0), min(last, stored.shape[0])
