@@ -4,8 +4,6 @@ import os
 import socket
 from pathlib import Path
 
-import psutil
-
 
 def machine() -> str:
     """A name that is equal for processes that see each other by their number: of a boot of a kernel, and a namespace of
@@ -27,20 +25,11 @@ def process_start(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        if Path("/proc/self/stat").exists():
-            return None if _is_another_users(pid) else ""
-    try:
-        return str(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return ""
-
-
-def _is_another_users(pid: int) -> bool:
-    """Whether a process runs that this user may not signal, which the system says of hidden processes too."""
+        pass
     try:
         os.kill(pid, 0)
-    except PermissionError:
-        return True
+    except PermissionError:  # which the system says of hidden processes too
+        return None
     except (ProcessLookupError, OverflowError):
         pass
-    return False
+    return ""
