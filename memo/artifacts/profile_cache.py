@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memo.artifacts.attention_table import AttentionTable
 from memo.artifacts.cache_folder import cache_folder
-from memo.artifacts.layer_profile import LayerProfile, ProfileKey
+from memo.artifacts.layer_profile import ProfileKey
 from memo.errors import ArtifactError
 
 
@@ -19,19 +19,6 @@ def cache_file(choice: str, key: ProfileKey) -> Path | None:
     """
     folder = _folder(choice)
     return None if folder is None else folder / f"{key.digest}.json"
-
-
-def read_cached(path: Path, key: ProfileKey) -> LayerProfile | None:
-    """The profile at `path`; None if there is none.
-
-    Raises ArtifactError for a file with other content, or with the profile of another key.
-    """
-    if not path.exists():
-        return None
-    profile = LayerProfile.load(path)
-    if profile.key != key:
-        raise ArtifactError(f"{path} holds the profile of another layer: delete it")
-    return profile
 
 
 def attention_table_file(choice: str, empty: AttentionTable) -> Path | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from memo import __version__
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
-from memo.artifacts.profile_cache import cache_file, read_cached
+from memo.artifacts.profile_cache import cache_file
 from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles, resolved_sections
 from memo.errors import ArtifactError, ConfigError, warn
@@ -162,7 +162,7 @@ def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: 
     def cached() -> LayerProfile | None:
         path = cache_file(config.memory.profile_cache, key)
         try:
-            return None if path is None else read_cached(path, key)
+            return None if path is None or not path.exists() else LayerProfile.load(path)
         except ArtifactError as error:
             warn(f"the kept profile is not used, the layer is measured: {error}")
             return None

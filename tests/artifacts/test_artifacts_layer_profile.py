@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
-from memo.artifacts.profile_cache import cache_file, read_cached
+from memo.artifacts.profile_cache import cache_file
 from memo.errors import ArtifactError
 
 KEY = ProfileKey(
@@ -144,15 +144,3 @@ def test_a_user_without_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setattr("memo.artifacts.cache_folder.Path.home", no_home)
     assert cache_file("auto", KEY) is None
-
-
-def test_only_the_profile_of_the_key_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "kept.json"
-    assert read_cached(path, KEY) is None
-    PROFILE.save(path)
-    assert read_cached(path, KEY) == PROFILE
-    with pytest.raises(ArtifactError, match=r"kept\.json holds the profile of another layer: delete it"):
-        read_cached(path, dataclasses.replace(KEY, seq_length=1024))
-    path.write_text("{")
-    with pytest.raises(ArtifactError, match="is not JSON"):
-        read_cached(path, KEY)
