@@ -9,7 +9,7 @@ ones are then ignored. So are evaluations that stand before one of the same iter
 killed may leave half a line at the end, which is ignored as well.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,19 +174,21 @@ class RunLog:
         evaluations: list[tuple[int, float]] = []
         evaluated: str | None = None
         num_records = 0
-        for number, line, is_last in _lines(path):
-            found = _record(line, f"{path}, line {number}", is_last)
-            if isinstance(found, StepRecord):
-                num_records += 1
-                steps = _before(found.iteration, steps, lambda step: step.iteration)
-                evaluations = _before(found.iteration, evaluations, lambda evaluation: evaluation[0])
-                steps.append(found)
-            elif found is not None:
-                iteration, loss, name = found
-                evaluated = name if evaluated is None else evaluated
-                if name == evaluated:
-                    evaluations = _before(iteration, evaluations, lambda evaluation: evaluation[0])
-                    evaluations.append((iteration, loss))
+        source = Source(str(path), ArtifactError, "give the --save directory of a run, or the file of its --log-jsonl")
+        with opened(path, source) as file:
+            for number, line in enumerate(read_lines(file, source, max_bytes=_LONGEST_LINE_BYTES), 1):
+                found = _record(line, f"{path}, line {number}")
+                if isinstance(found, StepRecord):
+                    num_records += 1
+                    steps = _before(found.iteration, steps, lambda step: step.iteration)
+                    evaluations = _before(found.iteration, evaluations, lambda evaluation: evaluation[0])
+                    steps.append(found)
+                elif found is not None:
+                    iteration, loss, name = found
+                    evaluated = name if evaluated is None else evaluated
+                    if name == evaluated:
+                        evaluations = _before(iteration, evaluations, lambda evaluation: evaluation[0])
+                        evaluations.append((iteration, loss))
         if not steps:
             raise ArtifactError(f"{path} has no iteration yet: wait for the run's first step")
         header = header_path(path)
@@ -223,28 +225,13 @@ def _log_in(run: Path) -> Path:
     return found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """(number, line, whether it is the last one)."""
-    remedy = "give the --save directory of a run, or the file of its --log-jsonl"
-    source = Source(str(path), ArtifactError, remedy)
-    with opened(path, source) as file:
-        before = b""
-        number = 0
-        for number, line in enumerate(read_lines(file, source, max_bytes=_LONGEST_LINE_BYTES)):
-            if number:
-                yield number, before, False
-            before = line
-        if before:
-            yield number + 1, before, True
-
-
-def _record(line: bytes, where: str, is_last: bool) -> StepRecord | tuple[int, float, str] | None:
+def _record(line: bytes, where: str) -> StepRecord | tuple[int, float, str] | None:
     """An iteration, or an evaluation's (iteration, loss, name of its set); None for half a line at the end."""
     source = Source(where, ArtifactError, "give a file that --log-jsonl wrote")
     try:
         found = parse_json(line, source)
     except ArtifactError:
-        if is_last and line.startswith(b"{"):
+        if line.startswith(b"{") and not line.endswith(b"\n"):
             return None
         raise
     if isinstance(found, dict) and "evaluation" in found:
