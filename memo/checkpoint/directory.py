@@ -22,6 +22,7 @@ from memo.artifacts.reading import Source, is_there, read_text, shown
 from memo.artifacts.regular_file import make_durable, other_kind, replace_file
 from memo.artifacts.run_log import default_log, header_path
 from memo.checkpoint.files import RUN_CONFIG, RUN_STATE
+from memo.checkpoint.owner import OWNER
 from memo.checkpoint.run_state import RunState, read_state, write_state
 from memo.errors import CheckpointError
 
@@ -98,7 +99,8 @@ def check_names(root: Path, flag: str) -> None:
     A whole checkpoint may be a link to one, also while it is replaced.
     """
     log = str(default_log(str(root), None))
-    wrong = {name: other_kind(name) for name in (root / RUN_CONFIG, root / LATEST, Path(log), header_path(log))}
+    names = (root / OWNER, root / RUN_CONFIG, root / LATEST, Path(log), header_path(log))
+    wrong = {name: other_kind(name) for name in names}
     for path in root.glob("iter_*"):
         is_link = path.is_symlink() and path.suffix != ".partial"
         wrong[path] = None if path.is_dir() and (is_link or not path.is_symlink()) else other_kind(path) or "a file"

@@ -28,7 +28,7 @@ from pathlib import Path
 from memo.artifacts.fields import build
 from memo.artifacts.processes import machine, process_start
 from memo.artifacts.reading import Source, read_json
-from memo.artifacts.regular_file import open_regular, other_kind
+from memo.artifacts.regular_file import open_regular
 from memo.errors import CheckpointError
 from memo.standard_streams import visible
 
@@ -91,7 +91,7 @@ class Ownership:
     def check(self) -> None:
         """Raises CheckpointError if another run has taken the directory meanwhile, or removed the file."""
         theirs = _read(self._path)
-        if theirs is None or theirs.token != self._owner.token:
+        if theirs != self._owner:
             by = "nobody" if theirs is None else theirs.describe()
             raise CheckpointError(
                 f"--save {self._path.parent} is no longer this run's: {OWNER} names {by}: this run must not write "
@@ -107,8 +107,6 @@ def claim(directory: str | Path, report: Callable[[str], None]) -> Ownership:
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)
     path, mine = root / OWNER, Owner.here()
-    if (kind := other_kind(path)) is not None:
-        raise CheckpointError(f"--save {root}: {OWNER} is {kind}, not the file of a run: remove it")
     while not _create(path, mine):
         theirs = _read(path)
         if not _is_dead(theirs, mine, path, report):
@@ -190,16 +188,14 @@ def _remove(path: Path, dead: Owner | None) -> None:
 
 def _renew(path: Path, owner: Owner, stop: threading.Event) -> None:
     while not stop.wait(HEARTBEAT_S):
-        theirs = _read(path)
-        if theirs is not None and theirs.token == owner.token:
+        if _read(path) == owner:
             with contextlib.suppress(OSError):
                 os.utime(path)
 
 
 def _release(path: Path, owner: Owner, stop: threading.Event) -> None:
     stop.set()
-    theirs = _read(path)
-    if theirs is not None and theirs.token == owner.token and os.getpid() == owner.pid:  # not in a forked child
+    if _read(path) == owner and os.getpid() == owner.pid:  # not in a forked child
         with contextlib.suppress(OSError):
             path.unlink()
 

@@ -111,9 +111,10 @@ def test_one_elsewhere_or_unreadable_is_dead_when_its_file_stands_still(
 def test_one_elsewhere_that_renews_its_file_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALE_S", 60.0)
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.1)
-    owned = claim(tmp_path, silent)
-    path = tmp_path / OWNER
-    path.write_text(json.dumps({**json.loads(path.read_text()), "machine": "another", "host": "node7"}))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(module, "machine", lambda: "another")
+        elsewhere.setattr(module.socket, "gethostname", lambda: "node7")
+        owned = claim(tmp_path, silent)
     begin_s = time.monotonic()
     with pytest.raises(CheckpointError, match=r"process \d+ of .* on node7, since"):
         claim(tmp_path, silent)

@@ -14,7 +14,7 @@ from layouts import tiny
 import memo
 from memo.artifacts.regular_file import open_regular, replace_file
 from memo.checkpoint.chunks import GlobalTensor
-from memo.checkpoint.directory import LATEST
+from memo.checkpoint.directory import LATEST, check_names
 from memo.checkpoint.files import RUN_CONFIG
 from memo.checkpoint.owner import OWNER, claim
 from memo.checkpoint.run_state import RunState
@@ -99,7 +99,9 @@ def test_a_checkpoint_that_is_a_link_is_replaced_and_its_target_stays(tmp_path: 
 def test_the_owner_of_a_directory_is_no_link_and_no_pipe(tmp_path: Path) -> None:
     for kind, make in KINDS.items():
         make(tmp_path / OWNER)
-        with pytest.raises(CheckpointError, match=rf"{OWNER} is {kind}, not the file of a run: remove it"):
+        with pytest.raises(CheckpointError, match=rf"{OWNER} is {kind}.*, but memo writes there under that name"):
+            check_names(tmp_path, "--save")
+        with pytest.raises(OSError, match=f"it is {kind}"):
             claim(tmp_path, print)
         (tmp_path / OWNER).rmdir() if kind == "a directory" else (tmp_path / OWNER).unlink()
 
@@ -123,7 +125,6 @@ def test_a_file_is_not_written_through_what_is_none(tmp_path: Path, kind: str) -
 
 def test_a_fault_amid_writing_leaves_the_old_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from memo.config import RunConfig
-    from memo.train.saved_config import save_config
 
     (tmp_path / RUN_CONFIG).write_text("old")
 
@@ -132,7 +133,7 @@ def test_a_fault_amid_writing_leaves_the_old_configuration(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        save_config(RunConfig(), str(tmp_path))
+        replace_file(tmp_path / RUN_CONFIG, RunConfig().to_toml())
     assert (tmp_path / RUN_CONFIG).read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == [RUN_CONFIG]
 
