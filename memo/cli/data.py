@@ -12,7 +12,7 @@ from memo.config.require import require
 from memo.data import BuildSummary, CorpusFacts, Reading, build_chat, build_corpus, build_demo
 from memo.data.conversations import ChatForm
 from memo.data.progress import speed_line
-from memo.errors import ConfigError, DataError
+from memo.errors import ConfigError
 from memo.units import format_count
 
 COMMANDS = (
@@ -33,11 +33,7 @@ ABOUT = "Write OUT.bin, OUT.idx and OUT.json, in Megatron-LM's format."
 
 def main(argv: Sequence[str]) -> int:
     """Raises MemoError for what cannot be read, built or written."""
-    try:
-        return dispatch("memo data", ABOUT, COMMANDS, argv)
-    except OSError as error:
-        path = error.filename or "a temporary file"
-        raise DataError(f"{path}: {error.strerror}: check the path, its permissions and the free disk space") from error
+    return dispatch("memo data", ABOUT, COMMANDS, argv)
 
 
 @dataclass(frozen=True, kw_only=True)

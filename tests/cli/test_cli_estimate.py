@@ -238,7 +238,7 @@ def test_bad_flags(argv: list[str], says: str, capsys: Capture) -> None:
 def test_an_output_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
     source = write(tmp_path / "in.csv", [{"model": "gpt-7b"}])
     target = tmp_path / "in.csv" / "out.csv"
-    assert f"--out {target}: " in refusal(["--cases", str(source), "--out", str(target)], capsys)
+    assert f"--out {target} could not be written (" in refusal(["--cases", str(source), "--out", str(target)], capsys)
 
 
 @pytest.mark.parametrize(
