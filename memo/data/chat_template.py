@@ -29,7 +29,7 @@ from memo.config.blend import read_blend
 from memo.data.chat_render import Span, TemplateRefusal
 from memo.data.chat_templates import CHAT_TEMPLATES
 from memo.data.conversations import ASSISTANT, Conversation, Message
-from memo.data.template_process import TemplateProcess, TemplateStopped
+from memo.data.template_process import TemplateProcess
 from memo.data.tokenizer import ByteTokenizer
 from memo.errors import ConfigError, DataError
 
@@ -77,8 +77,6 @@ class ChatTemplate:
             self._process.start()
         except TemplateRefusal as refusal:
             raise DataError(f"{name}: {refusal}") from None
-        except TemplateStopped as stopped:
-            raise DataError(f"{name}: to read it {stopped}; give another with --chat-template") from None
 
     def render(self, conversation: Conversation) -> Rendered:
         """The text and its learned parts.
@@ -122,10 +120,6 @@ class ChatTemplate:
             return self._process.render(messages, tools, asks=asks)
         except TemplateRefusal as refusal:
             raise DataError(f"{where}: {self.name} {refusal}") from None
-        except TemplateStopped as stopped:
-            raise DataError(
-                f"{where}: {self.name} {stopped} for the conversation; give another chat template"
-            ) from None
 
 
 def load_chat_template(

@@ -43,10 +43,6 @@ serve()
 longer than a template."""
 
 
-class TemplateStopped(Exception):
-    """The template went beyond a limit; the message continues a sentence that begins with its name."""
-
-
 class TemplateProcess:
     """Renders conversations with one template, in a process that starts with the first of them.
 
@@ -61,7 +57,7 @@ class TemplateProcess:
         self._end: weakref.finalize[..., Any] | None = None
 
     def start(self) -> None:
-        """Compile the template. Raises TemplateRefusal with what is wrong with it, and TemplateStopped."""
+        """Compile the template. Raises TemplateRefusal with what is wrong with it, or the limit that it goes beyond."""
         with self._lock:
             self._start()
 
@@ -70,7 +66,7 @@ class TemplateProcess:
     ) -> dict[str, Any]:
         """The text of a conversation, and spans: [begin, end) of each answer; `asks`: the text up to the next answer.
 
-        Raises TemplateRefusal, and TemplateStopped; the next call then starts another process.
+        Raises TemplateRefusal, also for a limit that the template goes beyond; the next call starts another process.
         """
         with self._lock:
             if self._process is None:
@@ -89,7 +85,7 @@ class TemplateProcess:
         try:
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         except OSError as error:
-            raise TemplateStopped(f"cannot be given a process of its own ({error.strerror})") from None
+            raise TemplateRefusal(f"cannot be given a process of its own ({error.strerror})") from None
         self._end = weakref.finalize(self, _stop, self._process)
         try:
             self._ask(self._setup)
@@ -109,13 +105,13 @@ class TemplateProcess:
         if not answer.endswith(b"\n"):
             status = process.wait()
             self.close()
-            raise TemplateStopped(_ending(status, len(line)))
+            raise _stopped(_ending(status, len(line)))
         found: dict[str, Any] = json.loads(answer)
         if "refusal" in found:
             raise TemplateRefusal(found["refusal"])
         if "memory" in found:
             self.close()  # with what it holds
-            raise TemplateStopped(_needs_memory(len(line)))
+            raise _stopped(_needs_memory(len(line)))
         return found
 
 
@@ -123,6 +119,10 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
     with contextlib.suppress(OSError):
         process.communicate()
+
+
+def _stopped(why: str) -> TemplateRefusal:
+    return TemplateRefusal(f"{why}; give another chat template")
 
 
 def _ending(status: int, num_characters: int) -> str:

@@ -101,7 +101,7 @@ def test_an_attack_in_another_thread_ends_too() -> None:
     thread = threading.Thread(target=attack)
     thread.start()
     thread.join(timeout=60 * TIME_LIMIT_S)
-    assert told and "takes more than 3 s of processor time for the conversation; give another chat template" in told[0]
+    assert told and "takes more than 3 s of processor time; give another chat template" in told[0]
 
 
 def test_conversations_after_an_attack_are_rendered_as_before() -> None:
@@ -109,7 +109,7 @@ def test_conversations_after_an_attack_are_rendered_as_before() -> None:
     made = ChatTemplate(source, variables={}, special_texts=SPECIAL, name="t.jinja")
     before = made.render(CHAT)
     bomb = Conversation("in.jsonl, line 8", ({"role": "user", "content": "bomb"}, MESSAGES[1]), (True,))
-    with pytest.raises(DataError, match=r"^in.jsonl, line 8: t.jinja needs more than 51\d MiB of memory for the conv"):
+    with pytest.raises(DataError, match=r"^in.jsonl, line 8: t.jinja needs more than 51\d MiB of memory; give another"):
         made.render(bomb)
     assert made.render(CHAT) == before
     assert before.text[slice(*before.spans[0])] == "a<|im_end|>"
