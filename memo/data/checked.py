@@ -4,8 +4,6 @@ A corpus can be damaged, or built with another tokenizer. On CUDA an id without 
 where the vocabulary is split over ranks, it would be trained on silently, with no row at all.
 """
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,19 +11,11 @@ from memo.data.sample import Sample, SampleDataset
 from memo.errors import DataError
 
 
-@runtime_checkable
-class Locating(Protocol):
-    """A dataset that knows where its tokens come from."""
-
-    def where(self, index: int, offset: int) -> str:
-        """The origin of token `offset` of the window of sample `index`: file, document, and token in it."""
-
-
 def where(dataset: object, index: int, offset: int) -> str:
-    """As `Locating.where`; of another dataset the number of the sample and of the token."""
-    if isinstance(dataset, Locating):
-        return dataset.where(index, offset)
-    return f"{type(dataset).__name__}.sample({index}), token {offset}"
+    """Where token `offset` of the window of sample `index` comes from: file, document, and token in it, if the dataset
+    has a method `where` that says so."""
+    locate = getattr(dataset, "where", None)
+    return f"{type(dataset).__name__}.sample({index}), token {offset}" if locate is None else locate(index, offset)
 
 
 def checked_sample(dataset: SampleDataset, index: int, vocab_size: int) -> Sample:
