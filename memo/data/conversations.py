@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.reading import listed
+from memo.artifacts.reading import listed, shown
 from memo.data.chat_forms import FIELDS, forms_of
 from memo.data.chat_forms import ChatForm as ChatForm
 from memo.data.left_out import Refuse, raise_it, read_each
@@ -162,8 +162,7 @@ def _in_roles(given: dict[str, Any], where: str) -> dict[str, Any]:
     """A message of ShareGPT's form in OpenAI's."""
     speaker = given["from"]
     if not isinstance(speaker, str) or speaker.lower() not in _SPEAKERS:
-        found = repr(speaker) if isinstance(speaker, str) else _kind(speaker)
-        raise DataError(f"{where}.from is {found}; give one of {', '.join(_SPEAKERS)}")
+        raise DataError(f"{where}.from is {_kind(speaker)}; give one of {', '.join(_SPEAKERS)}")
     rest = {key: value for key, value in given.items() if key not in ("from", "value")}
     return {**rest, "role": _SPEAKERS[speaker.lower()] or speaker.lower(), "content": given.get("value")}
 
@@ -199,13 +198,5 @@ def _text(record: dict[str, Any], field: str, where: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    """A value that is not what it should be, in JSON's words."""
-    if value is None:
-        return "missing or null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
-    if isinstance(value, str | dict):
-        return "a text" if isinstance(value, str) else "an object"
-    return f"the number {value!r}"
+    """A value that is not what it should be."""
+    return "missing or null" if value is None else shown(value)
