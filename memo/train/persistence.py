@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from memo.artifacts.regular_file import replace_file
 from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, resolve_checkpoint, save_checkpoint
 from memo.checkpoint.background import BackgroundWriter
 from memo.checkpoint.directory import LATEST, check_names, has_pointer, remove_older
 from memo.checkpoint.disk_space import check_disk_space
+from memo.checkpoint.files import RUN_CONFIG
 from memo.checkpoint.finite import check_finite
 from memo.checkpoint.hugging_face import keep_companions
 from memo.checkpoint.owner import Ownership, claim
@@ -27,7 +29,7 @@ from memo.train.build import ParallelModel
 from memo.train.console import say
 from memo.train.feed import Feed
 from memo.train.optimizer import schedule_of
-from memo.train.saved_config import loaded_config, loaded_sweep, save_config
+from memo.train.saved_config import loaded_config, loaded_sweep
 
 
 def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
@@ -82,7 +84,7 @@ class Persistence:
 
         def write() -> None:
             with writing(f"--save {save}", CheckpointError):
-                save_config(self.config, save)
+                replace_file(Path(save, RUN_CONFIG), self.config.to_toml())
                 keep_companions(self.config, save)
 
         from_rank_zero(write, self.mesh.world)

@@ -1,19 +1,11 @@
 """The configuration of a run, which lies beside its checkpoints."""
 
-from pathlib import Path
-
-from memo.artifacts.regular_file import replace_file
 from memo.checkpoint import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
 from memo.config import RunConfig
 from memo.config.run import read_toml
 from memo.errors import CheckpointError, ConfigError
 from memo.spec.sweep import Sweep, sweep_of
-
-
-def save_config(config: RunConfig, directory: str) -> None:
-    """Raises OSError."""
-    replace_file(Path(directory, RUN_CONFIG), config.to_toml())
 
 
 def loaded_config(config: RunConfig) -> RunConfig | None:
