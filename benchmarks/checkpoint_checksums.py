@@ -21,8 +21,9 @@ from typing import Any
 import rows
 import torch
 
-from memo.checkpoint import RunState, writer
+from memo.checkpoint import writer
 from memo.checkpoint.chunks import GlobalTensor
+from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import open_checkpoint, read_tensors, write_tensors
 from memo.units import MIB
 

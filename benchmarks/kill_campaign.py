@@ -29,8 +29,8 @@ from typing import Any
 import rows
 import torch
 
-from memo.checkpoint import latest_checkpoint
 from memo.checkpoint.chunks import GlobalTensor
+from memo.checkpoint.directory import latest_checkpoint
 from memo.checkpoint.store import open_checkpoint, read_tensors
 
 ROOT = Path(__file__).parents[1]

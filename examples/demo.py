@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from memo import Trainer
-from memo.checkpoint.hugging_face import export_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.data import build_demo
 from memo.data.chat_template import TEMPLATE_FILE
 from memo.data.chat_templates import CHAT_TEMPLATES

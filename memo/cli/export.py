@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> None:
         0 < options.max_shard_gib < float("inf"),
         f"--max-shard-gib is {options.max_shard_gib}: give a positive number, such as the default 5",
     )
-    from memo.checkpoint import has_checkpoint
-    from memo.checkpoint.hugging_face import export_checkpoint
+    from memo.checkpoint.directory import has_checkpoint
+    from memo.checkpoint.hugging_face.exporter import export_checkpoint
 
     _check_checkpoint(options.checkpoint, has_checkpoint(options.checkpoint))
     exported = export_checkpoint(

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     check_ranks(config, "memo extend", argv)
     extended = replace(config, model=extend_context(config.model, config.data.seq_length, options.method))
     with GracefulStop().listening() as stop:
-        from memo.checkpoint.hugging_face import export_checkpoint
+        from memo.checkpoint.hugging_face.exporter import export_checkpoint
         from memo.train.evaluation import compare_positions
         from memo.train.outputs import check_files
         from memo.train.trainer import Trainer

@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     if export.exists():  # better told now than after the training
         raise ConfigError(f"--save {save}: {export} exists: choose another directory, or remove it")
     with GracefulStop().listening() as stop:
-        from memo.checkpoint.hugging_face import export_checkpoint
+        from memo.checkpoint.hugging_face.exporter import export_checkpoint
         from memo.train.outputs import check_files
         from memo.train.trainer import Trainer
 

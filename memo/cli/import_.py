@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a model that memo cannot train, and for files that cannot be read or written."""
     options = parse_options(_Options, argv, prog="memo import", examples=EXAMPLES)
     _check_directory(options.directory)
-    from memo.checkpoint.hugging_face import import_checkpoint
+    from memo.checkpoint.hugging_face.importer import import_checkpoint
 
     imported = import_checkpoint(options.directory, options.out)
     file, out = shlex.quote(f"{options.out}/config.toml"), shlex.quote(options.out)

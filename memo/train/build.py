@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memo.attention.select import select_backend
-from memo.checkpoint.hugging_face import load_pretrained, pretrained_directory
+from memo.checkpoint.hugging_face.load import load_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resident_tiles, resolved_a2a_size, resolved_offload_tiles
 from memo.config.grid import rank_grid

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from memo.checkpoint.hugging_face import pretrained_directory
+from memo.checkpoint.hugging_face.load import pretrained_directory
 from memo.config import RunConfig
 from memo.config.blend import read_blend, read_eval_sets
 from memo.config.data import DataConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from memo.artifacts.regular_file import other_kind
-from memo.checkpoint import has_checkpoint, resolve_checkpoint
+from memo.checkpoint.directory import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.files import RUN_STATE
 from memo.config import RunConfig
 from memo.errors import ConfigError

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from memo.artifacts.regular_file import replace_file
-from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, resolve_checkpoint, save_checkpoint
 from memo.checkpoint.background import BackgroundWriter
-from memo.checkpoint.directory import LATEST, check_names, has_pointer, remove_older
+from memo.checkpoint.directory import LATEST, check_names, has_checkpoint, has_pointer, remove_older, resolve_checkpoint
 from memo.checkpoint.disk_space import check_disk_space
 from memo.checkpoint.files import RUN_CONFIG
 from memo.checkpoint.finite import check_finite
-from memo.checkpoint.hugging_face import keep_companions
+from memo.checkpoint.hugging_face.companions import keep_companions
 from memo.checkpoint.owner import Ownership, claim
-from memo.checkpoint.store import SegmentState
+from memo.checkpoint.run_state import RunState
+from memo.checkpoint.store import SegmentState, load_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.config.derived import resolved_save_interval_minutes
 from memo.config.identity import accepted_changes, differences, model_identity

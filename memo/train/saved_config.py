@@ -1,6 +1,6 @@
 """The configuration of a run, which lies beside its checkpoints."""
 
-from memo.checkpoint import has_checkpoint, resolve_checkpoint
+from memo.checkpoint.directory import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
 from memo.config import RunConfig
 from memo.config.run import read_toml

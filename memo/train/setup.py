@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from memo.attention.select import AttentionChoice
-from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
+from memo.checkpoint.hugging_face.load import open_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.check_model import unscaled_length
 from memo.config.checks import check

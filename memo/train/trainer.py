@@ -12,8 +12,8 @@ from typing import Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-from memo.checkpoint import RunState
 from memo.checkpoint.owner import Ownership
+from memo.checkpoint.run_state import RunState
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import global_batch_size
 from memo.config.grid import rank_grid

@@ -6,8 +6,9 @@ import checkpoint_checksums as benchmark
 import pytest
 import torch
 
-from memo.checkpoint import RunState, writer
+from memo.checkpoint import writer
 from memo.checkpoint.chunks import GlobalTensor
+from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import open_checkpoint, write_tensors
 
 

@@ -13,9 +13,8 @@ from layouts import make, one_step_backward, tiny
 from ranks import run_ranks
 from torch import Tensor
 
-from memo.checkpoint import RunState, load_checkpoint, save_checkpoint
-from memo.checkpoint.run_state import read_sealed_state
-from memo.checkpoint.store import open_checkpoint
+from memo.checkpoint.run_state import RunState, read_sealed_state
+from memo.checkpoint.store import load_checkpoint, open_checkpoint, save_checkpoint
 from memo.errors import CheckpointError
 
 torch.set_num_threads(1)

@@ -11,7 +11,10 @@ import torch.distributed as dist
 from layouts import make, one_step_backward, tiny
 from ranks import run_ranks
 
-from memo.checkpoint import RunState, has_checkpoint, index, latest_checkpoint, load_checkpoint, save_checkpoint
+from memo.checkpoint import index
+from memo.checkpoint.directory import has_checkpoint, latest_checkpoint
+from memo.checkpoint.run_state import RunState
+from memo.checkpoint.store import load_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.errors import CheckpointError
 from memo.train.build import ParallelModel

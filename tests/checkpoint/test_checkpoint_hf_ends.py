@@ -12,7 +12,7 @@ from chats import write_tokenizer
 from safetensors.torch import load_file
 
 from memo import Trainer
-from memo.checkpoint.hugging_face import export_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.files import TensorFiles, write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.data import build_corpus, train_bpe

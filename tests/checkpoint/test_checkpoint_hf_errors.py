@@ -16,8 +16,11 @@ from layouts import make, tiny
 from ranks import run_ranks
 from safetensors.torch import load_file, save_file
 
-from memo.checkpoint import RunState, has_checkpoint, save_checkpoint
-from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
+from memo.checkpoint.directory import has_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
+from memo.checkpoint.hugging_face.importer import import_checkpoint
+from memo.checkpoint.run_state import RunState
+from memo.checkpoint.store import save_checkpoint
 from memo.config.model_name import choose_model
 from memo.errors import CheckpointError, ConfigError, MemoError
 

@@ -11,7 +11,8 @@ from chats import write_tokenizer
 from hf_directories import write_model
 
 from memo import Trainer
-from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
+from memo.checkpoint.hugging_face.importer import import_checkpoint
 from memo.config import RunConfig
 from memo.config.run import read_toml
 from memo.data import build_corpus

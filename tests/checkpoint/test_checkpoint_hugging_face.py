@@ -16,10 +16,13 @@ from ranks import run_ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from memo.checkpoint import RunState, load_checkpoint, save_checkpoint, writer
-from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
+from memo.checkpoint import writer
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.files import TensorFiles
+from memo.checkpoint.hugging_face.importer import import_checkpoint
 from memo.checkpoint.hugging_face.load import _read_masters, open_pretrained
+from memo.checkpoint.run_state import RunState
+from memo.checkpoint.store import load_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.config.hugging_face_families import TRAINED
 from memo.config.model_name import choose_model

@@ -8,8 +8,9 @@ from layouts import assemble, make, one_step_backward, tiny
 from ranks import run_ranks
 from torch import Tensor
 
-from memo.checkpoint import RunState, load_checkpoint, save_checkpoint
 from memo.checkpoint.chunks import global_chunks
+from memo.checkpoint.run_state import RunState
+from memo.checkpoint.store import load_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.train.build import ParallelModel
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memo import Trainer
-from memo.checkpoint.hugging_face import export_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.cli.main import main
 from memo.data import build_corpus
 

@@ -10,7 +10,8 @@ from hf_directories import CONFIGS, VOCAB, write_model
 from safetensors.torch import load_file
 
 from memo import Trainer
-from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
+from memo.checkpoint.hugging_face.importer import import_checkpoint
 from memo.cli.main import main
 from memo.config import RunConfig
 from memo.config.derived import resolved_lr

@@ -20,7 +20,7 @@ from forked import ROOT, Process, finish, fork, own_store, world
 from processes import by_hand, by_torchrun
 from ranks import run_ranks
 
-from memo.checkpoint import latest_checkpoint
+from memo.checkpoint.directory import latest_checkpoint
 from memo.errors import EXIT_FAILED
 from memo.train.entry import main
 
@@ -88,7 +88,7 @@ DIES = """
 import os, signal, sys, time
 from pathlib import Path
 
-from memo.checkpoint import has_checkpoint
+from memo.checkpoint.directory import has_checkpoint
 from memo.checkpoint import writer
 from memo.parallel.data import ShardedDataParallel
 from memo.train.entry import main

@@ -17,8 +17,9 @@ from layouts import global_pieces, make, one_step_backward, tiny
 from torch import Tensor
 
 from memo import Trainer
-from memo.checkpoint import RunState, save_checkpoint
-from memo.checkpoint.hugging_face import export_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
+from memo.checkpoint.run_state import RunState
+from memo.checkpoint.store import save_checkpoint
 from memo.config import PRESETS, RunConfig
 from memo.config.model_name import choose_model
 from memo.config.run import read_toml

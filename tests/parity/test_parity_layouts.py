@@ -22,7 +22,7 @@ from ranks import run_ranks
 from torch import Tensor
 
 from memo import Trainer
-from memo.checkpoint.hugging_face import export_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.config.model_name import choose_model
 from memo.data import Sample
 from memo.model.transformer import Microbatch

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memo.checkpoint import RunState
 from memo.checkpoint.chunks import GlobalTensor
+from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import open_checkpoint, read_tensors
 
 

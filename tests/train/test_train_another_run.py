@@ -12,9 +12,9 @@ from layouts import make, tiny
 from ranks import run_ranks
 
 import memo
-from memo.checkpoint import RunState, latest_checkpoint, save_checkpoint
-from memo.checkpoint.run_state import read_state
-from memo.checkpoint.store import open_checkpoint
+from memo.checkpoint.directory import latest_checkpoint
+from memo.checkpoint.run_state import RunState, read_state
+from memo.checkpoint.store import open_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.config.evaluation_run import for_evaluation
 from memo.config.flags import load_run

@@ -17,7 +17,8 @@ from ranks import run_ranks
 from torch import Tensor
 
 import memo
-from memo.checkpoint import has_checkpoint, latest_checkpoint, store
+from memo.checkpoint import store
+from memo.checkpoint.directory import has_checkpoint, latest_checkpoint
 from memo.errors import CheckpointError
 
 TIMEOUT_S = 20.0

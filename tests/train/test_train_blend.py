@@ -12,7 +12,7 @@ from layouts import tiny
 from ranks import run_ranks
 
 import memo
-from memo.checkpoint import latest_checkpoint
+from memo.checkpoint.directory import latest_checkpoint
 from memo.data import IndexedDatasetWriter, build_corpus, train_bpe
 from memo.errors import CheckpointError, ConfigError
 from memo.train.same_flags import _fields

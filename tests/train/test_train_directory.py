@@ -15,7 +15,7 @@ from layouts import tiny
 from ranks import run_ranks
 
 import memo
-from memo.checkpoint import latest_checkpoint
+from memo.checkpoint.directory import latest_checkpoint
 from memo.checkpoint.owner import OWNER
 from memo.errors import CheckpointError, ConfigError, MemoError, ResourceError
 from memo.estimate.state_memory import checkpoint_bytes

@@ -11,7 +11,7 @@ import torch
 
 from memo import Trainer
 from memo.artifacts.run_log import RunLog
-from memo.checkpoint.hugging_face import export_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.cli.main import main
 from memo.config import preset
 from memo.config.extend import extend_context

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from checkpoints import contents
 from ranks import run_ranks
 
-from memo.checkpoint import latest_checkpoint, store
+from memo.checkpoint import store
+from memo.checkpoint.directory import latest_checkpoint
 from memo.errors import EXIT_FAILED
 from memo.train.entry import main
 

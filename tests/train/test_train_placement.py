@@ -15,8 +15,8 @@ from ranks import run_ranks
 from torch import Tensor
 
 import memo
-from memo.checkpoint import latest_checkpoint
-from memo.checkpoint.hugging_face import export_checkpoint
+from memo.checkpoint.directory import latest_checkpoint
+from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.cli.main import main
 from memo.data import build_corpus
 

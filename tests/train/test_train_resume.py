@@ -13,7 +13,7 @@ from layouts import tiny
 from ranks import run_ranks
 
 import memo
-from memo.checkpoint import latest_checkpoint
+from memo.checkpoint.directory import latest_checkpoint
 from memo.errors import CheckpointError
 from memo.train.metrics import StepRecord
 

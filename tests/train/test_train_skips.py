@@ -15,8 +15,7 @@ from layouts import tiny
 from ranks import run_ranks
 
 import memo
-from memo.checkpoint import latest_checkpoint
-from memo.checkpoint.directory import whole_checkpoints
+from memo.checkpoint.directory import latest_checkpoint, whole_checkpoints
 from memo.errors import DivergenceError
 from memo.train.entry import main
 from memo.train.metrics import StepRecord

@@ -13,7 +13,7 @@ import pytest
 from forked import ROOT, Kind
 from processes import Ranks, alone, by_hand, by_torchrun
 
-from memo.checkpoint import has_checkpoint, latest_checkpoint
+from memo.checkpoint.directory import has_checkpoint, latest_checkpoint
 from memo.train.stop import ECHO_S
 
 FLAGS = (

@@ -14,7 +14,7 @@ from layouts import tiny
 from ranks import run_ranks
 
 import memo
-from memo.checkpoint import latest_checkpoint
+from memo.checkpoint.directory import latest_checkpoint
 from memo.data import ByteTokenizer
 from memo.errors import CheckpointError, ConfigError, DataError
 from memo.train.data_sources import are_texts, tokenizer_of
