@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memo.data.encode import Encoder
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
@@ -27,6 +28,7 @@ TRAIN_BPE = "bpe"
 """The tokenizer argument that asks for a new tokenizer, trained on the corpus itself."""
 EVAL_SUFFIX = "-eval"
 _SPLIT_KEY = 0x5EED
+_SHARE = "--eval-fraction (split_eval in Python)"
 _BATCH_CHARACTERS = 1 << 22
 """Characters of conversations that are tokenized together: enough to keep all cores busy, little enough to stream."""
 _WORKERS_FROM_BYTES = 16 << 20
@@ -247,25 +249,43 @@ def in_batches(items: Iterable[Item], num_characters: Callable[[Item], int]) -> 
 def evaluation_prefix(prefix: Path, split_eval: float) -> Path:
     """Where held-out documents go. Raises ConfigError for a share outside [0, 1), or for what 0 would leave stale."""
     if not 0.0 <= split_eval < 1.0:
-        raise ConfigError(f"split-eval = {split_eval}; it must be at least 0 and below 1")
+        raise ConfigError(f"{_SHARE} is {split_eval}; it must be at least 0 and below 1")
     eval_prefix = Path(f"{prefix}{EVAL_SUFFIX}")
     if split_eval == 0.0 and Path(f"{eval_prefix}.idx").exists():
         raise ConfigError(
-            f"split-eval = 0, but {eval_prefix}.idx exists: an earlier build held it out, this one would "
-            "train on it; delete it, set split-eval or choose another prefix"
+            f"{_SHARE} is 0, but {eval_prefix}.idx exists: an earlier build held it out, this one would "
+            "train on it; delete it, hold out a share again or choose another prefix"
         )
     return eval_prefix
 
 
 def check_split(split_eval: float, num_documents: int, num_train: int, num_evaluation: int) -> None:
     """Raises DataError when a split leaves one side without documents."""
-    if not (num_train and num_evaluation):
-        raise DataError(
-            f"split-eval = {split_eval} of {num_documents} documents leaves {num_train} to "
-            f"train on and {num_evaluation} to evaluate on; change it or use more documents"
-        )
+    if num_train and num_evaluation:
+        return
+    share = _share_that_works(num_documents, num_documents - num_train - num_evaluation)
+    raise DataError(
+        f"{_SHARE} is {split_eval}, which of {num_documents} documents leaves {num_train} to train on and "
+        f"{num_evaluation} to evaluate on; {'' if share is None else f'give {share}, or '}use more documents"
+    )
 
 
 def is_held_out(index: int, share: float) -> bool:
     """Whether document `index` of the inputs goes to the evaluation corpus."""
-    return bool(uniform((_SPLIT_KEY,), np.array([index]))[0] < share)
+    return bool(_places(np.array([index]))[0] < share)
+
+
+def _places(indices: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Shares above which documents of the inputs go to the evaluation corpus."""
+    return uniform((_SPLIT_KEY,), indices)
+
+
+def _share_that_works(num_documents: int, num_empty: int) -> str | None:
+    """A share of few digits that holds few documents out, but leaves some on both sides whichever are empty; None where
+    no share is sure to."""
+    if num_documents < 2 + 2 * num_empty:
+        return None
+    places = np.sort(_places(np.arange(num_documents)))
+    above, up_to = places[num_empty], places[num_documents - num_empty - 1]
+    shares = (f"{above + 10**-digits:.{digits}f}" for digits in range(2, 18))
+    return next(share for share in shares if float(share) <= up_to)
