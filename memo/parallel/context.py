@@ -19,7 +19,7 @@ exchange of heads (A s). Tensors are [s, b, n, d].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, Work
 
 from memo.attention.backends import AttentionBackend, Saved
-from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
+from memo.attention.blocks import Chunk, Documents, Scores, attention_blocks
 from memo.attention.core import GradSums, OutputMerger, attend, attend_backward, empty_lse, empty_out
 from memo.errors import ConfigError
 from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
@@ -134,27 +134,24 @@ class ContextAttention:
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if self.ring_size == 1:
-            return self.attend(q, k, v, self._blocks(0, documents), out)
+            return self.attend(q, k, v, self._scores(0, documents), out)
         if self.comm_type == "all_gather":
             k, v = self._gather(k, v)
-            return self.attend(q, k, v, self._gathered_blocks(documents), out)
+            return self.attend(q, k, v, self._gathered_scores(documents), out)
         return self._ring_forward(q, k, v, documents, out)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[ScoreBlock], out: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, out: Tensor | None) -> tuple[Tensor, Tensor]:
         lse = None
         if self._makes_results_first:
             out, lse = empty_out(q) if out is None else out, empty_lse(q)
         with self.around():
-            return attend(self.backend, q, k, v, blocks, self.scale, out, self.window, lse)
+            return attend(self.backend, q, k, v, scores, self.scale, out, lse)
 
     def _backward(self, grad_out: Tensor, saved: Saved, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
         if self.ring_size == 1:
             grads = GradSums.zeros(saved, saved.q.dtype) if self._makes_results_first else None
             with self.around():
-                blocks = self._blocks(0, documents)
-                return attend_backward(self.backend, grad_out, saved, blocks, self.scale, self.window, grads)
+                return attend_backward(self.backend, grad_out, saved, self._scores(0, documents), self.scale, grads)
         if self.comm_type == "all_gather":
             return self._gathered_backward(grad_out, saved, documents)
         return self._ring_backward(grad_out, saved, documents)
@@ -169,7 +166,7 @@ class ContextAttention:
         for step in range(self.ring_size):
             incoming = _Shift(kv, self) if step < self.ring_size - 1 else None
             with self.around():
-                merger.add(self.backend, q, kv[0], kv[1], self._blocks(step, documents), self.scale, self.window)
+                merger.add(self.backend, q, kv[0], kv[1], self._scores(step, documents), self.scale)
             if incoming:
                 kv = incoming.wait()
         return merger.result()
@@ -186,9 +183,9 @@ class ContextAttention:
             incoming = _Shift(kv, self) if step < self.ring_size - 1 else None
             dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
             met = saved._replace(k=kv[0], v=kv[1])
-            blocks = self._blocks(step, documents)
+            scores = self._scores(step, documents)
             with self.around():
-                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, blocks, self.scale, self.window)
+                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, scores, self.scale)
             if incoming_dkv:
                 dkv += incoming_dkv.wait()
             incoming_dkv = _Shift(dkv, self)
@@ -215,7 +212,7 @@ class ContextAttention:
         sums = GradSums(dq, *dkv.chunk(2, dim=-1))
         met = saved._replace(k=k, v=v)
         with self.around():
-            sums.add(self.backend, grad_out, met, self._gathered_blocks(documents), self.scale, self.window)
+            sums.add(self.backend, grad_out, met, self._gathered_scores(documents), self.scale)
         own = reduce_scatter(zigzag_from_natural(dkv, self.ring_size), self.ring).to(k.dtype)
         dk, dv = own.chunk(2, dim=-1)
         return dq.to(k.dtype), dk, dv
@@ -247,11 +244,11 @@ class ContextAttention:
             return (out,)
         return tuple(x.flatten(2, 3) for x in joined)
 
-    def _blocks(self, step: int, documents: Documents | None) -> tuple[ScoreBlock, ...]:
+    def _scores(self, step: int, documents: Documents | None) -> Scores:
         own = self._chunks[self.ring_rank]
         return attention_blocks(own, self._chunks[(self.ring_rank - step) % self.ring_size], documents, self.window)
 
-    def _gathered_blocks(self, documents: Documents | None) -> tuple[ScoreBlock, ...]:
+    def _gathered_scores(self, documents: Documents | None) -> Scores:
         return attention_blocks(self._chunks[self.ring_rank], self._everything, documents, self.window)
 
     def _check(self, q: Tensor, k: Tensor, documents: Documents | None) -> None:

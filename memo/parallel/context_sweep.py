@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memo.attention.backends import Saved
-from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks, cut_keys
+from memo.attention.blocks import Chunk, Documents, Scores, attention_blocks, cut_keys
 from memo.attention.core import GradSums
 from memo.parallel.collectives import all_gather, reduce_scatter
 from memo.parallel.context import ContextAttention
@@ -45,7 +45,7 @@ def forward_rows(
         gather_rows(core, own, before)
     keys, values = before.chunk(2, dim=2)
     place = out if core.a2a_size == 1 else None
-    found, lse = core.attend(q, keys, values, rows_blocks(core, q, keys, documents), place)
+    found, lse = core.attend(q, keys, values, rows_scores(core, q, keys, documents), place)
     if core.a2a_size > 1:
         core.join_heads(found, out=out)
     return lse
@@ -72,9 +72,9 @@ def backward_rows(
         grad_out, q, out = core.split_heads(grad_out, q, out)
     saved = Saved(q, k, v, out, lse.view(q.shape[1], q.shape[2], q.shape[0]))
     dq_sum = torch.zeros(q.shape, dtype=sums.dtype, device=q.device)
-    blocks = cut_keys(rows_blocks(core, q, k, documents), BACKWARD_KEYS_PER_QUERY * q.shape[0])
+    scores = cut_keys(rows_scores(core, q, k, documents), BACKWARD_KEYS_PER_QUERY * q.shape[0])
     with core.around():
-        GradSums(dq_sum, *sums.chunk(2, dim=2)).add(core.backend, grad_out, saved, blocks, core.scale, core.window)
+        GradSums(dq_sum, *sums.chunk(2, dim=2)).add(core.backend, grad_out, saved, scores, core.scale)
     dq = dq_sum.to(q.dtype)
     del dq_sum
     own = sums[-core.ring_size * q.shape[0] :]
@@ -86,7 +86,7 @@ def backward_rows(
     return dq, dk, dv
 
 
-def rows_blocks(core: ContextAttention, q: Tensor, k: Tensor, documents: Documents | None) -> tuple[ScoreBlock, ...]:
+def rows_scores(core: ContextAttention, q: Tensor, k: Tensor, documents: Documents | None) -> Scores:
     """The queries are of a tile, the last of the tokens that the keys are of.
 
     All of them meet the tokens before the tile in the same blocks, because kernels are slow with few queries.
@@ -97,5 +97,5 @@ def rows_blocks(core: ContextAttention, q: Tensor, k: Tensor, documents: Documen
     before, tile = Chunk(0, start, 0), Chunk(start, length, start)
     if size == 1 or not start:
         return attention_blocks(queries, (before, tile), documents, core.window)
-    within = attention_blocks(queries, (tile,), documents, core.window)
-    return within + attention_blocks(queries, (before,), documents, core.window)
+    parts = (attention_blocks(queries, (keys,), documents, core.window) for keys in (tile, before))
+    return Scores(tuple(block for part in parts for block in part.blocks), core.window)

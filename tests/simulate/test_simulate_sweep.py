@@ -13,7 +13,7 @@ from memo.attention.blocks import cut_keys
 from memo.config import RunConfig, preset
 from memo.estimate.hardware_files import HARDWARE
 from memo.parallel.context import ContextAttention
-from memo.parallel.context_sweep import backward_rows, forward_rows, rows_blocks
+from memo.parallel.context_sweep import backward_rows, forward_rows, rows_scores
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import predict_step
@@ -106,9 +106,9 @@ def test_ranks_that_gather_keys_have_as_many_rectangles_before_a_tile(cp: int) -
         block
         for tile in range(TILES)
         for block in cut_keys(
-            rows_blocks(attention, q, torch.empty((tile + 1) * per_tile, 1, GROUPS, SIZE), None),
+            rows_scores(attention, q, torch.empty((tile + 1) * per_tile, 1, GROUPS, SIZE), None),
             BACKWARD_KEYS_PER_QUERY * len(q),
-        )
+        ).blocks
         if block.k_stop <= tile * per_tile
     ]
     elements = TILES * len(q) * HEADS * SIZE
