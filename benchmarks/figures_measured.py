@@ -11,7 +11,7 @@ import full_size
 import page_scaled
 import rows
 import timed_accuracy
-from page_measured import is_of_published_table
+from page_foreseen import is_of_published_table
 from page_tables import markdown
 from scaled_node import NODE, NODE_HIDDEN
 from simulator_accuracy import GOLDEN

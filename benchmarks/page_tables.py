@@ -125,3 +125,15 @@ _FACTS = {
     "date": "on",
 }
 """Labels of what rows share."""
+
+
+def grouped(lines: list[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by the values of these fields, in the order in which they come."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in lines:
+        found.setdefault(tuple(row.get(name) for name in names), []).append(row)
+    return found
+
+
+def is_kind(kind: str) -> Callable[[Row], bool]:
+    return lambda row: row.get("kind") == kind

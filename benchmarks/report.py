@@ -12,8 +12,9 @@ from pathlib import Path
 
 import page_figures
 import page_scaled
+from page_foreseen import FORESEEN
 from page_gpu import ON_GPU
-from page_measured import EMULATED, FORESEEN, ON_CPU
+from page_measured import EMULATED, ON_CPU
 from page_tables import Table
 
 PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"

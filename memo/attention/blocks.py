@@ -17,14 +17,15 @@ counts, which is a causal one if both sides are taken in reverse order ("flipped
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 from memo.spec.attention_workspace import MOST_DOCUMENTS
 from memo.spec.reach import parts
-from memo.spec.window import strips_of_call
+from memo.spec.window import strips_of_calls
 
 Documents = tuple[tuple[int, ...], ...]
 """Cumulative document boundaries, a tuple per batch row: (0, ..., sequence length), ascending."""
@@ -58,6 +59,14 @@ class ScoreBlock(NamedTuple):
     flipped: bool = False
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Blocks of scores, each score once, and the window that they are made for; None: of all earlier tokens."""
+
+    blocks: tuple[ScoreBlock, ...]
+    window: int | None = None
+
+
 class _Span(NamedTuple):
     """Global positions [start, stop) of one document."""
 
@@ -71,22 +80,18 @@ class _Span(NamedTuple):
 @lru_cache(maxsize=256)  # every layer of a step asks for the same blocks
 def attention_blocks(
     q_chunks: tuple[Chunk, ...], k_chunks: tuple[Chunk, ...], documents: Documents | None, window: int | None = None
-) -> tuple[ScoreBlock, ...]:
+) -> Scores:
     """Every block that the queries in ``q_chunks`` need of the keys in ``k_chunks``, each score once.
 
     ``documents`` holds one tuple of boundaries per batch row; None means that each row is a single document. With a
     ``window`` a query attends to so many tokens at most, itself included.
     """
     q_chunks, k_chunks = coalesce(q_chunks), coalesce(k_chunks)
-    if documents is None:
-        return tuple(_row_blocks(None, q_chunks, k_chunks, None, window))
-    if len(set(documents)) == 1:
-        return tuple(_row_blocks(None, q_chunks, k_chunks, documents[0], window))
-    return tuple(
-        block
-        for batch, boundaries in enumerate(documents)
-        for block in _row_blocks(batch, q_chunks, k_chunks, boundaries, window)
-    )
+    rows: Iterable[tuple[int | None, tuple[int, ...] | None]] = enumerate(documents or ())
+    if documents is None or len(set(documents)) == 1:
+        rows = [(None, None if documents is None else documents[0])]
+    found = (_row_blocks(batch, q_chunks, k_chunks, boundaries, window) for batch, boundaries in rows)
+    return Scores(tuple(chain.from_iterable(found)), window)
 
 
 def coalesce(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
@@ -102,16 +107,16 @@ def coalesce(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
     return tuple(joined)
 
 
-def cut_keys(blocks: tuple[ScoreBlock, ...], most_keys: int) -> list[ScoreBlock]:
+def cut_keys(scores: Scores, most_keys: int) -> Scores:
     """The same scores in blocks of at most `most_keys` keys; causal squares stay whole."""
     cut: list[ScoreBlock] = []
-    for block in blocks:
+    for block in scores.blocks:
         if block.causal:
             cut.append(block)
             continue
         for start in range(block.k_start, block.k_stop, most_keys):
             cut.append(block._replace(k_start=start, k_stop=min(start + most_keys, block.k_stop)))
-    return cut
+    return replace(scores, blocks=tuple(cut))
 
 
 def demanding_packings(seq_length: int, batch: int, call_tokens: int) -> tuple[Documents, ...]:
@@ -136,9 +141,9 @@ def demanding_packings(seq_length: int, batch: int, call_tokens: int) -> tuple[D
     return tuple((packing,) * batch for packing in packings)
 
 
-def cut_within(blocks: Sequence[ScoreBlock], most_tokens: int) -> tuple[ScoreBlock, ...]:
+def cut_within(scores: Scores, most_tokens: int) -> Scores:
     """The same scores in blocks of at most `most_tokens` queries and as many keys (memo.spec.reach.parts)."""
-    return tuple(part for block in blocks for part in _parts(block, most_tokens))
+    return replace(scores, blocks=tuple(part for block in scores.blocks for part in _parts(block, most_tokens)))
 
 
 def _parts(block: ScoreBlock, most_tokens: int) -> Iterator[ScoreBlock]:
@@ -160,22 +165,32 @@ def _parts(block: ScoreBlock, most_tokens: int) -> Iterator[ScoreBlock]:
         )
 
 
-def strips(blocks: Sequence[ScoreBlock], window: int, most_tokens: int) -> Iterator[list[ScoreBlock]]:
-    """The same blocks in groups that one kernel call takes: squares alike at equal distances, as a window makes them,
-    all within reach of the first one (`most_tokens`).
-
-    Each rectangle is a group.
-    """
-    most, group = strips_of_call(window), list[ScoreBlock]()
+def grouped(
+    blocks: Iterable[ScoreBlock], continues: Callable[[list[ScoreBlock], ScoreBlock], bool]
+) -> Iterator[list[ScoreBlock]]:
+    """Groups of consecutive blocks: a block that does not continue the last group begins another one."""
+    group: list[ScoreBlock] = []
     for block in blocks:
-        if group and not (
-            len(group) < most and block.q_stop - group[0].q_start <= most_tokens and _continues(group, block)
-        ):
+        if group and not continues(group, block):
             yield group
             group = []
         group.append(block)
     if group:
         yield group
+
+
+def strips(scores: Scores, most_tokens: int) -> Iterator[list[ScoreBlock]]:
+    """Blocks of a window in groups that one kernel call takes (memo.spec.window): squares alike at equal distances, as
+    a window makes them. Each rectangle is a group."""
+    for alike in grouped(scores.blocks, _continues):
+        rest = iter(alike)
+        for number in strips_of_calls(len(alike), max(scores.window or 1, step_of(alike)), most_tokens):
+            yield list(islice(rest, number))
+
+
+def step_of(group: list[ScoreBlock]) -> int:
+    """Tokens from the beginning of one square of a group to that of the next; 1 if it is alone."""
+    return group[1].q_start - group[0].q_start if len(group) > 1 else 1
 
 
 def _continues(group: list[ScoreBlock], block: ScoreBlock) -> bool:
@@ -186,7 +201,7 @@ def _continues(group: list[ScoreBlock], block: ScoreBlock) -> bool:
         and block.causal
         and (first.batch, first.flipped, size) == (block.batch, block.flipped, block.q_stop - block.q_start)
         and step == block.k_start - last.k_start >= size
-        and (len(group) == 1 or step == group[1].q_start - first.q_start)
+        and (len(group) == 1 or step == step_of(group))
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memo.attention.backends import AttentionBackend, Saved, VarlenBackend
-from memo.attention.blocks import ScoreBlock, cut_within, strips
+from memo.attention.blocks import ScoreBlock, Scores, cut_within, grouped, step_of, strips
 from memo.spec.attention_workspace import MOST_DOCUMENTS
 from memo.spec.reach import most_tokens
 from memo_kernels import wide_dtype
@@ -27,45 +27,30 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    blocks: Sequence[ScoreBlock],
+    scores: Scores,
     scale: float,
     out: Tensor | None = None,
-    window: int | None = None,
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [s_q, b, n, d], k and v [s_k, b, n_kv, d] -> out [s_q, b, n, d] in q's dtype, lse [b, n, s_q].
 
-    ``blocks`` must give every query at least one key; ``window`` is that which they are made for. lse is fp32, or fp64
-    for fp64 inputs. Results may be strided, so that a single block that covers everything needs no copy. ``out`` and
-    ``lse``, if given, are overwritten, and all that is allocated besides is freed; the last dim of ``out`` must be
-    contiguous.
+    ``scores`` must give every query at least one key. lse is fp32, or fp64 for fp64 inputs. Results may be strided, so
+    that a single block that covers everything needs no copy. ``out`` and ``lse``, if given, are overwritten, and all
+    that is allocated besides is freed; the last dim of ``out`` must be contiguous.
     """
-    blocks = cut_within(blocks, _most_tokens(q, k, v))
-    if lse is None and _is_whole(blocks, q, k):
-        place = None if out is None else _heads_first(out)
-        found, lse = backend.forward(_heads_first(q), _heads_first(k), _heads_first(v), blocks[0].causal, scale, place)
+    scores = cut_within(scores, _most_tokens(q, k, v))
+    if lse is None and _is_whole(scores, q, k):
+        place, causal = None if out is None else _heads_first(out), scores.blocks[0].causal
+        found, lse = backend.forward(_heads_first(q), _heads_first(k), _heads_first(v), causal, scale, place)
         return _tokens_first(found), lse
-    if _are_apart(blocks):
-        return _attend_squares(backend, q, k, v, blocks, scale, out, lse)
-    merger = OutputMerger(q, out, lse)
-    merger.add(backend, q, k, v, blocks, scale, window)
-    return merger.result()
-
-
-def _attend_squares(
-    backend: AttentionBackend,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    blocks: Sequence[ScoreBlock],
-    scale: float,
-    out: Tensor | None,
-    lse: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Attention over causal squares alone, which share no token, so that nothing is merged."""
+    if not _are_apart(scores):
+        merger = OutputMerger(q, out, lse)
+        merger.add(backend, q, k, v, scores, scale)
+        return merger.result()
+    # Nothing is merged. A window leaves nothing out of these squares, so that they are documents like any others.
     out = empty_out(q) if out is None else out
     lse = empty_lse(q) if lse is None else lse
-    calls = _calls(backend, blocks, q, k, v)
+    calls = _calls(backend, Scores(scores.blocks), q, k, v)
     q, k, v, whole = map(_heads_first, (q, k, v, out))
     for call in calls:
         _, part = call.forward(backend, call.queries(q), call.keys(k), call.keys(v), scale, call.queries(whole))
@@ -88,9 +73,8 @@ def attend_backward(
     backend: AttentionBackend,
     grad_out: Tensor,
     saved: Saved,
-    blocks: Sequence[ScoreBlock],
+    scores: Scores,
     scale: float,
-    window: int | None = None,
     grads: GradSums | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of attend: grad_out [s_q, b, n, d] and its inputs and results -> dq, dk, dv in q's dtype.
@@ -98,14 +82,14 @@ def attend_backward(
     ``grads``, if given, are zeros of this dtype, which become the gradients; all that is allocated besides is freed.
     """
     q, k, v, out, lse = saved
-    blocks = cut_within(blocks, _most_tokens(q, k, v, out, grad_out))
-    if grads is None and _is_whole(blocks, q, k):
+    scores = cut_within(scores, _most_tokens(q, k, v, out, grad_out))
+    if grads is None and _is_whole(scores, q, k):
         block_saved = Saved(_heads_first(q), _heads_first(k), _heads_first(v), _heads_first(out), lse)
-        dq, dk, dv = backend.backward(_heads_first(grad_out), block_saved, blocks[0].causal, scale)
+        dq, dk, dv = backend.backward(_heads_first(grad_out), block_saved, scores.blocks[0].causal, scale)
         return _tokens_first(dq), _tokens_first(dk), _tokens_first(dv)
-    dtype = _sum_dtype(blocks, q)
+    dtype = _sum_dtype(scores, q)
     sums = GradSums.zeros(saved, dtype) if grads is None or dtype != q.dtype else grads
-    sums.add(backend, grad_out, saved, blocks, scale, window)
+    sums.add(backend, grad_out, saved, scores, scale)
     if grads is None:
         return sums.dq.to(q.dtype), sums.dk.to(q.dtype), sums.dv.to(q.dtype)
     return grads.dq.copy_(sums.dq), grads.dk.copy_(sums.dk), grads.dv.copy_(sums.dv)
@@ -127,18 +111,9 @@ class OutputMerger:
             self._out = torch.zeros(q.shape, dtype=wide, device=q.device)
         self._lse = (empty_lse(q) if lse is None else lse).fill_(-torch.inf)
 
-    def add(
-        self,
-        backend: AttentionBackend,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        blocks: Sequence[ScoreBlock],
-        scale: float,
-        window: int | None = None,
-    ) -> None:
+    def add(self, backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, scores: Scores, scale: float) -> None:
         """Run the blocks of q against one set of keys and values, and merge their results."""
-        calls = _calls(backend, blocks, q, k, v, window=window)
+        calls = _calls(backend, scores, q, k, v)
         q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
         total_out = _heads_first(self._out)
         for call in calls:
@@ -164,17 +139,9 @@ class GradSums(NamedTuple):
         """The sums of nothing yet, for q, k and v of ``saved``."""
         return cls(*(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in saved[:3]))
 
-    def add(
-        self,
-        backend: AttentionBackend,
-        grad_out: Tensor,
-        saved: Saved,
-        blocks: Sequence[ScoreBlock],
-        scale: float,
-        window: int | None = None,
-    ) -> None:
+    def add(self, backend: AttentionBackend, grad_out: Tensor, saved: Saved, scores: Scores, scale: float) -> None:
         """Run the backward of the blocks of q and one set of keys and values; ``saved`` has the global results."""
-        calls = _calls(backend, blocks, *saved[:4], grad_out, window=window)
+        calls = _calls(backend, scores, *saved[:4], grad_out)
         q, k, v, out, lse = *map(_heads_first, saved[:4]), saved.lse
         grad_out, dq, dk, dv = map(_heads_first, (grad_out, *self))
         for call in calls:
@@ -269,27 +236,25 @@ class _Strips(NamedTuple):
         return dq.flip(2), dk.flip(2), dv.flip(2)
 
 
-def _calls(
-    backend: AttentionBackend, blocks: Sequence[ScoreBlock], *tensors: Tensor, window: int | None = None
-) -> Iterator[_Call | _Strips]:
-    """The kernel calls for ``blocks``: one for each, or one for consecutive documents if the backend accepts them, or
-    one for strips alike of a window.
+def _calls(backend: AttentionBackend, scores: Scores, *tensors: Tensor) -> Iterator[_Call | _Strips]:
+    """The kernel calls for ``scores``: one for each block, or one for consecutive documents if the backend accepts
+    them, or one for strips alike of a window.
 
     ``tensors`` [s, b, heads, d] are what the calls take parts of; no part reaches further than a kernel may. Where all
     are documents, one that has no neighbour in its call goes the way of the others: FlashAttention's forward for
     sequences of one length may split its keys, which rounds otherwise, and takes memory for the parts.
     """
     most, num_batch = _most_tokens(*tensors), tensors[0].shape[1]
-    blocks = cut_within(blocks, most)
+    scores = cut_within(scores, most)
+    blocks, window = scores.blocks, scores.window
     is_varlen = isinstance(backend, VarlenBackend) and window is None
     are_documents = len(blocks) > 1 and all(block.causal for block in blocks)
     groups = _runs(blocks, most) if is_varlen else ([block] for block in blocks)
-    for run in groups if window is None else strips(blocks, window, most):
+    for run in groups if window is None else strips(scores, most):
         first, last = run[0], run[-1]
         batches = range(num_batch) if first.batch is None else [first.batch]
         if window is not None and first.causal:
-            step = run[1].q_start - first.q_start if len(run) > 1 else 1
-            yield from (_Strips(first._replace(batch=i), len(run), step) for i in batches)
+            yield from (_Strips(first._replace(batch=i), len(run), step_of(run)) for i in batches)
             continue
         rows, columns = slice(first.q_start, last.q_stop), slice(first.k_start, last.k_stop)
         if len(run) == 1 and not (is_varlen and are_documents):
@@ -304,23 +269,18 @@ def _calls(
 
 def _runs(blocks: Sequence[ScoreBlock], most_tokens: int) -> Iterator[list[ScoreBlock]]:
     """Groups of causal blocks that follow each other without a gap on both sides; each full block is a group."""
-    run: list[ScoreBlock] = []
-    for block in blocks:
-        last = run[-1] if run else None
-        follows = (
-            last is not None
-            and last.causal
+
+    def follows(run: list[ScoreBlock], block: ScoreBlock) -> bool:
+        last = run[-1]
+        return (
+            last.causal
             and block.causal
             and (last.batch, last.q_stop, last.k_stop) == (block.batch, block.q_start, block.k_start)
             and block.q_stop - run[0].q_start <= most_tokens
             and len(run) < MOST_DOCUMENTS
         )
-        if run and not follows:
-            yield run
-            run = []
-        run.append(block)
-    if run:
-        yield run
+
+    return grouped(blocks, follows)
 
 
 def _most_tokens(*tensors: Tensor) -> int:
@@ -334,19 +294,19 @@ def _most_tokens(*tensors: Tensor) -> int:
     return most_tokens(max(fused, *(x.stride(0) for x in tensors)))
 
 
-def _sum_dtype(blocks: Sequence[ScoreBlock], x: Tensor) -> torch.dtype:
+def _sum_dtype(scores: Scores, x: Tensor) -> torch.dtype:
     """The dtype of sums: causal squares share no token, so if there is nothing else each sum has only one term."""
-    return x.dtype if _are_apart(blocks) else wide_dtype(x.dtype)
+    return x.dtype if _are_apart(scores) else wide_dtype(x.dtype)
 
 
-def _are_apart(blocks: Sequence[ScoreBlock]) -> bool:
+def _are_apart(scores: Scores) -> bool:
     """Whether all are causal squares of the same tokens on both sides."""
-    return all(block.causal and not block.flipped for block in blocks)
+    return all(block.causal and not block.flipped for block in scores.blocks)
 
 
-def _is_whole(blocks: Sequence[ScoreBlock], q: Tensor, k: Tensor) -> bool:
+def _is_whole(scores: Scores, q: Tensor, k: Tensor) -> bool:
     """Whether one block covers all queries and keys of all batch rows."""
-    return len(blocks) == 1 and blocks[0][:5] == (None, 0, q.shape[0], 0, k.shape[0])
+    return len(scores.blocks) == 1 and scores.blocks[0][:5] == (None, 0, q.shape[0], 0, k.shape[0])
 
 
 def _heads_first(x: Tensor) -> Tensor:

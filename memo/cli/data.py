@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
-    # In memo.data, and in its messages, the name is split_eval.
+    # In memo.data the name is split_eval.
     eval_fraction: Annotated[float, Flag(aliases=("split_eval",))] = 0.0
     """Share of the documents, in [0, 1), that goes to OUT-eval instead."""
     progress: bool = True

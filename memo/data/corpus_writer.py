@@ -19,17 +19,18 @@ from memo.errors import ConfigError, DataError
 
 EVAL_SUFFIX = "-eval"
 _SPLIT_KEY = 0x5EED
+_SHARE = "--eval-fraction (split_eval in Python)"
 
 
 def check_share(prefix: Path, split_eval: float) -> None:
     """Raises ConfigError for a share outside [0, 1), or for the files that 0 would leave stale."""
     if not 0.0 <= split_eval < 1.0:
-        raise ConfigError(f"split-eval = {split_eval}; it must be at least 0 and below 1")
+        raise ConfigError(f"{_SHARE} is {split_eval}; it must be at least 0 and below 1")
     eval_prefix = Path(f"{prefix}{EVAL_SUFFIX}")
     if split_eval == 0.0 and Path(f"{eval_prefix}.idx").exists():
         raise ConfigError(
-            f"split-eval = 0, but {eval_prefix}.idx exists: an earlier build held it out, this one would "
-            "train on it; delete it, set split-eval or choose another prefix"
+            f"{_SHARE} is 0, but {eval_prefix}.idx exists: an earlier build held it out, this one would "
+            "train on it; delete it, hold out a share again or choose another prefix"
         )
 
 
@@ -54,10 +55,12 @@ class CorpusWriter:
 
     def add(self, ids: NDArray[Any], mask: NDArray[np.uint8] | None = None) -> None:
         """Write one document, shape [n] each; an empty one is counted and left out."""
-        is_held_out = uniform((_SPLIT_KEY,), np.array([self.num_documents]))[0] < self._split_eval
+        part = self._train
+        if self._evaluation is not None and _places(np.array([self.num_documents]))[0] < self._split_eval:
+            part = self._evaluation
         self.num_documents += 1
         if len(ids):
-            (self._evaluation if self._evaluation is not None and is_held_out else self._train).add(ids, mask)
+            part.add(ids, mask)
         else:
             self.num_empty_documents += 1
 
@@ -67,9 +70,11 @@ class CorpusWriter:
             return self._train.complete(), None
         num_train, num_evaluation = self._train.tokens.num_documents, self._evaluation.tokens.num_documents
         if not (num_train and num_evaluation):
+            share = _share_that_works(self.num_documents, self.num_empty_documents)
             raise DataError(
-                f"split-eval = {self._split_eval} of {self.num_documents} documents leaves {num_train} to "
-                f"train on and {num_evaluation} to evaluate on; change it or use more documents"
+                f"{_SHARE} is {self._split_eval}, which of {self.num_documents} documents leaves {num_train} to train "
+                f"on and {num_evaluation} to evaluate on; {'' if share is None else f'give {share}, or '}use more "
+                "documents"
             )
         return self._train.complete(), self._evaluation.complete()
 
@@ -110,3 +115,19 @@ class _Part:
             self._mask.complete()
         tokens.complete()
         return facts
+
+
+def _places(indices: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Shares above which documents of the inputs go to the evaluation corpus."""
+    return uniform((_SPLIT_KEY,), indices)
+
+
+def _share_that_works(num_documents: int, num_empty: int) -> str | None:
+    """A share of few digits that holds few documents out, but leaves some on both sides whichever are empty; None where
+    no share is sure to."""
+    if num_documents < 2 + 2 * num_empty:
+        return None
+    places = np.sort(_places(np.arange(num_documents)))
+    above, up_to = places[num_empty], places[num_documents - num_empty - 1]
+    shares = (f"{above + 10**-digits:.{digits}f}" for digits in range(2, 18))
+    return next(share for share in shares if float(share) <= up_to)

@@ -31,6 +31,7 @@ from memo.attention.backends import Saved
 from memo.executor.key_values import KeyValues
 from memo.executor.pieces import GradientSink
 from memo.executor.tile_machine import Context, ExplicitLayer, LayerOnTiles, Rope, Slots, Tile
+from memo.parallel import context_sweep
 from memo.parallel.hidden import Hidden, same_memory
 from memo.program.kinds import Kind
 
@@ -128,7 +129,7 @@ class SweptLayer(LayerOnTiles):
         qkv, rows = self._tile_heads(kept, tile, positions), _rows(section, tile)
         own, before = self.memory.keys.own(rows), self.memory.keys.before(rows.stop)
         out = kept["attention_out"][tile.full].unflatten(-1, (-1, self.layer.attention.head_dim))
-        lse = self.layer.attention.core.forward_rows(qkv, own, before, positions.documents, out)
+        lse = context_sweep.forward_rows(self.layer.attention.core, qkv, own, before, positions.documents, out)
         kept["lse"][tile.full].view(lse.shape).copy_(lse)
 
     def _gather_again(self) -> None:
@@ -137,7 +138,7 @@ class SweptLayer(LayerOnTiles):
             rows = _rows(section, tile)
             own = self.memory.keys.own(rows)
             if own is not None:
-                self.layer.attention.core.gather_rows(own, self.memory.keys.before(rows.stop))
+                context_sweep.gather_rows(self.layer.attention.core, own, self.memory.keys.before(rows.stop))
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:
         """Gradient of the output [n, b, h] -> of the input, in the same place; weight gradients go to the sink."""
@@ -183,9 +184,7 @@ class SweptLayer(LayerOnTiles):
         out, lse = kept["attention_out"][tile.full].unflatten(-1, heads), kept["lse"][tile.full]
         keys, values = self.memory.keys.before(stop).chunk(2, dim=2)
         saved, sums = Saved(q, keys, values, out, lse), self.memory.keys.sums_before(stop)
-        grads: tuple[Tensor, Tensor, Tensor]
-        grads = core.backward_rows(grad_out.unflatten(-1, heads), saved, sums, positions.documents)
-        return grads
+        return context_sweep.backward_rows(core, grad_out.unflatten(-1, heads), saved, sums, positions.documents)
 
     def _tile_heads(self, kept: dict[str, Tensor], tile: Tile, positions: _Positions) -> tuple[Tensor, Tensor, Tensor]:
         rope = None if positions.rope is None else positions.rope.rows(tile.full)

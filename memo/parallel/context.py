@@ -7,9 +7,7 @@ The tokens of a rank are those of memo.parallel.zigzag. The types are Megatron's
   a2a          heads are split instead of tokens during attention (Ulysses, https://arxiv.org/abs/2309.14509)
   a2a+p2p      a2a inside groups of A consecutive ranks, rings across them
 
-Where layers are swept tile by tile (memo.executor.sweep), all ranks work on the same tile at one time. Once its keys
-and values have met, all of those up to its end lie on each rank. A ring would pass all of them round again for each
-tile, so only "all_gather" and "a2a" run in a sweep.
+Where layers are swept tile by tile, memo.parallel.context_sweep has the attention of one tile.
 
 With cp rank r = j A + i, the zigzag shards of the A ranks i of group j are together exactly shard j of a
 zigzag over P = cp / A ranks. So there is one implementation: an exchange of heads (A > 1) around a ring or a
@@ -21,7 +19,7 @@ exchange of heads (A s). Tensors are [s, b, n, d].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,12 +29,11 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, Work
 
 from memo.attention.backends import AttentionBackend, Saved
-from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks, cut_keys
+from memo.attention.blocks import Chunk, Documents, Scores, attention_blocks
 from memo.attention.core import GradSums, OutputMerger, attend, attend_backward, empty_lse, empty_out
 from memo.errors import ConfigError
 from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
 from memo.parallel.zigzag import natural_from_zigzag, zigzag_chunks, zigzag_from_natural
-from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 from memo_kernels import wide_dtype
 
 CP_COMM_TYPES = ("p2p", "all_gather", "a2a", "a2a+p2p")
@@ -73,20 +70,20 @@ class ContextAttention:
         """
         self.backend, self.seq_length, self.comm_type, self.scale = backend, seq_length, comm_type, scale
         self.keeps_outputs = keeps_outputs
-        self._around, self._makes_results_first = around or nullcontext, around is not None
+        self.around, self._makes_results_first = around or nullcontext, around is not None
         self.window = window
-        self._ring, self._a2a = ring_group, a2a_group
-        self._ring_size, self._ring_rank = group_size(ring_group), group_rank(ring_group)
-        self._a2a_size = group_size(a2a_group)
+        self.ring, self._a2a = ring_group, a2a_group
+        self.ring_size, self.ring_rank = group_size(ring_group), group_rank(ring_group)
+        self.a2a_size = group_size(a2a_group)
         if comm_type not in CP_COMM_TYPES:
             raise ConfigError(f"cp_comm_type is {comm_type!r}; known are {', '.join(CP_COMM_TYPES)}")
-        if (comm_type in ("p2p", "all_gather") and self._a2a_size > 1) or (comm_type == "a2a" and self._ring_size > 1):
+        if (comm_type in ("p2p", "all_gather") and self.a2a_size > 1) or (comm_type == "a2a" and self.ring_size > 1):
             raise ConfigError(
-                f"cp_comm_type is {comm_type!r}, but the ring group has {self._ring_size} ranks and "
-                f"the a2a group {self._a2a_size}; use 'a2a+p2p', or put all ranks in the one group"
+                f"cp_comm_type is {comm_type!r}, but the ring group has {self.ring_size} ranks and "
+                f"the a2a group {self.a2a_size}; use 'a2a+p2p', or put all ranks in the one group"
             )
-        zigzag_chunks(seq_length, self._ring_size * self._a2a_size, 0)
-        self._chunks = [zigzag_chunks(seq_length, self._ring_size, j) for j in range(self._ring_size)]
+        zigzag_chunks(seq_length, self.ring_size * self.a2a_size, 0)
+        self._chunks = [zigzag_chunks(seq_length, self.ring_size, j) for j in range(self.ring_size)]
         self._everything = (Chunk(0, seq_length, 0),)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None) -> Tensor:
@@ -108,11 +105,11 @@ class ContextAttention:
         dim must be contiguous.
         """
         self._check(q, k, documents)
-        if self._a2a_size == 1:
+        if self.a2a_size == 1:
             return self._forward(q, k, v, documents, out)
-        q, k, v = self._split_heads(q, k, v)
+        q, k, v = self.split_heads(q, k, v)
         of_share, lse = self._forward(q, k, v, documents, None)
-        (joined,) = self._join_heads(of_share, out=out)
+        (joined,) = self.join_heads(of_share, out=out)
         return joined, lse
 
     def backward(
@@ -127,119 +124,34 @@ class ContextAttention:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """grad_out [s, b, n, d], with the inputs and outputs of forward -> dq [s, b, n, d], dk, dv [s, b, n_kv, d]."""
         self._check(q, k, documents)
-        if self._a2a_size == 1:
+        if self.a2a_size == 1:
             return self._backward(grad_out, Saved(q, k, v, out, lse), documents)
-        grad_out, q, k, v, out = self._split_heads(grad_out, q, k, v, out)
-        dq, dk, dv = self._join_heads(*self._backward(grad_out, Saved(q, k, v, out, lse), documents))
+        grad_out, q, k, v, out = self.split_heads(grad_out, q, k, v, out)
+        dq, dk, dv = self.join_heads(*self._backward(grad_out, Saved(q, k, v, out, lse), documents))
         return dq, dk, dv
-
-    # A sweep: the tokens of one tile meet each other, and the keys and values of all tokens before it. On each rank
-    # these lie in the order of positions: [t, b, 2 n_kv / A, d], the keys of a token and then its values, of the t
-    # tokens up to the tile's end.
-
-    def forward_rows(
-        self,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        own: Tensor | None,
-        before: Tensor,
-        documents: Documents | None,
-        out: Tensor,
-    ) -> Tensor:
-        """Attention of this rank's tokens of a tile -> lse, which `backward_rows` takes.
-
-        Args:
-            qkv: [s, b, n, d] and twice [s, b, n_kv, d].
-            own: [s, b, 2 n_kv, d], where this rank's keys and values are kept for `gather_rows`; None if nothing is
-                gathered.
-            before: see above; the rows of the tile are written.
-            out: [s, b, n, d], is written.
-        """
-        q, k, v = self._split_heads(*qkv) if self._a2a_size > 1 else qkv
-        kept = before[-q.shape[0] :] if own is None else own
-        for part, x in zip(kept.chunk(2, dim=2), (k, v), strict=True):
-            part.copy_(x)
-        if own is not None:
-            self.gather_rows(own, before)
-        keys, values = before.chunk(2, dim=2)
-        place = out if self._a2a_size == 1 else None
-        blocks = self._rows_blocks(q, keys, documents)
-        found, lse = self._attend(q, keys, values, blocks, place)
-        if self._a2a_size > 1:
-            self._join_heads(found, out=out)
-        return lse
-
-    def gather_rows(self, own: Tensor, before: Tensor) -> None:
-        """Every rank's keys and values of a tile: `own` of all ranks -> the last rows of `before`, in their order."""
-        tile = before[-self._ring_size * own.shape[0] :]
-        natural_from_zigzag(all_gather(own, self._ring), self._ring_size, tile)
-
-    def backward_rows(
-        self, grad_out: Tensor, saved: Saved, sums: Tensor, documents: Documents | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of this rank's q, k and v of a tile, in the shapes of `qkv`; the last tile comes first.
-
-        Args:
-            saved: q, out and lse (in any shape) of `forward_rows`, and as k and v the two halves of `before`.
-            sums: of the gradients of `before`, in its shape and in the wide dtype. This tile adds what its queries
-                give. The tile's own rows are complete then: no query of an earlier tile reads these keys.
-        """
-        q, k, v, out, lse = saved
-        if self._a2a_size > 1:
-            grad_out, q, out = self._split_heads(grad_out, q, out)
-        saved = Saved(q, k, v, out, lse.view(q.shape[1], q.shape[2], q.shape[0]))
-        dq_sum = torch.zeros(q.shape, dtype=sums.dtype, device=q.device)
-        blocks = cut_keys(self._rows_blocks(q, k, documents), BACKWARD_KEYS_PER_QUERY * q.shape[0])
-        with self._around():
-            GradSums(dq_sum, *sums.chunk(2, dim=2)).add(self.backend, grad_out, saved, blocks, self.scale, self.window)
-        dq = dq_sum.to(q.dtype)
-        del dq_sum
-        own = sums[-self._ring_size * q.shape[0] :]
-        if self._ring_size > 1:
-            own = reduce_scatter(zigzag_from_natural(own, self._ring_size), self._ring)
-        dk, dv = own.to(q.dtype).chunk(2, dim=2)
-        if self._a2a_size > 1:
-            dq, dk, dv = self._join_heads(dq, dk, dv)
-        return dq, dk, dv
-
-    def _rows_blocks(self, q: Tensor, k: Tensor, documents: Documents | None) -> tuple[ScoreBlock, ...]:
-        """The queries are of a tile, the last of the tokens that the keys are of.
-
-        All of them meet the tokens before the tile in the same blocks, because kernels are slow with few queries.
-        """
-        length, size = q.shape[0] * self._ring_size, self._ring_size
-        start = k.shape[0] - length
-        queries = tuple(c._replace(start=start + c.start) for c in zigzag_chunks(length, size, self._ring_rank))
-        before, tile = Chunk(0, start, 0), Chunk(start, length, start)
-        if size == 1 or not start:
-            return attention_blocks(queries, (before, tile), documents, self.window)
-        within = attention_blocks(queries, (tile,), documents, self.window)
-        return within + attention_blocks(queries, (before,), documents, self.window)
 
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        if self._ring_size == 1:
-            return self._attend(q, k, v, self._blocks(0, documents), out)
+        if self.ring_size == 1:
+            return self.attend(q, k, v, self._scores(0, documents), out)
         if self.comm_type == "all_gather":
             k, v = self._gather(k, v)
-            return self._attend(q, k, v, self._gathered_blocks(documents), out)
+            return self.attend(q, k, v, self._gathered_scores(documents), out)
         return self._ring_forward(q, k, v, documents, out)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[ScoreBlock], out: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, out: Tensor | None) -> tuple[Tensor, Tensor]:
         lse = None
         if self._makes_results_first:
             out, lse = empty_out(q) if out is None else out, empty_lse(q)
-        with self._around():
-            return attend(self.backend, q, k, v, blocks, self.scale, out, self.window, lse)
+        with self.around():
+            return attend(self.backend, q, k, v, scores, self.scale, out, lse)
 
     def _backward(self, grad_out: Tensor, saved: Saved, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
-        if self._ring_size == 1:
+        if self.ring_size == 1:
             grads = GradSums.zeros(saved, saved.q.dtype) if self._makes_results_first else None
-            with self._around():
-                blocks = self._blocks(0, documents)
-                return attend_backward(self.backend, grad_out, saved, blocks, self.scale, self.window, grads)
+            with self.around():
+                return attend_backward(self.backend, grad_out, saved, self._scores(0, documents), self.scale, grads)
         if self.comm_type == "all_gather":
             return self._gathered_backward(grad_out, saved, documents)
         return self._ring_backward(grad_out, saved, documents)
@@ -251,10 +163,10 @@ class ContextAttention:
     ) -> tuple[Tensor, Tensor]:
         kv = torch.stack((k, v))  # [2, S, b, n_kv, d], one message
         merger = OutputMerger(q, out)
-        for step in range(self._ring_size):
-            incoming = _Shift(kv, self) if step < self._ring_size - 1 else None
-            with self._around():
-                merger.add(self.backend, q, kv[0], kv[1], self._blocks(step, documents), self.scale, self.window)
+        for step in range(self.ring_size):
+            incoming = _Shift(kv, self) if step < self.ring_size - 1 else None
+            with self.around():
+                merger.add(self.backend, q, kv[0], kv[1], self._scores(step, documents), self.scale)
             if incoming:
                 kv = incoming.wait()
         return merger.result()
@@ -267,13 +179,13 @@ class ContextAttention:
         dtype = wide_dtype(kv.dtype)
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=kv.device)
         incoming_dkv: _Shift | None = None
-        for step in range(self._ring_size):
-            incoming = _Shift(kv, self) if step < self._ring_size - 1 else None
+        for step in range(self.ring_size):
+            incoming = _Shift(kv, self) if step < self.ring_size - 1 else None
             dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
             met = saved._replace(k=kv[0], v=kv[1])
-            blocks = self._blocks(step, documents)
-            with self._around():
-                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, blocks, self.scale, self.window)
+            scores = self._scores(step, documents)
+            with self.around():
+                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, scores, self.scale)
             if incoming_dkv:
                 dkv += incoming_dkv.wait()
             incoming_dkv = _Shift(dkv, self)
@@ -286,8 +198,8 @@ class ContextAttention:
     # all_gather: keys and values of the whole sequence, in natural order.
 
     def _gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kv = all_gather(torch.cat((k, v), dim=-1), self._ring)  # [cp s, b, n_kv, 2 d], one message
-        k, v = natural_from_zigzag(kv, self._ring_size).chunk(2, dim=-1)
+        kv = all_gather(torch.cat((k, v), dim=-1), self.ring)  # [cp s, b, n_kv, 2 d], one message
+        k, v = natural_from_zigzag(kv, self.ring_size).chunk(2, dim=-1)
         return k, v
 
     def _gathered_backward(
@@ -299,57 +211,57 @@ class ContextAttention:
         dkv = torch.zeros((*k.shape[:-1], 2 * k.shape[-1]), dtype=dtype, device=k.device)
         sums = GradSums(dq, *dkv.chunk(2, dim=-1))
         met = saved._replace(k=k, v=v)
-        with self._around():
-            sums.add(self.backend, grad_out, met, self._gathered_blocks(documents), self.scale, self.window)
-        own = reduce_scatter(zigzag_from_natural(dkv, self._ring_size), self._ring).to(k.dtype)
+        with self.around():
+            sums.add(self.backend, grad_out, met, self._gathered_scores(documents), self.scale)
+        own = reduce_scatter(zigzag_from_natural(dkv, self.ring_size), self.ring).to(k.dtype)
         dk, dv = own.chunk(2, dim=-1)
         return dq.to(k.dtype), dk, dv
 
     # a2a: exchanges tokens of all heads for all tokens of some heads, and back.
 
-    def _split_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def split_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Each [s, b, heads, d] -> [A s, b, heads / A, d] in natural order.
 
         One collective for all of them.
         """
         s, b, _, d = tensors[0].shape
-        shares = [x.shape[2] // self._a2a_size for x in tensors]
-        by_rank = [x.reshape(s, b, self._a2a_size, -1, d).permute(2, 0, 1, 3, 4) for x in tensors]
+        shares = [x.shape[2] // self.a2a_size for x in tensors]
+        by_rank = [x.reshape(s, b, self.a2a_size, -1, d).permute(2, 0, 1, 3, 4) for x in tensors]
         mine = all_to_all(torch.cat(by_rank, dim=3), self._a2a)  # [A, s, b, sum of shares, d]
-        return natural_from_zigzag(mine.flatten(0, 1), self._a2a_size).split(shares, dim=2)
+        return natural_from_zigzag(mine.flatten(0, 1), self.a2a_size).split(shares, dim=2)
 
-    def _join_heads(self, *tensors: Tensor, out: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The inverse of _split_heads: each [A s, b, heads / A, d] -> [s, b, heads, d].
+    def join_heads(self, *tensors: Tensor, out: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The inverse of split_heads: each [A s, b, heads / A, d] -> [s, b, heads, d].
 
         ``out``: the tensor to write the result to; allowed for a single input.
         """
         shares = [x.shape[2] for x in tensors]
-        mine = zigzag_from_natural(torch.cat(tensors, dim=2), self._a2a_size)
-        by_rank = all_to_all(mine.unflatten(0, (self._a2a_size, -1)), self._a2a)  # [A, s, b, sum of shares, d]
+        mine = zigzag_from_natural(torch.cat(tensors, dim=2), self.a2a_size)
+        by_rank = all_to_all(mine.unflatten(0, (self.a2a_size, -1)), self._a2a)  # [A, s, b, sum of shares, d]
         joined = [x.permute(1, 2, 0, 3, 4) for x in by_rank.split(shares, dim=3)]  # [s, b, A, share, d]
         if out is not None:
-            out.unflatten(2, (self._a2a_size, -1)).copy_(*joined)
+            out.unflatten(2, (self.a2a_size, -1)).copy_(*joined)
             return (out,)
         return tuple(x.flatten(2, 3) for x in joined)
 
-    def _blocks(self, step: int, documents: Documents | None) -> tuple[ScoreBlock, ...]:
-        own = self._chunks[self._ring_rank]
-        return attention_blocks(own, self._chunks[(self._ring_rank - step) % self._ring_size], documents, self.window)
+    def _scores(self, step: int, documents: Documents | None) -> Scores:
+        own = self._chunks[self.ring_rank]
+        return attention_blocks(own, self._chunks[(self.ring_rank - step) % self.ring_size], documents, self.window)
 
-    def _gathered_blocks(self, documents: Documents | None) -> tuple[ScoreBlock, ...]:
-        return attention_blocks(self._chunks[self._ring_rank], self._everything, documents, self.window)
+    def _gathered_scores(self, documents: Documents | None) -> Scores:
+        return attention_blocks(self._chunks[self.ring_rank], self._everything, documents, self.window)
 
     def _check(self, q: Tensor, k: Tensor, documents: Documents | None) -> None:
-        cp_size = self._ring_size * self._a2a_size
+        cp_size = self.ring_size * self.a2a_size
         s, b, num_heads, _ = q.shape
         if s * cp_size != self.seq_length:
             raise ValueError(
                 f"q has {s} tokens on each of {cp_size} ranks, but seq_length is {self.seq_length}; "
                 f"pass this rank's {self.seq_length // cp_size} tokens (token_indices)"
             )
-        if num_heads % self._a2a_size or k.shape[2] % self._a2a_size:
+        if num_heads % self.a2a_size or k.shape[2] % self.a2a_size:
             raise ConfigError(
-                f"an a2a group of {self._a2a_size} ranks cannot split {num_heads} query heads and "
+                f"an a2a group of {self.a2a_size} ranks cannot split {num_heads} query heads and "
                 f"{k.shape[2]} key/value heads evenly; use a smaller one with 'a2a+p2p', or 'p2p'"
             )
         if documents is not None and (
@@ -367,7 +279,7 @@ class _Shift:
     """One message of the ring: sends a tensor to the next rank and receives the previous rank's."""
 
     def __init__(self, x: Tensor, ring: ContextAttention) -> None:
-        group, rank, size = ring._ring, ring._ring_rank, ring._ring_size
+        group, rank, size = ring.ring, ring.ring_rank, ring.ring_size
         assert group is not None
         self._sent: Tensor | None = x  # its memory must not be freed before the transfer has ended
         self._received = torch.empty_like(x)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memo.artifacts.attention_table import AttentionCase, AttentionRow
 from memo.attention.backends import AttentionBackend, Saved
-from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
+from memo.attention.blocks import Chunk, Documents, ScoreBlock, Scores, attention_blocks
 from memo.attention.core import attend, attend_backward
 from memo.attention.select import CUDA_BACKENDS, is_installed, select_backend
 from memo.parallel.dtypes import torch_dtype
@@ -67,23 +67,23 @@ def _seconds(
 ) -> float:
     """Seconds of one forward, with its output in a given buffer, and one backward."""
     inputs = _inputs(case, case.tokens, heads, kv_heads, batch, device)
-    blocks, out = _blocks(case, case.tokens, batch), torch.empty_like(inputs[0])
-    return median_s(lambda: _run(backend, inputs, blocks, out), device)
+    scores, out = _scores(case, case.tokens, batch), torch.empty_like(inputs[0])
+    return median_s(lambda: _run(backend, inputs, scores, out), device)
 
 
-def _run(backend: AttentionBackend, inputs: list[Tensor], blocks: Sequence[ScoreBlock], out: Tensor) -> list[Tensor]:
+def _run(backend: AttentionBackend, inputs: list[Tensor], scores: Scores, out: Tensor) -> list[Tensor]:
     """[out, dq, dk, dv]."""
     q, k, v, grad_out = inputs
     scale = q.shape[-1] ** -0.5
-    _, lse = attend(backend, q, k, v, blocks, scale, out)
-    return [out, *attend_backward(backend, grad_out, Saved(q, k, v, out, lse), blocks, scale)]
+    _, lse = attend(backend, q, k, v, scores, scale, out)
+    return [out, *attend_backward(backend, grad_out, Saved(q, k, v, out, lse), scores, scale)]
 
 
 def _error(backend: AttentionBackend, case: AttentionCase, heads: int, kv_heads: int, device: torch.device) -> float:
     """The largest error of output and gradients, in units of the allowed rounding error: 4 ulp of the largest value."""
     tokens = min(case.tokens, _CHECKED_TOKENS)
     inputs = _inputs(case, tokens, heads, kv_heads, 1, device)
-    found = _run(backend, inputs, _blocks(case, tokens, 1), torch.empty_like(inputs[0]))
+    found = _run(backend, inputs, _scores(case, tokens, 1), torch.empty_like(inputs[0]))
     allowed = max(4 * torch.finfo(inputs[0].dtype).eps, 1e-5)
     ratios = []
     for value, true in zip(found, _dense(case, inputs), strict=True):
@@ -132,9 +132,9 @@ def _inputs(
     return [q, k, v, normal(heads)]
 
 
-def _blocks(case: AttentionCase, tokens: int, batch: int) -> tuple[ScoreBlock, ...]:
+def _scores(case: AttentionCase, tokens: int, batch: int) -> Scores:
     if not case.causal:
-        return (ScoreBlock(None, 0, tokens, 0, tokens, False),)
+        return Scores((ScoreBlock(None, 0, tokens, 0, tokens, False),))
     whole = (Chunk(0, tokens, 0),)
     return attention_blocks(whole, whole, _documents(case, tokens, batch))
 

@@ -9,9 +9,8 @@ from functools import cached_property, lru_cache
 from memo.config import ModelConfig, RunConfig
 from memo.program.kinds import Kind, kind_of
 from memo.simulate.kernels import Group, Kernels
-from memo.spec.shapes import shape_of
+from memo.spec.shapes import layer_matrices
 from memo.spec.skeleton import skeletal_tensors
-from memo.spec.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class LayerShape:
 
     def matrix(self, module: str) -> tuple[int, ...]:
         """Outputs and inputs of a module's matrix on this rank."""
-        return matrices_of(self.config.model)[module].local_shape(self.tp.size)
+        return layer_matrices(self.config.model)[module].local_shape(self.tp.size)
 
     def value_bytes(self, *names: str) -> float:
         """Bytes of values on this rank, for the tokens of a tile: tp splits either the tokens or the width."""
@@ -84,13 +83,6 @@ class LayerShape:
         """Seconds of so many passes over the hidden states of all tokens of this rank."""
         num_bytes = passes * self.tokens / self.tp.size * self.config.model.hidden_size * self.kernels.narrow
         return self.kernels.memory_s(num_bytes, self.tiles)
-
-
-@lru_cache(maxsize=64)
-def matrices_of(model: ModelConfig) -> dict[str, Weight]:
-    """The matrices of a layer by the path of their module, in the order of execution."""
-    weights = shape_of(model, "", 0).layer_weights
-    return {weight.name.removesuffix(".weight"): weight for weight in weights if weight.columns is not None}
 
 
 @lru_cache(maxsize=64)

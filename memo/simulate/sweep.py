@@ -1,7 +1,7 @@
 """Seconds of what a layer that is swept along the sequence does beside its attention, which is cut into blocks.
 
-Follows `memo.executor.sweep`, `memo.parallel.context` and `memo.attention.core`. The queries of a tile meet its own
-keys in a causal square, and those of all tiles before it in rectangles:
+Follows `memo.executor.sweep`, `memo.parallel.context_sweep` and `memo.attention.core`. The queries of a tile meet its
+own keys in a causal square, and those of all tiles before it in rectangles:
 
     forward     one rectangle; both outputs are merged into a sum in the wide dtype, which is then written to the slot
     backward    rectangles of at most BACKWARD_KEYS_PER_QUERY keys a query; each call's gradients are added to wide

@@ -19,8 +19,9 @@ from typing import Any
 from memo.program.operations import Activate, Add, Column, Heads, Norm, Opaque, Operation, Row
 from memo.program.walk import Machine, Step
 from memo.simulate.cost import Cost
-from memo.simulate.layer_shape import LayerShape, matrices_of
+from memo.simulate.layer_shape import LayerShape
 from memo.spec.custom_layer import custom_facts
+from memo.spec.shapes import layer_matrices
 
 
 class TileClock(Machine):
@@ -204,7 +205,7 @@ def _matrices_of_half(clock: TileClock, operation: Operation) -> dict[str, Any]:
     recalled = {name for name, _ in custom_facts(model).recalled}
     return {
         module: weight
-        for module, weight in matrices_of(model).items()
+        for module, weight in layer_matrices(model).items()
         if (weight.split == "columns" or module in recalled) == is_second
     }
 

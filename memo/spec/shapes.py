@@ -210,3 +210,10 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         own_layer=custom_facts(model).weights if model.custom_layer else (),
         nearest=model,
     )
+
+
+@lru_cache(maxsize=64)
+def layer_matrices(model: ModelConfig) -> dict[str, Weight]:
+    """The matrices of a layer by the path of their module, in the order of execution."""
+    weights = shape_of(model, "", 0).layer_weights
+    return {weight.name.removesuffix(".weight"): weight for weight in weights if weight.columns is not None}

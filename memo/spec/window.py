@@ -6,13 +6,19 @@ scores that the window leaves (memo.attention.blocks). Strips alike are the sequ
 """
 
 _CALL_TOKENS = 1 << 16
+"""With so many tokens a kernel uses a device in full, and what it makes is soon freed."""
 _CALL_STRIPS = 1024
 """More strips would be more programs than one axis of a grid takes, with as many heads as models have."""
 
 
-def strips_of_call(window: int) -> int:
-    """Strips that one kernel call takes: with many tokens it uses a device in full, and what it makes is soon freed."""
-    return max(1, min(_CALL_STRIPS, _CALL_TOKENS // window))
+def strips_of_calls(strips: int, apart: int, most_tokens: int) -> list[int]:
+    """How many of `strips` alike each kernel call takes, all within reach (`most_tokens`) of the first one.
+
+    They begin `apart` tokens apart, which is a window or more.
+    """
+    at_once = max(1, min(_CALL_STRIPS, min(_CALL_TOKENS, most_tokens) // apart))
+    whole, rest = divmod(strips, at_once)
+    return [at_once] * whole + [rest] * bool(rest)
 
 
 def attended_pairs(tokens: int, window: int | None) -> int:

@@ -8,6 +8,7 @@ from memo.attention.blocks import (
     Chunk,
     Documents,
     ScoreBlock,
+    Scores,
     attention_blocks,
     coalesce,
     cut_keys,
@@ -71,7 +72,7 @@ def zigzag(length: int, size: int, rank: int) -> tuple[Chunk, ...]:
 def test_cut_keys_keeps_every_score(most_keys: int) -> None:
     """Queries 24 to 31 of documents that end inside and before them, against all keys."""
     queries, keys, row = (Chunk(24, 8, 0),), (Chunk(0, 32, 0),), (0, 5, 26, 32)
-    cut = tuple(cut_keys(attention_blocks(queries, keys, (row,)), most_keys))
+    cut = cut_keys(attention_blocks(queries, keys, (row,)), most_keys).blocks
     assert covered(cut, 0, 8, 32) == dense(queries, keys, row)
     assert all(block.causal or block.k_stop - block.k_start <= most_keys for block in cut)
 
@@ -83,7 +84,7 @@ def test_random_chunks_and_documents(seed: int) -> None:
     q_chunks = random_chunks(rng, length)
     k_chunks = q_chunks if rng.random() < 0.3 else random_chunks(rng, length)
     documents = None if rng.random() < 0.2 else tuple(random_row(rng, length) for _ in range(3))
-    blocks = attention_blocks(q_chunks, k_chunks, documents)
+    blocks = attention_blocks(q_chunks, k_chunks, documents).blocks
     for batch in range(3):
         expected = dense(q_chunks, k_chunks, documents[batch] if documents else (0, length))
         assert covered(blocks, batch, len(expected), len(expected[0])) == expected
@@ -97,31 +98,32 @@ def test_zigzag_pairs_with_awkward_documents(size: int, row: tuple[int, ...]) ->
     for rank in range(size):
         for peer in range(size):
             q_chunks, k_chunks = zigzag(48, size, rank), zigzag(48, size, peer)
-            blocks = attention_blocks(q_chunks, k_chunks, (row,))
+            blocks = attention_blocks(q_chunks, k_chunks, (row,)).blocks
             expected = dense(q_chunks, k_chunks, row)
             assert covered(blocks, 0, len(expected), len(expected)) == expected
 
 
 def test_unpacked_zigzag_needs_one_call_a_pair() -> None:
     def blocks(rank: int, peer: int) -> tuple[ScoreBlock, ...]:
-        return attention_blocks(zigzag(48, 4, rank), zigzag(48, 4, peer), None)
+        return attention_blocks(zigzag(48, 4, rank), zigzag(48, 4, peer), None).blocks
 
     assert blocks(1, 1) == (ScoreBlock(None, 0, 12, 0, 12, True),)
     assert blocks(2, 1) == (ScoreBlock(None, 0, 12, 0, 6, False),)  # an earlier rank: all q on its low half
     assert blocks(1, 2) == (ScoreBlock(None, 6, 12, 0, 12, False),)  # a later rank: the high half on all of it
-    assert attention_blocks(zigzag(48, 1, 0), zigzag(48, 1, 0), None) == (ScoreBlock(None, 0, 48, 0, 48, True),)
+    whole = zigzag(48, 1, 0)
+    assert attention_blocks(whole, whole, None) == Scores((ScoreBlock(None, 0, 48, 0, 48, True),))
 
 
 def test_packed_own_shard_is_one_causal_block_a_document() -> None:
     # Rank 0 of 2 holds [0, 12) and [36, 48): the document [30, 40) lies only in the high half.
-    blocks = attention_blocks(zigzag(48, 2, 0), zigzag(48, 2, 0), ((0, 5, 30, 40, 48),))
+    blocks = attention_blocks(zigzag(48, 2, 0), zigzag(48, 2, 0), ((0, 5, 30, 40, 48),)).blocks
     assert [(block.q_start, block.q_stop) for block in blocks] == [(0, 5), (5, 12), (12, 16), (16, 24)]
     assert all(block.causal for block in blocks)
 
 
 def test_equal_documents_of_all_rows_share_blocks() -> None:
     documents: Documents = ((0, 5, 48), (0, 5, 48))
-    assert {block.batch for block in attention_blocks(zigzag(48, 1, 0), zigzag(48, 1, 0), documents)} == {None}
+    assert {block.batch for block in attention_blocks(zigzag(48, 1, 0), zigzag(48, 1, 0), documents).blocks} == {None}
 
 
 @pytest.mark.parametrize("seq_length", [64, 1000, 65536])
@@ -141,10 +143,10 @@ def test_the_most_demanding_packings(seq_length: int, ranks: int) -> None:
 
 def test_off_diagonal_pairs_cost_one_block_however_many_documents() -> None:
     row = tuple(range(0, 4097, 16))
-    blocks = attention_blocks((Chunk(2048, 2048, 0),), (Chunk(8, 2032, 0),), (row,))
+    blocks = attention_blocks((Chunk(2048, 2048, 0),), (Chunk(8, 2032, 0),), (row,)).blocks
     assert blocks == ()
     straddling = (0, *range(16, 1024, 16), *range(3072, 4097, 16))
-    blocks = attention_blocks((Chunk(2048, 2048, 0),), (Chunk(0, 2048, 0),), (straddling,))
+    blocks = attention_blocks((Chunk(2048, 2048, 0),), (Chunk(0, 2048, 0),), (straddling,)).blocks
     assert blocks == (ScoreBlock(None, 0, 1024, 1008, 2048, False),)
 
 

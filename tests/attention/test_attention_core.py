@@ -8,7 +8,7 @@ from attention_reference import assert_accurate, dense_attention, make_inputs, r
 from torch import Tensor
 
 from memo.attention.backends import CpuFlash, Saved, VarlenBackend, placed
-from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
+from memo.attention.blocks import Chunk, Documents, ScoreBlock, Scores, attention_blocks
 from memo.attention.core import GradSums, OutputMerger, attend, attend_backward
 from memo.spec.attention_workspace import MOST_DOCUMENTS
 
@@ -70,13 +70,12 @@ class VarlenByLoop(VarlenBackend):
 def run(
     backend: CpuFlash | VarlenByLoop,
     inputs: list[Tensor],
-    blocks: tuple[ScoreBlock, ...],
+    scores: Scores,
     scale: float,
-    window: int | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     q, k, v, grad_out = inputs
-    out, lse = attend(backend, q, k, v, blocks, scale, window=window)
-    return [out, *attend_backward(backend, grad_out, Saved(q, k, v, out, lse), blocks, scale, window)], lse
+    out, lse = attend(backend, q, k, v, scores, scale)
+    return [out, *attend_backward(backend, grad_out, Saved(q, k, v, out, lse), scores, scale)], lse
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -101,9 +100,9 @@ def test_many_blocks_merge_to_the_whole(dtype: torch.dtype, documents: Documents
     order = torch.cat([torch.arange(start, start + length) for start in starts])
     inputs = make_inputs(S, 2, (4, 2), 16, dtype)
     q, k, v, grad_out = inputs
-    blocks = attention_blocks(q_chunks, k_chunks, documents)
-    assert any(not block.causal for block in blocks) and len(blocks) > 6
-    got, _ = run(CpuFlash(), [q[order], k, v, grad_out[order]], blocks, 0.25)
+    scores = attention_blocks(q_chunks, k_chunks, documents)
+    assert any(not block.causal for block in scores.blocks) and len(scores.blocks) > 6
+    got, _ = run(CpuFlash(), [q[order], k, v, grad_out[order]], scores, 0.25)
     got = [x[order.argsort()] if i < 2 else x for i, x in enumerate(got)]
     assert_accurate(got, inputs, documents, 0.25)
 
@@ -140,7 +139,7 @@ def test_packed_documents_are_bit_equal_to_each_alone() -> None:
     (out, dq, dk, dv), _ = run(CpuFlash(), [q, k, v, grad_out], attention_blocks(WHOLE, WHOLE, (row,)), 0.25)
     for a, b in pairwise(row):
         alone = [x[a:b] for x in (q, k, v, grad_out)]
-        expected, _ = run(CpuFlash(), alone, (ScoreBlock(None, 0, b - a, 0, b - a, True),), 0.25)
+        expected, _ = run(CpuFlash(), alone, Scores((ScoreBlock(None, 0, b - a, 0, b - a, True),)), 0.25)
         for got, want in zip((out, dq, dk, dv), expected, strict=True):
             assert torch.equal(got[a:b], want)
 
@@ -169,10 +168,10 @@ def test_a_call_of_a_varlen_kernel_takes_a_limited_number_of_documents() -> None
 def test_varlen_kernel_with_the_same_documents_in_all_rows_and_with_full_blocks() -> None:
     chunks = (Chunk(0, 24, 0), Chunk(24, 24, 24))
     documents = ((0, 5, 30, 40, S),) * 2
-    blocks = attention_blocks(chunks[1:], (Chunk(0, S, 0),), documents)
+    scores = attention_blocks(chunks[1:], (Chunk(0, S, 0),), documents)
     q, k, v, grad_out = inputs = make_inputs(S, 2, (4, 2), 16, torch.float64)
     backend = VarlenByLoop()
-    shifted = tuple(block._replace(q_start=block.q_start - 24, q_stop=block.q_stop - 24) for block in blocks)
+    shifted = Scores(tuple(b._replace(q_start=b.q_start - 24, q_stop=b.q_stop - 24) for b in scores.blocks))
     (out, dq, _, _), _ = run(backend, [q[24:], k, v, grad_out[24:]], shifted, 0.25)
     assert sorted(backend.calls) == ["full", "varlen", "varlen"]
     true_out, true_dq, *_ = dense_attention(inputs, documents, 0.25)
@@ -188,8 +187,8 @@ def test_varlen_runs_end_at_a_gap_on_either_side() -> None:
     inputs = make_inputs(S, 1, (4, 2), 16, torch.float64)
     q, k, v, grad_out = inputs
     backend = VarlenByLoop()
-    blocks = attention_blocks(q_chunks, WHOLE, documents)
-    (out, dq, _, _), _ = run(backend, [q[held], k, v, grad_out[held]], blocks, 0.25)
+    scores = attention_blocks(q_chunks, WHOLE, documents)
+    (out, dq, _, _), _ = run(backend, [q[held], k, v, grad_out[held]], scores, 0.25)
     assert backend.calls == ["varlen", "varlen"]
     true_out, true_dq, *_ = dense_attention(inputs, documents, 0.25)
     torch.testing.assert_close(out, true_out[held], atol=1e-12, rtol=0)
@@ -211,11 +210,11 @@ def test_output_is_written_where_it_belongs_with_the_same_bits(
 ) -> None:
     q, k, v, _ = make_inputs(S, 2, (4, 2), 16, dtype)
     q_chunks = (Chunk(20, 28, 0), Chunk(0, 20, 28)) if scrambled else WHOLE
-    blocks = attention_blocks(q_chunks, WHOLE, documents)
-    assert scrambled == any(not block.causal for block in blocks)
-    expected, expected_lse = attend(backend, q, k, v, blocks, 0.25)
+    scores = attention_blocks(q_chunks, WHOLE, documents)
+    assert scrambled == any(not block.causal for block in scores.blocks)
+    expected, expected_lse = attend(backend, q, k, v, scores, 0.25)
     place = buffer_like(q)
-    out, lse = attend(backend, q, k, v, blocks, 0.25, place)
+    out, lse = attend(backend, q, k, v, scores, 0.25, place)
     assert out.data_ptr() == place.data_ptr() and out.stride() == place.stride()
     assert torch.equal(place, expected) and torch.equal(lse, expected_lse)
 
@@ -261,12 +260,13 @@ def test_sums_over_many_blocks_are_rounded_once() -> None:
     wanted = torch.einsum("bnst,tbnd->sbnd", scores.softmax(-1), exact[2])
     wanted_grads = torch.autograd.grad(wanted, exact, grad_out.double())
     merger, sums = OutputMerger(q), GradSums(*(torch.zeros(x.shape) for x in (q, k, v)))
-    blocks = [ScoreBlock(None, 0, 128, start, start + width, False) for start in range(0, 128, width)]
-    merger.add(backend, q, k, v, blocks, scale)
+    blocks = tuple(ScoreBlock(None, 0, 128, start, start + width, False) for start in range(0, 128, width))
+    merger.add(backend, q, k, v, Scores(blocks), scale)
     out, lse = merger.result()
     # dk and dv of a block are added to once, so the queries come in blocks too.
-    squares = [block._replace(q_start=row, q_stop=row + width) for block in blocks for row in range(0, 128, width)]
-    sums.add(backend, grad_out, Saved(q, k, v, out, lse), squares, scale)
+    rows = range(0, 128, width)
+    squares = tuple(block._replace(q_start=row, q_stop=row + width) for block in blocks for row in rows)
+    sums.add(backend, grad_out, Saved(q, k, v, out, lse), Scores(squares), scale)
     for found, reference in zip((out, *sums), (wanted, *wanted_grads), strict=True):
         once = (reference.bfloat16() - reference).square().mean().sqrt()
         assert (found.bfloat16() - reference).square().mean().sqrt() < 2.5 * once

@@ -146,17 +146,17 @@ def check(backend: VarlenBackend, stub: Stub) -> None:
             for q_chunks in (WHOLE, chunks):
                 order = torch.cat([torch.arange(c.start, c.start + c.length) for c in q_chunks])
                 q, k, v, grad_out = inputs[0][order], *inputs[1:3], inputs[3][order]
-                blocks = attention_blocks(q_chunks, WHOLE, documents)
+                scores = attention_blocks(q_chunks, WHOLE, documents)
                 place = torch.full_like(q, torch.nan)
-                out, lse = attend(backend, q, k, v, blocks, SCALE, place)
+                out, lse = attend(backend, q, k, v, scores, SCALE, place)
                 assert out.data_ptr() == place.data_ptr()
-                dq, dk, dv = attend_backward(backend, grad_out, Saved(q, k, v, out, lse), blocks, SCALE)
+                dq, dk, dv = attend_backward(backend, grad_out, Saved(q, k, v, out, lse), scores, SCALE)
                 back = order.argsort()
                 assert_accurate([place[back], dq[back], dk, dv], inputs, documents, SCALE)
     assert stub.outputs > 0 and stub.deterministic is False
     torch.use_deterministic_algorithms(True)
     try:
-        attend_backward(backend, grad_out, Saved(q, k, v, out, lse), blocks, SCALE)
+        attend_backward(backend, grad_out, Saved(q, k, v, out, lse), scores, SCALE)
     finally:
         torch.use_deterministic_algorithms(False)
     assert stub.deterministic is True

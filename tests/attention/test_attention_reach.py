@@ -16,6 +16,7 @@ from memo.attention.backends import AttentionBackend, CpuFlash, Saved, VarlenBac
 from memo.attention.blocks import Documents
 from memo.config import preset
 from memo.parallel.context import ContextAttention
+from memo.parallel.context_sweep import backward_rows, forward_rows
 from memo.spec import reach
 
 LLAMA = preset("llama-3.1-8b")
@@ -81,9 +82,9 @@ def swept(backend: AttentionBackend, tokens: int, tiles: int, documents: Documen
     for stop in range(rows, tokens + 1, rows):
         qkv = on_paper(rows, 1, HEADS + 2 * GROUPS, SIZE).split((HEADS, GROUPS, GROUPS), dim=2)
         out = on_paper(rows, 1, HEADS, SIZE)
-        lse = attention.forward_rows(qkv, None, store[:stop], documents, out)
+        lse = forward_rows(attention, qkv, None, store[:stop], documents, out)
         saved = Saved(qkv[0], *store[:stop].chunk(2, dim=2), out, lse)
-        attention.backward_rows(on_paper(rows, 1, HEADS, SIZE), saved, sums[:stop], documents)
+        backward_rows(attention, on_paper(rows, 1, HEADS, SIZE), saved, sums[:stop], documents)
 
 
 def whole(backend: AttentionBackend, tokens: int, documents: Documents | None) -> None:

@@ -10,7 +10,7 @@ from ranks import run_ranks
 from torch import Tensor
 
 from memo.attention.backends import CpuFlash, Saved
-from memo.attention.blocks import ScoreBlock
+from memo.attention.blocks import ScoreBlock, Scores
 from memo.attention.core import attend_backward
 from memo.parallel.context import ContextAttention
 
@@ -40,9 +40,9 @@ def rounded_once(num_small: list[int]) -> Tensor:
 def test_blocks_of_one_rank_are_summed_in_fp32() -> None:
     """Five tokens, each a causal square of its own, and every other pair of them a rectangle of one score."""
     order = [(i, (i + step) % 5) for step in range(5) for i in range(5)]  # the squares come first
-    blocks = [ScoreBlock(None, i, i + 1, j, j + 1, i == j) for i, j in order]
+    scores = Scores(tuple(ScoreBlock(None, i, i + 1, j, j + 1, i == j) for i, j in order))
     saved = zeros(5)
-    for gradient in attend_backward(Constants(), saved.out, saved, blocks, 1.0):
+    for gradient in attend_backward(Constants(), saved.out, saved, scores, 1.0):
         assert gradient.dtype == torch.bfloat16
         assert gradient[:, 0, 0, 0].tolist() == rounded_once([4] * 5).tolist() == [1 + 2.0**-7] * 5
 

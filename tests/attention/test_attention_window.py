@@ -40,16 +40,16 @@ def test_blocks_have_each_score_of_the_window_once(seed: int) -> None:
     row = (0, *cuts, tokens)
     q_chunks = zigzag(tokens, ranks, draw.randrange(ranks))
     k_chunks = draw.choice([zigzag(tokens, ranks, draw.randrange(ranks)), (Chunk(0, tokens, 0),)])
-    blocks = attention_blocks(q_chunks, k_chunks, (row,), window)
+    scores = attention_blocks(q_chunks, k_chunks, (row,), window)
     if draw.random() < 0.5:
-        blocks = cut_within(blocks, draw.randint(1, 6))
+        scores = cut_within(scores, draw.randint(1, 6))
     reach = draw.randint(1, tokens)
-    groups = list(strips(blocks, window, reach))
-    assert [block for group in groups for block in group] == list(blocks)
+    groups = list(strips(scores, reach))
+    assert [block for group in groups for block in group] == list(scores.blocks)
     assert all(len(group) == 1 or group[-1].q_stop - group[0].q_start <= reach for group in groups)
     expected = mask(positions(q_chunks), positions(k_chunks), row, window)
     found = torch.zeros(expected.shape, dtype=torch.int64)
-    for block in blocks:
+    for block in scores.blocks:
         part = torch.ones(block.q_stop - block.q_start, block.k_stop - block.k_start, dtype=torch.int64)
         part = part.tril() if block.causal else part
         part = part.flip(0, 1) if block.flipped else part
@@ -66,17 +66,17 @@ def test_kernels_on_strips_equal_a_mask(
     window: int, documents: Documents | None, backend: CpuFlash | VarlenByLoop
 ) -> None:
     whole = (Chunk(0, 48, 0),)
-    blocks = attention_blocks(whole, whole, documents, window)
+    scores = attention_blocks(whole, whole, documents, window)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         inputs = make_inputs(48, 2, (4, 2), 16, dtype)
-        found, _ = run(backend, inputs, blocks, 0.25, window)
+        found, _ = run(backend, inputs, scores, 0.25)
         assert_accurate(found, inputs, documents, 0.25, window)
 
 
 def test_strips_alike_are_one_call() -> None:
     """A million tokens in windows of 128: 32 calls, where 16,383 blocks are."""
     whole = (Chunk(0, 1 << 20, 0),)
-    blocks = attention_blocks(whole, whole, None, 128)
-    assert len(blocks) == 2 * (1 << 20) // 128 - 1
-    assert len(list(strips(blocks, 128, 1 << 20))) == 32
-    assert len(list(strips(blocks, 128, 1 << 15))) == 64  # rows so far apart that a kernel reaches no more tokens
+    scores = attention_blocks(whole, whole, None, 128)
+    assert len(scores.blocks) == 2 * (1 << 20) // 128 - 1
+    assert len(list(strips(scores, 1 << 20))) == 32
+    assert len(list(strips(scores, 1 << 15))) == 64  # rows so far apart that a kernel reaches no more tokens

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from memo.attention.backends import CpuFlash, Saved
-from memo.attention.blocks import Chunk, ScoreBlock, attention_blocks
+from memo.attention.blocks import Chunk, ScoreBlock, Scores, attention_blocks
 from memo.attention.core import attend
 from memo.attention.select import select_backend
 from memo.errors import ConfigError
@@ -223,10 +223,10 @@ def test_lse_is_that_of_the_whole_sequence() -> None:
 def test_one_rank_is_local_attention() -> None:
     inputs = make_inputs(S, 2, (4, 2), 16, torch.bfloat16)
     attention = ContextAttention(select_backend("auto", "cpu"), S, "p2p", None, None, SCALE)
-    blocks = attention_blocks((Chunk(0, S, 0),), (Chunk(0, S, 0),), None)
-    assert blocks == (ScoreBlock(None, 0, S, 0, S, True),)  # one call of the kernel, no merging and no copies
+    scores = attention_blocks((Chunk(0, S, 0),), (Chunk(0, S, 0),), None)
+    assert scores == Scores((ScoreBlock(None, 0, S, 0, S, True),))  # one call of the kernel, no merging, no copies
     out, lse = attention.forward(*inputs[:3])
-    local_out, local_lse = attend(CpuFlash(), *inputs[:3], blocks, SCALE)
+    local_out, local_lse = attend(CpuFlash(), *inputs[:3], scores, SCALE)
     assert torch.equal(out, local_out) and torch.equal(lse, local_lse)
 
 

@@ -16,7 +16,7 @@ from memo.executor.key_values import KeyValues, KeyValueSwapper
 from memo.executor.section_stream import SectionStream
 from memo.executor.swapper import Swapper
 from memo.executor.sweep import SweptLayer
-from memo.parallel import context, stage_messages
+from memo.parallel import context, context_sweep, stage_messages
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.context import ContextAttention
 from memo.parallel.stage_messages import MessagesInSections
@@ -120,7 +120,7 @@ def runs_attention_once(right: Callable[..., Any], layer: SweptLayer, context: A
 
 def gathers_all_but_one_tile(right: Callable[..., Any], core: ContextAttention, own: Tensor, before: Tensor) -> None:
     """Other ranks' keys and values of the second tile are those of another layer."""
-    if before.shape[0] != 2 * own.shape[0] * core._ring_size:
+    if before.shape[0] != 2 * own.shape[0] * core.ring_size:
         right(core, own, before)
 
 
@@ -179,9 +179,9 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 STAGES: dict[str, object] = {"pp": 2, "num_layers": 4, "global_batch_size": 2}
 GATHERED, EXCHANGED = ({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "a2a"))
 FAULTS_OF_RANKS: dict[str, tuple[dict[str, object], Any, str, Callable[..., Any]]] = {
-    "a gather is left out": (GATHERED, ContextAttention, "gather_rows", gathers_all_but_one_tile),
+    "a gather is left out": (GATHERED, context_sweep, "gather_rows", gathers_all_but_one_tile),
     "a backward does not gather": (GATHERED, SweptLayer, "_gather_again", gathers_nothing_again),
-    "sums of ranks are not added": (GATHERED, context, "reduce_scatter", sums_nothing),
+    "sums of ranks are not added": (GATHERED, context_sweep, "reduce_scatter", sums_nothing),
     "heads are not exchanged": (EXCHANGED, context, "all_to_all", sends_nothing),
     "a message is lost": (STAGES, stage_messages, "receive", receives_nothing),
     "a message is not what was taken": (STAGES, stage_messages, "send", sends_rows_in_another_order),

@@ -13,6 +13,7 @@ from memo.attention.blocks import cut_keys
 from memo.config import RunConfig, preset
 from memo.estimate.hardware_files import HARDWARE
 from memo.parallel.context import ContextAttention
+from memo.parallel.context_sweep import backward_rows, forward_rows, rows_scores
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import predict_step
@@ -62,10 +63,10 @@ def sweep(attention: ContextAttention, forward: bool) -> None:
     for tile in range(TILES):
         before = both[: (tile + 1) * TOKENS]
         if forward:
-            attention.forward_rows((q, keys[0], keys[1]), None, before, None, torch.empty_like(q))
+            forward_rows(attention, (q, keys[0], keys[1]), None, before, None, torch.empty_like(q))
         else:
             saved = Saved(q, *before.chunk(2, dim=2), q, torch.randn(1, HEADS, TOKENS))
-            attention.backward_rows(q, saved, sums[: len(before)], None)
+            backward_rows(attention, q, saved, sums[: len(before)], None)
 
 
 @pytest.mark.parametrize("forward", [True, False])
@@ -99,15 +100,15 @@ def test_calls_of_millions_of_tiles_are_summed_at_once(ranks: int) -> None:
 @pytest.mark.parametrize("cp", [2, 4])
 def test_ranks_that_gather_keys_have_as_many_rectangles_before_a_tile(cp: int) -> None:
     attention = ContextAttention(CpuFlash(), 2 * cp * TOKENS * TILES, "all_gather", None, None, 1.0)
-    attention._ring_size, attention._ring_rank = cp, 1
+    attention.ring_size, attention.ring_rank = cp, 1
     q, per_tile = torch.empty(2 * TOKENS, 1, HEADS, SIZE), 2 * cp * TOKENS
     blocks = [
         block
         for tile in range(TILES)
         for block in cut_keys(
-            attention._rows_blocks(q, torch.empty((tile + 1) * per_tile, 1, GROUPS, SIZE), None),
+            rows_scores(attention, q, torch.empty((tile + 1) * per_tile, 1, GROUPS, SIZE), None),
             BACKWARD_KEYS_PER_QUERY * len(q),
-        )
+        ).blocks
         if block.k_stop <= tile * per_tile
     ]
     elements = TILES * len(q) * HEADS * SIZE

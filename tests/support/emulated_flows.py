@@ -28,6 +28,7 @@ from memo.artifacts.memory_trace import Malloc, Trace
 from memo.config import RunConfig, preset
 from memo.data import MockDataset
 from memo.errors import OutOfMemory
+from memo.parallel import context_sweep
 from memo.parallel.context import ContextAttention
 from memo.train.metrics import StepRecord
 from memo.train.profile import TraceOptions, profile_run
@@ -124,8 +125,9 @@ def during_backward(at_call: int, act: Callable[[], object]) -> Iterator[None]:
         return wrapper
 
     with ExitStack() as stack:
-        for name in ("backward", "backward_rows"):  # of whole layers, and of layers that are swept
-            stack.enter_context(patch.object(ContextAttention, name, acting(getattr(ContextAttention, name))))
+        # Of whole layers, and of layers that are swept.
+        for owner, name in ((ContextAttention, "backward"), (context_sweep, "backward_rows")):
+            stack.enter_context(patch.object(owner, name, acting(getattr(owner, name))))
         yield
 
 

@@ -169,6 +169,11 @@ def test_two_ranks_under_a_plan_are_the_same_run(
             ["--train-data", "IN", "--save", "OUT", "--tp", "2"],
             "torchrun --nproc-per-node 2 -m memo finetune --model",
         ),
+        (
+            ["--train-data", "EIGHT", "--save", "OUT"],
+            "error: --eval-fraction (split_eval in Python) is 0.05, which of 8 documents leaves 8 to train on and 0 to "
+            "evaluate on; give 0.08, or use more documents",
+        ),
         (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
         (
             ["--train-data", "IN", "--save", "OUT", "--epoch", "2"],
@@ -185,7 +190,9 @@ def test_refusals(
     message: str,
 ) -> None:
     (tmp_path / "done" / "hf").mkdir(parents=True)
-    places = {"IN": str(model.parent / "chat.jsonl"), "OUT": str(tmp_path / "out"), "DONE": str(tmp_path / "done")}
+    chats, eight = model.parent / "chat.jsonl", tmp_path / "eight.jsonl"
+    eight.write_text("".join(chats.read_text().splitlines(keepends=True)[:8]))
+    places = {"IN": str(chats), "EIGHT": str(eight), "OUT": str(tmp_path / "out"), "DONE": str(tmp_path / "done")}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stopped:
         main(["finetune", "--model", str(model), *(places.get(flag, flag) for flag in flags)])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from memo.estimate.program.sizes import LayerSizes
 from memo.spec.reach import most_tokens, parts
-from memo.spec.window import strips_of_call
+from memo.spec.window import strips_of_calls
 
 
 class Call(NamedTuple):
@@ -95,12 +95,12 @@ def window_calls(z: LayerSizes, reach_back: bool = False) -> list[Call]:
     """
     tokens = z.tokens // z.batch // (1 if z.ring == 1 else 2)  # a rank of a ring has two chunks
     full, rest = divmod(tokens, z.window)
-    at_once = max(1, min(strips_of_call(z.window), most_tokens(fused_row(z)) // z.window))
     calls = []
     for strip, last, flipped in ((z.window, rest, False), (z.window - 1, rest - 1, True)):
-        whole, left = divmod(full if reach_back or not flipped else max(0, full - 1), at_once)
-        numbers = [number for number in (*min(whole, 2) * [at_once], left) if number and strip]
-        calls += [Call(number * strip, number * strip, True, strip, flipped) for number in numbers]
+        whole = full if reach_back or not flipped else max(0, full - 1)
+        numbers = strips_of_calls(whole if strip else 0, z.window, most_tokens(fused_row(z)))
+        few = numbers[:2] + [number for number in numbers[2:][-1:] if number != numbers[0]]
+        calls += [Call(number * strip, number * strip, True, strip, flipped) for number in few]
         calls += [Call(last, last, True, last, flipped)] if last > 0 else []
     return calls + ([Call(rest * z.batch, (z.window - rest) * z.batch)] if rest else [])
 

@@ -1,31 +1,8 @@
-"""Column- and row-parallel matrices (memo.executor.pieces), and gradients of weights.
-
-Widths are those of this tp rank. `inside` is the width between a column-parallel matrix and the row-parallel one that
-follows it, in elements per token.
-"""
-
-from typing import NamedTuple
+"""Column- and row-parallel matrices (memo.executor.pieces), and gradients of weights."""
 
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import scattered
 from memo.estimate.program.sizes import LayerSizes
-
-
-class Matrix(NamedTuple):
-    """A matrix between hidden states and `inside`, in one direction or the other; `bias`: whether it has one."""
-
-    inside: int
-    bias: bool
-
-
-def matrices(z: LayerSizes) -> dict[str, Matrix]:
-    """Those of memo's own layer, by module."""
-    return {
-        "attention.qkv": Matrix(z.qkv, z.qkv_bias),
-        "attention.projection": Matrix(z.q, z.linear_bias),
-        "mlp.fc1": Matrix(z.fc1, z.linear_bias),
-        "mlp.fc2": Matrix(z.ffn, z.linear_bias),
-    }
 
 
 def multiply(ledger: Ledger, z: LayerSizes, elements: int) -> None:
@@ -54,12 +31,12 @@ def hidden_bytes(z: LayerSizes, tokens: int) -> int:
     return tokens * z.hidden * z.narrow
 
 
-def row_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tokens: int) -> Block:
+def row_forward(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
     """Output of a row-parallel matrix; its input belongs to the caller."""
     partial = ledger.make("row output", hidden_bytes(z, tokens))
     multiply(ledger, z, tokens * z.hidden)
     out = scattered(ledger, z.tp, "row output", partial)
-    if matrix.bias:
+    if z.linear_bias:
         biased = ledger.make("row output", out.num_bytes)
         ledger.free(out)
         out = biased

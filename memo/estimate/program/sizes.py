@@ -13,6 +13,7 @@ from memo.config.derived import (
     resolved_sections,
 )
 from memo.spec.custom_layer import Half, custom_facts
+from memo.spec.shapes import layer_matrices
 from memo.units import element_bytes
 
 ON_CPUS_ALONE = frozenset(
@@ -32,7 +33,8 @@ class LayerSizes(NamedTuple):
         batch: sequences of a micro-batch.
         narrow, wide: bytes of an element of the model, and of sums and statistics.
         heads, kv_heads, head_dim: heads of this tp rank and their width.
-        fc1, ffn: width of fc1's output (gate and up if gated), and of the activation.
+        ffn: width of the activation.
+        matrices: outputs and inputs of each matrix, by the path of its module.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
         window: tokens that a token attends to, itself included, where it does not attend to all before it; else 0.
         attention: the kernels of attention, one of --attention-backend but auto.
@@ -55,12 +57,11 @@ class LayerSizes(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
-    fc1: int
     ffn: int
+    matrices: tuple[tuple[str, tuple[int, ...]], ...]
     gated: bool
     rms: bool
     qk_norm: bool
-    qkv_bias: bool
     linear_bias: bool
     rope: bool
     ring: int
@@ -141,12 +142,11 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         heads=model.num_attention_heads // parallel.tp,
         kv_heads=model.kv_heads // parallel.tp,
         head_dim=model.head_dim,
-        fc1=model.ffn_size * (2 if model.gated else 1) // parallel.tp,
         ffn=model.ffn_size // parallel.tp,
+        matrices=tuple((module, w.local_shape(parallel.tp)) for module, w in layer_matrices(model).items()),
         gated=model.gated,
         rms=model.normalization == "RMSNorm",
         qk_norm=model.qk_layernorm and not model.custom_layer,
-        qkv_bias=model.qkv_bias,
         linear_bias=model.add_bias_linear,
         rope=model.position_embedding_type == "rope",
         ring=parallel.cp // a2a,

@@ -4,12 +4,13 @@ memo.program.walk says which operations run in which order, and when what they m
 memory that its caller gives, takes nothing here.
 """
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
 from memo.estimate.program.halves import half_again, half_forward
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import add_gradient, hidden_bytes, matrices, multiply, row_forward
+from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply, row_forward
 from memo.estimate.program.messages import all_gather_async, reduce_scatter
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import (
@@ -47,7 +48,7 @@ class TileLedger(Machine):
         self.graphs: dict[str, Any] = {}
         self.reads: tuple[str, ...] = ()
         self.copies: dict[str, Block | None] = {}
-        self.matrices = matrices(z)
+        self.matrices = dict(z.matrices)
 
     def free(self, name: str) -> None:
         """The tensor dies with the last of its names."""
@@ -117,7 +118,7 @@ class TileLedger(Machine):
     def add_weight_gradient(self, operation: Operation) -> None:
         """The matrix product itself adds to the main gradient, but on CPUs where this is wider than the model."""
         if self.z.mixed and not self.z.on_cuda:
-            add_gradient(self.ledger, self.z, self.matrices[operation.module].inside * self.z.hidden)
+            add_gradient(self.ledger, self.z, math.prod(self.matrices[operation.module]))
 
 
 def _norm(machine: TileLedger, operation: Operation) -> Made:
@@ -130,15 +131,15 @@ def _add(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _column(machine: TileLedger, operation: Operation) -> Made:
-    matrix = machine.matrices[operation.module]
+    elements = machine.tokens * machine.matrices[operation.module][0]
     machine.wait()
-    made = machine.make(operation.makes[0], machine.tokens * matrix.inside * machine.z.narrow)
-    multiply(machine.ledger, machine.z, machine.tokens * matrix.inside)
+    made = machine.make(operation.makes[0], elements * machine.z.narrow)
+    multiply(machine.ledger, machine.z, elements)
     return (made,)
 
 
 def _row(machine: TileLedger, operation: Operation) -> Made:
-    return (row_forward(machine.ledger, machine.z, machine.matrices[operation.module], machine.tokens),)
+    return (row_forward(machine.ledger, machine.z, machine.tokens),)
 
 
 def _activate(machine: TileLedger, operation: Operation) -> Made:
@@ -170,11 +171,11 @@ def _column_backward(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _row_backward(machine: TileLedger, operation: Operation) -> Made:
-    matrix, z = machine.matrices[operation.module], machine.z
+    elements, z = machine.tokens * machine.matrices[operation.module][1], machine.z
     machine.wait()
     machine.add_weight_gradient(operation)
-    grad_x = machine.ledger.make("row gradient", machine.tokens * matrix.inside * z.narrow)
-    multiply(machine.ledger, z, machine.tokens * matrix.inside)
+    grad_x = machine.ledger.make("row gradient", elements * z.narrow)
+    multiply(machine.ledger, z, elements)
     return (grad_x,)
 
 

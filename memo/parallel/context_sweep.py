@@ -1,0 +1,101 @@
+"""Context-parallel attention of one tile, where layers are swept along the sequence (memo.executor.sweep).
+
+All ranks work on the same tile at one time: its tokens meet each other, and the keys and values of all tokens before
+it. Those of all tokens up to the tile's end lie on each rank in the order of positions. A ring would pass all of them
+round again for each tile, so only "all_gather" and "a2a" run in a sweep.
+
+Legend: as in memo.parallel.context; t tokens up to the tile's end, s tokens of this rank of the tile. Stores of keys
+and values are [t, b, 2 n_kv / A, d], the keys of a token and then its values.
+"""
+
+import torch
+from torch import Tensor
+
+from memo.attention.backends import Saved
+from memo.attention.blocks import Chunk, Documents, Scores, attention_blocks, cut_keys
+from memo.attention.core import GradSums
+from memo.parallel.collectives import all_gather, reduce_scatter
+from memo.parallel.context import ContextAttention
+from memo.parallel.zigzag import natural_from_zigzag, zigzag_chunks, zigzag_from_natural
+from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
+
+
+def forward_rows(
+    core: ContextAttention,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    own: Tensor | None,
+    before: Tensor,
+    documents: Documents | None,
+    out: Tensor,
+) -> Tensor:
+    """Attention of this rank's tokens of a tile -> lse, which `backward_rows` takes.
+
+    Args:
+        qkv: [s, b, n, d] and twice [s, b, n_kv, d].
+        own: [s, b, 2 n_kv, d], where this rank's keys and values are kept for `gather_rows`; None if nothing is
+            gathered.
+        before: the store; the rows of the tile are written.
+        out: [s, b, n, d], is written.
+    """
+    q, k, v = core.split_heads(*qkv) if core.a2a_size > 1 else qkv
+    kept = before[-q.shape[0] :] if own is None else own
+    for part, x in zip(kept.chunk(2, dim=2), (k, v), strict=True):
+        part.copy_(x)
+    if own is not None:
+        gather_rows(core, own, before)
+    keys, values = before.chunk(2, dim=2)
+    place = out if core.a2a_size == 1 else None
+    found, lse = core.attend(q, keys, values, rows_scores(core, q, keys, documents), place)
+    if core.a2a_size > 1:
+        core.join_heads(found, out=out)
+    return lse
+
+
+def gather_rows(core: ContextAttention, own: Tensor, before: Tensor) -> None:
+    """Every rank's keys and values of a tile: `own` of all ranks -> the last rows of `before`, in their order."""
+    tile = before[-core.ring_size * own.shape[0] :]
+    natural_from_zigzag(all_gather(own, core.ring), core.ring_size, tile)
+
+
+def backward_rows(
+    core: ContextAttention, grad_out: Tensor, saved: Saved, sums: Tensor, documents: Documents | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of this rank's q, k and v of a tile, in the shapes of `qkv`; the last tile comes first.
+
+    Args:
+        saved: q, out and lse (in any shape) of `forward_rows`, and as k and v the two halves of `before`.
+        sums: of the gradients of `before`, in its shape and in the wide dtype. This tile adds what its queries give.
+            The tile's own rows are complete then: no query of an earlier tile reads these keys.
+    """
+    q, k, v, out, lse = saved
+    if core.a2a_size > 1:
+        grad_out, q, out = core.split_heads(grad_out, q, out)
+    saved = Saved(q, k, v, out, lse.view(q.shape[1], q.shape[2], q.shape[0]))
+    dq_sum = torch.zeros(q.shape, dtype=sums.dtype, device=q.device)
+    scores = cut_keys(rows_scores(core, q, k, documents), BACKWARD_KEYS_PER_QUERY * q.shape[0])
+    with core.around():
+        GradSums(dq_sum, *sums.chunk(2, dim=2)).add(core.backend, grad_out, saved, scores, core.scale)
+    dq = dq_sum.to(q.dtype)
+    del dq_sum
+    own = sums[-core.ring_size * q.shape[0] :]
+    if core.ring_size > 1:
+        own = reduce_scatter(zigzag_from_natural(own, core.ring_size), core.ring)
+    dk, dv = own.to(q.dtype).chunk(2, dim=2)
+    if core.a2a_size > 1:
+        dq, dk, dv = core.join_heads(dq, dk, dv)
+    return dq, dk, dv
+
+
+def rows_scores(core: ContextAttention, q: Tensor, k: Tensor, documents: Documents | None) -> Scores:
+    """The queries are of a tile, the last of the tokens that the keys are of.
+
+    All of them meet the tokens before the tile in the same blocks, because kernels are slow with few queries.
+    """
+    length, size = q.shape[0] * core.ring_size, core.ring_size
+    start = k.shape[0] - length
+    queries = tuple(c._replace(start=start + c.start) for c in zigzag_chunks(length, size, core.ring_rank))
+    before, tile = Chunk(0, start, 0), Chunk(start, length, start)
+    if size == 1 or not start:
+        return attention_blocks(queries, (before, tile), documents, core.window)
+    parts = (attention_blocks(queries, (keys,), documents, core.window) for keys in (tile, before))
+    return Scores(tuple(block for part in parts for block in part.blocks), core.window)
