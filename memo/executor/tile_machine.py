@@ -338,12 +338,13 @@ def _replayed_backward(machine: TileMachine, operation: Operation, grad: Tensor,
     return (again.backward(machine.sink.main_gradient, grad),)
 
 
-def _heads_backward(machine: TileMachine, operation: Operation, grads: tuple[Tensor, ...], qkv: Tensor) -> Made:
-    """The gradients of q and k are overwritten. Without norms the function only splits qkv into heads, so that its
-    backward does not read them: the slot holds rotated ones."""
+def _heads_backward(machine: TileMachine, operation: Heads, grads: tuple[Tensor, ...], qkv: Tensor) -> Made:
+    """The gradients of q and k are overwritten. Where heads are parts of qkv, its gradient has theirs as parts."""
     attention = machine.on.module_of[operation]
     attention.rotate_(grads[0], grads[1], machine.rope, back=True)
-    norms = (module for module in (attention.q_norm, attention.k_norm) if module is not None)
+    if operation.in_place:
+        return (torch.cat(grads, dim=2).flatten(2),)
+    norms = (attention.q_norm, attention.k_norm)
     again = Replayed(attention.normed_heads, qkv, [p for module in norms for p in module.parameters()])
     return (again.backward(machine.sink.main_gradient, *grads),)
 
