@@ -102,7 +102,7 @@ def size(
     unseen = question.account.unseen(config, memory)
     verdict = judge(memory.total, host, capacity, unseen)
     is_open = verdict == Verdict.UNSURE or verdict != judge(most, host, capacity, unseen)
-    is_open |= capacity.is_tight(memory.total, unseen) != capacity.is_tight(most, unseen)
+    is_open |= verdict == Verdict.FITS and capacity.is_tight(memory.total, unseen) != capacity.is_tight(most, unseen)
     if most != memory.total and (exactly or is_open):
         memory = question.account.worst(config, what)
         most, verdict = memory.total, judge(memory.total, host, capacity, unseen)
