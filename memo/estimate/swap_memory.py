@@ -19,6 +19,7 @@ hidden states where it has one and the pipeline is interleaved. The
 working set is an upper bound of what exists at once and was not measured on GPUs.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -68,22 +69,24 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
         beside = beside_slots(config, world_size, stage)
         buffers += key_value_layout(config).device_bytes
         buffers += (beside.input_sections + beside.hidden_sections) * layout.places["input"].num_bytes
-    kinds, stays = host_records(config, world_size, stage, layout)
+    ((kinds, stays),) = host_records(config, world_size, (stage,), layout)
     records = sum(kind.total_bytes for kind in kinds) + stays
     on_disk = config.memory.offload_nvme_path is not None
     return SwapBytes(buffers, least_host_bytes(kinds) + stays if on_disk else records, records)
 
 
-def host_records(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> tuple[list[RecordKind], int]:
-    """Host records of a rank of `stage`: those that may go to a disk, where layers are swept of keys and values and of
-    inputs, then all others; and bytes of those that never do: of hidden states, with --offload-hidden-states."""
-    count, beside = _in_use(config, world_size, stage)
-    others = RecordKind(count, layout.moved_bytes)
-    if not config.memory.sweeps:
-        return [others], 0
-    keys = key_value_records(beside.key_records, key_value_layout(config))
-    input_bytes = layout.places["input"].num_bytes
-    return [keys, RecordKind(beside.input_records, input_bytes), others], beside.hidden_records * input_bytes
+def host_records(
+    config: RunConfig, world_size: int, stages: Iterable[int], layout: SlotLayout
+) -> Iterator[tuple[list[RecordKind], int]]:
+    """Host records of a rank of each stage: those that may go to a disk, where layers are swept of keys and values and
+    of inputs, then all others; and bytes of those that never do: of hidden states, with --offload-hidden-states."""
+    keys, input_bytes = key_value_layout(config) if config.memory.sweeps else None, layout.places["input"].num_bytes
+    for count, beside in _in_use(config, world_size, stages):
+        kinds = [RecordKind(count, layout.moved_bytes)]
+        if keys is not None:
+            of_keys = key_value_records(beside.key_records, keys)
+            kinds = [of_keys, RecordKind(beside.input_records, input_bytes), *kinds]
+        yield kinds, beside.hidden_records * input_bytes
 
 
 def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_bytes: float = inf) -> list[int]:
@@ -92,21 +95,19 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
     Args:
         disk_bytes: what the disk of --offload-nvme-path holds of one rank's records; default: all of them.
     """
+    stages = range(config.parallel.pp)
     if moved is None:
-        return [0] * config.parallel.pp
-    layout, found = slot_layout(config, moved), []
+        return [0 for _ in stages]
     limit_bytes = 0 if config.memory.offload_nvme_path is None else disk_bytes
-    for stage in range(config.parallel.pp):
-        kinds, stays = host_records(config, world_size, stage, layout)
-        found.append(least_host_bytes(kinds, limit_bytes) + stays)
-    return found
+    records = host_records(config, world_size, stages, slot_layout(config, moved))
+    return [least_host_bytes(kinds, limit_bytes) + stays for kinds, stays in records]
 
 
 def disk_bytes(config: RunConfig, world_size: int, moved: Moved, rank_host_bytes: list[float]) -> list[int]:
     """Bytes on the disk of a rank of each stage, whose records may take so much of host memory."""
-    layout, found = slot_layout(config, moved), []
-    for stage, host in enumerate(rank_host_bytes):
-        kinds, stays = host_records(config, world_size, stage, layout)
+    records = host_records(config, world_size, range(config.parallel.pp), slot_layout(config, moved))
+    found = []
+    for (kinds, stays), host in zip(records, rank_host_bytes, strict=True):
         split = split_records(kinds, int(host) - stays)
         found.append(0 if split is None else split.disk_bytes)
     return found
@@ -119,7 +120,7 @@ def num_records(config: RunConfig, world_size: int, stage: int) -> int:
     follows its forward, else one. What is never more than two layers does not move. Of layers that recompute attention
     one at a time is in flight, which takes what the layers after it have freed.
     """
-    return _in_use(config, world_size, stage)[0]
+    return next(_in_use(config, world_size, (stage,)))[0]
 
 
 class BesideSlots(NamedTuple):
@@ -148,30 +149,33 @@ def beside_slots(config: RunConfig, world_size: int, stage: int) -> BesideSlots:
     written makes room first. Of hidden states all sections have a record but the one that has just been written; on the
     device they have slots, and one section in which modules work and messages arrive.
     """
-    return _in_use(config, world_size, stage)[1]
+    return next(_in_use(config, world_size, (stage,)))[1]
 
 
-def _in_use(config: RunConfig, world_size: int, stage: int) -> tuple[int, BesideSlots]:
-    """What `num_records` and `beside_slots` return."""
+def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterator[tuple[int, BesideSlots]]:
+    """What `num_records` and `beside_slots` return, of each stage."""
     sections, microbatches = resolved_sections(config), num_microbatches(config, world_size)
-    in_flight, in_chunk = layers_in_flight(config, microbatches, stage), layers_per_chunk(config)
-    kept = in_flight // in_chunk * (in_chunk - config.memory.recompute_attention_layers)  # do not recompute attention
-    turns_at_once = _turns_at_once(config, microbatches, stage)
-    if kept:
-        stays = 2 if turns_at_once or (sections == 1 and kept <= 2) else 1
-        records = max(0, sections * kept - stays)
-    else:
-        records = max(0, sections - 2)
-    inputs, hidden = sections * (in_flight - kept), 0
-    if config.memory.sweeps and config.memory.offload_hidden_states:
-        hidden = sections * most_hidden_states(pipeline_of(config, world_size), stage)
-    return records, BesideSlots(
-        key_records=max(0, kept - turns_at_once),
-        input_records=max(0, inputs - 1),
-        hidden_records=hidden - 1 if hidden > 2 else 0,
-        input_sections=min(2, inputs),
-        hidden_sections=min(2, hidden) + 1 if hidden else 0,
-    )
+    in_chunk, again = layers_per_chunk(config), config.memory.recompute_attention_layers
+    hides = config.memory.sweeps and config.memory.offload_hidden_states
+    for stage in stages:
+        in_flight = layers_in_flight(config, microbatches, stage)
+        kept = in_flight // in_chunk * (in_chunk - again)  # do not recompute attention
+        turns_at_once = _turns_at_once(config, microbatches, stage)
+        if kept:
+            stays = 2 if turns_at_once or (sections == 1 and kept <= 2) else 1
+            records = max(0, sections * kept - stays)
+        else:
+            records = max(0, sections - 2)
+        inputs = sections * (in_flight - kept)
+        hidden = sections * most_hidden_states(pipeline_of(config, world_size), stage) if hides else 0
+        beside = BesideSlots(
+            key_records=max(0, kept - turns_at_once),
+            input_records=max(0, inputs - 1),
+            hidden_records=hidden - 1 if hidden > 2 else 0,
+            input_sections=min(2, inputs),
+            hidden_sections=min(2, hidden) + 1 if hidden else 0,
+        )
+        yield records, beside
 
 
 def _turns_at_once(config: RunConfig, microbatches: int, stage: int) -> bool:

@@ -108,10 +108,8 @@ def communicator_memory(config: RunConfig, world_size: int, links: Links = FAST_
     used: dict[tuple[str, Traffic], int] = {}  # the size of each communicator, by what passes over it
     for group in groups_of(config, world_size):
         used[group.communicator, traffic_of(config, group)] = group.size
-    total = NOTHING
-    for (_, traffic), size in used.items():
-        total += _of(traffic, size, links)
-    return total
+    parts = (_of(traffic, size, links) for (_, traffic), size in used.items())
+    return Unseen(*map(sum, zip(NOTHING, *parts, strict=True)))
 
 
 @lru_cache(maxsize=256)

@@ -24,8 +24,8 @@ from memo.config.check_model import check_model
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, Strategy, grids, refusal
-from memo.search.longest import Speed, frugal, shortage_of
-from memo.search.oversized import costs_of, strategies
+from memo.search.longest import Speed, frugal, shortage_of, single_layouts
+from memo.search.oversized import costs_of, frugal_strategies
 from memo.search.question import PlannedModel, Question
 from memo.search.sizing import size
 from memo.search.states import fits, nearest, shortage
@@ -229,12 +229,12 @@ def _most(scaled: Scaled, low: int, clip_grad: float) -> tuple[int, Question]:
 def _tries(question: Question) -> Iterator[tuple[Layout, Strategy]]:
     """Micro-batches of 1 and stages of one chunk: others hold more."""
     if question.place_states == "never":
-        yield from frugal(question, places=False)
+        yield from frugal(question, single_layouts(question), places=False)
         return
     for layout, why in grids(question):
         if not why:
             yield layout, KEEP
-            tried = (strategy for strategy in strategies(question, layout) if strategy.sharding != "optim_grads")
+            tried = (strategy for strategy in frugal_strategies(question, layout) if strategy.sharding != "optim_grads")
             yield from ((layout, strategy) for strategy in tried)  # ZeRO-3 takes less than ZeRO-2
 
 

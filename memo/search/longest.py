@@ -5,8 +5,9 @@ and the longest one is found by bisection. Long ones are multiples of more, whic
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
@@ -15,11 +16,12 @@ from memo.config.require import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids
-from memo.search.oversized import costs_of, strategies
+from memo.search.oversized import costs_of, frugal_strategies
 from memo.search.question import Question
-from memo.search.sizing import size
+from memo.search.sizing import may_fit, size
+from memo.search.state_costs import Costs
 from memo.search.states import fits as can_be_placed
-from memo.search.states import nearest, shortage
+from memo.search.states import least_excess, nearest, shortage
 from memo.search.sweeping import sweeps
 
 _FRUGAL = (GRID[0], FULL, SELECTIVE)
@@ -111,7 +113,8 @@ def _longest(question: Question, unit: int, places: bool) -> Longest:
         at = _at(question, units * unit)
         if at is None:
             return False
-        found = next((pair for pair in frugal(at, places, last) if _holds(at, *pair, places)), None)
+        layouts = filter(partial(may_fit, at), chain(last, single_layouts(at)))
+        found = next((pair for pair in frugal(at, layouts, places) if _holds(at, *pair, places)), None)
         last[:] = last if found is None else [found[0]]
         return found is not None
 
@@ -129,8 +132,9 @@ def _longest(question: Question, unit: int, places: bool) -> Longest:
 
 def fits(question: Question) -> bool:
     """Whether some layout fits at the question's length; states may move, unless the question forbids that."""
-    ways = [False] if question.place_states == "never" else [False, True]
-    return any(_holds(question, *pair, places) for places in ways for pair in frugal(question, places))
+    places = question.place_states != "never"
+    layouts = filter(partial(may_fit, question), single_layouts(question))
+    return any(_holds(question, *pair, places) for pair in frugal(question, layouts, places))
 
 
 def shortage_of(question: Question) -> str:
@@ -161,13 +165,16 @@ def _at(question: Question, seq_len: int) -> Question | None:
     return question.at_length(seq_len)
 
 
-def frugal(question: Question, places: bool, first: Sequence[Layout] = ()) -> Iterator[tuple[Layout, Strategy]]:
+def single_layouts(question: Question) -> Iterator[Layout]:
     """Micro-batches of 1, and stages of one chunk: several hold more."""
-    layouts = (layout for grid, why in grids(question) if not why for layout in exchanges(question, grid))
-    for layout in chain(first, layouts):
-        smallest = SWEPT_TOKENS[-1:]  # takes least
-        swept = sweeps(question, layout, 0.0, smallest)
-        ways = strategies(question, layout, smallest) if places else chain(swept, _FRUGAL)
+    return (layout for grid, why in grids(question) if not why for layout in exchanges(question, grid))
+
+
+def frugal(question: Question, layouts: Iterable[Layout], places: bool) -> Iterator[tuple[Layout, Strategy]]:
+    """Each layout with the strategies that need least."""
+    for layout in layouts:
+        swept = sweeps(question, layout, 0.0, SWEPT_TOKENS[-1:])  # the smallest take least
+        ways = frugal_strategies(question, layout) if places else chain(swept, _FRUGAL)
         yield from ((layout, strategy) for strategy in ways)
 
 
@@ -175,14 +182,25 @@ def _limit(question: Question, seq_len: int, places: bool) -> str:
     at = _at(question, seq_len)
     if at is None:
         return f"the model's table of {question.model.sizes.max_position_embeddings:,} positions"
-    pairs = list(frugal(at, places))
+    pairs = list(frugal(at, single_layouts(at), places))
     if not pairs:
         raise ConfigError(f"--gpus {question.gpus} cannot be laid out: {next(why for _, why in grids(at) if why)}")
     if places:
         costs = [costs_of(at, *pair) for pair in pairs]
-        index = min(range(len(pairs)), key=lambda index: nearest(costs[index]).excess)
+        index = _nearest(costs)
         why, (layout, strategy) = shortage(costs[index]), pairs[index]
     else:
         layout, strategy = min(pairs, key=lambda pair: size(at, *pair).excess)
         why = size(at, layout, strategy, exactly=True).shortage(at)
     return f"{why} with {seq_len:,} tokens under {layout}, {strategy}"
+
+
+def _nearest(costs: Sequence[Costs]) -> int:
+    """The index of those of which a placement comes nearest to fitting; in full only those that may come nearest."""
+    bounds = sorted((least_excess(each), index) for index, each in enumerate(costs))
+    best = math.inf, 0
+    for bound, index in bounds:
+        if bound > best[0]:
+            break
+        best = min(best, (nearest(costs[index]).excess, index))
+    return best[1]

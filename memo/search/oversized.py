@@ -3,18 +3,21 @@
 Candidates are tried in order of a lower bound of their time, as long as the bound is below the time of the best found.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import product
 from math import inf
 from typing import get_args
 
-from memo.config.parallel import AccumulationOrder
+from memo.config.derived import SWEPT_TOKENS
+from memo.config.parallel import AccumulationOrder, DataParallelSharding
 from memo.estimate.unseen_memory import unseen_memory
 from memo.estimate.verdict import room_for_unseen
 from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
+from memo.search.sizing import may_fit
 from memo.search.state_costs import Costs
 from memo.search.states import fits, place, shortage
 from memo.search.sweeping import sweeps
@@ -47,7 +50,7 @@ class PlacedLayouts:
     """The oversized layouts that fit under some placement, and for the others the reason why they do not."""
 
     choices: list[Timed] = field(default_factory=list)
-    too_large: dict[Layout, str] = field(default_factory=dict)
+    too_large: dict[Layout, Callable[[], str]] = field(default_factory=dict)
     num_candidates: int = 0
 
 
@@ -77,17 +80,24 @@ def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs 
     return Timed(layout, where, found.step, "device memory", found.moved)
 
 
-def strategies(question: Question, layout: Layout, sizes: Sequence[int] | None = None) -> Iterator[Strategy]:
-    """The strategies to try. With one rank in dp x cp there is nothing to shard, so ZeRO-2 and ZeRO-3 are left out.
-
-    Breadth first needs a single stage, and differs only with several microbatches. `sizes`: as of `sweeps`.
-    """
-    shardings = SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
-    microbatches = num_microbatches(question, layout)
-    orders = get_args(AccumulationOrder) if layout.pp == 1 and microbatches > 1 else ("depth_first",)
-    uses = (*_ACTIVATIONS, *sweeps(question, layout, sizes=sizes))
-    for activations, order, sharding in product(uses, orders, shardings):
+def strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
+    """The strategies to try. Breadth first needs a single stage, and differs only with several microbatches."""
+    is_choice = layout.pp == 1 and num_microbatches(question, layout) > 1
+    orders = get_args(AccumulationOrder) if is_choice else ("depth_first",)
+    uses = (*_ACTIVATIONS, *sweeps(question, layout))
+    for activations, order, sharding in product(uses, orders, _shardings(question, layout)):
         yield replace(activations, order=order, sharding=sharding)
+
+
+def frugal_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
+    """Those that need least: without breadth first, which only needs more, and with the smallest tiles."""
+    uses = (*_ACTIVATIONS, *sweeps(question, layout, sizes=SWEPT_TOKENS[-1:]))
+    return (replace(use, sharding=sharding) for use, sharding in product(uses, _shardings(question, layout)))
+
+
+def _shardings(question: Question, layout: Layout) -> Sequence[DataParallelSharding]:
+    """With one rank in dp x cp there is nothing to shard, so ZeRO-2 and ZeRO-3 are left out."""
+    return SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
 
 
 def place_oversized(
@@ -98,6 +108,11 @@ def place_oversized(
     best: dict[tuple[int, int, int], Timed] = {}
     waits: dict[tuple[Layout, Strategy], float] = {}  # of what fits, the share of a step that is not compute
     dead: set[object] = set()
+
+    @cache
+    def least_fits(layout: Layout, strategy: Strategy) -> bool:
+        return may_fit(question, layout) and fits(costs_of(question, layout, strategy))
+
     tries = [
         (bounds.least_placed_s(layout, strategy), index, strategy)
         for index, layout in enumerate(oversized)
@@ -119,9 +134,11 @@ def place_oversized(
             continue  # breadth first has nothing to gain
         placed_layouts.num_candidates += 1
         costs = costs_of(question, layout, strategy)
-        if not fits(costs):
-            if layout not in placed_layouts.too_large:
-                placed_layouts.too_large[layout] = shortage(costs)
+        # Neither larger micro-batches nor breadth first fit where this does not; one microbatch alone adds nothing up.
+        least = replace(layout, mbs=1), replace(strategy, order="depth_first")
+        may_be_placed = num_microbatches(question, layout) == 1 or least_fits(*least)
+        if not may_be_placed or not fits(costs):
+            placed_layouts.too_large.setdefault(layout, partial(shortage, costs))
             dead |= {(smaller, size) for size in _larger(question, layout.mbs)}
             continue
         choice = placed(question, layout, strategy, costs)

@@ -13,7 +13,7 @@ what fits under no strategy  -> ZeRO-2, ZeRO-3 and states in host memory, if not
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
@@ -224,12 +224,8 @@ def _after_placing(refused: list[Refusal], placed_layouts: PlacedLayouts) -> tup
     """Without the layouts that fit now, and with what is missing to those that do not even so."""
     fitting = {choice.layout for choice in placed_layouts.choices}
     left = [refusal for refusal in refused if refusal.layout not in fitting]
-    return tuple(
-        replace(refusal, text=f"{refusal.text}; {placed_layouts.too_large[refusal.layout]}")
-        if refusal.layout in placed_layouts.too_large
-        else refusal
-        for refusal in left
-    )
+    too_large = placed_layouts.too_large
+    return tuple(each.and_also(too_large[each.layout]) if each.layout in too_large else each for each in left)
 
 
 def _swap_choice(question: Question, layout: Layout, strategy: Strategy) -> SwapChoice:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 
 from memo.search.longest import fits, longest
 from memo.search.question import Question
@@ -31,11 +32,9 @@ def remedies(question: Question) -> list[str]:
 
 
 def _least(suffices: Callable[[int], bool]) -> int | None:
-    """The most is asked about first: where that is too little, nothing else needs to be."""
-    most = 1 << _MOST_DOUBLINGS
-    if not suffices(most):
-        return None
-    return next((times for times in (1 << n for n in range(1, _MOST_DOUBLINGS)) if suffices(times)), most)
+    """From the most downwards, because what fits is soon found, but that nothing does only once all has been tried."""
+    enough = takewhile(suffices, (1 << n for n in range(_MOST_DOUBLINGS, 0, -1)))
+    return min(enough, default=None)
 
 
 def _with_host(question: Question, times: int) -> Question:

@@ -8,8 +8,10 @@ Memory grows with the micro-batch, so what fits with one fits with every smaller
 one does not with any larger one. Stages of several chunks hold more than those of one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from itertools import chain
 
 from memo.config.derived import SWEPT_TOKENS
@@ -47,11 +49,24 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A layout that no strategy makes fit; `text` is of the strategy that needs least."""
+    """A layout that no strategy makes fit.
+
+    Attributes:
+        tell: gives `text`; it sizes every strategy, which takes long, so it is asked only for what is shown.
+    """
 
     layout: Layout
     reason: Reason
-    text: str
+    tell: Callable[[], str] = field(repr=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        """Why, of the strategy that needs least."""
+        return self.tell()
+
+    def and_also(self, tell: Callable[[], str]) -> "Refusal":
+        """The same with another text behind its own."""
+        return replace(self, tell=lambda: f"{self.text}; {tell()}")
 
 
 @dataclass
@@ -76,7 +91,7 @@ def sift(question: Question, *, with_shares: bool = False) -> Sifted:
     strategies = (*STRATEGIES, *GRID) if with_shares else STRATEGIES
     for grid, why in grids(question):
         if why:
-            sifted.refused.append(Refusal(grid, Reason.LAYOUT, why))
+            sifted.refused.append(Refusal(grid, Reason.LAYOUT, why.__str__))
             sifted.num_candidates += 1
             continue
         too_large = _TooLarge()
@@ -131,15 +146,17 @@ class _TooLarge:
     """What surely does not fit on one grid, so that what needs more is not counted."""
 
     def __init__(self) -> None:
-        self._smallest: dict[tuple[str, Strategy, int], int] = {}  # micro-batch that does not fit
+        self._smallest: dict[tuple[str, Strategy, int], tuple[int, Sized]] = {}  # micro-batch that does not fit
         self._refusals: dict[tuple[str, int], Refusal] = {}  # of all strategies, for the smallest such micro-batch
 
-    def add(self, layout: Layout, strategy: Strategy) -> None:
-        self._smallest.setdefault((layout.cp_comm_type, strategy, layout.vpp), layout.mbs)
+    def add(self, layout: Layout, strategy: Strategy, sized: Sized) -> None:
+        self._smallest.setdefault((layout.cp_comm_type, strategy, layout.vpp), (layout.mbs, sized))
 
-    def has(self, layout: Layout, strategy: Strategy) -> bool:
+    def below(self, layout: Layout, strategy: Strategy) -> Sized | None:
+        """What needs no more than a candidate and does not fit; where the GPU is too small for one such, that one."""
         known = (self._smallest.get((layout.cp_comm_type, strategy, chunks)) for chunks in {1, layout.vpp})
-        return any(mbs is not None and mbs <= layout.mbs for mbs in known)
+        found = [entry[1] for entry in known if entry is not None and entry[0] <= layout.mbs]
+        return min(found, key=lambda sized: sized.verdict != Verdict.OOM, default=None)
 
     def refuse(self, refused: Refusal) -> None:
         """No strategy fits, not even perhaps."""
@@ -166,7 +183,7 @@ def _place(
         sifted.num_candidates += 1
         return
     tried: dict[Strategy, Verdict] = {}
-    known: list[Strategy] = []
+    known: dict[Strategy, Sized] = {}
     for strategy in chain(ways, sweeps(question, layout, sizes=SWEPT_TOKENS[::-1])):
         # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
         if strategy.tiles and any(
@@ -177,12 +194,13 @@ def _place(
         smaller = [way for way, verdict in tried.items() if verdict != Verdict.FITS]
         if any(_alike(way, strategy) for way in chain(known, smaller)):
             continue
-        if too_large.has(layout, strategy):
-            known.append(strategy)
+        below = too_large.below(layout, strategy)
+        if below is not None:
+            known[strategy] = below
             continue
         verdict = tried[strategy] = sizes.verdict(layout, strategy, most)
         if verdict in (Verdict.OOM, Verdict.OOHM):
-            too_large.add(layout, strategy)
+            too_large.add(layout, strategy, sizes.of(layout, strategy))
         if strategy == KEEP and verdict == Verdict.FITS and not sizes.of(layout, KEEP).is_tight:
             break
     sifted.num_candidates += len(tried) + len(known)
@@ -195,8 +213,7 @@ def _place(
     sifted.oversized += [layout] if layout.vpp == 1 else []
     refused = None if tried else too_large.refusal(layout, 1)
     if refused is None or refused.reason != Reason.GPU:  # with more chunks, GPU memory may be scarcer than the host's
-        # One of those that are known to be too large may need least.
-        refused = _refusal(question, layout, [sizes.of(layout, strategy) for strategy in (*tried, *known)])
+        refused = _refusal(sizes, layout, tried, known)
     sifted.refused.append(refused)
     if not unsure:
         too_large.refuse(refused)
@@ -209,7 +226,18 @@ def _alike(one: Strategy, other: Strategy) -> bool:
     return one.tiles > 0 and replace(one, tiles=other.tiles) == other
 
 
-def _refusal(question: Question, layout: Layout, tried: list[Sized]) -> Refusal:
-    least = min(tried, key=lambda sized: sized.excess)
+def _refusal(sizes: _Sizes, layout: Layout, tried: dict[Strategy, Verdict], known: dict[Strategy, Sized]) -> Refusal:
+    """`known`: what is too large as something is that needs no more, which is given; one of these may need least."""
+
+    @cache
+    def least() -> Sized:
+        found = [sizes.of(layout, strategy) for strategy in tried]
+        for strategy, below in known.items():
+            if below.is_exact or all(below.gpu_excess < sized.excess for sized in found):
+                found.append(sizes.of(layout, strategy))
+        return min(found, key=lambda sized: sized.excess)
+
     reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
-    return Refusal(layout, reasons[least.verdict], least.shortage(question))
+    verdicts = {*tried.values(), *(below.verdict for below in known.values())}
+    verdict = Verdict.OOM if verdicts == {Verdict.OOM} else least().verdict
+    return Refusal(layout, reasons[verdict], lambda: least().shortage(sizes.question))

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from memo.estimate.host_memory import HOST_FITS_SHARE
 from memo.estimate.node_memory import node_bytes
+from memo.estimate.program.embedding_and_loss import batch_bytes
+from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.rank_memory import RankMemory, components
 from memo.estimate.verdict import Verdict, judge
-from memo.search.candidates import Layout, Strategy, config_of
+from memo.search.candidates import Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
 from memo.spec.slots import Moved
 from memo.units import GIB
@@ -63,6 +65,17 @@ class Sized:
         return f"GPU memory: {least}{self.memory.total / GIB:,.2f} GiB needed, {sure_gib:.2f} GiB sure to fit ({shown})"
 
 
+def may_fit(question: Question, layout: Layout) -> bool:
+    """Whether a layout may fit under any strategy, by a part of what it takes that costs little to count: a step's
+    batch on the device, and the input of each layer for one microbatch, wherever that waits."""
+    config, limits = config_of(question, layout), question.limits
+    z = layer_sizes(config, 0, 1)
+    batch = num_microbatches(question, layout) * batch_bytes(z)
+    inputs = config.model.num_layers // layout.pp * z.between_layers
+    beside = (limits.host_bytes + (limits.disk_bytes if question.hardware.nvme_gib else 0)) / limits.local_ranks
+    return batch <= limits.device_bytes and batch + inputs <= limits.device_bytes + beside
+
+
 def size(
     question: Question,
     layout: Layout,
@@ -89,7 +102,7 @@ def size(
     unseen = question.account.unseen(config, memory)
     verdict = judge(memory.total, host, capacity, unseen)
     is_open = verdict == Verdict.UNSURE or verdict != judge(most, host, capacity, unseen)
-    is_open |= capacity.is_tight(memory.total, unseen) != capacity.is_tight(most, unseen)
+    is_open |= verdict == Verdict.FITS and capacity.is_tight(memory.total, unseen) != capacity.is_tight(most, unseen)
     if most != memory.total and (exactly or is_open):
         memory = question.account.worst(config, what)
         most, verdict = memory.total, judge(memory.total, host, capacity, unseen)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, partial
 from math import ceil, inf
+from operator import add
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
@@ -32,7 +33,7 @@ from memo.simulate.swapping import modelled_problem, ways_to_move
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.placement import StatePlacement, placement_of, with_placement
 from memo.spec.shapes import shape_of
-from memo.spec.slots import Moved
+from memo.spec.slots import Moved, nothing_moved
 
 _MOST_USES = 8
 """Number of shares of the activations that are tried."""
@@ -126,7 +127,8 @@ class Costs:
             alpha = memory.offload_alpha if memory.swaps and isinstance(memory.offload_alpha, float) else None
             return [self._use(self.config, None, alpha)]
         plain = replace(self.config, memory=replace(memory, offload_alpha="off"))
-        return [self._use(plain, None, None), self._use(self.config, self._moves[0], self._moves[0])]
+        least = nothing_moved(self.config)
+        return [self._use(plain, None, None), self._use(self.config, least, least)]
 
     @cached_property
     def uses(self) -> list[ActivationUse]:
@@ -182,13 +184,21 @@ class Costs:
         """Bytes of a rank's device, on the stage that needs most, and bytes of host memory of a node."""
         return use.device_bytes(placement), self._host_bytes(placement, use)
 
+    def least_excess(self, placement: StatePlacement, use: ActivationUse) -> float:
+        """What is needed at least of the scarcer memory, divided by what there is."""
+        device, host = use.device_bounds[0](placement), self._host_bytes(placement, use)
+        return max(device / max(1.0, self.limits.device_bytes), host / max(1.0, self.limits.host_bytes))
+
     def _host_bytes(self, placement: StatePlacement, use: ActivationUse) -> int:
         """Of a node."""
-        parallel = self.config.parallel
-        last = parallel.pp - 1
+        last = self.config.parallel.pp - 1
         kinds = [0, *[1] * (last - 1), last] if last else [0]
-        ranks = [self._states(placement, kind).host + use.host_bytes[stage] for stage, kind in enumerate(kinds)]
-        return most_of_a_node(ranks, self.world_size // parallel.pp, self.limits.local_ranks)
+        return self._of_node([self._states(placement, kind).host for kind in kinds], use)
+
+    def _of_node(self, states: list[int], use: ActivationUse) -> int:
+        """Host bytes of a node; `states`: those of a rank of each stage."""
+        ranks = map(add, states, use.host_bytes)
+        return most_of_a_node(ranks, self.world_size // self.config.parallel.pp, self.limits.local_ranks)
 
     def excess(self, placement: StatePlacement, use: ActivationUse) -> tuple[float, float]:
         """(device, host): what is needed, divided by what there is."""
@@ -198,6 +208,13 @@ class Costs:
     def holds(self, placement: StatePlacement, use: ActivationUse) -> bool:
         """Whether both are at most 1; the memory of the device is counted in full only where its bounds do not tell."""
         return self._host_bytes(placement, use) <= max(1.0, self.limits.host_bytes) and self.fits_device(placement, use)
+
+    def may_hold(self, use: ActivationUse, least: StatePlacement) -> bool:
+        """Whether any placement may be held beside a use: host memory without states, and the device with `least`, the
+        placement that needs least of it. Where this is False, all else need not be looked at."""
+        if self._of_node([0] * self.config.parallel.pp, use) > max(1.0, self.limits.host_bytes):
+            return False
+        return use.device_bounds[0](least) <= max(1.0, self.limits.device_bytes)
 
     def fits_device(self, placement: StatePlacement, use: ActivationUse) -> bool:
         """Whether the first of both is at most 1."""
@@ -264,35 +281,30 @@ class Costs:
         return self._beside_states(config, partial(totals, 0)), self._beside_states(config, partial(totals, 1))
 
     def _beside_states(self, config: RunConfig, totals: Callable[[RunConfig], dict[int, int]]) -> DeviceBytes:
-        """`totals`: bytes of a rank of each stage that may need most, for a run with a placement."""
-        rests = cache(lambda: self._rests(config, totals))
+        """`totals`: bytes of a rank of each stage that may need most, for a run with a placement.
+
+        Besides its states, a rank's bytes are known with all states on the device, and with all optimizers in host
+        memory. For placements between the two, memo's own account decreases with the number of reduced gradients that
+        wait on the device for their update. At each moment of a step these are as many as there are layers left on the
+        device, or none; so the peak lies below the straight line between the two values.
+        """
+        none, every = self.none, replace(self.none, optimizer=self.none.layers)
+
+        @cache
+        def rests(placement: StatePlacement) -> dict[int, int]:
+            run = config if placement == none else with_placement(config, placement)
+            return {stage: total - self._states_bytes(placement, stage) for stage, total in totals(run).items()}
 
         def needed(placement: StatePlacement) -> int:
             share = placement.num_driven / placement.layers
+            low = rests(none if share < 1 or none.shards_gradients else every)
+            high = rests(every) if 0 < share < 1 else low
             return max(
-                self._states_bytes(placement, stage) + ceil(none + share * (every - none))
-                for stage, (none, every) in rests().items()
+                self._states_bytes(placement, stage) + ceil(rest + share * (high[stage] - rest))
+                for stage, rest in low.items()
             )
 
         return cache(needed)
-
-    def _rests(self, config: RunConfig, totals: Callable[[RunConfig], dict[int, int]]) -> dict[int, tuple[int, int]]:
-        """Bytes of a rank besides its states: with all states on the device, and with all optimizers in host memory.
-
-        For placements between the two, memo's own account decreases with the number of reduced gradients that wait on
-        the device for their update. At each moment of a step these are as many as there are layers left on the device,
-        or none; so the peak lies below the straight line between the two values.
-        """
-
-        def rest(run: RunConfig, placement: StatePlacement) -> dict[int, int]:
-            return {stage: total - self._states_bytes(placement, stage) for stage, total in totals(run).items()}
-
-        none = rest(config, self.none)
-        if self.none.shards_gradients:
-            return {stage: (num_bytes, num_bytes) for stage, num_bytes in none.items()}
-        placement = replace(self.none, optimizer=self.none.layers)
-        every = rest(with_placement(config, placement), placement)
-        return {stage: (none[stage], every[stage]) for stage in none}
 
     def _use(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> ActivationUse:
         exact, disk_bytes = self._device_bytes(config, moved), self.limits.disk_bytes / self.limits.local_ranks

@@ -19,7 +19,7 @@ from memo.estimate.state_memory import accumulates_whole
 from memo.estimate.verdict import MemoryLimits
 from memo.search.state_costs import ActivationUse, Costs
 from memo.simulate.predict import StepPrediction
-from memo.spec.placement import StatePlacement, with_placement
+from memo.spec.placement import NUM_STATE_SLOTS, StatePlacement, with_placement
 from memo.units import format_bytes
 
 _CLIMBS = 8
@@ -109,7 +109,11 @@ def place(costs: Costs) -> Placed | None:
 
 def fits(costs: Costs, given: StatePlacement | None = None) -> bool:
     """Whether any placement fits, whatever its speed: that which comes nearest, or the given one."""
-    return any(costs.holds(start, use) for start in _least(costs, given) for use in costs.frugal_uses)
+    uses = costs.frugal_uses
+    if given is None and costs.none.layers > NUM_STATE_SLOTS and costs.hardware.device != "cpu":
+        least = _with_optimizers(_shape(costs, 1, 1, False), costs.none.layers)  # takes least of a GPU
+        uses = [use for use in uses if costs.may_hold(use, least)]
+    return bool(uses) and any(costs.holds(start, use) for start in _least(costs, given) for use in uses)
 
 
 def shortage(costs: Costs, given: StatePlacement | None = None) -> str:
@@ -139,6 +143,11 @@ def nearest(costs: Costs, given: StatePlacement | None = None) -> Nearest:
         for use in costs.frugal_uses
     ]
     return min(tried, key=lambda found: (found.excess, sum(costs.excess(found.placement, found.use))))
+
+
+def least_excess(costs: Costs) -> float:
+    """What `nearest` lacks at least."""
+    return min(costs.least_excess(start, use) for start in _least(costs, None) for use in costs.frugal_uses)
 
 
 def _least(costs: Costs, given: StatePlacement | None) -> list[StatePlacement]:

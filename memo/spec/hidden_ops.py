@@ -5,13 +5,12 @@ A swap plan is made from it (memo.planner.swap.sweep_plans), which memo.executor
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from memo.spec.layer_ops import LayerOp
 from memo.spec.meetings import Item, Meeting, items_in_evaluation, items_in_training
 from memo.spec.schedule import Action, Kind, Pipeline
-from memo.spec.steady import shortened
 
 
 class HiddenOps(NamedTuple):
@@ -128,17 +127,14 @@ def most_hidden_states(pipeline: Pipeline, stage: int) -> int:
     """
     if pipeline.breadth_first:
         return pipeline.microbatches  # between two layers
-    if pipeline.stages == 1:
-        return 1
-    return _most_at_once(shortened(pipeline), stage)
+    if pipeline.chunks == 1:
+        return min(2, pipeline.microbatches) if stage else 1
+    # More chunks, or microbatches, only repeat what two of the former, and two a stage of the latter, do.
+    return _most_at_once(Pipeline(pipeline.stages, 2, min(pipeline.microbatches, 2 * pipeline.stages)), stage)
 
 
 @lru_cache(maxsize=256)
 def _most_at_once(pipeline: Pipeline, stage: int) -> int:
-    most = 0
-    for ops in stage_hidden_ops(pipeline, stage, pipeline.stages * pipeline.chunks, sections=1):
-        now = 0
-        for op in ops:
-            now += 1 if op.kind == "F" else -1
-            most = max(most, now)
-    return most
+    """In training, which holds no fewer than an evaluation."""
+    ops = hidden_ops(pipeline, stage, pipeline.stages * pipeline.chunks, items_in_training(pipeline)[stage], 1)
+    return max(accumulate(1 if op.kind == "F" else -1 for op in ops))

@@ -118,9 +118,14 @@ def slot_layout(config: RunConfig, moved: Moved) -> SlotLayout:
     """What one layer keeps in a rounding buffer of one rank when `moved` moves."""
     skeleton, dims = skeletal_tensors(config.model), slot_dims(config)
     if not isinstance(moved, Mapping):
-        count, policy = whole_tiles(moved, dims.tiles), config.memory.offload_policy
-        moved = {tensor.group: count for tensor in skeleton if moves_in_part(tensor, policy)}
+        moved = dict.fromkeys(nothing_moved(config), whole_tiles(moved, dims.tiles))
     return plan_slot(skeleton, dims, moved)
+
+
+def nothing_moved(config: RunConfig) -> dict[str, int]:
+    """The number of tiles of each group where nothing moves but what always does."""
+    policy = config.memory.offload_policy
+    return {tensor.group: 0 for tensor in skeletal_tensors(config.model) if moves_in_part(tensor, policy)}
 
 
 @dataclass(frozen=True)

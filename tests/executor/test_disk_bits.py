@@ -49,7 +49,7 @@ def foreseen(workplace: Workplace, common: dict[str, Any], directory: str, model
     assert model.chosen_swap is not None
     config = workplace.config.override({**common, "offload_nvme_path": directory})
     layout = slot_layout(config, model.chosen_swap.solution.tiles)
-    kinds, stays = host_records(config, workplace.world_size, workplace.mesh.at.pp, layout)
+    ((kinds, stays),) = host_records(config, workplace.world_size, (workplace.mesh.at.pp,), layout)
     return sum(kind.staging_bytes for kind in kinds) + stays
 
 

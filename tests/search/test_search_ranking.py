@@ -338,20 +338,23 @@ def test_what_is_not_counted_does_not_fit(
     model: str, gpus: int, seq_len: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search takes it from smaller micro-batches and from fewer chunks; counted in full, it is the same."""
-    skipped: list[tuple[Layout, Strategy]] = []
-    has = _TooLarge.has
+    skipped: list[tuple[Layout, Strategy, Sized]] = []
+    below = _TooLarge.below
 
-    def recorded(known: _TooLarge, layout: Layout, strategy: Strategy) -> bool:
-        is_known = has(known, layout, strategy)
-        skipped.extend([(layout, strategy)] if is_known else [])
-        return is_known
+    def recorded(known: _TooLarge, layout: Layout, strategy: Strategy) -> Sized | None:
+        found = below(known, layout, strategy)
+        skipped.extend([(layout, strategy, found)] if found is not None else [])
+        return found
 
-    monkeypatch.setattr(_TooLarge, "has", recorded)
+    monkeypatch.setattr(_TooLarge, "below", recorded)
     question = ask(model, gpus, seq_len=seq_len, global_batch_size=batch)
     search(question, top=1)
-    assert any(layout.vpp > 1 for layout, _ in skipped) and any(layout.mbs > 1 for layout, _ in skipped)
-    for layout, strategy in skipped:
-        assert size(question, layout, strategy).verdict in (Verdict.OOM, Verdict.OOHM), (layout, strategy)
+    assert any(layout.vpp > 1 for layout, *_ in skipped) and any(layout.mbs > 1 for layout, *_ in skipped)
+    for layout, strategy, found in skipped:
+        sized = size(question, layout, strategy)
+        assert sized.verdict in (Verdict.OOM, Verdict.OOHM), (layout, strategy)
+        assert sized.verdict == Verdict.OOM or found.verdict != Verdict.OOM, (layout, strategy)
+        assert found.is_exact or found.gpu_excess <= sized.gpu_excess, (layout, strategy)
 
 
 @pytest.mark.parametrize("seq_len", [8192, pytest.param(1 << 17, marks=pytest.mark.full)])

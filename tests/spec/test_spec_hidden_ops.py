@@ -73,9 +73,16 @@ def test_two_stages_by_hand() -> None:
     assert [most_hidden_states(Pipeline(2, 1, 2), stage) for stage in (0, 1)] == [1, 2]
 
 
-@pytest.mark.parametrize("pipeline", [Pipeline(3, 1, 40), Pipeline(2, 2, 16), Pipeline(3, 2, 12), Pipeline(4, 3, 24)])
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        *(Pipeline(1, 1, 3), Pipeline(3, 1, 1), Pipeline(3, 1, 40), Pipeline(5, 1, 4)),
+        *(Pipeline(2, 2, 2), Pipeline(2, 2, 16), Pipeline(3, 2, 12), Pipeline(4, 3, 4), Pipeline(4, 3, 24)),
+        *(Pipeline(2, 5, 6), Pipeline(5, 2, 5), Pipeline(5, 3, 25)),
+    ],
+)
 def test_more_microbatches_hold_no_more(pipeline: Pipeline) -> None:
-    """Each stage holds at most three hidden states, written and read once each, as the shortened pipeline tells."""
+    """Each stage holds at most three hidden states, written and read once each, as a shorter pipeline tells."""
     for stage in range(pipeline.stages):
         both: HiddenOps = stage_hidden_ops(pipeline, stage, pipeline.stages * pipeline.chunks, 1)
         peaks = [most_waiting(moves) for moves in both]
