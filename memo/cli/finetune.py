@@ -88,6 +88,7 @@ def _finetune(trainer: "Trainer") -> None:
     assert isinstance(held_out, PackedConversations | PackedDataset), "a corpus is one of them"
     trainer.print(f"held out: {held_out.describe()}")
     rounds = math.ceil(held_out.samples_per_epoch / trainer.global_batch_size)
+    begun = f"at iteration {trainer.iteration}" if trainer.iteration else "before"
     before = trainer.evaluate(rounds)
     trainer.log_evaluation(before)
     trainer.train()
@@ -95,7 +96,7 @@ def _finetune(trainer: "Trainer") -> None:
         return
     after = trainer.evaluate(rounds)
     trainer.log_evaluation(after)
-    trainer.print(f"loss of held-out answers, nats a token: {before:.4f} before, {after:.4f} after")
+    trainer.print(f"loss of held-out answers, nats a token: {before:.4f} {begun}, {after:.4f} after")
 
 
 def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> str:

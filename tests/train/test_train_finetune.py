@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ FLAGS = [
         "1000",
     ),
 ]
-LOSSES = re.compile(r"loss of held-out answers, nats a token: ([\d.]+) before, ([\d.]+) after")
+LOSSES = re.compile(r"loss of held-out answers, nats a token: ([\d.]+) (?:before|at iteration \d+), ([\d.]+) after")
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,15 @@ def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path, caps
     assert [iteration for iteration, _ in log.evaluations] == [0, last]
     assert [loss for _, loss in log.evaluations] == pytest.approx([before, after], abs=5.1e-5)
     assert f"{before:.4f} (iteration 0) to {after:.4f} (iteration {last})" in run_page({"one": log}, [])
+
+
+def test_a_run_that_goes_on_says_at_which_iteration_its_first_loss_is(model: Path, tmp_path: Path) -> None:
+    save = tmp_path / "one"
+    _, after, _ = finetune(model, save, "--offload-alpha", "off", epochs=2)
+    last = RunLog.load(save).steps[-1].iteration
+    shutil.rmtree(save / "hf")
+    again, _, printed = finetune(model, save, "--offload-alpha", "off", "--load", str(save), epochs=3)
+    assert again == after and f"nats a token: {after:.4f} at iteration {last}, " in printed
 
 
 def test_two_ranks_under_a_plan_are_the_same_run(
