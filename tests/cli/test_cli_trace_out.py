@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").touch()
     for argv in (PLAN, ESTIMATE):
         below = tmp_path / "file" / "step.json"
-        assert refusal([*argv, "--trace-out", str(below)], capsys).startswith(f"{below}: ")
+        assert refusal([*argv, "--trace-out", str(below)], capsys).startswith(f"{below} could not be written (")
 
 
 def test_steps_that_no_viewer_opens(tmp_path: Path, capsys: Capture) -> None:
