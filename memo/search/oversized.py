@@ -19,7 +19,7 @@ from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, conf
 from memo.search.question import Question
 from memo.search.sizing import may_fit
 from memo.search.state_costs import Costs
-from memo.search.states import fits, place, shortage
+from memo.search.states import fits, least_s, place, shortage
 from memo.search.sweeping import sweeps
 from memo.simulate import StepPrediction
 
@@ -140,6 +140,8 @@ def place_oversized(
         if not may_be_placed or not fits(costs):
             placed_layouts.too_large.setdefault(layout, partial(shortage, costs))
             dead |= {(smaller, size) for size in _larger(question, layout.mbs)}
+            continue
+        if least_s(costs, bound_s) >= min(last_s, _step_s(best.get(grid))):
             continue
         choice = placed(question, layout, strategy, costs)
         if choice is None:

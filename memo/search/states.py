@@ -160,18 +160,31 @@ def _least(costs: Costs, given: StatePlacement | None) -> list[StatePlacement]:
     return [_with_optimizers(shape, _fewest(costs, shape, costs.frugal_uses)) for shape in shapes]
 
 
+def least_s(costs: Costs, computed_s: float) -> float:
+    """Seconds that a step takes at least under any placement that fits: its compute, given, and the CPU's update of the
+    fewest layers that must be in host memory."""
+    cpu_s = min(
+        costs.of(_with_optimizers(shape, _fewest(costs, shape, costs.frugal_uses))).cpu_s for shape in _shapes(costs)
+    )
+    return computed_s + cpu_s if costs.sizes.clips else max(computed_s, cpu_s)
+
+
 def starts(costs: Costs) -> list[StatePlacement]:
     """Starting points of the local search, which lie far apart.
 
     For each choice of what goes to host memory with a layer's optimizer (gradients, weights, a copy of the weights):
     the fewest layers with which the run fits, for each frugal use of activations, and all layers.
     """
-    copies = (True, False) if costs.sizes.has_masters else (True,)
-    shapes = [_shape(costs, gradients, 0, True) for gradients in (0, 1)]
-    shapes += [_shape(costs, gradients, 1, copy) for gradients in (0, 1) for copy in copies]
+    shapes = _shapes(costs)
     counts = {shape: {_fewest(costs, shape, [use]) for use in costs.frugal_uses} for shape in shapes}
     found = [_with_optimizers(shape, count) for shape in shapes for count in {*counts[shape], shape.layers}]
     return list(dict.fromkeys(found))
+
+
+def _shapes(costs: Costs) -> list[StatePlacement]:
+    copies = (True, False) if costs.sizes.has_masters else (True,)
+    shapes = [_shape(costs, gradients, 0, True) for gradients in (0, 1)]
+    return shapes + [_shape(costs, gradients, 1, copy) for gradients in (0, 1) for copy in copies]
 
 
 def _shape(costs: Costs, gradients: int, weights: int, copy: bool) -> StatePlacement:
