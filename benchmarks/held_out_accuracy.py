@@ -64,7 +64,7 @@ class Held:
 
     def parts(self) -> StepParts:
         model = step_model(self.config, self.gpus, HARDWARE[self.hardware], framework=self.framework)
-        return step_parts(self.foreseen(), model, self.config, self.framework)
+        return step_parts(self.foreseen(), model, self.config)
 
     def bar(self) -> float:
         """The share of the step by which memo says that it may be off."""

@@ -102,7 +102,7 @@ def parts(measured: Measurement, efficiency: Efficiency | None = None) -> StepPa
     """What its foreseen step consists of."""
     hardware = with_efficiency(HARDWARE[measured.hardware], efficiency)
     model = step_model(measured.config, measured.gpus, hardware, measured.alpha, measured.framework)
-    return step_parts(measured.predicted(efficiency), model, measured.config, measured.framework)
+    return step_parts(measured.predicted(efficiency), model, measured.config)
 
 
 def bar(measured: Measurement, efficiency: Efficiency | None = None) -> float:

@@ -43,6 +43,7 @@ class StepModel:
         spared: cost of the recomputation that the backward of one layer would have if nothing moved but what always
             does.
         always_share: of the bytes that move, those that always do.
+        has_unmeasured_host: as of the framework.
     """
 
     pipeline: Pipeline
@@ -60,6 +61,7 @@ class StepModel:
     swap: SwapSolution | None
     spared: Cost = NOTHING
     always_share: float = 1.0
+    has_unmeasured_host: bool = False
 
     def program(self, pipeline: Pipeline) -> Program:
         """For the clock: the schedules of this pipeline, perhaps with fewer microbatches."""
@@ -119,6 +121,7 @@ def step_model(
         swap=swap,
         spared=made.spared,
         always_share=made.always_share,
+        has_unmeasured_host=framework.has_unmeasured_host,
     )
 
 

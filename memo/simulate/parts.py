@@ -2,13 +2,12 @@
 
 from memo.config import RunConfig
 from memo.estimate.time_errors import Copies, StepParts
-from memo.simulate.framework import MEMO, Framework
 from memo.simulate.model import StepModel
 from memo.simulate.predict import StepPrediction
 from memo.simulate.swapping import moves_and_records
 
 
-def step_parts(step: StepPrediction, model: StepModel, config: RunConfig, framework: Framework = MEMO) -> StepParts:
+def step_parts(step: StepPrediction, model: StepModel, config: RunConfig) -> StepParts:
     """Of a step that was predicted by the model of the same run."""
     passes = model.layers_per_stage * model.pipeline.microbatches
     again, seconds = model.recompute * passes, step.seconds
@@ -22,7 +21,7 @@ def step_parts(step: StepPrediction, model: StepModel, config: RunConfig, framew
         copies=seconds["copies"],
         of_activations=_copies(model, config, passes),
         link=max(step.resources["h2d"], step.resources["d2h"]),
-        has_unmeasured_host=framework.has_unmeasured_host,
+        has_unmeasured_host=model.has_unmeasured_host,
     )
 
 

@@ -14,6 +14,7 @@ from memo.estimate.own_memory import PROCESS_BYTES
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.swap_memory import beside_slots
 from memo.estimate.unseen_memory import links_of, unseen_memory
+from memo.estimate.verdict import sure_bytes
 from memo.planner.alpha import bundles_of, solve
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
@@ -78,10 +79,11 @@ def machine_limits(config: RunConfig, world_size: int, hardware: Hardware) -> Ac
     """What a run finds on the first stage when all of the machine's memory is free."""
     on_device = _on_device(config, hardware)
     states = state_bytes(on_device, world_size, 0)
-    runtime_bytes = PROCESS_BYTES
+    device_bytes, runtime_bytes = int(GIB * hardware.visible_gib), PROCESS_BYTES
     if hardware.device == "cuda":
+        device_bytes = int(sure_bytes(device_bytes))
         runtime_bytes = unseen_memory(on_device, world_size, links_of(hardware), states.host).foreseen
-    free_bytes = int(GIB * hardware.visible_gib) - states.device - runtime_bytes
+    free_bytes = device_bytes - states.device - runtime_bytes
     free_host_bytes = host_bytes_of_rank(config, world_size, hardware) - states.host
     disk = disk_of_rank(config, world_size, hardware)
     return activation_limits(on_device, world_size, 0, free_bytes, free_host_bytes, disk)
