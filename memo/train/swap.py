@@ -133,6 +133,7 @@ def free_device_bytes(config: RunConfig, mesh: Mesh, device: torch.device, host:
     free_bytes, beside_bytes = available_host_bytes() // local_world_size_from_env(), 0  # on a CPU: of tensors alone
     if device.type == "cuda":
         free_bytes, usable_bytes = torch.cuda.mem_get_info(device)
+        free_bytes += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of an earlier run
         nccl_bytes = communicator_memory(config, mesh.grid.world_size, links_of(known_machine(device))).most
         beside_bytes = CONTEXT.foreseen + nccl_bytes
         connected_bytes = max(0, taken_beside_torch(device) - CONTEXT.foreseen)  # NCCL connects at the first messages

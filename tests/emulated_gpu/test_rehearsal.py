@@ -131,6 +131,28 @@ def test_auto_takes_no_memory_of_states_that_are_made_after_the_plan(capsys: pyt
     assert 0 < sum(found["tiles"].values()) < 24
 
 
+ONE_AFTER_THE_OTHER = """
+    import gc, torch, memo
+    options = dict(mock_data=True, seq_length=16384, simulate_world="tp=2", global_batch_size=2, num_threads=1,
+                   profile_cache="off", device="cuda", progress=False, offload_alpha="auto", memory_planner="off")
+    for _ in range(2):
+        with memo.Trainer("llama-tiny", **options) as trainer:
+            print(trainer.parts.chosen_swap.problem.device_bytes)
+            trainer.step()
+        del trainer
+        gc.collect()
+        print(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+"""
+
+
+def test_a_second_run_of_a_process_takes_what_the_first_has_left_in_torchs_cache(tmp_path: Path) -> None:
+    done = run(tmp_path, ONE_AFTER_THE_OTHER, DEVICE)
+    assert done.returncode == 0, done.stderr
+    first, allocated, reserved, second, *_ = map(int, done.stdout.split())
+    assert reserved - allocated > 100 * MIB, "what is cached"
+    assert second == pytest.approx(first - allocated, abs=MIB), "cuBLAS keeps its workspace"
+
+
 def test_stages_that_differ_and_a_trace_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = f"--num-layers 8 --pp 2 --tp 1 --offload-alpha 0.5 --trace-out {tmp_path}/step.json"
     first, last = rehearsed(flags, capsys)
