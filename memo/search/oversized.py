@@ -128,7 +128,8 @@ def place_oversized(
         last_s = times[count - 1] if len(times) >= count else below_s
         if bound_s >= last_s:
             break
-        if (smaller, layout.mbs) in dead or (grid in best and bound_s >= best[grid].step.step_time_s):
+        limit_s = min(last_s, _step_s(best.get(grid)))
+        if (smaller, layout.mbs) in dead or bound_s >= limit_s:
             continue
         if waits.get((layout, replace(strategy, order="depth_first")), inf) < _LEAST_GAIN:
             continue  # breadth first has nothing to gain
@@ -141,7 +142,7 @@ def place_oversized(
             placed_layouts.too_large.setdefault(layout, partial(shortage, costs))
             dead |= {(smaller, size) for size in _larger(question, layout.mbs)}
             continue
-        if least_s(costs, bound_s) >= min(last_s, _step_s(best.get(grid))):
+        if least_s(costs, bound_s) >= limit_s:
             continue
         choice = placed(question, layout, strategy, costs)
         if choice is None:
