@@ -30,7 +30,6 @@ from memo.executor.pieces import (
     row_backward,
     row_forward,
 )
-from memo.executor.slots import SlotTensors
 from memo.parallel.context import ContextAttention
 from memo.parallel.replayed import Replayed
 from memo.program.kinds import Kind
@@ -240,8 +239,7 @@ class TileMachine(Machine):
         return self.in_slot(name) if found is None else found
 
     def in_slot(self, name: str) -> Tensor:
-        rows = self.on.rows_of(name, self.tile)
-        return self.slot.rows(name, rows) if isinstance(self.slot, SlotTensors) else self.slot[name][rows]
+        return self.slot[name][self.on.rows_of(name, self.tile)]
 
     def place(self, name: str) -> Tensor | None:
         """Where the value is to be written, if it has a place."""
