@@ -64,6 +64,7 @@ class ProfileKey:
     torch: str
     memo: str
     window_size: int = 0
+    layer_types: str = ""
     offload_sections: int = 1
     custom_layer: str = ""
     deterministic: bool = False
@@ -91,7 +92,8 @@ class LayerProfile(Artifact):
     Attributes:
         measured_at: local time with its distance from UTC, ISO 8601.
         tensor_bytes: bytes of the layer's skeletal activations on one rank, by name (memo.spec.skeleton).
-        backward_s: time of the backward without any recomputation.
+        forward_s, backward_s: of the layers that take least, backward without any recomputation.
+        longer_s: what both take more on the average of all layers, where these are of several kinds.
         recompute_s: time to recompute all tokens of a group, by group.
         offload_bytes_per_s, prefetch_bytes_per_s: rates from device to host and back with nothing else running.
         offload_under_compute_bytes_per_s, prefetch_under_compute_bytes_per_s: rates while the device computes; 0 if
@@ -111,6 +113,7 @@ class LayerProfile(Artifact):
     prefetch_bytes_per_s: PositiveFloat
     offload_under_compute_bytes_per_s: NonNegativeFloat
     prefetch_under_compute_bytes_per_s: NonNegativeFloat
+    longer_s: float = 0.0
 
     @property
     def measured_on(self) -> str:

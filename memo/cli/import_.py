@@ -19,7 +19,7 @@ EXAMPLES = ("memo import Llama-3.1-8B --out checkpoints/llama",)
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """Write a Llama, Mistral, Qwen2, Qwen3, GPT-2 or StarCoder2 as a checkpoint that `memo train --load` reads.
+    """Write a Llama, Mistral, Ministral, Qwen2, Qwen3, GPT-2 or StarCoder2 as a checkpoint for `memo train --load`.
 
     At most one file of the model is in memory at a time. To train without this step, give the directory to
     `memo train --model`.

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from memo.artifacts.reading import shown
 from memo.config.flag_table import dashed
-from memo.config.model import SCALING_READ_BY, ModelConfig
+from memo.config.model import FULL, SCALING_READ_BY, SLIDING, ModelConfig
 from memo.config.model_ranges import RANGES
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
@@ -15,6 +15,7 @@ def check_model(config: RunConfig) -> None:
     _check_ranges(config.model)
     _check_heads(config.model)
     _check_rope_scaling(config.model)
+    _check_layer_types(config.model)
     model = config.model
     pretrained = config.checkpoint.pretrained_checkpoint
     require(
@@ -77,6 +78,19 @@ def _check_heads(model: ModelConfig) -> None:
         heads % model.kv_heads == 0,
         f"--num-attention-heads {heads} does not divide into --num-query-groups {model.kv_heads}: "
         f"use --num-query-groups {divisors(heads)}",
+    )
+
+
+def _check_layer_types(model: ModelConfig) -> None:
+    types = model.layer_types
+    require(
+        not types or set(types.split(",")) <= {SLIDING, FULL},
+        f"--layer-types is {shown(types)}: give {SLIDING} and {FULL} with commas, such as {SLIDING},{FULL}",
+    )
+    require(
+        not types or model.window_size > 0,
+        f"--layer-types {types} fights with --window-size {model.window_size}: give the window of the layers that are "
+        f"{SLIDING}, or leave --layer-types out",
     )
 
 

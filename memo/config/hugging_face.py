@@ -20,7 +20,7 @@ from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
 from memo.config.hugging_face_family import Biases, ConfigKeys, TrainedFamily
 from memo.config.hugging_face_rope import read_rope
-from memo.config.model import ModelConfig
+from memo.config.model import FULL, SLIDING, ModelConfig
 from memo.errors import ConfigError
 
 CONFIG_FILE = "config.json"
@@ -97,7 +97,8 @@ def other_format(path: str | Path) -> str:
     return ""
 
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_SUFFIX = "_attention"
+_FULL, _SLIDING = FULL + _SUFFIX, SLIDING + _SUFFIX
 _FULL_LAYERS_OF_QWEN = 28
 """max_window_layers of a file that states none (Qwen2Config and Qwen3Config of transformers)."""
 
@@ -127,7 +128,8 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     keys = ConfigKeys(content, family, source)
     _check_only(content, family, source)
     model, biases = _read(keys)
-    model = replace(model, window_size=_window(content, family, model.num_layers, source))
+    window, layer_types = _window(content, family, model.num_layers, source)
+    model = replace(model, window_size=window, layer_types=layer_types)
     length = family.names["max_position_embeddings"]
     if not {length, family.aliases.get(length)} & set(content):  # a default would be wrong for most models
         raise keys.missing("max_position_embeddings", length)
@@ -210,8 +212,9 @@ def _check_only(content: Mapping[str, Any], family: TrainedFamily, source: Sourc
             )
 
 
-def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, source: Source) -> int:
-    """The sliding window of all layers; 0: they have none. What a file leaves out is as in transformers."""
+def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, source: Source) -> tuple[int, str]:
+    """The sliding window, 0: there is none; and which layers have it, as in ModelConfig. What a file leaves out is as
+    in transformers."""
     kinds = checked(list[str] | None, content.get("layer_types"), "layer_types", source) or []
     window = checked(int | None, content.get("sliding_window", family.default_window), "sliding_window", source) or 0
     if family.window == "use_sliding_window":
@@ -224,16 +227,26 @@ def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, sour
     found = set(kinds) or {_FULL}
     longest = checked(int | None, content.get("max_position_embeddings"), "max_position_embeddings", source)
     if found == {_FULL} or (family.window and longest is not None and window >= longest):
-        return 0 if found != {_SLIDING} else window
-    if found == {_SLIDING} and family.window and window > 0:
-        return window
+        return (0 if found != {_SLIDING} else window), ""
+    if family.window and window > 0:
+        if found == {_SLIDING}:
+            return window, ""
+        if family.layer_types and found == {_FULL, _SLIDING} and len(kinds) == layers:
+            return window, ",".join(name.removesuffix(_SUFFIX) for name in _period(kinds))
     raise source.refusal(
         f"layers have {' and '.join(map(shown, sorted(found)[:2]))}, with a sliding_window of {shown(window or None)}",
-        f"memo computes all layers of {family.architecture} alike, "
-        + ("with one window or none" if family.window else "without a window")
+        f"memo computes {layers} layers of {family.architecture} "
+        + (f"that are {_SLIDING} or {_FULL}" if family.layer_types else "that are all alike")
+        + (", with one window" if family.window else ", without a window")
         + "; if you train on sequences no longer than the window, where both are the same, set sliding_window to null "
         "in the file and leave out layer_types, or use another model",
     )
+
+
+def _period(kinds: list[str]) -> list[str]:
+    """The shortest list that gives `kinds` where it is repeated."""
+    lengths = range(1, len(kinds) + 1)
+    return next(kinds[:n] for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
 
 
 def _check_biases(keys: ConfigKeys, biases: Biases, family: TrainedFamily) -> None:

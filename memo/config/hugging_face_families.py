@@ -145,18 +145,24 @@ _GPT2 = Family(
     gated=False,
     biases=ALL_BIASES,
 )
+_MISTRAL = replace(
+    _LLAMA,
+    architecture="MistralForCausalLM",
+    defaults={**_DEFAULTS, "num_key_value_heads": 8},
+    biases=NO_BIASES,
+    window="sliding_window",
+    default_window=4096,
+)
 FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
-    "mistral": replace(
-        _LLAMA,
-        architecture="MistralForCausalLM",
-        defaults={**_DEFAULTS, "num_key_value_heads": 8},
-        biases=NO_BIASES,
-        window="sliding_window",
-        default_window=4096,
-    ),
+    "mistral": _MISTRAL,
+    "ministral": replace(_MISTRAL, architecture="MinistralForCausalLM", layer_types=True),
     "qwen2": replace(
-        _LLAMA, architecture="Qwen2ForCausalLM", biases=Biases(True, False, False), window="use_sliding_window"
+        _LLAMA,
+        architecture="Qwen2ForCausalLM",
+        biases=Biases(True, False, False),
+        window="use_sliding_window",
+        layer_types=True,
     ),
     "qwen3": replace(
         _LLAMA,
@@ -166,6 +172,7 @@ FAMILIES: dict[str, Family] = {
         biases=Biases("attention_bias", "attention_bias", False),
         only={"attention_bias": (False,)},
         window="use_sliding_window",
+        layer_types=True,
     ),
     "gpt2": TrainedFamily(
         **vars(_GPT2),

@@ -128,6 +128,7 @@ class TrainedFamily(Family):
         only: their other keys -> the values that memo computes with; the first stands for a key that is left out.
         window: the key that turns a sliding window on; empty: the family has none.
         default_window: the window of a file that states none.
+        layer_types: whether a file may say which layers have the window.
     """
 
     architecture: str
@@ -136,6 +137,7 @@ class TrainedFamily(Family):
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     window: Literal["", "sliding_window", "use_sliding_window"] = ""
     default_window: int | None = None
+    layer_types: bool = False
 
     @property
     def activations(self) -> dict[str, Activation]:

@@ -1,6 +1,7 @@
 """The shape of the model. Field names are Megatron's; a flag is the name with dashes."""
 
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Annotated, Literal
 
 from memo.config.flag import TOKENS, Flag
@@ -9,6 +10,9 @@ PositionEmbedding = Literal["rope", "learned_absolute"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+
+SLIDING, FULL = "sliding", "full"
+"""Names in layer_types: layers with the window, and those that attend to all tokens before."""
 
 SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
     "rope_scaling_factor": ("linear", "llama3", "yarn"),
@@ -72,8 +76,10 @@ class ModelConfig:
     qk_layernorm: bool = False
     """Norm of every q and k head before RoPE (Qwen3)."""
     window_size: Annotated[int, TOKENS] = 0
-    """Sliding window of every layer: the last tokens of its document that a token attends to, itself included
-    (Megatron-LM's pair (N - 1, 0)); 0: all."""
+    """Sliding window: the last tokens of its document that a token attends to, itself included (Megatron-LM's pair
+    (N - 1, 0)); 0: all."""
+    layer_types: str = ""
+    """Which layers have the window, repeated over all layers: sliding,sliding,sliding,full. Default: all of them."""
     untie_embeddings_and_output_weights: bool = False
     """Give the head a matrix of its own instead of the embedding's."""
     init_method_std: float = 0.02
@@ -91,8 +97,17 @@ class ModelConfig:
         return self.num_query_groups or self.num_attention_heads
 
     def window(self, seq_length: int) -> int | None:
-        """The sliding window, if it leaves out anything of a sequence of so many tokens."""
+        """The sliding window, if it leaves out anything of a sequence of so many tokens.
+
+        Of a model all of whose layers are alike, as memo.spec.stack has one for each kind of layer.
+        """
+        assert not self.layer_types, "layers are of two kinds: ask for one of them (memo.spec.stack)"
         return self.window_size if 0 < self.window_size < seq_length else None
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Of each layer, as in layer_types."""
+        return tuple(islice(cycle(self.layer_types.split(",")), self.num_layers))
 
     @property
     def ffn_size(self) -> int:

@@ -90,6 +90,8 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
         found.append(f"num_query_groups must be {model.num_attention_heads}, not {model.kv_heads}")
     if model.window_size and not family.window:
         found.append(f"window_size must be 0, not {model.window_size}")
+    if model.layer_types and not family.layer_types:
+        found.append(f"layer_types must be empty, not {model.layer_types}")
     usual = model.hidden_size // model.num_attention_heads
     if "kv_channels" not in family.names and model.head_dim != usual:
         found.append(f"kv_channels must be {usual}, not {model.head_dim}")
@@ -122,4 +124,6 @@ def _window(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
     found: dict[str, Any] = {"sliding_window": model.window_size or None} if family.window else {}
     if family.window == "use_sliding_window" and model.window_size:
         found |= {"use_sliding_window": True, "max_window_layers": 0}
+    if model.layer_types:
+        found["layer_types"] = [f"{name}_attention" for name in model.types]
     return found

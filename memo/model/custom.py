@@ -44,10 +44,11 @@ class LayerParts:
 
     Attributes:
         model: the ModelConfig of the run.
+        index: the layer's, from 0.
     """
 
     def __init__(self, parts: ModelParts, index: int) -> None:
-        self.shared, self.model = parts, parts.config
+        self.shared, self.model, self.index = parts, parts.config, index
         self._prefix = f"layers.{index}."
         self.made: list[tuple[Weight, ShardedParameter]] = []
 
@@ -116,7 +117,7 @@ class CustomLayer(nn.Module):
 
     def __init__(self, parts: LayerParts) -> None:
         super().__init__()
-        self.attention = Heads(parts.shared)
+        self.attention = Heads(parts.shared, parts.index)
 
     def before_attention(self, x: Tensor) -> Tensor:
         """From the layer's input [n, b, h] to q, k and v side by side, [s, b, (a + 2k) d]; memo rotates q and k."""
@@ -157,7 +158,7 @@ class _Probe:
 
     def __init__(self, cls: type[CustomLayer], model: ModelConfig, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
-        self.parts = LayerParts(ModelParts(model, dtype, None, _no_attention, select_ops("torch", dtype)), 0)
+        self.parts = LayerParts(ModelParts(model, dtype, None, lambda _: _no_attention, select_ops("torch", dtype)), 0)
         try:
             self.layer = cls(self.parts)
         except TypeError as error:

@@ -44,7 +44,8 @@ class ModelParts:
     config: ModelConfig
     dtype: torch.dtype
     tp_group: ProcessGroup | None
-    attention: CoreAttention
+    attention: Callable[[int], CoreAttention]
+    """Of a layer."""
     ops: Ops = field(default_factory=lambda: select_ops("torch", torch.float32))
 
     def parameter(self, weight: Weight, prefix: str = "") -> ShardedParameter:
@@ -72,12 +73,12 @@ class Heads(nn.Module):
     q_norm: Norm | None
     k_norm: Norm | None
 
-    def __init__(self, parts: ModelParts) -> None:
+    def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
         config, tp = parts.config, group_size(parts.tp_group)
         self.head_dim = config.head_dim
         self.heads = [config.num_attention_heads // tp, config.kv_heads // tp, config.kv_heads // tp]
-        self.core, self.ops = parts.attention, parts.ops
+        self.core, self.ops = parts.attention(layer), parts.ops
         self.q_norm = self.k_norm = None
 
     def attend(self, qkv: Tensor, context: LayerContext) -> Tensor:
@@ -112,7 +113,7 @@ class SelfAttention(Heads):
     """qkv (column-parallel), norm of heads, RoPE, causal attention, projection (row-parallel)."""
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
-        super().__init__(parts)
+        super().__init__(parts, layer)
         self.qkv = ColumnParallelLinear(*parts.of_layer(layer, "attention.qkv"), parts.tp_group)
         if parts.config.qk_layernorm:
             self.q_norm = parts.norm(*parts.of_layer(layer, "attention.q_norm"))

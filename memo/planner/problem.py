@@ -91,7 +91,8 @@ class SwapProblem:
         always: bytes by tensor of what moves in full.
         groups: what may move in part. Policy "paper" gives them one share, "auto" each its own.
         never: bytes by tensor of what is recomputed in any case; its time belongs to backward_s.
-        backward_s: without the recomputation of groups.
+        forward_s, backward_s: of the layer that takes least, without the recomputation of groups.
+        longer_s: what both take more on the average of all layers, where these are of several kinds.
         num_passes: layers x microbatches of one step.
         num_moves: those of them whose activations leave the device (from the swap plan).
         num_records: host records alive at the peak, one for each layer and microbatch that is away.
@@ -128,6 +129,7 @@ class SwapProblem:
     inputs: RecordKind = NO_RECORDS
     hidden: RecordKind = NO_RECORDS
     disk: Disk | None = None
+    longer_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.tiles < 1:
@@ -203,6 +205,10 @@ class SwapProblem:
     def recompute_s(self, tiles: dict[str, int]) -> float:
         """Seconds that the backward of one layer spends on recomputing groups."""
         return sum(g.recompute_s * (self.tiles - tiles[g.name]) / self.tiles for g in self.groups)
+
+    def computed_s(self, tiles: dict[str, int]) -> float:
+        """Seconds of forward and backward of a pass with its recomputation, on the average of all layers."""
+        return self.forward_s + self.backward_s + self.recompute_s(tiles) + self.longer_s
 
     def violated(self, tiles: dict[str, int]) -> list[Limit]:
         """The limits that these tiles violate, those of memory first; whatever more tiles do, it is at least these."""
@@ -314,7 +320,7 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
         hidden_share=(max(0.0, 1.0 - exposed_s / copies_s) if copies_s else 1.0) if is_known else 0.0,
         exposed_s=exposed_s,
         recompute_s=recompute_s,
-        step_s=problem.num_passes * (problem.forward_s + backward_s) + problem.num_moves * exposed_s,
+        step_s=problem.num_passes * problem.computed_s(tiles) + problem.num_moves * exposed_s,
         moves_nothing_is_best=problem.fits_resident,
         disk_bytes=0 if split is None else split.disk_bytes,
     )
@@ -334,6 +340,6 @@ def stay(problem: SwapProblem) -> SwapSolution:
         hidden_share=1.0,
         exposed_s=0.0,
         recompute_s=0.0,
-        step_s=problem.num_passes * (problem.forward_s + problem.backward_s),
+        step_s=problem.num_passes * (problem.forward_s + problem.backward_s + problem.longer_s),
         moves_nothing_is_best=True,
     )

@@ -59,6 +59,7 @@ def swap_problem(
     num_records: int,
     forward_s: float,
     backward_s: float,
+    longer_s: float = 0.0,
     recompute_s: Mapping[str, float],
     offload: Link,
     prefetch: Link,
@@ -69,7 +70,7 @@ def swap_problem(
 
     Args:
         config: its device decides the dtype where the configuration names none.
-        forward_s, backward_s: of a whole layer.
+        forward_s, backward_s, longer_s: of a whole layer, as of `SwapProblem`.
         recompute_s: by group of `memo.spec.skeleton`, to recompute all of it, of a whole layer.
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
@@ -90,6 +91,7 @@ def swap_problem(
         never=sizes.never,
         forward_s=forward_s / sections,
         backward_s=backward_s / sections,
+        longer_s=longer_s / sections,
         offload=offload,
         prefetch=prefetch,
         num_passes=config.model.num_layers // config.parallel.pp * num_microbatches(config, world_size) * sections,

@@ -59,6 +59,7 @@ def _modelled(config: RunConfig, world_size: int, hardware: Hardware, key: Profi
         tensor_bytes=tensor_bytes(config),
         forward_s=problem.forward_s,
         backward_s=problem.backward_s,
+        longer_s=problem.longer_s,
         recompute_s={name: cost.total_s for name, cost in layer.recompute.items()},
         offload_bytes_per_s=offload.alone_bytes_per_s,
         prefetch_bytes_per_s=prefetch.alone_bytes_per_s,

@@ -90,5 +90,5 @@ def given_swaps(config: RunConfig, world_size: int, hardware: Hardware, alphas: 
 
 def _choice(problem: SwapProblem, hardware: Hardware, tiles: dict[str, int], limit: Limit) -> SwapChoice:
     slower = min(hardware.offload_gb_per_s, hardware.prefetch_gb_per_s) * 1e9
-    layer_s = problem.sections * (problem.forward_s + problem.backward_s + problem.recompute_s(tiles))
+    layer_s = problem.sections * problem.computed_s(tiles)
     return SwapChoice(tiles, limit, layer_s, problem.num_moves * problem.moved_bytes(tiles) / slower)

@@ -53,15 +53,22 @@ NOTHING = Cost()
 
 @dataclass(frozen=True)
 class LayerCost:
-    """The cost of one layer and microbatch on one rank.
+    """The cost of one layer and microbatch on one rank, on the average of all layers.
 
     Attributes:
         backward: with nothing rebuilt that may move to host memory.
         recompute: by group of `memo.spec.skeleton`, to rebuild all tokens of it in backward.
-        attention_again: before backward, on the average of all layers: some recompute attention, others do not.
+        attention_again: before backward: some layers recompute attention, others do not.
+        by_layer: seconds of forward and backward of each layer, where layers are of several kinds; else empty.
     """
 
     forward: Cost
     backward: Cost
     recompute: dict[str, Cost] = field(default_factory=dict)
     attention_again: Cost = NOTHING
+    by_layer: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def computed_s(self) -> tuple[float, float]:
+        """Seconds of forward and backward."""
+        return self.forward.total_s, self.backward.total_s + self.attention_again.total_s

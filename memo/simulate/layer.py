@@ -6,6 +6,7 @@ between them (memo.simulate.attention), and takes what memo.simulate.sweep says 
 Other frameworks run plain layers under autograd, whose backward recomputes nothing, not even norms and activations.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from memo.config import RunConfig
@@ -21,6 +22,7 @@ from memo.simulate.sweep import SweptAttention
 from memo.simulate.tile_clock import TileClock
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, resident
+from memo.spec.stack import runs_of_kinds, stack_of
 
 Kept = frozenset[str]
 """Values that a slot holds of a tile between forward and backward."""
@@ -28,13 +30,37 @@ Kept = frozenset[str]
 
 def plain_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
     """A layer whose activations stay on the device, under --recompute-granularity."""
+    return _of_stack(config, lambda run: _plain(run, kernels, framework))
+
+
+def swapped_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
+    """A layer under a swap plan, in tiles; `recompute` by group."""
+    return _of_stack(config, lambda run: _swapped(run, kernels, framework))
+
+
+def _of_stack(config: RunConfig, cost_of: Callable[[RunConfig], LayerCost]) -> LayerCost:
+    """From the cost of a layer of each kind."""
+    costs = {run.model: cost_of(run) for run in runs_of_kinds(config)}
+    stack = stack_of(config.model)
+    if len(costs) == 1:
+        return costs[stack[0]]
+    shares = [(cost, stack.count(kind) / len(stack)) for kind, cost in costs.items()]
+    return replace(
+        costs[stack[0]],  # what is recomputed of a group is alike
+        forward=sum((cost.forward * share for cost, share in shares), NOTHING),
+        backward=sum((cost.backward * share for cost, share in shares), NOTHING),
+        attention_again=sum((cost.attention_again * share for cost, share in shares), NOTHING),
+        by_layer=tuple(costs[kind].computed_s for kind in stack),
+    )
+
+
+def _plain(config: RunConfig, kernels: Kernels, framework: Framework) -> LayerCost:
     under_autograd = framework.under_autograd or stays_under_autograd(config)
     found = _under_autograd(config, kernels) if under_autograd else _resident(config, kernels)
     return with_host(found, config, kernels, swaps=False) if framework.host_starts_kernels else found
 
 
-def swapped_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
-    """A layer under a swap plan, in tiles; `recompute` by group."""
+def _swapped(config: RunConfig, kernels: Kernels, framework: Framework) -> LayerCost:
     shape = LayerShape(config, kernels, resolved_offload_tiles(config), config.memory.sweeps)
     groups = _groups(config)
     everything = frozenset[str]().union(*groups.values())

@@ -31,7 +31,7 @@ class StepModel:
     """The costs of one step on every stage.
 
     Attributes:
-        layer: cost of one layer, without the recomputation of skeletal activations under a swap plan.
+        layer: cost of one layer on the average, without the recomputation of skeletal activations under a swap plan.
         recompute: cost of that recomputation in the backward of one layer.
         embedding, loss: cost of embedding and loss for one microbatch.
         message_s: seconds of a message between neighbouring stages.
@@ -86,8 +86,9 @@ class StepModel:
 
     def action_s(self, stage: int, action: Action) -> float:
         """Seconds of an action that waits for no copy."""
-        layer_s = self.times.forward_s if action.kind == "F" else self.times.backward_s
-        return self.layers_per_chunk * layer_s + self.embedding_s(stage, action) + self.loss_s(stage, action)
+        layers = self.pipeline.layers(stage, action.chunk, self.num_layers)
+        layers_s = sum(self.times.computed_s(action.kind, layer) for layer in layers)
+        return layers_s + self.embedding_s(stage, action) + self.loss_s(stage, action)
 
 
 def step_model(
@@ -179,17 +180,18 @@ def _layer(
         if not (swap.moves_nothing_is_best and asked == "auto"):
             moved = {name: swap.tiles[name] / problem.tiles for name in layer.recompute}
             recompute = sum((cost * (1.0 - moved[name]) for name, cost in layer.recompute.items()), NOTHING)
+            times = layer_times(problem, swap, hardware).of_stack(layer.by_layer)
             return _Layer(
                 cost=layer,
-                times=on_disk(config, world_size, hardware, problem, swap, layer_times(problem, swap, hardware)),
+                times=on_disk(config, world_size, hardware, problem, swap, times),
                 recompute=layer.attention_again + recompute,
                 swap=swap,
                 spared=sum((cost * moved[name] for name, cost in layer.recompute.items()), NOTHING),
                 always_share=problem.always_bytes / swap.moved_bytes if swap.moved_bytes else 1.0,
             )
     layer = plain_layer(config, kernels, framework)
-    forward_s, backward_s = layer.forward.total_s, layer.backward.total_s
-    return _Layer(layer, LayerTimes(forward_s, backward_s, copies_overlap=kernels.hardware.copies_overlap))
+    overlap, by_layer = kernels.hardware.copies_overlap, layer.by_layer
+    return _Layer(layer, LayerTimes(*layer.computed_s, copies_overlap=overlap, by_layer=by_layer))
 
 
 def _by_stage(config: RunConfig, of_stage: Callable[[int], _Of]) -> tuple[_Of, ...]:

@@ -5,26 +5,29 @@ until its own has arrived; each copy stream works in order, and a record is writ
 record on disk lasts as long as the slower of link and disk, which works for one record at a time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import sub
 from typing import Literal
 
 from memo.planner.disk_plan import longest_waiting
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.simulate.rows import Rows
 from memo.simulate.state_streams import StateStreams
+from memo.spec.schedule import Kind
 
 CopyRow = Literal["offload", "prefetch", "disk"]
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Seconds of one layer: its compute, and the copy of what moves of it in each direction.
+    """Seconds of one layer: its compute, on the average of all, and the copy of what moves of it in each direction.
 
     Without `copies_overlap` compute stands still while a copy runs (CPU).
 
     Attributes:
         write_s, read_s: of a disk, for what moves of a layer; 0 without.
         layers_in_memory: as many records are in host memory, and the others on the disk.
+        by_layer: forward and backward of each layer of the model, where layers are of several kinds; else empty.
     """
 
     forward_s: float
@@ -35,6 +38,26 @@ class LayerTimes:
     write_s: float = 0.0
     read_s: float = 0.0
     layers_in_memory: int = 0
+    by_layer: tuple[tuple[float, float], ...] = ()
+
+    def computed_s(self, kind: Kind, layer: int) -> float:
+        """Of one layer, forward or backward."""
+        forward_s, backward_s = self.by_layer[layer] if self.by_layer else (self.forward_s, self.backward_s)
+        return forward_s if kind == "F" else backward_s
+
+    def of_stack(self, by_layer: tuple[tuple[float, float], ...]) -> "LayerTimes":
+        """These are of the layer that takes least; of all, each as much longer as without recomputation."""
+        if not by_layer:
+            return self
+        less_s = tuple(map(sub, (self.forward_s, self.backward_s), min(by_layer)))
+        found = tuple((forward_s + less_s[0], backward_s + less_s[1]) for forward_s, backward_s in by_layer)
+        forward_s, backward_s = (sum(seconds) / len(found) for seconds in zip(*found, strict=True))
+        return replace(self, forward_s=forward_s, backward_s=backward_s, by_layer=found)
+
+    @property
+    def least_s(self) -> tuple[float, float]:
+        """Forward and backward of the layers that take least."""
+        return min(self.by_layer, default=(self.forward_s, self.backward_s))
 
     @property
     def slowest_offload_s(self) -> float:
@@ -87,7 +110,7 @@ class StageStreams:
     def next_op(self, ready_s: float) -> tuple[SwapStep, float, float, list[Copy]]:
         """The next layer operation, not before `ready_s`: its step, start and end, and the copies it issues."""
         step = next(self._steps)
-        duration_s = self.times.forward_s if step.op.kind == "F" else self.times.backward_s
+        duration_s = self.times.computed_s(step.op.kind, step.op.layer)
         could_start_s = max(ready_s, self.free["compute"])
         states_s = 0.0 if self.states is None else self.states.begin()  # whose first copies may hold compute up
         start_s = max(could_start_s, self.free["compute"], self.slot_ready[step.slot], states_s)

@@ -142,6 +142,7 @@ def modelled_problem(
     """
     pipeline, num_layers, sweep = pipeline_of(config, world_size), config.model.num_layers, sweeping(config)
     num_moves, num_records = moves_and_records(pipeline, 0, num_layers, sweep)
+    forward_s, backward_s = min(layer.by_layer, default=layer.computed_s)
     two = sweep._replace(sections=min(sweep.sections, 2))
     return swap_problem(
         _on_device(config, hardware),
@@ -149,8 +150,9 @@ def modelled_problem(
         num_slots=stage_plan(shortened(pipeline), 0, num_layers, two).num_slots,
         num_moves=num_moves,
         num_records=num_records,
-        forward_s=layer.forward.total_s,
-        backward_s=layer.backward.total_s + layer.attention_again.total_s,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        longer_s=sum(layer.computed_s) - forward_s - backward_s,
         recompute_s={name: cost.total_s for name, cost in layer.recompute.items()},
         offload=_link(hardware.offload_gb_per_s, hardware),
         prefetch=_link(hardware.prefetch_gb_per_s, hardware),
@@ -194,7 +196,7 @@ def ways_to_move(problem: SwapProblem) -> list[dict[str, int]]:
 
 
 def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware) -> LayerTimes:
-    """Compute of one layer with its recomputation, and its copies.
+    """Compute of the layer that takes least with its recomputation, and its copies.
 
     Where layers are swept, those of all sections together: copies of a section begin earlier than those of a layer.
 
@@ -225,11 +227,12 @@ def always_hidden(times: LayerTimes, pipeline: Pipeline) -> bool:
     several stages forward and backward alternate, and a slot is emptied and filled again under one operation.
     """
     offload_s, prefetch_s = times.slowest_offload_s, times.slowest_prefetch_s
+    forward_s, backward_s = times.least_s
     if not times.copies_overlap:
         return offload_s + prefetch_s == 0.0
     if pipeline.stages == 1:
-        return offload_s <= times.forward_s and prefetch_s <= times.backward_s
-    return offload_s + prefetch_s <= min(times.forward_s, times.backward_s)
+        return offload_s <= forward_s and prefetch_s <= backward_s
+    return offload_s + prefetch_s <= min(forward_s, backward_s)
 
 
 def _link(gb_per_s: float, hardware: Hardware) -> Link:

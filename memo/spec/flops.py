@@ -10,6 +10,7 @@ from functools import lru_cache
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import global_batch_size
 from memo.spec.shapes import shape_of
+from memo.spec.stack import stack_of
 from memo.spec.window import attended_pairs
 
 
@@ -30,9 +31,9 @@ def model_flops_per_token(model: ModelConfig, seq_length: int) -> int:
     mask, and twice as much backward. Under a sliding window a token has fewer scores than s / 2.
     """
     width = model.num_attention_heads * model.head_dim
-    window = model.window(seq_length)
-    scores = seq_length if window is None else 2 * attended_pairs(seq_length, window) // seq_length
-    return 6 * matmul_parameters(model) + 6 * model.num_layers * width * scores
+    windows = (kind.window(seq_length) for kind in stack_of(model))
+    scores = sum(seq_length if w is None else 2 * attended_pairs(seq_length, w) // seq_length for w in windows)
+    return 6 * matmul_parameters(model) + 6 * width * scores
 
 
 def microbatch_flops(config: RunConfig) -> float:

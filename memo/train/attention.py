@@ -1,5 +1,6 @@
 """Which attention kernels a run uses: what was measured on this device for calls like its own, or a rule."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size
 from memo.errors import ArtifactError, warn
 from memo.profiler.attention import time_attention
+from memo.spec.stack import runs_of_kinds, stack_of
 from memo.train.device import device_name
 
 
@@ -29,7 +31,7 @@ def choose_attention(config: RunConfig, device: torch.device) -> AttentionChoice
 
 
 def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[AttentionCase, float]:
-    """How often one layer of a rank asks for each case.
+    """How often one layer of a rank asks for each case, on the average of all layers.
 
     Its own tokens see each other causally; on a ring of P ranks they see half of the scores of P - 1 full squares too
     (memo.parallel.context).
@@ -37,6 +39,14 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Atten
     Args:
         packed: whether a sample holds several documents; None: as --packing has it for a corpus.
     """
+    stack, calls = stack_of(config.model), Counter[AttentionCase]()
+    for run in runs_of_kinds(config):
+        share = stack.count(run.model) / len(stack)
+        calls.update({case: share * count for case, count in _calls_of_kind(run, packed).items()})
+    return dict(calls)
+
+
+def _calls_of_kind(config: RunConfig, packed: bool | None) -> dict[AttentionCase, float]:
     data, head_dim, dtype = config.data, config.model.head_dim, str(config.training.params_dtype)
     repeats = config.hardware.deterministic
     ring = config.parallel.cp // resolved_a2a_size(config)

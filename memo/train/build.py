@@ -37,6 +37,7 @@ from memo.planner.state_plan import placed_state_plan
 from memo.spec.layer_ops import LayerOp, stage_ops
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b, pipeline_of
+from memo.spec.stack import runs_of_kinds, stack_of
 from memo.train import swap
 from memo.train.agreement import Agreement
 from memo.train.breadth_first import run_breadth_first, tied_weight
@@ -166,10 +167,19 @@ def build_mesh(config: RunConfig, rank: int, world_size: int, watch: Watch | Non
     )
 
 
+def attention_of_layers(
+    config: RunConfig, mesh: Mesh, device: torch.device, transients: Transients | None = None
+) -> Callable[[int], ContextAttention]:
+    """Attention of each layer on this rank, one for all layers of a kind; `transients` as of `build_attention`."""
+    made = {run.model: build_attention(run, mesh, device, transients) for run in runs_of_kinds(config)}
+    stack = stack_of(config.model)
+    return lambda layer: made[stack[layer]]
+
+
 def build_attention(
     config: RunConfig, mesh: Mesh, device: torch.device, transients: Transients | None = None
 ) -> ContextAttention:
-    """Attention of this rank, which `transients` are told of where documents may be packed."""
+    """Attention of this rank, where all layers are alike; `transients` are told of it where documents may be packed."""
     backend = select_backend(config.hardware.attention_backend, device.type)
     backend.merge_ = select_ops(config.hardware.kernels, torch.float32).merge_  # sums are fp32 or wider
     return ContextAttention(
@@ -196,7 +206,7 @@ def build_chunks(
     parallel, training = config.parallel, config.training
     pipeline = Pipeline(mesh.grid.pp, parallel.vpp, num_microbatches(config, mesh.grid.world_size))
     # 1. Context parallelism is a kind of attention; the layers that call it do not depend on it.
-    attention = build_attention(config, mesh, device, transients)
+    attention = attention_of_layers(config, mesh, device, transients)
     # 2. Tensor parallelism decides the shapes of layers, and 3. the pipeline which layers this stage has.
     parts = ModelParts(config.model, dtype, mesh.tp, attention, select_ops(config.hardware.kernels, dtype))
     chunks = [

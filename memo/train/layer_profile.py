@@ -4,7 +4,8 @@ Measuring is collective, so all ranks must take the same way: rank 0 looks into 
 """
 
 import dataclasses
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +13,20 @@ from torch import Tensor, nn
 from memo import __version__
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.artifacts.profile_cache import cache_file
-from memo.config import RunConfig
+from memo.config import ModelConfig, RunConfig
 from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles, resolved_sections
 from memo.errors import ArtifactError, ConfigError, warn
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
 from memo.model.custom import CustomLayer
-from memo.model.layer import LayerContext, TransformerLayer
+from memo.model.layer import CoreAttention, LayerContext, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.collectives import all_reduce
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.layer import ScratchGradients, profile_layer
 from memo.spec.custom_layer import custom_facts
 from memo.spec.skeleton import bytes_of, skeletal_tensors
+from memo.spec.stack import kinds_of, stack_of
 from memo.train.device import device_name
 from memo.train.tiled_layers import on_tiles, scratch_for
 
@@ -45,6 +47,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         add_qkv_bias=model.qkv_bias,
         qk_layernorm=model.qk_layernorm,
         window_size=model.window_size,
+        layer_types=model.layer_types,
         seq_length=config.data.seq_length,
         micro_batch_size=training.micro_batch_size,
         tensor_model_parallel_size=parallel.tp,
@@ -123,12 +126,14 @@ def measure(
     config: RunConfig,
     mesh: Mesh,
     layer: TransformerLayer | CustomLayer,
+    attention: Callable[[int], CoreAttention],
     main_gradient: Callable[[nn.Parameter], Tensor],
     device: torch.device,
 ) -> LayerProfile:
     """Run `layer` on random input of the true size; collective over all ranks, and the same on all of them.
 
-    Weight gradients are added to `main_gradient`, which must be zeroed before it is used.
+    It is run with the attention of each kind of layer, as `attention` gives it. Weight gradients are added to
+    `main_gradient`, which must be zeroed before it is used.
     """
     tokens, batch = config.data.seq_length // mesh.grid.cp, config.training.micro_batch_size
     dtype = torch_dtype(str(config.training.params_dtype))
@@ -142,10 +147,23 @@ def measure(
         positions = torch.arange(tokens, device=device).unsqueeze(1).expand(tokens, batch)
         rope = rope_table(config.model, positions, dtype)
     key, sizes = profile_key(config, device), tensor_bytes(config)
-    own = profile_layer(wrapped, memory.tensors, LayerContext(rope, None), x, (mesh.tp, mesh.cp), key, sizes)
+    core, found = layer.attention.core, {}
+    for kind in kinds_of(config.model):
+        layer.attention.core = attention(stack_of(config.model).index(kind))
+        context, groups = LayerContext(rope, None), (mesh.tp, mesh.cp)
+        found[kind] = profile_layer(wrapped, memory.tensors, context, x, groups, key, sizes)
+    layer.attention.core = core
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the measurement took and gave back is free for the plan
-    return _slowest(own, mesh, device)
+    return _of_stack(config, {kind: _slowest(own, mesh, device) for kind, own in found.items()})
+
+
+def _of_stack(config: RunConfig, found: Mapping[ModelConfig, LayerProfile]) -> LayerProfile:
+    """From the profiles of all kinds of layers."""
+    seconds = {kind: profile.forward_s + profile.backward_s for kind, profile in found.items()}
+    least = min(found, key=seconds.__getitem__)
+    mean_s = statistics.mean(seconds[kind] for kind in stack_of(config.model))
+    return dataclasses.replace(found[least], longer_s=mean_s - seconds[least])
 
 
 def tensor_bytes(config: RunConfig) -> dict[str, int]:

@@ -55,7 +55,7 @@ def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
             "--offload-tiles; `memo plan` says which fits"
         )
     layers = model.num_layers // (parallel.pp * parallel.vpp)
-    if layers > RECORDED_LAYERS:
+    if layers > RECORDED_LAYERS and not model.layer_types:  # else layers do not ask for the same
         short = dataclasses.replace(model, num_layers=RECORDED_LAYERS * parallel.pp * parallel.vpp)
         trace = extend_layers(_traced(dataclasses.replace(config, model=short), world_size, stage), layers)
     else:

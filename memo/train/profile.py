@@ -25,7 +25,7 @@ from memo.planner.profile_table import describe_profile
 from memo.spec.layer_ops import stage_ops
 from memo.spec.schedule import pipeline_of
 from memo.train.attention import choose_attention, describe_rows, measure_attention
-from memo.train.build import build, build_attention, build_mesh
+from memo.train.build import attention_of_layers, build, build_mesh
 from memo.train.ending import shutdown
 from memo.train.feed import Feed
 from memo.train.layer_profile import keep, measure
@@ -162,11 +162,12 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
     """The profile of one layer; no other part of the model is built."""
     dtype = torch_dtype(str(config.training.params_dtype))
     ops = select_ops(config.hardware.kernels, dtype)
-    parts = ModelParts(config.model, dtype, mesh.tp, build_attention(config, mesh, device), ops)
+    attention = attention_of_layers(config, mesh, device)
+    parts = ModelParts(config.model, dtype, mesh.tp, attention, ops)
     layer = make_layer(parts, 0)
     bucket_size = config.parallel.ddp_bucket_size
     data_parallel = ShardedDataParallel(
         nn.ModuleList([layer]), mesh, dtype=dtype, device=device, bucket_size=bucket_size, overlap=False
     )
     data_parallel.initialize(config.training.seed)
-    return measure(config, mesh, layer, data_parallel.main_gradient, device)
+    return measure(config, mesh, layer, attention, data_parallel.main_gradient, device)

@@ -80,7 +80,7 @@ def choose(
 
     def measured() -> LayerProfile:
         with data_parallel.scratch(data_parallel.layer_units[0]):
-            return measure(config, mesh, layer, data_parallel.main_gradient, device)
+            return measure(config, mesh, layer, chunks[0].attention, data_parallel.main_gradient, device)
 
     profile, origin = obtain(config, mesh, device, measured)
     return decide(config, mesh, ops, profile, origin, free_bytes, host, device)
@@ -228,6 +228,7 @@ def _problem(
         num_records=plan.num_records,
         forward_s=profile.forward_s,
         backward_s=profile.backward_s,
+        longer_s=profile.longer_s,
         recompute_s=profile.recompute_s,
         offload=Link(profile.offload_bytes_per_s, profile.offload_under_compute_bytes_per_s),
         prefetch=Link(profile.prefetch_bytes_per_s, profile.prefetch_under_compute_bytes_per_s),

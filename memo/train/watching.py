@@ -195,7 +195,7 @@ def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
         forward_s=problem.forward_s,
         backward_s=problem.backward_s,
         recompute_s=solution.recompute_s,
-        layers_s=problem.num_passes * (problem.forward_s + problem.backward_s + solution.recompute_s),
+        layers_s=problem.num_passes * problem.computed_s(solution.tiles),
         copies_s=moves * copies_s,
         copy_wait_s=wait_s,
         hidden_share=solution.hidden_share,

@@ -70,6 +70,8 @@ WRONG = [
         "--rope-scaling-type yarn --rope-beta-slow 64",
         ("--rope-beta-slow 64.0", "--rope-beta-fast 32.0", "use 1 and 32"),
     ),
+    Wrong("--window-size 64 --layer-types sliding,none", ("--layer-types", "'sliding,none'", "such as sliding,full")),
+    Wrong("--layer-types sliding,full", ("--layer-types sliding,full", "--window-size 0", "leave --layer-types out")),
     Wrong(
         "--model gpt2-tiny --rope-scaling-type linear",
         ("--rope-scaling-type linear", "--position-embedding-type learned_absolute", "rope-scaling-type none"),

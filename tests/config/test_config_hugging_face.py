@@ -202,6 +202,26 @@ def test_a_window_of_all_layers_is_read_and_written(content: dict[str, Any]) -> 
         write_config(replace(model_of(GPT2, "x"), window_size=9), 1024, None)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"max_window_layers": 12}, ",".join(["full"] * 12 + ["sliding"] * 24)),
+        ({"layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 9}, "sliding,sliding,sliding,full"),
+    ],
+)
+def test_layers_with_and_without_the_window_are_read_and_written(given: dict[str, Any], expected: str) -> None:
+    model = model_of({**QWEN3_8B, **WINDOWED, **given}, "x")
+    assert model.layer_types == expected and model.window_size == 4096
+    check(RunConfig(model=model).override({"mock_data": True}), 1)
+    written = write_config(model, 32768, None)
+    assert written.model_type == "qwen3" and model_of(written.content, "x").layer_types == model.layer_types
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoConfig.for_model(**{**written.content, "model_type": written.model_type})
+    assert theirs.layer_types == [f"{name}_attention" for name in model.types]
+    with pytest.raises(ConfigError, match="layer_types must be empty, not full,sliding"):
+        write_config(replace(model_of(GPT2, "x"), window_size=9, layer_types="full,sliding"), 1024, None)
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -261,12 +281,12 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**LLAMA_31_8B, "num_key_value_heads": 5}, "32 attention heads do not divide into 5 key/value heads"),
         ({**LLAMA_31_8B, "model_type": "gemma"}, "model_type is 'gemma': memo knows llama, mistral, .*`memo plan` and"),
         (
-            {**QWEN3_8B, **WINDOWED, "max_window_layers": 4},
-            "layers have 'full_attention' and 'sliding_attention', with",
+            {**MISTRAL, "sliding_window": 4096, "layer_types": ["full_attention", "sliding_attention"]},
+            "with a sliding_window of 4096: memo computes 32 layers of MistralForCausalLM that are all alike, with",
         ),
         (
-            {k: v for k, v in {**QWEN3_8B, **WINDOWED}.items() if k != "max_window_layers"},
-            "with a sliding_window of 4096: memo computes all layers of Qwen3ForCausalLM alike, with one",
+            {**QWEN3_8B, **WINDOWED, "layer_types": ["full_attention", "sliding_attention"]},  # of 36 layers
+            "layers have 'full_attention' and 'sliding_attention', with a sliding_window of 4096: memo computes 36",
         ),
         (
             {**QWEN3_8B, "layer_types": ["full_attention", "sliding_attention"]},
@@ -276,7 +296,10 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             {**QWEN3_8B, "layer_types": ["sliding_attention"] * 36},
             "layers have 'sliding_attention', with a sliding_window of None",
         ),
-        ({**LLAMA_31_8B, "layer_types": ["sliding_attention"]}, "LlamaForCausalLM alike, without a window"),
+        (
+            {**LLAMA_31_8B, "layer_types": ["sliding_attention"]},
+            "LlamaForCausalLM that are all alike, without a window",
+        ),
         ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({**GPT2, "activation_function": "relu"}, "activation_function is 'relu': .* gelu or gelu_new"),
         ({**QWEN3_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic': .* linear"),

@@ -92,7 +92,7 @@ class _Recorded(dict[str, Any]):
 
 
 def _tiny(name: str) -> dict[str, Any]:
-    """A config.json of a name of CONFIGS, whose window, if it has one, is off."""
+    """A config.json of a name of CONFIGS, whose window is off where that can be."""
     return {"model_type": name.partition("-")[0], "sliding_window": None, **CONFIGS[name][1]}
 
 

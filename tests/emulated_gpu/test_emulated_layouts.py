@@ -27,9 +27,9 @@ LOSSES, NORMS = 2.0**-8, 2.0**-6
 
 
 @functools.cache
-def on_one_gpu(window: int) -> list[float]:
+def on_one_gpu(window: int, layer_types: str) -> list[float]:
     EmulatedGpu().set_schedule("eager")
-    with memo.Trainer("llama-tiny", **LAYOUT, window_size=window) as trainer:
+    with memo.Trainer("llama-tiny", **LAYOUT, window_size=window, layer_types=layer_types) as trainer:
         return steps_of(trainer, 2)
 
 
@@ -47,7 +47,8 @@ def test_layouts_have_the_numbers_of_one_gpu(gpu: EmulatedGpu, tmp_path: Path, r
     found = json.loads(file.read_text())
     assert found.keys() == LAYOUTS[ranks].keys()
     for name, numbers in found.items():
-        expected = on_one_gpu(LAYOUTS[ranks][name].get("window_size", 0))
+        options = LAYOUTS[ranks][name]
+        expected = on_one_gpu(options.get("window_size", 0), options.get("layer_types", ""))
         first = numbers[SCHEDULES[ranks][0]]
         assert all(other == first for other in numbers.values()), name
         assert first[::2] == pytest.approx(expected[::2], rel=LOSSES), name

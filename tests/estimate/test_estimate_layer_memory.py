@@ -29,7 +29,7 @@ def saved_bytes(config: RunConfig) -> int:
     model, length, dtype = config.model, config.data.seq_length, torch_dtype(str(config.training.params_dtype))
     scale = model.head_dim**-0.5
     attention = ContextAttention(select_backend("cpu", "cpu"), length, "p2p", None, None, scale=scale)
-    layer = TransformerLayer(ModelParts(model, dtype, None, attention), 0)
+    layer = TransformerLayer(ModelParts(model, dtype, None, lambda _: attention), 0)
     layer.to_empty(device="cpu")
     table = rope_table(model, torch.arange(length).unsqueeze(1), dtype)
     rope = None if model.position_embedding_type == "learned_absolute" else table

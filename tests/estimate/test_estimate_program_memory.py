@@ -228,6 +228,11 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         ("gpt-tiny", 1, {"seq_length": 1024}),
         ("llama-tiny", 1, {"seq_length": 1024, "params_dtype": "bf16"}),
         ("llama-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "loss_chunk_size": 128}),
+        (
+            "llama-tiny",
+            1,
+            {"seq_length": 2048, "offload_alpha": 0.5, "window_size": 300, "layer_types": "sliding,full"},
+        ),
         ("llama-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
         # Gradients of a layer are being reduced while the backward of its first norm, composed in fp32, goes on.
         (
@@ -240,7 +245,18 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         ("gpt-tiny", 2, {"seq_length": 32, "offload_states": "all"}),
         ("gpt-tiny", 1, {"seq_length": 32, "offload_states": "all"}),
     ],
-    ids=["plain", "bf16", "alpha", "tp2", "tail-dp2", "norm", "norm-optimizer-dp2", "norm-all-dp2", "norm-all"],
+    ids=[
+        "plain",
+        "bf16",
+        "alpha",
+        "kinds",
+        "tp2",
+        "tail-dp2",
+        "norm",
+        "norm-optimizer-dp2",
+        "norm-all-dp2",
+        "norm-all",
+    ],
 )
 def test_a_step_is_foreseen_within_the_bound(name: str, world_size: int, flags: dict[str, Any]) -> None:
     """As benchmarks/memory_accuracy.py holds larger runs to: at most 3 % above the measured peak, 0.5 % below."""

@@ -53,7 +53,7 @@ def backward_peak_bytes(config: RunConfig) -> int:
     """Live bytes at the peak of one layer's backward beside its slot, the incoming gradient included."""
     model, length, tiles = config.model, config.data.seq_length, resolved_offload_tiles(config)
     attention = ContextAttention(select_backend("cpu", "cpu"), length, "p2p", None, None, scale=model.head_dim**-0.5)
-    layer = TransformerLayer(ModelParts(model, torch.bfloat16, None, attention), 0)
+    layer = TransformerLayer(ModelParts(model, torch.bfloat16, None, lambda _: attention), 0)
     layer.to_empty(device="cpu")
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.02)

@@ -36,6 +36,7 @@ SWAPS = tuple(product(POLICIES, ALPHAS))
 ONE_STAGE: dict[str, Any] = {"num_layers": 3, "global_batch_size": 1}
 TWO_STAGES: dict[str, Any] = {"pp": 2, "num_layers": 4, "global_batch_size": 2}
 TIED: dict[str, Any] = {"untie_embeddings_and_output_weights": False}
+KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full"}
 WHOLE_GRID = "gpt"
 """The model that runs under all swaps."""
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -44,15 +45,16 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "llama": (1, "llama-tiny", ONE_STAGE),  # fewer key/value heads
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated
     "window": (1, "llama-tiny", {**ONE_STAGE, "window_size": 5}),  # shorter than a tile
+    "layers of two kinds": (1, "llama-tiny", {**ONE_STAGE, **KINDS}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
     "cp2 ring": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE}),
     "cp2 gathered": (2, "qwen3-tiny", {"cp": 2, "cp_comm_type": "all_gather", **ONE_STAGE}),
-    "cp2 ring, window": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE, "window_size": 11}),
+    "cp2 ring, kinds": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE, **KINDS}),
     "cp2 all-to-all": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "a2a", **ONE_STAGE}),
     "pp2 1F1B": (2, "gpt-tiny", {**TWO_STAGES, "global_batch_size": 3}),  # its embedding is tied over both stages
     "pp2 interleaved": (2, "llama-tiny", {"vpp": 2, **TWO_STAGES, **TIED}),
     "dp2": (2, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 8}),
-    "tp2 cp2 pp2": (8, "llama-tiny", {"tp": 2, "cp": 2, **TWO_STAGES, **TIED}),
+    "tp2 cp2 pp2": (8, "llama-tiny", {"tp": 2, "cp": 2, **TWO_STAGES, **TIED, **KINDS}),
     "tp2 pp2 dp2": (8, "gpt2-tiny", {"tp": 2, **TWO_STAGES, "global_batch_size": 4}),
 }
 

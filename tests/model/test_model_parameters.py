@@ -51,7 +51,7 @@ def make_config(name: str, tp: int, pp: int, **overrides: Any) -> RunConfig:
 def build_stage(config: RunConfig, tp_rank: int, stage: int) -> list[ShardedParameter]:
     """Parameters of one rank, a tied one once."""
     group: Any = Seat(tp_rank, config.parallel.tp) if config.parallel.tp > 1 else None
-    parts = ModelParts(config.model, torch.float32, group, attention=lambda q, k, v, documents: q)
+    parts = ModelParts(config.model, torch.float32, group, attention=lambda _: lambda q, k, v, documents: q)
     chunk = TransformerChunk(
         parts,
         Pipeline(config.parallel.pp, 1, config.parallel.pp).layers(stage, 0, config.model.num_layers),

@@ -36,6 +36,7 @@ MODELS = {  # every family that memo writes, and what a long context adds
     "qwen3-tiny": {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0}
     | {"rope_original_max_position_embeddings": 16},
     "llama-window": {"window_size": 9},
+    "llama-layers": {"window_size": 9, "layer_types": "full,sliding"},
     "llama-qkv-bias": {"add_qkv_bias": True, "untie_embeddings_and_output_weights": False},
 }
 

@@ -99,6 +99,7 @@ def _llama(**ours: Any) -> Family:
     return Family("LlamaConfig", "LlamaForCausalLM", theirs, model)
 
 
+_LAYER_TYPES = ["sliding_attention", "full_attention"]
 FAMILIES = {
     "llama": _llama(),
     "llama-linear": _llama(rope_scaling_type="linear"),
@@ -127,6 +128,18 @@ FAMILIES = {
         "Qwen2ForCausalLM",
         {**_LLAMA_THEIRS, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
         replace(_LLAMA_OURS, add_qkv_bias=True, window_size=7),
+    ),
+    "ministral": Family(
+        "MinistralConfig",
+        "MinistralForCausalLM",
+        {**_LLAMA_THEIRS, "head_dim": 16, "sliding_window": 5, "layer_types": _LAYER_TYPES},
+        replace(_LLAMA_OURS, kv_channels=16, window_size=5, layer_types="sliding,full"),
+    ),
+    "qwen3-layers": Family(
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        {**_LLAMA_THEIRS, "head_dim": 16, "use_sliding_window": True, "sliding_window": 7, "layer_types": _LAYER_TYPES},
+        replace(_LLAMA_OURS, kv_channels=16, qk_layernorm=True, window_size=7, layer_types="sliding,full"),
     ),
     "gpt2": Family(
         "GPT2Config",

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -54,18 +55,19 @@ def test_recomputation_is_that_of_the_chosen_tiles() -> None:
         assert (step.seconds["recompute"] > 0) == (alpha < 1)
 
 
-LAYOUTS = [
+LAYOUTS: list[dict[str, Any]] = [
     {"tp": 1, "cp": 1, "pp": 1, "vpp": 1},
     {"tp": 4, "cp": 2, "pp": 1, "vpp": 1},
     {"tp": 2, "cp": 2, "pp": 2, "vpp": 1},
     {"tp": 2, "cp": 1, "pp": 4, "vpp": 2},
     {"tp": 1, "cp": 1, "pp": 8, "vpp": 1},
+    {"tp": 2, "cp": 2, "pp": 2, "vpp": 1, "window_size": 1024, "layer_types": "sliding,sliding,full"},
 ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("alpha", ["off", 0.0, 1.0])
-def test_prediction_is_what_the_simulation_of_every_event_gives(layout: dict[str, int], alpha: object) -> None:
+def test_prediction_is_what_the_simulation_of_every_event_gives(layout: dict[str, Any], alpha: object) -> None:
     """Also where copies do not hide (alpha 1 at 32K). What of a step is waiting for copies and what for other stages
     is less certain than the step: warm-up and cool-down wait otherwise than the steady phase."""
     ranks = layout["tp"] * layout["cp"] * layout["pp"] * 2
@@ -76,6 +78,19 @@ def test_prediction_is_what_the_simulation_of_every_event_gives(layout: dict[str
         assert predicted.seconds["copies"] == pytest.approx(
             sum(simulated.stall_s) / layout["pp"], rel=0.15, abs=0.005 * predicted.step_time_s
         )
+
+
+def test_a_stack_of_two_kinds_takes_what_its_layers_take() -> None:
+    """Llama 8B, of whose 32 layers 8 see all tokens: compute and FLOPs lie between those of stacks of one kind."""
+    window = {"window_size": 4096, "tp": 8, "offload_alpha": 1.0, "seq_length": 262144}
+    stacks = [{**window, "window_size": 0}, window, {**window, "layer_types": "full,sliding,sliding,sliding"}]
+    full, sliding, both = (config("llama-3.1-8b", **flags) for flags in stacks)
+    assert both.model.types.count("full") == 8
+    assert step_flops(both, 8) == (step_flops(full, 8) + 3 * step_flops(sliding, 8)) / 4
+    steps = [predict_step(run, 8, HARDWARE["h100-80"]) for run in (full, sliding, both)]
+    for part in ("attention", "matmul", "recompute"):
+        expected = (steps[0].seconds[part] + 3 * steps[1].seconds[part]) / 4
+        assert steps[2].seconds[part] == pytest.approx(expected), part
 
 
 def test_copies_that_do_not_hide_are_waited_for() -> None:

@@ -56,7 +56,7 @@ PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
 SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles": 8}
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
-WINDOW = {"window_size": 7}
+WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}
 
 
 class Numbers(NamedTuple):

@@ -42,6 +42,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-biases": ("LlamaConfig", {**_SIZES, "attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "mistral": ("MistralConfig", {**_SIZES, "sliding_window": None}),
+    "ministral": (
+        "MinistralConfig",
+        {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
     "qwen2": ("Qwen2Config", {**_SIZES, "tie_word_embeddings": True}),
     "qwen2-yarn": ("Qwen2Config", {**_SIZES, "rope_scaling": _YARN}),
     "qwen3": ("Qwen3Config", {**_SIZES, "head_dim": 16}),

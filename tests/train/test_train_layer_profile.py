@@ -207,9 +207,10 @@ def _slowest(factors: tuple[float, float]) -> tuple[LayerProfile, LayerProfile]:
     layer_profile.profile_layer = counter = Count(factors[dist.get_rank()])
     config = tiny(offload_alpha="off", seq_length=64)
     model = _model(config)
-    layer = model.chunks[0].layers[0].layer  # what the executor runs
+    chunk, gradient = model.chunks[0], model.data_parallel.main_gradient
+    layer = chunk.layers[0].layer  # what the executor runs
     agreed = layer_profile.measure(
-        config.override({"offload_alpha": "auto"}), model.mesh, layer, model.data_parallel.main_gradient, CPU
+        config.override({"offload_alpha": "auto"}), model.mesh, layer, chunk.attention, gradient, CPU
     )
     assert counter.measured is not None
     return counter.measured, agreed

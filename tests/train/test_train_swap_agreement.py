@@ -21,6 +21,7 @@ RATE = 1e12
 PROFILE: Any = SimpleNamespace(  # a layer that hides every copy
     forward_s=1.0,
     backward_s=2.0,
+    longer_s=0.0,
     recompute_s={"qkv": 0.3, "residual": 0.1, "fc1": 0.4},
     offload_bytes_per_s=RATE,
     prefetch_bytes_per_s=RATE,

@@ -7,7 +7,7 @@ The walk of memo.estimate.program.step gives the exact peak; tests check that it
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.config.derived import layers_per_chunk
@@ -24,6 +24,7 @@ from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.placement import placement_of
 from memo.spec.slots import Moved, slot_layout
+from memo.spec.stack import runs_of_kinds
 
 _NO_SWAP = SwapBytes(0, 0, 0)
 _MESSAGES = 5
@@ -51,6 +52,15 @@ def memory_bounds(
     config: RunConfig, world_size: int, stages: Sequence[int], moved: Moved | None
 ) -> dict[int, MemoryBounds]:
     """Bounds of `program_memory` by stage; `moved` is what a swap plan moves, None if there is no swap plan."""
+    first, *others = (_of_kind(kind, world_size, stages, moved) for kind in runs_of_kinds(config))
+    for other in others:  # kinds of layers differ in nothing but their transients
+        for stage, at in first.items():
+            least, most = max(at.least, other[stage].least), max(at.most, other[stage].most)
+            first[stage] = replace(at, least=least, most=most)
+    return first
+
+
+def _of_kind(config: RunConfig, world_size: int, stages: Sequence[int], moved: Moved | None) -> dict[int, MemoryBounds]:
     sizes, placement = state_sizes(config, world_size), placement_of(config, world_size)
     slots = None if moved is None else slot_layout(config, moved)
     first = layer_sizes(config, 0, config.hardware.num_threads or 1)

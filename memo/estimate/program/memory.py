@@ -28,6 +28,7 @@ from memo.estimate.program.tiles import kept_values
 from memo.estimate.state_memory import StateBytes, state_bytes
 from memo.estimate.swap_memory import swap_bytes
 from memo.spec.slots import Moved
+from memo.spec.stack import runs_of_kinds
 
 _MAIN_SHARE = 0.01
 """Share of the total from which on a component is named on its own."""
@@ -84,6 +85,8 @@ class ProgramMemory:
 def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> ProgramMemory:
     """Peak memory of the rank of pipeline stage `stage` that needs most.
 
+    Where layers are of several kinds, that of the kind that needs most: all of them keep as much.
+
     Args:
         config: a checked configuration with a vocabulary; --device auto counts as cpu. On a CPU attention has scratch
             memory, at most 1.5 MiB, for each of --num-threads; without that flag one thread is assumed.
@@ -99,6 +102,12 @@ def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved 
                 "0 to 1"
             )
         moved = alpha
+    of_kinds = (_of_kind(kind, world_size, stage, moved) for kind in runs_of_kinds(config))
+    return max(of_kinds, key=lambda memory: memory.total)
+
+
+def _of_kind(config: RunConfig, world_size: int, stage: int, moved: Moved | None) -> ProgramMemory:
+    """The peak of a model all of whose layers are alike."""
     threads = config.hardware.num_threads or 1
     layout = state_layout(config, world_size, stage)
     groups = None if moved is None else kept_values(config, moved)
