@@ -34,6 +34,7 @@ from memo.attention.core import GradSums, OutputMerger, attend, attend_backward,
 from memo.errors import ConfigError
 from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
 from memo.parallel.zigzag import natural_from_zigzag, zigzag_chunks, zigzag_from_natural
+from memo.spec.window import ring_steps
 from memo_kernels import wide_dtype
 
 CP_COMM_TYPES = ("p2p", "all_gather", "a2a", "a2a+p2p")
@@ -85,6 +86,7 @@ class ContextAttention:
         zigzag_chunks(seq_length, self.ring_size * self.a2a_size, 0)
         self._chunks = [zigzag_chunks(seq_length, self.ring_size, j) for j in range(self.ring_size)]
         self._everything = (Chunk(0, seq_length, 0),)
+        self._steps = ring_steps(seq_length, self.ring_size, window)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None) -> Tensor:
         """q [s, b, n, d], k and v [s, b, n_kv, d] -> out [s, b, n, d], differentiable.
@@ -156,15 +158,15 @@ class ContextAttention:
             return self._gathered_backward(grad_out, saved, documents)
         return self._ring_backward(grad_out, saved, documents)
 
-    # p2p: at step t this rank has the keys and values of ring rank (rank - t).
+    # p2p: at step t this rank has the keys and values of ring rank (rank - t). Steps without scores are left out.
 
     def _ring_forward(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         kv = torch.stack((k, v))  # [2, S, b, n_kv, d], one message
         merger = OutputMerger(q, out)
-        for step in range(self.ring_size):
-            incoming = _Shift(kv, self) if step < self.ring_size - 1 else None
+        for step, following in zip(self._steps, (*self._steps[1:], None), strict=True):
+            incoming = None if following is None else _Shift(kv, self, following - step)
             with self.around():
                 merger.add(self.backend, q, kv[0], kv[1], self._scores(step, documents), self.scale)
             if incoming:
@@ -179,8 +181,8 @@ class ContextAttention:
         dtype = wide_dtype(kv.dtype)
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=kv.device)
         incoming_dkv: _Shift | None = None
-        for step in range(self.ring_size):
-            incoming = _Shift(kv, self) if step < self.ring_size - 1 else None
+        for step, following in zip(self._steps, (*self._steps[1:], None), strict=True):
+            incoming = None if following is None else _Shift(kv, self, following - step)
             dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
             met = saved._replace(k=kv[0], v=kv[1])
             scores = self._scores(step, documents)
@@ -188,7 +190,7 @@ class ContextAttention:
                 GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, scores, self.scale)
             if incoming_dkv:
                 dkv += incoming_dkv.wait()
-            incoming_dkv = _Shift(dkv, self)
+            incoming_dkv = _Shift(dkv, self, (self.ring_size if following is None else following) - step)
             if incoming:
                 kv = incoming.wait()
         assert incoming_dkv is not None
@@ -276,14 +278,16 @@ class ContextAttention:
 
 
 class _Shift:
-    """One message of the ring: sends a tensor to the next rank and receives the previous rank's."""
+    """One message of the ring: sends a tensor to the rank so many places on, and receives one from as far behind."""
 
-    def __init__(self, x: Tensor, ring: ContextAttention) -> None:
+    def __init__(self, x: Tensor, ring: ContextAttention, places: int) -> None:
         group, rank, size = ring.ring, ring.ring_rank, ring.ring_size
         assert group is not None
         self._sent: Tensor | None = x  # its memory must not be freed before the transfer has ended
         self._received = torch.empty_like(x)
-        self._works: list[Work] = exchange([(x, (rank + 1) % size)], [(self._received, (rank - 1) % size)], group)
+        self._works: list[Work] = exchange(
+            [(x, (rank + places) % size)], [(self._received, (rank - places) % size)], group
+        )
 
     def wait(self) -> Tensor:
         for work in self._works:

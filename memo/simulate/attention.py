@@ -9,7 +9,7 @@ from memo.simulate.cost import Cost
 from memo.simulate.kernels import Group
 from memo.simulate.layer_shape import LayerShape
 from memo.simulate.sweep import SUM_PASSES
-from memo.spec.window import attended_pairs
+from memo.spec.window import attended_pairs, ring_steps
 
 _RING_KERNELS = 8
 """Kernels of one ring step besides attention: for two blocks, their sums, and the exchange of keys and values."""
@@ -36,7 +36,7 @@ def attention_cost(shape: LayerShape, backward: bool) -> Cost:
         return cost
     if parallel.cp_comm_type == "all_gather":
         return cost + _gathered(shape, ring, backward)
-    return cost + _ring(shape, ring, seconds / ring.size, backward)
+    return cost + _ring(shape, ring, seconds, backward)
 
 
 def _strips(shape: LayerShape, backward: bool) -> Cost:
@@ -84,17 +84,21 @@ def gathered_keys(shape: LayerShape, group: Group) -> Cost:
     return Cost(elementwise=kernels.memory_s(4 * num_bytes, 4 * parts), context=context)
 
 
-def _ring(shape: LayerShape, group: Group, step_s: float, backward: bool) -> Cost:
-    """Each step sends keys and values on, in backward their fp32 gradients too, while its blocks are computed."""
-    kernels = shape.kernels
+def _ring(shape: LayerShape, group: Group, seconds: float, backward: bool) -> Cost:
+    """Each step sends keys and values on, in backward their fp32 gradients too, while its blocks are computed.
+
+    Known error: under a window some messages skip ranks, and take as long as one between neighbours here.
+    """
+    kernels, config = shape.kernels, shape.config
+    steps = len(ring_steps(config.data.seq_length, group.size, shape.window))
     kv = shape.tokens * 2 * shape.kv
     message_s = kernels.message_s(kv * (kernels.narrow + (kernels.wide if backward else 0)), group)
     # In all but the first step half of the scores are left out: three quarters of the queries are met on average.
     merged = 0.25 + 0.75 * group.size if shape.window is None else 0.0
     sums = SUM_PASSES * shape.tokens * shape.q * kernels.wide * merged
     if backward:
-        sums += SUM_PASSES * kv * kernels.wide * group.size
-    exposed_s = (group.size - 1) * max(0.0, message_s - step_s)
+        sums += SUM_PASSES * kv * kernels.wide * steps
+    exposed_s = (steps - 1) * max(0.0, message_s - seconds / steps)
     if backward:
         exposed_s += kernels.message_s(kv * kernels.wide, group)  # the last hop home hides under nothing
-    return Cost(elementwise=kernels.memory_s(sums, _RING_KERNELS * group.size), context=exposed_s)
+    return Cost(elementwise=kernels.memory_s(sums, _RING_KERNELS * steps), context=exposed_s)

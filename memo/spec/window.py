@@ -26,3 +26,18 @@ def attended_pairs(tokens: int, window: int | None) -> int:
     far = max(0, tokens - (tokens if window is None else window))  # queries that do not reach the first token
     near = tokens - far
     return near * (near + 1) // 2 + far * near
+
+
+def ring_steps(tokens: int, ranks: int, window: int | None) -> tuple[int, ...]:
+    """Steps of a ring of context-parallel ranks in which some rank has scores; at step t each has the keys of the rank
+    t places before it.
+
+    Of a sequence of so many tokens in zigzag order: rank j has chunks j and 2 ranks - 1 - j of 2 ranks chunks.
+    """
+    if window is None or ranks == 1:
+        return tuple(range(ranks))
+    chunks = 2 * ranks
+    reach = 1 + max(0, window - 2) // (tokens // chunks)  # chunks back in which a query may meet a key
+    owners = [min(chunk, chunks - 1 - chunk) for chunk in range(chunks)]
+    apart = {(owners[q] - owners[k]) % ranks for q in range(chunks) for k in range(max(0, q - reach), q)}
+    return tuple(sorted({0, *apart}))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memo.attention.backends import CpuFlash
 from memo.attention.blocks import Chunk, Documents, attention_blocks, cut_within, strips
-from memo.spec.window import attended_pairs
+from memo.spec.window import attended_pairs, ring_steps
 
 
 def zigzag(tokens: int, ranks: int, rank: int) -> tuple[Chunk, Chunk]:
@@ -24,6 +24,23 @@ def mask(queries: Tensor, keys: Tensor, row: tuple[int, ...], window: int) -> Te
     back = queries[:, None] - keys[None]
     same = torch.bucketize(queries, bounds, right=True)[:, None] == torch.bucketize(keys, bounds, right=True)[None]
     return (back >= 0) & (back < window) & same
+
+
+def test_a_ring_has_the_steps_in_which_some_rank_has_scores() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        ranks, chunk = draw.randint(2, 9), draw.randint(1, 12)
+        tokens = 2 * ranks * chunk
+        window = draw.randint(1, tokens)
+        held = [zigzag(tokens, ranks, rank) for rank in range(ranks)]
+        meeting = {
+            step
+            for step in range(ranks)
+            for rank in range(ranks)
+            if attention_blocks(held[rank], held[(rank - step) % ranks], None, window).blocks
+        }
+        assert set(ring_steps(tokens, ranks, window)) == meeting | {1, ranks - 1}, (tokens, ranks, window)
+    assert ring_steps(1 << 20, 16, 4096) == (0, 1, 15) and ring_steps(1 << 20, 4, None) == (0, 1, 2, 3)
 
 
 def positions(chunks: tuple[Chunk, ...]) -> Tensor:

@@ -145,8 +145,9 @@ def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, B
         return out, lse
     kv = ledger.make("k and v", 2 * _kv_bytes(z))
     merger = _start_merger(ledger, z, placed)
-    for step in different_steps(z):
-        incoming = ledger.make("k and v", 2 * _kv_bytes(z)) if step < z.ring - 1 else None
+    steps = different_steps(z)
+    for step in steps:
+        incoming = ledger.make("k and v", 2 * _kv_bytes(z)) if step < steps[-1] else None
         _merge_calls(ledger, z, ring_calls(z, step))
         if incoming is not None:
             ledger.free(kv)
@@ -226,8 +227,9 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     met: Block | None = None  # the k and v of the last step, which live until those of the next step are used
     dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
     shift: tuple[Block, ...] = ()
-    for step in different_steps(z):
-        incoming = ledger.make("k and v", kv_bytes) if step < z.ring - 1 else None
+    steps = different_steps(z)
+    for step in steps:
+        incoming = ledger.make("k and v", kv_bytes) if step < steps[-1] else None
         dkv = ledger.make("dk and dv sum", wide_kv_bytes)
         ledger.free(met)
         _sum_calls(ledger, z, ring_calls(z, step), row)

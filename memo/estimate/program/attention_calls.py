@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from memo.estimate.program.sizes import LayerSizes
 from memo.spec.reach import most_tokens, parts
-from memo.spec.window import strips_of_calls
+from memo.spec.window import ring_steps, strips_of_calls
 
 
 class Call(NamedTuple):
@@ -74,7 +74,8 @@ def fused_row(z: LayerSizes) -> int:
 
 def different_steps(z: LayerSizes) -> list[int]:
     """Steps of a ring: the last, and of those that are alike two, which show how much lives at once."""
-    return [step for step in range(z.ring) if step < 3 or 0 < step - z.ring_rank < 3 or step == z.ring - 1]
+    steps = ring_steps(z.tokens // z.batch * z.ring, z.ring, z.window or None)
+    return [step for step in steps if step < 3 or 0 < step - z.ring_rank < 3 or step == steps[-1]]
 
 
 def ring_calls(z: LayerSizes, step: int) -> list[Call]:
