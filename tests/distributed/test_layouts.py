@@ -20,6 +20,7 @@ STEPS = 2
 """The loss of the second step shows the weights of the first; its weights show the moments."""
 
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
+KINDS = "llama-tiny, layers with and without a window"
 
 Layout = tuple[str, int, dict[str, object]]
 # Every axis, every pair of two, and three together.
@@ -29,9 +30,9 @@ LAYOUTS: list[Layout] = [
     (GPT2, 2, {"tp": 2}),
     (QWEN, 2, {"tp": 2}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "p2p"}),
-    (LLAMA, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
+    (KINDS, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "a2a"}),
-    (LLAMA, 4, {"cp": 4, "cp_comm_type": "a2a+p2p"}),
+    (KINDS, 4, {"cp": 4, "cp_comm_type": "a2a+p2p"}),
     (GPT, 2, {"pp": 2}),
     (GPT, 2, {"pp": 2, "vpp": 2}),
     (QWEN, 2, {}),
@@ -39,11 +40,11 @@ LAYOUTS: list[Layout] = [
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (GPT, 4, {"tp": 2, "pp": 2}),
     (GPT2, 4, {"tp": 2}),
-    (LLAMA, 4, {"cp": 2, "pp": 2}),
+    (KINDS, 4, {"cp": 2, "pp": 2}),
     (QWEN, 4, {"cp": 2, "cp_comm_type": "all_gather"}),
     (GPT, 4, {"pp": 2}),
     # all together
-    (LLAMA, 8, {"tp": 2, "cp": 2, "pp": 2}),
+    (KINDS, 8, {"tp": 2, "cp": 2, "pp": 2}),
 ]
 # Axes of four ranks; pairs again, with what one axis shows alone (exchanges of cp, chunks of a stage), and three axes
 # with a fourth.
@@ -52,6 +53,7 @@ MORE_LAYOUTS: list[Layout] = [
     (LLAMA, 4, {"pp": 4}),
     (GPT, 4, {"micro_batch_size": 1}),
     (GPT2, 4, {"cp": 4, "cp_comm_type": "p2p"}),
+    (KINDS, 4, {"cp": 4, "cp_comm_type": "p2p"}),  # of the four steps of its ring one has no scores
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "all_gather"}),
     (GPT, 4, {"tp": 2, "cp": 2, "cp_comm_type": "a2a"}),
     (LLAMA, 4, {"tp": 2, "pp": 2, "vpp": 2}),
@@ -64,6 +66,8 @@ MORE_LAYOUTS: list[Layout] = [
 
 
 def config_of(model: str, **layout: object) -> RunConfig:
+    if model == KINDS:
+        return tiny(LLAMA, num_layers=4, window_size=7, layer_types="sliding,full", **layout)
     return tiny(model, num_layers=4, **layout)
 
 

@@ -35,17 +35,19 @@ UNTIED: dict[str, Any] = {"untie_embeddings_and_output_weights": True}
 BREADTH_FIRST: dict[str, Any] = {"gradient_accumulation_order": "breadth_first", "global_batch_size": 2}
 GATHERED: dict[str, Any] = {"cp": 2, "cp_comm_type": "all_gather"}
 EXCHANGED: dict[str, Any] = {"cp": 2, "cp_comm_type": "a2a"}
+KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full"}
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "gpt": (1, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 2}),
     "gpt2": (1, "gpt2-tiny", ONE_STAGE),  # biases, LayerNorm, learned positions
     "llama": (1, "llama-tiny", ONE_STAGE),  # fewer key/value heads
+    "kinds": (1, "llama-tiny", {**ONE_STAGE, **KINDS}),
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated, the store rotated
     "breadth first": (1, "llama-tiny", {**ONE_STAGE, **BREADTH_FIRST}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
     "pp2 1F1B": (2, "gpt-tiny", TWO_STAGES),
     "pp2 interleaved": (2, "llama-tiny", {"vpp": 2, **TWO_STAGES, "global_batch_size": 4, **UNTIED}),
     "dp2": (2, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 8}),
-    "cp2 all_gather": (2, "llama-tiny", {**GATHERED, **ONE_STAGE}),  # fewer key/value heads
+    "cp2 all_gather": (2, "llama-tiny", {**GATHERED, **ONE_STAGE, **KINDS}),  # fewer key/value heads
     "cp2 a2a": (2, "gpt-tiny", {**EXCHANGED, **ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 2}),
     "cp2 a2a normed heads": (2, "qwen3-tiny", {**EXCHANGED, **ONE_STAGE}),
     "cp4 all_gather": (4, "gpt-tiny", {**GATHERED, **ONE_STAGE, "cp": 4}),
@@ -53,7 +55,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "tp2 cp2 a2a": (4, "gpt-tiny", {"tp": 2, **EXCHANGED, **ONE_STAGE}),
     "tp2 pp2": (4, "llama-tiny", {"tp": 2, **TWO_STAGES}),
     "cp2 pp2 all_gather": (4, "gpt2-tiny", {**GATHERED, **TWO_STAGES}),
-    "cp2 pp2 a2a": (4, "llama-tiny", {**EXCHANGED, **TWO_STAGES}),
+    "cp2 pp2 a2a": (4, "llama-tiny", {**EXCHANGED, **TWO_STAGES, **KINDS}),
     "cp2 dp2 all_gather": (4, "llama-tiny", {**GATHERED, **ONE_STAGE, "global_batch_size": 4}),
     "cp2 dp2 a2a": (4, "llama-tiny", {**EXCHANGED, **ONE_STAGE, "global_batch_size": 4}),
     "tp2 pp2 dp2": (8, "gpt2-tiny", {"tp": 2, **TWO_STAGES, "global_batch_size": 4}),
