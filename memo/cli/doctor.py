@@ -15,7 +15,7 @@ from typing import Any
 from memo import __version__
 from memo.artifacts.toolchain import cuda_include, find_compiler
 from memo.cli import doctor_checks as checks
-from memo.cli.doctor_checks import Finding, Gpu, State
+from memo.cli.doctor_checks import Finding, Gpu
 from memo.cli.doctor_ranks import from_slurm, with_ranks
 from memo.config.command_line import parse_options
 from memo.config.derived import world_size_from_env
@@ -64,38 +64,43 @@ def main(argv: Sequence[str]) -> int:
     if found is None:  # the first rank tells
         return 0
     print(json.dumps([dataclasses.asdict(each) for each in found], indent=1) if options.json else _text(found))
-    return EXIT_FAILED if any(each.state == State.STOPS for each in found) else 0
+    return EXIT_FAILED if any(each.state == "STOPS" for each in found) else 0
 
 
 def findings(save: str, nvme_path: str | None) -> list[Finding]:
     """The findings of all checks on this machine; imports torch if it is installed."""
-    torch, gpus, driver, driver_cuda = _torch(), *_gpus()
+    torch, (gpus, driver, driver_cuda) = _torch(), _gpus()
+    version, torch_cuda = (None, None) if torch is None else (torch.__version__, torch.version.cuda)
     usable = torch.cuda.device_count() if torch is not None and torch.cuda.is_available() else 0
-    compiler, headers = _tools(torch)
-    shm_bytes = _disk_bytes("/dev/shm")
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    locked_bytes = None if limit_bytes == resource.RLIM_INFINITY else limit_bytes
+    host_bytes = total_host_bytes()
     found = [
-        checks.check_torch(None if torch is None else torch.__version__),
-        checks.check_cuda(None if torch is None else torch.version.cuda, driver, driver_cuda, usable, len(gpus)),
+        checks.check_torch(version),
+        checks.check_cuda(torch_cuda, driver, driver_cuda, usable, len(gpus)),
         checks.check_gpus(gpus, {machine.driver_name for machine in HARDWARE.values()}),
-        checks.check_compiler(compiler, headers, bool(gpus)),
-        checks.check_locked_memory(_locked_limit(), total_host_bytes(), bool(gpus)),
-        checks.check_shared_memory(*shm_bytes, len(gpus)),
+        checks.check_compiler(*_tools(torch), bool(gpus)),
+        checks.check_locked_memory(locked_bytes, host_bytes, bool(gpus)),
+        checks.check_shared_memory(*_shared_bytes(), len(gpus)),
         checks.check_cpus(len(allowed_cpus()), cpu_quota(), len(gpus)),
         checks.check_numa(cpus_by_node(), allowed_cpus(), gpus),
-        checks.check_host_memory(available_host_bytes(), total_host_bytes(), gpus),
-        checks.check_disk("disk of --save", save, *_writable_bytes(save)),
+        checks.check_host_memory(available_host_bytes(), host_bytes, gpus),
+        checks.check_disk("disk of --save", save, *_free_bytes(save, _free_for_checkpoints)),
     ]
     if nvme_path is not None:
-        found.append(checks.check_records(nvme_path, *_record_bytes(nvme_path), file_system(nvme_path)))
+        from memo.executor.disk_budget import disk_free_bytes  # here, because it imports torch
+
+        free = _free_bytes(nvme_path, disk_free_bytes)
+        found.append(checks.check_disk("disk of records", nvme_path, *free, file_system(nvme_path)))
     return [*found, checks.check_environment(os.environ)]
 
 
 def _text(found: Sequence[Finding]) -> str:
-    rows = [(each.state.value, each.name, each.found) for each in found]
+    rows = [(each.state, each.name, each.found) for each in found]
     lines = [f"memo {__version__} on {host_name()}"]
     for row, each in zip(text_table(rows, left={0, 1, 2}).splitlines(), found, strict=True):
         lines += [f"  {row}", *([f"      -> {each.remedy}"] if each.remedy else [])]
-    stops = [each.name for each in found if each.state == State.STOPS]
+    stops = [each.name for each in found if each.state == "STOPS"]
     return "\n".join([*lines, f"a run is stopped by: {', '.join(stops)}" if stops else "nothing stops a run here"])
 
 
@@ -151,52 +156,37 @@ def _tools(torch: Any) -> tuple[str | None, str | None]:
     return compiler, headers
 
 
-def _locked_limit() -> int | None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if limit == resource.RLIM_INFINITY else limit
+def _shared_bytes() -> tuple[int | None, int]:
+    """Size and free space of /dev/shm."""
+    with contextlib.suppress(OSError):
+        usage = shutil.disk_usage("/dev/shm")
+        return usage.total, usage.free
+    return None, 0
 
 
-def _disk_bytes(path: str) -> tuple[int | None, int]:
-    """Size and free space of a file system."""
+def _free_bytes(path: str, measure: Callable[[str], int]) -> tuple[int | None, str]:
+    """Free space by `measure`; None, and why, where it finds that nothing can be written."""
     try:
-        usage = shutil.disk_usage(path)
-    except OSError:
-        return None, 0
-    return usage.total, usage.free
-
-
-def _writable_bytes(path: str) -> tuple[int | None, str]:
-    """Free space where `path` is or would be made; None, and why, where nothing can be written."""
-    folder = Path(path).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return shutil.disk_usage(folder).free, ""
+        return measure(path), ""
     except OSError as error:
         return None, error.strerror or str(error)
-
-
-def _record_bytes(path: str) -> tuple[int | None, str]:
-    """Free space for records of activations; None, and why, where they cannot be written."""
-    from memo.executor.disk_budget import disk_free_bytes
-
-    try:
-        return disk_free_bytes(path), ""
     except DiskError as error:
         return None, str(error)
 
 
-def file_system(path: str, mounts: Path = Path("/proc/mounts")) -> str:
-    """The kind of the file system that holds `path`, such as ext4; empty where the system does not say.
+def _free_for_checkpoints(path: str) -> int:
+    """Where `path` is or would be made."""
+    folder = Path(path).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder):
+        return shutil.disk_usage(folder).free
 
-    A line of `mounts`, which is an argument for tests, is: device, where it is mounted (\\040 for a blank), kind, ...
-    """
-    try:
-        lines = [line.split() for line in mounts.read_text().splitlines()]
-    except OSError:
-        return ""
-    real = os.path.realpath(path)
-    found = [(words[1].replace("\\040", " "), words[2]) for words in lines if len(words) > 2]
-    inside = [(folder, kind) for folder, kind in found if Path(real).is_relative_to(folder)]
-    return max(inside, key=lambda each: len(each[0]), default=("", ""))[1]
+
+def file_system(path: str) -> str:
+    """The kind of the file system that holds `path`, such as ext4; empty where the system does not say."""
+    import psutil
+
+    real = Path(path).resolve()
+    mounts = [each for each in psutil.disk_partitions(all=True) if real.is_relative_to(each.mountpoint)]
+    return max(mounts, key=lambda each: len(each.mountpoint)).fstype if mounts else ""

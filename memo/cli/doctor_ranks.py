@@ -14,13 +14,13 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
-from memo.cli.doctor_checks import Finding, State
+from memo.cli.doctor_checks import Finding
 from memo.config.derived import local_world_size_from_env, rank_from_env, world_size_from_env
 from memo.errors import MemoError, RankLost, is_first_of_node
 from memo.units import MIB, format_bytes
@@ -38,12 +38,13 @@ SLOW_SHARE = 0.5
 """Of the best rate: a node or a link below it is called slow."""
 _FIRST_PORT, _NUM_PORTS = 20000, 12768
 """Below those that systems give to whoever asks for any."""
-_REMEDIES = {
-    "node": "nvidia-smi topo -m and dmesg on it: GPUs that cannot reach each other talk through host memory",
-    "link": "ibstat or ethtool on it: a port that came up at a lower rate; NCCL_DEBUG=INFO says which one NCCL takes",
-    "all": "NCCL_DEBUG=INFO on all ranks",
+Kind = Literal["within nodes", "between nodes", "all ranks"]
+_REMEDIES: dict[Kind, str] = {
+    "within nodes": "nvidia-smi topo -m and dmesg on it: GPUs that cannot reach each other talk through host memory",
+    "between nodes": "ibstat or ethtool on it: a port that came up at a lower rate; NCCL_DEBUG=INFO says which one "
+    "NCCL takes",
+    "all ranks": "NCCL_DEBUG=INFO on all ranks",
 }
-_WHERE = {"node": "within nodes", "link": "between nodes", "all": "all ranks"}
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,15 @@ class Nodes:
 
     def named_by(self, hosts: Mapping[int, str]) -> "Nodes":
         """With the hosts of the ranks that have come."""
-        names = list(self.names)
-        for rank, host in hosts.items():
-            names[self.of_rank[rank]] = host
-        return Nodes(self.of_rank, tuple(names))
+        known = {self.of_rank[rank]: host for rank, host in hosts.items()}
+        return Nodes(self.of_rank, tuple(known.get(node, name) for node, name in enumerate(self.names)))
 
 
 @dataclass(frozen=True)
 class Reduction:
     """An all-reduce of some ranks: of a node, of the first ranks of two neighbours, or of all."""
 
-    kind: Literal["node", "link", "all"]
+    kind: Kind
     nodes: tuple[int, ...]
     ranks: tuple[int, ...]
 
@@ -130,7 +129,7 @@ def with_ranks(found: list[Finding], wait_s: float) -> list[Finding] | None:
     try:
         store = open_store(rank, timeout)
     except MemoError as error:  # the first rank, or its node, is the one that is missing
-        problem = Finding("ranks", State.STOPS, str(error), f"look at {nodes.called(0)}, where the first rank runs")
+        problem = Finding("ranks", "STOPS", str(error), f"look at {nodes.called(0)}, where the first rank runs")
         return [*found, problem] if is_first_of_node() else None
     try:
         run, members = call_roll(store, rank, size, timeout)
@@ -141,10 +140,10 @@ def with_ranks(found: list[Finding], wait_s: float) -> list[Finding] | None:
         everyone = _gathered(run, rank, members, "found", [dataclasses.asdict(each) for each in found])
         measured = _measured(run, rank, nodes, members, timeout)
     except RuntimeError as error:  # of the store, which a rank has left too early
-        return None if rank else [*found, Finding("ranks", State.STOPS, f"one has gone ({error})", _ALL_OUTPUTS)]
+        return None if rank else [*found, Finding("ranks", "STOPS", f"one has gone ({error})", _ALL_OUTPUTS)]
     if rank:
         return None
-    here = Finding("ranks", State.OK, f"{size} on {len(nodes.names)} node{'s' * (len(nodes.names) > 1)}")
+    here = Finding("ranks", "ok", f"{size} on {len(nodes.names)} node{'s' * (len(nodes.names) > 1)}")
     others = {nodes.called(at): everyone[nodes.ranks(at)[0]] for at in range(1, len(nodes.names))}
     return [*found, here, *elsewhere(others, found), *measured]
 
@@ -154,32 +153,32 @@ def check_missing(nodes: Nodes, hosts: Mapping[int, str], error: str) -> Finding
     nodes = nodes.named_by(hosts)
     absent = [rank for rank in range(len(nodes.of_rank)) if rank not in hosts]
     if not absent:
-        return Finding("ranks", State.STOPS, error, _ALL_OUTPUTS)
+        return Finding("ranks", "STOPS", error, _ALL_OUTPUTS)
     parts = []
     for node in dict.fromkeys(nodes.of_rank[rank] for rank in absent):
         own = [rank for rank in nodes.ranks(node) if rank in absent]
         parts.append(f"{nodes.called(node)} (rank {_listed(own)} of its {len(nodes.ranks(node))})")
     found = f"{len(absent)} of {len(nodes.of_rank)} are missing: {'; '.join(parts)}"
-    return Finding("ranks", State.STOPS, found, "look at that node and at its output; --wait-s gives ranks more time")
+    return Finding("ranks", "STOPS", found, "look at that node and at its output; --wait-s gives ranks more time")
 
 
 def elsewhere(others: Mapping[str, Sequence[Mapping[str, Any]]], here: Sequence[Finding]) -> list[Finding]:
     """What is wrong on other nodes, by name, and not so on this one; alike findings of several nodes are one."""
     nodes: dict[Finding, list[str]] = {}
     for name, found in others.items():
-        for each in (Finding(**{**fields, "state": State(fields["state"])}) for fields in found):
-            if each.state != State.OK and each not in here:
+        for each in (Finding(**fields) for fields in found):
+            if each.state != "ok" and each not in here:
                 nodes.setdefault(each, []).append(name)
     return [dataclasses.replace(each, name=f"{each.name} on {', '.join(names)}") for each, names in nodes.items()]
 
 
 def reductions_of(nodes: Nodes) -> list[Reduction]:
     """All all-reduces in the order in which they run."""
-    count = len(nodes.names)
-    alone = [Reduction("node", (node,), nodes.ranks(node)) for node in range(count) if len(nodes.ranks(node)) > 1]
-    pairs = [(node, (node + 1) % count) for node in range(count if count > 2 else count - 1)]
-    links = [Reduction("link", pair, (nodes.ranks(pair[0])[0], nodes.ranks(pair[1])[0])) for pair in pairs]
-    return [*alone, *links, Reduction("all", tuple(range(count)), tuple(range(len(nodes.of_rank))))]
+    ranks = [nodes.ranks(node) for node in range(len(nodes.names))]
+    within = [Reduction("within nodes", (node,), own) for node, own in enumerate(ranks) if len(own) > 1]
+    pairs = [(node, (node + 1) % len(ranks)) for node in range(len(ranks) if len(ranks) > 2 else len(ranks) - 1)]
+    between = [Reduction("between nodes", (one, other), (ranks[one][0], ranks[other][0])) for one, other in pairs]
+    return [*within, *between, Reduction("all ranks", tuple(range(len(ranks))), tuple(range(len(nodes.of_rank))))]
 
 
 def judged(
@@ -192,32 +191,28 @@ def judged(
         problem: why it has not, as the first rank met it.
     """
     findings = []
-    for kind in ("node", "link", "all"):
+    for kind in _REMEDIES:
         own = [(test, rate) for test, rate in zip(tests, rates, strict=False) if test.kind == kind]
         if own:
             findings.append(_of_kind(kind, own, nodes, num_bytes))
     if len(rates) < len(tests):
         broken = tests[len(rates)]
-        who = "all ranks" if broken.kind == "all" else " and ".join(map(nodes.called, broken.nodes))
+        who = broken.kind if broken.kind == "all ranks" else " and ".join(map(nodes.called, broken.nodes))
         found = f"the all-reduce of {who} does not end" + (f": {problem}" if problem else "")
-        findings.append(Finding(_WHERE[broken.kind], State.STOPS, found, _REMEDIES[broken.kind]))
+        findings.append(Finding(broken.kind, "STOPS", found, _REMEDIES[broken.kind]))
     return findings
 
 
-def _of_kind(kind: str, own: Sequence[tuple[Reduction, float]], nodes: Nodes, num_bytes: int) -> Finding:
+def _of_kind(kind: Kind, own: Sequence[tuple[Reduction, float]], nodes: Nodes, num_bytes: int) -> Finding:
     rates = [rate for _, rate in own]
     span = f"{min(rates) / 1e9:.3g}" + (f" to {max(rates) / 1e9:.3g}" if len(rates) > 1 else "")
     found = f"all-reduce of {format_bytes(num_bytes)}: {span} GB/s"
-    slow = [test for test, rate in own if rate < SLOW_SHARE * max(rates)]
-    if not slow:
-        return Finding(_WHERE[kind], State.OK, found)
+    ends = Counter(node for test, rate in own if rate < SLOW_SHARE * max(rates) for node in test.nodes)
+    if not ends:
+        return Finding(kind, "ok", found)
     # A node with a slow card is at both ends of its links.
-    touched = [{test.nodes for test, _ in own if node in test.nodes} for node in range(len(nodes.names))]
-    links = {test.nodes for test in slow}
-    whole = [node for node, tests in enumerate(touched) if len(tests) > 1 and tests <= links]
-    guilty = whole if kind == "link" and whole else sorted({node for test in slow for node in test.nodes})
-    names = ", ".join(map(nodes.called, guilty))
-    return Finding(_WHERE[kind], State.NOTE, f"{found}; slow: {names}", _REMEDIES[kind])
+    guilty = [node for node, count in ends.items() if count > 1] or ends
+    return Finding(kind, "note", f"{found}; slow: {', '.join(map(nodes.called, sorted(guilty)))}", _REMEDIES[kind])
 
 
 def _measured(run: "Store", rank: int, nodes: Nodes, members: "Sequence[Member]", timeout: timedelta) -> list[Finding]:
@@ -249,8 +244,9 @@ def _measured(run: "Store", rank: int, nodes: Nodes, members: "Sequence[Member]"
         shutdown()
     if rank:
         return []
-    keys = takewhile(lambda key: run.check([key]), (f"rate/{number}" for number in range(len(tests))))
-    return judged(tests, [float(run.get(key)) for key in keys], nodes, num_bytes, problem)
+    keys = [f"rate/{number}" for number in range(len(tests))]
+    rates = [float(run.get(key)) for at, key in enumerate(keys) if run.check(keys[: at + 1])]
+    return judged(tests, rates, nodes, num_bytes, problem)
 
 
 def _rate(group: Any, num_ranks: int, device: "torch.device", num_bytes: int) -> float:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,6 @@ from memo.cli.doctor_checks import (
     check_host_memory,
     check_locked_memory,
     check_numa,
-    check_records,
     check_shared_memory,
     check_torch,
 )
@@ -33,7 +33,9 @@ BUSY = Gpu(H100.name, (9, 0), 80 * GIB, 30 * GIB, 1)
 KNOWN = {H100.name}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
-OK, NOTE, STOPS = State.OK, State.NOTE, State.STOPS
+OK: State = "ok"
+NOTE: State = "note"
+STOPS: State = "STOPS"
 
 
 @pytest.mark.parametrize(
@@ -82,10 +84,10 @@ OK, NOTE, STOPS = State.OK, State.NOTE, State.STOPS
         (check_disk("disk", "/data", None, "Permission denied"), STOPS, "/data cannot be written (Permission denied)"),
         (check_disk("disk", "/data", 10 * GIB), NOTE, "12 bytes a parameter"),
         (check_disk("disk", "/data", 500 * GIB), OK, "500.00 GiB free in /data"),
-        (check_records("/nvme", 500 * GIB, "", "ext4"), OK, "500.00 GiB free in /nvme"),
-        (check_records("/dev/shm", 500 * GIB, "", "tmpfs"), NOTE, "is host memory itself (tmpfs)"),
-        (check_records("/home", 500 * GIB, "", "nfs4"), NOTE, "name a folder on a local disk"),
-        (check_records("/none", None, "no such directory", ""), STOPS, "no such directory"),
+        (check_disk("records", "/nvme", 500 * GIB, "", "ext4"), OK, "500.00 GiB free in /nvme"),
+        (check_disk("records", "/dev/shm", 500 * GIB, "", "tmpfs"), NOTE, "is host memory itself (tmpfs)"),
+        (check_disk("records", "/home", 500 * GIB, "", "nfs4"), NOTE, "name a folder on a local disk"),
+        (check_disk("records", "/none", None, "no such directory", ""), STOPS, "no such directory"),
         (check_environment({}), OK, "none"),
         (check_environment(TORCHRUN), OK, "torchrun's variables"),
         (check_environment({"WORLD_SIZE": "8"}), STOPS, "WORLD_SIZE are set, but RANK, LOCAL_RANK"),
@@ -146,9 +148,11 @@ def test_a_driver_that_does_not_know_a_question_is_no_traceback(monkeypatch: pyt
     assert doctor._gpus() == ([Gpu("NVIDIA H100 80GB HBM3", None, 0, 0)] * 2, "535", None)
 
 
-def test_the_innermost_mount_holds_a_path(tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text("a / ext4 rw 0 0\nb /data nfs4 rw 0 0\nc /data/fast\\040disk xfs rw 0 0\nbroken\n")
-    kinds = [doctor.file_system(path, mounts) for path in ("/home", "/data/runs", "/data/fast disk/a", "/database")]
-    assert kinds == ["ext4", "nfs4", "xfs", "ext4"]
-    assert doctor.file_system("/", tmp_path / "none") == ""
+def test_the_innermost_mount_holds_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"/": "ext4", "/data": "nfs4", "/data/fast disk": "xfs"}
+    mounts = [SimpleNamespace(mountpoint=path, fstype=kind) for path, kind in kinds.items()]
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounts)
+    found = [doctor.file_system(path) for path in ("/home", "/data/runs", "/data/fast disk/a", "/database")]
+    assert found == ["ext4", "nfs4", "xfs", "ext4"]
+    mounts.clear()
+    assert doctor.file_system("/") == ""

@@ -9,7 +9,7 @@ import pytest
 from forked import ROOT, fork
 from processes import by_hand, free_port
 
-from memo.cli.doctor_checks import Finding, State
+from memo.cli.doctor_checks import Finding
 from memo.cli.doctor_ranks import (
     Nodes,
     Reduction,
@@ -68,7 +68,7 @@ def test_nodes_as_launchers_deal_out_ranks(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_missing_node_is_named() -> None:
     found = check_missing(THREE, {0: "a", 1: "a", 3: "b"}, "")
-    assert found.state == State.STOPS
+    assert found.state == "STOPS"
     assert found.found == "3 of 6 are missing: b (rank 2 of its 2); c (rank 4, 5 of its 2)"
     unknown = check_missing(Nodes((0, 1), ("", "")), {0: "here"}, "")
     assert unknown.found == "1 of 2 are missing: node 1 of 2, counted from 0 (rank 1 of its 1)"
@@ -76,22 +76,25 @@ def test_the_missing_node_is_named() -> None:
 
 
 def test_what_is_wrong_on_other_nodes_is_told_once() -> None:
-    good, here = Finding("torch", State.OK, "2.13.0"), Finding("GPUs", State.NOTE, "busy", "look")
-    bad = Finding("host memory", State.STOPS, "1 GiB free", "end other programs")
+    good, here = Finding("torch", "ok", "2.13.0"), Finding("GPUs", "note", "busy", "look")
+    bad = Finding("host memory", "STOPS", "1 GiB free", "end other programs")
     told = [dataclasses.asdict(each) for each in (good, here, bad)]
     assert elsewhere({"b": told, "c": told, "d": told[:2]}, [good, here]) == [
-        Finding("host memory on b, c", State.STOPS, "1 GiB free", "end other programs")
+        Finding("host memory on b, c", "STOPS", "1 GiB free", "end other programs")
     ]
 
 
 def test_the_order_of_tests() -> None:
     assert [(test.kind, test.ranks) for test in reductions_of(THREE)] == [
-        *[("node", (0, 1)), ("node", (2, 3)), ("node", (4, 5))],
-        *[("link", (0, 2)), ("link", (2, 4)), ("link", (4, 0))],
-        ("all", (0, 1, 2, 3, 4, 5)),
+        *[("within nodes", (0, 1)), ("within nodes", (2, 3)), ("within nodes", (4, 5))],
+        *[("between nodes", (0, 2)), ("between nodes", (2, 4)), ("between nodes", (4, 0))],
+        ("all ranks", (0, 1, 2, 3, 4, 5)),
     ]
-    assert [test.kind for test in reductions_of(Nodes((0, 1), ("", "")))] == ["link", "all"]
-    assert reductions_of(Nodes((0, 0), ("",))) == [Reduction("node", (0,), (0, 1)), Reduction("all", (0,), (0, 1))]
+    assert [test.kind for test in reductions_of(Nodes((0, 1), ("", "")))] == ["between nodes", "all ranks"]
+    assert reductions_of(Nodes((0, 0), ("",))) == [
+        Reduction("within nodes", (0,), (0, 1)),
+        Reduction("all ranks", (0,), (0, 1)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_the_order_of_tests() -> None:
 def test_the_slow_node_is_named(rates: list[float], says: list[str]) -> None:
     found = judged(reductions_of(THREE), rates, THREE, 1 << 20)
     assert [f"{each.state}: {each.found.removeprefix('all-reduce of 1.00 MiB: ')}" for each in found] == says
-    assert all(bool(each.remedy) == (each.state != State.OK) for each in found)
+    assert all(bool(each.remedy) == (each.state != "ok") for each in found)
 
 
 def findings(output: str) -> dict[str, dict[str, str]]:
