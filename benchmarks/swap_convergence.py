@@ -28,7 +28,7 @@ from resident import keep_everything
 
 from memo import Trainer
 from memo.data import build_demo
-from memo.report.drawing import new_figure, save_figure
+from memo.report.drawing import check_suffix, panels, save_figure
 
 ALPHAS = (0.0, 0.125, 0.25, 0.5, 1.0)
 TILES = 8
@@ -116,18 +116,15 @@ def measure(args: argparse.Namespace, corpus: Path) -> list[dict[str, object]]:
 
 def draw_curves(curves: Mapping[str, Sequence[float]], path: str | Path, x: str, y: str, title: str = "") -> None:
     """A line for each name over 1, 2, 3, ...; the first lines are wider, so that lines that coincide are visible."""
-    figure = new_figure(path, 6.0, 3.6)
-    axes = figure.add_subplot()
+    check_suffix(path)
+    figure, (axes,) = panels(path, 6.0, 3.6)
     for index, (name, values) in enumerate(curves.items()):
         wide = 1.0 + 1.6 * (len(curves) - 1 - index)
         axes.plot(range(1, len(values) + 1), values, label=name, linewidth=wide, color=f"C{index}")
-    axes.set_xlabel(x, fontsize=8)
-    axes.set_ylabel(y, fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     axes.legend(fontsize=8, frameon=False)
-    if title:
-        axes.set_title(title, fontsize=9, loc="left")
+    axes.set_title(title, fontsize=9, loc="left")
     save_figure(figure, path)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan
 from memo.errors import ArtifactError
-from memo.report.drawing import new_figure, save_figure
+from memo.report.drawing import check_suffix, panels, save_figure
 from memo.units import GIB, MIB, format_bytes
 
 _MAX_BOXES = 20_000
@@ -22,8 +22,8 @@ def draw_addresses(plan: MemoryPlan, path: str | Path, title: str = "") -> None:
     if any(end < begin for _, begin, end, _, _ in boxes):
         raise ArtifactError("the memory plan does not say when its blocks end: solve the trace again")
     unit, name = (GIB, "GiB") if plan.arena_bytes >= GIB else (MIB, "MiB")
-    figure = new_figure(path, 10.0, 4.5)
-    axes = figure.add_subplot()
+    check_suffix(path)
+    figure, (axes,) = panels(path, 10.0, 4.5)
     kinds = {kind: f"C{index % 10}" for index, kind in enumerate(dict.fromkeys(phase.kind for phase in plan.phases))}
     for kind, colour in kinds.items():
         drawn = [box for box in boxes[:_MAX_BOXES] if box[0] == kind]
@@ -40,8 +40,8 @@ def draw_addresses(plan: MemoryPlan, path: str | Path, title: str = "") -> None:
                 label=kind,
             )
     axes.axhline(plan.lower_bound_bytes / unit, color="black", linewidth=0.8, linestyle="--")
-    axes.set_xlabel(f"requests of at least {format_bytes(plan.min_bytes)} made", fontsize=8)
-    axes.set_ylabel(f"address, {name} (dashed: most bytes alive at once)", fontsize=8)
+    axes.set_xlabel(f"requests of at least {format_bytes(plan.min_bytes)} made")
+    axes.set_ylabel(f"address, {name} (dashed: most bytes alive at once)")
     left_out = f", the {_MAX_BOXES} largest of {len(boxes)} blocks" if len(boxes) > _MAX_BOXES else ""
     summary = f"{format_bytes(plan.arena_bytes)} reserved, {plan.proof}{left_out}"
     axes.set_title(f"{title}{': ' if title else ''}{summary}", fontsize=9, loc="left")

@@ -45,8 +45,8 @@ def draw_swaps(spans: Sequence[SwapSpan], path: str | Path, title: str = "", wid
     held, streams, kinds = tenancies(spans), rows_of(spans), kinds_of(spans)
     rows = [*streams, *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in held}))]
     has_legend = any(kind != "activations" for kind in kinds)
-    figure = new_figure(path, width_inches, 0.9 + 0.36 * len(rows) + 0.5 * has_legend)
-    axes = figure.add_subplot()
+    check_suffix(path)
+    figure, (axes,) = panels(path, width_inches, 0.9 + 0.36 * len(rows) + 0.5 * has_legend)
     first_s = min((span.start_s for span in spans), default=0.0)
     total_s = max((span.end_s for span in spans), default=1.0) - first_s
     painter = _Painter(axes, first_s, seconds_per_inch=total_s / width_inches, named=_microbatches(spans) > 1)
@@ -63,11 +63,9 @@ def draw_swaps(spans: Sequence[SwapSpan], path: str | Path, title: str = "", wid
         _legend(figure, spans, kinds)
     axes.set_ylim(len(rows) - 0.5, -0.5)  # compute on top
     axes.set_xlim(0, total_s)
-    axes.set_xlabel(f"seconds\n{summary(spans)}", fontsize=8)
-    axes.tick_params(labelsize=8, length=2)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    if title:
-        axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel(f"seconds\n{summary(spans)}")
+    axes.spines["left"].set_visible(False)
+    axes.set_title(title, fontsize=9, loc="left")
     save_figure(figure, path)
 
 
@@ -139,21 +137,30 @@ def check_suffix(path: str | Path) -> None:
         raise ConfigError(f"a drawing goes to {path}, but its suffix must be one of {', '.join(_FORMATS)}")
 
 
-def new_figure(path: str | Path, width_inches: float, height_inches: float) -> Any:
-    """A figure that is not registered with pyplot, which would keep it alive."""
-    check_suffix(path)
-    return blank_figure(path, width_inches, height_inches)
+def panels(
+    what: str | Path, width_inches: float, height_inches: float, heights: Sequence[float] = (1,), sharex: bool = True
+) -> tuple[Any, list[Any]]:
+    """A figure and its drawings above each other, in the one style of all our drawings.
 
+    It is not registered with pyplot, which would keep it alive.
 
-def blank_figure(what: str | Path, width_inches: float, height_inches: float) -> Any:
-    """The same as new_figure, for a picture of any format; `what` is named in the message if matplotlib is missing."""
+    Args:
+        what: named in the message if matplotlib is missing.
+        heights: of the drawings, relative to each other.
+    """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(
             f"drawing {what} needs the package matplotlib, which is not installed: run pip install 'memo-train[report]'"
         ) from None
-    return Figure(figsize=(width_inches, height_inches), layout="constrained")
+    with rc_context({"axes.labelsize": 8, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
+        drawn = figure.subplots(len(heights), 1, sharex=sharex, height_ratios=heights, squeeze=False)[:, 0]
+    for axes in drawn:
+        axes.tick_params(labelsize=8, length=2)
+    return figure, list(drawn)
 
 
 def png_bytes(figure: Any) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memo.report.drawing import blank_figure, check_suffix, png_bytes, save_figure
+from memo.report.drawing import check_suffix, panels, png_bytes, save_figure
 from memo.search.ranking import Choice, Plan
 from memo.units import GIB, KIB
 
@@ -41,8 +41,7 @@ def draw_plans_png(plans: Sequence[Plan], what: str) -> bytes:
 
 
 def _drawn(plans: Sequence[Plan], what: str | Path, title: str) -> Any:
-    figure = blank_figure(what, 2.2 + 0.95 * max(4, len(plans)), 5.2)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    figure, (above, below) = panels(what, 2.2 + 0.95 * max(4, len(plans)), 5.2, heights=(4, 1))
     chosen = [plan.best for plan in plans if plan.best is not None]
     question = plans[0].question
     labels = [_label(choice) for choice in chosen]
@@ -52,18 +51,15 @@ def _drawn(plans: Sequence[Plan], what: str | Path, title: str) -> Any:
         above.text(index, 1.02 * question.gpu_memory_gib, label, ha="center", va="bottom", fontsize=_LABEL_POINTS)
     above.axhline(question.gpu_memory_gib, color="black", linewidth=0.8, linestyle="--")
     above.set_ylim(0, 1.04 * question.gpu_memory_gib / (1.0 - _LINE_SHARE * most_lines))
-    above.set_ylabel(f"GiB of one GPU (dashed: {question.gpu_memory_gib:.4g})", fontsize=8)
+    above.set_ylabel(f"GiB of one GPU (dashed: {question.gpu_memory_gib:.4g})")
     above.set_title(title, fontsize=9, loc="left")
     figure.legend(*above.get_legend_handles_labels(), fontsize=7, frameon=False, ncols=3, loc="outside lower center")
     below.bar(range(len(chosen)), [choice.sized.host_bytes / GIB for choice in chosen], 0.7, color="0.6")
     below.axhline(question.host_memory_gib, color="black", linewidth=0.8, linestyle="--")
-    below.set_ylabel("GiB of a\nnode's host", fontsize=8)
+    below.set_ylabel("GiB of a\nnode's host")
     ticks = [f"{_length(plan.question.seq_len)}\n{_grid(choice)}" for plan, choice in zip(plans, chosen, strict=True)]
     below.set_xticks(range(len(chosen)), ticks)
-    below.set_xlabel("tokens of a sequence, and the layout", fontsize=8)
-    for axes in (above, below):
-        axes.tick_params(labelsize=7, length=2)
-        axes.spines[["top", "right"]].set_visible(False)
+    below.set_xlabel("tokens of a sequence, and the layout")
     return figure
 
 

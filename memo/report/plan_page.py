@@ -9,7 +9,7 @@ from memo.artifacts.regular_file import replace_file
 from memo.errors import ArtifactError, writing
 from memo.estimate.rank_memory import components
 from memo.report import html
-from memo.report.drawing import blank_figure, png_bytes
+from memo.report.drawing import panels, png_bytes
 from memo.report.memory_drawing import draw_plans_png
 from memo.search.candidates import config_of
 from memo.search.planning import Tell, plans_by_length, silent
@@ -68,17 +68,15 @@ def _layouts(plan: Plan) -> list[str]:
 
 
 def _draw_speeds(choices: Sequence[Choice], question: Question) -> Any:
-    figure = blank_figure("--html", 8.5, 0.9 + 0.32 * len(choices))
-    axes = figure.add_subplot()
+    figure, (axes,) = panels("--html", 8.5, 0.9 + 0.32 * len(choices))
     speeds = [choice.step.tgs for choice in choices]
     reach = [speed * speed_error(question, choice).share for speed, choice in zip(speeds, choices, strict=True)]
     axes.errorbar(speeds, range(len(choices)), xerr=reach, fmt="o", color="0.15", ecolor="0.6", capsize=3, markersize=4)
     axes.set_yticks(range(len(choices)), [f"{choice.layout}\n{choice.strategy}" for choice in choices])
     axes.set_ylim(len(choices) - 0.5, -0.5)  # the first on top
     axes.set_xlim(left=0)
-    axes.set_xlabel("tokens per GPU and second", fontsize=8)
-    axes.tick_params(labelsize=7, length=2)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("tokens per GPU and second")
+    axes.tick_params(labelsize=7)
     return figure
 
 
@@ -122,8 +120,7 @@ def _draw_step(spans: Sequence[Span]) -> Any:
     from matplotlib import colormaps
 
     rows = [row for row in ROWS if any(span.row == row for span in spans)]
-    figure = blank_figure("--html", 9.5, 0.8 + 0.4 * len(rows))
-    axes = figure.add_subplot()
+    figure, (axes,) = panels("--html", 9.5, 0.8 + 0.4 * len(rows))
     for at, row in enumerate(rows):
         blocks = [(span.start_s, span.end_s - span.start_s) for span in spans if span.row == row][:MOST_BLOCKS]
         colour = colormaps["Set2"](_COLOURS[row])
@@ -131,9 +128,8 @@ def _draw_step(spans: Sequence[Span]) -> Any:
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, max(span.end_s for span in spans))
-    axes.set_xlabel("seconds", fontsize=8)
-    axes.tick_params(labelsize=8, length=2)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_xlabel("seconds")
+    axes.spines["left"].set_visible(False)
     return figure
 
 

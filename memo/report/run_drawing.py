@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from memo.artifacts.run_log import RunLog, StepRecord
-from memo.report.drawing import blank_figure, png_bytes
+from memo.report.drawing import panels, png_bytes
 from memo.units import GIB, MIB
 
 COMPONENTS = {
@@ -41,7 +41,7 @@ class Picture:
 
 def draw_loss(runs: Mapping[str, RunLog]) -> Picture:
     """Loss, validation loss as dots, the gradient's norm before clipping, and the learning rate, over iterations."""
-    panels = [
+    curves = [
         ("lm loss, nats a token", "lm_loss", "linear"),
         ("gradient norm", "grad_norm", "log"),
         ("learning rate", "lr", "linear"),
@@ -50,16 +50,16 @@ def draw_loss(runs: Mapping[str, RunLog]) -> Picture:
         "Loss of the global batch, the gradient's norm before clipping, and the learning rate. From "
         f"{_SMOOTHED_FROM} iterations on, thick lines are smoothed, with the values themselves behind them."
     )
-    return Picture("loss", "Loss", caption, _draw(runs, panels))
+    return Picture("loss", "Loss", caption, _draw(runs, curves))
 
 
 def draw_speed(runs: Mapping[str, RunLog]) -> Picture:
     """TGS over iterations, and MFU where it is known."""
-    panels, caption = [("tokens per GPU and second", "tgs", "linear")], "Tokens per GPU and second. Warm-up is in it."
+    curves, caption = [("tokens per GPU and second", "tgs", "linear")], "Tokens per GPU and second. Warm-up is in it."
     if any(median(run.steps, "mfu_percent") is not None for run in runs.values()):
-        panels.insert(0, ("MFU, % of peak", "mfu_percent", "linear"))
+        curves.insert(0, ("MFU, % of peak", "mfu_percent", "linear"))
         caption = "Model FLOPs utilisation (without recomputation), and tokens per GPU and second. Warm-up is in it."
-    return Picture("speed", "Speed", caption, _draw(runs, panels))
+    return Picture("speed", "Speed", caption, _draw(runs, curves))
 
 
 def draw_memory(run: RunLog, name: str = "") -> Picture:
@@ -74,8 +74,8 @@ def draw_memory(run: RunLog, name: str = "") -> Picture:
     host = [step.host_records_bytes or 0 for step in steps]
     foreseen = _foreseen_bytes(run)
     unit, unit_name = _unit(max([*map(sum, zip(*columns.values(), strict=True)), *host]))
-    figure = blank_figure("the memory of a run", 8.0, 3.6)
-    axes = _axes(figure.add_subplot(), "iteration", f"{unit_name} of rank 0")
+    figure, (axes,) = panels("the memory of a run", 8.0, 3.6)
+    _axes(axes, "iteration", f"{unit_name} of rank 0")
     at = [step.iteration for step in steps]
     stacked = [[value / unit for value in values] for values in columns.values()]
     labels, colours = [part.replace("_", " ") for part in columns], dict(zip(COMPONENTS, _palette(), strict=False))
@@ -104,8 +104,7 @@ def draw_copies(run: RunLog, name: str = "") -> Picture:
     steps = [step for step in run.steps if step.hidden_share is not None]
     if not steps:
         return Picture("copies", title, _why_no_copies(run), None)
-    figure = blank_figure("the copies of a run", 8.0, 4.4)
-    above, below = figure.subplots(2, 1, sharex=True)
+    figure, (above, below) = panels("the copies of a run", 8.0, 4.4, heights=(1, 1))
     at = [step.iteration for step in steps]
     _axes(above, "", "seconds of a step")
     for index, (label, field) in enumerate(_COPY_SECONDS.items()):
@@ -138,12 +137,11 @@ def draw_plan(run: RunLog, name: str = "") -> Picture:
     if not bytes_rows:
         return Picture("plan", title, "The log has no memory by component: train again to record it.", None)
     heights = [len(bytes_rows) + 1, *([len(seconds_rows) + 1] if seconds_rows else [])]
-    figure = blank_figure("the plan of a run", 8.0, 0.9 + 0.36 * sum(heights))
-    subplots = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)
+    figure, subplots = panels("the plan of a run", 8.0, 0.9 + 0.36 * sum(heights), heights, sharex=False)
     unit, unit_name = _unit(max(max(row[1], row[2]) for row in bytes_rows))
-    _pairs(subplots[0][0], [(label, planned / unit, found / unit) for label, planned, found in bytes_rows], unit_name)
+    _pairs(subplots[0], [(label, planned / unit, found / unit) for label, planned, found in bytes_rows], unit_name)
     if seconds_rows:
-        _pairs(subplots[1][0], [(label, p or 0.0, m or 0.0) for label, p, m in seconds_rows], "seconds of a step")
+        _pairs(subplots[1], [(label, p or 0.0, m or 0.0) for label, p, m in seconds_rows], "seconds of a step")
     caption = "Foreseen before the first step, and measured: memory at the last iteration, times as medians. Of rank 0."
     if is_on_cpu(run):
         caption += (
@@ -198,12 +196,11 @@ def _why_no_copies(run: RunLog) -> str:
     return "No step was timed: copies are timed every --log-interval iterations of a run that swaps (--offload-alpha)."
 
 
-def _draw(runs: Mapping[str, RunLog], panels: Sequence[tuple[str, str, str]]) -> bytes:
+def _draw(runs: Mapping[str, RunLog], curves: Sequence[tuple[str, str, str]]) -> bytes:
     """Panels above each other, with a line for each run."""
-    figure = blank_figure("a run", 8.0, 1.8 + 1.5 * len(panels))
-    heights = [3, *[2] * (len(panels) - 1)]
-    subplots = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-    for axes, (label, field, scale) in zip(subplots, panels, strict=True):
+    heights = [3, *[2] * (len(curves) - 1)]
+    figure, subplots = panels("a run", 8.0, 1.8 + 1.5 * len(curves), heights)
+    for axes, (label, field, scale) in zip(subplots, curves, strict=True):
         _axes(axes, "iteration" if axes is subplots[-1] else "", label)
         for index, (name, run) in enumerate(runs.items()):
             known = [s for s in run.steps if getattr(s, field) is not None]
@@ -248,16 +245,13 @@ def _pairs(axes: Any, rows: Sequence[tuple[str, float, float]], unit_name: str) 
     _legend(axes)
 
 
-def _axes(axes: Any, x: str, y: str) -> Any:
-    axes.set_xlabel(x, fontsize=8)
-    axes.set_ylabel(y, fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+def _axes(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     axes.grid(axis="y" if y else "x", linewidth=0.3)
     axes.set_axisbelow(True)
     if x == "iteration":
         axes.xaxis.get_major_locator().set_params(integer=True)
-    return axes
 
 
 def _legend(axes: Any) -> None:
