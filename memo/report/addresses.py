@@ -5,8 +5,8 @@ from pathlib import Path
 
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan
 from memo.errors import ArtifactError
-from memo.report.drawing import check_suffix, panels, save_figure
-from memo.units import GIB, MIB, format_bytes
+from memo.report.drawing import byte_unit, check_suffix, panels, save_figure
+from memo.units import format_bytes
 
 _MAX_BOXES = 20_000
 """The most blocks that are drawn, the largest ones; a picture cannot show more."""
@@ -21,7 +21,7 @@ def draw_addresses(plan: MemoryPlan, path: str | Path, title: str = "") -> None:
     boxes = sorted(_boxes(plan), key=lambda box: box[3], reverse=True)
     if any(end < begin for _, begin, end, _, _ in boxes):
         raise ArtifactError("the memory plan does not say when its blocks end: solve the trace again")
-    unit, name = (GIB, "GiB") if plan.arena_bytes >= GIB else (MIB, "MiB")
+    unit, name = byte_unit(plan.arena_bytes)
     check_suffix(path)
     figure, (axes,) = panels(path, 10.0, 4.5)
     kinds = {kind: f"C{index % 10}" for index, kind in enumerate(dict.fromkeys(phase.kind for phase in plan.phases))}

@@ -8,6 +8,7 @@ from typing import Any
 from memo.artifacts.regular_file import replacing
 from memo.errors import ArtifactError, ConfigError, writing
 from memo.report.timeline import Kind, SwapSpan, kinds_of, rows_of, summary, tenancies
+from memo.units import GIB, MIB
 
 _FORMATS = (".svg", ".png", ".pdf")
 _DPI = 110
@@ -87,7 +88,7 @@ class _Painter:
     ) -> None:
         """`colour`: default: that of the layer. `names`: whether it has a label."""
         start_s, duration_s = during_s[0] - self.first_s, during_s[1] - during_s[0]
-        colour = _colour(key[1]) if colour is None else colour
+        colour = colour_of(key[1]) if colour is None else colour
         is_thin = duration_s / self.seconds_per_inch < _THIN_INCHES
         self.axes.barh(
             row,
@@ -119,12 +120,17 @@ def _legend(figure: Any, spans: Sequence[SwapSpan], kinds: Sequence[Kind]) -> No
     figure.legend(handles=patches, loc="outside upper center", ncols=4, fontsize=7, frameon=False)
 
 
-def _colour(index: int) -> tuple[float, float, float]:
+def colour_of(index: int) -> tuple[float, float, float]:
     """A colour that is light enough for black text; consecutive indices have different ones."""
     from matplotlib import colormaps
 
     red, green, blue = colormaps["Set2"].colors[index % 8]  # type: ignore[attr-defined]
     return red, green, blue
+
+
+def byte_unit(most_bytes: float) -> tuple[int, str]:
+    """The unit of an axis that reaches so far."""
+    return (GIB, "GiB") if most_bytes >= GIB else (MIB, "MiB")
 
 
 def _microbatches(spans: Sequence[SwapSpan]) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memo.report.drawing import check_suffix, panels, png_bytes, save_figure
+from memo.report.drawing import check_suffix, colour_of, panels, png_bytes, save_figure
 from memo.search.ranking import Choice, Plan
 from memo.units import GIB, KIB
 
@@ -69,12 +69,10 @@ def _label(choice: Choice) -> str:
 
 
 def _draw_gpu(axes: Any, chosen: Sequence[Choice]) -> None:
-    from matplotlib import colormaps
-
     at, bottoms = range(len(chosen)), [0.0] * len(chosen)
     for index, (label, names) in enumerate(_PARTS.items()):
         heights = [sum(getattr(choice.sized.memory, name) for name in names) / GIB for choice in chosen]
-        axes.bar(at, heights, 0.7, bottom=bottoms, label=label, color=colormaps["Set2"](index))
+        axes.bar(at, heights, 0.7, bottom=bottoms, label=label, color=colour_of(index))
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
 
 

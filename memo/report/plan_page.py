@@ -9,7 +9,7 @@ from memo.artifacts.regular_file import replace_file
 from memo.errors import ArtifactError, writing
 from memo.estimate.rank_memory import components
 from memo.report import html
-from memo.report.drawing import panels, png_bytes
+from memo.report.drawing import colour_of, panels, png_bytes
 from memo.report.memory_drawing import draw_plans_png
 from memo.search.candidates import config_of
 from memo.search.planning import Tell, plans_by_length, silent
@@ -117,13 +117,11 @@ def first_stage(question: Question, choice: Choice) -> list[Span]:
 
 
 def _draw_step(spans: Sequence[Span]) -> Any:
-    from matplotlib import colormaps
-
     rows = [row for row in ROWS if any(span.row == row for span in spans)]
     figure, (axes,) = panels("--html", 9.5, 0.8 + 0.4 * len(rows))
     for at, row in enumerate(rows):
         blocks = [(span.start_s, span.end_s - span.start_s) for span in spans if span.row == row][:MOST_BLOCKS]
-        colour = colormaps["Set2"](_COLOURS[row])
+        colour = colour_of(_COLOURS[row])
         axes.broken_barh(blocks, (at - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.2)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)

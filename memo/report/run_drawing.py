@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from memo.artifacts.run_log import RunLog, StepRecord
-from memo.report.drawing import panels, png_bytes
-from memo.units import GIB, MIB
+from memo.report.drawing import byte_unit, colour_of, panels, png_bytes
 
 COMPONENTS = {
     "weights": "weights_bytes",
@@ -33,10 +32,6 @@ class Picture:
     title: str
     caption: str
     png: bytes | None
-
-    @property
-    def missing(self) -> bool:
-        return self.png is None
 
 
 def draw_loss(runs: Mapping[str, RunLog]) -> Picture:
@@ -73,13 +68,14 @@ def draw_memory(run: RunLog, name: str = "") -> Picture:
     columns = {part: values for part, values in columns.items() if any(values)}
     host = [step.host_records_bytes or 0 for step in steps]
     foreseen = _foreseen_bytes(run)
-    unit, unit_name = _unit(max([*map(sum, zip(*columns.values(), strict=True)), *host]))
+    unit, unit_name = byte_unit(max([*map(sum, zip(*columns.values(), strict=True)), *host]))
     figure, (axes,) = panels("the memory of a run", 8.0, 3.6)
     _axes(axes, "iteration", f"{unit_name} of rank 0")
     at = [step.iteration for step in steps]
     stacked = [[value / unit for value in values] for values in columns.values()]
-    labels, colours = [part.replace("_", " ") for part in columns], dict(zip(COMPONENTS, _palette(), strict=False))
-    axes.stackplot(*_widened(at, stacked), labels=labels, colors=[colours[part] for part in columns])
+    labels = [part.replace("_", " ") for part in columns]
+    colours = [colour_of(at) for at, part in enumerate(COMPONENTS) if part in columns]
+    axes.stackplot(*_widened(at, stacked), labels=labels, colors=colours)
     if any(host):
         axes.plot(*_widened(at, [[value / unit for value in host]]), color="0.25", label="host records")
     if foreseen is not None:
@@ -138,7 +134,7 @@ def draw_plan(run: RunLog, name: str = "") -> Picture:
         return Picture("plan", title, "The log has no memory by component: train again to record it.", None)
     heights = [len(bytes_rows) + 1, *([len(seconds_rows) + 1] if seconds_rows else [])]
     figure, subplots = panels("the plan of a run", 8.0, 0.9 + 0.36 * sum(heights), heights, sharex=False)
-    unit, unit_name = _unit(max(max(row[1], row[2]) for row in bytes_rows))
+    unit, unit_name = byte_unit(max(max(row[1], row[2]) for row in bytes_rows))
     _pairs(subplots[0], [(label, planned / unit, found / unit) for label, planned, found in bytes_rows], unit_name)
     if seconds_rows:
         _pairs(subplots[1], [(label, p or 0.0, m or 0.0) for label, p, m in seconds_rows], "seconds of a step")
@@ -232,9 +228,8 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 def _pairs(axes: Any, rows: Sequence[tuple[str, float, float]], unit_name: str) -> None:
     at = range(len(rows))
-    colours = _palette()
     axes.barh([y - 0.2 for y in at], [row[1] for row in rows], 0.38, label="foreseen", color="0.75")
-    axes.barh([y + 0.2 for y in at], [row[2] for row in rows], 0.38, label="measured", color=colours[0])
+    axes.barh([y + 0.2 for y in at], [row[2] for row in rows], 0.38, label="measured", color=colour_of(0))
     for y, (_, planned, found) in zip(at, rows, strict=True):
         for shift, value in ((-0.2, planned), (0.2, found)):
             axes.text(value, y + shift, f" {value:.3g}", va="center", fontsize=6.5)
@@ -269,16 +264,6 @@ def _foreseen_bytes(run: RunLog) -> int | None:
     if run.header is None:
         return None
     return sum(run.header.memory_forecast.get(part, 0) for part in COMPONENTS)
-
-
-def _unit(most_bytes: float) -> tuple[int, str]:
-    return (GIB, "GiB") if most_bytes >= GIB else (MIB, "MiB")
-
-
-def _palette() -> list[Any]:
-    from matplotlib import colormaps
-
-    return list(colormaps["Set2"].colors)  # type: ignore[attr-defined]
 
 
 def _plain_log_labels() -> Any:

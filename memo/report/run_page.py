@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from memo.artifacts.regular_file import replace_file
@@ -45,15 +46,14 @@ def draw_runs(runs: Mapping[str, RunLog]) -> list[Picture]:
     for number, (name, run) in enumerate(runs.items(), 1):
         for draw in DRAWINGS:
             drawn = draw(run, name if len(runs) > 1 else "")
-            own = drawn.name if len(runs) == 1 else f"{drawn.name}{number}"
-            pictures.append(Picture(own, drawn.title, drawn.caption, drawn.png))
+            pictures.append(drawn if len(runs) == 1 else replace(drawn, name=f"{drawn.name}{number}"))
     return pictures
 
 
 def run_page(runs: Mapping[str, RunLog], pictures: Sequence[Picture]) -> str:
     """The page, as text."""
     drawn = [html.section(p.title, html.picture(p.png, p.title, p.caption)) for p in pictures if p.png is not None]
-    missing = [f"{p.title}. {p.caption}" for p in pictures if p.missing]
+    missing = [f"{p.title}. {p.caption}" for p in pictures if p.png is None]
     parts = [html.section("At a glance", _glance(runs)), *drawn]
     if missing:
         parts.append(html.section("Not drawn", html.bullets(missing)))
