@@ -7,7 +7,7 @@ from typing import Any
 
 from memo.artifacts.regular_file import replacing
 from memo.errors import ArtifactError, ConfigError, writing
-from memo.report.timeline import Kind, SwapSpan, kinds_of, rows_of, summary, tenancies
+from memo.report.timeline import Kind, SwapSpan, extent_s, kinds_of, rows_of, summary, tenancies
 from memo.units import GIB, MIB
 
 _FORMATS = (".svg", ".png", ".pdf")
@@ -48,8 +48,7 @@ def draw_swaps(spans: Sequence[SwapSpan], path: str | Path, title: str = "", wid
     has_legend = any(kind != "activations" for kind in kinds)
     check_suffix(path)
     figure, (axes,) = panels(path, width_inches, 0.9 + 0.36 * len(rows) + 0.5 * has_legend)
-    first_s = min((span.start_s for span in spans), default=0.0)
-    total_s = max((span.end_s for span in spans), default=1.0) - first_s
+    first_s, total_s = extent_s(spans)
     painter = _Painter(axes, first_s, seconds_per_inch=total_s / width_inches, named=_microbatches(spans) > 1)
     for span in spans:
         prefix = span.step.op.kind if span.row == "compute" else ""
@@ -63,7 +62,7 @@ def draw_swaps(spans: Sequence[SwapSpan], path: str | Path, title: str = "", wid
     if has_legend:
         _legend(figure, spans, kinds)
     axes.set_ylim(len(rows) - 0.5, -0.5)  # compute on top
-    axes.set_xlim(0, total_s)
+    axes.set_xlim(0, total_s or 1.0)
     axes.set_xlabel(f"seconds\n{summary(spans)}")
     axes.spines["left"].set_visible(False)
     axes.set_title(title, fontsize=9, loc="left")

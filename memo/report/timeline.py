@@ -80,6 +80,12 @@ def kinds_of(spans: Sequence[SwapSpan]) -> list[Kind]:
     return [kind for kind in get_args(Kind) if any(span.kind == kind and span.row != "compute" for span in spans)]
 
 
+def extent_s(spans: Sequence[SwapSpan]) -> tuple[float, float]:
+    """When the first span starts, and the seconds from then to the last end; 0 without spans."""
+    first_s = min((span.start_s for span in spans), default=0.0)
+    return first_s, max((span.end_s for span in spans), default=0.0) - first_s
+
+
 def stalled_s(spans: Sequence[SwapSpan]) -> float:
     """Seconds for which compute waits for copies."""
     return sum(span.duration_s for span in spans if span.row == "wait")
@@ -149,8 +155,7 @@ def draw_text(spans: Sequence[SwapSpan], width: int = 120) -> str:
 
     Dots are idle time. The last line has the figures.
     """
-    first_s = min((span.start_s for span in spans), default=0.0)
-    total_s = max((span.end_s for span in spans), default=0.0) - first_s
+    first_s, total_s = extent_s(spans)
     lines = []
     for row in rows_of(spans):
         cells = ["."] * width
@@ -166,8 +171,7 @@ def draw_text(spans: Sequence[SwapSpan], width: int = 120) -> str:
 
 def summary(spans: Sequence[SwapSpan]) -> str:
     """One line with the time of all spans, the time that compute waits, and the hidden share of the copies."""
-    first_s = min((span.start_s for span in spans), default=0.0)
-    total_s = max((span.end_s for span in spans), default=0.0) - first_s
+    _, total_s = extent_s(spans)
     text = f"{total_s:.3g} s; compute waits {stalled_s(spans):.3g} s for copies"
     if copied_s(spans):
         # Rounded down, so that 100 % means all of it.
