@@ -57,17 +57,17 @@ def draw_speed(runs: Mapping[str, RunLog]) -> Picture:
     return Picture("speed", "Speed", caption, _draw(runs, curves))
 
 
-def draw_memory(run: RunLog, name: str = "") -> Picture:
+def draw_memory(run: RunLog) -> Picture:
     """Stacked components of one rank's memory over iterations; lines for host memory and the foreseen total."""
     steps = [step for step in run.steps if step.weights_bytes is not None]
-    title = _of("Memory by component", name)
+    title = "Memory by component"
     if not steps:
         why = "The log has no memory by component: it was written by an older memo, train again to record it."
         return Picture("memory", title, why, None)
     columns = {part: [getattr(step, field) or 0 for step in steps] for part, field in COMPONENTS.items()}
     columns = {part: values for part, values in columns.items() if any(values)}
     host = [step.host_records_bytes or 0 for step in steps]
-    foreseen = _foreseen_bytes(run)
+    foreseen = None if run.header is None else sum(run.header.memory_forecast.get(part, 0) for part in COMPONENTS)
     unit, unit_name = byte_unit(max([*map(sum, zip(*columns.values(), strict=True)), *host]))
     figure, (axes,) = panels("the memory of a run", 8.0, 3.6)
     _axes(axes, "iteration", f"{unit_name} of rank 0")
@@ -94,9 +94,9 @@ def draw_memory(run: RunLog, name: str = "") -> Picture:
     return Picture("memory", title, caption, png_bytes(figure))
 
 
-def draw_copies(run: RunLog, name: str = "") -> Picture:
+def draw_copies(run: RunLog) -> Picture:
     """Seconds of layers, waits and copies in each timed step, and the share of the copies that was hidden."""
-    title = _of("Copies beside compute", name)
+    title = "Copies beside compute"
     steps = [step for step in run.steps if step.hidden_share is not None]
     if not steps:
         return Picture("copies", title, _why_no_copies(run), None)
@@ -122,9 +122,9 @@ def draw_copies(run: RunLog, name: str = "") -> Picture:
     return Picture("copies", title, caption, png_bytes(figure))
 
 
-def draw_plan(run: RunLog, name: str = "") -> Picture:
+def draw_plan(run: RunLog) -> Picture:
     """Bars of foreseen and measured bytes, and of foreseen and measured seconds of a run with a swap plan."""
-    title = _of("Plan against measured", name)
+    title = "Plan against measured"
     if run.header is None:
         why = "There is no file that says what was planned (log.run.json beside the log): train again to record it."
         return Picture("plan", title, why, None)
@@ -260,12 +260,6 @@ def _widened(at: Sequence[int], rows: Sequence[Sequence[float]]) -> tuple[Any, .
     return [at[0] - 0.5, at[0] + 0.5], *([row[0], row[0]] for row in rows)
 
 
-def _foreseen_bytes(run: RunLog) -> int | None:
-    if run.header is None:
-        return None
-    return sum(run.header.memory_forecast.get(part, 0) for part in COMPONENTS)
-
-
 def _plain_log_labels() -> Any:
     """A formatter that writes 20 instead of 2 x 10^1, and fewer labels if there are many decades."""
     from matplotlib.ticker import LogFormatter
@@ -277,9 +271,5 @@ def _interval(at: Sequence[int]) -> int:
     return min((later - sooner for sooner, later in pairwise(at)), default=1)
 
 
-def _of(title: str, name: str) -> str:
-    return f"{title}: {name}" if name else title
-
-
-DRAWINGS: tuple[Callable[[RunLog, str], Picture], ...] = (draw_memory, draw_copies, draw_plan)
+DRAWINGS: tuple[Callable[[RunLog], Picture], ...] = (draw_memory, draw_copies, draw_plan)
 """Drawings of which each run has its own; all runs share the drawings of loss and speed."""

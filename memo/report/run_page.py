@@ -44,9 +44,9 @@ def draw_runs(runs: Mapping[str, RunLog]) -> list[Picture]:
     """Loss and speed of all runs together, and the other pictures of each run, numbered if there are several."""
     pictures = [draw_loss(runs), draw_speed(runs)]
     for number, (name, run) in enumerate(runs.items(), 1):
-        for draw in DRAWINGS:
-            drawn = draw(run, name if len(runs) > 1 else "")
-            pictures.append(drawn if len(runs) == 1 else replace(drawn, name=f"{drawn.name}{number}"))
+        for drawn in (draw(run) for draw in DRAWINGS):
+            own = replace(drawn, name=f"{drawn.name}{number}", title=f"{drawn.title}: {name}")
+            pictures.append(own if len(runs) > 1 else drawn)
     return pictures
 
 
