@@ -112,6 +112,12 @@ def checked(hint: Any, value: object, name: str, source: Source) -> Any:
     return _located(_check_of(hint), value, name, source)
 
 
+@cache
+def field_types(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, with their rules, for `checked`."""
+    return get_type_hints(kind, include_extras=True)
+
+
 def accepted(hint: Any) -> str:
     """What a field of this type accepts, for people, such as 'a whole number'."""
     return " or ".join(_describe(choice) for choice in _choices(hint) if choice is not type(None))
@@ -146,8 +152,7 @@ def _build(kind: type, found: object, ignore_unknown: bool) -> Any:
 
 @cache
 def _checks(kind: type) -> dict[str, Check]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.name: _check_of(hints[field.name]) for field in dataclasses.fields(kind)}
+    return {field.name: _check_of(field_types(kind)[field.name]) for field in dataclasses.fields(kind)}
 
 
 def _inside(step: str, check: Check, value: object) -> Any:
@@ -164,7 +169,7 @@ def _check_of(hint: Any) -> Check:
     if hint is Any or hint is object:
         return lambda value: value
     if origin is Annotated:
-        return _annotated(args[0], args[1:])
+        return _annotated(hint, args[0], args[1:])
     if origin in (Union, types.UnionType):
         return _union(hint, args)
     if origin is Literal:
@@ -201,16 +206,16 @@ def _plain(kind: type) -> Check:
     return lambda value: value if type(value) is kind else _refuse(kind, value)
 
 
-def _annotated(hint: Any, extras: tuple[Any, ...]) -> Check:
+def _annotated(hint: Any, inner: Any, extras: tuple[Any, ...]) -> Check:
     rules = [extra for extra in extras if isinstance(extra, Rule)]
-    wanted = " ".join(filter(None, [f"give {accepted(hint)}", *(rule.wanted for rule in rules)]))
-    base = _number(lambda _: True) if _NOT_FINITE in rules else _check_of(hint)
+    wanted = f"give {accepted(hint)}"
+    base = _number(lambda _: True) if _NOT_FINITE in rules else _check_of(inner)
 
     def check(value: object) -> Any:
         try:
             kept = base(value)
         except FieldMismatch as error:
-            error.remedy = wanted
+            error.remedy = wanted + error.remedy.removeprefix(f"give {accepted(inner)}")  # of its size
             raise
         if kept is not None and not all(rule.accepts(kept) for rule in rules):
             raise FieldMismatch(f"is {shown(value)}", wanted)
@@ -283,15 +288,13 @@ def _refuse(hint: Any, value: object) -> NoReturn:
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is Annotated:
-        return _choices(get_args(hint)[0])
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _describe(choice: Any) -> str:
     origin, args = get_origin(choice), get_args(choice)
     if origin is Annotated:
-        return _describe(args[0])
+        return " ".join([accepted(args[0]), *(extra.wanted for extra in args[1:] if isinstance(extra, Rule))]).strip()
     if origin is Literal:
         return "one of " + ", ".join(f'"{value}"' for value in args)
     if origin is tuple and args[-1] is not Ellipsis:

@@ -39,7 +39,7 @@ class Source:
     """Where a value comes from, for errors about it: their messages are `{where}: {problem}: {remedy}`.
 
     Attributes:
-        where: file, line or flag.
+        where: file, line or flag; empty where the name of the value is that of its flag.
         error: the class of the error.
         remedy: what helps if the file is damaged or of another kind.
     """
@@ -50,7 +50,7 @@ class Source:
 
     def refusal(self, problem: str, remedy: str = "") -> MemoError:
         """The error to raise; `remedy`, if given, replaces that of the source."""
-        return self.error(f"{self.where}: {problem}: {remedy or self.remedy}")
+        return self.error(": ".join(filter(None, [self.where, problem, remedy or self.remedy])))
 
 
 def read_json(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> Any:

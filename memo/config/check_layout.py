@@ -3,20 +3,12 @@
 from memo.config.derived import data_parallel_size, global_batch_size, num_microbatches, sequence_step
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
-
-_TIMEOUT_MINUTES = (0.05, 525_600.0)
-"""Three seconds, in which ranks can tell that they live, and a year, which torch's milliseconds can hold."""
+from memo.config.unread import require_read
 
 
 def check_layout(config: RunConfig, world_size: int) -> None:
     """Raises ConfigError; sizes are known to be positive, heads to divide into query groups."""
     _check_world(config, world_size)
-    least, most = _TIMEOUT_MINUTES
-    minutes = config.parallel.distributed_timeout_minutes
-    require(
-        least <= minutes <= most,
-        f"--distributed-timeout-minutes is {minutes:g}: give {least:g} (3 seconds) to {most:.0f} (a year)",
-    )
     _check_tensor(config)
     _check_sequence(config)
     _check_ulysses(config)
@@ -80,13 +72,10 @@ def _check_ulysses(config: RunConfig) -> None:
                 f"--cp-comm-type a2a deals out heads, but {flag} {count * tp} / --tp {tp} = {count} does "
                 f"not divide by --cp {cp}: use --cp {divisors(heads, groups)}, or --cp-comm-type a2a+p2p",
             )
+    is_read = kind == "a2a+p2p"
+    require_read(parallel, "cp_a2a_size", is_read, f"--cp-comm-type {kind}", "--cp-comm-type a2a+p2p")
     if size is None:
         return
-    require(
-        kind == "a2a+p2p",
-        f"--cp-a2a-size {size} fights with --cp-comm-type {kind}, which ignores it: "
-        f"use --cp-comm-type a2a+p2p or leave it out",
-    )
     require(
         cp % size == 0,
         f"--cp-a2a-size {size} does not divide --cp {cp}: use {divisors(cp, heads, groups)}",

@@ -7,11 +7,11 @@ from memo.config.derived import (
     resolved_slot_tiles,
     sequence_step,
 )
-from memo.config.flag_table import changed, dashed
-from memo.config.memory import MemoryConfig
+from memo.config.flag_table import dashed
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.config.require import neighbours, require
 from memo.config.run import RunConfig
+from memo.config.unread import require_read, require_with
 
 _OF_SWAPPING = (
     "offload_policy",
@@ -43,11 +43,6 @@ def check_memory(config: RunConfig) -> None:
         return
     alpha = memory.offload_alpha
     require(
-        isinstance(alpha, str) or 0 <= alpha <= 1,
-        f"--offload-alpha is {alpha}, but it is the share of the tokens that moves and must be in [0, 1]: "
-        "give 0 to 1, such as 0.5, auto or off",
-    )
-    require(
         alpha == "auto" or memory.recompute_granularity == "none",
         f"--recompute-granularity {memory.recompute_granularity} fights with --offload-alpha {alpha}, which decides "
         "by itself what is recomputed: use --offload-alpha off, or --recompute-granularity none",
@@ -60,58 +55,34 @@ def check_memory(config: RunConfig) -> None:
 
 def _check_planner(config: RunConfig) -> None:
     memory = config.memory
-    require(
-        memory.memory_planner_min_bytes >= 1,
-        f"--memory-planner-min-bytes is {memory.memory_planner_min_bytes}, but requests have at least 1 byte: "
-        "give 1 to plan them all",
-    )
     device = config.hardware.device
     if memory.memory_planner is None and device == "auto":  # the default waits until the device is known
         return
-    require(
-        resolved_memory_planner(config, device) != "off"
-        or memory.memory_planner_min_bytes == MemoryConfig.memory_planner_min_bytes,
-        f"--memory-planner-min-bytes {memory.memory_planner_min_bytes} fights with --memory-planner off, which ignores "
-        "it and is the default on a CPU and for packed documents: use --memory-planner auto, or leave it out",
-    )
+    is_read = resolved_memory_planner(config, device) != "off"
+    off = "--memory-planner off (the default on a CPU)"
+    require_read(memory, "memory_planner_min_bytes", is_read, off, "--memory-planner auto")
 
 
 def _check_disk(config: RunConfig) -> None:
-    path, limit_gib = config.memory.offload_nvme_path, config.memory.offload_nvme_gib
+    path = config.memory.offload_nvme_path
     require(path != "", "--offload-nvme-path is empty, but it is a directory: leave it out")
-    require(
-        limit_gib is None or path is not None,
-        f"--offload-nvme-gib {limit_gib} fights with no --offload-nvme-path, without which nothing goes to a disk: "
-        "give the directory, or leave it out",
-    )
+    require_with(config.memory, "offload_nvme_gib", path, "--offload-nvme-path", "DIR")
 
 
 def _check_states(config: RunConfig) -> None:
     memory = config.memory
-    optimizer = memory.optimizer_offload_fraction
+    optimizer, states = memory.optimizer_offload_fraction, f"--offload-states {memory.offload_states}"
     for name in ("optimizer_offload_fraction", "gradient_offload_fraction", "weight_offload_fraction"):
         share = getattr(memory, name)
-        if share is None:
-            continue
-        flag = dashed(name)
+        is_read = memory.offload_states in ("optimizer", "all")
+        require_read(memory, name, is_read, states, "--offload-states optimizer or all")
         require(
-            0 <= share <= 1, f"{flag} is {share}, but it is a share of the layers and must be in [0, 1]: give 0.5, say"
+            optimizer is None or share is None or share <= optimizer,
+            f"{dashed(name)} {share} is above --optimizer-offload-fraction {optimizer}, but only layers whose "
+            f"masters are in host memory can have more there: give {optimizer} or less",
         )
-        require(
-            memory.offload_states in ("optimizer", "all"),
-            f"{flag} {share} fights with --offload-states {memory.offload_states}, which ignores it: use "
-            "--offload-states optimizer or all, or leave it out",
-        )
-        require(
-            optimizer is None or share <= optimizer,
-            f"{flag} {share} is above --optimizer-offload-fraction {optimizer}, but only layers whose masters are in "
-            f"host memory can have more there: give {optimizer} or less",
-        )
-    require(
-        memory.offload_weight_copy or memory.offload_states in ("all", "auto"),
-        f"--no-offload-weight-copy fights with --offload-states {memory.offload_states}, which streams no weights: use "
-        "--offload-states all, or leave it out",
-    )
+    is_read = memory.offload_states in ("all", "auto")
+    require_read(memory, "offload_weight_copy", is_read, states, "--offload-states all")
 
 
 def _check_unread(config: RunConfig) -> None:
@@ -121,12 +92,8 @@ def _check_unread(config: RunConfig) -> None:
     why = "--offload-alpha off" if memory.offload_alpha == "off" else why
     moves_states = memory.offloads_states or config.parallel.shards_gradients
     unread = _OF_SWAPPING if moves_states else (*_OF_SWAPPING, *_OF_ALL_COPIES)
-    for name, value in changed(memory).items():
-        require(
-            name not in unread,
-            f"{dashed(name)} {value} fights with {why}, which ignores it: "
-            "use --offload-alpha auto without --recompute-granularity, or leave it out",
-        )
+    for name in unread:
+        require_read(memory, name, False, why, "--offload-alpha auto without --recompute-granularity")
 
 
 def _check_tiles(config: RunConfig) -> None:
@@ -148,14 +115,9 @@ def _check_sections(config: RunConfig) -> None:
     memory, cp, kind = config.memory, config.parallel.cp, config.parallel.cp_comm_type
     tiles, in_slot = resolved_offload_tiles(config), resolved_slot_tiles(config)
     again, most = memory.recompute_attention_layers, layers_per_chunk(config)
-    _check_swept(
-        config,
-        f"--offload-slot-tiles {in_slot}",
-        memory.offload_slot_tiles is None,
-        "a slot holds all tiles of a layer",
-    )
-    _check_swept(config, f"--recompute-attention-layers {again}", again == 0, "attention is never recomputed")
-    _check_swept(config, "--offload-hidden-states", not memory.offload_hidden_states, "layers need hidden states whole")
+    whole = f"--offload-granularity {memory.offload_granularity}"
+    for name in ("offload_slot_tiles", "recompute_attention_layers", "offload_hidden_states"):
+        require_read(memory, name, memory.sweeps, whole, "--offload-granularity tile")
     if not memory.sweeps:
         return
     require(
@@ -163,26 +125,15 @@ def _check_sections(config: RunConfig) -> None:
         f"--recompute-attention-layers is {again}, but a pipeline chunk has {most} layers: give 0 to {most}",
     )
     require(
-        in_slot >= 1 and tiles % in_slot == 0,
+        tiles % in_slot == 0,
         f"--offload-slot-tiles is {in_slot}, but --offload-tiles {tiles} are divided into slots of as many: use "
-        f"--offload-slot-tiles 1, or --offload-tiles {neighbours(tiles, max(1, in_slot))}",
+        f"--offload-slot-tiles 1, or --offload-tiles {neighbours(tiles, in_slot)}",
     )
     require(
         cp == 1 or kind in SWEPT_CP_COMM_TYPES,
         f"--cp {cp} with --cp-comm-type {kind} does not run with --offload-granularity tile: its rings would pass all "
         f"keys and values round for every tile: use --cp-comm-type {' or '.join(SWEPT_CP_COMM_TYPES)}, or "
         "--offload-granularity layer",
-    )
-
-
-def _check_swept(config: RunConfig, given: str, is_default: bool, of_layers: str) -> None:
-    """A setting of layers that are swept is refused where layers are whole, and where it is not known yet."""
-    granularity = config.memory.offload_granularity
-    what = "which chooses it by itself" if granularity == "auto" else f"under which {of_layers}"
-    require(
-        config.memory.sweeps or is_default,
-        f"{given} fights with --offload-granularity {granularity}, {what}: use --offload-granularity tile, or leave it "
-        "out",
     )
 
 

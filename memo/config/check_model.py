@@ -1,18 +1,14 @@
 """Rules about the shape of the model."""
 
-from dataclasses import fields
-
 from memo.artifacts.reading import shown
-from memo.config.flag_table import dashed
 from memo.config.model import FULL, SCALING_READ_BY, SLIDING, ModelConfig
-from memo.config.model_ranges import RANGES
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
+from memo.config.unread import require_read
 
 
 def check_model(config: RunConfig) -> None:
     """Raises ConfigError."""
-    _check_ranges(config.model)
     _check_heads(config.model)
     _check_rope_scaling(config.model)
     _check_layer_types(config.model)
@@ -46,15 +42,6 @@ def unscaled_length(config: RunConfig) -> str:
         f"--rope-scaling-factor {seq_length / made_for:g} --rope-original-max-position-embeddings {made_for}, or "
         f"--max-position-embeddings {seq_length} if it shall learn longer positions as they are"
     )
-
-
-def _check_ranges(model: ModelConfig) -> None:
-    for name, numbers in RANGES.items():
-        value = getattr(model, name)
-        require(
-            value is None or numbers.accepts(value),
-            f"{dashed(name)} is {shown(value)}, which no model has: give a number {numbers.wanted}",
-        )
 
 
 def _check_heads(model: ModelConfig) -> None:
@@ -101,19 +88,9 @@ def _check_rope_scaling(model: ModelConfig) -> None:
         f"--rope-scaling-type {kind} fights with --position-embedding-type {model.position_embedding_type}, "
         f"which has no rotation to stretch: use --rope-scaling-type none or --position-embedding-type rope",
     )
-    defaults = {entry.name: entry.default for entry in fields(model)}
     for name, readers in SCALING_READ_BY.items():
-        value = getattr(model, name)
-        require(
-            kind in readers or value == defaults[name],
-            f"{dashed(name)} {value} fights with --rope-scaling-type {kind}, which ignores it: "
-            f"use --rope-scaling-type {' or '.join(readers)}, or leave it at {defaults[name]}",
-        )
-    require(
-        model.rope_scaling_factor >= 1,
-        f"--rope-scaling-factor is {model.rope_scaling_factor}, but it is new length / old length and must "
-        f"be at least 1: give 1 or more, such as 8",
-    )
+        use = f"--rope-scaling-type {' or '.join(readers)}"
+        require_read(model, name, kind in readers, f"--rope-scaling-type {kind}", use)
     require(
         model.rope_low_freq_factor < model.rope_high_freq_factor,
         f"--rope-low-freq-factor {model.rope_low_freq_factor} is not below --rope-high-freq-factor "

@@ -6,8 +6,9 @@ broken rule ends the check.
 """
 
 from dataclasses import fields
-from math import isfinite
 
+from memo.artifacts.fields import checked, field_types
+from memo.artifacts.reading import Source
 from memo.config.attention_kernels import DETERMINISTIC_HEAD_DIM, largest_deterministic
 from memo.config.blend import read_blend, read_eval_sets
 from memo.config.check_layout import check_batch, check_layout
@@ -21,40 +22,12 @@ from memo.config.derived import (
 )
 from memo.config.flag_table import dashed
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
-from memo.config.require import LARGEST, require
+from memo.config.require import require
 from memo.config.run import RunConfig
 from memo.config.split import read_split
 from memo.config.training import TrainingConfig
-
-# Which numbers may be zero: every other number of a section must be positive, these must not be negative.
-_MAY_BE_ZERO = frozenset(
-    (
-        "min_lr",
-        "lr_warmup_iters",
-        "weight_decay",
-        "clip_grad",
-        "seed",
-        "max_consecutive_skips",
-        "check_replicas_interval",
-        "eval_interval",
-        "save_interval",
-        "save_interval_minutes",
-        "keep_latest_k",
-        "simulate_rank",
-        "recompute_attention_layers",
-        "window_size",
-    )
-)
-_HAS_OWN_RULE = frozenset(
-    (
-        "adam_beta1",
-        "adam_beta2",
-        "offload_alpha",
-        "optimizer_offload_fraction",
-        "gradient_offload_fraction",
-        "weight_offload_fraction",
-    )
-)
+from memo.config.unread import require_read, require_with
+from memo.errors import ConfigError
 
 
 def check(config: RunConfig, world_size: int, *, needs_data: bool = True, needs_eval_data: bool = True) -> None:
@@ -76,22 +49,15 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True, needs_
 
 
 def check_ranges(config: RunConfig) -> None:
-    """Raises ConfigError for a number that is too small, too large or not finite; the first of all rules."""
+    """Raises ConfigError for a number that the type of its field does not accept; the first of all rules."""
     for section in fields(config):
         values = getattr(config, section.name)
+        kind: type = type(values)
         for entry in fields(values):
             value = getattr(values, entry.name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or entry.name in _HAS_OWN_RULE:
-                continue
-            flag = dashed(entry.name)
-            default = "" if entry.default is None else f", such as the default {entry.default}"
-            require(isfinite(value), f"{flag} is {value}: give a finite number{default}")
-            is_count = isinstance(value, int) and entry.name != "seed"
-            require(not is_count or value <= LARGEST, f"{flag} is {value}: give {LARGEST} or less")
-            if entry.name in _MAY_BE_ZERO:
-                require(value >= 0, f"{flag} is {value}, but it must not be below 0: give 0 or more{default}")
-            else:
-                require(value > 0, f"{flag} is {value}, but it must be above 0: give a positive number{default}")
+            if isinstance(value, int | float):
+                remedy = "leave it out" if entry.default is None else f"the default {entry.default}"
+                checked(field_types(kind)[entry.name], value, dashed(entry.name), Source("", ConfigError, remedy))
 
 
 def _check_optimizer(config: RunConfig) -> None:
@@ -100,8 +66,6 @@ def _check_optimizer(config: RunConfig) -> None:
         training.min_lr <= lr,
         f"--min-lr {training.min_lr} is above --lr {lr}, where the decay starts: give --min-lr {lr} or less",
     )
-    for name, beta in (("--adam-beta1", training.adam_beta1), ("--adam-beta2", training.adam_beta2)):
-        require(0 <= beta < 1, f"{name} is {beta}, but it must be in [0, 1): try 0.9 or 0.95")
     if training.lr_decay_style != "constant" and training.num_epochs is None:  # else asked again, once steps are known
         decay_iters = resolved_lr_decay_iters(config)
         decay_flag = "--train-iters" if training.lr_decay_iters is None else "--lr-decay-iters"
@@ -115,14 +79,9 @@ def _check_optimizer(config: RunConfig) -> None:
 
 def _check_wsd(config: RunConfig) -> None:
     training = config.training
-    if training.lr_decay_style != "WSD":
-        require(
-            training.lr_wsd_decay_iters is None,
-            f"--lr-wsd-decay-iters {training.lr_wsd_decay_iters} fights with --lr-decay-style "
-            f"{training.lr_decay_style}, which ignores it: use --lr-decay-style WSD or leave it out",
-        )
-        return
-    if training.num_epochs is not None:
+    style = training.lr_decay_style
+    require_read(training, "lr_wsd_decay_iters", style == "WSD", f"--lr-decay-style {style}", "--lr-decay-style WSD")
+    if style != "WSD" or training.num_epochs is not None:
         return
     warmup = resolved_lr_warmup_iters(config)
     room = resolved_lr_decay_iters(config) - warmup
@@ -178,36 +137,16 @@ def _check_data(config: RunConfig, needs_data: bool, needs_eval_data: bool) -> N
         f"--eval-data-path {eval_path} is never read, as --eval-interval is 0: "
         f"give --eval-interval, such as 100, or leave --eval-data-path out",
     )
-    require(
-        not training.eval_positions or training.eval_interval,
-        "--eval-positions adds to each evaluation, but --eval-interval is 0, so there is none: "
-        "give --eval-interval, such as 100, or leave --eval-positions out",
-    )
-    require(
-        not checkpoint.save_interval or checkpoint.save,
-        f"--save-interval {checkpoint.save_interval} needs a place to save to, but --save is not given: "
-        f"give --save DIR or --save-interval 0",
-    )
-    require(
-        not checkpoint.save_interval_minutes or checkpoint.save,
-        f"--save-interval-minutes {checkpoint.save_interval_minutes} needs a place to save to, but --save is not "
-        "given: give --save DIR or leave it out",
-    )
+    require_with(training, "eval_positions", training.eval_interval, "--eval-interval", "100")
+    for name in ("save_interval", "save_interval_minutes", "keep_latest_k", "async_save"):
+        if getattr(checkpoint, name):  # 0 minutes are no default, but ask for nothing
+            require_with(checkpoint, name, checkpoint.save, "--save", "DIR")
     require(
         not (config.parallel.simulate_world and (checkpoint.save or checkpoint.load)),
         f"--simulate-world {config.parallel.simulate_world} trains nothing, so there is nothing to keep: leave --save "
         f"{checkpoint.save} and --load {checkpoint.load} out",
     )
     _check_load(config)
-    require(
-        not checkpoint.keep_latest_k or checkpoint.save,
-        f"--keep-latest-k {checkpoint.keep_latest_k} deletes checkpoints in --save, but --save is not given: "
-        f"give --save DIR or --keep-latest-k 0",
-    )
-    require(
-        not checkpoint.async_save or checkpoint.save,
-        "--async-save writes to --save, but --save is not given: give --save DIR or --no-async-save",
-    )
 
 
 def _check_split(config: RunConfig) -> None:
@@ -228,15 +167,8 @@ def _check_split(config: RunConfig) -> None:
 
 def _check_load(config: RunConfig) -> None:
     checkpoint = config.checkpoint
-    require(
-        checkpoint.load or checkpoint.verify_checkpoint,
-        "--no-verify-checkpoint concerns what --load reads, but --load is not given: give --load DIR or leave it out",
-    )
-    require(
-        checkpoint.load or not checkpoint.load_accept_changes,
-        f"--load-accept-changes {checkpoint.load_accept_changes} concerns what --load reads, but --load is not given: "
-        "give --load DIR or leave it out",
-    )
+    for name in ("verify_checkpoint", "load_accept_changes"):
+        require_with(checkpoint, name, checkpoint.load, "--load", "DIR")
     for name in accepted_changes(checkpoint.load_accept_changes):
         require(
             name in (*MODEL_FACTS, *DATA_FACTS),

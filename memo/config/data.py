@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from memo.config.flag import TOKENS, Flag
+from memo.config.flag import TOKENS, Flag, PositiveInt
 from memo.config.split import read_split
 
 LongConversations = Literal["truncate", "drop"]
@@ -13,7 +13,7 @@ LongConversations = Literal["truncate", "drop"]
 class DataConfig:
     """A Megatron .bin/.idx corpus, or mock data."""
 
-    seq_length: Annotated[int, TOKENS, Flag(aliases=("seq_len",))] = 1024
+    seq_length: Annotated[PositiveInt, TOKENS, Flag(aliases=("seq_len",))] = 1024
     """Tokens in one training sample."""
     data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
     """Prefix of the .bin and .idx files (`memo data demo OUT` makes one; of conversations: `memo data chat`). Of

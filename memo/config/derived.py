@@ -200,9 +200,9 @@ def resolved_offload_tiles(config: RunConfig) -> int:
     """
     memory = config.memory
     if memory.sweeps and memory.offload_tiles is None:
-        in_slot = SLOT_TILES if memory.offload_slot_tiles is None else max(1, memory.offload_slot_tiles)
+        in_slot = memory.offload_slot_tiles or SLOT_TILES
         return max(swept_tiles(config, SWEPT_TOKENS[0], in_slot), DEFAULT_TILES)
-    tiles = DEFAULT_TILES if memory.offload_tiles is None else memory.offload_tiles
+    tiles = memory.offload_tiles or DEFAULT_TILES
     if memory.offload_alpha != "auto" or memory.sweeps:
         return tiles
     step = sequence_step(config.parallel.tp, config.parallel.cp)

@@ -8,8 +8,16 @@ is `--seq-length` and `--seq-len`, and takes `128K`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
+from memo.artifacts.fields import in_range
 from memo.units import K_OTHERS, K_TOKENS, parse_bytes, parse_count
+
+LARGEST = 1 << 40
+"""The largest count that is accepted: a larger one in a table has usually lost its separator."""
+PositiveInt = Annotated[int, in_range(1, LARGEST)]
+NonNegativeInt = Annotated[int, in_range(0, LARGEST)]
+Share = Annotated[float, in_range(0, 1)]
 
 
 @dataclass(frozen=True)

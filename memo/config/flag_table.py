@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from memo.artifacts.fields import accepted
+from memo.artifacts.fields import accepted, field_types
 from memo.artifacts.reading import shown
 from memo.config.flag import Flag, NumberUnit
 from memo.errors import ConfigError
@@ -187,15 +187,12 @@ def changed(section: Any) -> dict[str, Any]:
 @cache
 def entries_of(kind: type) -> tuple[Entry, ...]:
     """The flags of a dataclass, in its order."""
-    hints = get_type_hints(kind, include_extras=True)
-    return tuple(_entry(field, hints[field.name]) for field in dataclasses.fields(kind))
+    hints = get_type_hints(kind)
+    return tuple(_entry(field, hints[field.name], field_types(kind)[field.name]) for field in dataclasses.fields(kind))
 
 
-def _entry(field: "dataclasses.Field[Any]", hint: Any) -> Entry:
-    marks: tuple[Any, ...] = ()
-    if get_origin(hint) is Annotated:
-        hint, *rest = get_args(hint)
-        marks = tuple(rest)
+def _entry(field: "dataclasses.Field[Any]", hint: Any, marked: Any) -> Entry:
+    marks = get_args(marked)[1:] if get_origin(marked) is Annotated else ()
     is_optional = type(None) in get_args(hint)
     if is_optional:
         hint = Union[tuple(each for each in get_args(hint) if each is not type(None))]  # noqa: UP007 - made at run time

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from memo.artifacts.fields import accepted, checked
+from memo.artifacts.fields import accepted, checked, field_types
 from memo.artifacts.reading import Source, shown
 from memo.config.model import Activation, ModelConfig, Normalization, PositionEmbedding
-from memo.config.model_ranges import number_of_model
 from memo.errors import MemoError
 
 
@@ -87,7 +86,7 @@ class ConfigKeys:
         value = self.get(key)
         if value is None and key != "num_key_value_heads" and self.family.defaults.get(key, 0) is not None:
             raise self.missing(ours, key)
-        return checked(number_of_model(ours), value, key, self.source)
+        return checked(field_types(ModelConfig)[ours], value, key, self.source)
 
     def switch(self, key: str) -> bool:
         """One that is null is off, as for transformers."""
@@ -96,8 +95,8 @@ class ConfigKeys:
     def missing(self, ours: str, key: str) -> MemoError:
         """The error of a file without this key."""
         names = (key, self.family.aliases[key]) if key in self.family.aliases else (key,)
-        kind = accepted(number_of_model(ours))
-        return self.source.refusal(f"{' or '.join(names)} is missing", f"complete the file with it, {kind} above 0")
+        kind = accepted(field_types(ModelConfig)[ours])
+        return self.source.refusal(f"{' or '.join(names)} is missing", f"complete the file with it, {kind}")
 
 
 @dataclass(frozen=True)

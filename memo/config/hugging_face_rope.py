@@ -5,10 +5,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from memo.artifacts.fields import checked
+from memo.artifacts.fields import checked, field_types
 from memo.artifacts.reading import Source, shown
 from memo.config.model import SCALING_READ_BY, ModelConfig, RopeScaling
-from memo.config.model_ranges import number_of_model
 
 # Of each rope_type: their key, which is our name without its first words -> our field.
 _KEYS = {
@@ -41,10 +40,12 @@ def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
     _check_keys(given, kind, name, source)
     found = {"rope_scaling_type": "none" if kind == "default" else kind}
     if "rope_theta" in given:
-        found["rotary_base"] = checked(number_of_model("rotary_base"), given["rope_theta"], "rope_theta", source)
+        found["rotary_base"] = checked(
+            field_types(ModelConfig)["rotary_base"], given["rope_theta"], "rope_theta", source
+        )
     for key, ours in _KEYS[kind].items():
         if given.get(key) is not None:
-            found[ours] = checked(number_of_model(ours), given[key], f"{name}.{key}", source)
+            found[ours] = checked(field_types(ModelConfig)[ours], given[key], f"{name}.{key}", source)
     if kind != "default" and "rope_scaling_factor" not in found:
         raise source.refusal(f"{name}.factor is missing", f"complete the file, as rope_type {kind} needs it")
     if _LENGTH in _KEYS[kind].values():
@@ -52,7 +53,7 @@ def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
         stated = content.get("original_max_position_embeddings") is not None
         beside = "original_max_position_embeddings" if stated else "max_position_embeddings"
         if stated or _LENGTH not in found:
-            found[_LENGTH] = checked(number_of_model(_LENGTH), content.get(beside), beside, source)
+            found[_LENGTH] = checked(field_types(ModelConfig)[_LENGTH], content.get(beside), beside, source)
     return found
 
 
@@ -93,7 +94,7 @@ def _check_keys(given: Mapping[str, Any], kind: str, name: str, source: Source) 
     if kind != "yarn" or given.get("attention_factor") is None or given.get("factor") is None:
         return
     stated = checked(float, given["attention_factor"], f"{name}.attention_factor", source)
-    factor = checked(number_of_model("rope_scaling_factor"), given["factor"], f"{name}.factor", source)
+    factor = checked(field_types(ModelConfig)["rope_scaling_factor"], given["factor"], f"{name}.factor", source)
     usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
     if not math.isclose(stated, usual, rel_tol=1e-6):
         raise source.refusal(

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from memo.config.flag import BYTES, Flag
+from memo.artifacts.fields import PositiveFloat
+from memo.config.flag import BYTES, Flag, NonNegativeInt, PositiveInt, Share
 
-OffloadAlpha = Literal["off", "auto"] | float
+OffloadAlpha = Literal["off", "auto"] | Share
 OffloadPolicy = Literal["auto", "paper"]
 OffloadGranularity = Literal["layer", "tile", "auto"]
 OffloadBackend = Literal["auto", "cuda", "virtual", "threads"]
@@ -24,19 +25,19 @@ class MemoryConfig:
     recompute-granularity, which turns auto off."""
     offload_policy: OffloadPolicy = "auto"
     """auto: a share per tensor, by recompute time saved per byte; paper: one share of all tensors, as MEMO does."""
-    offload_host_memory_gib: Annotated[float | None, Flag(aliases=("offload_host_memory_gb",))] = None
+    offload_host_memory_gib: Annotated[PositiveFloat | None, Flag(aliases=("offload_host_memory_gb",))] = None
     """GiB of host memory of one node for activations and states, shared by its ranks, states first; never more than
     is free, and nine tenths of that by default."""
     offload_nvme_path: str | None = None
     """Directory on a local disk for the activations that host memory does not hold, in a file without a name that is
     gone when the run ends, however it ends; those that wait longest go there. Its rate is measured before training."""
-    offload_nvme_gib: Annotated[float | None, Flag(aliases=("offload_nvme_gb",))] = None
+    offload_nvme_gib: Annotated[PositiveFloat | None, Flag(aliases=("offload_nvme_gb",))] = None
     """GiB of that disk for one node, shared by its ranks; default: nine tenths of what is free there."""
     offload_backend: OffloadBackend = "auto"
     """How copies run: cuda (streams), virtual (in a fixed order, CPU), threads (CPU); auto: by device."""
     offload_check_races: bool = False
     """Check every access to a moving buffer against the order of events; CPU only, slow."""
-    offload_tiles: int | None = None
+    offload_tiles: PositiveInt | None = None
     """Equal parts of the sequence that are computed and moved as a unit; shares are rounded down to them. Default: 8;
     under --offload-granularity tile as many more as give a rank some 32,768 tokens of each. More of them take less
     memory and more time."""
@@ -45,10 +46,10 @@ class MemoryConfig:
     is swept along the sequence, so that on the device only keys and values and the hidden states grow with it. auto:
     layer where that fits on the device, else tile, with as many tiles, layers that recompute attention and hidden
     states in host memory as `memo plan` would take."""
-    offload_slot_tiles: int | None = None
+    offload_slot_tiles: PositiveInt | None = None
     """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them. Default: 4, or as many
     fewer as --offload-tiles divides into at least two slots of; fewer take less memory and more time."""
-    recompute_attention_layers: int = 0
+    recompute_attention_layers: NonNegativeInt = 0
     """Under --offload-granularity tile: layers of each pipeline chunk, the first ones, that compute attention again
     before their backward. Of them only the input waits in host memory, about two fifths of what waits otherwise."""
     offload_hidden_states: bool = False
@@ -64,19 +65,19 @@ class MemoryConfig:
     """What of the model's states lives in host memory: optimizer (masters, moments and reduced gradients of all layers,
     updated there), all (weights too, which stream to the device layer by layer), or auto: of each as much as the device
     lacks."""
-    optimizer_offload_fraction: float | None = None
+    optimizer_offload_fraction: Share | None = None
     """Megatron's: share of the layers whose masters and moments are in host memory; given with --offload-states
     optimizer or all, whose default is 1."""
-    gradient_offload_fraction: float | None = None
+    gradient_offload_fraction: Share | None = None
     """Share of the layers whose gradients leave the device once they are complete; at most the optimizer's; default: 1
     under all, else 0."""
-    weight_offload_fraction: float | None = None
+    weight_offload_fraction: Share | None = None
     """Share of the layers whose weights stream from host memory; at most the optimizer's; default: 1 under all, else
     0."""
     offload_weight_copy: bool = True
     """Stream weights from a copy in --params-dtype in host memory; without it from the masters: 2 bytes a parameter
     less in host memory, twice the bytes over the link."""
-    device_memory_gib: Annotated[float | None, Flag(aliases=("device_memory_gb",))] = None
+    device_memory_gib: Annotated[PositiveFloat | None, Flag(aliases=("device_memory_gb",))] = None
     """GiB of the device that a rank may use; default: what is free. States and activations of a run that may use less
     are placed under it, or it is refused."""
     recompute_granularity: RecomputeGranularity = "none"
@@ -86,7 +87,7 @@ class MemoryConfig:
     compiler on first use. paper: a plan in two levels, layer by layer; flat: all requests at once; auto: the better
     one; off: torch's own allocator; default: auto on CUDA, else off. Where CUDA's part cannot be built, torch's own
     serves all. On CUDA it has expandable_segments, unless PYTORCH_ALLOC_CONF says something else or off is given."""
-    memory_planner_min_bytes: Annotated[int, BYTES] = 1 << 20
+    memory_planner_min_bytes: Annotated[PositiveInt, BYTES] = 1 << 20
     """Smaller requests are left to torch's allocator."""
 
     @property

@@ -1,15 +1,23 @@
-"""The shape of the model. Field names are Megatron's; a flag is the name with dashes."""
+"""The shape of the model. Field names are Megatron's; a flag is the name with dashes.
+
+Its ranges hold for flags, for config.json of Hugging Face and for estimates alike. The largest numbers are far above
+any model that was built (the largest public ones have 126 layers and 18,432 channels), and small enough that no sum or
+loop over them overflows or takes for ever.
+"""
 
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Annotated, Literal
 
-from memo.config.flag import TOKENS, Flag
+from memo.artifacts.fields import in_range
+from memo.config.flag import LARGEST, TOKENS, Flag
 
 PositionEmbedding = Literal["rope", "learned_absolute"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+
+_FACTOR = in_range(above=0, high=10**9)
 
 SLIDING, FULL = "sliding", "full"
 """Names in layer_types: layers with the window, and those that attend to all tokens before."""
@@ -29,45 +37,45 @@ SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
 class ModelConfig:
     """A decoder-only transformer: the GPT of the MEMO paper or the Llama family."""
 
-    num_layers: int = 4
+    num_layers: Annotated[int, in_range(1, 1 << 16)] = 4
     """Transformer layers."""
-    hidden_size: int = 128
+    hidden_size: Annotated[int, in_range(1, 1 << 24)] = 128
     """Width h of the residual stream."""
-    num_attention_heads: int = 4
+    num_attention_heads: Annotated[int, in_range(1, 1 << 16)] = 4
     """Query heads."""
-    num_query_groups: int | None = None
+    num_query_groups: Annotated[int | None, in_range(1, 1 << 16)] = None
     """Key/value heads (GQA); default: one per query head."""
-    kv_channels: int | None = None
+    kv_channels: Annotated[int | None, in_range(1, 1 << 16)] = None
     """Size of one head; default: hidden-size / num-attention-heads."""
-    ffn_hidden_size: int | None = None
+    ffn_hidden_size: Annotated[int | None, in_range(1, 1 << 26)] = None
     """Inner width of the MLP; default: 4 x hidden-size."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int | None, in_range(1, 1 << 28)] = None
     """Tokens in the vocabulary; default: the tokenizer's."""
     normalization: Normalization = "LayerNorm"
     """Norm before attention, before the MLP and at the end."""
-    norm_epsilon: Annotated[float, Flag(aliases=("layernorm_epsilon",))] = 1e-5
+    norm_epsilon: Annotated[float, Flag(aliases=("layernorm_epsilon",)), in_range(above=0, high=1)] = 1e-5
     """Added to the variance inside every norm."""
     activation: Activation = "gelu"
     """gelu (exact erf), gelu_tanh (GPT-2's) or swiglu (gated; two input projections)."""
     position_embedding_type: PositionEmbedding = "rope"
     """Rotary, or a learned table of max-position-embeddings rows."""
-    max_position_embeddings: Annotated[int | None, TOKENS] = None
+    max_position_embeddings: Annotated[int | None, TOKENS, in_range(1, LARGEST)] = None
     """Rows of the learned table, and the length a RoPE model was made for; default: seq-length."""
-    rotary_base: float = 10000.0
+    rotary_base: Annotated[float, in_range(above=0, high=10**15)] = 10000.0
     """RoPE's theta."""
     rope_scaling_type: RopeScaling = "none"
     """How RoPE frequencies are stretched for longer sequences."""
-    rope_scaling_factor: float = 1.0
+    rope_scaling_factor: Annotated[float, in_range(1, 10**9)] = 1.0
     """New length / old length."""
-    rope_original_max_position_embeddings: Annotated[int, TOKENS] = 8192
+    rope_original_max_position_embeddings: Annotated[int, TOKENS, in_range(1, LARGEST)] = 8192
     """The length before stretching; fights with rope-scaling-type none, which ignores it."""
-    rope_low_freq_factor: float = 1.0
+    rope_low_freq_factor: Annotated[float, _FACTOR] = 1.0
     """llama3 scaling: wavelengths above original / this are stretched in full."""
-    rope_high_freq_factor: float = 4.0
+    rope_high_freq_factor: Annotated[float, _FACTOR] = 4.0
     """llama3 scaling: wavelengths below original / this stay as they are."""
-    rope_beta_fast: float = 32.0
+    rope_beta_fast: Annotated[float, _FACTOR] = 32.0
     """yarn scaling: dimensions that turn more often than this stay as they are."""
-    rope_beta_slow: float = 1.0
+    rope_beta_slow: Annotated[float, _FACTOR] = 1.0
     """yarn scaling: dimensions that turn less often than this are stretched in full."""
     add_bias_linear: bool = False
     """Biases on every linear layer (GPT-2)."""
@@ -75,14 +83,14 @@ class ModelConfig:
     """Biases on the q, k and v projections alone (Qwen2)."""
     qk_layernorm: bool = False
     """Norm of every q and k head before RoPE (Qwen3)."""
-    window_size: Annotated[int, TOKENS] = 0
+    window_size: Annotated[int, TOKENS, in_range(0, LARGEST)] = 0
     """Sliding window: the last tokens of its document that a token attends to, itself included (Megatron-LM's pair
     (N - 1, 0)); 0: all."""
     layer_types: str = ""
     """Which layers have the window, repeated over all layers: sliding,sliding,sliding,full. Default: all of them."""
     untie_embeddings_and_output_weights: bool = False
     """Give the head a matrix of its own instead of the embedding's."""
-    init_method_std: float = 0.02
+    init_method_std: Annotated[float, in_range(above=0, high=1000)] = 0.02
     """Standard deviation of the initial weights; output projections get it / sqrt(2 layers)."""
     custom_layer: str = ""
     """A layer of your own in the place of memo's, FILE.py:CLASS or MODULE:CLASS (docs/custom_model.md). It reads which

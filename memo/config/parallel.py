@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from memo.config.flag import COUNT, Flag
+from memo.artifacts.fields import in_range
+from memo.config.flag import COUNT, Flag, NonNegativeInt, PositiveInt
 
 CpCommType = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 SWEPT_CP_COMM_TYPES: tuple[CpCommType, ...] = ("all_gather", "a2a")
@@ -18,17 +19,17 @@ DataParallelSharding = Literal["optim", "optim_grads", "optim_grads_params"]
 class ParallelConfig:
     """Four axes; data parallel is what remains: world size / (tp x cp x pp)."""
 
-    tensor_model_parallel_size: Annotated[int, Flag(aliases=("tp",))] = 1
+    tensor_model_parallel_size: Annotated[PositiveInt, Flag(aliases=("tp",))] = 1
     """Ranks that split every matrix, and the tokens between matrices (sequence parallelism)."""
-    context_parallel_size: Annotated[int, Flag(aliases=("cp",))] = 1
+    context_parallel_size: Annotated[PositiveInt, Flag(aliases=("cp",))] = 1
     """Ranks that split the sequence inside attention too."""
     cp_comm_type: CpCommType = "p2p"
     """Ring of K/V blocks, gathered K/V, Ulysses all-to-all over heads, or all-to-all inside rings."""
-    cp_a2a_size: int | None = None
+    cp_a2a_size: PositiveInt | None = None
     """a2a+p2p: ranks of one all-to-all group, a divisor of cp; default: the most the heads allow."""
-    pipeline_model_parallel_size: Annotated[int, Flag(aliases=("pp",))] = 1
+    pipeline_model_parallel_size: Annotated[PositiveInt, Flag(aliases=("pp",))] = 1
     """Stages of consecutive layers."""
-    num_virtual_stages_per_pipeline_rank: Annotated[int, Flag(aliases=("vpp",))] = 1
+    num_virtual_stages_per_pipeline_rank: Annotated[PositiveInt, Flag(aliases=("vpp",))] = 1
     """Chunks of layers per stage; above 1 the schedule is interleaved 1F1B."""
     gradient_accumulation_order: AccumulationOrder = "depth_first"
     """breadth_first takes all microbatches through one layer before the next: states that stream are copied once a
@@ -38,15 +39,16 @@ class ParallelConfig:
     layers too (ZeRO-2), or weights of layers as well (ZeRO-3), gathered for each layer when it runs."""
     overlap_grad_reduce: bool = True
     """Start the reduce-scatter of a gradient bucket as soon as its last gradient is there."""
-    ddp_bucket_size: Annotated[int, COUNT] = 40_000_000
+    ddp_bucket_size: Annotated[PositiveInt, COUNT] = 40_000_000
     """Parameters in one gradient bucket, which never spans two layers."""
-    distributed_timeout_minutes: float = 10.0
+    # From three seconds, in which ranks can tell that they live, to a year, which torch's milliseconds can hold.
+    distributed_timeout_minutes: Annotated[float, in_range(0.05, 525_600)] = 10.0
     """How long a message between ranks may wait for a missing one, in every process group."""
 
     simulate_world: str | None = None
     """Axes of a larger job, such as tp=8 or tp=4,cp=2,pp=2, of which this one process runs one rank: true shapes, order
     and memory, nothing is sent, losses mean nothing."""
-    simulate_rank: int = 0
+    simulate_rank: NonNegativeInt = 0
     """Which rank of --simulate-world."""
 
     @property

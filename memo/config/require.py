@@ -2,10 +2,8 @@
 
 from math import gcd, isqrt
 
+from memo.config.flag import LARGEST
 from memo.errors import ConfigError
-
-LARGEST = 1 << 40
-"""The largest count that is accepted: a larger one in a table has usually lost its separator."""
 
 
 def require(condition: object, message: str) -> None:

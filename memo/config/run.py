@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-from memo.artifacts.fields import checked
+from memo.artifacts.fields import NonNegativeFloat, PositiveFloat, checked, field_types
 from memo.artifacts.reading import Source, shown
 from memo.artifacts.reading import read_toml as read_document
 from memo.config.data import DataConfig
-from memo.config.flag import COUNT, Flag
+from memo.config.flag import COUNT, Flag, NonNegativeInt, PositiveInt
 from memo.config.flag_table import entries_of
 from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
@@ -40,9 +40,9 @@ class CheckpointConfig:
     names, such as seq_length,rotary_base; any other difference is refused."""
     pretrained_checkpoint: str | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
-    save_interval: Annotated[int, COUNT] = 0
+    save_interval: Annotated[NonNegativeInt, COUNT] = 0
     """Save after every so many steps, and at the end of the run; 0: not by steps."""
-    save_interval_minutes: float | None = None
+    save_interval_minutes: NonNegativeFloat | None = None
     """Save once so many minutes have passed since the last checkpoint, by the clock of rank 0; 0: not by time. Default:
     30 where --save is given and --save-interval is not."""
     async_save: bool = False
@@ -50,7 +50,7 @@ class CheckpointConfig:
     share is written. Not yet seen on a GPU, so off."""
     verify_checkpoint: bool = True
     """Compare the checksums of what --load reads with those that were written; off: take a damaged one as it is."""
-    keep_latest_k: int = 0
+    keep_latest_k: NonNegativeInt = 0
     """Checkpoints that stay in --save: older ones are deleted once a newer one is whole. 0 keeps all but those that
     --save-interval-minutes alone has asked for, of which the newest stays."""
 
@@ -62,7 +62,7 @@ LogFormat = Literal["short", "megatron"]
 class LoggingConfig:
     """What a run logs, and where."""
 
-    log_interval: Annotated[int, COUNT] = 1
+    log_interval: Annotated[PositiveInt, COUNT] = 1
     """Steps between two log lines, and between two steps whose copies are timed where activations are swapped."""
     log_format: LogFormat = "short"
     """short: a line of 120 columns; megatron: Megatron-LM's line, with TGS and MFU added."""
@@ -97,10 +97,10 @@ class HardwareConfig:
     as `memo estimate` foresees."""
     kernels: Literal["torch", "triton"] = "torch"
     """Norms, RoPE, activations, loss: PyTorch's, or fused ones in Triton (CUDA only, not yet timed on a GPU)."""
-    peak_tflops: float | None = None
+    peak_tflops: PositiveFloat | None = None
     """Peak of one device for MFU, which is shown on GPUs alone, and never above 100 %; default: from a table by its
     whole name, else measured."""
-    num_threads: int | None = None
+    num_threads: PositiveInt | None = None
     """CPU threads of one rank; default: the CPUs that the node's ranks may use, or their quota, divided by them; 1
     where a tiny model runs on CPUs. OMP_NUM_THREADS, which torchrun sets to 1, is not asked."""
     numa_binding: Literal["auto", "off"] = "auto"
@@ -162,12 +162,7 @@ def _checked(section: type, name: str, value: object, source: str) -> object:
     if entry.is_list and entry.hint is str and value is not None:
         words = value if isinstance(value, list | tuple) else (value,)
         value = tuple(repr(each) if type(each) in (int, float) else each for each in words)
-    return checked(_hints(section)[name], value, name, Source(source, ConfigError, ""))
-
-
-@cache
-def _hints(section: type) -> dict[str, Any]:
-    return get_type_hints(section, include_extras=True)
+    return checked(field_types(section)[name], value, name, Source(source, ConfigError, ""))
 
 
 def _sections() -> dict[str, type]:

@@ -4,8 +4,9 @@ import math
 import re
 
 from memo.config.derived import world_size_from_env
+from memo.config.flag import LARGEST
 from memo.config.parallel import ParallelConfig
-from memo.config.require import LARGEST, require
+from memo.config.require import require
 from memo.config.run import RunConfig
 
 _AXES = ("tp", "cp", "pp", "dp")

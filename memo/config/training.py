@@ -3,65 +3,67 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from memo.config.flag import COUNT, TOKENS, Flag
+from memo.artifacts.fields import Count, NonNegativeFloat, PositiveFloat, Rule
+from memo.config.flag import COUNT, TOKENS, Flag, NonNegativeInt, PositiveInt
 
 Dtype = Literal["bf16", "fp32", "fp64"]
 LrDecayStyle = Literal["constant", "linear", "cosine", "WSD"]
+_Beta = Annotated[float, Rule("of 0 or more and below 1", lambda value: 0 <= value < 1)]
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """AdamW under Megatron's schedule."""
 
-    micro_batch_size: Annotated[int, Flag(aliases=("mbs",))] = 1
+    micro_batch_size: Annotated[PositiveInt, Flag(aliases=("mbs",))] = 1
     """Sequences in one forward and backward pass of one model copy."""
-    global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
+    global_batch_size: Annotated[PositiveInt | None, COUNT, Flag(aliases=("gbs",))] = None
     """Sequences in one optimizer step over all ranks; default: micro-batch-size x dp."""
-    train_iters: Annotated[int, COUNT] = 100
+    train_iters: Annotated[PositiveInt, COUNT] = 100
     """Optimizer steps of the run."""
-    num_epochs: float | None = None
+    num_epochs: PositiveFloat | None = None
     """Instead of train-iters: passes over data-path, in steps of global-batch-size; the last step is a whole one."""
     params_dtype: Annotated[Dtype | None, Flag(aliases=("dtype",))] = None
     """Weights and activations; default: bf16 on CUDA, fp32 on CPU. Gradients add up in fp32 or wider."""
-    lr: float | None = None
+    lr: PositiveFloat | None = None
     """Peak learning rate; default: 1e-5 from given weights, 3e-4 for new ones."""
-    min_lr: float = 0.0
+    min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of the decay."""
     lr_decay_style: LrDecayStyle = "cosine"
     """WSD: warm-up, stable, then a linear decay over the last lr-wsd-decay-iters."""
-    lr_warmup_iters: Annotated[int | None, COUNT] = None
+    lr_warmup_iters: Annotated[NonNegativeInt | None, COUNT] = None
     """Steps of linear warm-up from zero; default: of lr-decay-iters a tenth from given weights, a hundredth for new
     ones."""
-    lr_decay_iters: Annotated[int | None, COUNT] = None
+    lr_decay_iters: Annotated[PositiveInt | None, COUNT] = None
     """Step at which min-lr is reached; default: train-iters."""
-    lr_wsd_decay_iters: Annotated[int | None, COUNT] = None
+    lr_wsd_decay_iters: Annotated[PositiveInt | None, COUNT] = None
     """WSD: length of the final decay; default: a tenth of lr-decay-iters."""
-    weight_decay: float = 0.1
+    weight_decay: NonNegativeFloat = 0.1
     """Decoupled decay of matrices; norms and biases are exempt."""
-    adam_beta1: float = 0.9
+    adam_beta1: _Beta = 0.9
     """Decay of the first moment."""
-    adam_beta2: float = 0.95
+    adam_beta2: _Beta = 0.95
     """Decay of the second moment."""
-    adam_eps: float = 1e-8
+    adam_eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
-    clip_grad: float = 1.0
+    clip_grad: NonNegativeFloat = 1.0
     """Bound on the global gradient norm; 0 turns clipping off."""
-    seed: int = 1234
+    seed: Count = 1234
     """Weights and sample order; the same for every layout."""
-    loss_chunk_size: Annotated[int, TOKENS] = 1024
+    loss_chunk_size: Annotated[PositiveInt, TOKENS] = 1024
     """Tokens whose logits exist at one time on one rank."""
-    max_consecutive_skips: int = 10
+    max_consecutive_skips: NonNegativeInt = 10
     """End the run, with an error and without a checkpoint, once so many steps in a row were skipped because their
     gradient norm was not finite; 0 never."""
-    check_replicas_interval: Annotated[int, COUNT] = 0
+    check_replicas_interval: Annotated[NonNegativeInt, COUNT] = 0
     """Every so many steps compare the copies of the weights that dp x cp and tp ranks hold, bit for bit; 0 never."""
-    eval_interval: Annotated[int, COUNT] = 0
+    eval_interval: Annotated[NonNegativeInt, COUNT] = 0
     """Evaluate every so many steps; 0 never."""
-    eval_iters: Annotated[int, COUNT] = 10
+    eval_iters: Annotated[PositiveInt, COUNT] = 10
     """Global batches in one evaluation."""
     eval_positions: bool = False
     """Tell the loss of each evaluation by position as well: in the document with --packing, else in the sample."""
-    max_step_minutes: float = 60.0
+    max_step_minutes: PositiveFloat = 60.0
     """Refuse to start when one step is estimated to take longer."""
     admission: bool = True
     """Refuse to start a run that is estimated not to fit in memory or to take too long. Estimates are rough:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from memo.artifacts.reading import shown
 from memo.config import PRESETS, preset
 from memo.config.derived import BYTE_VOCAB_SIZE
-from memo.config.require import LARGEST
+from memo.config.flag import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.disks import with_disks
 from memo.estimate.hardware import Hardware

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Protocol
 
 from memo.config.derived import DEFAULT_TILES, SWEPT_TOKENS
-from memo.config.require import LARGEST
+from memo.config.flag import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids

@@ -188,7 +188,7 @@ WRONG = [
     ("train --num-epochs 2 --train-iters 5 --data-path data/mine", "--num-epochs 2 fights with --train-iters 5"),
     (
         "train --mock-data --tp 999999999999999999",
-        "--tensor-model-parallel-size is 999999999999999999: give 1099511627776",
+        "--tensor-model-parallel-size is 999999999999999999: give a whole number from 1 to 1099511627776",
     ),
     (
         "train --mock-data --simulate-world tp=9999999,cp=9999999",
@@ -198,9 +198,9 @@ WRONG = [
     ("estimate --model gpt-tiny --trace-out .", "check the path, its permissions"),
     (
         "evaluate --model Llama/checkpoint-7 --mock-data --tp 0",
-        "--tensor-model-parallel-size is 0, but it must be",
+        "--tensor-model-parallel-size is 0: give a whole number from 1",
     ),
-    ("train --mock-data --pp -2", "--pipeline-model-parallel-size is -2, but it must be above 0"),
+    ("train --mock-data --pp -2", "--pipeline-model-parallel-size is -2: give a whole number from 1"),
     # Data.
     ("train", "`memo data demo PREFIX` makes a corpus"),
     ("train --data-path texts.jsonl", "`memo data build texts.jsonl data/texts` makes one, for --data-path data/texts"),

@@ -31,17 +31,17 @@ class Wrong:
 
 WRONG = [
     # Ranges.
-    Wrong("--num-layers 0", ("--num-layers is 0", "positive number, such as the default 4")),
-    Wrong("--vocab-size -5", ("--vocab-size is -5", "above 0", "positive number")),
+    Wrong("--num-layers 0", ("--num-layers is 0: give a whole number from 1 to 65536, or the default 4",)),
+    Wrong("--vocab-size -5", ("--vocab-size is -5: give a whole number from 1 to 268435456, or leave it out",)),
     Wrong("--norm-epsilon 0", ("--norm-epsilon is 0.0", "above 0", "1e-05")),
-    Wrong("--lr -1", ("--lr is -1.0", "above 0", "positive number")),
+    Wrong("--lr -1", ("--lr is -1.0: give a number above 0, or leave it out",)),
     Wrong("--lr nan", ("--lr is nan", "finite")),
-    Wrong("--clip-grad -0.5", ("--clip-grad is -0.5", "0 or more", "default 1.0")),
+    Wrong("--clip-grad -0.5", ("--clip-grad is -0.5: give a number of 0 or more, or the default 1.0",)),
     Wrong("--train-iters 0", ("--train-iters is 0", "default 100")),
     Wrong("--loss-chunk-size 0", ("--loss-chunk-size is 0", "default 1024")),
     Wrong("--ddp-bucket-size 0", ("--ddp-bucket-size is 0", "default 40000000")),
     Wrong("--mbs 0", ("--micro-batch-size is 0", "default 1")),
-    Wrong("--kv-channels 0", ("--kv-channels is 0", "positive number")),
+    Wrong("--kv-channels 0", ("--kv-channels is 0: give a whole number from 1 to 65536",)),
     # The model.
     Wrong(
         "--hidden-size 130",
@@ -52,11 +52,11 @@ WRONG = [
     Wrong("--num-query-groups 3", ("--num-attention-heads 4", "--num-query-groups 3", "1, 2 or 4")),
     Wrong(
         "--rope-scaling-type yarn --rope-scaling-factor 0.5",
-        ("--rope-scaling-factor is 0.5", "at least 1", "such as 8"),
+        ("--rope-scaling-factor is 0.5: give a number from 1 to 1000000000",),
     ),
     Wrong(
         "--rope-scaling-factor 4",
-        ("--rope-scaling-factor 4.0", "--rope-scaling-type none", "linear or llama3 or yarn", "leave it at 1.0"),
+        ("--rope-scaling-factor 4.0", "--rope-scaling-type none", "linear or llama3 or yarn", "leave it out"),
     ),
     Wrong(
         "--rope-scaling-type yarn --rope-low-freq-factor 2",
@@ -81,8 +81,14 @@ WRONG = [
         ("--seq-length 1024", "--max-position-embeddings 512", "--seq-length 512 or less"),
     ),
     # The layout.
-    Wrong("--distributed-timeout-minutes 1e300", ("--distributed-timeout-minutes is 1e+300", "give 0.05", "525600")),
-    Wrong("--distributed-timeout-minutes 1e-9", ("--distributed-timeout-minutes is 1e-09", "give 0.05", "525600")),
+    Wrong(
+        "--distributed-timeout-minutes 1e300",
+        ("--distributed-timeout-minutes is 1e+300", "give a number from 0.05 to 525600"),
+    ),
+    Wrong(
+        "--distributed-timeout-minutes 1e-9",
+        ("--distributed-timeout-minutes is 1e-09", "give a number from 0.05 to 525600"),
+    ),
     Wrong("--tp 3", ("1 ranks", "--tp 3 x --cp 1 x --pp 1 = 3", "start 3 ranks")),
     Wrong("--tp 2 --cp 2", ("6 ranks", "= 4", "start 4 or 8 ranks", "1, 2, 3 or 6"), ranks=6),
     Wrong("--tp 8", ("--num-attention-heads 4", "--tp 8", "use --tp 1, 2 or 4"), ranks=8),
@@ -137,7 +143,7 @@ WRONG = [
     ),
     # Optimizer and schedule.
     Wrong("--min-lr 1 --lr 0.5", ("--min-lr 1.0", "--lr 0.5", "--min-lr 0.5 or less")),
-    Wrong("--adam-beta2 1", ("--adam-beta2 is 1.0", "[0, 1)", "0.95")),
+    Wrong("--adam-beta2 1", ("--adam-beta2 is 1.0: give a number of 0 or more and below 1, or the default 0.95",)),
     Wrong("--lr-warmup-iters 101", ("--lr-warmup-iters 101", "--train-iters 100", "100 or less")),
     Wrong(
         "--lr-warmup-iters 30 --lr-decay-iters 20",
@@ -162,15 +168,19 @@ WRONG = [
         ("--eval-data-path e", "--eval-interval is 0", "such as 100"),
         data="",
     ),
-    Wrong("--save-interval 10", ("--save-interval 10", "--save is not given", "--save DIR")),
-    Wrong("--save-interval-minutes 10", ("--save-interval-minutes 10.0", "--save is not given", "--save DIR")),
+    Wrong(
+        "--save-interval 10", ("--save-interval 10 needs --save, which is not given: give --save DIR, or leave it out",)
+    ),
+    Wrong(
+        "--save-interval-minutes 10", ("--save-interval-minutes 10.0 needs --save, which is not given", "--save DIR")
+    ),
     Wrong("--save-interval-minutes -1 --save a", ("--save-interval-minutes is -1.0", "0 or more")),
     Wrong("--min-lr 1e-4 --pretrained-checkpoint a", ("--min-lr 0.0001", "--lr 1e-05", "1e-05 or less")),
-    Wrong("--keep-latest-k 2", ("--keep-latest-k 2", "--save is not given", "--keep-latest-k 0")),
-    Wrong("--save x --keep-latest-k -1", ("--keep-latest-k is -1", "0 or more")),
+    Wrong("--keep-latest-k 2", ("--keep-latest-k 2 needs --save, which is not given", "leave it out")),
+    Wrong("--save x --keep-latest-k -1", ("--keep-latest-k is -1: give a whole number from 0 to ",)),
     Wrong("--simulate-world tp=2 --tp 2 --save x", ("--simulate-world tp=2", "--save x", "leave")),
     Wrong("--kernels triton --device cpu", ("--kernels triton", "--device cpu", "--kernels torch", "--device cuda")),
-    Wrong("--async-save", ("--async-save", "--save is not given", "--no-async-save")),
+    Wrong("--async-save", ("--async-save needs --save, which is not given", "--save DIR", "leave it out")),
     Wrong(
         "--device cuda --attention-backend cpu",
         ("--attention-backend cpu", "--device cuda", "--attention-backend auto", "--device cpu"),

@@ -274,7 +274,7 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({k: v for k, v in LLAMA_31_8B.items() if k != "hidden_size"}, "hidden_size is missing: complete the file"),
         (
             {k: v for k, v in LLAMA_31_8B.items() if k != "max_position_embeddings"},
-            "max_position_embeddings is missing: complete the file with it, a whole number above 0",
+            "max_position_embeddings is missing: complete the file with it, a whole number from 1 to",
         ),
         ({**GPT2, "n_positions": None}, "n_positions or max_position_embeddings is missing: complete the file"),
         ({**LLAMA_31_8B, "num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),
@@ -315,7 +315,7 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**QWEN3_8B, "rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
         (
             {**QWEN3_8B, "rope_scaling": {**YARN, "factor": "4"}},
-            "rope_scaling.factor is '4' .a string.: give a number above 0",
+            "rope_scaling.factor is '4' .a string.: give a number from 1 to 1000000000",
         ),
         ({**QWEN3_8B, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor is"),
         ({**QWEN3_8B, "rope_parameters": {"full": {}, "window": {}}}, "one rotation for all layers"),

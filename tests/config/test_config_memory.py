@@ -12,10 +12,10 @@ from memo.config.run import read_toml
 from memo.errors import ConfigError
 
 WRONG = [
-    ("--offload-alpha 1.5", ("--offload-alpha is 1.5", "[0, 1]", "0.5, auto or off")),
-    ("--offload-alpha -0.1", ("--offload-alpha is -0.1", "[0, 1]")),
-    ("--offload-alpha nan", ("--offload-alpha is nan", "[0, 1]")),
-    ("--offload-alpha inf", ("--offload-alpha is inf", "[0, 1]")),
+    ("--offload-alpha 1.5", ("--offload-alpha is 1.5", "from 0 to 1, or the default auto", 'one of "off", "auto"')),
+    ("--offload-alpha -0.1", ("--offload-alpha is -0.1", "a number from 0 to 1")),
+    ("--offload-alpha nan", ("--offload-alpha is nan", "a number from 0 to 1")),
+    ("--offload-alpha inf", ("--offload-alpha is inf", "a number from 0 to 1")),
     (
         "--offload-alpha 0.5 --recompute-granularity full",
         ("--recompute-granularity full", "--offload-alpha 0.5", "use --offload-alpha off", "none"),
@@ -24,7 +24,7 @@ WRONG = [
         "--offload-alpha 0 --recompute-granularity selective",
         ("--recompute-granularity selective", "--offload-alpha 0.0"),
     ),
-    ("--offload-alpha 1 --offload-tiles 0", ("--offload-tiles is 0", "above 0")),
+    ("--offload-alpha 1 --offload-tiles 0", ("--offload-tiles is 0: give a whole number from 1 to ",)),
     ("--offload-alpha 1 --offload-host-memory-gib 0", ("--offload-host-memory-gib is 0.0", "above 0")),
     ("--offload-alpha 1 --offload-host-memory-gib nan", ("--offload-host-memory-gib is nan", "finite")),
     (
@@ -67,7 +67,7 @@ WRONG = [
     ),
     (
         "--offload-granularity tile --recompute-attention-layers -1",
-        ("--recompute-attention-layers is -1", "must not be below 0"),
+        ("--recompute-attention-layers is -1", "give a whole number from 0 to "),
     ),
     (
         "--offload-alpha 0.5 --offload-hidden-states",
@@ -75,9 +75,12 @@ WRONG = [
     ),
     (
         "--offload-alpha off --offload-hidden-states",
-        ("--offload-hidden-states True", "--offload-alpha off", "--offload-alpha auto"),
+        ("--offload-hidden-states fights", "--offload-alpha off", "--offload-alpha auto"),
     ),
-    ("--offload-granularity tile --offload-slot-tiles 0", ("--offload-slot-tiles is 0", "above 0")),
+    (
+        "--offload-granularity tile --offload-slot-tiles 0",
+        ("--offload-slot-tiles is 0: give a whole number from 1 to ",),
+    ),
     (
         "--offload-granularity tile --cp 2",
         ("--cp 2", "--cp-comm-type p2p", "--cp-comm-type all_gather or a2a", "--offload-granularity layer"),
@@ -94,8 +97,11 @@ WRONG = [
         "--recompute-granularity full --layer-profile p.json",
         ("--layer-profile p.json", "--recompute-granularity full", "ignores"),
     ),
-    ("--offload-alpha off --offload-check-races", ("--offload-check-races True", "--offload-alpha off")),
-    ("--memory-planner auto --memory-planner-min-bytes 0", ("--memory-planner-min-bytes is 0", "above 0")),
+    ("--offload-alpha off --offload-check-races", ("--offload-check-races fights", "--offload-alpha off")),
+    (
+        "--memory-planner auto --memory-planner-min-bytes 0",
+        ("--memory-planner-min-bytes is 0: give a whole number from 1 to ",),
+    ),
     (
         "--memory-planner off --memory-planner-min-bytes 64 --device cuda",
         ("--memory-planner-min-bytes 64", "--memory-planner off", "use --memory-planner auto"),

@@ -80,7 +80,10 @@ def test_a_directory_or_a_file(tmp_path: Path) -> None:
     [
         ({"model_type": "mamba"}, "x: model_type is 'mamba', which has no rules here: use llama, mistral"),
         ({"model_type": None}, "x: model_type is None"),
-        ({"hidden_size": None}, "x: hidden_size is missing: complete the file with it, a whole number above 0"),
+        (
+            {"hidden_size": None},
+            "x: hidden_size is missing: complete the file with it, a whole number from 1 to 16777216",
+        ),
         ({"vocab_size": "32k"}, "x: vocab_size is '32k' (a string): give a whole number from 1 to 268435456"),
         ({"num_hidden_layers": True}, "x: num_hidden_layers is True"),
         (

@@ -104,10 +104,10 @@ def test_host_memory_that_does_not_hold_the_hidden_states_is_refused_with_both_f
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"offload_nvme_gib": 1.0}, "--offload-nvme-gib 1.0 fights with no --offload-nvme-path"),
+        ({"offload_nvme_gib": 1.0}, "--offload-nvme-gib 1.0 needs --offload-nvme-path"),
         ({"offload_nvme_path": ""}, "--offload-nvme-path is empty"),
         ({"offload_nvme_path": "/tmp", "offload_alpha": "off"}, "--offload-nvme-path /tmp fights with --offload-alpha"),
-        ({"offload_nvme_path": "/tmp", "offload_nvme_gib": -1.0}, "--offload-nvme-gib"),
+        ({"offload_nvme_path": "/tmp", "offload_nvme_gib": -1.0}, "offload_nvme_gib is -1.0: give a number above 0"),
     ],
 )
 def test_flags_that_do_not_suit_are_refused(overrides: dict[str, Any], message: str) -> None:
