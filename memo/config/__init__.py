@@ -3,8 +3,9 @@
 from memo.config.data import DataConfig
 from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
+from memo.config.model_name import preset
 from memo.config.parallel import ParallelConfig
-from memo.config.presets import PRESETS, preset
+from memo.config.presets import PRESETS
 from memo.config.run import CheckpointConfig, HardwareConfig, LoggingConfig, RunConfig
 from memo.config.training import TrainingConfig
 

@@ -44,7 +44,15 @@ def model_error(name: str, *, config_is_enough: bool = False) -> ConfigError:
     Args:
         config_is_enough: whether only the shape is asked for, which config.json has, and not the weights.
     """
-    return ConfigError(f"--model {name}: {_problem(name, config_is_enough)}")
+    return ConfigError(f"--model {name}: {model_problem(name, config_is_enough=config_is_enough)}")
+
+
+def preset(name: str) -> ModelConfig:
+    """The preset that is called so, in letters of any case. Raises ConfigError."""
+    known = preset_name(str(name))
+    if known is None:
+        raise model_error(str(name))
+    return PRESETS[known]
 
 
 def check_planned_model(name: str) -> None:
@@ -56,7 +64,8 @@ def check_planned_model(name: str) -> None:
         raise model_error(name, config_is_enough=True)
 
 
-def _problem(name: str, config_is_enough: bool) -> str:
+def model_problem(name: str, *, config_is_enough: bool = False) -> str:
+    """What is wrong with such a name, and what to do, as in `model_error`."""
     path = Path(name)
     try:
         if path.is_dir():

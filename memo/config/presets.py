@@ -4,12 +4,10 @@ Sources: MEMO table 2 (gpt-7b .. gpt-65b); the published config.json of all othe
 models, of Mistral 7B that of v0.3, of Mistral Small that of 2501.
 """
 
-import difflib
 from dataclasses import replace
 from typing import Any
 
 from memo.config.model import ModelConfig
-from memo.errors import ConfigError
 
 
 def _paper_gpt(num_layers: int, hidden_size: int, heads: int) -> ModelConfig:
@@ -104,13 +102,3 @@ PRESETS: dict[str, ModelConfig] = {
 def preset_name(name: str) -> str | None:
     """The preset that is called so, in letters of any case; None where there is none."""
     return next((each for each in (name, name.lower()) if each in PRESETS), None)
-
-
-def preset(name: str) -> ModelConfig:
-    """Raises ConfigError that names the nearest preset."""
-    known = preset_name(str(name))
-    if known is not None:
-        return PRESETS[known]
-    near = difflib.get_close_matches(str(name), PRESETS, n=1, cutoff=0.3)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise ConfigError(f"--model {name}: no such preset: {hint}use one of {', '.join(PRESETS)}")

@@ -12,9 +12,11 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from memo.artifacts.reading import shown
-from memo.config import PRESETS, preset
+from memo.config import PRESETS
 from memo.config.derived import BYTE_VOCAB_SIZE
 from memo.config.flag import LARGEST
+from memo.config.model_name import model_problem
+from memo.config.presets import preset_name
 from memo.errors import ConfigError
 from memo.estimate.disks import with_disks
 from memo.estimate.hardware import Hardware
@@ -142,10 +144,10 @@ def model_shape(name: str, seq_len: int) -> ModelShape:
         raise ConfigError(f"no model is named: give a preset ({', '.join(PRESETS)}) or the path of a config.json")
     if name.endswith(".json") or os.path.isdir(name):  # also False for a name that no file can have
         return read_hf_config(name)
-    try:
-        model = preset(name)
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix(f"--model {name}: ")) from None
+    known = preset_name(name)
+    if known is None:
+        raise ConfigError(model_problem(name, config_is_enough=True))
+    model = PRESETS[known]
     return shape_of(replace(model, vocab_size=model.vocab_size or BYTE_VOCAB_SIZE), name, seq_len)
 
 

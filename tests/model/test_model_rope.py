@@ -8,8 +8,8 @@ import mpmath  # type: ignore[import-untyped]  # comes with torch, which needs s
 import pytest
 import torch
 
+from memo.config import preset
 from memo.config.model import ModelConfig
-from memo.config.presets import preset
 from memo.model.rope import rope_frequencies, rope_table
 from memo_kernels.rope.reference import rotate
 
