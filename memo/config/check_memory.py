@@ -50,7 +50,6 @@ def check_memory(config: RunConfig) -> None:
     if alpha != "auto" or memory.sweeps:
         _check_tiles(config)
     _check_sections(config)
-    _check_device(config)
 
 
 def _check_planner(config: RunConfig) -> None:
@@ -134,23 +133,4 @@ def _check_sections(config: RunConfig) -> None:
         f"--cp {cp} with --cp-comm-type {kind} does not run with --offload-granularity tile: its rings would pass all "
         f"keys and values round for every tile: use --cp-comm-type {' or '.join(SWEPT_CP_COMM_TYPES)}, or "
         "--offload-granularity layer",
-    )
-
-
-def _check_device(config: RunConfig) -> None:
-    """With --device auto these rules are asked again once the device is known."""
-    backend, device = config.memory.offload_backend, config.hardware.device
-    require(
-        not (backend == "cuda" and device == "cpu"),
-        "--offload-backend cuda cannot run on --device cpu: use --offload-backend auto, virtual or threads, "
-        "or --device cuda",
-    )
-    require(
-        not (backend in ("virtual", "threads") and device == "cuda"),
-        f"--offload-backend {backend} cannot run on --device cuda: use --offload-backend auto or cuda, or --device cpu",
-    )
-    require(
-        not (config.memory.offload_check_races and device == "cuda"),
-        "--offload-check-races cannot run on --device cuda, where copies are not ordered by memo: leave it out, "
-        "or use --device cpu",
     )

@@ -26,7 +26,7 @@ from memo.config.require import require
 from memo.config.run import RunConfig
 from memo.config.split import read_split
 from memo.config.training import TrainingConfig
-from memo.config.unread import require_read, require_with
+from memo.config.unread import given, require_read, require_with
 from memo.errors import ConfigError
 
 
@@ -178,22 +178,30 @@ def _check_load(config: RunConfig) -> None:
 
 
 _CUDA_BACKENDS = tuple(name for name in DETERMINISTIC_HEAD_DIM if name != "cpu")
+_RUNS_ON = (
+    ("hardware", "attention_backend", ("cpu",), "cpu", f"--attention-backend auto, {', '.join(_CUDA_BACKENDS)}"),
+    ("hardware", "attention_backend", _CUDA_BACKENDS, "cuda", "--attention-backend auto or cpu"),
+    ("hardware", "kernels", ("triton",), "cuda", "--kernels torch"),
+    ("training", "params_dtype", ("fp32", "fp64"), "cpu", "--params-dtype bf16"),
+    ("memory", "offload_backend", ("cuda",), "cuda", "--offload-backend auto, virtual or threads"),
+    ("memory", "offload_backend", ("virtual", "threads"), "cpu", "--offload-backend auto or cuda"),
+    ("memory", "offload_check_races", (True,), "cpu", "--no-offload-check-races"),
+)
+"""(section, field, values, the device alone on which these run, what to give elsewhere)."""
 
 
 def _check_hardware(config: RunConfig) -> None:
     """The device is known here only when the user names it; `auto` is checked once it is resolved."""
     hardware, dtype = config.hardware, config.training.params_dtype
-    backend, device = hardware.attention_backend, hardware.device
-    require(
-        not (backend == "cpu" and device == "cuda"),
-        "--attention-backend cpu cannot run on --device cuda: use --attention-backend auto, "
-        f"{', '.join(_CUDA_BACKENDS)}, or --device cpu",
-    )
-    require(
-        not (backend in _CUDA_BACKENDS and device == "cpu"),
-        f"--attention-backend {backend} cannot run on --device cpu: use --attention-backend auto or cpu, "
-        f"or --device cuda",
-    )
+    backend = hardware.attention_backend
+    for section, name, values, device, use in _RUNS_ON:
+        is_read = section != "memory" or config.memory.swaps
+        runs = hardware.device in ("auto", device) or getattr(getattr(config, section), name) not in values
+        require(
+            runs or not is_read,
+            f"{given(getattr(config, section), name)} cannot run on --device {hardware.device}: use {use}, or --device "
+            f"{device}",
+        )
     require(
         not (backend in _CUDA_BACKENDS and dtype in ("fp32", "fp64")),
         f"--attention-backend {backend} has no {dtype} kernels, but --params-dtype is {dtype}: "
@@ -206,12 +214,3 @@ def _check_hardware(config: RunConfig) -> None:
             f"{largest_deterministic(backend)}, and heads are of {config.model.head_dim}: use --attention-backend "
             "auto, or leave --deterministic out",
         )
-    require(
-        not (hardware.kernels == "triton" and device == "cpu"),
-        "--kernels triton cannot run on --device cpu: use --kernels torch, or --device cuda",
-    )
-    require(
-        not (device == "cuda" and dtype in ("fp32", "fp64")),
-        f"--params-dtype {dtype} cannot run on --device cuda, whose attention kernels take bf16 alone: "
-        f"use --params-dtype bf16, or --device cpu",
-    )

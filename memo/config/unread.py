@@ -9,17 +9,19 @@ from memo.config.require import require
 
 def require_read(section: Any, name: str, is_read: object, ignored_by: str, use: str) -> None:
     """Raises ConfigError for a field that differs from its default, unless it is read."""
-    given = _given(section, name)
-    require(is_read or not given, f"{given} fights with {ignored_by}, which ignores it: use {use}, or leave it out")
+    written = given(section, name)
+    require(is_read or not written, f"{written} fights with {ignored_by}, which ignores it: use {use}, or leave it out")
 
 
 def require_with(section: Any, name: str, needed: object, flag: str, example: str) -> None:
     """Raises ConfigError for a field that differs from its default where `needed`, the value of `flag`, is missing."""
-    given = _given(section, name)
-    require(needed or not given, f"{given} needs {flag}, which is not given: give {flag} {example}, or leave it out")
+    written = given(section, name)
+    require(
+        needed or not written, f"{written} needs {flag}, which is not given: give {flag} {example}, or leave it out"
+    )
 
 
-def _given(section: Any, name: str) -> str:
+def given(section: Any, name: str) -> str:
     """The flag as it was given; empty for a field that has its default."""
     value = getattr(section, name)
     default = next(field.default for field in dataclasses.fields(section) if field.name == name)
