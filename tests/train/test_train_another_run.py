@@ -188,8 +188,8 @@ def test_names_of_data_are_those_that_can_be_accepted(folder: Path) -> None:
     ("flags", "message"),
     [
         ("--load x --load-accept-changes rotary", "names rotary, which is no field of model or data"),
-        ("--load-accept-changes rotary_base", "--load is not given"),
-        ("--no-verify-checkpoint", "--load is not given"),
+        ("--load-accept-changes rotary_base", "needs --load, which is not given"),
+        ("--no-verify-checkpoint", "needs --load, which is not given"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,7 +187,7 @@ def test_two_ranks_under_a_plan_are_the_same_run(
         (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
         (
             ["--train-data", "IN", "--save", "OUT", "--epoch", "2"],
-            "no flag --epoch: memo calls it --num-epochs",
+            "no flag --epoch: did you mean --num-epochs?",
         ),
     ],
 )

@@ -81,7 +81,7 @@ def _evaluates() -> None:
 def test_what_is_no_data() -> None:
     with pytest.raises(ConfigError, match=r"train_data is a int: give the prefix of a corpus, a list of weights"):
         trainer(5)
-    with pytest.raises(ConfigError, match=r"--seq-length is 0"):
+    with pytest.raises(ConfigError, match=r"seq_length is 0: give a whole number from 1"):
         trainer(make("list"), seq_length=0)
 
 
