@@ -27,7 +27,7 @@ from memo.rehearsal.profile import layer_profile
 from memo.rehearsal.rehearsed import Planned, RehearsalShortage, Rehearsed, Steady, Times, Waits
 from memo.rehearsal.request import STEADY_STEPS, RehearsalRequest
 from memo.spec.parameters import count_parameters
-from memo.train.oom import asked_bytes, explained, is_out_of_memory
+from memo.train.oom import asked_bytes, is_out_of_memory
 from memo.train.setup import Prepared, prepare
 from memo.train.tracing import of_rank
 from memo.train.trainer import Trainer
@@ -134,8 +134,7 @@ class Rehearsal:
 
     def _step(self, trainer: Trainer) -> StepRecord:
         self.when = f"in step {trainer.iteration + 1}"
-        with explained(trainer.config, trainer.parts, trainer.meter, trainer.iteration + 1):
-            return trainer.step()
+        return trainer.step()
 
     def _shortage(self, error: BaseException) -> RehearsalShortage:
         """The shortage; to be called while the tensors of the failed step are still alive."""

@@ -6,7 +6,6 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from memo.artifacts.run_log import StepRecord
 from memo.config import RunConfig
 from memo.config.run import LogFormat
+from memo.train.history import History
 from memo.units import format_bytes, format_duration_s
 
 
@@ -141,45 +141,23 @@ def _progress_bar(train_iters: int, done: int) -> tuple[Any, Any]:
     return bar, bar.add_task("training", total=train_iters, completed=done, figures="")
 
 
-@dataclass
-class Outcome:
-    """What came of a call of train(), on rank 0.
-
-    Attributes:
-        trained_s: seconds that its steps took.
-        tokens: of all ranks, in these steps.
-        validation_loss: of the last evaluation among them, in nats a token.
-    """
-
-    trained_s: float = 0.0
-    tokens: int = 0
-    iterations: int = 0
-    last: StepRecord | None = None
-    validation_loss: float | None = None
-
-    def add(self, record: StepRecord, tokens: int) -> None:
-        self.trained_s += record.step_time_s
-        self.tokens += tokens
-        self.iterations += 1
-        self.last = record
-
-
-def describe_end(config: RunConfig, outcome: Outcome, iteration: int, is_on_cpu: bool, saved: Path | None) -> str:
+def describe_end(config: RunConfig, history: History, iteration: int, is_on_cpu: bool, saved: Path | None) -> str:
     """What train() did, what it took, where its weights are, and which command comes next.
 
     Args:
         iteration: where the run is now.
         saved: its last checkpoint of this start.
     """
-    last = outcome.last
+    last = history.last
     if last is None:
         return _nothing_left(config, iteration)
     loss = f"loss {last.lm_loss:.4f}"
-    if outcome.validation_loss is not None:
-        loss += f", validation loss {outcome.validation_loss:.4f}"
+    if history.evaluations:
+        loss += f", validation loss {history.evaluations[-1][1]:.4f}"
+    tokens = history.num_steps * last.global_batch_size * config.data.seq_length
     lines = [
-        f"trained {outcome.iterations:,} iterations, {outcome.tokens:,} tokens, in "
-        f"{format_duration_s(outcome.trained_s)}: {loss}",
+        f"trained {history.num_steps:,} iterations, {tokens:,} tokens, in "
+        f"{format_duration_s(history.trained_s)}: {loss}",
         f"peak memory of rank 0: {_peaks(last, is_on_cpu)}",
     ]
     return "\n".join([*lines, *_next(config, saved)])

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from memo.config import RunConfig
+from memo.config.derived import global_batch_size
 from memo.data import Batch, GlobalBatchSampler, SampleDataset, checked_sample, collate
 from memo.mesh import Mesh
 from memo.model.transformer import Microbatch
@@ -98,3 +99,9 @@ class Feed:
         torch does not reuse a pinned block before the copies from it have ended.
         """
         return (x.pin_memory() if self.device.type == "cuda" else x).to(self.device, non_blocking=True)
+
+
+def run_feed(config: RunConfig, mesh: Mesh, device: torch.device, dataset: SampleDataset, tiles: int) -> Feed:
+    """Global batches of the run's size, from the first sample on; `tiles` as of Feed."""
+    sampler = GlobalBatchSampler(global_batch_size(config, mesh.grid.world_size), config.training.seed)
+    return Feed(dataset, sampler, mesh, config, device, tiles)

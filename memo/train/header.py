@@ -4,6 +4,7 @@
 """
 
 from memo.config import RunConfig
+from memo.config.derived import global_batch_size
 from memo.data import BlendedDataset, PackedConversations, PackedDataset, TokenStream
 from memo.spec.parameters import count_parameters
 from memo.spec.sweep import sweep_of
@@ -13,14 +14,7 @@ from memo.train.setup import Prepared
 from memo.units import format_count
 
 
-def describe_start(
-    config: RunConfig,
-    parts: ParallelModel,
-    dataset: object,
-    global_batch_size: int,
-    prepared: Prepared,
-    resumed_at: int | None = None,
-) -> str:
+def describe_start(config: RunConfig, parts: ParallelModel, prepared: Prepared, resumed_at: int | None = None) -> str:
     """Sizes, weights, layout, data, plans, and on GPUs the peak that MFU refers to. Describing planned memory takes
     seconds.
 
@@ -28,6 +22,7 @@ def describe_start(
         resumed_at: the iteration of the checkpoint in --load from which the run goes on, if it does.
     """
     model, grid, pipeline, attention = config.model, parts.mesh.grid, parts.pipeline, prepared.attention
+    samples = global_batch_size(config, grid.world_size)
     text = (
         f"model: {format_count(count_parameters(config))} parameters, {model.num_layers} layers, "
         f"h = {model.hidden_size}, "
@@ -37,9 +32,9 @@ def describe_start(
         f"layout: tp {grid.tp} x cp {grid.cp} ({config.parallel.cp_comm_type}) x pp {grid.pp} "
         f"(x {pipeline.chunks} chunks) x dp {grid.dp} on {parts.device.type}\n"
         f"{_simulation(config, parts.mesh.rank)}"
-        f"batch: {global_batch_size} x {config.data.seq_length} tokens a step, "
+        f"batch: {samples} x {config.data.seq_length} tokens a step, "
         f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
-        f"{_data(dataset, config.training.train_iters * global_batch_size)}"
+        f"{_data(prepared.train_data, config.training.train_iters * samples)}"
         f"host: {prepared.placement}\n"
         f"{_granularity(config, prepared)}"
         f"attention: {attention.name} ({attention.reason})\n"

@@ -21,23 +21,27 @@ class History:
     Attributes:
         records: one StepRecord a step.
         evaluations: (iteration, nats a token) of each evaluation on the way.
+        num_steps: how many steps were taken.
+        trained_s: seconds that they took.
     """
 
     def __init__(self) -> None:
         self.records: list[StepRecord] = []
         self.evaluations: list[tuple[int, float]] = []
-        self._every, self._seen = 1, 0
+        self.num_steps, self.trained_s = 0, 0.0
+        self._every = 1
         self._is_last_extra = False
 
     def add(self, record: StepRecord) -> None:
         """The next step."""
         if self._is_last_extra:
             self.records.pop()
-        self._is_last_extra = self._seen % self._every != 0
+        self._is_last_extra = self.num_steps % self._every != 0
         if len(self.records) >= _MOST and not self._is_last_extra:
             self.records, self._every = self.records[::2], 2 * self._every
         self.records.append(record)
-        self._seen += 1
+        self.num_steps += 1
+        self.trained_s += record.step_time_s
 
     @property
     def last(self) -> StepRecord | None:

@@ -9,9 +9,6 @@ from torch import nn
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
-from memo.config.derived import global_batch_size
-from memo.config.grid import rank_grid
-from memo.data import GlobalBatchSampler
 from memo.errors import AllocatorError, ConfigError, is_first_of_node
 from memo.estimate.state_memory import state_bytes
 from memo.executor.host_budget import settle
@@ -27,7 +24,7 @@ from memo.spec.schedule import pipeline_of
 from memo.train.attention import choose_attention, describe_rows, measure_attention
 from memo.train.build import attention_of_layers, build, build_mesh
 from memo.train.ending import shutdown
-from memo.train.feed import Feed
+from memo.train.feed import run_feed
 from memo.train.layer_profile import keep, measure
 from memo.train.memory_choice import agreed
 from memo.train.outputs import check_writable
@@ -81,7 +78,7 @@ def profile_run(
             "records the same requests here"
         )
     world = init_distributed(device, config.parallel)
-    watchdog = Watchdog(config, world, rank_grid(config, world.size))
+    watchdog = Watchdog(config, world)
     try:
         with watchdog.reporting_errors(has_started=False):
             mesh = build_mesh(config, world.rank, world.size, watchdog.watch)
@@ -141,8 +138,7 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Tra
     parts = build(config, mesh, prepared.dtype, device)
     transients = parts.transients
     assert transients is not None
-    sampler = GlobalBatchSampler(global_batch_size(config, mesh.grid.world_size), config.training.seed)
-    feed = Feed(prepared.train_data, sampler, mesh, config, device, parts.tiles)
+    feed = run_feed(config, mesh, device, prepared.train_data, parts.tiles)
     recorded = batches_to_record(config, feed.next_global_batch())
     with contextlib.ExitStack() as stack:
         stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, even with managed memory

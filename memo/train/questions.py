@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from memo.checkpoint.run_state import RunState
 from memo.config import RunConfig
-from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset, Tokenizer, load_tokenizer
+from memo.data import NeedleDataset, SampleDataset, Tokenizer, load_tokenizer
 from memo.data.chat_template import load_run_template
 from memo.errors import ConfigError
 from memo.mesh.objects import from_rank_zero
@@ -22,7 +23,7 @@ from memo.train.evaluation import (
     needle_recall,
     num_batches,
 )
-from memo.train.feed import Feed
+from memo.train.feed import Feed, run_feed
 from memo.train.generate import Prompt, Sampling, continuations, decode, encode
 from memo.train.metrics import Reporter
 from memo.train.setup import Prepared
@@ -33,15 +34,19 @@ class Questions:
 
     config: RunConfig
     global_batch_size: int
-    iteration: int
+    state: RunState
     eval_sets: dict[str, SampleDataset]
-    _eval_tiles: int
     _prepared: Prepared
 
     @property
     def parts(self) -> ParallelModel:
         """What this rank trains."""
         raise NotImplementedError
+
+    @property
+    def iteration(self) -> int:
+        """Training steps that are complete."""
+        return self.state.iteration
 
     def evaluate(self, iters: int | None = None, name: str | None = None) -> float:
         """Mean loss in nats a token over `iters` global batches of one of `eval_sets`, always the same ones.
@@ -75,9 +80,7 @@ class Questions:
     ) -> NeedleRecall:
         """What the model finds again of what `needles` hide, by distance. Raises ConfigError for another seq_length."""
         open_dataset(self.config, needles, stream=1)
-        return needle_recall(
-            self.parts, self._feed(needles, self._eval_tiles), needles, num_batches(self.config, iters), edges
-        )
+        return needle_recall(self.parts, self._feed(needles), needles, num_batches(self.config, iters), edges)
 
     def generate(
         self,
@@ -144,9 +147,7 @@ class Questions:
         rows = [encode(each, tokenizer, self.config.model.vocabulary) for each in prompts]
         ends = [*ends, *([] if tokenizer is None else [tokenizer.eod])]
         seq_length = self.config.data.seq_length
-        return continuations(
-            self.parts, lambda data: self._feed(data, self._eval_tiles), rows, seq_length, sampling, ends
-        )
+        return continuations(self.parts, self._feed, rows, seq_length, sampling, ends)
 
     def _tokenizer(self) -> Tokenizer | None:
         """The run's, or that of the model whose weights it began with."""
@@ -155,9 +156,10 @@ class Questions:
             return load_tokenizer(pretrained)
         return own
 
-    def _feed(self, dataset: SampleDataset, tiles: int) -> Feed:
-        sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)
-        return Feed(dataset, sampler, self.parts.mesh, self.config, self.parts.device, tiles)
+    def _feed(self, dataset: SampleDataset) -> Feed:
+        # Layers that slots hold whole are plain ones in an evaluation, which work on all tokens at once.
+        tiles = self.parts.tiles if self.config.memory.sweeps else 1
+        return run_feed(self.config, self.parts.mesh, self.parts.device, dataset, tiles)
 
     def _eval_feed(self, name: str | None) -> Feed:
-        return self._feed(evaluation_set(self.eval_sets, name), self._eval_tiles)
+        return self._feed(evaluation_set(self.eval_sets, name))

@@ -6,8 +6,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,6 @@ from memo.checkpoint.owner import Ownership
 from memo.checkpoint.run_state import RunState
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import global_batch_size
-from memo.config.grid import rank_grid
 from memo.config.model_name import choose_model
 from memo.data import Tokenizer
 from memo.errors import ClosedError, ConfigError, MemoError
@@ -24,11 +24,11 @@ from memo.mesh import Mesh, World, init_distributed, local_device, refusals_are_
 from memo.parallel.replicas import check_replicas
 from memo.train.agreement import Agreement, on_any_rank
 from memo.train.build import ParallelModel, build, build_mesh
-from memo.train.console import Outcome, describe_end, say
+from memo.train.console import describe_end, say
 from memo.train.data_sources import DataSource, EvalSource, evaluated_now
 from memo.train.ending import check_skips, shutdown, stopped
-from memo.train.evaluation import as_record
-from memo.train.feed import Feed
+from memo.train.evaluation import LossByPosition, as_record
+from memo.train.feed import Feed, run_feed
 from memo.train.header import describe_start
 from memo.train.history import History
 from memo.train.memory_choice import agreed
@@ -43,10 +43,20 @@ from memo.train.setup import Prepared, field_keywords, prepare
 from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
 from memo.train.watchdog import Watchdog
-from memo.train.watching import CopyTimes, Meter, run_header
+from memo.train.watching import Meter, run_header
 
 Callback = Callable[[StepRecord], None]
-Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What a Trainer trains with, until close() lets go of it."""
+
+    parts: ParallelModel
+    feed: Feed
+    persistence: Persistence
+    agreement: Agreement
+    watchdog: Watchdog
 
 
 class Trainer(Questions):
@@ -98,43 +108,38 @@ class Trainer(Questions):
         config = config.override(field_keywords(overrides), source="Trainer")
         with refusals_are_heard(config.parallel):
             prepared = prepare(config, train_data, eval_data, tokenizer)
-        self.config, self.peak, self.attention = prepared.config, prepared.peak, prepared.attention
+        self.config, self.peak = prepared.config, prepared.peak
         self._prepared = prepared
         self.callbacks = list(callbacks)
         device = local_device(prepared.device_type)
         self.meter = Meter(device, self.config.logging.log_interval)
         self._stop = stop or GracefulStop()
         self._owns_groups = not dist.is_initialized()
-        self._parts: ParallelModel | None = None
-        self._train_feed: Feed | None = None
+        self._opened: _Opened | None = None
         self._owned: Ownership | None = None
-        self._persistence: Persistence | None = None
-        self._agreement: Agreement | None = None
         self._watchdog: Watchdog | None = None
         try:
             world = init_distributed(device, self.config.parallel)
-            self._watchdog = Watchdog(self.config, world, rank_grid(self.config, world.size))
-            with self._watchdog.reporting_errors(has_started=False):
+            watchdog = self._watchdog = Watchdog(self.config, world)
+            with watchdog.reporting_errors(has_started=False):
                 check_same_flags(self.config, world)
-                self._build(prepared, device, world)
+                self._build(prepared, device, world, watchdog)
         except BaseException:
             self.close()
             raise
 
-    def _build(self, prepared: Prepared, device: torch.device, world: World) -> None:
+    def _build(self, prepared: Prepared, device: torch.device, world: World, watchdog: Watchdog) -> None:
         self.global_batch_size = global_batch_size(self.config, world.size)
-        mesh = build_mesh(self.config, world.rank, world.size, self.watchdog.watch)
+        mesh = build_mesh(self.config, world.rank, world.size, watchdog.watch)
         self.config = agreed(self.config, mesh, device)
         self._owned = own_directory(self.config, mesh)
-        self._parts = build(self.config, mesh, prepared.dtype, device)
-        self._train_feed = self._feed(prepared.train_data, self.parts.tiles)
-        # Layers that slots hold whole are plain ones in an evaluation, which work on all tokens at once.
-        self._eval_tiles = self.parts.tiles if self.config.memory.sweeps else 1
+        parts = build(self.config, mesh, prepared.dtype, device)
+        feed = run_feed(self.config, mesh, device, prepared.train_data, parts.tiles)
         self.eval_sets = prepared.eval_data
         self.eval_data = next(iter(self.eval_sets.values()), None)
-        self.iteration = self.optimizer_steps = self.skipped = self.consecutive_skips = self.nan = 0
-        self._persistence = Persistence(self.config, self.parts, self.feed, self._owned)
-        self._agreement = Agreement(mesh, self._stop, lambda: self.persistence.failed, lambda: self.persistence.is_due)
+        persistence = Persistence(self.config, parts, feed, self._owned)
+        agreement = Agreement(mesh, self._stop, lambda: persistence.failed, lambda: persistence.is_due)
+        self._opened = _Opened(parts, feed, persistence, agreement, watchdog)
         self._load()
         self._plan_transients()
 
@@ -165,23 +170,42 @@ class Trainer(Questions):
         self._stop.request(reason or "stop()")
 
     def step(self) -> StepRecord:
-        """One optimizer step on the next global batch; collective over all ranks."""
-        start_s = time.perf_counter()
-        self.watchdog.begin(f"step {self.iteration + 1}")
-        batches, agreement = self.feed.next_global_batch(), _open(self._agreement)
-        lr = learning_rate(self.config, self.iteration + 1)
-        with self.meter.step(self.parts, self.iteration + 1) as copies:
-            _, grad_norm, updated = self.parts.train_step(batches, lr, agreement)
-        self.iteration += 1
-        self.optimizer_steps += updated
-        self.skipped += not updated
-        self.consecutive_skips = 0 if updated else self.consecutive_skips + 1
-        loss, self._stop.agreed = agreement.loss, agreement.stops
+        """One optimizer step on the next global batch; collective over all ranks. Raises OutOfMemory as train()."""
+        start_s, opened, iteration = time.perf_counter(), self._still_open, self.iteration + 1
+        parts, feed, agreement = opened.parts, opened.feed, opened.agreement
+        opened.watchdog.begin(f"step {iteration}")
+        with explained(self.config, parts, self.meter, iteration):
+            batches, lr = feed.next_global_batch(), learning_rate(self.config, iteration)
+            with self.meter.step(parts, iteration) as copies:
+                _, grad_norm, updated = parts.train_step(batches, lr, agreement)
+        self._stop.agreed = agreement.stops
+        before = self.state
+        self.state = state = replace(
+            before,
+            iteration=iteration,
+            consumed_samples=feed.sampler.consumed_samples,
+            optimizer_steps=before.optimizer_steps + updated,
+            skipped_iterations=before.skipped_iterations + (not updated),
+            nan_iterations=before.nan_iterations + math.isnan(agreement.loss),
+            consecutive_skips=0 if updated else before.consecutive_skips + 1,
+        )
         if agreement.failed:
-            self.persistence.finish()
-        self.nan += math.isnan(loss)
-        self.watchdog.complete(self.iteration)
-        return self._record(loss, grad_norm, lr, time.perf_counter() - start_s, copies)
+            opened.persistence.finish()
+        opened.watchdog.complete(iteration)
+        step_time_s = time.perf_counter() - start_s
+        return StepRecord(
+            iteration=iteration,
+            consumed_samples=state.consumed_samples,
+            lm_loss=agreement.loss,
+            grad_norm=grad_norm,
+            lr=lr,
+            step_time_s=step_time_s,
+            **speed(self.config, self.global_batch_size / parts.mesh.grid.world_size / step_time_s, self.peak.flops),
+            global_batch_size=self.global_batch_size,
+            skipped_iterations=state.skipped_iterations,
+            nan_iterations=state.nan_iterations,
+            **self.meter.figures(parts, copies),
+        )
 
     def benchmark(self, steps: int, warmup: int = 2) -> BenchmarkResult:
         """Time `steps` optimizer steps after `warmup` unmeasured ones; the weights do change.
@@ -209,7 +233,7 @@ class Trainer(Questions):
         close() wait until it is whole, and they or the next step() raise CheckpointError if it cannot be. What is not
         finite is never saved: DivergenceError names the tensor.
         """
-        return self.persistence.save(self._state(), directory)
+        return self._save(directory)
 
     def print(self, text: str) -> None:
         """On rank 0 alone (or the only rank there is)."""
@@ -219,9 +243,7 @@ class Trainer(Questions):
     def print_header(self) -> None:
         """What is about to run: sizes, layout, data and plans."""
         if self.mesh.is_main_rank:  # describing takes seconds
-            sizes = (self.feed.dataset, self.global_batch_size)
-            text = describe_start(self.config, self.parts, *sizes, self._prepared, self._resumed_at)
-            say(text)
+            say(describe_start(self.config, self.parts, self._prepared, self._resumed_at))
 
     def close(self) -> None:
         """Let go of the model, and end the process groups if this Trainer started them; a second call does nothing.
@@ -229,14 +251,14 @@ class Trainer(Questions):
         Waits for a checkpoint that is being written, and raises CheckpointError, when all is closed, if it cannot be.
         Where several Trainers live in one process, close the first of them last: it owns the groups.
         """
-        persistence, self._persistence = self._persistence, None
+        opened, self._opened = self._opened, None
         watchdog, self._watchdog = self._watchdog, None
         try:
-            if persistence is not None and watchdog is not None:
-                with watchdog.reporting_errors(), self._stop.listening():
-                    persistence.finish()
+            if opened is not None:
+                with opened.watchdog.reporting_errors(), self._stop.listening():
+                    opened.persistence.finish()
         finally:
-            persistence = self._parts = self._train_feed = self._agreement = None
+            opened = None
             if self._owned is not None:
                 self._owned.release()
             if self._owns_groups:
@@ -260,22 +282,17 @@ class Trainer(Questions):
     @property
     def parts(self) -> ParallelModel:
         """What this rank trains; as `feed` and `mesh`, it raises ClosedError after close()."""
-        return _open(self._parts)
+        return self._still_open.parts
 
     @property
     def feed(self) -> Feed:
         """Microbatches of the training data."""
-        return _open(self._train_feed)
+        return self._still_open.feed
 
     @property
     def persistence(self) -> Persistence:
         """What of this run is on disk, or on its way."""
-        return _open(self._persistence)
-
-    @property
-    def watchdog(self) -> Watchdog:
-        """Over this rank and the others."""
-        return _open(self._watchdog)
+        return self._still_open.persistence
 
     @property
     def mesh(self) -> Mesh:
@@ -284,34 +301,42 @@ class Trainer(Questions):
 
     # How it is done.
 
+    @property
+    def _still_open(self) -> _Opened:
+        if self._opened is None:
+            raise ClosedError(
+                "this Trainer is closed and has no model any more: use it before close(), or make another"
+            )
+        return self._opened
+
     def _train(self) -> History:
-        history, saved, outcome = History(), None, Outcome()
-        training, checkpoint = self.config.training, self.config.checkpoint
+        history, saved, saved_at = History(), None, self.iteration
+        training, checkpoint, agreement = self.config.training, self.config.checkpoint, self._still_open.agreement
         self.persistence.write_config()
-        header = functools.partial(run_header, self.config, self.parts, self.peak, self.attention)
+        header = functools.partial(run_header, self.config, self.parts, self._prepared)
         reporter = Reporter.for_rank(self.mesh.is_main_rank, self.config, self.iteration, header)
-        saved_at = self.iteration
         # Of any rank, before the first step; later the Agreement asks in a message that every step sends.
         self._stop.agreed = on_any_rank(self._stop.requested, self.mesh, self.parts.device)
+
+        def is_due(interval: int) -> bool:
+            return interval > 0 and self.iteration % interval == 0
+
         with reporter:
             while self.iteration < training.train_iters and not self._stop.agreed:
-                with explained(self.config, self.parts, self.meter, self.iteration + 1):
-                    record = self.step()
+                record = self.step()
                 reporter.write(record)
-                outcome.add(record, self.global_batch_size * self.config.data.seq_length)
                 history.add(record)
                 for callback in self.callbacks:
                     callback(record)
-                check_skips(self.config, self.iteration, self.consecutive_skips)
-                if training.check_replicas_interval and self.iteration % training.check_replicas_interval == 0:
+                check_skips(self.config, self.state)
+                if is_due(training.check_replicas_interval):
                     check_replicas(self.parts.data_parallel, self.iteration)
-                if training.eval_interval and self.iteration % training.eval_interval == 0:
-                    outcome.validation_loss = self._report_evaluation(reporter)[0]
-                    history.evaluations.append((self.iteration, outcome.validation_loss))
-                by_steps = checkpoint.save_interval > 0 and self.iteration % checkpoint.save_interval == 0
+                if is_due(training.eval_interval):
+                    history.evaluations.append((self.iteration, self._report_evaluation(reporter)[0]))
+                by_steps = is_due(checkpoint.save_interval)
                 is_last = self._stop.agreed or self.iteration == training.train_iters  # which is saved below
-                if by_steps or (_open(self._agreement).saves and not is_last):
-                    saved, saved_at = self.persistence.save(self._state(by_time=not by_steps)), self.iteration
+                if by_steps or (agreement.saves and not is_last):
+                    saved, saved_at = self._save(by_time=not by_steps), self.iteration
             if history and not self.was_stopped:
                 self._report_evaluation(reporter, at_end=True)
         if checkpoint.save is not None and saved_at != self.iteration:
@@ -322,45 +347,20 @@ class Trainer(Questions):
         if self.was_stopped:
             self.print(stopped(self.config, self._stop.signal_name, self.iteration, saved))
         else:
-            self.print(describe_end(self.config, outcome, self.iteration, self.parts.device.type == "cpu", saved))
+            self.print(describe_end(self.config, history, self.iteration, self.parts.device.type == "cpu", saved))
         return history
 
-    def _record(self, loss: float, grad_norm: float, lr: float, step_time_s: float, copies: CopyTimes) -> StepRecord:
-        return StepRecord(
-            iteration=self.iteration,
-            consumed_samples=self.feed.sampler.consumed_samples,
-            lm_loss=loss,
-            grad_norm=grad_norm,
-            lr=lr,
-            step_time_s=step_time_s,
-            **speed(self.config, self.global_batch_size / self.mesh.grid.world_size / step_time_s, self.peak.flops),
-            global_batch_size=self.global_batch_size,
-            skipped_iterations=self.skipped,
-            nan_iterations=self.nan,
-            **self.meter.figures(self.parts, copies),
-        )
-
-    def _state(self, by_time: bool = False) -> RunState:
-        return RunState(
-            iteration=self.iteration,
-            consumed_samples=self.feed.sampler.consumed_samples,
-            seed=self.config.training.seed,
-            optimizer_steps=self.optimizer_steps,
-            skipped_iterations=self.skipped,
-            nan_iterations=self.nan,
-            global_batch_size=self.global_batch_size,
-            consecutive_skips=self.consecutive_skips,
-            by_time=by_time,
-        )
+    def _save(self, directory: str | os.PathLike[str] | None = None, by_time: bool = False) -> Path:
+        state = replace(self.state, consumed_samples=self.feed.sampler.consumed_samples, by_time=by_time)
+        return self.persistence.save(state, directory)
 
     def _load(self) -> None:
-        state = self.persistence.load()
-        self._resumed_at = None if state is None else state.iteration
-        if state is not None:
-            self.iteration, self.optimizer_steps = state.iteration, state.optimizer_steps
-            self.skipped, self.nan = state.skipped_iterations, state.nan_iterations
-            self.consecutive_skips = state.consecutive_skips
-        self.watchdog.complete(self.iteration)
+        found = self.persistence.load()
+        self._resumed_at = None if found is None else found.iteration
+        self.state = replace(
+            found or RunState(0, 0, self.config.training.seed, 0, 0, 0), global_batch_size=self.global_batch_size
+        )
+        self._still_open.watchdog.complete(self.iteration)
 
     def _plan_transients(self) -> None:
         """The requests of the next step, planned: nothing is updated, and no sample is consumed."""
@@ -370,9 +370,8 @@ class Trainer(Questions):
         if not on_any_rank(transients.allocator is not None, self.mesh, self.parts.device):
             return  # steps would be run for nothing
         run = describe_run(self.config, self.mesh.grid.world_size, self.mesh.at.pp)
-        agreement = _open(self._agreement)
         steps = [
-            functools.partial(self.parts.train_step, batches, 0.0, agreement)
+            functools.partial(self.parts.train_step, batches, 0.0, self._still_open.agreement)
             for batches in batches_to_record(self.config, self.feed.peek())
         ]
         with self.parts.optimizer.rehearsing(), explained(self.config, self.parts, self.meter, self.iteration + 1):
@@ -380,20 +379,12 @@ class Trainer(Questions):
 
     def _report_evaluation(self, reporter: Reporter, at_end: bool = False) -> list[float]:
         """Tell the losses of the sets that are due, in nats a token, and return them."""
-        return [self._report_set(reporter, name) for name in evaluated_now(self.config.data, self.eval_sets, at_end)]
-
-    def _report_set(self, reporter: Reporter, name: str) -> float:
-        if not self.config.training.eval_positions:
-            loss = self.evaluate(name=name)
-            reporter.write_evaluation(self.iteration, as_record(loss, name))
-            return loss
-        found = self.evaluate_positions(name=name)
-        reporter.write_evaluation(self.iteration, as_record(found, name))
-        self.print(found.table())
-        return found.loss
-
-
-def _open(part: Part | None) -> Part:
-    if part is None:
-        raise ClosedError("this Trainer is closed and has no model any more: use it before close(), or make another")
-    return part
+        losses = []
+        for name in evaluated_now(self.config.data, self.eval_sets, at_end):
+            by_position = self.config.training.eval_positions
+            found = self.evaluate_positions(name=name) if by_position else self.evaluate(name=name)
+            reporter.write_evaluation(self.iteration, as_record(found, name))
+            if isinstance(found, LossByPosition):
+                self.print(found.table())
+            losses.append(found.loss if isinstance(found, LossByPosition) else found)
+        return losses

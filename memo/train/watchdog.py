@@ -23,8 +23,9 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from memo.artifacts.run_log import default_log
 from memo.config import RunConfig
+from memo.config.grid import rank_grid
 from memo.errors import EXIT_FAILED, FileError, MemoError, RankLost, error_line, host_name
-from memo.mesh import Coordinates, RankGrid, Watch, World
+from memo.mesh import Coordinates, Watch, World
 from memo.mesh.presence import CENSUS_S, PULSE_S, Loss, Presence
 from memo.standard_streams import visible
 from memo.train.hang import describe_stacks, write_flight_record
@@ -56,13 +57,14 @@ class Watchdog:
         name: this rank's name in messages; None in a single process.
     """
 
-    def __init__(self, config: RunConfig, world: World, grid: RankGrid) -> None:
+    def __init__(self, config: RunConfig, world: World) -> None:
         self.config, self.rank, self.watch = config, world.rank, Watch()
         self.name: str | None = None
         self._presence: Presence | None = None
         self._timeout_s = config.parallel.distributed_timeout.total_seconds()
         if world.size > 1 and config.parallel.simulate_world is None:
             hosts = [member.host for member in world.members] or [host_name()] * world.size
+            grid = rank_grid(config, world.size)
             names = [_name_of(rank, host, grid.coordinates(rank)) for rank, host in enumerate(hosts)]
             self.name = names[world.rank]
             self._store = world.store  # kept alive: on rank 0 it may be the server, which all ranks need to the end

@@ -15,7 +15,6 @@ import torch
 
 from memo import __version__
 from memo.artifacts.run_log import RunHeader, SwapForecast
-from memo.attention.select import AttentionChoice
 from memo.config import RunConfig
 from memo.estimate.own_memory import PROCESS_BYTES, own_memory
 from memo.estimate.program.memory import program_memory
@@ -23,7 +22,8 @@ from memo.executor.state_recorder import StateRecorder
 from memo.report.timeline import SwapSpan, copied_s, hidden_share, stalled_s
 from memo.spec.parameters import count_parameters
 from memo.train.build import ParallelModel
-from memo.train.device import PeakFlops, device_name, peak_memory_bytes
+from memo.train.device import device_name, peak_memory_bytes
+from memo.train.setup import Prepared
 from memo.train.swap import ChosenSwap
 
 
@@ -204,7 +204,7 @@ def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
     )
 
 
-def run_header(config: RunConfig, parts: ParallelModel, peak: PeakFlops, attention: AttentionChoice) -> RunHeader:
+def run_header(config: RunConfig, parts: ParallelModel, prepared: Prepared) -> RunHeader:
     """The header of the run's log, as seen by this rank."""
     grid = parts.mesh.grid
     layout = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp, "world_size": grid.world_size}
@@ -216,9 +216,9 @@ def run_header(config: RunConfig, parts: ParallelModel, peak: PeakFlops, attenti
         device=device_name(parts.device),
         parameters=count_parameters(config),
         layout={**layout, "microbatches": parts.pipeline.microbatches},
-        peak_flops=peak.flops,
+        peak_flops=prepared.peak.flops,
         config=dataclasses.asdict(config),
-        attention=dataclasses.asdict(attention),
+        attention=dataclasses.asdict(prepared.attention),
         host=platform.node(),
         command=shlex.join(sys.orig_argv),
         memory_forecast=memory_forecast(config, parts),

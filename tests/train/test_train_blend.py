@@ -69,7 +69,7 @@ def _header(folder: Path) -> None:
     from memo.train.header import describe_start
 
     with trainer([3, folder / "a", 1, folder / "b"], train_iters=10) as made:
-        text = describe_start(made.config, made.parts, made.feed.dataset, 4, made._prepared)
+        text = describe_start(made.config, made.parts, made._prepared)
     assert "data: a blend of 2 corpora, 21 samples an epoch\n" in text
     assert "  75 % " in text and "; 1.67 passes in this run" in text  # 30 samples of 18
 

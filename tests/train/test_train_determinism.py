@@ -111,7 +111,7 @@ def header(**flags: Any) -> list[str]:
     from memo.train.header import describe_start
 
     with memo.Trainer(**{**RUN, **flags}) as made:
-        return describe_start(made.config, made.parts, made.feed.dataset, 1, made._prepared).splitlines()
+        return describe_start(made.config, made.parts, made._prepared).splitlines()
 
 
 def test_other_names_of_the_flag_work() -> None:

@@ -59,7 +59,7 @@ def trainer(**overrides: Any) -> memo.Trainer:
 def logits_and_samples(of: memo.Trainer, data: SampleDataset, count: int) -> tuple[Tensor, list[Sample]]:
     """[count, s, v] of the whole model on one rank, and what it was shown."""
     found: list[Tensor] = []
-    feed = of._feed(data, tiles=1)
+    feed = of._feed(data)
     for _ in range(count // of.global_batch_size):
         batches = feed.next_global_batch()
         of.parts.at_head(batches, lambda head, x, _: found.append((head.norm(x) @ head.weight.t()).transpose(0, 1)))

@@ -180,7 +180,7 @@ def recorded_on_rank(directory: str, dtype: str) -> list[list[tuple[str, int, fl
             with trainer(planner, params_dtype=dtype, load=load) as training:
                 if planner == "auto":
                     transients(training)
-                both.append((state(training), training.optimizer_steps, training.step().lm_loss))
+                both.append((state(training), training.state.optimizer_steps, training.step().lm_loss))
                 if load is None and planner == "off":
                     training.save(directory)
         found.append(both)

@@ -38,7 +38,7 @@ def facts(**run: object) -> tuple[object, ...]:
         shapes = {name: tuple(p.shape) for name, p in parts.data_parallel.parameters.items()}
         held = records[-1].weights_bytes, records[-1].optimizer_bytes, records[-1].rounding_buffers_bytes
         finite = all(torch.isfinite(bucket.weights).all() for bucket in parts.data_parallel.buckets)
-        return shapes, parts.swap.plan, held, records[-1].host_records_bytes, finite, trainer.optimizer_steps
+        return shapes, parts.swap.plan, held, records[-1].host_records_bytes, finite, trainer.state.optimizer_steps
 
 
 @pytest.mark.parametrize("axes", [{"tp": 2}, {"cp": 2}, {"pp": 2}])

@@ -78,8 +78,8 @@ def _train_with_overflow(world_size: int, folder: Path, iteration: int, **overri
         try:
             made.train()
         except DivergenceError as error:
-            return str(error), made.iteration, made.consecutive_skips
-        return "", made.iteration, made.consecutive_skips
+            return str(error), made.iteration, made.state.consecutive_skips
+        return "", made.iteration, made.state.consecutive_skips
 
 
 @RANKS
