@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -89,7 +90,9 @@ def describe_rows(rows: Sequence[AttentionRow]) -> str:
     lines = ["attention kernels, forward and backward:"]
     for row in rows:
         lines.append(f"  {row.case}, {row.heads} heads ({row.kv_heads} k/v), batch {row.batch}")
-        lines += [f"    {name:<14}{seconds * 1e3:.3f} ms" for name, seconds in sorted(row.seconds.items(), key=_second)]
+        lines += [
+            f"    {name:<14}{seconds * 1e3:.3f} ms" for name, seconds in sorted(row.seconds.items(), key=itemgetter(1))
+        ]
         lines += [f"    {name:<14}unusable: {reason}" for name, reason in row.unusable.items()]
     return "\n".join(lines)
 
@@ -108,7 +111,3 @@ def _kept_table(config: RunConfig, device: torch.device) -> AttentionTable:
 
 def _empty_table(device: torch.device) -> AttentionTable:
     return AttentionTable(device_name(device), torch.__version__, __version__)
-
-
-def _second(pair: tuple[str, float]) -> float:
-    return pair[1]

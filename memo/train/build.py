@@ -64,7 +64,6 @@ class ParallelModel:
     transients: Transients | None
     actions: list[Action]
     is_breadth_first: bool
-    dtype: torch.dtype
     device: torch.device
     tiles: int
     """Tiles of tokens that the layers work on."""
@@ -304,7 +303,6 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         transients,
         actions,
         is_breadth_first,
-        dtype,
         device,
         resident_tiles(config) if runtime is None else resolved_offload_tiles(config),
     )

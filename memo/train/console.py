@@ -150,7 +150,10 @@ def describe_end(config: RunConfig, history: History, iteration: int, is_on_cpu:
     """
     last = history.last
     if last is None:
-        return _nothing_left(config, iteration)
+        return (
+            f"nothing is left to train: --load {config.checkpoint.load} is at iteration {iteration}, and --train-iters "
+            f"is {config.training.train_iters}: give a larger one to go on"
+        )
     loss = f"loss {last.lm_loss:.4f}"
     if history.evaluations:
         loss += f", validation loss {history.evaluations[-1][1]:.4f}"
@@ -161,13 +164,6 @@ def describe_end(config: RunConfig, history: History, iteration: int, is_on_cpu:
         f"peak memory of rank 0: {_peaks(last, is_on_cpu)}",
     ]
     return "\n".join([*lines, *_next(config, saved)])
-
-
-def _nothing_left(config: RunConfig, iteration: int) -> str:
-    return (
-        f"nothing is left to train: --load {config.checkpoint.load} is at iteration {iteration}, and --train-iters is "
-        f"{config.training.train_iters}: give a larger one to go on"
-    )
 
 
 def _peaks(last: StepRecord, is_on_cpu: bool) -> str:

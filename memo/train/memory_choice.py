@@ -23,7 +23,7 @@ from memo.search.states import resolve_states
 from memo.spec.disk import disk_budget_bytes
 from memo.spec.sweep import WHOLE, sweep_of, with_sweep
 from memo.train.device import known_machine
-from memo.train.saved_config import loaded_sweep
+from memo.train.saved_config import loaded_config
 from memo.units import GIB
 
 
@@ -51,7 +51,8 @@ def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, m
         return config
     is_held = partial(_is_held, world_size=world_size, device=device)
     machine = Machine(world_size, known_machine(device), _limits(memory, device), is_held)
-    before = loaded_sweep(config)
+    then = loaded_config(config)
+    before = None if then is None else sweep_of(then)
     try:
         return resolve_granularity(config, machine, before=before, must_fit=must_fit)
     except ResourceError as error:

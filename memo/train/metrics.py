@@ -8,7 +8,6 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 from memo.artifacts.regular_file import open_regular
@@ -139,14 +138,10 @@ class Reporter:
             done: iterations that were complete before this start.
             header: makes the header; called only if a log is written.
         """
-        reporter = cls()
         if not is_main_rank:
-            return reporter
-        logging = config.logging
+            return cls()
+        reporter, logging = cls.of_log(config, header), config.logging
         reporter.sinks.append(Console(config, done))
-        log = default_log(config.checkpoint.save, logging.log_jsonl)
-        if log is not None:
-            reporter.add(f"the log {log}", lambda name: JsonLines(name, log, header()))
         if (folder := logging.tensorboard_dir) is not None:
             reporter.add(f"--tensorboard-dir {folder}", lambda name: TensorBoard(name, folder))
         if (project := logging.wandb_project) is not None:
@@ -154,12 +149,12 @@ class Reporter:
         return reporter
 
     @classmethod
-    def of_log(cls, config: RunConfig) -> "Reporter":
+    def of_log(cls, config: RunConfig, header: Callable[[], RunHeader] | None = None) -> "Reporter":
         """The log alone, for what is told outside of train(), which also writes its header and tells the trackers."""
         reporter = cls()
         log = default_log(config.checkpoint.save, config.logging.log_jsonl)
         if log is not None:
-            reporter.add(f"the log {log}", lambda name: JsonLines(name, log))
+            reporter.add(f"the log {log}", lambda name: JsonLines(name, log, header and header()))
         return reporter
 
     def add(self, name: str, make: Callable[[str], Sink]) -> None:
@@ -198,9 +193,7 @@ class Reporter:
     def __enter__(self) -> "Reporter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for sink in self.sinks:
             with self._going_on(sink.name):
                 sink.close()

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -126,14 +126,8 @@ def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter
         free = f" where {format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free outside of torch's allocator"
     else:
         allocated, noise = meter.device_bytes_now(use), RESIDENT_NOISE_BYTES
-    used = {
-        "weights": use.weights_bytes,
-        "gradients": use.gradients_bytes,
-        "optimizer": use.optimizer_bytes,
-        "rounding_buffers": use.rounding_buffers_bytes,
-        "host_records": use.host_records_bytes,
-        "transient": max(0, allocated - use.device_bytes) + (asked or 0),
-    }
+    used = {name.removesuffix("_bytes"): num_bytes for name, num_bytes in asdict(use).items()}
+    used["transient"] = max(0, allocated - use.device_bytes) + (asked or 0)
     foreseen = memory_forecast(config, parts)
     return Shortage(place_of(error.__traceback__), asked, used, foreseen, free, scattered, noise)
 

@@ -214,12 +214,13 @@ class _EarlyUpdates:
         """An `Update`."""
         assert unit.layer is not None, "embedding and head are not updated early"
         part = self._parts[unit.layer]
-        if unit.buckets[0].device.type == "cpu":
+        is_virtual = unit.buckets[0].device.type == "cpu"
+        if is_virtual:
             wait()  # virtual copies run in the thread that waits for them
-            wait = _nothing
 
         def update() -> None:
-            wait()
+            if not is_virtual:
+                wait()
             self._before_update()
             part.update(self._lr)
 
@@ -231,10 +232,6 @@ class _EarlyUpdates:
         for future in self._running.values():
             future.result()
         return [self._parts[layer] for layer in self._running]
-
-
-def _nothing() -> None:
-    pass
 
 
 def _adam(groups: list[dict[str, object]], config: TrainingConfig) -> AdamW | torch.optim.Optimizer:

@@ -29,7 +29,7 @@ from memo.train.build import ParallelModel
 from memo.train.console import say
 from memo.train.feed import Feed
 from memo.train.optimizer import schedule_of
-from memo.train.saved_config import loaded_config, loaded_sweep
+from memo.train.saved_config import loaded_config
 
 
 def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
@@ -104,28 +104,26 @@ class Persistence:
         self.optimizer.resume(state.optimizer_steps)
         is_lost = not has_pointer(directory) and resolve_checkpoint(directory) != Path(directory)
         lost = f", the newest whole one there: {LATEST} is missing" if is_lost else ""
-        self._print(f"loaded checkpoint {directory} at iteration {state.iteration}{lost}{self._other_tiles()}")
-        if schedule := self._other_schedule():
+        then = loaded_config(self.config) if self.mesh.rank == 0 else None
+        tiles = "" if then is None else self._other_tiles(then)
+        self._print(f"loaded checkpoint {directory} at iteration {state.iteration}{lost}{tiles}")
+        if then is not None and (schedule := self._other_schedule(then)):
             self._print(schedule)
         return state
 
-    def _other_schedule(self) -> str:
-        """A sentence where the learning rate followed another schedule until here."""
-        then = loaded_config(self.config) if self.mesh.rank == 0 else None
-        if then is None:
-            return ""
+    def _other_schedule(self, then: RunConfig) -> str:
+        """A sentence where the learning rate followed another schedule until here, in the run of `then`."""
         old, new = schedule_of(then), schedule_of(self.config)
         changed = [
             f"{flag} {new[flag]} (was {old.get(flag, 'not used')})" for flag in new if new[flag] != old.get(flag)
         ]
         return f"the learning rate follows another schedule from here on: {', '.join(changed)}" if changed else ""
 
-    def _other_tiles(self) -> str:
+    def _other_tiles(self, then: RunConfig) -> str:
         """A clause where layers ran in other tiles until here, so that this run is not that one to the bit."""
-        then, now = loaded_sweep(self.config) if self.mesh.rank == 0 else None, sweep_of(self.config)
-        if then is None or then.tiles == now.tiles:
+        until, since = (replace(sweep_of(each), again=0, hidden_on_host=False) for each in (then, self.config))
+        if until.tiles == since.tiles:
             return ""
-        until, since = replace(then, again=0, hidden_on_host=False), replace(now, again=0, hidden_on_host=False)
         return f"; layers were {until} until there and are {since} from here on, which rounds differently"
 
     def save(self, state: RunState, directory: str | os.PathLike[str] | None = None) -> Path:

@@ -84,12 +84,6 @@ class PlannedMemory:
     plan: MemoryPlan
     trace: Trace
 
-    def describe(self) -> str:
-        return describe_plan(self.plan, self.trace)
-
-    def headline(self) -> str:
-        return plan_headline(self.plan, self.trace)
-
 
 class Transients:
     """Marks the phases of this rank's iterations, records their memory requests, plans them, and serves the plan.
@@ -171,18 +165,18 @@ class Transients:
 
     def describe(self) -> str:
         """A text that says what is reserved, or why nothing is planned."""
-        return self._told("" if self.planned is None else self.planned.describe(), "\n")
+        return self._told(describe_plan, "\n")
 
     def headline(self) -> str:
         """The same in one line."""
-        return self._told("" if self.planned is None else self.planned.headline(), "; ")
+        return self._told(plan_headline, "; ")
 
-    def _told(self, plan: str, between: str) -> str:
+    def _told(self, tell: Callable[[MemoryPlan, Trace], str], between: str) -> str:
         if self.planned is None:
             segments = _segments() if self.on_cuda else ""
             return f"not planned, torch's own allocator serves it{segments}: {self.reason}"
         note = f"{between}some requests will not be as planned: {self.reason}" if self.reason else ""
-        return plan + note
+        return tell(self.planned.plan, self.planned.trace) + note
 
     def report(self) -> str:
         """One line about how many requests were served as planned."""

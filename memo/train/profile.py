@@ -98,38 +98,32 @@ def _with_measured_attention(config: RunConfig, wanted: str, mesh: Mesh, device:
     """Measure kernels on one device of each node; returns `config` with the backend that `wanted` selects then."""
     if is_first_of_node():
         rows, path = measure_attention(config, device)
-        if mesh.is_main_rank:
-            print(f"{describe_rows(rows)}\nkept in {path}", flush=True)
+        _show(mesh, f"{describe_rows(rows)}\nkept in {path}")
     all_reduce(torch.zeros(1, device=device), mesh.world)  # the other ranks wait, as their work would disturb the times
     choice = choose_attention(config.override({"attention_backend": wanted}), device)
-    if mesh.is_main_rank:
-        print(f"attention: {choice.name} ({choice.reason})\n", flush=True)
+    _show(mesh, f"attention: {choice.name} ({choice.reason})\n")
     return config.override({"attention_backend": choice.name})
 
 
 def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | None) -> None:
-    def show(text: str) -> None:
-        if mesh.is_main_rank:
-            print(text, flush=True)
-
     # A run without a swap plan has no tiles, but its layer can be measured on tiles all the same.
     on_tiles = {} if config.memory.swaps else {"offload_alpha": "auto", "recompute_granularity": "none"}
     host = settle(config, mesh, device)
     profile = _measure_alone(config.override(on_tiles), mesh, device)
-    show(describe_profile(profile))
+    _show(mesh, describe_profile(profile))
     origin = keep(profile, config, mesh)
     if out is not None:
         if mesh.is_main_rank:
             profile.save(out)
         origin += f" and written to {out}"
     if not config.memory.swaps:
-        show(f"\nprofile {origin}\nno plan: --offload-alpha off, or --recompute-granularity in its place")
+        _show(mesh, f"\nprofile {origin}\nno plan: --offload-alpha off, or --recompute-granularity in its place")
         return
     free_bytes = free_device_bytes(config, mesh, device, host)
     host.draw("states", state_bytes(config, mesh.grid.world_size, mesh.at.pp).host)  # as the model would, if it existed
     ops = stage_ops(pipeline_of(config, mesh.grid.world_size), mesh.at.pp, config.model.num_layers)
     chosen = decide(config, mesh, ops, profile, origin, free_bytes, host, device)
-    show(f"\nplan for {chosen.describe()}")
+    _show(mesh, f"\nplan for {chosen.describe()}")
 
 
 def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: TraceOptions) -> None:
@@ -150,8 +144,8 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Tra
         raise AllocatorError(f"--trace-out {recording.out}: nothing was recorded: {transients.reason}")
     if mesh.is_main_rank:
         transients.planned.trace.save(recording.out)
-        traced = f"\nmemory that a step allocates on this rank, traced to {recording.out}:"
-        print(f"{traced}\n{transients.describe()}", flush=True)
+    traced = f"\nmemory that a step allocates on this rank, traced to {recording.out}:"
+    _show(mesh, f"{traced}\n{transients.describe()}")
 
 
 def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> LayerProfile:
@@ -167,3 +161,8 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
     )
     data_parallel.initialize(config.training.seed)
     return measure(config, mesh, layer, attention, data_parallel.main_gradient, device)
+
+
+def _show(mesh: Mesh, text: str) -> None:
+    if mesh.is_main_rank:
+        print(text, flush=True)

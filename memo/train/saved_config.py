@@ -5,7 +5,6 @@ from memo.checkpoint.files import RUN_CONFIG
 from memo.config import RunConfig
 from memo.config.run import read_toml
 from memo.errors import CheckpointError, ConfigError
-from memo.spec.sweep import Sweep, sweep_of
 
 
 def loaded_config(config: RunConfig) -> RunConfig | None:
@@ -17,9 +16,3 @@ def loaded_config(config: RunConfig) -> RunConfig | None:
         return RunConfig().override(read_toml(resolve_checkpoint(load).parent / RUN_CONFIG))
     except (ConfigError, CheckpointError):  # of a checkpoint that was moved alone, or of another version of memo
         return None
-
-
-def loaded_sweep(config: RunConfig) -> Sweep | None:
-    """How layers ran in the run that --load goes on with; None as for `loaded_config`."""
-    then = loaded_config(config)
-    return None if then is None else sweep_of(then)

@@ -39,7 +39,7 @@ from memo.train.persistence import Persistence, own_directory
 from memo.train.planned_memory import batches_to_record, describe_run
 from memo.train.questions import Questions
 from memo.train.same_flags import check_same_flags
-from memo.train.setup import Prepared, field_keywords, prepare
+from memo.train.setup import field_keywords, prepare
 from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
 from memo.train.watchdog import Watchdog
@@ -123,19 +123,19 @@ class Trainer(Questions):
             watchdog = self._watchdog = Watchdog(self.config, world)
             with watchdog.reporting_errors(has_started=False):
                 check_same_flags(self.config, world)
-                self._build(prepared, device, world, watchdog)
+                self._build(device, world, watchdog)
         except BaseException:
             self.close()
             raise
 
-    def _build(self, prepared: Prepared, device: torch.device, world: World, watchdog: Watchdog) -> None:
+    def _build(self, device: torch.device, world: World, watchdog: Watchdog) -> None:
         self.global_batch_size = global_batch_size(self.config, world.size)
         mesh = build_mesh(self.config, world.rank, world.size, watchdog.watch)
         self.config = agreed(self.config, mesh, device)
         self._owned = own_directory(self.config, mesh)
-        parts = build(self.config, mesh, prepared.dtype, device)
-        feed = run_feed(self.config, mesh, device, prepared.train_data, parts.tiles)
-        self.eval_sets = prepared.eval_data
+        parts = build(self.config, mesh, self._prepared.dtype, device)
+        feed = run_feed(self.config, mesh, device, self._prepared.train_data, parts.tiles)
+        self.eval_sets = self._prepared.eval_data
         self.eval_data = next(iter(self.eval_sets.values()), None)
         persistence = Persistence(self.config, parts, feed, self._owned)
         agreement = Agreement(mesh, self._stop, lambda: persistence.failed, lambda: persistence.is_due)

@@ -59,8 +59,7 @@ class MemoryUse:
             gradients_bytes=_outside_bytes(gradients, arena),
             optimizer_bytes=_outside_bytes([x for x in optimizer if isinstance(x, torch.Tensor)], arena),
             rounding_buffers_bytes=sum(x.device_bytes for x in (swap, states) if x is not None),
-            host_records_bytes=(swap.host_bytes if swap is not None else 0)
-            + (states.host_bytes if states is not None else 0),
+            host_records_bytes=sum(x.host_bytes for x in (swap, states) if x is not None),
         )
 
 
