@@ -24,8 +24,7 @@ from typing import Any
 
 import rows
 
-from memo.data.corpus_builder import Reading, build_corpus
-from memo.data.python_sources import python_sources, standard_library
+from memo.data.corpus_builder import Reading, build_corpus, python_sources, standard_library
 from memo.data.tokenizer import load_tokenizer, train_bpe
 from memo.units import MIB
 

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from memo.data.chat_render import Span
 from memo.data.chat_template import ChatTemplate, Rendered, load_chat_template
-from memo.data.conversations import ChatForm, Conversation, read_conversations
-from memo.data.corpus_builder import READING, BuildSummary, Reading, in_batches
+from memo.data.conversations import ChatForm, Conversation, conversations_of
+from memo.data.corpus_builder import READING, BuildSummary, Reading
 from memo.data.corpus_writer import CorpusWriter, check_share
 from memo.data.file_kinds import CHAT_KINDS, list_files
 from memo.data.left_out import LeftOut, Refuse, read_each
-from memo.data.progress import Progress
-from memo.data.records import require_utf8
+from memo.data.progress import progress
+from memo.data.records import read_pieces, require_utf8
 from memo.data.tokenizer import Located, Tokenizer, load_tokenizer
 from memo.errors import DataError
 
@@ -58,10 +58,12 @@ def build_chat(
     template = load_chat_template(tokenizer, chosen.special_texts, chat_template)
     with ExitStack() as stack:
         corpus = CorpusWriter(stack, prefix, split_eval, chosen, template.source)
-        bar = stack.enter_context(Progress("rendering", found.num_bytes, reading.progress))
-        conversations = read_conversations(found.files, left_out.refuse, chat_form, bar.reach)
-        for ids, mask in _encode(conversations, chosen, template, left_out.refuse):
-            corpus.add(ids, mask)
+        reach = stack.enter_context(progress("rendering", found.num_bytes, reading.progress))
+        for piece in read_pieces(found.files, None, left_out.refuse, lines_of_text=True):
+            conversations = conversations_of(piece, left_out.refuse, chat_form)
+            for ids, mask in _encode(conversations, chosen, template, left_out.refuse):
+                corpus.add(ids, mask)
+            reach(piece.done_bytes)
         if not corpus.num_documents:
             raise DataError(f"no conversations in {', '.join(map(str, found.files))}; check the inputs")
         return BuildSummary(prefix, *corpus.complete(), num_empty_documents=0, left_out=tuple(left_out.lines()))
@@ -77,16 +79,15 @@ def _rendered(template: ChatTemplate, conversation: Conversation) -> tuple[str, 
 def _encode(
     conversations: Iterable[Conversation], tokenizer: Tokenizer, template: ChatTemplate, refuse: Refuse
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
-    """Tokens and mask of each conversation in turn."""
-    rendered = read_each(conversations, partial(_rendered, template), refuse)
-    for batch in in_batches(rendered, lambda item: len(item[1].text)):
-        encoded = tokenizer.encode_located([conversation.text for _, conversation in batch])
-        for (where, conversation), located in zip(batch, encoded, strict=True):
-            mask = answer_mask(located, conversation.spans)
-            if not mask[1:].any():  # the first token is no label
-                refuse(DataError(f"{where}: {template.name} renders no answer to learn from; see what it does with it"))
-                continue
+    """Tokens and mask of each conversation of a piece, which are tokenized together to keep all cores busy."""
+    rendered = list(read_each(conversations, partial(_rendered, template), refuse))
+    encoded = tokenizer.encode_located([conversation.text for _, conversation in rendered])
+    for (where, conversation), located in zip(rendered, encoded, strict=True):
+        mask = answer_mask(located, conversation.spans)
+        if mask[1:].any():  # the first token is no label
             yield located.ids, mask
+        else:
+            refuse(DataError(f"{where}: {template.name} renders no answer to learn from; see what it does with it"))
 
 
 def answer_mask(located: Located, spans: Sequence[Span]) -> NDArray[np.uint8]:

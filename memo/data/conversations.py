@@ -13,7 +13,7 @@ first come after a message of the system if the record has a text under "system"
 Which form a record has is told by its fields, and a record that has those of two is refused unless the form is named.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,22 +58,22 @@ class Conversation:
     tools: list[Any] | None = None
 
 
-def read_conversations(
-    files: Sequence[Path],
-    refuse: Refuse = raise_it,
-    form: ChatForm | None = None,
-    reached: Callable[[int], None] = lambda done_bytes: None,
+def read_conversations(files: Sequence[Path]) -> Iterator[Conversation]:
+    """A conversation for each record of all files. Raises DataError for the first that cannot be read."""
+    for piece in read_pieces(files, None, raise_it, lines_of_text=True):
+        yield from conversations_of(piece)
+
+
+def conversations_of(
+    piece: RecordPiece, refuse: Refuse = raise_it, form: ChatForm | None = None
 ) -> Iterator[Conversation]:
     """A conversation for each record.
 
     Args:
-        refuse: is given errors about records and about files, which name them and the field.
+        refuse: is given errors about records, which name the file, the line and the field.
         form: of all records; None: each has the one that its fields tell.
-        reached: is told how many bytes of the files have been read.
     """
-    for piece in read_pieces(files, None, refuse, lines_of_text=True):
-        yield from read_each(piece.places, partial(_read, piece, form), refuse)
-        reached(piece.done_bytes)
+    return read_each(piece.places, partial(_read, piece, form), refuse)
 
 
 def _read(piece: RecordPiece, form: ChatForm | None, place: int) -> Conversation:

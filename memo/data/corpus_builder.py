@@ -1,23 +1,23 @@
 """From text to an indexed corpus: `memo data build` and `memo data demo`."""
 
 import os
+import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from memo.data.corpus_writer import CorpusWriter, check_share
 from memo.data.encode import Encoder
 from memo.data.facts import CorpusFacts
-from memo.data.file_kinds import list_files
+from memo.data.file_kinds import list_files, walk
 from memo.data.indexed import smallest_dtype
 from memo.data.left_out import LeftOut
-from memo.data.progress import Progress
-from memo.data.python_sources import python_sources, standard_library
+from memo.data.progress import progress
 from memo.data.records import RecordPiece, read_pieces
 from memo.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from memo.data.workers import encode_all
@@ -25,12 +25,9 @@ from memo.errors import ConfigError
 
 TRAIN_BPE = "bpe"
 """The tokenizer argument that asks for a new tokenizer, trained on the corpus itself."""
-_BATCH_CHARACTERS = 1 << 22
-"""Characters of conversations that are tokenized together: enough to keep all cores busy, little enough to stream."""
 _WORKERS_FROM_BYTES = 16 << 20
 """Starting processes takes about as long as tokenizing so much."""
-
-Item = TypeVar("Item")
+_INSTALLED_PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 @dataclass(frozen=True)
@@ -101,6 +98,17 @@ def build_demo(
     return replace(summary, left_out=())
 
 
+def standard_library() -> Path:
+    """Folder of this Python's own sources."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def python_sources(folder: Path) -> list[Path]:
+    """Every .py file below `folder` outside of installed packages, sorted by relative path."""
+    sources = (path for path in walk(folder) if path.suffix == ".py")
+    return [path for path in sources if _INSTALLED_PACKAGES.isdisjoint(path.relative_to(folder).parts)]
+
+
 def build_corpus(
     inputs: Sequence[str | Path],
     out_prefix: str | Path,
@@ -140,17 +148,18 @@ def build_corpus(
     end = np.array([chosen.eod] if append_eod else [], dtype=encoder.dtype)
     with ExitStack() as stack:
         corpus = CorpusWriter(stack, prefix, split_eval, chosen)
-        bar = stack.enter_context(Progress("tokenizing", total_bytes, reading.progress))
-        num_text_bytes = 0
+        reach = stack.enter_context(progress("tokenizing", total_bytes, reading.progress))
+        start_s, num_text_bytes = time.perf_counter(), 0
         for encoded in encode_all(read(), encoder, reading.num_workers(chosen, total_bytes)):
             num_text_bytes += encoded.num_text_bytes
             for message in encoded.refused:
                 left_out.count(message)
             for ids in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1]) if len(encoded.lengths) else ():
                 corpus.add(np.concatenate((ids, end)) if ids.size else ids)
-            bar.reach(encoded.done_bytes)
-        facts, lines = corpus.complete(), tuple(left_out.lines())
-        return BuildSummary(prefix, *facts, corpus.num_empty_documents, num_text_bytes, bar.elapsed_s, lines)
+            reach(encoded.done_bytes)
+        facts, elapsed_s = corpus.complete(), time.perf_counter() - start_s
+        lines = tuple(left_out.lines())
+        return BuildSummary(prefix, *facts, corpus.num_empty_documents, num_text_bytes, elapsed_s, lines)
 
 
 def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -> Tokenizer:
@@ -166,17 +175,3 @@ def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -
     # Not yet beside the data: a build that fails must not leave an older corpus with a new tokenizer.
     with tempfile.TemporaryDirectory() as folder:
         return train_bpe(texts, vocab_size, Path(folder) / "tokenizer.json")
-
-
-def in_batches(items: Iterable[Item], num_characters: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """All items in turn, in lists of about as much text as is tokenized at a time."""
-    batch: list[Item] = []
-    total = 0
-    for item in items:
-        batch.append(item)
-        total += num_characters(item)
-        if total >= _BATCH_CHARACTERS:
-            yield batch
-            batch, total = [], 0
-    if batch:
-        yield batch

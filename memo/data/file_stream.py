@@ -1,6 +1,8 @@
 """Files as streams of bytes, packed ones unpacked on the way: a file of any size takes a buffer of memory."""
 
+import bz2
 import contextlib
+import gzip
 import io
 import lzma
 import os
@@ -40,7 +42,8 @@ def open_stream(path: Path, source: Source) -> Iterator[FileStream]:
     """
     with opened(path, source) as raw:
         try:
-            with _unpacked(raw, path) as file:
+            unpack = _UNPACKERS.get(path.suffix.lower(), lambda raw, _: contextlib.nullcontext(raw))
+            with unpack(raw, path) as file:
                 yield FileStream(file, raw.tell, os.fstat(raw.fileno()).st_size, file is not raw)
         except (MemoError, UnicodeDecodeError):
             raise
@@ -67,23 +70,6 @@ class _LittlePadding:
         return getattr(self._raw, name)
 
 
-def _unpacked(raw: BinaryIO, path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        import gzip
-
-        return cast(BinaryIO, gzip.GzipFile(fileobj=cast(BinaryIO, _LittlePadding(raw))))
-    if suffix == ".bz2":
-        import bz2
-
-        return cast(BinaryIO, bz2.BZ2File(raw))
-    if suffix == ".xz":
-        return cast(BinaryIO, lzma.LZMAFile(raw))
-    if suffix == ".zst":
-        return _zstandard(raw, path)
-    return contextlib.nullcontext(raw)
-
-
 def _zstandard(raw: BinaryIO, path: Path) -> BinaryIO:
     """Python has it from 3.14 on."""
     try:
@@ -92,3 +78,11 @@ def _zstandard(raw: BinaryIO, path: Path) -> BinaryIO:
         packed = pyarrow(str(path)).PythonFile(raw, mode="r")
         return io.BufferedReader(pyarrow(str(path)).CompressedInputStream(packed, "zstd"), 1 << 20)
     return cast(BinaryIO, zstd.ZstdFile(raw))
+
+
+_UNPACKERS: dict[str, Callable[[BinaryIO, Path], Any]] = {
+    ".gz": lambda raw, _: gzip.GzipFile(fileobj=cast(BinaryIO, _LittlePadding(raw))),
+    ".bz2": lambda raw, _: bz2.BZ2File(raw),
+    ".xz": lambda raw, _: lzma.LZMAFile(raw),  # noqa: SIM115  closed by open_stream
+    ".zst": _zstandard,
+}

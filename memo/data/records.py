@@ -37,6 +37,7 @@ _LARGEST_DOCUMENT_BYTES = 1 << 31
 """Limit of one text: an index counts the tokens of a document in 31 bits."""
 _MOST_EXPANSION = 100
 """Times its size that a packed text may become, beyond MAX_BYTES; texts of people become three to ten times theirs."""
+_TABLES = {"parquet": parquet_rows, "arrow": arrow_rows}
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,8 @@ def _pieces(path: Path, key: str | None, lines_of_text: bool, before: int) -> It
     kind: str = file_kind(path) or "text"
     if kind == "text" and lines_of_text:
         kind = "lines"
-    if kind == "parquet":
-        yield from grouped(path, "row", parquet_rows(path, key), before)
-    elif kind == "arrow":
-        yield from grouped(path, "row", arrow_rows(path, key), before)
+    if kind in _TABLES:
+        yield from grouped(path, "row", _TABLES[kind](path, key), before)
     else:
         source = Source(str(path), DataError, "convert it to UTF-8, or leave it out")
         try:

@@ -12,7 +12,6 @@ needs a source that hands out the same items every time and on every rank; a che
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,8 @@ _MOST_IDS = 4096
 _KEPT_SAMPLES = 64
 """The samples asked for last are kept, because the planning of memory asks for its samples twice."""
 
-_Document = tuple[NDArray[np.int64], NDArray[np.float32], bool]
-"""Ids [n], the mask of what is learned of them [n], and whether the document ends with them."""
+_Document = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+"""Ids [n], the mask of what is learned of them [n], and where among them, from 1 to n, documents end."""
 
 
 class TokenStream:
@@ -136,7 +135,7 @@ class TokenStream:
                     yield ids[first : first + size + 1], inside, learned[first : first + size + 1]
                     num_windows += 1
                     first += size
-                parts = _rest(ids, learned, ends, first)
+                parts = [(ids[first:], learned[first:], ends[ends > first] - first)]
                 num_tokens -= first
             if not num_windows:
                 raise ConfigError(
@@ -196,7 +195,8 @@ def is_stream(source: Any) -> bool:
 
 
 def _of_ids(ids: NDArray[np.integer], ends: bool) -> _Document:
-    return ids.astype(np.int64), np.ones(len(ids), dtype=np.float32), ends
+    found = np.array([len(ids)] if ends else [], dtype=np.int64)
+    return ids.astype(np.int64), np.ones(len(ids), dtype=np.float32), found
 
 
 def _documents_of(item: Any, where: str) -> Iterator[_Document]:
@@ -244,15 +244,12 @@ def _rows(value: Any, where: str) -> NDArray[np.integer]:
     return found.reshape(-1, found.shape[-1])
 
 
-def _joined(parts: list[_Document]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """Ids and masks end to end, and where documents end."""
-    lengths = np.cumsum([len(ids) for ids, _, _ in parts])
-    ends = lengths[[is_end for _, _, is_end in parts]]
-    return np.concatenate([ids for ids, _, _ in parts]), np.concatenate([mask for _, mask, _ in parts]), ends
-
-
-def _rest(ids: NDArray[np.int64], learned: NDArray[np.float32], ends: NDArray[np.int64], first: int) -> list[_Document]:
-    """The documents from token `first` on."""
-    bounds = [first, *ends[ends > first].tolist()]
-    parts = [(ids[a:b], learned[a:b], True) for a, b in pairwise(bounds)]
-    return [*parts, (ids[bounds[-1] :], learned[bounds[-1] :], False)] if bounds[-1] < len(ids) else parts
+def _joined(parts: list[_Document]) -> _Document:
+    """Parts end to end."""
+    ids, learned, ends = zip(*parts, strict=True)
+    begins = np.cumsum([0, *map(len, ids[:-1])])
+    return (
+        np.concatenate(ids),
+        np.concatenate(learned),
+        np.concatenate([e + b for e, b in zip(ends, begins, strict=True)]),
+    )
