@@ -179,7 +179,7 @@ def test_an_id_that_the_model_has_no_row_for_is_told_by_every_rank_that_reads_it
     ("overrides", "message"),
     [
         ({"tp": 2}, r"= 2 ranks hold one copy of the model, but this is one process: .* torchrun --nproc-per-node 2 "),
-        ({"sequence_length": 64}, "there is no field 'sequence_length': memo calls it seq_length"),
+        ({"sequence_length": 64}, "there is no field 'sequence_length': did you mean 'seq_length'"),
         ({"load": "/nowhere/at/all"}, "latest_checkpointed_iteration.txt is not there"),
         (
             {"train_data": "/nowhere/corpus"},
