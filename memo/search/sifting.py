@@ -1,11 +1,10 @@
 """Which candidates fit: memory of every strategy of every layout, or what another one's memory says of it.
 
     micro-batch    1        2        4        8
-    fits           <--------------- yes
-    is too large                              no ----->
+    is too large                     no ----->
 
-Memory grows with the micro-batch, so what fits with one fits with every smaller one, and what surely does not fit with
-one does not with any larger one. Stages of several chunks hold more than those of one.
+Memory grows with the micro-batch, so what surely does not fit with one does not with any larger one. Stages of several
+chunks hold more than those of one.
 """
 
 from collections.abc import Callable
@@ -96,50 +95,25 @@ def sift(question: Question, *, with_shares: bool = False) -> Sifted:
             continue
         too_large = _TooLarge()
         for pipeline in pipelines(question, grid):
-            each = list(batches(question, pipeline))
-            for batch in each:
+            for batch in batches(question, pipeline):
                 for layout in exchanges(question, batch):
                     ways = strategies if can_tile(question, layout) else STRATEGIES
-                    _place(sizes, layout, each[-1].mbs, ways, sifted, too_large)
+                    _place(sizes, layout, ways, sifted, too_large)
     return sifted
 
 
 class _Sizes:
-    """Sizes candidates. The largest micro-batch that may fit is counted first: where it does, no smaller one is.
-
-    Which may fit is guessed from what was counted last, on another layout; a wrong guess only costs time.
-    """
+    """Sizes candidates, each once."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
         self._sized: dict[tuple[Layout, Strategy], Sized] = {}
-        self._fitting: dict[tuple[Layout, Strategy], int] = {}  # by the layout with a micro-batch of 1: the largest one
-        self._guesses: dict[Strategy, int] = {}
 
     def of(self, layout: Layout, strategy: Strategy) -> Sized:
         key = layout, strategy
         if key not in self._sized:
             self._sized[key] = size(self.question, layout, strategy)
         return self._sized[key]
-
-    def verdict(self, layout: Layout, strategy: Strategy, most: int) -> Verdict:
-        """`most`: the largest micro-batch that the layout may have, a power of two times its own."""
-        if strategy.tiles:  # which sweeps there are depends on the micro-batch
-            return self.of(layout, strategy).verdict
-        alike = replace(layout, mbs=1), strategy
-        if layout.mbs <= self._fitting.get(alike, 0):
-            return Verdict.FITS
-        guess = min(most, self._guesses.get(strategy, most))
-        found = Verdict.OOM
-        for mbs in (guess, layout.mbs) if guess > layout.mbs else (layout.mbs,):
-            found = self.of(replace(layout, mbs=mbs), strategy).verdict
-            if found == Verdict.FITS:
-                self._fitting[alike] = self._guesses[strategy] = mbs
-                if mbs == most:  # perhaps because there is no larger one
-                    del self._guesses[strategy]
-                break
-            self._guesses[strategy] = mbs // 2
-        return found
 
 
 class _TooLarge:
@@ -168,10 +142,8 @@ class _TooLarge:
         return replace(known, layout=layout) if known is not None and known.layout.mbs <= layout.mbs else None
 
 
-def _place(
-    sizes: _Sizes, layout: Layout, most: int, ways: tuple[Strategy, ...], sifted: Sifted, too_large: _TooLarge
-) -> None:
-    """Put the strategies of a layout where they belong; `most`: the largest micro-batch that it may have.
+def _place(sizes: _Sizes, layout: Layout, ways: tuple[Strategy, ...], sifted: Sifted, too_large: _TooLarge) -> None:
+    """Put the strategies of a layout where they belong.
 
     Where keeping everything fits, nothing else can be faster; other strategies are for what leaves no room then.
     """
@@ -198,7 +170,7 @@ def _place(
         if below is not None:
             known[strategy] = below
             continue
-        verdict = tried[strategy] = sizes.verdict(layout, strategy, most)
+        verdict = tried[strategy] = sizes.of(layout, strategy).verdict
         if verdict in (Verdict.OOM, Verdict.OOHM):
             too_large.add(layout, strategy, sizes.of(layout, strategy))
         if strategy == KEEP and verdict == Verdict.FITS and not sizes.of(layout, KEEP).is_tight:

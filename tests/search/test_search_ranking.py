@@ -36,7 +36,7 @@ from memo.search.ranking import (
     search,
     speed_error,
 )
-from memo.search.sifting import Reason, _Sizes, _TooLarge, sift
+from memo.search.sifting import Reason, _TooLarge
 from memo.search.sizing import Sized, size
 from memo.search.sweeping import sweeps
 from memo.search.tables import Commands, as_object, text
@@ -355,21 +355,3 @@ def test_what_is_not_counted_does_not_fit(
         assert sized.verdict in (Verdict.OOM, Verdict.OOHM), (layout, strategy)
         assert sized.verdict == Verdict.OOM or found.verdict != Verdict.OOM, (layout, strategy)
         assert found.is_exact or found.gpu_excess <= sized.gpu_excess, (layout, strategy)
-
-
-@pytest.mark.parametrize("seq_len", [8192, pytest.param(1 << 17, marks=pytest.mark.full)])
-def test_what_fits_with_a_larger_micro_batch_fits(seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search takes it from there; counted by itself, it is the same."""
-    question = ask("llama-3.1-8b", 8, seq_len=seq_len, global_batch_size=64, hardware="h100-80")
-    counted: set[tuple[Layout, Strategy]] = set()
-    of = _Sizes.of
-
-    def recorded(sizes: _Sizes, layout: Layout, strategy: Strategy) -> Sized:
-        counted.add((layout, strategy))
-        return of(sizes, layout, strategy)
-
-    monkeypatch.setattr(_Sizes, "of", recorded)
-    taken = [pair for pair in sift(question).fits if pair not in counted]
-    assert len(taken) > 100 and {strategy for _, strategy in taken} >= {FULL, AUTO}
-    for layout, strategy in taken:
-        assert size(question, layout, strategy).verdict == Verdict.FITS, (layout, strategy)
