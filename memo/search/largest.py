@@ -28,7 +28,7 @@ from memo.search.longest import Speed, frugal, shortage_of, single_layouts
 from memo.search.oversized import costs_of, frugal_strategies
 from memo.search.question import PlannedModel, Question
 from memo.search.sizing import size
-from memo.search.states import fits, nearest, shortage
+from memo.search.states import fits, least_excess, shortage
 from memo.spec.parameters import layer_parameters
 from memo.spec.shapes import shape_of
 from memo.units import format_count
@@ -254,5 +254,5 @@ def _limit(question: Question) -> str:
             f"--gpus {question.gpus} cannot be laid out: {next(why for _, why in grids(question) if why)}"
         )
     costs = {pair: costs_of(question, *pair) for pair in pairs}
-    layout, strategy = min(pairs, key=lambda pair: nearest(costs[pair]).excess)
+    layout, strategy = min(pairs, key=lambda pair: least_excess(costs[pair]))
     return f"{shortage(costs[layout, strategy])}, under {layout}, {strategy}"

@@ -5,7 +5,7 @@ and the longest one is found by bisection. Long ones are multiples of more, whic
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -19,9 +19,8 @@ from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exch
 from memo.search.oversized import costs_of, frugal_strategies
 from memo.search.question import Question
 from memo.search.sizing import may_fit, size
-from memo.search.state_costs import Costs
 from memo.search.states import fits as can_be_placed
-from memo.search.states import least_excess, nearest, shortage
+from memo.search.states import least_excess, shortage
 from memo.search.sweeping import sweeps
 
 _FRUGAL = (GRID[0], FULL, SELECTIVE)
@@ -186,21 +185,10 @@ def _limit(question: Question, seq_len: int, places: bool) -> str:
     if not pairs:
         raise ConfigError(f"--gpus {question.gpus} cannot be laid out: {next(why for _, why in grids(at) if why)}")
     if places:
-        costs = [costs_of(at, *pair) for pair in pairs]
-        index = _nearest(costs)
-        why, (layout, strategy) = shortage(costs[index]), pairs[index]
+        costs = {pair: costs_of(at, *pair) for pair in pairs}
+        layout, strategy = min(pairs, key=lambda pair: least_excess(costs[pair]))
+        why = shortage(costs[layout, strategy])
     else:
         layout, strategy = min(pairs, key=lambda pair: size(at, *pair).excess)
         why = size(at, layout, strategy, exactly=True).shortage(at)
     return f"{why} with {seq_len:,} tokens under {layout}, {strategy}"
-
-
-def _nearest(costs: Sequence[Costs]) -> int:
-    """The index of those of which a placement comes nearest to fitting; in full only those that may come nearest."""
-    bounds = sorted((least_excess(each), index) for index, each in enumerate(costs))
-    best = math.inf, 0
-    for bound, index in bounds:
-        if bound > best[0]:
-            break
-        best = min(best, (nearest(costs[index]).excess, index))
-    return best[1]

@@ -184,40 +184,26 @@ class Costs:
         """Bytes of a rank's device, on the stage that needs most, and bytes of host memory of a node."""
         return use.device_bytes(placement), self._host_bytes(placement, use)
 
-    def least_excess(self, placement: StatePlacement, use: ActivationUse) -> float:
-        """What is needed at least of the scarcer memory, divided by what there is."""
+    def least_excess(self, placement: StatePlacement, use: ActivationUse) -> tuple[float, float]:
+        """(device, host): what is needed at least, divided by what there is."""
         device, host = use.device_bounds[0](placement), self._host_bytes(placement, use)
-        return max(device / max(1.0, self.limits.device_bytes), host / max(1.0, self.limits.host_bytes))
+        return device / max(1.0, self.limits.device_bytes), host / max(1.0, self.limits.host_bytes)
 
     def _host_bytes(self, placement: StatePlacement, use: ActivationUse) -> int:
         """Of a node."""
         last = self.config.parallel.pp - 1
         kinds = [0, *[1] * (last - 1), last] if last else [0]
-        return self._of_node([self._states(placement, kind).host for kind in kinds], use)
-
-    def _of_node(self, states: list[int], use: ActivationUse) -> int:
-        """Host bytes of a node; `states`: those of a rank of each stage."""
-        ranks = map(add, states, use.host_bytes)
+        ranks = map(add, (self._states(placement, kind).host for kind in kinds), use.host_bytes)
         return most_of_a_node(ranks, self.world_size // self.config.parallel.pp, self.limits.local_ranks)
 
-    def excess(self, placement: StatePlacement, use: ActivationUse) -> tuple[float, float]:
-        """(device, host): what is needed, divided by what there is."""
-        device, host = self.needed(placement, use)
-        return device / max(1.0, self.limits.device_bytes), host / max(1.0, self.limits.host_bytes)
-
     def holds(self, placement: StatePlacement, use: ActivationUse) -> bool:
-        """Whether both are at most 1; the memory of the device is counted in full only where its bounds do not tell."""
-        return self._host_bytes(placement, use) <= max(1.0, self.limits.host_bytes) and self.fits_device(placement, use)
+        """Whether both fit; the memory of the device is counted in full only where its bounds do not tell."""
+        return self.fits_host(placement, use) and self.fits_device(placement, use)
 
-    def may_hold(self, use: ActivationUse, least: StatePlacement) -> bool:
-        """Whether any placement may be held beside a use: host memory without states, and the device with `least`, the
-        placement that needs least of it. Where this is False, all else need not be looked at."""
-        if self._of_node([0] * self.config.parallel.pp, use) > max(1.0, self.limits.host_bytes):
-            return False
-        return use.device_bounds[0](least) <= max(1.0, self.limits.device_bytes)
+    def fits_host(self, placement: StatePlacement, use: ActivationUse) -> bool:
+        return self._host_bytes(placement, use) <= max(1.0, self.limits.host_bytes)
 
     def fits_device(self, placement: StatePlacement, use: ActivationUse) -> bool:
-        """Whether the first of both is at most 1."""
         limit = max(1.0, self.limits.device_bytes)
         least, most = use.device_bounds
         if least(placement) > limit:

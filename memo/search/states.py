@@ -8,9 +8,11 @@ placements met on the way, are then simulated in full.
 Known error: at most 3 % slower than the best of a grid of quarters, in the cases of the tests.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from memo.config import RunConfig
 from memo.errors import ResourceError
@@ -19,7 +21,7 @@ from memo.estimate.state_memory import accumulates_whole
 from memo.estimate.verdict import MemoryLimits
 from memo.search.state_costs import ActivationUse, Costs
 from memo.simulate.predict import StepPrediction
-from memo.spec.placement import NUM_STATE_SLOTS, StatePlacement, with_placement
+from memo.spec.placement import StatePlacement, with_placement
 from memo.units import format_bytes
 
 _CLIMBS = 8
@@ -37,19 +39,6 @@ _EXCHANGES = (
     {"gradients": -1, "weights": 1},
 )
 """Changes of the number of layers in host memory. More layers of one kind alone never make a step shorter."""
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """The placement that comes nearest to fitting, with as few activations on the device as possible.
-
-    Attributes:
-        excess: what it needs of the scarcer memory, divided by what there is; it fits if this is at most 1.
-    """
-
-    excess: float
-    placement: StatePlacement
-    use: ActivationUse
 
 
 @dataclass(frozen=True)
@@ -109,55 +98,51 @@ def place(costs: Costs) -> Placed | None:
 
 def fits(costs: Costs, given: StatePlacement | None = None) -> bool:
     """Whether any placement fits, whatever its speed: that which comes nearest, or the given one."""
-    uses = costs.frugal_uses
-    if given is None and costs.none.layers > NUM_STATE_SLOTS and costs.hardware.device != "cpu":
-        least = _with_optimizers(_shape(costs, 1, 1, False), costs.none.layers)  # takes least of a GPU
-        uses = [use for use in uses if costs.may_hold(use, least)]
-    return bool(uses) and any(costs.holds(start, use) for start in _least(costs, given) for use in uses)
+    uses = [use for use in costs.frugal_uses if costs.fits_host(given or costs.none, use)]  # states there only add
+    return bool(uses) and any(costs.holds(start, use) for start in _least(costs, given, uses) for use in uses)
 
 
 def shortage(costs: Costs, given: StatePlacement | None = None) -> str:
     """Which memory is short, for the placement that comes nearest to fitting, or for the given one."""
-    found = nearest(costs, given)
-    at = found.placement
-    device, host = costs.needed(at, found.use)
-    of_device, of_host = costs.excess(at, found.use)
-    binds = "device memory" if of_device >= of_host else "host memory"
+    at, use = _nearest(costs, given)
+    device, host = costs.needed(at, use)
+    limits = costs.limits
+    binds = "device memory" if device * limits.host_bytes >= host * limits.device_bytes else "host memory"
     return (
         f"{binds} binds: with the states of {at.optimizer} of a rank's {at.layers} layers in host memory, a rank needs "
-        f"{format_bytes(device)} of its device, which has {format_bytes(costs.limits.device_bytes)}, and a node "
-        f"{format_bytes(host)} of host memory, which has {format_bytes(costs.limits.host_bytes)}"
+        f"{format_bytes(device)} of its device, which has {format_bytes(limits.device_bytes)}, and a node "
+        f"{format_bytes(host)} of host memory, which has {format_bytes(limits.host_bytes)}"
     )
 
 
-def nearest(costs: Costs, given: StatePlacement | None = None) -> Nearest:
-    """The placement that needs least memory relative to what there is, or the given one.
+def least_excess(costs: Costs) -> float:
+    """What the placement nearest to fitting needs at least of the scarcer memory, divided by what there is."""
+    return max(costs.least_excess(*_nearest(costs, None)))
 
-    It puts all states of the fewest possible layers in host memory, and casts weights from the masters instead of
+
+def _nearest(costs: Costs, given: StatePlacement | None) -> tuple[StatePlacement, ActivationUse]:
+    """The placement, or the given one, and the use of activations that need least of the scarcer memory."""
+
+    def excess(pair: tuple[StatePlacement, ActivationUse]) -> tuple[float, float]:
+        both = costs.least_excess(*pair)
+        return max(both), sum(both)
+
+    return min(product(_least(costs, given, costs.frugal_uses), costs.frugal_uses), key=excess)
+
+
+def _least(costs: Costs, given: StatePlacement | None, uses: list[ActivationUse]) -> list[StatePlacement]:
+    """The placements that need least memory relative to what there is, or the given one.
+
+    They put all states of the fewest possible layers in host memory, and cast weights from the masters instead of
     keeping a copy. Gradients that are summed whole in host memory take space of their own there; for these, the
     placement that leaves gradients on the device is tried as well.
     """
-    tried = [
-        Nearest(max(costs.excess(start, use)), start, use)
-        for start in _least(costs, given)
-        for use in costs.frugal_uses
-    ]
-    return min(tried, key=lambda found: (found.excess, sum(costs.excess(found.placement, found.use))))
-
-
-def least_excess(costs: Costs) -> float:
-    """What `nearest` lacks at least."""
-    return min(costs.least_excess(start, use) for start in _least(costs, None) for use in costs.frugal_uses)
-
-
-def _least(costs: Costs, given: StatePlacement | None) -> list[StatePlacement]:
-    """The placements of `nearest`."""
     if given is not None:
         return [given]
     shapes = [_shape(costs, 1, 1, False)]
     if accumulates_whole(costs.none, costs.sizes):
         shapes.append(_shape(costs, 0, 1, False))
-    return [_with_optimizers(shape, _fewest(costs, shape, costs.frugal_uses)) for shape in shapes]
+    return [_with_optimizers(shape, _fewest(costs, shape, uses)) for shape in shapes]
 
 
 def least_s(costs: Costs, computed_s: float) -> float:
@@ -209,13 +194,13 @@ def _regular(placement: StatePlacement) -> StatePlacement:
 
 def _fewest(costs: Costs, shape: StatePlacement, uses: list[ActivationUse]) -> int:
     """The fewest layers in host memory with which some use of activations fits on the device; all if none does."""
-    low, high = -1, costs.none.layers
-    while high - low > 1:
-        middle = (low + high) // 2
-        placement = _with_optimizers(shape, middle)
-        is_enough = any(costs.fits_device(placement, use) for use in uses)
-        low, high = (low, middle) if is_enough else (middle, high)
-    return high
+
+    def is_enough(count: int) -> bool:
+        placement = _with_optimizers(shape, count)
+        return any(costs.fits_device(placement, use) for use in reversed(uses))  # the last one needs least
+
+    every = costs.none.layers
+    return bisect_left(range(every), True, key=is_enough) if is_enough(every) else every
 
 
 def _climb(costs: Costs, start: StatePlacement) -> StatePlacement:
