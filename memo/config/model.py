@@ -113,7 +113,7 @@ class ModelConfig:
         return self.window_size if 0 < self.window_size < seq_length else None
 
     @property
-    def types(self) -> tuple[str, ...]:
+    def types_of_layers(self) -> tuple[str, ...]:
         """Of each layer, as in layer_types."""
         return tuple(islice(cycle(self.layer_types.split(",")), self.num_layers))
 

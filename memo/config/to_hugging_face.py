@@ -125,5 +125,5 @@ def _window(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
     if family.window == "use_sliding_window" and model.window_size:
         found |= {"use_sliding_window": True, "max_window_layers": 0}
     if model.layer_types:
-        found["layer_types"] = [f"{name}_attention" for name in model.types]
+        found["layer_types"] = [f"{name}_attention" for name in model.types_of_layers]
     return found

@@ -19,7 +19,7 @@ def stack_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
         return (model,) * model.num_layers
     sliding = replace(model, layer_types="")
     kinds = {SLIDING: sliding, FULL: replace(sliding, window_size=0)}
-    return tuple(kinds[name] for name in model.types)
+    return tuple(kinds[name] for name in model.types_of_layers)
 
 
 @lru_cache(maxsize=64)

@@ -217,7 +217,7 @@ def test_layers_with_and_without_the_window_are_read_and_written(given: dict[str
     assert written.model_type == "qwen3" and model_of(written.content, "x").layer_types == model.layer_types
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(**{**written.content, "model_type": written.model_type})
-    assert theirs.layer_types == [f"{name}_attention" for name in model.types]
+    assert theirs.layer_types == [f"{name}_attention" for name in model.types_of_layers]
     with pytest.raises(ConfigError, match="layer_types must be empty, not full,sliding"):
         write_config(replace(model_of(GPT2, "x"), window_size=9, layer_types="full,sliding"), 1024, None)
 

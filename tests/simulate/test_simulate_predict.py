@@ -85,7 +85,7 @@ def test_a_stack_of_two_kinds_takes_what_its_layers_take() -> None:
     window = {"window_size": 4096, "tp": 8, "offload_alpha": 1.0, "seq_length": 262144}
     stacks = [{**window, "window_size": 0}, window, {**window, "layer_types": "full,sliding,sliding,sliding"}]
     full, sliding, both = (config("llama-3.1-8b", **flags) for flags in stacks)
-    assert both.model.types.count("full") == 8
+    assert both.model.types_of_layers.count("full") == 8
     assert step_flops(both, 8) == (step_flops(full, 8) + 3 * step_flops(sliding, 8)) / 4
     steps = [predict_step(run, 8, HARDWARE["h100-80"]) for run in (full, sliding, both)]
     for part in ("attention", "matmul", "recompute"):
