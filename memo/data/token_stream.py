@@ -12,6 +12,7 @@ needs a source that hands out the same items every time and on every rank; a che
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ _MOST_IDS = 4096
 _KEPT_SAMPLES = 64
 """The samples asked for last are kept, because the planning of memory asks for its samples twice."""
 
-_Document = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+_Document = tuple[NDArray[np.int64], NDArray[np.float32], list[int]]
 """Ids [n], the mask of what is learned of them [n], and where among them, from 1 to n, documents end."""
 
 
@@ -135,7 +136,7 @@ class TokenStream:
                     yield ids[first : first + size + 1], inside, learned[first : first + size + 1]
                     num_windows += 1
                     first += size
-                parts = [(ids[first:], learned[first:], ends[ends > first] - first)]
+                parts = [(ids[first:], learned[first:], (ends[ends > first] - first).tolist())]
                 num_tokens -= first
             if not num_windows:
                 raise ConfigError(
@@ -195,8 +196,7 @@ def is_stream(source: Any) -> bool:
 
 
 def _of_ids(ids: NDArray[np.integer], ends: bool) -> _Document:
-    found = np.array([len(ids)] if ends else [], dtype=np.int64)
-    return ids.astype(np.int64), np.ones(len(ids), dtype=np.float32), found
+    return ids.astype(np.int64), np.ones(len(ids), dtype=np.float32), [len(ids)] if ends else []
 
 
 def _documents_of(item: Any, where: str) -> Iterator[_Document]:
@@ -244,12 +244,9 @@ def _rows(value: Any, where: str) -> NDArray[np.integer]:
     return found.reshape(-1, found.shape[-1])
 
 
-def _joined(parts: list[_Document]) -> _Document:
-    """Parts end to end."""
+def _joined(parts: list[_Document]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """Ids and masks end to end, and where documents end."""
     ids, learned, ends = zip(*parts, strict=True)
-    begins = np.cumsum([0, *map(len, ids[:-1])])
-    return (
-        np.concatenate(ids),
-        np.concatenate(learned),
-        np.concatenate([e + b for e, b in zip(ends, begins, strict=True)]),
-    )
+    begins = accumulate(map(len, ids[:-1]), initial=0)
+    all_ends = [begin + end for begin, inside in zip(begins, ends, strict=True) for end in inside]
+    return np.concatenate(ids), np.concatenate(learned), np.array(all_ends, dtype=np.int64)
