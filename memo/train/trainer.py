@@ -357,9 +357,9 @@ class Trainer(Questions):
     def _load(self) -> None:
         found = self.persistence.load()
         self._resumed_at = None if found is None else found.iteration
-        self.state = replace(
-            found or RunState(0, 0, self.config.training.seed, 0, 0, 0), global_batch_size=self.global_batch_size
-        )
+        seed = self.config.training.seed  # may be another one where the checkpoint has read no data
+        state = found or RunState(0, 0, seed, 0, 0, 0)
+        self.state = replace(state, seed=seed, global_batch_size=self.global_batch_size)
         self._still_open.watchdog.complete(self.iteration)
 
     def _plan_transients(self) -> None:

@@ -128,3 +128,23 @@ def test_a_global_batch_that_is_asked_for_may_change(folder: Path) -> None:
     assert [json.loads(line)["consumed_samples"] for line in (folder / "smaller.jsonl").read_text().splitlines()] == [
         14
     ]
+
+
+def _goes_on_with_another_seed(folder: Path) -> int:
+    def trainer(load: Path | None, save: Path) -> memo.Trainer:
+        return memo.Trainer(
+            "gpt-tiny", seed=7 if load else 1234, load=load and str(load), save=str(save), mock_data=True, seq_length=64
+        )
+
+    with trainer(None, folder / "untrained") as first:
+        first.save()
+    with trainer(folder / "untrained", folder / "trained") as second:
+        second.step()
+        second.save()
+    with trainer(folder / "trained", folder / "trained") as third:
+        return third.iteration
+
+
+def test_a_checkpoint_that_has_read_no_data_goes_on_with_any_seed(tmp_path: Path) -> None:
+    """Such as that of memo import: what follows it belongs to the seed that read the data."""
+    assert run_ranks(1, _goes_on_with_another_seed, tmp_path) == [1]
