@@ -1,6 +1,5 @@
 """Files as streams of bytes, packed ones unpacked on the way: a file of any size takes a buffer of memory."""
 
-import bz2
 import contextlib
 import gzip
 import io
@@ -70,6 +69,12 @@ class _LittlePadding:
         return getattr(self._raw, name)
 
 
+def _bzip2(raw: BinaryIO, _: Path) -> BinaryIO:
+    import bz2  # here, because some builds of Python lack it
+
+    return cast(BinaryIO, bz2.BZ2File(raw))
+
+
 def _zstandard(raw: BinaryIO, path: Path) -> BinaryIO:
     """Python has it from 3.14 on."""
     try:
@@ -82,7 +87,7 @@ def _zstandard(raw: BinaryIO, path: Path) -> BinaryIO:
 
 _UNPACKERS: dict[str, Callable[[BinaryIO, Path], Any]] = {
     ".gz": lambda raw, _: gzip.GzipFile(fileobj=cast(BinaryIO, _LittlePadding(raw))),
-    ".bz2": lambda raw, _: bz2.BZ2File(raw),
+    ".bz2": _bzip2,
     ".xz": lambda raw, _: lzma.LZMAFile(raw),  # noqa: SIM115  closed by open_stream
     ".zst": _zstandard,
 }
