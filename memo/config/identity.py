@@ -32,6 +32,7 @@ def model_identity(config: RunConfig) -> dict[str, Fact]:
         "kv_channels": model.head_dim,
         "ffn_hidden_size": model.ffn_size,
         "add_qkv_bias": model.qkv_bias,
+        "layer_types": ",".join(model.types_of_layers) if model.layer_types else "",
         "max_position_embeddings": num_position_embeddings(config),
         "custom_layer": model.custom_layer.rpartition(":")[2],  # a file may have moved
     }

@@ -164,7 +164,7 @@ def test_every_field_of_the_model_counts_unless_it_is_known_not_to(name: str) ->
     """A field that is new is refused here until somebody has thought of it, or counts by itself."""
     ignored = {"init_method_std", "max_position_embeddings", "rope_low_freq_factor", "rope_high_freq_factor"}
     special = {"rope_scaling_type": "llama3", "position_embedding_type": "learned_absolute"}
-    special["custom_layer"] = "layers.py:Mine"
+    special |= {"custom_layer": "layers.py:Mine", "layer_types": "sliding,full"}
     base = {"vocab_size": 64, "rope_scaling_type": "yarn", "rope_scaling_factor": 2.0}
     model = ModelConfig(**base)  # type: ignore[arg-type]
     changed = dataclasses.replace(model, **{name: special.get(name, _other(getattr(model, name)))})
@@ -177,6 +177,8 @@ def test_defaults_that_are_written_out_are_no_difference() -> None:
     plain = ModelConfig(vocab_size=64, hidden_size=32, num_attention_heads=4)
     spelled = dataclasses.replace(plain, kv_channels=8, num_query_groups=4, ffn_hidden_size=128)
     assert model_identity(RunConfig(model=plain)) == model_identity(RunConfig(model=spelled))
+    once, twice = (dataclasses.replace(plain, layer_types=",".join(["sliding,full"] * n)) for n in (1, 2))
+    assert model_identity(RunConfig(model=once)) == model_identity(RunConfig(model=twice))
 
 
 def test_names_of_data_are_those_that_can_be_accepted(folder: Path) -> None:
