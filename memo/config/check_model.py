@@ -12,6 +12,7 @@ def check_model(config: RunConfig) -> None:
     _check_heads(config.model)
     _check_rope_scaling(config.model)
     _check_layer_types(config.model)
+    _check_experts(config.model)
     model = config.model
     pretrained = config.checkpoint.pretrained_checkpoint
     require(
@@ -78,6 +79,25 @@ def _check_layer_types(model: ModelConfig) -> None:
         not types or model.window_size > 0,
         f"--layer-types {types} fights with --window-size {model.window_size}: give the window of the layers that are "
         f"{SLIDING}, or leave --layer-types out",
+    )
+
+
+def _check_experts(model: ModelConfig) -> None:
+    experts, top_k = model.num_experts, model.moe_router_topk
+    for name in ("moe_router_topk", "moe_router_pre_softmax"):
+        require_read(model, name, experts, f"--num-experts {experts}", "--num-experts")
+    require(
+        not experts or top_k <= experts,
+        f"--moe-router-topk {top_k} is more than --num-experts {experts}: give {experts} or less",
+    )
+    require(
+        not (experts and model.add_bias_linear),
+        f"--add-bias-linear fights with --num-experts {experts}, which have no biases: leave one of the two out",
+    )
+    require(
+        not (experts and model.custom_layer),
+        f"--custom-layer {model.custom_layer} fights with --num-experts {experts}, which is of memo's own layer: leave "
+        "one of the two out",
     )
 
 

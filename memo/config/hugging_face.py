@@ -164,7 +164,7 @@ def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, 
 
 
 def _experts(content: Mapping[str, Any]) -> str:
-    """A clause about a mixture of experts, whose layers memo neither computes nor counts; empty for other models."""
+    """A clause about a mixture of experts of a family that memo does not know; empty for other models."""
     key = next((key for key in _EXPERTS if content.get(key)), None)
     return "" if key is None else f", a mixture of experts ({key} {shown(content[key])})"
 
@@ -186,8 +186,14 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
         untie_embeddings_and_output_weights=not keys.switch("tie_word_embeddings"),
         add_bias_linear=on_all,
         add_qkv_bias=bool(biases.qkv) and not on_all,
+        moe_router_pre_softmax=bool(family.renormalises) and not keys.switch(family.renormalises),
     )
     heads, hidden = model.num_attention_heads, model.hidden_size
+    if model.num_experts and model.moe_router_topk > model.num_experts:
+        raise keys.source.refusal(
+            f"each token runs through {model.moe_router_topk} of {model.num_experts} experts",
+            "mend num_experts_per_tok",
+        )
     if model.kv_channels is None and hidden % heads:
         raise keys.source.refusal(
             f"the hidden size {hidden} does not divide into {heads} heads",

@@ -87,6 +87,28 @@ _LLAMA_TENSORS = TensorNames(
     {**_NORMS_AND_ATTENTION, "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"},
     _ENDS,
 )
+_QWEN3_MOE_TENSORS = TensorNames(
+    "model.layers",
+    {
+        **_NORMS_AND_ATTENTION,
+        "mlp.router": "mlp.gate",
+        "mlp.experts.*.gate": "mlp.experts.*.gate_proj",
+        "mlp.experts.*.up": "mlp.experts.*.up_proj",
+        "mlp.experts.*.fc2": "mlp.experts.*.down_proj",
+    },
+    _ENDS,
+)
+_MIXTRAL_TENSORS = TensorNames(
+    "model.layers",
+    {
+        **_NORMS_AND_ATTENTION,
+        "mlp.router": "block_sparse_moe.gate",
+        "mlp.experts.*.gate": "block_sparse_moe.experts.*.w1",
+        "mlp.experts.*.up": "block_sparse_moe.experts.*.w3",
+        "mlp.experts.*.fc2": "block_sparse_moe.experts.*.w2",
+    },
+    _ENDS,
+)
 _STARCODER2_TENSORS = TensorNames(
     "model.layers", {**_NORMS_AND_ATTENTION, "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}, _ENDS
 )
@@ -153,6 +175,16 @@ _MISTRAL = replace(
     window="sliding_window",
     default_window=4096,
 )
+_QWEN3 = replace(
+    _LLAMA,
+    architecture="Qwen3ForCausalLM",
+    defaults={**_DEFAULTS, "head_dim": 128},
+    qk_layernorm=True,
+    biases=Biases("attention_bias", "attention_bias", False),
+    only={"attention_bias": (False,)},
+    window="use_sliding_window",
+    layer_types=True,
+)
 FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
     "mistral": _MISTRAL,
@@ -164,15 +196,44 @@ FAMILIES: dict[str, Family] = {
         window="use_sliding_window",
         layer_types=True,
     ),
-    "qwen3": replace(
-        _LLAMA,
-        architecture="Qwen3ForCausalLM",
-        defaults={**_DEFAULTS, "head_dim": 128},
-        qk_layernorm=True,
-        biases=Biases("attention_bias", "attention_bias", False),
-        only={"attention_bias": (False,)},
-        window="use_sliding_window",
-        layer_types=True,
+    "qwen3": _QWEN3,
+    "qwen3_moe": replace(
+        _QWEN3,
+        architecture="Qwen3MoeForCausalLM",
+        names={
+            **_LLAMA_NAMES,
+            "ffn_hidden_size": "moe_intermediate_size",
+            "num_experts": "num_experts",
+            "moe_router_topk": "num_experts_per_tok",
+        },
+        aliases={"num_experts": "num_local_experts"},
+        defaults={**_DEFAULTS, "num_experts_per_tok": 8},
+        renormalises="norm_topk_prob",
+        only={
+            "attention_bias": (False,),
+            "use_sliding_window": (False,),
+            "decoder_sparse_step": (1,),
+            "mlp_only_layers": ([], None),
+        },
+        window="",
+        layer_types=False,
+        tensors=_QWEN3_MOE_TENSORS,
+    ),
+    "mixtral": replace(
+        _MISTRAL,
+        architecture="MixtralForCausalLM",
+        names={**_LLAMA_NAMES, "num_experts": "num_local_experts", "moe_router_topk": "num_experts_per_tok"},
+        aliases={"num_local_experts": "num_experts"},
+        defaults={
+            **_DEFAULTS,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+        default_window=None,
+        tensors=_MIXTRAL_TENSORS,
     ),
     "gpt2": TrainedFamily(
         **vars(_GPT2),

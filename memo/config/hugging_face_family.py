@@ -34,6 +34,7 @@ class Family:
         gated: whether the MLP has two input projections.
         one_kv_head: the switch with which all heads share a single key/value head; empty: the family has none.
         spare_positions: rows of a learned table of positions before the first one.
+        renormalises: the switch with which the weights of a token's experts sum to 1; empty: they always do.
         beyond: what no ModelConfig says, as fields of memo.spec.shapes.ModelShape; it is given the file and the
             nearest ModelConfig.
     """
@@ -47,6 +48,7 @@ class Family:
     gated: bool = True
     one_kv_head: str = ""
     spare_positions: int = 0
+    renormalises: str = ""
     biases: Biases = NO_BIASES
     beyond: Callable[["ConfigKeys", ModelConfig], Mapping[str, Any]] = lambda keys, model: {}
 
@@ -107,6 +109,7 @@ class TensorNames:
         layers: what stands before the number of a layer.
         modules: memo's modules of a layer -> theirs. Modules of one name are equal parts of its rows, in this order.
         ends: memo's modules before and after the layers -> theirs.
+            A * stands for the number of an expert.
         transposed: whether matrices of layers are stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
     """
 

@@ -20,6 +20,7 @@ DATA_FACTS = ("seq_length", "data_path", "packing", "long_conversations", "token
 
 MODEL_FACTS = tuple(entry.name for entry in dataclasses.fields(ModelConfig))
 _ONLY_AT_THE_START = ("init_method_std",)
+_ROUTER = ("moe_router_topk", "moe_router_pre_softmax")
 _ROTARY = ("rotary_base", "rope_scaling_type", *SCALING_READ_BY)
 
 
@@ -57,7 +58,8 @@ def differences(then: Mapping[str, Fact], now: Mapping[str, Fact], accepted: Col
 
 def _unread(model: ModelConfig) -> set[str]:
     """Fields that change nothing of what this model computes from its weights."""
+    unread = {*_ONLY_AT_THE_START} if model.num_experts else {*_ONLY_AT_THE_START, *_ROUTER}
     if model.position_embedding_type != "rope":
-        return {*_ONLY_AT_THE_START, *_ROTARY}
+        return {*unread, *_ROTARY}
     ignored = {name for name, readers in SCALING_READ_BY.items() if model.rope_scaling_type not in readers}
-    return {*_ONLY_AT_THE_START, *ignored, "max_position_embeddings"}
+    return {*unread, *ignored, "max_position_embeddings"}

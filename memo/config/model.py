@@ -88,6 +88,13 @@ class ModelConfig:
     (N - 1, 0)); 0: all."""
     layer_types: str = ""
     """Which layers have the window, repeated over all layers: sliding,sliding,sliding,full. Default: all of them."""
+    num_experts: Annotated[int, in_range(0, 1 << 16)] = 0
+    """Mixture of experts: MLPs of each layer, of ffn-hidden-size each, of which a token runs through a few. 0: one MLP
+    for all tokens."""
+    moe_router_topk: Annotated[int, in_range(1, 1 << 16)] = 2
+    """Experts that a token runs through: those to which the router gives the highest scores."""
+    moe_router_pre_softmax: bool = False
+    """Weights of a token's experts are their shares among all experts; default: among those that it runs through."""
     untie_embeddings_and_output_weights: bool = False
     """Give the head a matrix of its own instead of the embedding's."""
     init_method_std: Annotated[float, in_range(above=0, high=1000)] = 0.02
@@ -120,6 +127,11 @@ class ModelConfig:
     @property
     def ffn_size(self) -> int:
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def token_ffn_size(self) -> int:
+        """Width of a token's activations in the MLP, over all experts that it runs through."""
+        return self.ffn_size * (self.moe_router_topk if self.num_experts else 1)
 
     @property
     def gated(self) -> bool:

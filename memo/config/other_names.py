@@ -82,10 +82,6 @@ OTHER_NAMES: dict[str, str] = {
     "nnodes": "torchrun decides it: see docs/launching.md",
     "lora_r": _ADAPTERS,
     "peft": _ADAPTERS,
-    "num_experts": (
-        "memo trains dense models and has no mixture of experts: leave it out, or train such a model with Megatron-LM "
-        "or torchtitan"
-    ),
     "dpo": _PREFERENCES,
     "tasks": (
         "memo runs no benchmark tasks: `memo evaluate` tells losses by position and, with --needle, what a model finds "

@@ -49,6 +49,7 @@ _QWEN = replace(_LLAMA, norm_epsilon=1e-6, rotary_base=1e6)
 _QWEN_25 = replace(_QWEN, vocab_size=152064, max_position_embeddings=32768, add_qkv_bias=True)
 _QWEN_25_SMALL = replace(_QWEN_25, vocab_size=151936, untie_embeddings_and_output_weights=False)
 _QWEN_3 = replace(_QWEN, vocab_size=151936, max_position_embeddings=40960, kv_channels=128, qk_layernorm=True)
+_QWEN_3_MOE = replace(_QWEN_3, num_experts=128, moe_router_topk=8)
 _QWEN_3_SMALL = replace(_QWEN_3, untie_embeddings_and_output_weights=False)
 
 PRESETS: dict[str, ModelConfig] = {
@@ -91,6 +92,13 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen3-8b": _sized(_QWEN_3, 36, 4096, 32, 8, 12288),
     "qwen3-14b": _sized(_QWEN_3, 40, 5120, 40, 8, 17408),
     "qwen3-32b": _sized(_QWEN_3, 64, 5120, 64, 8, 25600),
+    "qwen3-moe-tiny": replace(
+        _QWEN, num_query_groups=2, kv_channels=32, ffn_hidden_size=64, qk_layernorm=True, num_experts=8
+    ),
+    "qwen3-30b-a3b": _sized(_QWEN_3_MOE, 48, 2048, 32, 4, 768),
+    "qwen3-235b-a22b": _sized(_QWEN_3_MOE, 94, 4096, 64, 4, 1536),
+    "mixtral-8x7b": _sized(replace(_MISTRAL, vocab_size=32000, num_experts=8), 32, 4096, 32, 8, 14336),
+    "mixtral-8x22b": _sized(replace(_MISTRAL, max_position_embeddings=65536, num_experts=8), 56, 6144, 48, 8, 16384),
     "smollm2-1.7b": _sized(
         replace(_LLAMA, vocab_size=49152, max_position_embeddings=8192, rotary_base=130000.0),
         *(24, 2048, 32, 32, 8192),

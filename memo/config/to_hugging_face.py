@@ -88,6 +88,11 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
         found.append(f"activation must be {' or '.join(activations)}, not {model.activation}")
     if "num_query_groups" not in family.names and model.kv_heads != model.num_attention_heads:
         found.append(f"num_query_groups must be {model.num_attention_heads}, not {model.kv_heads}")
+    has_experts = "num_experts" in family.names
+    if bool(model.num_experts) != has_experts:
+        found.append(f"num_experts must be {'above 0' if has_experts else '0'}, not {model.num_experts}")
+    if model.moe_router_pre_softmax and not family.renormalises:
+        found.append("moe_router_pre_softmax must be off")
     if model.window_size and not family.window:
         found.append(f"window_size must be 0, not {model.window_size}")
     if model.layer_types and not family.layer_types:
@@ -115,6 +120,7 @@ def _switches(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
         family.activation: names[model.activation],
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         **dict.fromkeys(family.bias_switches, model.add_bias_linear),
+        **({family.renormalises: not model.moe_router_pre_softmax} if family.renormalises else {}),
         **(write_rope(model) if model.position_embedding_type == "rope" else {}),
         **_window(model, family),
     }

@@ -14,13 +14,14 @@ activation); T tiles in the slot.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from memo.executor.expert_pieces import combine_backward, combine_forward, experts_backward, experts_forward
 from memo.executor.pieces import (
     Gathering,
     GradientSink,
@@ -31,9 +32,22 @@ from memo.executor.pieces import (
     row_forward,
 )
 from memo.parallel.context import ContextAttention
+from memo.parallel.experts import ExpertRows
 from memo.parallel.replayed import Replayed
 from memo.program.kinds import Kind
-from memo.program.operations import Activate, Add, Column, Heads, Norm, Opaque, Operation, Row
+from memo.program.operations import (
+    Activate,
+    ActivateExperts,
+    Add,
+    Column,
+    ExpertColumn,
+    ExpertRow,
+    Heads,
+    Norm,
+    Opaque,
+    Operation,
+    Row,
+)
 from memo.program.walk import Machine, Step, backward, forward, gradient, graph, rebuilt
 from memo.spec.slots import WHOLE_GROUP, SlotLayout
 
@@ -63,9 +77,11 @@ class SelfAttention(Protocol):
 
 
 class Mlp(Protocol):
+    """One with experts (memo.model.layer.Experts) has more."""
+
     fc1: Linear
     fc2: Linear
-    activate: Callable[[Tensor], Tensor]
+    activate: Callable[..., Tensor]
 
 
 class NormModule(Protocol):
@@ -204,7 +220,7 @@ class LayerOnTiles(nn.Module):
         for name in (name for op in after for name in op.makes if name in taken):
             again = everything - rebuilt(after, (name,))
             if again:
-                steps = forward(tuple(op for op in after if op in again), frozenset({name}), frozenset())
+                steps = forward(tuple(op for op in after if op in again), frozenset({name}), frozenset(), again=True)
                 works[name] = partial(self._run_alone, steps, kept, tile, context, replayed)
         return works
 
@@ -256,6 +272,12 @@ class TileMachine(Machine):
     def rope(self) -> Any:
         return None if self.context.rope is None else self.context.rope.rows(self.tile.full)
 
+    @cached_property
+    def expert_rows(self) -> ExpertRows:
+        """Of the tile, once the slot has its routing."""
+        rows: ExpertRows = self.on.layer.mlp.rows(self.in_slot("routing"))
+        return rows
+
     # What a step does.
 
     def gather(self, step: Step) -> None:
@@ -272,9 +294,7 @@ class TileMachine(Machine):
 
     def replay(self, step: Step) -> None:
         assert step.operation is not None
-        module = self.on.module_of[step.operation]
-        is_norm = isinstance(step.operation, Norm)
-        again = Replayed(module, self.take(step.reads[0]), module.parameters() if is_norm else ())
+        again = _REPLAY[type(step.operation)](self, step.operation, *map(self.take, step.reads))
         self.live[graph(step.operation.makes[0])] = again
         for name in step.makes[1:]:
             self.live[name] = again.output
@@ -307,8 +327,25 @@ def _row(machine: TileMachine, operation: Operation, x: Tensor) -> Made:
     return (row_forward(x, machine.on.module_of[operation], machine.group),)
 
 
+def _experts(machine: TileMachine, operation: Operation, x: Gathering, *recalled: Tensor) -> Made:
+    mlp = machine.on.layer.mlp
+    if not recalled:
+        routing, whole = machine.in_slot("routing"), x.wait()
+        routing.copy_(mlp.route(whole).view_as(routing))
+    made = experts_forward(x.wait(), mlp, machine.expert_rows, machine.place("fc1"))
+    return (made,) if recalled else (made, routing)
+
+
+def _combine(machine: TileMachine, operation: Operation, x: Tensor, routing: Tensor) -> Made:
+    return (combine_forward(x, routing, machine.on.layer.mlp, machine.expert_rows, machine.group),)
+
+
 def _activate(machine: TileMachine, operation: Operation, x: Tensor) -> Made:
     return (machine.on.module_of[operation](x),)
+
+
+def _activate_experts(machine: TileMachine, operation: Operation, x: Tensor, routing: Tensor) -> Made:
+    return (machine.on.module_of[operation](x, routing, machine.expert_rows),)
 
 
 def _rotated_heads(machine: TileMachine, operation: Operation, qkv: Tensor) -> Made:
@@ -332,8 +369,35 @@ def _row_backward(machine: TileMachine, operation: Operation, grad: Tensor, whol
     return (row_backward(grad, whole, x, machine.on.module_of[operation], machine.sink),)
 
 
+def _experts_backward(
+    machine: TileMachine, operation: Operation, grad: Tensor, of_routing: Tensor, x: Gathering, routing: Tensor
+) -> Made:
+    mlp, rows = machine.on.layer.mlp, machine.expert_rows
+    return (experts_backward((grad, of_routing), x, routing, mlp, rows, machine.group, machine.sink),)
+
+
+def _combine_backward(
+    machine: TileMachine, operation: Operation, grad: Tensor, whole: Gathering, x: Tensor, routing: Tensor
+) -> Made:
+    return (combine_backward(whole, x, machine.on.layer.mlp, machine.expert_rows, machine.sink),)
+
+
+def _replayed_norm(machine: TileMachine, operation: Operation, x: Tensor) -> Replayed:
+    module = machine.on.module_of[operation]
+    return Replayed(module, x, parameters=module.parameters())
+
+
+def _replayed_activation(machine: TileMachine, operation: Operation, x: Tensor) -> Replayed:
+    return Replayed(machine.on.module_of[operation], x)
+
+
+def _replayed_experts(machine: TileMachine, operation: Operation, x: Tensor, routing: Tensor) -> Replayed:
+    activate, rows = machine.on.module_of[operation], machine.expert_rows
+    return Replayed(lambda inner, weights: activate(inner, weights, rows), x, routing)
+
+
 def _replayed_backward(machine: TileMachine, operation: Operation, grad: Tensor, again: Replayed) -> Made:
-    return (again.backward(machine.sink.main_gradient, grad),)
+    return again.backward(machine.sink.main_gradient, grad)
 
 
 def _heads_backward(machine: TileMachine, operation: Heads, grads: tuple[Tensor, ...], qkv: Tensor) -> Made:
@@ -343,8 +407,8 @@ def _heads_backward(machine: TileMachine, operation: Heads, grads: tuple[Tensor,
     if operation.in_place:
         return (torch.cat(grads, dim=2).flatten(2),)
     norms = (attention.q_norm, attention.k_norm)
-    again = Replayed(attention.normed_heads, qkv, [p for module in norms for p in module.parameters()])
-    return (again.backward(machine.sink.main_gradient, *grads),)
+    again = Replayed(attention.normed_heads, qkv, parameters=[p for module in norms for p in module.parameters()])
+    return again.backward(machine.sink.main_gradient, *grads)
 
 
 def _half_backward(machine: TileMachine, operation: Operation, grad: Tensor, *x: Tensor) -> Made:
@@ -358,14 +422,25 @@ _FORWARD: dict[type[Any], Callable[..., Made]] = {
     Column: _column,
     Row: _row,
     Activate: _activate,
+    ExpertColumn: _experts,
+    ActivateExperts: _activate_experts,
+    ExpertRow: _combine,
     Heads: _rotated_heads,
     Opaque: _half,
+}
+_REPLAY: dict[type[Any], Callable[..., Replayed]] = {
+    Norm: _replayed_norm,
+    Activate: _replayed_activation,
+    ActivateExperts: _replayed_experts,
 }
 _BACKWARD: dict[type[Any], Callable[..., Made]] = {
     Norm: _replayed_backward,
     Column: _column_backward,
     Row: _row_backward,
     Activate: _replayed_backward,
+    ExpertColumn: _experts_backward,
+    ActivateExperts: _replayed_backward,
+    ExpertRow: _combine_backward,
     Heads: _heads_backward,
     Opaque: _half_backward,
 }

@@ -15,7 +15,8 @@ from torch.distributed import ProcessGroup
 from memo.config.model import ModelConfig
 from memo.model.norm import Norm
 from memo.model.rope import RopeRows, RopeTable
-from memo.parallel.collectives import group_size
+from memo.parallel.collectives import all_gather, group_size, reduce_scatter
+from memo.parallel.experts import ExpertRows, route, route_backward
 from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.spec.shapes import shape_of
@@ -143,6 +144,60 @@ class MLP(nn.Module):
         return self.ops.activate(inner, self.activation)
 
 
+class _Matrix(nn.Module):
+    """A weight alone; whoever has it multiplies."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+class Experts(nn.Module):
+    """A mixture of experts in the place of an MLP: the router, and fc1, activation and fc2 of each expert.
+
+    The weight that the router gives an expert multiplies its activation, so that backward needs no output of fc2.
+    `forward` is for evaluation; training runs the parts (memo.executor.expert_pieces). Shapes as there.
+    """
+
+    def __init__(self, parts: ModelParts, layer: int) -> None:
+        super().__init__()
+        self.config, self.ops, self.group = parts.config, parts.ops, parts.tp_group
+        self.router = _Matrix(*parts.of_layer(layer, "mlp.router")[:1])
+        self.fc1 = _Matrix(*parts.of_layer(layer, "mlp.fc1")[:1])
+        self.fc2 = _Matrix(*parts.of_layer(layer, "mlp.fc2")[:1])
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, b, h] -> [n, b, h]."""
+        whole = all_gather(x, self.group)
+        routing = self.route(whole)
+        rows = self.rows(routing)
+        inner = rows.products(rows.of_tokens(whole), self.fc1.weight)
+        outer = rows.products(self.activate(inner, routing, rows).view(rows.count, -1), self.fc2.weight)
+        return reduce_scatter(rows.sums(outer).view_as(whole), self.group)
+
+    def rows(self, routing: Tensor) -> ExpertRows:
+        return ExpertRows(routing, self.config.num_experts)
+
+    def route(self, x: Tensor) -> Tensor:
+        """The routing of x [..., h], [t, 2 K]."""
+        config = self.config
+        return route(x.flatten(0, -2), self.router.weight, config.moe_router_topk, config.moe_router_pre_softmax)
+
+    def route_backward(self, grad: Tensor, x: Tensor, routing: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of x [t, h] and of the router's weight, from that of `routing` [..., 2 K]."""
+        of_weights = grad.flatten(0, -2)[:, : self.config.moe_router_topk]
+        pre_softmax = self.config.moe_router_pre_softmax
+        return route_backward(of_weights, x.flatten(0, -2), self.router.weight, routing, pre_softmax)
+
+    def activate(self, inner: Tensor, routing: Tensor, rows: ExpertRows) -> Tensor:
+        """[..., K f] for routing [..., 2 K], from fc1's output, which has as many elements or, when gated, twice as
+        many."""
+        made = self.ops.activate(inner.view(rows.count, 1, -1), self.config.activation).squeeze(1)
+        weights = routing[..., : self.config.moe_router_topk]
+        return (made * rows.of_choices(weights).to(made.dtype)).view(*routing.shape[:-1], -1)
+
+
 class TransformerLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). Input and output [n, b, h]."""
 
@@ -151,7 +206,7 @@ class TransformerLayer(nn.Module):
         self.attention_norm = parts.norm(*parts.of_layer(index, "attention_norm"))
         self.attention = SelfAttention(parts, index)
         self.mlp_norm = parts.norm(*parts.of_layer(index, "mlp_norm"))
-        self.mlp = MLP(parts, index)
+        self.mlp = Experts(parts, index) if parts.config.num_experts else MLP(parts, index)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         x, normed = self.mlp_norm.of_sum(x, self.attention(self.attention_norm(x), context))

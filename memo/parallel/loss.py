@@ -188,7 +188,7 @@ def _backward(
         grad_weight, sums: the chunk's part is added to the gradients of the weight and of the norm's parameters.
     """
     labels, log_sum_exp, grad_losses = of_tokens
-    norm = Replayed(how.norm, hidden, sums)
+    norm = Replayed(how.norm, hidden, parameters=sums)
     gathered = all_gather(norm.output, how.group)
     grad_logits = _logits(gathered, weight)
     how.ops.logit_gradient_(
@@ -197,7 +197,7 @@ def _backward(
     grad_normed = reduce_scatter((grad_logits @ weight).view_as(gathered), how.group)
     add_weight_gradient(grad_weight, grad_logits, gathered.flatten(0, 1))
     del gathered, grad_logits
-    hidden.copy_(norm.backward(sums.__getitem__, grad_normed))
+    hidden.copy_(norm.backward(sums.__getitem__, grad_normed)[0])
 
 
 def _forward(

@@ -10,24 +10,24 @@ class Replayed:
     """The outputs of a token-wise operation, and its backward."""
 
     def __init__(
-        self, function: Callable[[Tensor], Tensor | tuple[Tensor, ...]], x: Tensor, parameters: Iterable[nn.Parameter]
+        self, function: Callable[..., Tensor | tuple[Tensor, ...]], *x: Tensor, parameters: Iterable[nn.Parameter] = ()
     ) -> None:
         self.parameters = list(parameters)
         with torch.enable_grad():
-            self._x = x.detach().requires_grad_()
-            outputs = function(self._x)
+            self._x = [each.detach().requires_grad_() for each in x]
+            outputs = function(*self._x)
         self._outputs = outputs if isinstance(outputs, tuple) else (outputs,)
 
     @property
     def output(self) -> Tensor:
         return self._outputs[0].detach()
 
-    def backward(self, sum_of: Callable[[nn.Parameter], Tensor], *grads: Tensor) -> Tensor:
-        """The gradient of the input, from those of the outputs. Frees the graph.
+    def backward(self, sum_of: Callable[[nn.Parameter], Tensor], *grads: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of the inputs, from those of the outputs. Frees the graph.
 
         The gradient of each parameter is added to `sum_of(parameter)`, which may be in a wider dtype.
         """
-        grad_x, *parameter_grads = torch.autograd.grad(self._outputs, [self._x, *self.parameters], grads)
-        for parameter, value in zip(self.parameters, parameter_grads, strict=True):
+        found = torch.autograd.grad(self._outputs, [*self._x, *self.parameters], grads)
+        for parameter, value in zip(self.parameters, found[len(self._x) :], strict=True):
             sum_of(parameter).add_(value)
-        return grad_x
+        return found[: len(self._x)]

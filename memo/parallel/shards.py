@@ -100,7 +100,7 @@ def sharded_parameter(
             pieces += _vocabulary_rows(name, shape, weight.local_shape(size)[0], rank)
         else:
             pieces.append(split(name, shape, 0 if weight.split == "rows" else 1, size, rank, start))
-        start += shape[0] // size
+            start += pieces[-1].shape[0]
     std = std if weight.init == "normal" else 0.0
     shard = Shard(tuple(pieces), weight.init, std, weight.replicated, weight.decays)
     return empty_parameter(weight.local_shape(size), shard, dtype)
@@ -118,7 +118,7 @@ def split(name: str, global_shape: tuple[int, ...], dim: int, size: int, rank: i
     """The `rank`-th of `size` equal parts along `dim`, at row `local_start` of the local tensor."""
     length = global_shape[dim] // size
     offset, local_offset, shape = [0] * len(global_shape), [0] * len(global_shape), list(global_shape)
-    offset[dim], local_offset[dim], shape[dim] = rank * length, local_start, length
+    offset[dim], local_offset[0], shape[dim] = rank * length, local_start, length
     return Piece(name, global_shape, tuple(offset), tuple(local_offset), tuple(shape))
 
 

@@ -2,11 +2,24 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
 
 from memo.config.model import ModelConfig
-from memo.program.operations import Activate, Add, Attention, Column, Heads, Norm, Opaque, Operation, Row
+from memo.program.operations import (
+    Activate,
+    ActivateExperts,
+    Add,
+    Attention,
+    Column,
+    ExpertColumn,
+    ExpertRow,
+    Heads,
+    Norm,
+    Opaque,
+    Operation,
+    Row,
+)
 from memo.spec.custom_layer import custom_facts
+from memo.spec.skeleton import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +49,7 @@ class Kind:
         return self.heads.makes[0] if self.heads.in_place else self.heads.reads[0]
 
     @cached_property
-    def layouts(self) -> dict[str, Literal["tokens", "heads"]]:
+    def layouts(self) -> dict[str, Layout]:
         """What tp splits of each value."""
         made = {name: operation.layout_of(name) for operation in self.operations for name in operation.makes}
         return {"input": "tokens", **made}
@@ -44,6 +57,18 @@ class Kind:
     @cached_property
     def _middle(self) -> int:
         return next(index for index, operation in enumerate(self.operations) if not operation.token_wise)
+
+
+_MLP = (
+    Column(("mlp_norm",), ("fc1",), "mlp.fc1"),
+    Activate(("fc1",), ("activation",), "mlp.activate"),
+    Row(("activation",), ("mlp_out",), "mlp.fc2"),
+)
+_EXPERTS = (
+    ExpertColumn(("mlp_norm",), ("fc1", "routing"), "mlp.fc1"),
+    ActivateExperts(("fc1", "routing"), ("activation",), "mlp.activate"),
+    ExpertRow(("activation",), ("mlp_out",), "mlp.fc2"),
+)
 
 
 @lru_cache(maxsize=64)
@@ -69,9 +94,7 @@ def kind_of(model: ModelConfig) -> Kind:
             Row(("attention_out",), ("projected",), "attention.projection"),
             Add(("input", "projected"), ("residual",)),
             Norm(("residual",), ("mlp_norm",), "mlp_norm"),
-            Column(("mlp_norm",), ("fc1",), "mlp.fc1"),
-            Activate(("fc1",), ("activation",), "mlp.activate"),
-            Row(("activation",), ("mlp_out",), "mlp.fc2"),
+            *(_EXPERTS if model.num_experts else _MLP),
             Add(("residual", "mlp_out"), ("layer_output",)),
         )
     )

@@ -5,7 +5,9 @@ requests and costs is told by the machines that run it.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
+
+from memo.spec.skeleton import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,13 +16,15 @@ class Operation:
     reads, makes: names of values.
     module: the path, within a layer, of the module that has its weights.
     token_wise: whether it may run on any range of tokens by itself.
-    layout: what tensor parallelism splits of what it makes: tokens, or heads, which is the width.
+    layout: what tensor parallelism splits of what it makes: tokens, or heads, which is the width, or nothing (whole).
     gathers: whether it needs all tokens of what it reads, which tensor-parallel ranks share.
     scatters: whether its results are summed over tensor-parallel ranks, each of which keeps the sums of its tokens.
     replays: whether its backward runs its forward again, under a graph of its own, whatever is kept.
     has_place: whether it writes what it makes straight to where it is kept.
     is_sum: whether the gradient of what it makes is that of each value that it reads.
     takes_sums: whether one kernel does the same to a sum that is made just before, and makes that as well.
+    recalled: what it makes that is kept in any case; where it runs again, and in backward, it takes this instead.
+    takes: what it reads that no gradient goes to.
     """
 
     reads: tuple[str, ...]
@@ -28,15 +32,17 @@ class Operation:
     module: str = ""
 
     token_wise: ClassVar[bool] = True
-    layout: ClassVar[Literal["tokens", "heads"]] = "heads"
+    layout: ClassVar[Layout] = "heads"
     gathers: ClassVar[bool] = False
     scatters: ClassVar[bool] = False
     replays: ClassVar[bool] = False
     has_place: ClassVar[bool] = False
     is_sum: ClassVar[bool] = False
     takes_sums: ClassVar[bool] = False
+    recalled: ClassVar[tuple[str, ...]] = ()
+    takes: ClassVar[tuple[str, ...]] = ()
 
-    def layout_of(self, name: str) -> Literal["tokens", "heads"]:
+    def layout_of(self, name: str) -> Layout:
         """What tensor parallelism splits of one value that it makes."""
         return self.layout
 
@@ -79,6 +85,28 @@ class Activate(Operation):
     replays = True
 
 
+class ExpertColumn(Column):
+    """The router, and the first matrix of the experts that it chooses for each token (memo.parallel.experts).
+
+    The choice is made once: rounding in another place might change it.
+    """
+
+    recalled = ("routing",)
+
+    def layout_of(self, name: str) -> Layout:
+        return "whole" if name == "routing" else "heads"
+
+
+class ActivateExperts(Activate):
+    """The activation of each row, times the weight that the router gives it."""
+
+
+class ExpertRow(Row):
+    """The second matrix of the experts, and the sum over the rows of a token."""
+
+    takes = ("routing",)
+
+
 @dataclass(frozen=True, eq=False)
 class Heads(Operation):
     """q, k and v as attention takes them: norms of q and k if `normed`, then RoPE if the model has it.
@@ -108,5 +136,5 @@ class Opaque(Operation):
 
     has_place = True
 
-    def layout_of(self, name: str) -> Literal["tokens", "heads"]:
+    def layout_of(self, name: str) -> Layout:
         return "tokens" if name == "layer_output" else "heads"

@@ -90,11 +90,16 @@ def gathered(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def forward(operations: tuple[Operation, ...], targets: frozenset[str], kept: frozenset[str]) -> tuple[Step, ...]:
-    """The steps that make `targets`, of values from outside of `operations`; what is `kept` goes to the slot."""
+def forward(
+    operations: tuple[Operation, ...], targets: frozenset[str], kept: frozenset[str], again: bool = False
+) -> tuple[Step, ...]:
+    """The steps that make `targets`, of values from outside of `operations`; what is `kept` goes to the slot.
+
+    `again`: where the slot has all that is kept in any case.
+    """
     steps = []
     for operation, total in _with_sums(_needed(operations, targets)):
-        step = _forward(operation, total)
+        step = _forward(operation, total, again)
         copied = [name for name in step.makes if name in kept and not operation.has_place]
         steps += [step, *(Step("keep", None, (name,)) for name in copied)]
     return _freeing(_with_messages(steps), targets)
@@ -106,7 +111,7 @@ def _needed(operations: Sequence[Operation], targets: Collection[str]) -> list[O
     for operation in reversed(operations):
         if wanted.intersection(operation.makes):
             found.append(operation)
-            wanted.update(operation.reads)
+            wanted.update((*operation.reads, *operation.takes))
     return found[::-1]
 
 
@@ -123,10 +128,12 @@ def _are_one_kernel(total: Operation, operation: Operation) -> bool:
     return total.is_sum and operation.takes_sums and total.makes == operation.reads
 
 
-def _forward(operation: Operation, total: Operation | None = None) -> Step:
+def _forward(operation: Operation, total: Operation | None = None, again: bool = False) -> Step:
     reads = tuple(map(gathered, operation.reads)) if operation.gathers else operation.reads
     if total is None:
-        return Step("forward", operation, reads, operation.makes)
+        recalled = operation.recalled if again else ()
+        makes = tuple(name for name in operation.makes if name not in recalled)
+        return Step("forward", operation, (*reads, *operation.takes, *recalled), makes)
     return Step("forward", operation, total.reads, (*total.makes, *operation.makes), total)
 
 
@@ -143,7 +150,7 @@ def backward(operations: tuple[Operation, ...], kept: frozenset[str], incoming: 
             made = [name for name in operation.makes if name not in kept]
             steps.append(Step("replay", operation, operation.reads, (*map(graph, operation.makes), *made)))
         elif operation in again:
-            steps.append(_forward(operation))
+            steps.append(_forward(operation, again=True))
     gradients = {name: gradient(name) for name in incoming}
     for operation in reversed(operations):
         given = [gradients[name] for name in operation.makes if name in gradients]
@@ -168,6 +175,7 @@ def _backward(operation: Operation, given: Sequence[str], gradients: dict[str, s
         reads += map(graph, operation.makes)
         holds += [*operation.reads, *operation.makes]
     reads += map(gathered, operation.needs) if operation.gathers else operation.needs
+    reads += operation.recalled + operation.takes
     exist = [gradients[name] for name in operation.reads if name in gradients]
     makes = (f"sum of {name}" if gradient(name) in exist else gradient(name) for name in operation.reads)
     adds_to = exist[0] if exist else ""
@@ -182,7 +190,7 @@ def rebuilt(operations: Sequence[Operation], kept: Collection[str]) -> set[Opera
 
     def want(name: str) -> None:
         operation = maker.get(name)
-        if operation is None or name in kept or operation.replays or operation in again:
+        if operation is None or name in kept or operation.replays or operation in again or name in operation.recalled:
             return
         again.add(operation)
         for read in operation.reads:

@@ -210,10 +210,18 @@ def title(question: Question) -> str:
     hardware = question.hardware
     disk = f", NVMe {hardware.nvme_gib:,g} GiB at {hardware.nvme_gb_per_s:g} GB/s" if hardware.nvme_gib else ""
     return (
-        f"{question.model.name} on {question.gpus} x {question.hardware.name} ({question.gpu_memory_gib:.4g} GiB, host "
-        f"{question.host_memory_gib:,g} GiB{disk} a node), {question.seq_len:,} tokens x {question.global_batch_size} "
-        "sequences"
+        f"{question.model.name}{_active(question)} on {question.gpus} x {hardware.name} "
+        f"({question.gpu_memory_gib:.4g} GiB, host {question.host_memory_gib:,g} GiB{disk} a node), "
+        f"{question.seq_len:,} tokens x {question.global_batch_size} sequences"
     )
+
+
+def _active(question: Question) -> str:
+    """Of a mixture of experts, its parameters and how many of them a token meets."""
+    shape = question.model.shape
+    if not shape.experts:
+        return ""
+    return f" ({format_count(shape.parameters)} parameters, {format_count(shape.active_parameters)} of them a token)"
 
 
 def _table(

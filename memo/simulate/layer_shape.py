@@ -70,8 +70,20 @@ class LayerShape:
         return self.kernels.adds_in_products and not (self.under_autograd and self.kernels.hardware.device == "cpu")
 
     def matrix(self, module: str) -> tuple[int, ...]:
-        """Outputs and inputs of a module's matrix on this rank."""
-        return layer_matrices(self.config.model)[module].local_shape(self.tp.size)
+        """Outputs and inputs of a module's matrix on this rank, or of that of one expert."""
+        weight = layer_matrices(self.config.model)[module]
+        outputs, inputs = weight.local_shape(self.tp.size)
+        return outputs // max(1, weight.experts), inputs
+
+    @property
+    def experts(self) -> int:
+        """Of a layer, where their matrices are many."""
+        return self.config.model.num_experts
+
+    @property
+    def expert_rows(self) -> float:
+        """Rows of a tile on which experts work: each token once for each of its experts."""
+        return self.tile_tokens * self.config.model.moe_router_topk
 
     def value_bytes(self, *names: str) -> float:
         """Bytes of values on this rank, for the tokens of a tile: tp splits either the tokens or the width."""

@@ -16,7 +16,19 @@ compared with a measurement. Memo's own layer written as a custom one takes 1 to
 from collections.abc import Callable, Collection
 from typing import Any
 
-from memo.program.operations import Activate, Add, Column, Heads, Norm, Opaque, Operation, Row
+from memo.program.operations import (
+    Activate,
+    ActivateExperts,
+    Add,
+    Column,
+    ExpertColumn,
+    ExpertRow,
+    Heads,
+    Norm,
+    Opaque,
+    Operation,
+    Row,
+)
 from memo.program.walk import Machine, Step
 from memo.simulate.cost import Cost
 from memo.simulate.layer_shape import LayerShape
@@ -79,6 +91,25 @@ class TileClock(Machine):
             self.matmul_s += kernels.matmul_s(rows, columns, self.shape.tile_tokens)
             self.elementwise_s += kernels.sum_s(rows, columns)
 
+    def multiply_experts(self, module: str) -> None:
+        """The products of rows, as many for each expert, with its matrix; also of their gradients."""
+        rows = self.shape.expert_rows / self.shape.experts
+        self.matmul_s += self.shape.experts * self.shape.kernels.matmul_s(rows, *self.shape.matrix(module))
+
+    def multiply_expert_gradients(self, module: str) -> None:
+        kernels, (outputs, inputs) = self.shape.kernels, self.shape.matrix(module)
+        rows = self.shape.expert_rows / self.shape.experts
+        if self.shape.adds_in_products:
+            self.matmul_s += self.shape.experts * kernels.adding_matmul_s(outputs, inputs, rows)
+        else:
+            self.matmul_s += self.shape.experts * kernels.matmul_s(outputs, inputs, rows)
+            self.elementwise_s += self.shape.experts * kernels.sum_s(outputs, inputs)
+
+    def move_rows(self) -> None:
+        """From hidden states of tokens to those of rows, or back."""
+        num_bytes = (self.shape.tile_tokens + 2 * self.shape.expert_rows) * self.shape.config.model.hidden_size
+        self.elementwise_s += self.shape.kernels.memory_s(num_bytes * self.shape.kernels.narrow)
+
     def rotate(self, passes: int) -> None:
         """Passes over the queries and keys of the tile."""
         shape = self.shape
@@ -140,6 +171,22 @@ def _row(clock: TileClock, step: Step) -> None:
     clock.wait(clock.send())
 
 
+def _expert_column(clock: TileClock, step: Step) -> None:
+    assert step.operation is not None
+    clock.wait(clock.arrival_s(step.reads[0]))
+    if "routing" in step.makes:
+        clock.multiply("mlp.router")
+    clock.move_rows()
+    clock.multiply_experts(step.operation.module)
+
+
+def _expert_row(clock: TileClock, step: Step) -> None:
+    assert step.operation is not None
+    clock.multiply_experts(step.operation.module)
+    clock.move_rows()
+    clock.wait(clock.send())
+
+
 def _heads(clock: TileClock, step: Step) -> None:
     if clock.has_rope:
         clock.rotate(2)
@@ -167,6 +214,26 @@ def _row_backward(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.wait(clock.arrival_s(step.reads[1]))
     clock.multiply_gradients(operation.module)
     clock.multiply(operation.module)
+
+
+def _expert_column_backward(clock: TileClock, step: Step, operation: Operation) -> None:
+    clock.wait(clock.arrival_s(step.reads[2]))
+    for _ in range(2):  # scores again, and the gradient of the tokens
+        clock.multiply("mlp.router")
+    clock.multiply_experts(operation.module)
+    clock.move_rows()
+    scattered_s = clock.send()
+    clock.multiply_gradients("mlp.router")
+    clock.move_rows()
+    clock.multiply_expert_gradients(operation.module)
+    clock.wait(scattered_s)
+
+
+def _expert_row_backward(clock: TileClock, step: Step, operation: Operation) -> None:
+    clock.wait(clock.arrival_s(step.reads[1]))
+    clock.move_rows()
+    clock.multiply_expert_gradients(operation.module)
+    clock.multiply_experts(operation.module)
 
 
 def _heads_backward(clock: TileClock, step: Step, operation: Heads) -> None:
@@ -223,6 +290,9 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step], None]] = {
     Norm: _moves,
     Add: _moves,
     Activate: _moves,
+    ActivateExperts: _moves,
+    ExpertColumn: _expert_column,
+    ExpertRow: _expert_row,
     Column: _column,
     Row: _row,
     Heads: _heads,
@@ -231,6 +301,9 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step], None]] = {
 _BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     Norm: _replayed_backward,
     Activate: _replayed_backward,
+    ActivateExperts: _replayed_backward,
+    ExpertColumn: _expert_column_backward,
+    ExpertRow: _expert_row_backward,
     Column: _column_backward,
     Row: _row_backward,
     Heads: _heads_backward,

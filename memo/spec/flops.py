@@ -16,12 +16,13 @@ from memo.spec.window import attended_pairs
 
 @lru_cache(maxsize=256)
 def matmul_parameters(model: ModelConfig) -> int:
-    """P: weights that multiply every token, which are all matrices of the layers and the head once.
+    """P: weights that multiply a token, which are the matrices of the layers and the head once. Of experts those count
+    that a token runs through.
 
     The paper's 12 n h^2 + v h for its GPT models. An untied embedding is looked up, not multiplied.
     """
     shape = shape_of(model, "", 0)
-    return model.num_layers * sum(shape.linears) + model.hidden_size * model.vocabulary
+    return model.num_layers * shape.multiplied + model.hidden_size * model.vocabulary
 
 
 def model_flops_per_token(model: ModelConfig, seq_length: int) -> int:

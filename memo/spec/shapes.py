@@ -1,12 +1,13 @@
 """The shape of a decoder-only transformer, and the table of its parameters.
 
     layer      norm, q k v (a + 2 k heads of d), projection, norm, fc1 (f, or 2 f when gated), fc2
+               or instead of the last two router, and fc1 and fc2 of each expert
     ends       embedding (v x h), positions, embedding norm, final norm, head (v x h unless tied)
 
 `ModelShape` also holds models that memo cannot train (OPT, BLOOM, NeoX, ...); `shape_of` makes one of a
 ModelConfig, `memo.estimate.hf_config` of a published config.json, whose families are a table in
 memo/config/hugging_face_families.py. Known error: none in the counts of the
-families that are tested; where layers differ from each other (mixture of experts) there is no shape.
+families that are tested; where parameters of layers differ from each other there is no shape.
 """
 
 import math
@@ -32,6 +33,7 @@ class ModelShape:
         positions: rows of a learned position table, 0 without one.
         embedding_width: width of the embedding's rows where a projection widens them to hidden.
         rotary: whether q and k are rotated.
+        experts, experts_per_token: MLPs of `ffn` in a layer, and how many of them a token runs through; 0: one for all.
         extra: parameters of the ends that no other field covers.
         own_layer: the parameters of a custom layer (memo.spec.custom_layer), which no field above describes.
         nearest: the nearest model that memo can run: the same sizes of all activations and matrices. Exact for the
@@ -61,6 +63,8 @@ class ModelShape:
     final_norm: bool = True
     head_bias: bool = False
     rotary: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
     extra: int = 0
     own_layer: tuple[Weight, ...] = ()
     nearest: ModelConfig = field(kw_only=True, compare=False)
@@ -85,7 +89,6 @@ class ModelShape:
         if self.own_layer:
             return self.own_layer
         hidden, qkv = self.hidden, (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size))
-        inner = (("gate", self.ffn), ("up", self.ffn)) if self.gated else (("fc1", self.ffn),)
         names = ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")[: self.norms_per_layer]
         norms = {name: self._norm(name, hidden) for name in names}
         heads = [self._norm(f"attention.{name}_norm", self.head_dim) for name in "qk" if self.qk_norm]
@@ -95,10 +98,27 @@ class ModelShape:
             *(weight for norm in heads for weight in norm),
             *_late_linear("attention.projection", hidden, self.q_size, self.projection_bias),
             *norms.pop("mlp_norm", ()),
-            *_linear("mlp", "fc1", inner, hidden, self.mlp_bias),
-            *_late_linear("mlp.fc2", hidden, self.ffn, self.mlp_bias),
+            *(self._experts() if self.experts else self._mlp()),
             *(weight for norm in norms.values() for weight in norm),
         )
+
+    def _mlp(self) -> Iterator[Weight]:
+        yield from _linear("mlp", "fc1", self._inner, self.hidden, self.mlp_bias)
+        yield from _late_linear("mlp.fc2", self.hidden, self.ffn, self.mlp_bias)
+
+    def _experts(self) -> Iterator[Weight]:
+        """The matrices of all experts, one below the other."""
+        names = [f"mlp.experts.{index}" for index in range(self.experts)]
+        first = tuple((f"{name}.{part}.weight", rows) for name in names for part, rows in self._inner)
+        second = tuple((f"{name}.fc2.weight", self.hidden) for name in names)
+        yield one("mlp.router.weight", self.experts, self.hidden)
+        yield Weight("mlp.fc1.weight", first, self.hidden, "rows", experts=self.experts)
+        yield Weight("mlp.fc2.weight", second, self.ffn, "columns", experts=self.experts)
+
+    @property
+    def _inner(self) -> tuple[tuple[str, int], ...]:
+        """What fc1 consists of."""
+        return (("gate", self.ffn), ("up", self.ffn)) if self.gated else (("fc1", self.ffn),)
 
     @cached_property
     def embedding_weights(self) -> tuple[Weight, ...]:
@@ -129,6 +149,18 @@ class ModelShape:
         two), fc2; without biases."""
         matrices = (weight for weight in self.layer_weights if weight.columns is not None)
         return tuple(math.prod(shape) for weight in matrices for shape in weight.part_shapes().values())
+
+    @cached_property
+    def multiplied(self) -> int:
+        """Weights of the matrices of one layer that multiply a token."""
+        matrices = [weight for weight in self.layer_weights if weight.columns is not None]
+        return sum(w.numel * self.experts_per_token // w.experts if w.experts else w.numel for w in matrices)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that a token meets: of the experts only those that it runs through."""
+        idle = sum(weight.numel for weight in self.layer_weights if weight.columns is not None) - self.multiplied
+        return self.parameters - self.layers * idle
 
     @cached_property
     def layer_split(self) -> int:
@@ -207,6 +239,8 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         qk_norm=model.qk_layernorm,
         positions=(model.max_position_embeddings or seq_length) if learned else 0,
         rotary=not learned,
+        experts=model.num_experts,
+        experts_per_token=model.moe_router_topk if model.num_experts else 0,
         own_layer=custom_facts(model).weights if model.custom_layer else (),
         nearest=model,
     )

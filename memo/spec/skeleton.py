@@ -17,6 +17,12 @@ Attention costs O(s^2) to recompute, so its output always moves to host memory, 
 which all else is rebuilt. Norms and activations cost next to nothing to recompute and never pay for the link;
 the paper moves a share of them all the same (MEMO, section 4.1).
 
+With experts (memo.parallel.experts), fc1 and activation have a row for each of a token's K experts, and
+
+    routing         2 K, wide   whole   always        always
+
+is kept in any case: which experts a token has, and their weights.
+
 Of a custom layer (memo.spec.custom_layer) memo knows input, qkv, attention_out and lse, and the outputs of the
 column-parallel matrices after attention, token-wise as fc1's. All else is computed again in backward.
 """
@@ -32,6 +38,7 @@ from memo.spec.custom_layer import custom_facts
 from memo.units import element_bytes
 
 Kind = Literal["always", "token_wise", "never"]
+Layout = Literal["tokens", "heads", "whole"]
 Group = str
 """In memo's own layer qkv, residual, fc1, norm or activation, or none (""); in a custom layer qkv, or the name of a
 matrix."""
@@ -44,8 +51,8 @@ class SkeletalTensor:
     Attributes:
         kind: moves to host memory always, its first tokens do, or never (under policy auto).
         group: tensors that move the same share of their tokens; "" for what always moves.
-        layout: what tp splits: the tokens (each rank has s / tp of them, in full width) or the heads,
-            that is the width (each rank has width / tp of all s tokens).
+        layout: what tp splits: the tokens (each rank has s / tp of them, in full width), the heads, that is the width
+            (each rank has width / tp of all s tokens), or nothing ("whole").
         width: elements a token before any split.
         dtype: "model", or "wide": fp32, and fp64 in an fp64 model.
     """
@@ -53,7 +60,7 @@ class SkeletalTensor:
     name: str
     kind: Kind
     group: Group
-    layout: Literal["tokens", "heads"]
+    layout: Layout
     width: int
     dtype: Literal["model", "wide"] = "model"
 
@@ -63,7 +70,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
     """The table for a model, in order of execution. Kept, because a search asks thousands of times for one model."""
     hidden, size = model.hidden_size, model.head_dim
     q_size = model.num_attention_heads * size
-    fc1_size = model.ffn_size * (2 if model.gated else 1)
+    fc1_size = model.token_ffn_size * (2 if model.gated else 1)
     qkv = SkeletalTensor("qkv", "token_wise", "qkv", "heads", q_size + 2 * model.kv_heads * size)
     attended = (
         SkeletalTensor("attention_out", "always", "", "heads", q_size),
@@ -80,8 +87,12 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         *attended,
         SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden),
         SkeletalTensor("mlp_norm", "never", "norm", "tokens", hidden),
+        *(
+            (SkeletalTensor("routing", "always", "", "whole", 2 * model.moe_router_topk, "wide"),)
+            * bool(model.num_experts)
+        ),
         SkeletalTensor("fc1", "token_wise", "fc1", "heads", fc1_size),
-        SkeletalTensor("activation", "never", "activation", "heads", model.ffn_size),
+        SkeletalTensor("activation", "never", "activation", "heads", model.token_ffn_size),
     )
 
 
@@ -94,11 +105,14 @@ def bytes_of(tensor: SkeletalTensor, num_tokens: int, tp: int, dtype: Dtype) -> 
     Raises:
         ValueError: tp does not divide what it has to split.
     """
+    narrow, wide = element_bytes(dtype)
+    whole_bytes = num_tokens * tensor.width * (narrow if tensor.dtype == "model" else wide)
+    if tensor.layout == "whole":
+        return whole_bytes
     split, what = (num_tokens, "tokens") if tensor.layout == "tokens" else (tensor.width, "elements a token")
     if split % tp:
         raise ValueError(f"{tensor.name}: {split} {what} do not divide by tp {tp}: use a tp that divides {split}")
-    narrow, wide = element_bytes(dtype)
-    return num_tokens * tensor.width // tp * (narrow if tensor.dtype == "model" else wide)
+    return whole_bytes // tp
 
 
 def moves_in_part(tensor: SkeletalTensor, policy: OffloadPolicy) -> bool:

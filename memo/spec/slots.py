@@ -188,4 +188,4 @@ def _local(tensor: SkeletalTensor, dims: SlotDims) -> tuple[int, int, Dtype]:
     dtype = wide_dtype(dims.dtype) if tensor.dtype == "wide" else dims.dtype
     if tensor.layout == "tokens":
         return dims.tokens // dims.tp, tensor.width, dtype
-    return dims.tokens, tensor.width // dims.tp, dtype
+    return dims.tokens, tensor.width // (dims.tp if tensor.layout == "heads" else 1), dtype

@@ -29,6 +29,7 @@ class Weight(NamedTuple):
         parts: name and number of rows of each global tensor; all have the same columns.
         columns: None for a vector.
         tied: the table that embedding and head share.
+        experts: of matrices of so many experts, one below the other, of which a token meets a few; 0: it meets all.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Weight(NamedTuple):
     split: Split
     init: Init = "normal"
     tied: bool = False
+    experts: int = 0
 
     @property
     def rows(self) -> int:

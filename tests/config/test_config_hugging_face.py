@@ -306,8 +306,8 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**QWEN3_8B, "rope_scaling": LONGROPE}, "rope_type is 'longrope': memo stretches .* for shorter sequences"),
         ({**QWEN3_8B, "rope_scaling": {"rope_type": None}}, "rope_scaling.rope_type is None"),
         (
-            {**LLAMA_31_8B, "model_type": "mixtral", "num_local_experts": 8},
-            r"'mixtral', a mixture of experts \(num_local_experts 8\): memo knows llama.*: give a model of one",
+            {**LLAMA_31_8B, "model_type": "deepseek_v3", "n_routed_experts": 256},
+            r"'deepseek_v3', a mixture of experts \(n_routed_experts 256\): memo knows llama.*: give a model of one",
         ),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "attention_factor": 2.0}}, "attention_factor is 2.0, but memo .* 1.138"),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "mscale": 0.7}}, "rope_scaling.mscale is 0.7, which memo does not"),

@@ -24,6 +24,7 @@ _OUTPUTS = "says what a call in Python returns beside logits"
 _LABELS = "belongs to models that classify"
 _NAMES = "says where a file came from, not what it holds"
 _GENERATION = "is for generation in Python"
+_BALANCE = "adds to the loss of transformers' training"
 _KERNELS = "chooses kernels for the same mathematics"
 WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "_commit_hash": ("0", _NAMES),
@@ -44,11 +45,15 @@ WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "experts_implementation": ("eager", _KERNELS),
     "hidden_dropout": (0.5, _LABELS),
     "id2label": ({"0": "a"}, _LABELS),
+    "intermediate_size": (48, "belongs to the MLP of dense layers, beside which memo refuses experts"),
     "label2id": ({"a": 0}, _LABELS),
     "max_window_layers": (1, "counts layers without a window, where one is switched on"),
     "name_or_path": ("other", _NAMES),
     "num_labels": (3, _LABELS),
     "output_attentions": (True, _OUTPUTS),
+    "output_router_logits": (True, _BALANCE),
+    "router_aux_loss_coef": (0.5, _BALANCE),
+    "router_jitter_noise": (0.5, _DROPOUT),
     "output_hidden_states": (True, _OUTPUTS),
     "pad_token_id": (5, "stops the gradient of one row of the embedding, whose token no sample of memo holds"),
     "pretraining_tp": (2, "once split products for bits equal to those of a layout"),

@@ -20,6 +20,7 @@ STEPS = 2
 """The loss of the second step shows the weights of the first; its weights show the moments."""
 
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
+EXPERTS = "qwen3-moe-tiny"
 KINDS = "llama-tiny, layers with and without a window"
 
 Layout = tuple[str, int, dict[str, object]]
@@ -29,6 +30,7 @@ LAYOUTS: list[Layout] = [
     (GPT, 2, {"tp": 2}),
     (GPT2, 2, {"tp": 2}),
     (QWEN, 2, {"tp": 2}),
+    (EXPERTS, 2, {"tp": 2}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "p2p"}),
     (KINDS, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "a2a"}),
@@ -39,6 +41,7 @@ LAYOUTS: list[Layout] = [
     # pairs
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (GPT, 4, {"tp": 2, "pp": 2}),
+    (EXPERTS, 4, {"tp": 2, "cp": 2}),
     (GPT2, 4, {"tp": 2}),
     (KINDS, 4, {"cp": 2, "pp": 2}),
     (QWEN, 4, {"cp": 2, "cp_comm_type": "all_gather"}),
@@ -62,6 +65,8 @@ MORE_LAYOUTS: list[Layout] = [
     (GPT, 8, {"tp": 2, "cp": 2, "pp": 2, "vpp": 2, "cp_comm_type": "a2a"}),
     (GPT2, 8, {"tp": 2, "pp": 2}),
     (QWEN, 8, {"tp": 2, "cp": 2, "micro_batch_size": 2}),
+    *((EXPERTS, 2, {"cp": 2, "cp_comm_type": kind}) for kind in ("p2p", "all_gather", "a2a")),
+    (EXPERTS, 4, {"pp": 2, "micro_batch_size": 2}),
 ]
 
 

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "pp2": (2, "gpt-tiny", {"pp": 2, "num_layers": 4, "global_batch_size": 3}),  # its embedding is tied over both
     "pp2 interleaved": (2, "llama-tiny", {"pp": 2, "vpp": 2, **ACCUMULATED, **TIED}),
     "dp2": (2, "qwen3-tiny", {"num_layers": 4, "global_batch_size": 4}),
+    "experts": (1, "qwen3-moe-tiny", {"num_layers": 4, "global_batch_size": 1}),
     "tp2 pp2": (4, "gpt2-tiny", {"tp": 2, "pp": 2, **ACCUMULATED}),
 }
 

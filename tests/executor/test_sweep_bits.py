@@ -42,6 +42,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "llama": (1, "llama-tiny", ONE_STAGE),  # fewer key/value heads
     "kinds": (1, "llama-tiny", {**ONE_STAGE, **KINDS}),
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated, the store rotated
+    "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
     "breadth first": (1, "llama-tiny", {**ONE_STAGE, **BREADTH_FIRST}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
     "pp2 1F1B": (2, "gpt-tiny", TWO_STAGES),

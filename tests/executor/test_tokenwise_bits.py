@@ -46,7 +46,9 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated
     "window": (1, "llama-tiny", {**ONE_STAGE, "window_size": 5}),  # shorter than a tile
     "layers of two kinds": (1, "llama-tiny", {**ONE_STAGE, **KINDS}),
+    "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
+    "tp2 experts": (2, "qwen3-moe-tiny", {"tp": 2, **ONE_STAGE}),
     "cp2 ring": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE}),
     "cp2 gathered": (2, "qwen3-tiny", {"cp": 2, "cp_comm_type": "all_gather", **ONE_STAGE}),
     "cp2 ring, kinds": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE, **KINDS}),
@@ -183,7 +185,7 @@ ONE_TILE: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("model", ["llama-tiny", "qwen3-tiny", "gpt2-tiny"])
+@pytest.mark.parametrize("model", ["llama-tiny", "qwen3-tiny", "qwen3-moe-tiny", "gpt2-tiny"])
 def test_plain_recomputed_and_swapped_training_on_one_tile_give_the_same_bits(model: str, dtype: str) -> None:
     """Three steps: losses, gradient norms, the last gradients and the weights after it."""
     plain = train(tiny(model, num_layers=3, params_dtype=dtype))

@@ -22,6 +22,7 @@ from memo.model.transformer import TransformerChunk
 from memo.parallel.shards import Piece, ShardedParameter, initialize
 from memo.spec.parameters import count_parameters, layer_parameters, stage_parameters
 from memo.spec.schedule import Pipeline
+from memo.spec.shapes import shape_of
 
 torch.set_num_threads(1)
 
@@ -72,8 +73,8 @@ def suits(name: str, tp: int, pp: int) -> bool:
 
 
 KINDS = {
-    (model.normalization, model.qkv_bias, model.qk_layernorm, model.untie_embeddings_and_output_weights): name
-    for name, model in reversed(PRESETS.items())
+    (m.normalization, m.qkv_bias, m.qk_layernorm, m.untie_embeddings_and_output_weights, m.num_experts > 0): name
+    for name, m in reversed(PRESETS.items())
 }
 NAMES = sorted({*KINDS.values(), "llama-3.1-8b", "llama-3.1-70b", "gpt-7b", "gpt-65b", "mistral-small-24b"})
 """A preset of each kind, and some of odd sizes."""
@@ -146,11 +147,18 @@ def test_published_sizes() -> None:
         "qwen3-8b": 8_190_735_360,
         "qwen3-14b": 14_768_307_200,
         "qwen3-32b": 32_762_123_264,
+        "qwen3-30b-a3b": 30_532_122_624,
+        "qwen3-235b-a22b": 235_093_634_560,
+        "mixtral-8x7b": 46_702_792_704,
+        "mixtral-8x22b": 140_630_071_296,
         "smollm2-1.7b": 1_711_376_384,
     }
     assert {name: count_parameters(make_config(name, 1, 1)) for name in sizes} == sizes
     assert {name for name in PRESETS if not name.endswith("-tiny") and not name.startswith("gpt-")} == sizes.keys()
     assert layer_parameters(preset("llama-3.1-8b")).total == 218_112_000
+    active = {"qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39}
+    for name, billions in active.items():  # as printed on the models' pages
+        assert shape_of(preset(name), name, 0).active_parameters / 1e9 == pytest.approx(billions, rel=0.02), name
 
 
 def initial_values(config: RunConfig, seed: int) -> dict[str, Tensor]:

@@ -51,7 +51,11 @@ def make_batch(vocab_size: int) -> Microbatch:
 
 @torch.no_grad()
 def their_logits(directory: Path, batch: Microbatch) -> Tensor:
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=torch.float64,
+        experts_implementation="eager",  # which alone has fp64
+    )
     logits: Tensor = model(input_ids=batch.tokens.t(), use_cache=False).logits
     return logits.transpose(0, 1)
 
@@ -106,7 +110,11 @@ class Texts:
 @torch.no_grad()
 def their_loss(directory: Path, samples: list[Sample]) -> float:
     tokens, labels = (torch.tensor(np.stack([getattr(s, kind) for s in samples])) for kind in ("tokens", "labels"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=torch.float64,
+        experts_implementation="eager",  # which alone has fp64
+    )
     logits = model(input_ids=tokens, use_cache=False).logits
     return float(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
 

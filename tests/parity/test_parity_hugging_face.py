@@ -99,6 +99,16 @@ def _llama(**ours: Any) -> Family:
     return Family("LlamaConfig", "LlamaForCausalLM", theirs, model)
 
 
+_QWEN3_MOE_THEIRS = {
+    **_LLAMA_THEIRS,
+    "head_dim": 16,
+    "moe_intermediate_size": 24,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
+_QWEN3_MOE = replace(
+    _LLAMA_OURS, kv_channels=16, qk_layernorm=True, ffn_hidden_size=24, num_experts=6, moe_router_topk=3
+)
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
 FAMILIES = {
     "llama": _llama(),
@@ -141,6 +151,24 @@ FAMILIES = {
         {**_LLAMA_THEIRS, "head_dim": 16, "use_sliding_window": True, "sliding_window": 7, "layer_types": _LAYER_TYPES},
         replace(_LLAMA_OURS, kv_channels=16, qk_layernorm=True, window_size=7, layer_types="sliding,full"),
     ),
+    "qwen3_moe": Family(
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {**_QWEN3_MOE_THEIRS, "norm_topk_prob": True},
+        _QWEN3_MOE,
+    ),
+    "qwen3_moe-shares-of-all": Family(
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {**_QWEN3_MOE_THEIRS, "norm_topk_prob": False},
+        replace(_QWEN3_MOE, moe_router_pre_softmax=True),
+    ),
+    "mixtral": Family(
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {**_LLAMA_THEIRS, "num_local_experts": 4, "sliding_window": 7},
+        replace(_LLAMA_OURS, num_experts=4, window_size=7),
+    ),
     "gpt2": Family(
         "GPT2Config",
         "GPT2LMHeadModel",
@@ -173,6 +201,7 @@ def make_batch() -> Microbatch:
 def build_theirs(family: Family, dtype: torch.dtype, attention: str) -> Any:
     """Their model; weights are random everywhere and exact in fp32, so all dtypes start from the same."""
     config = getattr(transformers, family.config_class)(**family.theirs, attn_implementation=attention)
+    config._experts_implementation = "eager"  # the others have no fp64
     model = getattr(transformers, family.model_class)(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
@@ -267,7 +296,7 @@ def _summary(found: dict[str, float]) -> dict[str, float]:
     return kinds | {"gradients": math.sqrt(sum(error**2 for error in found.values()) / len(found))}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_moe"])
 def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""
     truth, weights = run_theirs(name, torch.float64, wide=True)

@@ -56,6 +56,7 @@ PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
 SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles": 8}
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
+EXPERTS = {"model": "qwen3-moe-tiny"}
 WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}
 
 
@@ -347,6 +348,12 @@ FLOWS: dict[str, Flow] = {
     "unclipped, states": Flow("unclipped", {"clip_grad": 0.0, "offload_states": "all"}),
     "GPT, alpha 1": Flow("GPT", {"model": "gpt-tiny", "offload_alpha": 1.0}),
     "GPT, alpha 1/2": Flow("GPT", {"model": "gpt-tiny", "offload_alpha": 0.5}),
+    "experts": Flow("experts", EXPERTS),
+    "experts, planned, states": Flow("experts", {**EXPERTS, **PLANNED, "offload_states": "all"}),
+    "experts, alpha 0": Flow("experts on tiles", {**EXPERTS, "offload_alpha": 0.0}),
+    "experts, alpha 1/2, planned": Flow("experts on tiles", {**EXPERTS, "offload_alpha": 0.5, **PLANNED}),
+    "experts, swept": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 0.0}),
+    "experts, swept, attention again": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 1.0, **AGAIN}),
     "one rank of 16": Flow(
         "one rank of 16", {"simulate_world": "tp=2,cp=2,pp=2,dp=2", "simulate_rank": 15, "num_layers": 4}
     ),

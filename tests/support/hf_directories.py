@@ -49,6 +49,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", {**_SIZES, "tie_word_embeddings": True}),
     "qwen2-yarn": ("Qwen2Config", {**_SIZES, "rope_scaling": _YARN}),
     "qwen3": ("Qwen3Config", {**_SIZES, "head_dim": 16}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {**_SIZES, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}
+        | {"norm_topk_prob": True},
+    ),
+    "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 4}),
     "gpt2": ("GPT2Config", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
     "gpt2-untied": ("GPT2Config", {**_GPT2, "activation_function": "gelu", "tie_word_embeddings": False}),
     "starcoder2": ("Starcoder2Config", {**_SIZES, "num_key_value_heads": 2}),

@@ -20,16 +20,20 @@ class Source:
         name: key in the state dict.
         transposed: GPT-2's Conv1D keeps matrices as [in, out], we as [out, in].
         part, num_parts: which rows of the matrix (after transposition) are meant.
+        expert: which matrix of a tensor that has those of all experts; None: it is one matrix.
     """
 
     name: str
     transposed: bool = False
     part: int = 0
     num_parts: int = 1
+    expert: int | None = None
 
     def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """A view of tensors[name]; raises KeyError for a tensor that is not there."""
         tensor = tensors[self.name]
+        if self.expert is not None:
+            tensor = tensor[self.expert]
         if self.transposed:
             tensor = tensor.t()
         return tensor.chunk(self.num_parts)[self.part]
@@ -44,7 +48,8 @@ def to_global(tensors: Mapping[str, Tensor], sources: Sources) -> dict[str, Tens
 
 
 def llama_sources(model: ModelConfig) -> Sources:
-    """Llama, Qwen2 (biases on q, k and v) and Qwen3 (norms on q and k heads) differ in what they have."""
+    """Llama, Qwen2 (biases on q, k and v), Qwen3 (norms on q and k heads), Qwen3-MoE and Mixtral (experts) differ in
+    what they have."""
     found = {
         "embedding.weight": Source("model.embed_tokens.weight"),
         "final_norm.weight": Source("model.norm.weight"),
@@ -58,16 +63,20 @@ def llama_sources(model: ModelConfig) -> Sources:
         "attention.projection": "self_attn.o_proj",
         "attention_norm": "input_layernorm",
         "mlp_norm": "post_attention_layernorm",
-        "mlp.gate": "mlp.gate_proj",
-        "mlp.up": "mlp.up_proj",
-        "mlp.fc2": "mlp.down_proj",
     }
+    dense = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"}
+    matrices |= {"mlp.router": "mlp.gate"} if model.num_experts else dense
     if model.qk_layernorm:
         matrices |= {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
     for layer in range(model.num_layers):
         ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
         for name, their_name in matrices.items():
             found[f"{ours}.{name}.weight"] = Source(f"{theirs}.{their_name}.weight")
+        for expert in range(model.num_experts):
+            both, down = f"{theirs}.mlp.experts.gate_up_proj", f"{theirs}.mlp.experts.down_proj"
+            found[f"{ours}.mlp.experts.{expert}.gate.weight"] = Source(both, part=0, num_parts=2, expert=expert)
+            found[f"{ours}.mlp.experts.{expert}.up.weight"] = Source(both, part=1, num_parts=2, expert=expert)
+            found[f"{ours}.mlp.experts.{expert}.fc2.weight"] = Source(down, expert=expert)
         if model.qkv_bias:
             for part in "qkv":
                 found[f"{ours}.attention.{part}.bias"] = Source(f"{theirs}.self_attn.{part}_proj.bias")

@@ -61,6 +61,7 @@ Operator* make_operator(const c10::OperatorHandle& handle, const std::string& na
   find_in(norm_numbers(), name, op->numbers);
   find_in(product_numbers(), name, op->numbers);
   find_in(attention_results(), name, op->make_results);
+  find_in(product_results(), name, op->make_results);
   find_in(attention_scratch_bytes(), name, op->scratch_bytes);
   return op;
 }

@@ -14,6 +14,7 @@ const std::map<std::string, std::pair<const char*, const char*>> kProducts = {
     {"aten::mm", {"self", "mat2"}},          {"aten::addmm", {"mat1", "mat2"}},
     {"aten::addmm_", {"mat1", "mat2"}},      {"aten::bmm", {"self", "mat2"}},
     {"aten::baddbmm", {"batch1", "batch2"}}, {"aten::baddbmm_", {"batch1", "batch2"}},
+    {"aten::_grouped_mm", {"self", "mat2"}},
 };
 
 // Of their first argument they touch as much as they give, or as much as they are given beside it.

@@ -128,5 +128,6 @@ const std::map<std::string, MakeResults>& attention_results();
 const std::map<std::string, ScratchBytes>& attention_scratch_bytes();
 const std::map<std::string, Numbers>& norm_numbers();
 const std::map<std::string, Numbers>& product_numbers();
+const std::map<std::string, MakeResults>& product_results();
 
 }  // namespace emulated

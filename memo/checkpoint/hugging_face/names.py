@@ -50,6 +50,7 @@ class HuggingFacePlace:
 
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"experts\.(\d+)")
 
 BASE_PREFIXES = ("model.", "transformer.")
 """Prefixes that the names lack in a model that was saved without its head."""
@@ -89,9 +90,12 @@ def _place(theirs: TensorNames, name: str) -> HuggingFacePlace:
         module, kind = name.rsplit(".", 1)
         return HuggingFacePlace(f"{theirs.ends[module]}.{kind}")
     index, module, kind = layer.groups()
-    fused = [each for each in theirs.modules if theirs.modules[each] == theirs.modules[module]]
+    expert = _EXPERT.search(module)
+    module = _EXPERT.sub("experts.*", module)
+    found = theirs.modules[module]
+    fused = [each for each in theirs.modules if theirs.modules[each] == found]
     return HuggingFacePlace(
-        f"{theirs.layers}.{index}.{theirs.modules[module]}.{kind}",
+        f"{theirs.layers}.{index}.{found if expert is None else found.replace('*', expert[1])}.{kind}",
         transposed=theirs.transposed and kind == "weight" and not module.endswith("norm"),
         part=fused.index(module),
         num_parts=len(fused),

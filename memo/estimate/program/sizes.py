@@ -33,7 +33,8 @@ class LayerSizes(NamedTuple):
         batch: sequences of a micro-batch.
         narrow, wide: bytes of an element of the model, and of sums and statistics.
         heads, kv_heads, head_dim: heads of this tp rank and their width.
-        ffn: width of the activation.
+        ffn: width of the activation, over all experts of a token.
+        experts, top_k: of a layer, and of each token; no experts: one MLP for all tokens.
         matrices: outputs and inputs of each matrix, by the path of its module.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
         window: tokens that a token attends to, itself included, where it does not attend to all before it; else 0.
@@ -58,6 +59,8 @@ class LayerSizes(NamedTuple):
     kv_heads: int
     head_dim: int
     ffn: int
+    experts: int
+    top_k: int
     matrices: tuple[tuple[str, tuple[int, ...]], ...]
     gated: bool
     rms: bool
@@ -90,6 +93,10 @@ class LayerSizes(NamedTuple):
     @property
     def qkv(self) -> int:
         return self.q + 2 * self.kv
+
+    @property
+    def fc1(self) -> int:
+        return self.ffn * (2 if self.gated else 1)
 
     @property
     def cut(self) -> int:
@@ -142,7 +149,9 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         heads=model.num_attention_heads // parallel.tp,
         kv_heads=model.kv_heads // parallel.tp,
         head_dim=model.head_dim,
-        ffn=model.ffn_size // parallel.tp,
+        ffn=model.token_ffn_size // parallel.tp,
+        experts=model.num_experts,
+        top_k=model.moe_router_topk if model.num_experts else 1,
         matrices=tuple((module, w.local_shape(parallel.tp)) for module, w in layer_matrices(model).items()),
         gated=model.gated,
         rms=model.normalization == "RMSNorm",

@@ -5,9 +5,10 @@ memory that its caller gives, takes nothing here.
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from memo.estimate.program import experts
 from memo.estimate.program.halves import half_again, half_forward
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply, row_forward
@@ -23,7 +24,19 @@ from memo.estimate.program.tokenwise import (
     norm_forward,
     rope_in_place,
 )
-from memo.program.operations import Activate, Add, Column, Heads, Norm, Opaque, Operation, Row
+from memo.program.operations import (
+    Activate,
+    ActivateExperts,
+    Add,
+    Column,
+    ExpertColumn,
+    ExpertRow,
+    Heads,
+    Norm,
+    Opaque,
+    Operation,
+    Row,
+)
 from memo.program.walk import Machine, Step, graph
 
 Made = tuple[Block | None, ...]
@@ -49,6 +62,7 @@ class TileLedger(Machine):
         self.reads: tuple[str, ...] = ()
         self.copies: dict[str, Block | None] = {}
         self.matrices = dict(z.matrices)
+        self.expert_rows: Block | None = None
 
     def free(self, name: str) -> None:
         """The tensor dies with the last of its names."""
@@ -58,6 +72,15 @@ class TileLedger(Machine):
 
     def make(self, name: str, num_bytes: int) -> Block | None:
         return None if name in self.placed else self.ledger.make(name, num_bytes)
+
+    def sort_rows(self) -> None:
+        """The first operation on experts sorts the rows of the tile for all of them."""
+        if self.expert_rows is None:
+            self.expert_rows = experts.expert_rows(self.ledger, self.z, self.tokens)
+
+    def run(self, steps: Iterable[Step]) -> None:
+        super().run(steps)
+        self.ledger.free(self.expert_rows)
 
     @property
     def rows(self) -> int:
@@ -102,6 +125,9 @@ class TileLedger(Machine):
         if isinstance(step.operation, Norm):
             normed = norm_forward(self.ledger, self.z, name, self.rows, self.z.hidden, graph=True)
             output, self.graphs[name] = normed.out, normed
+        elif isinstance(step.operation, ActivateExperts):
+            self.sort_rows()
+            output, self.graphs[name] = experts.activate_again(self.ledger, self.z, self.tokens)
         else:
             output, self.graphs[name] = activation_forward(self.ledger, self.z, self.tokens, graph=True)
         self.live |= dict.fromkeys((graph(name), *step.makes), output)
@@ -142,6 +168,25 @@ def _row(machine: TileLedger, operation: Operation) -> Made:
     return (row_forward(machine.ledger, machine.z, machine.tokens),)
 
 
+def _expert_column(machine: TileLedger, operation: Operation) -> Made:
+    ledger, z, tokens = machine.ledger, machine.z, machine.tokens
+    again = "routing" in machine.reads
+    machine.wait()
+    if not again:
+        experts.route(ledger, z, tokens)
+    machine.sort_rows()
+    made = experts.first_forward(ledger, z, tokens, "fc1" in machine.placed)
+    return (made,) if again else (made, None)
+
+
+def _expert_row(machine: TileLedger, operation: Operation) -> Made:
+    return (experts.second_forward(machine.ledger, machine.z, machine.tokens),)
+
+
+def _activate_experts(machine: TileLedger, operation: Operation) -> Made:
+    return (experts.activate(machine.ledger, machine.z, machine.tokens),)
+
+
 def _activate(machine: TileLedger, operation: Operation) -> Made:
     return (activation_forward(machine.ledger, machine.z, machine.tokens, graph=False)[0],)
 
@@ -177,6 +222,24 @@ def _row_backward(machine: TileLedger, operation: Operation) -> Made:
     grad_x = machine.ledger.make("row gradient", elements * z.narrow)
     multiply(machine.ledger, z, elements)
     return (grad_x,)
+
+
+def _expert_column_backward(machine: TileLedger, operation: Operation) -> Made:
+    machine.wait()
+    matrix = math.prod(machine.matrices[operation.module])
+    return (experts.first_backward(machine.ledger, machine.z, machine.tokens, matrix),)
+
+
+def _expert_row_backward(machine: TileLedger, operation: Operation) -> Made:
+    machine.wait()
+    machine.sort_rows()
+    matrix = math.prod(machine.matrices[operation.module])
+    return (experts.second_backward(machine.ledger, machine.z, machine.tokens, matrix),)
+
+
+def _activate_experts_backward(machine: TileLedger, operation: Operation) -> Made:
+    kept = machine.graphs.pop(operation.makes[0])
+    return (experts.activate_backward(machine.ledger, machine.z, machine.tokens, kept), None)
 
 
 def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
@@ -220,6 +283,9 @@ _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     Column: _column,
     Row: _row,
     Activate: _activate,
+    ExpertColumn: _expert_column,
+    ActivateExperts: _activate_experts,
+    ExpertRow: _expert_row,
     Heads: _rotated_heads,
     Opaque: _half,
 }
@@ -228,6 +294,9 @@ _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     Column: _column_backward,
     Row: _row_backward,
     Activate: _activate_backward,
+    ExpertColumn: _expert_column_backward,
+    ActivateExperts: _activate_experts_backward,
+    ExpertRow: _expert_row_backward,
     Heads: _heads_backward,
     Opaque: _half_backward,
 }

@@ -1,0 +1,133 @@
+"""A mixture of experts on a tile of tokens (memo.executor.expert_pieces, memo.parallel.experts), in requests.
+
+How many rows an expert has depends on the data and changes no size but scratch memory of products on CPUs, where the
+largest expert counts; it is taken to have twice its share of the rows. Numbers of experts and places of rows are int64.
+"""
+
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply
+from memo.estimate.program.messages import reduce_scatter, scattered
+from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.tokenwise import activation_backward, activation_forward
+
+_INT64 = 8
+
+
+def route(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
+    """The routing, which is copied to its place."""
+    scores = ledger.make("scores", tokens * z.experts * z.wide)
+    _wide_inputs(ledger, z, tokens)
+    ledger.pulse(
+        ("choice", tokens * z.top_k * _INT64), *(("routing", tokens * n * z.top_k * z.wide) for n in (1, 1, 2))
+    )
+    ledger.free(scores)
+
+
+def _wide_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
+    """Of the products of the router, which are in the wide dtype."""
+    if z.mixed:
+        ledger.pulse(("wide tokens", tokens * z.hidden * z.wide), ("wide router", z.experts * z.hidden * z.wide))
+
+
+def expert_rows(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
+    """The order of the rows, and the place of each."""
+    num_bytes = tokens * z.top_k * _INT64
+    ledger.pulse(*(("order of rows", num_bytes),) * 5)
+    return ledger.make("order of rows", 2 * num_bytes)
+
+
+def of_tokens(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
+    """A row of hidden states for each expert of a token."""
+    index = ledger.make("order of rows", tokens * z.top_k * _INT64)
+    rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
+    ledger.free(index)
+    return rows
+
+
+def sums(ledger: Ledger, z: LayerSizes, tokens: int, rows: Block) -> Block:
+    """Frees the rows."""
+    found = ledger.make("sums of rows", hidden_bytes(z, tokens))
+    ledger.pulse(("order of rows", 2 * tokens * _INT64))
+    ledger.free(rows)
+    return found
+
+
+def _products(ledger: Ledger, z: LayerSizes, elements: int) -> None:
+    """Scratch memory of products that make so many elements."""
+    multiply(ledger, z, min(elements, 2 * elements // z.experts))
+
+
+def _add_gradients(ledger: Ledger, z: LayerSizes, matrix: int) -> None:
+    if z.mixed and not z.on_cuda:
+        add_gradient(ledger, z, matrix // z.experts)
+
+
+def first_forward(ledger: Ledger, z: LayerSizes, tokens: int, is_placed: bool) -> Block | None:
+    """The output of fc1, unless it has a place."""
+    rows, elements = of_tokens(ledger, z, tokens), tokens * z.fc1
+    out = None if is_placed else ledger.make("fc1", elements * z.narrow)
+    if is_placed and z.on_cuda:
+        ledger.pulse(("fc1", elements * z.narrow))
+    _products(ledger, z, elements)
+    ledger.free(rows)
+    return out
+
+
+def first_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int) -> Block:
+    """The gradient of the sharded input; `matrix`: elements of fc1."""
+    of_router = ledger.make("wide router", z.experts * z.hidden * z.wide)
+    of_tokens_wide = ledger.make("wide tokens", tokens * z.hidden * z.wide)
+    ledger.pulse(*(("scores", tokens * z.experts * z.wide),) * 3)
+    _wide_inputs(ledger, z, tokens)
+    rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
+    _products(ledger, z, tokens * z.top_k * z.hidden)
+    whole = sums(ledger, z, tokens, rows)
+    if z.mixed:
+        ledger.pulse(("wide part", tokens * z.hidden * z.wide))
+    grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", whole)
+    rows = of_tokens(ledger, z, tokens)
+    _add_gradients(ledger, z, matrix)
+    ledger.free(rows, of_router, of_tokens_wide, None if grad_x is whole else whole)
+    ledger.free_late(copy)
+    return grad_x
+
+
+def activate(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
+    plain, _ = activation_forward(ledger, z, tokens, graph=False)
+    weighted = ledger.make("activation", plain.num_bytes)
+    ledger.free(plain)
+    return weighted
+
+
+def activate_again(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, tuple[Block, Block | None]]:
+    """(activation, what the graph keeps beside it)."""
+    plain, silu = activation_forward(ledger, z, tokens, graph=True)
+    return ledger.make("activation", plain.num_bytes), (plain, silu)
+
+
+def activate_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[Block, Block | None]) -> Block:
+    """Gradient of fc1's output; that of the weights is small."""
+    plain, silu = kept
+    grad = ledger.make("activation term", plain.num_bytes)
+    ledger.pulse(("activation term", plain.num_bytes))
+    ledger.free(plain)
+    made = activation_backward(ledger, z, tokens, silu)
+    ledger.free(grad)
+    return made
+
+
+def second_forward(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
+    """Output of the layer's experts; their activation belongs to the caller."""
+    rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
+    _products(ledger, z, tokens * z.top_k * z.hidden)
+    return scattered(ledger, z.tp, "row output", sums(ledger, z, tokens, rows))
+
+
+def second_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int) -> Block:
+    """Gradient of the activation; `matrix`: elements of fc2."""
+    rows, elements = of_tokens(ledger, z, tokens), tokens * z.ffn
+    _add_gradients(ledger, z, matrix)
+    grad = ledger.make("row gradient", elements * z.narrow)
+    _products(ledger, z, elements)
+    ledger.free(rows)
+    return grad

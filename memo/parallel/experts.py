@@ -1,0 +1,111 @@
+"""A mixture of experts, all of which are there: the router, and products of tokens' rows with the matrices of experts.
+
+Weights move, not tokens: a rank has its part of the width of every expert, gathered with the rest of the layer, so that
+each of its tokens meets its experts at home. A tile of t tokens, each with K experts, always has t K rows; only how
+many of these an expert has depends on the data.
+
+    x [t, h]  -> rows [t K, h], sorted by expert -> products -> ... -> sums over the K rows of a token [t, h]
+
+Shapes: E experts; h hidden size; routing [t, 2 K], in the wide dtype: the weights of a token's experts, then their
+numbers. A token's experts are in the order of their scores.
+"""
+
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memo.parallel.weight_gradients import add_weight_gradient
+from memo_kernels import wide_dtype
+
+
+def route(x: Tensor, router: Tensor, top_k: int, pre_softmax: bool) -> Tensor:
+    """The routing of x [t, h] by `router` [E, h]; scores are products and softmax in the wide dtype."""
+    logits = _logits(x, router)
+    chosen = logits.topk(top_k, dim=-1).indices
+    return torch.cat((_weights(logits, chosen, pre_softmax), chosen.to(logits.dtype)), dim=-1)
+
+
+def route_backward(
+    grad_weights: Tensor, x: Tensor, router: Tensor, routing: Tensor, pre_softmax: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and of the router, in the wide dtype, from those of the weights [t, K], for the choice that was
+    made."""
+    logits = _logits(x, router).requires_grad_()
+    with torch.enable_grad():
+        weights = _weights(logits, _chosen(routing), pre_softmax)
+    (grad,) = torch.autograd.grad(weights, logits, grad_weights)
+    return grad @ router.to(grad.dtype), grad.t() @ x.to(grad.dtype)
+
+
+def _logits(x: Tensor, router: Tensor) -> Tensor:
+    wide = wide_dtype(x.dtype)
+    return x.to(wide) @ router.to(wide).t()
+
+
+def _weights(logits: Tensor, chosen: Tensor, pre_softmax: bool) -> Tensor:
+    """The softmax over all experts, or over those that were chosen."""
+    return logits.softmax(-1).gather(-1, chosen) if pre_softmax else logits.gather(-1, chosen).softmax(-1)
+
+
+def _chosen(routing: Tensor) -> Tensor:
+    return routing.flatten(0, -2).chunk(2, dim=-1)[1].long()
+
+
+class ExpertRows:
+    """The rows on which experts work: each token once for each of its experts, sorted by expert."""
+
+    def __init__(self, routing: Tensor, num_experts: int) -> None:
+        """Of `routing` [..., 2 K], of all tokens of a tile."""
+        chosen = _chosen(routing)
+        self.top_k, self.num_experts = chosen.shape[1], num_experts
+        experts, self._order = chosen.flatten().sort(stable=True)
+        places = torch.empty_like(self._order)
+        places[self._order] = torch.arange(len(places), device=places.device)
+        self._places = places.view_as(chosen)
+        numbers = torch.arange(num_experts, device=experts.device)
+        self._ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
+
+    @cached_property
+    def _ranges(self) -> list[tuple[int, slice]]:
+        """The experts that have rows. On a GPU the host waits for the router here."""
+        ends = [0, *self._ends.tolist()]
+        return [(e, slice(*ends[e : e + 2])) for e in range(self.num_experts) if ends[e] < ends[e + 1]]
+
+    @property
+    def count(self) -> int:
+        return len(self._order)
+
+    def of_tokens(self, x: Tensor) -> Tensor:
+        """[..., n] of each token -> [t K, n] of each row."""
+        return x.flatten(0, -2)[self._order // self.top_k]
+
+    def of_choices(self, x: Tensor) -> Tensor:
+        """[..., K], a number for each expert of a token -> [t K, 1] of each row."""
+        return x.flatten()[self._order, None]
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """[t K, n] of each row -> [t, n]: sums over the rows of a token, in the order of its experts."""
+        return F.embedding_bag(self._places, rows, mode="sum")
+
+    def products(self, rows: Tensor, matrices: Tensor, *, back: bool = False, out: Tensor | None = None) -> Tensor:
+        """Each row with the matrix of its expert: [t K, in] W^T, or for gradients [t K, out] W if `back`.
+
+        `matrices` [E out, in].
+        """
+        each = matrices.unflatten(0, (self.num_experts, -1))
+        each = each if back else each.transpose(1, 2)
+        if rows.is_cuda and rows.dtype == torch.bfloat16:
+            found = F.grouped_mm(rows, each, offs=self._ends)
+            return found if out is None else out.copy_(found)
+        if out is None:
+            out = rows.new_empty(len(rows), each.shape[2])
+        for expert, own in self._ranges:
+            torch.mm(rows[own], each[expert], out=out[own])
+        return out
+
+    def add_weight_gradients(self, main: Tensor, grad_out: Tensor, rows: Tensor) -> None:
+        """Add the gradients of `matrices` of products rows W^T to `main` [E out, in]."""
+        for expert, own in self._ranges:
+            add_weight_gradient(main.unflatten(0, (self.num_experts, -1))[expert], grad_out[own], rows[own])
