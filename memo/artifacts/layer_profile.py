@@ -65,6 +65,7 @@ class ProfileKey:
     memo: str
     window_size: int = 0
     layer_types: str = ""
+    attention_sinks: bool = False
     offload_sections: int = 1
     custom_layer: str = ""
     deterministic: bool = False

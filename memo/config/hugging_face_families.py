@@ -78,6 +78,7 @@ _NORMS_AND_ATTENTION = {
     "attention.v": "self_attn.v_proj",
     "attention.q_norm": "self_attn.q_norm",
     "attention.k_norm": "self_attn.k_norm",
+    "attention.sinks": "self_attn.sinks",
     "attention.projection": "self_attn.o_proj",
     "mlp_norm": "post_attention_layernorm",
 }

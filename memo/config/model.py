@@ -88,6 +88,8 @@ class ModelConfig:
     (N - 1, 0)); 0: all."""
     layer_types: str = ""
     """Which layers have the window, repeated over all layers: sliding,sliding,sliding,full. Default: all of them."""
+    attention_sinks: bool = False
+    """A learned logit for each query head, zero at first, which joins its softmax and gives no value (gpt-oss)."""
     num_experts: Annotated[int, in_range(0, 1 << 16)] = 0
     """Mixture of experts: MLPs of each layer, of ffn-hidden-size each, of which a token runs through a few. 0: one MLP
     for all tokens."""

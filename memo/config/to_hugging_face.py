@@ -97,6 +97,8 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
         found.append(f"window_size must be 0, not {model.window_size}")
     if model.layer_types and not family.layer_types:
         found.append(f"layer_types must be empty, not {model.layer_types}")
+    if model.attention_sinks:
+        found.append("attention_sinks must be False, not True")
     usual = model.hidden_size // model.num_attention_heads
     if "kv_channels" not in family.names and model.head_dim != usual:
         found.append(f"kv_channels must be {usual}, not {model.head_dim}")

@@ -57,7 +57,7 @@ class WholeLayer(LayerOnTiles):
         """From qkv to attention's output and log-sum-exp."""
         q, k, v = self._attention_inputs(kept["qkv"], context.rope)
         out = kept["attention_out"].unflatten(-1, (-1, self.layer.attention.head_dim))
-        _, lse = self.layer.attention.core.forward(q, k, v, context.documents, out)
+        _, lse = self.layer.attention.core.forward(q, k, v, context.documents, out, self._sinks())
         self._lse_shape = lse.shape
         kept["lse"].view(lse.shape).copy_(lse)
 
@@ -89,6 +89,7 @@ class WholeLayer(LayerOnTiles):
             out.unflatten(-1, heads),
             kept["lse"].view(self._lse_shape),
             context.documents,
+            self._sinks(backward=True),
         )
         del q, k, v, grad_out, out
         self.drop(kept, {"attention_out", "lse"})

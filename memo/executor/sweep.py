@@ -129,7 +129,8 @@ class SweptLayer(LayerOnTiles):
         qkv, rows = self._tile_heads(kept, tile, positions), _rows(section, tile)
         own, before = self.memory.keys.own(rows), self.memory.keys.before(rows.stop)
         out = kept["attention_out"][tile.full].unflatten(-1, (-1, self.layer.attention.head_dim))
-        lse = context_sweep.forward_rows(self.layer.attention.core, qkv, own, before, positions.documents, out)
+        core, sinks = self.layer.attention.core, self._sinks()
+        lse = context_sweep.forward_rows(core, qkv, own, before, positions.documents, out, sinks)
         kept["lse"][tile.full].view(lse.shape).copy_(lse)
 
     def _gather_again(self) -> None:
@@ -184,7 +185,8 @@ class SweptLayer(LayerOnTiles):
         out, lse = kept["attention_out"][tile.full].unflatten(-1, heads), kept["lse"][tile.full]
         keys, values = self.memory.keys.before(stop).chunk(2, dim=2)
         saved, sums = Saved(q, keys, values, out, lse), self.memory.keys.sums_before(stop)
-        return context_sweep.backward_rows(core, grad_out.unflatten(-1, heads), saved, sums, positions.documents)
+        sinks, grad_out = self._sinks(backward=True), grad_out.unflatten(-1, heads)
+        return context_sweep.backward_rows(core, grad_out, saved, sums, positions.documents, sinks)
 
     def _tile_heads(self, kept: dict[str, Tensor], tile: Tile, positions: _Positions) -> tuple[Tensor, Tensor, Tensor]:
         rope = None if positions.rope is None else positions.rope.rows(tile.full)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from memo.attention.sinks import Sinks
 from memo.executor.expert_pieces import combine_backward, combine_forward, experts_backward, experts_forward
 from memo.executor.pieces import (
     Gathering,
@@ -72,6 +73,7 @@ class SelfAttention(Protocol):
     head_dim: int
     q_norm: nn.Module | None
     k_norm: nn.Module | None
+    sinks: nn.Parameter | None
     normed_heads: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
     rotate_: Callable[..., None]
 
@@ -209,6 +211,11 @@ class LayerOnTiles(nn.Module):
         if not self.kind.heads.in_place:
             attention.rotate_(q, k, rope)  # not views of the slot, which keeps unrotated heads
         return q, k, v
+
+    def _sinks(self, *, backward: bool = False) -> Sinks | None:
+        """Of attention, in a backward with their main gradient."""
+        logits = self.layer.attention.sinks
+        return None if logits is None else Sinks(logits, self.sink.main_gradient(logits) if backward else None)
 
     def recomputations(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> dict[str, Callable[[], object]]:
         """By group, what backward does for a tile only because nothing of the group has moved; to be called after a

@@ -26,8 +26,8 @@ from memo_kernels import Ops, select_ops
 Documents = tuple[tuple[int, ...], ...] | None
 """Document boundaries of each row of the micro-batch, 0 ... s_total; None: one document a row."""
 
-CoreAttention = Callable[[Tensor, Tensor, Tensor, Documents], Tensor]
-"""Causal attention over q [s, b, a, d], k and v [s, b, k, d] of this rank's tokens -> [s, b, a, d]."""
+CoreAttention = Callable[[Tensor, Tensor, Tensor, Documents, Tensor | None], Tensor]
+"""Causal attention over q [s, b, a, d], k and v [s, b, k, d] of this rank's tokens -> [s, b, a, d], with sinks [a]."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,14 @@ class ModelParts:
 
     def of_layer(self, layer: int, name: str) -> tuple[ShardedParameter, ShardedParameter | None]:
         """Weight and bias of the module `name` of a layer, as the table of parameters has them."""
+        weight = self.in_layer(layer, f"{name}.weight")
+        assert weight is not None, f"a layer of this model has no {name}"
+        return weight, self.in_layer(layer, f"{name}.bias")
+
+    def in_layer(self, layer: int, name: str) -> ShardedParameter | None:
+        """The parameter `name` of a layer, if this model has it."""
         table = {weight.name: weight for weight in shape_of(self.config, "", 0).layer_weights}
-        weight, bias = table[f"{name}.weight"], table.get(f"{name}.bias")
-        prefix = f"layers.{layer}."
-        return self.parameter(weight, prefix), None if bias is None else self.parameter(bias, prefix)
+        return self.parameter(table[name], f"layers.{layer}.") if name in table else None
 
     def norm(self, weight: nn.Parameter, bias: nn.Parameter | None) -> Norm:
         return Norm(weight, bias, self.config.norm_epsilon, self.ops)
@@ -73,6 +77,7 @@ class Heads(nn.Module):
 
     q_norm: Norm | None
     k_norm: Norm | None
+    sinks: nn.Parameter | None
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
@@ -80,12 +85,12 @@ class Heads(nn.Module):
         self.head_dim = config.head_dim
         self.heads = [config.num_attention_heads // tp, config.kv_heads // tp, config.kv_heads // tp]
         self.core, self.ops = parts.attention(layer), parts.ops
-        self.q_norm = self.k_norm = None
+        self.q_norm = self.k_norm = self.sinks = None
 
     def attend(self, qkv: Tensor, context: LayerContext) -> Tensor:
         """[s, b, (a + 2k) d] -> [s, b, a d]."""
         q, k, v = self.prepare(qkv, None if context.rope is None else context.rope.rows(slice(None)))
-        return self.core(q, k, v, context.documents).flatten(2)
+        return self.core(q, k, v, context.documents, self.sinks).flatten(2)
 
     def prepare(self, qkv: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """From the matrix's output [s, b, (a + 2k) d] to what attention takes: heads, normed and rotated."""
@@ -115,6 +120,7 @@ class SelfAttention(Heads):
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__(parts, layer)
+        self.sinks = parts.in_layer(layer, "attention.sinks")
         self.qkv = ColumnParallelLinear(*parts.of_layer(layer, "attention.qkv"), parts.tp_group)
         if parts.config.qk_layernorm:
             self.q_norm = parts.norm(*parts.of_layer(layer, "attention.q_norm"))

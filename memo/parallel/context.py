@@ -31,6 +31,7 @@ from torch.distributed import ProcessGroup, Work
 from memo.attention.backends import AttentionBackend, Saved
 from memo.attention.blocks import Chunk, Documents, Scores, attention_blocks
 from memo.attention.core import GradSums, OutputMerger, attend, attend_backward, empty_lse, empty_out
+from memo.attention.sinks import Sinks
 from memo.errors import ConfigError
 from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
 from memo.parallel.zigzag import natural_from_zigzag, zigzag_chunks, zigzag_from_natural
@@ -75,7 +76,7 @@ class ContextAttention:
         self.window = window
         self.ring, self._a2a = ring_group, a2a_group
         self.ring_size, self.ring_rank = group_size(ring_group), group_rank(ring_group)
-        self.a2a_size = group_size(a2a_group)
+        self.a2a_size, self.a2a_rank = group_size(a2a_group), group_rank(a2a_group)
         if comm_type not in CP_COMM_TYPES:
             raise ConfigError(f"cp_comm_type is {comm_type!r}; known are {', '.join(CP_COMM_TYPES)}")
         if (comm_type in ("p2p", "all_gather") and self.a2a_size > 1) or (comm_type == "a2a" and self.ring_size > 1):
@@ -88,18 +89,26 @@ class ContextAttention:
         self._everything = (Chunk(0, seq_length, 0),)
         self._steps = ring_steps(seq_length, self.ring_size, window)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         """q [s, b, n, d], k and v [s, b, n_kv, d] -> out [s, b, n, d], differentiable.
 
         ``documents`` holds the boundaries in the whole sequence, a tuple per batch row; None: one document a
-        row.
+        row. ``sinks`` [n]: a logit for each query head (memo.attention.sinks).
         """
-        out = _ContextAttention.apply(self, documents, q, k, v)
+        out = _ContextAttention.apply(self, documents, q, k, v, sinks)
         assert isinstance(out, Tensor)
         return out
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None, out: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        documents: Documents | None = None,
+        out: Tensor | None = None,
+        sinks: Sinks | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As __call__, without autograd -> out [s, b, n, d] and lse [b, n / A, A s], which backward takes.
 
@@ -108,9 +117,9 @@ class ContextAttention:
         """
         self._check(q, k, documents)
         if self.a2a_size == 1:
-            return self._forward(q, k, v, documents, out)
+            return self._forward(q, k, v, documents, out, sinks)
         q, k, v = self.split_heads(q, k, v)
-        of_share, lse = self._forward(q, k, v, documents, None)
+        of_share, lse = self._forward(q, k, v, documents, None, sinks)
         (joined,) = self.join_heads(of_share, out=out)
         return joined, lse
 
@@ -123,24 +132,32 @@ class ContextAttention:
         out: Tensor,
         lse: Tensor,
         documents: Documents | None = None,
+        sinks: Sinks | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """grad_out [s, b, n, d], with the inputs and outputs of forward -> dq [s, b, n, d], dk, dv [s, b, n_kv, d]."""
+        """grad_out [s, b, n, d], with the inputs and outputs of forward -> dq [s, b, n, d], dk, dv [s, b, n_kv, d].
+
+        What this rank's queries give is added to the gradient of ``sinks``.
+        """
         self._check(q, k, documents)
         if self.a2a_size == 1:
-            return self._backward(grad_out, Saved(q, k, v, out, lse), documents)
+            return self._backward(grad_out, Saved(q, k, v, out, lse), documents, sinks)
         grad_out, q, k, v, out = self.split_heads(grad_out, q, k, v, out)
-        dq, dk, dv = self.join_heads(*self._backward(grad_out, Saved(q, k, v, out, lse), documents))
+        dq, dk, dv = self.join_heads(*self._backward(grad_out, Saved(q, k, v, out, lse), documents, sinks))
         return dq, dk, dv
 
     def _forward(
-        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None, sinks: Sinks | None
     ) -> tuple[Tensor, Tensor]:
         if self.ring_size == 1:
-            return self.attend(q, k, v, self._scores(0, documents), out)
-        if self.comm_type == "all_gather":
+            out, lse = self.attend(q, k, v, self._scores(0, documents), out)
+        elif self.comm_type == "all_gather":
             k, v = self._gather(k, v)
-            return self.attend(q, k, v, self._gathered_scores(documents), out)
-        return self._ring_forward(q, k, v, documents, out)
+            out, lse = self.attend(q, k, v, self._gathered_scores(documents), out)
+        else:
+            out, lse = self._ring_forward(q, k, v, documents, out)
+        if sinks is not None:
+            sinks.part(self.a2a_rank, self.a2a_size).join_(out, lse)
+        return out, lse
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, out: Tensor | None) -> tuple[Tensor, Tensor]:
         lse = None
@@ -149,7 +166,11 @@ class ContextAttention:
         with self.around():
             return attend(self.backend, q, k, v, scores, self.scale, out, lse)
 
-    def _backward(self, grad_out: Tensor, saved: Saved, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _backward(
+        self, grad_out: Tensor, saved: Saved, documents: Documents | None, sinks: Sinks | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if sinks is not None:
+            sinks.part(self.a2a_rank, self.a2a_size).backward(grad_out, saved.out, saved.lse)
         if self.ring_size == 1:
             grads = GradSums.zeros(saved, saved.q.dtype) if self._makes_results_first else None
             with self.around():
@@ -305,16 +326,18 @@ class _ContextAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        sinks: Tensor | None,
     ) -> Tensor:
-        out, lse = attention.forward(q, k, v, documents)
+        out, lse = attention.forward(q, k, v, documents, sinks=None if sinks is None else Sinks(sinks))
         ctx.attention, ctx.documents = attention, documents
-        ctx.save_for_backward(q, k, v, *((out, lse) if attention.keeps_outputs else ()))
+        ctx.save_for_backward(q, k, v, sinks, *((out, lse) if attention.keeps_outputs else ()))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *outputs = ctx.saved_tensors
-        out, lse = outputs or ctx.attention.forward(q, k, v, ctx.documents)
-        dq, dk, dv = ctx.attention.backward(grad_out, q, k, v, out, lse, ctx.documents)
-        return None, None, dq, dk, dv
+        q, k, v, logits, *outputs = ctx.saved_tensors
+        sinks = None if logits is None else Sinks(logits, torch.zeros_like(logits, dtype=wide_dtype(q.dtype)))
+        out, lse = outputs or ctx.attention.forward(q, k, v, ctx.documents, sinks=sinks)
+        dq, dk, dv = ctx.attention.backward(grad_out, q, k, v, out, lse, ctx.documents, sinks)
+        return None, None, dq, dk, dv, None if sinks is None or sinks.gradient is None else sinks.gradient.to(q.dtype)

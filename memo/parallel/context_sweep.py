@@ -14,6 +14,7 @@ from torch import Tensor
 from memo.attention.backends import Saved
 from memo.attention.blocks import Chunk, Documents, Scores, attention_blocks, cut_keys
 from memo.attention.core import GradSums
+from memo.attention.sinks import Sinks
 from memo.parallel.collectives import all_gather, reduce_scatter
 from memo.parallel.context import ContextAttention
 from memo.parallel.zigzag import natural_from_zigzag, zigzag_chunks, zigzag_from_natural
@@ -27,6 +28,7 @@ def forward_rows(
     before: Tensor,
     documents: Documents | None,
     out: Tensor,
+    sinks: Sinks | None = None,
 ) -> Tensor:
     """Attention of this rank's tokens of a tile -> lse, which `backward_rows` takes.
 
@@ -46,6 +48,8 @@ def forward_rows(
     keys, values = before.chunk(2, dim=2)
     place = out if core.a2a_size == 1 else None
     found, lse = core.attend(q, keys, values, rows_scores(core, q, keys, documents), place)
+    if sinks is not None:
+        sinks.part(core.a2a_rank, core.a2a_size).join_(found, lse)
     if core.a2a_size > 1:
         core.join_heads(found, out=out)
     return lse
@@ -58,7 +62,12 @@ def gather_rows(core: ContextAttention, own: Tensor, before: Tensor) -> None:
 
 
 def backward_rows(
-    core: ContextAttention, grad_out: Tensor, saved: Saved, sums: Tensor, documents: Documents | None
+    core: ContextAttention,
+    grad_out: Tensor,
+    saved: Saved,
+    sums: Tensor,
+    documents: Documents | None,
+    sinks: Sinks | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of this rank's q, k and v of a tile, in the shapes of `qkv`; the last tile comes first.
 
@@ -71,6 +80,8 @@ def backward_rows(
     if core.a2a_size > 1:
         grad_out, q, out = core.split_heads(grad_out, q, out)
     saved = Saved(q, k, v, out, lse.view(q.shape[1], q.shape[2], q.shape[0]))
+    if sinks is not None:
+        sinks.part(core.a2a_rank, core.a2a_size).backward(grad_out, out, saved.lse)
     dq_sum = torch.zeros(q.shape, dtype=sums.dtype, device=q.device)
     scores = cut_keys(rows_scores(core, q, k, documents), BACKWARD_KEYS_PER_QUERY * q.shape[0])
     with core.around():

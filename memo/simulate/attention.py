@@ -26,6 +26,8 @@ def attention_cost(shape: LayerShape, backward: bool) -> Cost:
     cost = Cost(attention=seconds)
     if shape.window is not None:
         cost += _strips(shape, backward)
+    if config.model.attention_sinks:
+        cost += _sinks(shape, backward)
     if parallel.cp == 1:
         return cost
     a2a_size = resolved_a2a_size(config)
@@ -47,6 +49,14 @@ def _strips(shape: LayerShape, backward: bool) -> Cost:
     passes = 2 * SUM_PASSES + 2 + kernels.narrow / kernels.wide
     num_bytes = 2 * flipped * kernels.narrow + passes * summed * kernels.wide
     return Cost(elementwise=kernels.memory_s(shape.tokens * num_bytes, 16 * shape.attention_parts))
+
+
+def _sinks(shape: LayerShape, backward: bool) -> Cost:
+    """Sinks join attention's output, in place; a backward multiplies it with its gradient in the wide dtype and adds up
+    (memo.attention.sinks)."""
+    kernels = shape.kernels
+    passes = 2 * kernels.narrow + (4 * kernels.wide if backward else 0)
+    return Cost(elementwise=kernels.memory_s(shape.tokens * shape.q * passes, 6 * shape.attention_parts))
 
 
 def _head_exchange(shape: LayerShape, group: Group, backward: bool) -> Cost:

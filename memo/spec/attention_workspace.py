@@ -34,6 +34,8 @@ _MULTIPROCESSORS = 148
 MOST_DOCUMENTS = 64
 """Of packed documents in one call of a kernel. FlashAttention's workspace has up to 128 rows more for each document, so
 that without a limit thousands of short ones would need several times the memory of a long one."""
+SINK_TOKENS = 4096
+"""Tokens of all sequences to which sinks are joined at a time (memo.attention.sinks): enough to fill a device."""
 
 
 class AttentionCall(NamedTuple):

@@ -57,6 +57,7 @@ class ModelShape:
     projection_bias: bool = True
     mlp_bias: bool = True
     qk_norm: bool = False
+    sinks: bool = False
     positions: int = 0
     embedding_width: int | None = None
     embedding_norm: bool = False
@@ -92,8 +93,10 @@ class ModelShape:
         names = ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")[: self.norms_per_layer]
         norms = {name: self._norm(name, hidden) for name in names}
         heads = [self._norm(f"attention.{name}_norm", self.head_dim) for name in "qk" if self.qk_norm]
+        sinks = (one("attention.sinks", self.heads, None, "rows", "zeros"),) if self.sinks else ()
         return (
             *norms.pop("attention_norm"),
+            *sinks,
             *_linear("attention", "qkv", qkv, hidden, self.qkv_bias),
             *(weight for norm in heads for weight in norm),
             *_late_linear("attention.projection", hidden, self.q_size, self.projection_bias),
@@ -237,6 +240,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         projection_bias=model.add_bias_linear,
         mlp_bias=model.add_bias_linear,
         qk_norm=model.qk_layernorm,
+        sinks=model.attention_sinks,
         positions=(model.max_position_embeddings or seq_length) if learned else 0,
         rotary=not learned,
         experts=model.num_experts,

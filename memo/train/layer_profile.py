@@ -48,6 +48,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         qk_layernorm=model.qk_layernorm,
         window_size=model.window_size,
         layer_types=model.layer_types,
+        attention_sinks=model.attention_sinks,
         seq_length=config.data.seq_length,
         micro_batch_size=training.micro_batch_size,
         tensor_model_parallel_size=parallel.tp,

@@ -21,6 +21,7 @@ from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.checkpoint.hugging_face.importer import import_checkpoint
 from memo.checkpoint.hugging_face.load import _read_masters, open_pretrained
+from memo.checkpoint.hugging_face.names import places
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import load_checkpoint, save_checkpoint
 from memo.config import RunConfig
@@ -312,3 +313,10 @@ def test_a_rank_that_cannot_read_ends_all(published: Path) -> None:
 def test_table_of_names_covers_every_family() -> None:
     transformers = pytest.importorskip("transformers")
     assert {getattr(transformers, class_name).model_type for class_name, _ in CONFIGS.values()} == set(TRAINED)
+
+
+def test_a_vector_that_is_no_weight_or_bias_of_a_module_has_its_name() -> None:
+    """The sinks of gpt-oss."""
+    names = places("llama", ["layers.3.attention.sinks", "layers.3.attention.q.weight"])
+    assert names["layers.3.attention.sinks"].name == "model.layers.3.self_attn.sinks"
+    assert names["layers.3.attention.q.weight"].name == "model.layers.3.self_attn.q_proj.weight"

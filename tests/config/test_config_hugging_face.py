@@ -403,6 +403,10 @@ def test_the_ancestor_is_kept_where_it_still_says_the_same(tmp_path: Path) -> No
             {"position_embedding_type": "learned_absolute", "add_bias_linear": True, "kv_channels": 64},
             "kv_channels must be 32, not 64",
         ),
+        (
+            {"normalization": "RMSNorm", "activation": "swiglu", "attention_sinks": True},
+            "attention_sinks must be False, not True",
+        ),
     ],
 )
 def test_a_model_that_no_family_has(fields: dict[str, Any], message: str) -> None:

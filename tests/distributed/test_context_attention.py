@@ -205,6 +205,30 @@ def test_ring_sends_kv_once_round_and_gradients_in_fp32_one_hop_more() -> None:
         assert backward == [torch.bfloat16, torch.float32] * 3 + [torch.float32]
 
 
+def check_sinks(comm_type: str, a2a_size: int) -> None:
+    """Windows and documents; the gradient of the sinks is summed over ranks, as that of any parameter."""
+    ring, a2a = groups(a2a_size)
+    own = token_indices(S, dist.get_world_size(), dist.get_rank())
+    sinks = torch.randn(8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for documents, window in ((None, None), (EDGES, None), (None, 7), (EDGES, 23)):
+        attention = ContextAttention(CpuFlash(), S, comm_type, ring, a2a, SCALE, window=window)
+        inputs = make_inputs(S, 2, (8, 4), 16, torch.float64)
+        *qkv, grad_out = (x[own].clone() for x in inputs)
+        leaves = [x.requires_grad_() for x in (*qkv, sinks.clone())]
+        out = attention(leaves[0], leaves[1], leaves[2], documents, leaves[3])
+        *grads, of_sinks = torch.autograd.grad(out, leaves, grad_out)
+        dist.all_reduce(of_sinks)
+        truth = dense_attention(inputs, documents, SCALE, window, sinks)
+        found = [*assemble([out.detach(), *grads]), of_sinks]
+        for ours, true in zip(found, (*truth[:4], truth[5]), strict=True):
+            torch.testing.assert_close(ours, true, atol=1e-12 * max(1.0, true.abs().max().item()), rtol=0)
+
+
+@pytest.mark.parametrize(("comm_type", "a2a_size"), [("p2p", 1), ("all_gather", 1), ("a2a", 4), ("a2a+p2p", 2)])
+def test_sinks_join_the_softmax_of_the_whole_sequence(comm_type: str, a2a_size: int) -> None:
+    run_ranks(4, check_sinks, comm_type, a2a_size)
+
+
 def check_lse() -> None:
     ring, _ = groups(1)
     inputs = make_inputs(S, 2, (4, 2), 16, torch.float64)

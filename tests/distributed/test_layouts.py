@@ -21,7 +21,7 @@ STEPS = 2
 
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
 EXPERTS = "qwen3-moe-tiny"
-KINDS = "llama-tiny, layers with and without a window"
+KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
 Layout = tuple[str, int, dict[str, object]]
 # Every axis, every pair of two, and three together.
@@ -72,7 +72,8 @@ MORE_LAYOUTS: list[Layout] = [
 
 def config_of(model: str, **layout: object) -> RunConfig:
     if model == KINDS:
-        return tiny(LLAMA, num_layers=4, window_size=7, layer_types="sliding,full", **layout)
+        kinds = {"window_size": 7, "layer_types": "sliding,full", "attention_sinks": True}
+        return tiny(LLAMA, num_layers=4, **kinds, **layout)
     return tiny(model, num_layers=4, **layout)
 
 

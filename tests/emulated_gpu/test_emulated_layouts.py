@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from emulated_flows import LAYOUT, LAYOUTS, steps_of
@@ -23,13 +24,15 @@ PROGRAM = Path(__file__).with_name("ranks_of_training.py")
 BY_TORCHRUN = 2
 """So many ranks are started by torchrun itself, others with the variables that it sets: to start takes long."""
 SCHEDULES = {2: ["lazy:0", "random:0"], 4: ["lazy:0", "eager:0"], 8: ["lazy:0"]}
+OTHER_MODELS = ("window_size", "layer_types", "attention_sinks")
+"""Options that change what a model computes; all others change how."""
 LOSSES, NORMS = 2.0**-8, 2.0**-6
 
 
 @functools.cache
-def on_one_gpu(window: int, layer_types: str) -> list[float]:
+def on_one_gpu(model: tuple[tuple[str, Any], ...]) -> list[float]:
     EmulatedGpu().set_schedule("eager")
-    with memo.Trainer("llama-tiny", **LAYOUT, window_size=window, layer_types=layer_types) as trainer:
+    with memo.Trainer("llama-tiny", **LAYOUT, **dict(model)) as trainer:
         return steps_of(trainer, 2)
 
 
@@ -48,7 +51,7 @@ def test_layouts_have_the_numbers_of_one_gpu(gpu: EmulatedGpu, tmp_path: Path, r
     assert found.keys() == LAYOUTS[ranks].keys()
     for name, numbers in found.items():
         options = LAYOUTS[ranks][name]
-        expected = on_one_gpu(options.get("window_size", 0), options.get("layer_types", ""))
+        expected = on_one_gpu(tuple((name, options[name]) for name in OTHER_MODELS if name in options))
         first = numbers[SCHEDULES[ranks][0]]
         assert all(other == first for other in numbers.values()), name
         assert first[::2] == pytest.approx(expected[::2], rel=LOSSES), name

@@ -132,6 +132,9 @@ LAYERS: list[tuple[str, dict[str, object]]] = [
     ("llama-tiny", {"ffn_hidden_size": 16, "window_size": 48}),  # of which 128 tokens are no multiple
     ("llama-tiny", {"ffn_hidden_size": 16, "window_size": 32, "micro_batch_size": 2}),
     ("gpt-tiny", {"ffn_hidden_size": 16, "window_size": 16, "offload_alpha": 0.5}),
+    ("gpt-tiny", {"ffn_hidden_size": 16, "attention_sinks": True}),
+    ("llama-tiny", {"ffn_hidden_size": 16, "attention_sinks": True, "params_dtype": "bf16"}),
+    ("llama-tiny", {**SWEEP, "ffn_hidden_size": 16, "attention_sinks": True, "params_dtype": "bf16"}),
     ("gpt-tiny", SWEEP),
     ("gpt-tiny", {**SWEEP, "ffn_hidden_size": 16, "window_size": 16}),
     ("llama-tiny", {**SWEEP, "ffn_hidden_size": 16, "window_size": 24, "params_dtype": "bf16"}),
@@ -231,7 +234,8 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         (
             "llama-tiny",
             1,
-            {"seq_length": 2048, "offload_alpha": 0.5, "window_size": 300, "layer_types": "sliding,full"},
+            {"seq_length": 2048, "offload_alpha": 0.5, "window_size": 300, "layer_types": "sliding,full"}
+            | {"attention_sinks": True},
         ),
         ("qwen3-moe-tiny", 1, {"seq_length": 1024}),
         ("qwen3-moe-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"}),
@@ -312,6 +316,7 @@ def gathered_ahead_bytes(config: RunConfig, world_size: int) -> int:
         ("gpt-tiny", 1, {}),
         ("gpt2-tiny", 4, {"tp": 2}),
         ("qwen3-tiny", 4, {"cp": 2, "pp": 2}),
+        ("llama-tiny", 2, {"tp": 2, "attention_sinks": True}),
         ("llama-tiny", 8, {"tp": 2, "pp": 2, "vpp": 2, "ddp_bucket_size": 60_000}),
         ("gpt-tiny", 6, {"pp": 2, "ddp_bucket_size": 100_000}),
     ],
@@ -415,7 +420,7 @@ WAYS: list[dict[str, object]] = [
     {"tp": 2, "cp": 2, "params_dtype": "bf16"},
     {"cp": 2, "cp_comm_type": "all_gather"},
     {"cp": 4, "cp_comm_type": "a2a+p2p", "cp_a2a_size": 2, "params_dtype": "bf16"},
-    {"cp": 2, "window_size": 100},
+    {"cp": 2, "window_size": 100, "attention_sinks": True},
     {"cp": 2, "cp_comm_type": "all_gather", "window_size": 100, "params_dtype": "bf16"},
     {"pp": 2, "gbs": 16},
     {"pp": 2, "vpp": 2, "gbs": 16, "params_dtype": "bf16", "recompute_granularity": "full"},

@@ -35,7 +35,7 @@ UNTIED: dict[str, Any] = {"untie_embeddings_and_output_weights": True}
 BREADTH_FIRST: dict[str, Any] = {"gradient_accumulation_order": "breadth_first", "global_batch_size": 2}
 GATHERED: dict[str, Any] = {"cp": 2, "cp_comm_type": "all_gather"}
 EXCHANGED: dict[str, Any] = {"cp": 2, "cp_comm_type": "a2a"}
-KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full"}
+KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "attention_sinks": True}
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "gpt": (1, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 2}),
     "gpt2": (1, "gpt2-tiny", ONE_STAGE),  # biases, LayerNorm, learned positions

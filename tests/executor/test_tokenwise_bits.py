@@ -36,7 +36,7 @@ SWAPS = tuple(product(POLICIES, ALPHAS))
 ONE_STAGE: dict[str, Any] = {"num_layers": 3, "global_batch_size": 1}
 TWO_STAGES: dict[str, Any] = {"pp": 2, "num_layers": 4, "global_batch_size": 2}
 TIED: dict[str, Any] = {"untie_embeddings_and_output_weights": False}
-KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full"}
+KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "attention_sinks": True}
 WHOLE_GRID = "gpt"
 """The model that runs under all swaps."""
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {

@@ -33,17 +33,30 @@ def visible(seq_length: int, documents: Documents | None, batch: int, window: in
 
 
 def dense_attention(
-    inputs: list[Tensor], documents: Documents | None, scale: float, window: int | None = None
+    inputs: list[Tensor],
+    documents: Documents | None,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> list[Tensor]:
-    """out, dq, dk, dv in fp64 from a materialised softmax, on [s, b, heads, d]; then lse [b, n, s]."""
+    """out, dq, dk, dv in fp64 from a materialised softmax, on [s, b, heads, d]; then lse [b, n, s].
+
+    With `sinks` [n] each head's scores are one more, without a value; the gradient of these comes last.
+    """
     q, k, v, grad_out = [x.double().permute(1, 2, 0, 3) for x in inputs]
     q, k, v = [x.detach().requires_grad_() for x in (q, k, v)]
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * scale
     scores = scores.masked_fill(~visible(q.shape[2], documents, q.shape[0], window), -torch.inf)
-    out = scores.softmax(-1) @ v.repeat_interleave(group, 1)
-    grads = torch.autograd.grad(out, (q, k, v), grad_out)
-    return [x.permute(2, 0, 1, 3) for x in (out.detach(), *grads)] + [scores.detach().logsumexp(-1)]
+    values = v.repeat_interleave(group, 1)
+    if sinks is not None:
+        sinks = sinks.double().detach().requires_grad_()
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+        values = torch.cat([values, torch.zeros_like(values[:, :, :1])], 2)
+    out = scores.softmax(-1) @ values
+    grads = torch.autograd.grad(out, (q, k, v, *(() if sinks is None else (sinks,))), grad_out)
+    whole = [x.permute(2, 0, 1, 3) for x in (out.detach(), *grads[:3])]
+    return [*whole, scores.detach().logsumexp(-1), *grads[3:]]
 
 
 def torch_attention(

@@ -57,6 +57,7 @@ SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles"
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
 EXPERTS = {"model": "qwen3-moe-tiny"}
+SINKS = {"attention_sinks": True}
 WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}
 
 
@@ -343,6 +344,8 @@ FLOWS: dict[str, Flow] = {
     "window, packed, alpha 1/2, planned": Flow("window, packed", {**WINDOW, "offload_alpha": 0.5, **PLANNED}, packed),
     "window, swept": Flow("window, swept", {**WINDOW, **SWEPT, "offload_alpha": 0.0}),
     "window, swept, planned": Flow("window, swept", {**WINDOW, **SWEPT, "offload_alpha": 1.0, **AGAIN, **PLANNED}),
+    "sinks, alpha 0": Flow("sinks", {**SINKS, "offload_alpha": 0.0}),
+    "sinks, alpha 1/2, planned": Flow("sinks", {**SINKS, "offload_alpha": 0.5, **PLANNED}),
     # Each layer's update then follows its own gradient at once, with no wait for a norm.
     "unclipped": Flow("unclipped", {"clip_grad": 0.0}),
     "unclipped, states": Flow("unclipped", {"clip_grad": 0.0, "offload_states": "all"}),
@@ -371,6 +374,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "cp by p2p, planned": {"cp": 2, **PLANNED},
         "cp by p2p, window": {"cp": 2, **WINDOW},
         "cp by a2a, window, swept": {"cp": 2, "cp_comm_type": "a2a", **WINDOW, **SWEPT, "offload_alpha": 1.0},
+        "cp by a2a, sinks": {"cp": 2, "cp_comm_type": "a2a", **SINKS},
         "pp": {"pp": 2},
         "pp, planned": {"pp": 2, **PLANNED},
         "pp, alpha 1/2": {"pp": 2, "offload_alpha": 0.5},

@@ -133,6 +133,7 @@ CHANGES: list[dict[str, Any]] = [
     {"add_bias_linear": True},
     {"add_qkv_bias": True},
     {"qk_layernorm": True},
+    {"attention_sinks": True},
     {"seq_length": 128},
     {"micro_batch_size": 2},
     {"tp": 2},

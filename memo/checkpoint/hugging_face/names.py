@@ -49,7 +49,7 @@ class HuggingFacePlace:
         return theirs.t() if self.transposed else theirs
 
 
-_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"layers\.(\d+)\.(.+?)(\.weight|\.bias|)")
 _EXPERT = re.compile(r"experts\.(\d+)")
 
 BASE_PREFIXES = ("model.", "transformer.")
@@ -95,8 +95,8 @@ def _place(theirs: TensorNames, name: str) -> HuggingFacePlace:
     found = theirs.modules[module]
     fused = [each for each in theirs.modules if theirs.modules[each] == found]
     return HuggingFacePlace(
-        f"{theirs.layers}.{index}.{found if expert is None else found.replace('*', expert[1])}.{kind}",
-        transposed=theirs.transposed and kind == "weight" and not module.endswith("norm"),
+        f"{theirs.layers}.{index}.{found if expert is None else found.replace('*', expert[1])}{kind}",
+        transposed=theirs.transposed and kind == ".weight" and not module.endswith("norm"),
         part=fused.index(module),
         num_parts=len(fused),
     )

@@ -21,7 +21,7 @@ from memo.estimate.program.attention_calls import (
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, scattered
 from memo.estimate.program.sizes import LayerSizes
-from memo.spec.attention_workspace import AttentionCall, backward_workspace, padding_rows
+from memo.spec.attention_workspace import SINK_TOKENS, AttentionCall, backward_workspace, padding_rows
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
 
@@ -61,7 +61,9 @@ def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
 
 
 def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> tuple[Block, Block]:
-    return _attended(ledger, z, rows_calls(z, before), placed)
+    found = _attended(ledger, z, rows_calls(z, before), placed)
+    _pulse_sinks(ledger, z, backward=False)
+    return found
 
 
 def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
@@ -93,9 +95,11 @@ def _with_exchange(
     """`backward` between the two all-to-alls, where there are any, with the elements between two tokens of what it
     reads; `width`: of what the first all-to-all takes there, in one tensor."""
     if z.a2a == 1:
+        _pulse_sinks(ledger, z, backward=True)
         return backward(z, fused_row(z))
     inner = _exchanged(z)
     heads = _split_heads(ledger, width * z.tokens * z.narrow)
+    _pulse_sinks(ledger, inner, backward=True)
     inner_grads = backward(inner, max(fused_row(inner), z.batch * width // z.a2a))
     grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
     ledger.free(*inner_grads, heads)
@@ -134,7 +138,23 @@ def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
     return ledger.make(out.name, 0)
 
 
+def _pulse_sinks(ledger: Ledger, z: LayerSizes, backward: bool) -> None:
+    """What joining the sinks takes (memo.attention.sinks). CPUs cast what they multiply; a backward casts by itself."""
+    if not z.sinks:
+        return
+    tokens = min(SINK_TOKENS, z.tokens)
+    casts = z.mixed * (not z.on_cuda)
+    copies = 1 + z.mixed + casts if backward else 2 * casts
+    ledger.pulse(("sinks", copies * tokens * z.q * z.wide), ("weights of sinks", _lse_bytes(z, tokens)))
+
+
 def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
+    found = _without_sinks(ledger, z, placed)
+    _pulse_sinks(ledger, z, backward=False)
+    return found
+
+
+def _without_sinks(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
     if z.ring == 1:
         calls = window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
         return _attended(ledger, z, calls, placed)

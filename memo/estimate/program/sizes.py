@@ -37,6 +37,7 @@ class LayerSizes(NamedTuple):
         experts, top_k: of a layer, and of each token; no experts: one MLP for all tokens.
         matrices: outputs and inputs of each matrix, by the path of its module.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
+        sinks: whether a logit of each query head joins its softmax.
         window: tokens that a token attends to, itself included, where it does not attend to all before it; else 0.
         attention: the kernels of attention, one of --attention-backend but auto.
         packed: whether a sequence may hold several documents.
@@ -71,6 +72,7 @@ class LayerSizes(NamedTuple):
     ring_rank: int
     a2a: int
     gathers_kv: bool
+    sinks: bool
     window: int
     attention: str
     packed: bool
@@ -162,6 +164,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         ring_rank=ring_rank,
         a2a=a2a,
         gathers_kv=parallel.cp_comm_type == "all_gather",
+        sinks=model.attention_sinks,
         window=model.window(config.data.seq_length) or 0,
         attention=_attention(config, device),
         packed=config.data.packs_documents,
