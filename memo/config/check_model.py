@@ -96,10 +96,6 @@ def _check_experts(model: ModelConfig) -> None:
         f"--moe-router-topk {top_k} is more than --num-experts {experts}: give {experts} or less",
     )
     require(
-        not (experts and model.add_bias_linear),
-        f"--add-bias-linear fights with --num-experts {experts}, which have no biases: leave one of the two out",
-    )
-    require(
         not (experts and model.custom_layer),
         f"--custom-layer {model.custom_layer} fights with --num-experts {experts}, which is of memo's own layer: leave "
         "one of the two out",

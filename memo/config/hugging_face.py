@@ -11,6 +11,7 @@ no logit.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,9 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
             f"memo knows {', '.join(TRAINED)}{alone}: give a model of one of these, or train new weights with a layer "
             "of your own, --custom-layer (docs/custom_model.md)",
         )
-    if content.get("quantization_config") is not None:
+    quantised = content.get("quantization_config")
+    is_packed = TRAINED[model_type].packed and isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4"
+    if quantised is not None and not is_packed:
         raise source.refusal(
             "quantization_config is set, but memo trains weights that are not quantised",
             "download the model that it was made from, whose name mostly lacks GPTQ, AWQ, FP8, 4bit and the like",
@@ -229,7 +232,7 @@ def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, sour
         full = layers if not (is_on and window) else _FULL_LAYERS_OF_QWEN if first is None else first
         kinds = kinds or [_FULL] * min(full, layers) + [_SLIDING] * (layers - full)
     elif family.window and window:
-        kinds = kinds or [_SLIDING]
+        kinds = kinds or list(islice(cycle(family.default_layer_types or [_SLIDING]), layers))
     found = set(kinds) or {_FULL}
     longest = checked(int | None, content.get("max_position_embeddings"), "max_position_embeddings", source)
     if found == {_FULL} or (family.window and longest is not None and window >= longest):

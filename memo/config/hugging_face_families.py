@@ -35,6 +35,7 @@ _ROPE_NAMES = {
     "rotary_base": "rope_theta",
 }
 _LLAMA_NAMES = {**_ROPE_NAMES, "norm_epsilon": "rms_norm_eps"}
+_MIXTRAL_NAMES = {**_LLAMA_NAMES, "num_experts": "num_local_experts", "moe_router_topk": "num_experts_per_tok"}
 _GPT2_NAMES = {
     "num_layers": "n_layer",
     "hidden_size": "n_embd",
@@ -107,6 +108,17 @@ _MIXTRAL_TENSORS = TensorNames(
         "mlp.experts.*.gate": "block_sparse_moe.experts.*.w1",
         "mlp.experts.*.up": "block_sparse_moe.experts.*.w3",
         "mlp.experts.*.fc2": "block_sparse_moe.experts.*.w2",
+    },
+    _ENDS,
+)
+_GPT_OSS_TENSORS = TensorNames(
+    "model.layers",
+    {
+        **_NORMS_AND_ATTENTION,
+        "mlp.router": "mlp.router",
+        "mlp.experts.*.gate": "mlp.experts.gate_up_proj",
+        "mlp.experts.*.up": "mlp.experts.gate_up_proj",
+        "mlp.experts.*.fc2": "mlp.experts.down_proj",
     },
     _ENDS,
 )
@@ -220,10 +232,35 @@ FAMILIES: dict[str, Family] = {
         layer_types=False,
         tensors=_QWEN3_MOE_TENSORS,
     ),
+    "gpt_oss": replace(
+        _LLAMA,
+        architecture="GptOssForCausalLM",
+        names=_MIXTRAL_NAMES,
+        aliases={"num_local_experts": "num_experts"},
+        defaults={
+            **_DEFAULTS,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+        },
+        biases=ALL_BIASES,
+        attention_sinks=True,
+        own_activation="swiglu_clamped",
+        only={"attention_bias": (True,), "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
+        window="sliding_window",
+        default_window=128,
+        layer_types=True,
+        default_layer_types=("sliding_attention", "full_attention"),
+        packed=True,
+        tensors=_GPT_OSS_TENSORS,
+    ),
     "mixtral": replace(
         _MISTRAL,
         architecture="MixtralForCausalLM",
-        names={**_LLAMA_NAMES, "num_experts": "num_local_experts", "moe_router_topk": "num_experts_per_tok"},
+        names=_MIXTRAL_NAMES,
         aliases={"num_local_experts": "num_experts"},
         defaults={
             **_DEFAULTS,

@@ -45,6 +45,7 @@ class Family:
     normalization: Normalization = "RMSNorm"
     position_embedding_type: PositionEmbedding = "rope"
     qk_layernorm: bool = False
+    attention_sinks: bool = False
     gated: bool = True
     one_kv_head: str = ""
     spare_positions: int = 0
@@ -55,7 +56,8 @@ class Family:
     @property
     def fixed(self) -> dict[str, Any]:
         """Fields of ModelConfig that all of its models share, besides activation and biases."""
-        return {name: getattr(self, name) for name in ("normalization", "position_embedding_type", "qk_layernorm")}
+        names = ("normalization", "position_embedding_type", "qk_layernorm", "attention_sinks")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class TensorNames:
         layers: what stands before the number of a layer.
         modules: memo's modules of a layer -> theirs. Modules of one name are equal parts of its rows, in this order.
         ends: memo's modules before and after the layers -> theirs.
-            A * stands for the number of an expert.
+            A * stands for the number of an expert; without one, the name is of a tensor that has all experts', [in,
+            out] each, whose parts alternate.
         transposed: whether matrices of layers are stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
     """
 
@@ -127,10 +130,13 @@ class TrainedFamily(Family):
         architecture: the class that AutoModelForCausalLM picks.
         tensors: what its weights are called.
         activation: the key with the name of the activation.
+        own_activation: what stands for silu, where the family has its own.
         only: their other keys -> the values that memo computes with; the first stands for a key that is left out.
         window: the key that turns a sliding window on; empty: the family has none.
         default_window: the window of a file that states none.
         layer_types: whether a file may say which layers have the window.
+        default_layer_types: which have it in a file that does not say so, repeated; empty: all.
+        packed: whether experts may be published in MXFP4.
     """
 
     architecture: str
@@ -140,10 +146,15 @@ class TrainedFamily(Family):
     window: Literal["", "sliding_window", "use_sliding_window"] = ""
     default_window: int | None = None
     layer_types: bool = False
+    default_layer_types: tuple[str, ...] = ()
+    packed: bool = False
+    own_activation: Activation | None = None
 
     @property
     def activations(self) -> dict[str, Activation]:
         """Their names of the activations that memo computes -> its own."""
+        if self.own_activation is not None:
+            return {"silu": self.own_activation}
         if self.gated:
             return {"silu": "swiglu", "swish": "swiglu"}
         return {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -14,7 +14,7 @@ from memo.config.flag import LARGEST, TOKENS, Flag
 
 PositionEmbedding = Literal["rope", "learned_absolute"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
-Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+Activation = Literal["gelu", "gelu_tanh", "swiglu", "swiglu_clamped"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 
 _FACTOR = in_range(above=0, high=10**9)
@@ -29,6 +29,7 @@ SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
     "rope_high_freq_factor": ("llama3",),
     "rope_beta_fast": ("yarn",),
     "rope_beta_slow": ("yarn",),
+    "rope_truncate": ("yarn",),
 }
 """Which kinds of scaling read a field; the others ignore it."""
 
@@ -56,7 +57,7 @@ class ModelConfig:
     norm_epsilon: Annotated[float, Flag(aliases=("layernorm_epsilon",)), in_range(above=0, high=1)] = 1e-5
     """Added to the variance inside every norm."""
     activation: Activation = "gelu"
-    """gelu (exact erf), gelu_tanh (GPT-2's) or swiglu (gated; two input projections)."""
+    """gelu (exact erf), gelu_tanh (GPT-2's), swiglu (gated; two input projections) or swiglu_clamped (gpt-oss's)."""
     position_embedding_type: PositionEmbedding = "rope"
     """Rotary, or a learned table of max-position-embeddings rows."""
     max_position_embeddings: Annotated[int | None, TOKENS, in_range(1, LARGEST)] = None
@@ -77,6 +78,8 @@ class ModelConfig:
     """yarn scaling: dimensions that turn more often than this stay as they are."""
     rope_beta_slow: Annotated[float, _FACTOR] = 1.0
     """yarn scaling: dimensions that turn less often than this are stretched in full."""
+    rope_truncate: bool = True
+    """yarn scaling: the borders between these dimensions are rounded to whole ones."""
     add_bias_linear: bool = False
     """Biases on every linear layer (GPT-2)."""
     add_qkv_bias: bool = False
@@ -137,7 +140,7 @@ class ModelConfig:
 
     @property
     def gated(self) -> bool:
-        return self.activation == "swiglu"
+        return self.activation in ("swiglu", "swiglu_clamped")
 
     @property
     def qkv_bias(self) -> bool:

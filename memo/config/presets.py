@@ -50,6 +50,22 @@ _QWEN_25 = replace(_QWEN, vocab_size=152064, max_position_embeddings=32768, add_
 _QWEN_25_SMALL = replace(_QWEN_25, vocab_size=151936, untie_embeddings_and_output_weights=False)
 _QWEN_3 = replace(_QWEN, vocab_size=151936, max_position_embeddings=40960, kv_channels=128, qk_layernorm=True)
 _QWEN_3_MOE = replace(_QWEN_3, num_experts=128, moe_router_topk=8)
+_GPT_OSS = replace(
+    _LLAMA,
+    activation="swiglu_clamped",
+    add_bias_linear=True,
+    attention_sinks=True,
+    kv_channels=64,
+    moe_router_topk=4,
+    window_size=128,
+    layer_types="sliding,full",
+    max_position_embeddings=131072,
+    rotary_base=150000.0,
+    rope_scaling_type="yarn",
+    rope_scaling_factor=32.0,
+    rope_original_max_position_embeddings=4096,
+    rope_truncate=False,
+)
 _QWEN_3_SMALL = replace(_QWEN_3, untie_embeddings_and_output_weights=False)
 
 PRESETS: dict[str, ModelConfig] = {
@@ -95,6 +111,11 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen3-moe-tiny": replace(
         _QWEN, num_query_groups=2, kv_channels=32, ffn_hidden_size=64, qk_layernorm=True, num_experts=8
     ),
+    "gpt-oss-tiny": replace(
+        _GPT_OSS, num_query_groups=2, ffn_hidden_size=64, num_experts=8, kv_channels=32, window_size=128
+    ),
+    "gpt-oss-20b": _sized(_GPT_OSS, 24, 2880, 64, 8, 2880, num_experts=32, vocab_size=201088),
+    "gpt-oss-120b": _sized(_GPT_OSS, 36, 2880, 64, 8, 2880, num_experts=128, vocab_size=201088),
     "qwen3-30b-a3b": _sized(_QWEN_3_MOE, 48, 2048, 32, 4, 768),
     "qwen3-235b-a22b": _sized(_QWEN_3_MOE, 94, 4096, 64, 4, 1536),
     "mixtral-8x7b": _sized(replace(_MISTRAL, vocab_size=32000, num_experts=8), 32, 4096, 32, 8, 14336),
@@ -105,6 +126,10 @@ PRESETS: dict[str, ModelConfig] = {
         untie_embeddings_and_output_weights=False,
     ),
 }
+
+
+PUBLISHED = [name for name in PRESETS if not name.endswith("-tiny")]
+"""Those that messages list; tiny ones are for tests and examples."""
 
 
 def preset_name(name: str) -> str | None:

@@ -45,7 +45,7 @@ def write_config(
     if like is not None:
         content |= {key: like.content[key] for key in _TOKEN_IDS if key in like.content}
         if like.model_type == model_type and _resolved(like.model) == _resolved(model_of(content, "config.json")):
-            content = {key: value for key, value in like.content.items() if key != "dtype"}
+            content = {key: value for key, value in like.content.items() if key not in ("dtype", "quantization_config")}
         dtype = dtype or like.content.get("dtype", like.content.get("torch_dtype"))
     if dtype is not None:
         content["torch_dtype"] = dtype
@@ -97,8 +97,6 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
         found.append(f"window_size must be 0, not {model.window_size}")
     if model.layer_types and not family.layer_types:
         found.append(f"layer_types must be empty, not {model.layer_types}")
-    if model.attention_sinks:
-        found.append("attention_sinks must be False, not True")
     usual = model.hidden_size // model.num_attention_heads
     if "kv_channels" not in family.names and model.head_dim != usual:
         found.append(f"kv_channels must be {usual}, not {model.head_dim}")

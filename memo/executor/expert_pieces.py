@@ -8,33 +8,33 @@ with the gradients of hidden states and of whole weights.
 
 from typing import Protocol
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from memo.executor.pieces import Gathering, GradientSink
-from memo.parallel.collectives import reduce_scatter, reduce_scatter_async
-from memo.parallel.experts import ExpertRows
-
-
-class Matrix(Protocol):
-    weight: nn.Parameter
+from memo.executor.pieces import Gathering, GradientSink, Linear
+from memo.parallel.collectives import group_rank, group_size, reduce_scatter, reduce_scatter_async
+from memo.parallel.experts import ExpertRows, of_shares, shares
+from memo.parallel.weight_gradients import add_weight_gradient
 
 
 class ExpertMlp(Protocol):
     """memo.model.layer.Experts."""
 
-    router: Matrix
-    fc1: Matrix
-    fc2: Matrix
+    router: Linear
+    fc1: Linear
+    fc2: Linear
 
     def rows(self, routing: Tensor) -> ExpertRows: ...
     def route(self, x: Tensor) -> Tensor: ...
-    def route_backward(self, grad: Tensor, x: Tensor, routing: Tensor) -> tuple[Tensor, Tensor]: ...
+    def route_backward(self, grad: Tensor, x: Tensor, routing: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def add_biases_(self, y: Tensor, routing: Tensor) -> Tensor: ...
 
 
 def experts_forward(x: Tensor, mlp: ExpertMlp, rows: ExpertRows, out: Tensor | None) -> Tensor:
     """x [s, b, h] -> fc1 of each expert of a token, [s, b, K f], in `out` if given; rows stand sorted by expert."""
-    made = rows.products(rows.of_tokens(x), mlp.fc1.weight, out=None if out is None else out.view(rows.count, -1))
+    out = None if out is None else out.view(rows.count, -1)
+    made = rows.products(rows.of_tokens(x), mlp.fc1.weight, mlp.fc1.bias, out=out)
     return made.view(*x.shape[:2], -1)
 
 
@@ -53,11 +53,15 @@ def experts_backward(
         grads: of fc1 [s, b, K f], and of the routing [s, b, 2 K].
     """
     x, grad = gathering.wait(), grads[0].view(rows.count, -1)
-    grad_x, of_router = mlp.route_backward(grads[1], x, routing)
+    grad_x, of_router, of_bias = mlp.route_backward(grads[1], x, routing)
     grad_x = rows.sums(rows.products(grad, mlp.fc1.weight, back=True)).add_(grad_x)
     scattered, work = reduce_scatter_async(grad_x.view_as(x), group)
     sink.main_gradient(mlp.router.weight).add_(of_router)
+    if mlp.router.bias is not None:
+        sink.main_gradient(mlp.router.bias).add_(of_bias)
     rows.add_weight_gradients(sink.main_gradient(mlp.fc1.weight), grad, rows.of_tokens(x))
+    if mlp.fc1.bias is not None:
+        rows.add_bias_gradients(sink.main_gradient(mlp.fc1.bias), grad)
     if work is not None:
         work.wait()
     return scattered
@@ -66,7 +70,7 @@ def experts_backward(
 def combine_forward(x: Tensor, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows, group: ProcessGroup | None) -> Tensor:
     """Sums over each token's rows of fc2 of x [s, b, K f], and over tp -> [n, b, h]."""
     y = rows.sums(rows.products(x.view(rows.count, -1), mlp.fc2.weight))
-    return reduce_scatter(y.view(*routing.shape[:2], -1), group)
+    return mlp.add_biases_(reduce_scatter(y.view(*routing.shape[:2], -1), group), routing)
 
 
 def combine_backward(gathering: Gathering, x: Tensor, mlp: ExpertMlp, rows: ExpertRows, sink: GradientSink) -> Tensor:
@@ -74,3 +78,19 @@ def combine_backward(gathering: Gathering, x: Tensor, mlp: ExpertMlp, rows: Expe
     grad = rows.of_tokens(gathering.wait())
     rows.add_weight_gradients(sink.main_gradient(mlp.fc2.weight), grad, x.view(rows.count, -1))
     return rows.products(grad, mlp.fc2.weight, back=True).view_as(x)
+
+
+def biases_backward(
+    grad: Tensor, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows, group: ProcessGroup | None, sink: GradientSink
+) -> Tensor:
+    """Gradient of the routing [s, b, 2 K] through the biases of fc2, from that of the output [n, b, h]: of this rank's
+    tokens, and zero of the others."""
+    assert mlp.fc2.bias is not None
+    rank, size, flat = group_rank(group), group_size(group), grad.flatten(0, 1)
+    own = routing.chunk(size)[rank]
+    biases, main = (each.view(rows.num_experts, -1) for each in (mlp.fc2.bias, sink.main_gradient(mlp.fc2.bias)))
+    add_weight_gradient(main, shares(own, rows.num_experts, flat.dtype), flat)
+    found = torch.zeros_like(routing)
+    of_own = of_shares(flat @ biases.t(), own)
+    found.chunk(size)[rank][..., : rows.top_k] = of_own.view(*own.shape[:-1], -1)
+    return found

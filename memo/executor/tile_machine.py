@@ -22,7 +22,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.attention.sinks import Sinks
-from memo.executor.expert_pieces import combine_backward, combine_forward, experts_backward, experts_forward
+from memo.executor.expert_pieces import (
+    biases_backward,
+    combine_backward,
+    combine_forward,
+    experts_backward,
+    experts_forward,
+)
 from memo.executor.pieces import (
     Gathering,
     GradientSink,
@@ -351,8 +357,8 @@ def _activate(machine: TileMachine, operation: Operation, x: Tensor) -> Made:
     return (machine.on.module_of[operation](x),)
 
 
-def _activate_experts(machine: TileMachine, operation: Operation, x: Tensor, routing: Tensor) -> Made:
-    return (machine.on.module_of[operation](x, routing, machine.expert_rows),)
+def _activate_experts(machine: TileMachine, operation: Operation, routing: Tensor, x: Tensor) -> Made:
+    return (machine.on.module_of[operation](routing, x, machine.expert_rows),)
 
 
 def _rotated_heads(machine: TileMachine, operation: Operation, qkv: Tensor) -> Made:
@@ -386,7 +392,9 @@ def _experts_backward(
 def _combine_backward(
     machine: TileMachine, operation: Operation, grad: Tensor, whole: Gathering, x: Tensor, routing: Tensor
 ) -> Made:
-    return (combine_backward(whole, x, machine.on.layer.mlp, machine.expert_rows, machine.sink),)
+    mlp, rows = machine.on.layer.mlp, machine.expert_rows
+    made = (combine_backward(whole, x, mlp, rows, machine.sink),)
+    return made if operation.takes else (*made, biases_backward(grad, routing, mlp, rows, machine.group, machine.sink))
 
 
 def _replayed_norm(machine: TileMachine, operation: Operation, x: Tensor) -> Replayed:
@@ -398,9 +406,9 @@ def _replayed_activation(machine: TileMachine, operation: Operation, x: Tensor) 
     return Replayed(machine.on.module_of[operation], x)
 
 
-def _replayed_experts(machine: TileMachine, operation: Operation, x: Tensor, routing: Tensor) -> Replayed:
+def _replayed_experts(machine: TileMachine, operation: Operation, routing: Tensor, x: Tensor) -> Replayed:
     activate, rows = machine.on.module_of[operation], machine.expert_rows
-    return Replayed(lambda inner, weights: activate(inner, weights, rows), x, routing)
+    return Replayed(lambda weights, inner: activate(weights, inner, rows), routing, x)
 
 
 def _replayed_backward(machine: TileMachine, operation: Operation, grad: Tensor, again: Replayed) -> Made:

@@ -15,8 +15,8 @@ from torch.distributed import ProcessGroup
 from memo.config.model import ModelConfig
 from memo.model.norm import Norm
 from memo.model.rope import RopeRows, RopeTable
-from memo.parallel.collectives import all_gather, group_size, reduce_scatter
-from memo.parallel.experts import ExpertRows, route, route_backward
+from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
+from memo.parallel.experts import ExpertRows, Router, route, route_backward, shares
 from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.spec.shapes import shape_of
@@ -151,11 +151,11 @@ class MLP(nn.Module):
 
 
 class _Matrix(nn.Module):
-    """A weight alone; whoever has it multiplies."""
+    """Weight and bias alone; whoever has them multiplies."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight, self.bias = weight, bias
 
 
 class Experts(nn.Module):
@@ -168,9 +168,9 @@ class Experts(nn.Module):
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
         self.config, self.ops, self.group = parts.config, parts.ops, parts.tp_group
-        self.router = _Matrix(*parts.of_layer(layer, "mlp.router")[:1])
-        self.fc1 = _Matrix(*parts.of_layer(layer, "mlp.fc1")[:1])
-        self.fc2 = _Matrix(*parts.of_layer(layer, "mlp.fc2")[:1])
+        self.router = _Matrix(*parts.of_layer(layer, "mlp.router"))
+        self.fc1 = _Matrix(*parts.of_layer(layer, "mlp.fc1"))
+        self.fc2 = _Matrix(*parts.of_layer(layer, "mlp.fc2"))
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -178,25 +178,37 @@ class Experts(nn.Module):
         whole = all_gather(x, self.group)
         routing = self.route(whole)
         rows = self.rows(routing)
-        inner = rows.products(rows.of_tokens(whole), self.fc1.weight)
-        outer = rows.products(self.activate(inner, routing, rows).view(rows.count, -1), self.fc2.weight)
-        return reduce_scatter(rows.sums(outer).view_as(whole), self.group)
+        inner = rows.products(rows.of_tokens(whole), self.fc1.weight, self.fc1.bias)
+        outer = rows.products(self.activate(routing, inner, rows).view(rows.count, -1), self.fc2.weight)
+        y = reduce_scatter(rows.sums(outer).view_as(whole), self.group)
+        return self.add_biases_(y, routing.view(*whole.shape[:2], -1))
 
     def rows(self, routing: Tensor) -> ExpertRows:
         return ExpertRows(routing, self.config.num_experts)
 
     def route(self, x: Tensor) -> Tensor:
-        """The routing of x [..., h], [t, 2 K]."""
-        config = self.config
-        return route(x.flatten(0, -2), self.router.weight, config.moe_router_topk, config.moe_router_pre_softmax)
+        """The routing of x [..., h], [t, 2 K] (memo.parallel.experts)."""
+        return route(x.flatten(0, -2), self._router)
 
-    def route_backward(self, grad: Tensor, x: Tensor, routing: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of x [t, h] and of the router's weight, from that of `routing` [..., 2 K]."""
+    def route_backward(self, grad: Tensor, x: Tensor, routing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of x [t, h] and of the router's weight and bias, from that of `routing` [..., 2 K]."""
         of_weights = grad.flatten(0, -2)[:, : self.config.moe_router_topk]
-        pre_softmax = self.config.moe_router_pre_softmax
-        return route_backward(of_weights, x.flatten(0, -2), self.router.weight, routing, pre_softmax)
+        return route_backward(of_weights, x.flatten(0, -2), self._router, routing)
 
-    def activate(self, inner: Tensor, routing: Tensor, rows: ExpertRows) -> Tensor:
+    @property
+    def _router(self) -> Router:
+        config = self.config
+        return Router(self.router.weight, self.router.bias, config.moe_router_topk, config.moe_router_pre_softmax)
+
+    def add_biases_(self, y: Tensor, routing: Tensor) -> Tensor:
+        """Adds what the biases of fc2 give to y [n, b, h], the sums over tp; `routing` [s, b, 2 K]."""
+        if self.fc2.bias is not None:
+            own = routing.chunk(group_size(self.group))[group_rank(self.group)]
+            of_tokens = shares(own, self.config.num_experts, y.dtype)
+            y.view(len(of_tokens), -1).addmm_(of_tokens, self.fc2.bias.view(self.config.num_experts, -1))
+        return y
+
+    def activate(self, routing: Tensor, inner: Tensor, rows: ExpertRows) -> Tensor:
         """[..., K f] for routing [..., 2 K], from fc1's output, which has as many elements or, when gated, twice as
         many."""
         made = self.ops.activate(inner.view(rows.count, 1, -1), self.config.activation).squeeze(1)

@@ -94,8 +94,10 @@ def _yarn(config: ModelConfig, frequencies: Tensor) -> Tensor:
         length = config.rope_original_max_position_embeddings
         return config.head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rotary_base))
 
-    low = max(math.floor(dim_of_turns(config.rope_beta_fast)), 0)
-    high = min(math.ceil(dim_of_turns(config.rope_beta_slow)), config.head_dim - 1)
+    first, last = dim_of_turns(config.rope_beta_fast), dim_of_turns(config.rope_beta_slow)
+    if config.rope_truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, config.head_dim - 1)
     index = torch.arange(config.head_dim // 2, dtype=torch.float64)
     stretch = ((index - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
     return stretch * frequencies / config.rope_scaling_factor + (1.0 - stretch) * frequencies

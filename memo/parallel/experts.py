@@ -11,6 +11,7 @@ numbers. A token's experts are in the order of their scores.
 """
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,28 +21,53 @@ from memo.parallel.weight_gradients import add_weight_gradient
 from memo_kernels import wide_dtype
 
 
-def route(x: Tensor, router: Tensor, top_k: int, pre_softmax: bool) -> Tensor:
-    """The routing of x [t, h] by `router` [E, h]; scores are products and softmax in the wide dtype."""
-    logits = _logits(x, router)
+class Router(NamedTuple):
+    """How experts are chosen.
+
+    Attributes:
+        weight, bias: [E, h], and [E] or None.
+        top_k: K.
+        pre_softmax: whether weights are the experts' shares among all, not among those that are chosen.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    top_k: int
+    pre_softmax: bool
+
+
+def route(x: Tensor, router: Router) -> Tensor:
+    """The routing of x [t, h]; scores are products and softmax in the wide dtype."""
+    logits, top_k, pre_softmax = _logits(x, router), router.top_k, router.pre_softmax
     chosen = logits.topk(top_k, dim=-1).indices
     return torch.cat((_weights(logits, chosen, pre_softmax), chosen.to(logits.dtype)), dim=-1)
 
 
-def route_backward(
-    grad_weights: Tensor, x: Tensor, router: Tensor, routing: Tensor, pre_softmax: bool
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the router, in the wide dtype, from those of the weights [t, K], for the choice that was
-    made."""
+def route_backward(grad_weights: Tensor, x: Tensor, router: Router, routing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, and of the router's weight and bias, in the wide dtype, from those of the weights [t, K], for the
+    choice that was made."""
     logits = _logits(x, router).requires_grad_()
     with torch.enable_grad():
-        weights = _weights(logits, _chosen(routing), pre_softmax)
+        weights = _weights(logits, _chosen(routing), router.pre_softmax)
     (grad,) = torch.autograd.grad(weights, logits, grad_weights)
-    return grad @ router.to(grad.dtype), grad.t() @ x.to(grad.dtype)
+    return grad @ router.weight.to(grad.dtype), grad.t() @ x.to(grad.dtype), grad.sum(0)
 
 
-def _logits(x: Tensor, router: Tensor) -> Tensor:
+def _logits(x: Tensor, router: Router) -> Tensor:
     wide = wide_dtype(x.dtype)
-    return x.to(wide) @ router.to(wide).t()
+    logits = x.to(wide) @ router.weight.to(wide).t()
+    return logits if router.bias is None else logits.add_(router.bias)
+
+
+def shares(routing: Tensor, num_experts: int, dtype: torch.dtype) -> Tensor:
+    """[t, E]: the weight of each expert for each token, of routing [..., 2 K]."""
+    weights, chosen = routing.flatten(0, -2).chunk(2, dim=-1)
+    return weights.new_zeros(len(weights), num_experts).scatter_(1, chosen.long(), weights).to(dtype)
+
+
+def of_shares(grad: Tensor, routing: Tensor) -> Tensor:
+    """[t, K]: of a gradient of `shares`, that of the weights of the experts that were chosen."""
+    return grad.gather(1, _chosen(routing))
 
 
 def _weights(logits: Tensor, chosen: Tensor, pre_softmax: bool) -> Tensor:
@@ -89,23 +115,39 @@ class ExpertRows:
         """[t K, n] of each row -> [t, n]: sums over the rows of a token, in the order of its experts."""
         return F.embedding_bag(self._places, rows, mode="sum")
 
-    def products(self, rows: Tensor, matrices: Tensor, *, back: bool = False, out: Tensor | None = None) -> Tensor:
-        """Each row with the matrix of its expert: [t K, in] W^T, or for gradients [t K, out] W if `back`.
+    def products(
+        self,
+        rows: Tensor,
+        matrices: Tensor,
+        biases: Tensor | None = None,
+        *,
+        back: bool = False,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Each row with the matrix of its expert: [t K, in] W^T + bias, or for gradients [t K, out] W if `back`.
 
-        `matrices` [E out, in].
+        `matrices` [E out, in], `biases` [E out].
         """
         each = matrices.unflatten(0, (self.num_experts, -1))
         each = each if back else each.transpose(1, 2)
-        if rows.is_cuda and rows.dtype == torch.bfloat16:
+        if rows.is_cuda and rows.dtype == torch.bfloat16 and biases is None:
             found = F.grouped_mm(rows, each, offs=self._ends)
             return found if out is None else out.copy_(found)
         if out is None:
             out = rows.new_empty(len(rows), each.shape[2])
         for expert, own in self._ranges:
-            torch.mm(rows[own], each[expert], out=out[own])
+            if biases is None:
+                torch.mm(rows[own], each[expert], out=out[own])
+            else:
+                torch.addmm(biases.unflatten(0, (self.num_experts, -1))[expert], rows[own], each[expert], out=out[own])
         return out
 
     def add_weight_gradients(self, main: Tensor, grad_out: Tensor, rows: Tensor) -> None:
         """Add the gradients of `matrices` of products rows W^T to `main` [E out, in]."""
         for expert, own in self._ranges:
             add_weight_gradient(main.unflatten(0, (self.num_experts, -1))[expert], grad_out[own], rows[own])
+
+    def add_bias_gradients(self, main: Tensor, grad_out: Tensor) -> None:
+        """Add those of `biases` to `main` [E out]."""
+        for expert, own in self._ranges:
+            main.unflatten(0, (self.num_experts, -1))[expert].add_(grad_out[own].sum(0))

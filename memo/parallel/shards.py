@@ -95,12 +95,12 @@ def sharded_parameter(
     for name, shape in weight.part_shapes().items():
         name = prefix + name
         if weight.split == "whole":
-            pieces.append(whole(name, shape))
+            pieces.append(whole(name, shape, start))
         elif weight.split == "vocabulary":
             pieces += _vocabulary_rows(name, shape, weight.local_shape(size)[0], rank)
         else:
             pieces.append(split(name, shape, 0 if weight.split == "rows" else 1, size, rank, start))
-            start += pieces[-1].shape[0]
+        start += pieces[-1].shape[0] if pieces else 0
     std = std if weight.init == "normal" else 0.0
     shard = Shard(tuple(pieces), weight.init, std, weight.replicated, weight.decays)
     return empty_parameter(weight.local_shape(size), shard, dtype)
@@ -122,10 +122,10 @@ def split(name: str, global_shape: tuple[int, ...], dim: int, size: int, rank: i
     return Piece(name, global_shape, tuple(offset), tuple(local_offset), tuple(shape))
 
 
-def whole(name: str, global_shape: tuple[int, ...]) -> Piece:
-    """A whole global tensor."""
+def whole(name: str, global_shape: tuple[int, ...], local_start: int = 0) -> Piece:
+    """A whole global tensor, at row `local_start` of the local tensor."""
     zeros = (0,) * len(global_shape)
-    return Piece(name, global_shape, zeros, zeros, global_shape)
+    return Piece(name, global_shape, zeros, (local_start, *zeros[1:]), global_shape)
 
 
 @torch.no_grad()

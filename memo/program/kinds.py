@@ -64,11 +64,14 @@ _MLP = (
     Activate(("fc1",), ("activation",), "mlp.activate"),
     Row(("activation",), ("mlp_out",), "mlp.fc2"),
 )
-_EXPERTS = (
-    ExpertColumn(("mlp_norm",), ("fc1", "routing"), "mlp.fc1"),
-    ActivateExperts(("fc1", "routing"), ("activation",), "mlp.activate"),
-    ExpertRow(("activation",), ("mlp_out",), "mlp.fc2"),
-)
+
+
+def _experts(biased: bool) -> tuple[Operation, ...]:
+    return (
+        ExpertColumn(("mlp_norm",), ("fc1", "routing"), "mlp.fc1"),
+        ActivateExperts(("routing", "fc1"), ("activation",), "mlp.activate"),
+        ExpertRow(("activation", "routing") if biased else ("activation",), ("mlp_out",), "mlp.fc2"),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -94,7 +97,7 @@ def kind_of(model: ModelConfig) -> Kind:
             Row(("attention_out",), ("projected",), "attention.projection"),
             Add(("input", "projected"), ("residual",)),
             Norm(("residual",), ("mlp_norm",), "mlp_norm"),
-            *(_EXPERTS if model.num_experts else _MLP),
+            *(_experts(model.add_bias_linear) if model.num_experts else _MLP),
             Add(("residual", "mlp_out"), ("layer_output",)),
         )
     )

@@ -102,9 +102,14 @@ class ActivateExperts(Activate):
 
 
 class ExpertRow(Row):
-    """The second matrix of the experts, and the sum over the rows of a token."""
+    """The second matrix of the experts, and the sum over the rows of a token.
 
-    takes = ("routing",)
+    Where it has biases, a token takes them by the weights of its experts, and reads its routing.
+    """
+
+    @property
+    def takes(self) -> tuple[str, ...]:  # type: ignore[override]  # of a class elsewhere
+        return () if "routing" in self.reads else ("routing",)
 
 
 @dataclass(frozen=True, eq=False)

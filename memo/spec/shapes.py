@@ -112,11 +112,22 @@ class ModelShape:
     def _experts(self) -> Iterator[Weight]:
         """The matrices of all experts, one below the other."""
         names = [f"mlp.experts.{index}" for index in range(self.experts)]
-        first = tuple((f"{name}.{part}.weight", rows) for name in names for part, rows in self._inner)
-        second = tuple((f"{name}.fc2.weight", self.hidden) for name in names)
+
+        def first(kind: str) -> tuple[tuple[str, int], ...]:
+            return tuple((f"{name}.{part}.{kind}", rows) for name in names for part, rows in self._inner)
+
+        def second(kind: str) -> tuple[tuple[str, int], ...]:
+            return tuple((f"{name}.fc2.{kind}", self.hidden) for name in names)
+
         yield one("mlp.router.weight", self.experts, self.hidden)
-        yield Weight("mlp.fc1.weight", first, self.hidden, "rows", experts=self.experts)
-        yield Weight("mlp.fc2.weight", second, self.ffn, "columns", experts=self.experts)
+        if self.mlp_bias:
+            yield one("mlp.router.bias", self.experts, init="zeros")
+        yield Weight("mlp.fc1.weight", first("weight"), self.hidden, "rows", experts=self.experts)
+        if self.mlp_bias:
+            yield Weight("mlp.fc1.bias", first("bias"), None, "rows", "zeros")
+        yield Weight("mlp.fc2.weight", second("weight"), self.ffn, "columns", experts=self.experts)
+        if self.mlp_bias:
+            yield Weight("mlp.fc2.bias", second("bias"), None, "whole", "zeros")
 
     @property
     def _inner(self) -> tuple[tuple[str, int], ...]:

@@ -28,7 +28,7 @@ PARAGRAPHS = ["The quick brown fox jumps over the lazy dog. " * 8] * 8
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What lies in the folder of somebody who begins."""
     folder = tmp_path_factory.mktemp("home")
-    for name in ("empty", "texts", "Llama/checkpoint-7", "adapter", "gguf", "Mixtral"):
+    for name in ("empty", "texts", "Llama/checkpoint-7", "adapter", "gguf", "DeepSeek"):
         (folder / name).mkdir(parents=True)
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PARAGRAPHS))
     (folder / "chats.jsonl").write_text(
@@ -45,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "Llama" / "checkpoint-7" / "config.json").write_text(LLAMA)
     (folder / "gguf" / "model.gguf").write_bytes(b"GGUF")
     (folder / "adapter" / "adapter_config.json").write_text("{}")
-    (folder / "Mixtral" / "config.json").write_text('{"model_type": "mixtral", "num_local_experts": 8}')
+    (folder / "DeepSeek" / "config.json").write_text('{"model_type": "deepseek_v3", "n_routed_experts": 256}')
     (folder / "runs").mkdir()
     (folder / "runs" / "latest_checkpointed_iteration.txt").write_text("2")
     assert main(["data", "build", str(folder / "texts.jsonl"), str(folder / "data" / "mine")]) == 0
@@ -131,8 +131,7 @@ WRONG = [
         "'config.yaml' belongs to no flag: give the fields of a run as --config config.toml, written",
     ),
     ("train run.toml --mock-data", "'run.toml' belongs to no flag: give the fields of a run as --config run.toml\n"),
-    ("train --num-experts 8 --mock-data", "memo trains dense models and has no mixture of experts"),
-    ("plan --num-experts 8 --model gpt-7b --gpus 8", "memo trains dense models and has no mixture of experts"),
+    ("train --num-experts 2 --moe-router-topk 4 --mock-data", "--moe-router-topk 4 is more than --num-experts 2"),
     ("finetune --peft lora", "memo trains all weights and has no adapters"),
     ("finetune --dpo", "memo has no training by preferences or rewards"),
     ("evaluate --tasks mmlu", "memo runs no benchmark tasks: `memo evaluate` tells losses by position"),
@@ -262,8 +261,14 @@ WRONG = [
         "from_pretrained('adapter').merge_and_unload().save_pretrained('MERGED'), and give MERGED",
     ),
     ("plan --model adapter --gpus 8", "that is an adapter of PEFT"),
-    ("train --model Mixtral --mock-data", "'mixtral', a mixture of experts (num_local_experts 8): memo knows llama"),
-    ("plan --model Mixtral --gpus 8", "a mixture of experts (num_local_experts 8), which has no rules here: use llama"),
+    (
+        "train --model DeepSeek --mock-data",
+        "'deepseek_v3', a mixture of experts (n_routed_experts 256): memo knows llama",
+    ),
+    (
+        "plan --model DeepSeek --gpus 8",
+        "a mixture of experts (n_routed_experts 256), which has no rules here: use llama",
+    ),
     ("train --model runs --mock-data", "go on from it with --config runs/config.toml --load runs"),
     (
         "train --model meta-llama/Llama-3.1-8B --mock-data",

@@ -311,7 +311,7 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "attention_factor": 2.0}}, "attention_factor is 2.0, but memo .* 1.138"),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "mscale": 0.7}}, "rope_scaling.mscale is 0.7, which memo does not"),
-        ({**QWEN3_8B, "rope_scaling": {**YARN, "truncate": False}}, "rope_scaling.truncate is False"),
+        ({**QWEN3_8B, "rope_scaling": {**YARN, "truncate": 1}}, "rope_scaling.truncate is 1"),
         ({**QWEN3_8B, "rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
         (
             {**QWEN3_8B, "rope_scaling": {**YARN, "factor": "4"}},

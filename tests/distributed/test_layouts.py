@@ -20,7 +20,7 @@ STEPS = 2
 """The loss of the second step shows the weights of the first; its weights show the moments."""
 
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
-EXPERTS = "qwen3-moe-tiny"
+EXPERTS, OSS = "qwen3-moe-tiny", "gpt-oss-tiny"
 KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
 Layout = tuple[str, int, dict[str, object]]
@@ -41,7 +41,7 @@ LAYOUTS: list[Layout] = [
     # pairs
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (GPT, 4, {"tp": 2, "pp": 2}),
-    (EXPERTS, 4, {"tp": 2, "cp": 2}),
+    (OSS, 4, {"tp": 2, "cp": 2}),
     (GPT2, 4, {"tp": 2}),
     (KINDS, 4, {"cp": 2, "pp": 2}),
     (QWEN, 4, {"cp": 2, "cp_comm_type": "all_gather"}),

@@ -240,6 +240,7 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         ("qwen3-moe-tiny", 1, {"seq_length": 1024}),
         ("qwen3-moe-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"}),
         ("qwen3-moe-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
+        ("gpt-oss-tiny", 1, {"seq_length": 1024}),
         ("llama-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
         # Gradients of a layer are being reduced while the backward of its first norm, composed in fp32, goes on.
         (
@@ -260,6 +261,7 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         "experts",
         "experts-alpha-bf16",
         "experts-tp2",
+        "experts-with-biases",
         "tp2",
         "tail-dp2",
         "norm",

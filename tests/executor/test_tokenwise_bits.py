@@ -49,6 +49,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
     "tp2 experts": (2, "qwen3-moe-tiny", {"tp": 2, **ONE_STAGE}),
+    "tp2 experts with biases": (2, "gpt-oss-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "cp2 ring": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE}),
     "cp2 gathered": (2, "qwen3-tiny", {"cp": 2, "cp_comm_type": "all_gather", **ONE_STAGE}),
     "cp2 ring, kinds": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE, **KINDS}),

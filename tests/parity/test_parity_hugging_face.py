@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from forward import Result, run_once
-from hugging_face import Sources, gpt2_sources, llama_sources, to_global
+from hugging_face import Sources, gpt2_sources, gpt_oss_sources, llama_sources, to_global
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -99,6 +99,7 @@ def _llama(**ours: Any) -> Family:
     return Family("LlamaConfig", "LlamaForCausalLM", theirs, model)
 
 
+_YARN_WITHOUT_ROUNDING = {"rope_type": "yarn", "factor": 4.0, "truncate": False}
 _QWEN3_MOE_THEIRS = {
     **_LLAMA_THEIRS,
     "head_dim": 16,
@@ -163,6 +164,28 @@ FAMILIES = {
         {**_QWEN3_MOE_THEIRS, "norm_topk_prob": False},
         replace(_QWEN3_MOE, moe_router_pre_softmax=True),
     ),
+    "gpt_oss": Family(
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {**_LLAMA_THEIRS, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 5}
+        | {"rope_parameters": {"rope_theta": 100.0, "original_max_position_embeddings": 64, **_YARN_WITHOUT_ROUNDING}},
+        replace(
+            _LLAMA_OURS,
+            activation="swiglu_clamped",
+            add_bias_linear=True,
+            attention_sinks=True,
+            kv_channels=16,
+            num_experts=6,
+            moe_router_topk=3,
+            window_size=5,
+            layer_types="sliding,full",
+            rope_scaling_type="yarn",
+            rope_scaling_factor=4.0,
+            rope_original_max_position_embeddings=64,
+            rope_truncate=False,
+        ),
+        gpt_oss_sources,
+    ),
     "mixtral": Family(
         "MixtralConfig",
         "MixtralForCausalLM",
@@ -217,7 +240,8 @@ def run_theirs(name: str, dtype: torch.dtype, *, wide: bool) -> tuple[Result, di
     """Their result on make_batch(), gradients under our names; and the weights."""
     family, batch = FAMILIES[name], make_batch()
     with Wide() if wide else nullcontext():
-        model = build_theirs(family, dtype, "eager" if wide else "sdpa")
+        has_sdpa = not family.ours.attention_sinks
+        model = build_theirs(family, dtype, "sdpa" if has_sdpa and not wide else "eager")
         logits = model(input_ids=batch.tokens.t(), use_cache=False).logits.transpose(0, 1)
     losses = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
     losses = losses.view(SEQ_LENGTH, BATCH)
@@ -296,7 +320,7 @@ def _summary(found: dict[str, float]) -> dict[str, float]:
     return kinds | {"gradients": math.sqrt(sum(error**2 for error in found.values()) / len(found))}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_moe", "gpt_oss"])
 def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""
     truth, weights = run_theirs(name, torch.float64, wide=True)

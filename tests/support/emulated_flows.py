@@ -355,6 +355,10 @@ FLOWS: dict[str, Flow] = {
     "experts, planned, states": Flow("experts", {**EXPERTS, **PLANNED, "offload_states": "all"}),
     "experts, alpha 0": Flow("experts on tiles", {**EXPERTS, "offload_alpha": 0.0}),
     "experts, alpha 1/2, planned": Flow("experts on tiles", {**EXPERTS, "offload_alpha": 0.5, **PLANNED}),
+    "experts with biases, alpha 0": Flow("experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 0.0}),
+    "experts with biases, alpha 1, planned": Flow(
+        "experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 1.0, **PLANNED}
+    ),
     "experts, swept": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 0.0}),
     "experts, swept, attention again": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 1.0, **AGAIN}),
     "one rank of 16": Flow(

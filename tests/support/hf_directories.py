@@ -54,6 +54,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SIZES, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}
         | {"norm_topk_prob": True},
     ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {**_SIZES, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9}
+        | {"rope_theta": 500.0, "rope_scaling": {**_YARN, "truncate": False}},
+    ),
     "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 4}),
     "gpt2": ("GPT2Config", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
     "gpt2-untied": ("GPT2Config", {**_GPT2, "activation_function": "gelu", "tie_word_embeddings": False}),

@@ -5,7 +5,7 @@ gradients as well as weights.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ class Source:
         name: key in the state dict.
         transposed: GPT-2's Conv1D keeps matrices as [in, out], we as [out, in].
         part, num_parts: which rows of the matrix (after transposition) are meant.
+        alternating: whether rows of the parts take turns.
         expert: which matrix of a tensor that has those of all experts; None: it is one matrix.
     """
 
@@ -28,6 +29,7 @@ class Source:
     part: int = 0
     num_parts: int = 1
     expert: int | None = None
+    alternating: bool = False
 
     def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """A view of tensors[name]; raises KeyError for a tensor that is not there."""
@@ -36,6 +38,8 @@ class Source:
             tensor = tensor[self.expert]
         if self.transposed:
             tensor = tensor.t()
+        if self.alternating:
+            return tensor[self.part :: self.num_parts]
         return tensor.chunk(self.num_parts)[self.part]
 
 
@@ -80,6 +84,29 @@ def llama_sources(model: ModelConfig) -> Sources:
         if model.qkv_bias:
             for part in "qkv":
                 found[f"{ours}.attention.{part}.bias"] = Source(f"{theirs}.self_attn.{part}_proj.bias")
+    return found
+
+
+def gpt_oss_sources(model: ModelConfig) -> Sources:
+    """Biases everywhere, sinks, and matrices of all experts in one tensor, as [in, out], gate and up in turn."""
+    found = {
+        name: source
+        for name, source in llama_sources(replace(model, num_experts=0, add_qkv_bias=True)).items()
+        if "mlp." not in name
+    }
+    for layer in range(model.num_layers):
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+        found[f"{ours}.attention.sinks"] = Source(f"{theirs}.self_attn.sinks")
+        found[f"{ours}.attention.projection.bias"] = Source(f"{theirs}.self_attn.o_proj.bias")
+        for kind, suffix in (("weight", ""), ("bias", "_bias")):
+            found[f"{ours}.mlp.router.{kind}"] = Source(f"{theirs}.mlp.router.{kind}")
+            both, down = (f"{theirs}.mlp.experts.{name}{suffix}" for name in ("gate_up_proj", "down_proj"))
+            is_matrix = kind == "weight"
+            for expert in range(model.num_experts):
+                name = f"{ours}.mlp.experts.{expert}"
+                for part, of in enumerate(("gate", "up")):
+                    found[f"{name}.{of}.{kind}"] = Source(both, is_matrix, part, 2, expert, alternating=True)
+                found[f"{name}.fc2.{kind}"] = Source(down, is_matrix, expert=expert)
     return found
 
 

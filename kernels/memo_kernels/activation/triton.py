@@ -25,14 +25,21 @@ def _gelu(x, TANH: tl.constexpr):
 
 
 @triton.jit
-def _forward(x_ptr, out_ptr, x_stride, size, SWIGLU: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr):
+def _forward(
+    x_ptr, out_ptr, x_stride, size, SWIGLU: tl.constexpr, CLAMPED: tl.constexpr, TANH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if SWIGLU:
         up = tl.load(x_ptr + row * x_stride + size + columns, mask=inside, other=0.0).to(tl.float32)
-        y = x * tl.sigmoid(x) * up
+        if CLAMPED:
+            gate = tl.minimum(x, 7.0)
+            y = gate * tl.sigmoid(1.702 * gate) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0)
+        else:
+            y = x * tl.sigmoid(x) * up
     else:
         y, _ = _gelu(x, TANH)
     tl.store(out_ptr + row * size + columns, y.to(out_ptr.dtype.element_ty), mask=inside)
@@ -41,7 +48,7 @@ def _forward(x_ptr, out_ptr, x_stride, size, SWIGLU: tl.constexpr, TANH: tl.cons
 @triton.jit
 def _backward(
     grad_ptr, x_ptr, grad_x_ptr, grad_stride, x_stride, grad_x_stride, size,
-    SWIGLU: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr,
+    SWIGLU: tl.constexpr, CLAMPED: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -51,9 +58,17 @@ def _backward(
     to = grad_x_ptr + row * grad_x_stride + columns
     if SWIGLU:
         up = tl.load(x_ptr + row * x_stride + size + columns, mask=inside, other=0.0).to(tl.float32)
-        share = tl.sigmoid(x)
-        tl.store(to + size, (grad * x * share).to(grad_x_ptr.dtype.element_ty), mask=inside)
-        slope = share * (1.0 + x * (1.0 - share)) * up
+        if CLAMPED:
+            gate, inner = tl.minimum(x, 7.0), tl.abs(up) <= 7.0
+            share = tl.sigmoid(1.702 * gate)
+            of_up = tl.where(inner, grad * gate * share, 0.0)
+            factor = tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0
+            slope = tl.where(x <= 7.0, share * (1.0 + 1.702 * gate * (1.0 - share)) * factor, 0.0)
+        else:
+            share = tl.sigmoid(x)
+            of_up = grad * x * share
+            slope = share * (1.0 + x * (1.0 - share)) * up
+        tl.store(to + size, of_up.to(grad_x_ptr.dtype.element_ty), mask=inside)
     else:
         _, slope = _gelu(x, TANH)
     tl.store(to, (grad * slope).to(grad_x_ptr.dtype.element_ty), mask=inside)
@@ -88,7 +103,7 @@ class _Activate(torch.autograd.Function):
 
 
 def _out_size(inner: Tensor, kind: str) -> int:
-    return inner.shape[-1] // 2 if kind == "swiglu" else inner.shape[-1]
+    return inner.shape[-1] // 2 if kind.startswith("swiglu") else inner.shape[-1]
 
 
 def _grid(rows: Tensor, size: int) -> tuple[int, int]:
@@ -96,4 +111,5 @@ def _grid(rows: Tensor, size: int) -> tuple[int, int]:
 
 
 def _constants(kind: str) -> dict[str, Any]:
-    return {"SWIGLU": kind == "swiglu", "TANH": kind == "gelu_tanh", "BLOCK": _BLOCK}
+    gated, clamped = kind.startswith("swiglu"), kind == "swiglu_clamped"
+    return {"SWIGLU": gated, "CLAMPED": clamped, "TANH": kind == "gelu_tanh", "BLOCK": _BLOCK}

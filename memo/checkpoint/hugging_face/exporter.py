@@ -228,7 +228,7 @@ def _read(source: _Source, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
     """The tensors of the Hugging Face model, which are filled through views of the form that memo stores."""
     whole = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
     ours = {
-        name: place.oriented(whole[theirs]).chunk(place.num_parts)[place.part]
+        name: place.of_whole(whole[theirs])
         for theirs, tensor in tensors.items()
         for name, place in tensor.parts.items()
     }

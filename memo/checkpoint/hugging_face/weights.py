@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memo.checkpoint.hugging_face.files import DTYPES, TensorFiles
+from memo.checkpoint.hugging_face import mxfp4
+from memo.checkpoint.hugging_face.files import DTYPES, FileTensor, TensorFiles
 from memo.checkpoint.hugging_face.names import (
     BASE_PREFIXES,
     HuggingFacePlace,
@@ -34,20 +35,45 @@ class PretrainedWeights:
         self.shapes = global_shapes(model, num_positions)
         self.places = {name: self._stored_as(place) for name, place in places(model_type, self.shapes).items()}
         for name in self.shapes:
-            self._check(name)
+            (self._check_packed if self._is_packed(name) else self._check)(name)
         self._check_rest()
 
     def dtype(self, name: str) -> torch.dtype:
-        return DTYPES[self.files.tensors[self.places[name].name].dtype]
+        """Of what `read` gives."""
+        return mxfp4.DTYPE if self._is_packed(name) else DTYPES[self._stored(name).dtype]
 
     def file(self, name: str) -> str:
         """The file with this tensor; whoever reads tensors in the order of their files opens each file once."""
-        return self.files.tensors[self.places[name].name].file
+        return self._stored(name).file
 
     def read(self, name: str, offset: Shape, size: Shape) -> Tensor:
         """The rectangle `size` at `offset` of memo's global tensor `name`, in the dtype in which it is stored."""
         place = self.places[name]
-        return place.oriented(self.files.read(place.name, place.slices(self.shapes[name], offset, size)))
+        if not self._is_packed(name):
+            return place.of_slices(self.files.read(place.name, place.slices(self.shapes[name], offset, size)))
+        expert, columns, rows = place.slices(self.shapes[name], offset, size)
+        blocks, scales = (self.files.read(place.name + kind, (expert, rows)) for kind in (mxfp4.BLOCKS, mxfp4.SCALES))
+        return place.of_slices(mxfp4.unpack(blocks, scales)[..., columns].transpose(1, 2))
+
+    def _is_packed(self, name: str) -> bool:
+        return self.places[name].name + mxfp4.BLOCKS in self.files.tensors
+
+    def _stored(self, name: str) -> FileTensor:
+        stored = self.places[name].name
+        return self.files.tensors[stored + mxfp4.BLOCKS if self._is_packed(name) else stored]
+
+    def _check_packed(self, name: str) -> None:
+        place, tensors = self.places[name], self.files.tensors
+        experts, columns, rows = place.whole_shape(self.shapes[name])
+        expected = (experts, rows, columns // mxfp4.BLOCK)
+        for kind, shape in ((mxfp4.BLOCKS, (*expected, mxfp4.BLOCK // 2)), (mxfp4.SCALES, expected)):
+            stored = tensors.get(place.name + kind)
+            if stored is None or stored.shape != shape or stored.dtype != "U8":
+                found = "is missing" if stored is None else f"has shape {stored.shape} and dtype {stored.dtype} there"
+                raise CheckpointError(
+                    f"{self.files.directory}: {place.name}{kind} {found}, and this model needs {shape} in U8: restore "
+                    "the file, or leave out the model flags that change it"
+                )
 
     def read_whole(self, name: str) -> Tensor:
         """All of a global tensor, contiguous."""
@@ -84,7 +110,7 @@ class PretrainedWeights:
 
     def _check_rest(self) -> None:
         """Raises CheckpointError for a weight in the files that this model does not have."""
-        used = {place.name for place in self.places.values()}
+        used = {place.name + kind for place in self.places.values() for kind in ("", mxfp4.BLOCKS, mxfp4.SCALES)}
         for name in self.files.tensors:
             if name in used or is_no_weight(name):
                 continue

@@ -99,19 +99,19 @@ def activate(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
     return weighted
 
 
-def activate_again(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, tuple[Block, Block | None]]:
+def activate_again(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, tuple[Block, ...]]:
     """(activation, what the graph keeps beside it)."""
-    plain, silu = activation_forward(ledger, z, tokens, graph=True)
-    return ledger.make("activation", plain.num_bytes), (plain, silu)
+    plain, kept = activation_forward(ledger, z, tokens, graph=True)
+    return ledger.make("activation", plain.num_bytes), (plain, *kept)
 
 
-def activate_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[Block, Block | None]) -> Block:
+def activate_backward(ledger: Ledger, z: LayerSizes, tokens: int, saved: tuple[Block, ...]) -> Block:
     """Gradient of fc1's output; that of the weights is small."""
-    plain, silu = kept
+    plain, *kept = saved
     grad = ledger.make("activation term", plain.num_bytes)
     ledger.pulse(("activation term", plain.num_bytes))
     ledger.free(plain)
-    made = activation_backward(ledger, z, tokens, silu)
+    made = activation_backward(ledger, z, tokens, tuple(kept))
     ledger.free(grad)
     return made
 

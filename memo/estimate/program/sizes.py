@@ -34,6 +34,7 @@ class LayerSizes(NamedTuple):
         narrow, wide: bytes of an element of the model, and of sums and statistics.
         heads, kv_heads, head_dim: heads of this tp rank and their width.
         ffn: width of the activation, over all experts of a token.
+        activation_terms: values as wide that the kernels of the activation make besides.
         experts, top_k: of a layer, and of each token; no experts: one MLP for all tokens.
         matrices: outputs and inputs of each matrix, by the path of its module.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
@@ -64,6 +65,7 @@ class LayerSizes(NamedTuple):
     top_k: int
     matrices: tuple[tuple[str, tuple[int, ...]], ...]
     gated: bool
+    activation_terms: int
     rms: bool
     qk_norm: bool
     linear_bias: bool
@@ -156,6 +158,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         top_k=model.moe_router_topk if model.num_experts else 1,
         matrices=tuple((module, w.local_shape(parallel.tp)) for module, w in layer_matrices(model).items()),
         gated=model.gated,
+        activation_terms={"swiglu": 1, "swiglu_clamped": 4}.get(model.activation, 0),
         rms=model.normalization == "RMSNorm",
         qk_norm=model.qk_layernorm and not model.custom_layer,
         linear_bias=model.add_bias_linear,

@@ -234,12 +234,13 @@ def _expert_row_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     machine.sort_rows()
     matrix = math.prod(machine.matrices[operation.module])
-    return (experts.second_backward(machine.ledger, machine.z, machine.tokens, matrix),)
+    made = experts.second_backward(machine.ledger, machine.z, machine.tokens, matrix)
+    return (made, *(None for _ in operation.reads[1:]))
 
 
 def _activate_experts_backward(machine: TileLedger, operation: Operation) -> Made:
     kept = machine.graphs.pop(operation.makes[0])
-    return (experts.activate_backward(machine.ledger, machine.z, machine.tokens, kept), None)
+    return (None, experts.activate_backward(machine.ledger, machine.z, machine.tokens, kept))
 
 
 def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
@@ -248,8 +249,8 @@ def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
-    silu = machine.graphs.pop(operation.makes[0])
-    return (activation_backward(machine.ledger, machine.z, machine.tokens, silu),)
+    kept = machine.graphs.pop(operation.makes[0])
+    return (activation_backward(machine.ledger, machine.z, machine.tokens, kept),)
 
 
 def _heads_backward(machine: TileLedger, operation: Operation) -> Made:

@@ -95,28 +95,29 @@ def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
         ledger.pulse(("rope half", half), ("rope term", half))
 
 
-def activation_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, Block | None]:
-    """(activation, silu(gate) if the MLP is gated and the backward needs it)."""
+def activation_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, tuple[Block, ...]]:
+    """(activation, what the backward needs besides input and output)."""
     num_bytes = tokens * z.ffn * z.narrow
-    if not z.gated:
-        return ledger.make("activation", num_bytes), None
-    silu = ledger.make("silu", num_bytes)
+    kept = [ledger.make("activation term", num_bytes) for _ in range(z.activation_terms)]
     active = ledger.make("activation", num_bytes)
     if graph:
-        return active, silu
-    ledger.free(silu)
-    return active, None
+        return active, tuple(kept)
+    ledger.free(*kept)
+    return active, ()
 
 
-def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, silu: Block | None) -> Block:
-    """Gradient of fc1's output."""
+def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> Block:
+    """Gradient of fc1's output. Of a gated activation those of its two factors are made first, and of what one of them
+    is made of; those of gate and up are put side by side last."""
     num_bytes = tokens * z.ffn * z.narrow
     if not z.gated:
         return ledger.make("fc1 gradient", num_bytes)
-    grad_up, grad_silu = (ledger.make("activation term", num_bytes) for _ in range(2))
-    ledger.free(silu)
+    grad_up, grad_gated = (ledger.make("activation term", num_bytes) for _ in range(2))
+    ledger.free(*kept[:2])
+    of_terms = [ledger.make("activation term", num_bytes) for _ in kept[2:]]
+    ledger.free(*kept[2:])
     grad_gate = ledger.make("activation term", num_bytes)
-    ledger.free(grad_silu)
+    ledger.free(grad_gated, *of_terms)
     grad_inner = ledger.make("fc1 gradient", 2 * num_bytes)
     ledger.free(grad_gate, grad_up)
     return grad_inner
