@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from memo.executor.layer import TokenwiseLayer
+from memo.executor.layer_on_tiles import LayerOnTiles
 from memo.executor.pieces import (
     Gathering,
     Linear,
@@ -28,7 +29,7 @@ from memo.executor.pieces import (
     row_forward,
 )
 from memo.executor.sweep import SweptLayer
-from memo.executor.tile_machine import Context, LayerOnTiles, Tile, TileMachine
+from memo.executor.tile_machine import Context, Tile, TileMachine
 from memo.parallel.collectives import all_gather
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.program.operations import Operation

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from memo.executor.layer_on_tiles import ExplicitLayer, LayerOnTiles, Slots
 from memo.executor.pieces import GradientSink
-from memo.executor.tile_machine import Context, ExplicitLayer, LayerOnTiles, Slots, Tile
+from memo.executor.tile_machine import Context, Tile
 from memo.program.kinds import Kind
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from memo.executor.halves import HalvesOperations
 from memo.executor.layer import WholeLayer
-from memo.executor.tile_machine import Context, ExplicitLayer
+from memo.executor.layer_on_tiles import ExplicitLayer
+from memo.executor.tile_machine import Context
 from memo.parallel.dtypes import torch_dtype
 from memo.spec.slots import Resident, SlotLayout
 

@@ -29,8 +29,9 @@ from torch.distributed import ProcessGroup
 
 from memo.attention.backends import Saved
 from memo.executor.key_values import KeyValues
+from memo.executor.layer_on_tiles import ExplicitLayer, LayerOnTiles, Slots
 from memo.executor.pieces import GradientSink
-from memo.executor.tile_machine import Context, ExplicitLayer, LayerOnTiles, Rope, Slots, Tile
+from memo.executor.tile_machine import Context, Rope, Tile
 from memo.parallel import context_sweep
 from memo.parallel.hidden import Hidden, same_memory
 from memo.program.kinds import Kind

@@ -1,0 +1,200 @@
+"""A layer that computes tile by tile: the walks over what is token-wise, before attention and after it.
+
+Forward, rebuilding and backward of a tile are the same whatever a slot holds: a whole layer (memo.executor.layer) or
+one section of it (memo.executor.sweep). Shapes as in memo.executor.tile_machine.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from memo.attention.sinks import Sinks
+from memo.executor.pieces import GradientSink, Linear
+from memo.executor.tile_machine import Context, Rope, Tile, TileMachine
+from memo.parallel.context import ContextAttention
+from memo.program.kinds import Kind
+from memo.program.walk import Step, backward, forward, gradient, rebuilt
+from memo.spec.slots import WHOLE_GROUP, SlotLayout
+
+
+class SelfAttention(Protocol):
+    qkv: Linear
+    projection: Linear
+    core: ContextAttention
+    head_dim: int
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    sinks: nn.Parameter | None
+    normed_heads: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    rotate_: Callable[..., None]
+
+
+class Mlp(Protocol):
+    """One with experts (memo.model.layer.Experts) has more."""
+
+    fc1: Linear
+    fc2: Linear
+    activate: Callable[..., Tensor]
+
+
+class NormModule(Protocol):
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Layer(Protocol):
+    """The interface of a layer for the executor; memo.model.layer.TransformerLayer has it."""
+
+    attention_norm: NormModule
+    attention: SelfAttention
+    mlp_norm: NormModule
+    mlp: Mlp
+
+
+class Slots(Protocol):
+    """Rounding buffers that are all laid out alike."""
+
+    layout: SlotLayout
+
+
+class RunsExplicitly(Protocol):
+    """Forward and backward of a layer, from [n, b, h] to [n, b, h]; weight gradients go to its sink."""
+
+    def run_forward(self, x: Tensor, context: Context) -> Tensor: ...
+    def run_backward(self, grad: Tensor, context: Context) -> Tensor: ...
+
+
+class LayerOnTiles(nn.Module):
+    """One layer that computes tile by tile, in the slot that `memory` lays out."""
+
+    def __init__(self, layer: Any, kind: Kind, memory: Slots, sink: GradientSink, group: ProcessGroup | None) -> None:
+        """`layer` is a Layer that is an nn.Module, of this kind; `group`: of tp."""
+        super().__init__()
+        self.layer: Any = layer
+        self.kind, self.memory, self.sink, self.group = kind, memory, sink, group
+        self.module_of = {op: _module(layer, op.module) for op in kind.operations if op.module}
+        self._kept: dict[int, frozenset[str]] = {}
+        self._sharded = frozenset(name for name, layout in kind.layouts.items() if layout == "tokens")
+
+    def kept_of(self, tile: Tile) -> frozenset[str]:
+        """What the slot holds of the tile between forward and backward."""
+        found = self._kept.get(tile.index)
+        if found is None:
+            layout = self.memory.layout
+            kept = (name for name in layout.places if self.rows_of(name, tile).stop <= layout.saved_rows(name))
+            found = self._kept[tile.index] = frozenset(kept)
+        return found
+
+    def rows_of(self, name: str, tile: Tile) -> slice:
+        return tile.shard if name in self._sharded else tile.full
+
+    # What is token-wise before attention, and after it.
+
+    def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
+        """qkv of one tile into its buffer; rotated there, unless heads are normed and backward needs them raw."""
+        machine = TileMachine(self, kept, tile, context)
+        machine.run(forward(self.kind.before, frozenset({self.kind.attended}), machine.kept))
+
+    def _finish(self, kept: dict[str, Tensor], tile: Tile, context: Context, out: Tensor) -> None:
+        """From attention's output to that of the layer, [n / T, b, h], which is written to `out`."""
+        machine = TileMachine(self, kept, tile, context)
+        machine.places["layer_output"] = out
+        machine.run(forward(self.kind.after, frozenset({"layer_output"}), machine.kept))
+
+    def _keep_again(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
+        """What the slot keeps of the tile of all that is made after attention, without the layer's output."""
+        machine = TileMachine(self, kept, tile, context)
+        made = machine.kept.intersection(name for operation in self.kind.after for name in operation.makes)
+        machine.run(forward(self.kind.after, made, machine.kept))
+
+    def _finish_backward(
+        self, kept: dict[str, Tensor], tile: Tile, context: Context, grad: Tensor, grad_input: Tensor
+    ) -> Tensor:
+        """From the gradient of the layer's output back to that of attention's output, [s / T, b, a d].
+
+        Args:
+            grad: of the output, [n / T, b, h].
+            grad_input: as large; what reaches the layer's input beside attention is written to it. It may be `grad`.
+        """
+        machine = TileMachine(self, kept, tile, context)
+        walk = backward(self.kind.after, machine.kept, frozenset({"layer_output"}))
+        machine.live[gradient("layer_output")], machine.places["input"] = grad, grad_input
+        machine.run(walk.steps)
+        machine.put("input", walk.gradients["input"])
+        found: Tensor = machine.live[walk.gradients["attention_out"]]
+        return found
+
+    def _qkv_backward(
+        self, kept: dict[str, Tensor], tile: Tile, context: Context, grads: tuple[Tensor, ...], *grad_input: Tensor
+    ) -> None:
+        """From the tile's gradients of q, k and v, [s / T, b, heads, d] each, which are overwritten, to that of its
+        input.
+
+        Args:
+            grad_input: what reaches the input beside attention, [n / T, b, h], and where the sum of both goes.
+        """
+        machine = TileMachine(self, kept, tile, context)
+        walk = backward(self.kind.before, machine.kept | {WHOLE_GROUP}, frozenset({"heads", "input"}))
+        machine.live |= {gradient("heads"): grads, gradient("input"): grad_input[0]}
+        machine.places["input"] = grad_input[1]
+        machine.run(walk.steps)
+        machine.put("input", walk.gradients["input"])
+
+    def _attention_inputs(self, qkv: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention takes, of the rows `qkv` of the slot, whose positions `rope` has."""
+        attention = self.layer.attention
+        q, k, v = attention.normed_heads(qkv)
+        if not self.kind.heads.in_place:
+            attention.rotate_(q, k, rope)  # not views of the slot, which keeps unrotated heads
+        return q, k, v
+
+    def _sinks(self, *, backward: bool = False) -> Sinks | None:
+        """Of attention, in a backward with their main gradient."""
+        logits = self.layer.attention.sinks
+        return None if logits is None else Sinks(logits, self.sink.main_gradient(logits) if backward else None)
+
+    def recomputations(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> dict[str, Callable[[], object]]:
+        """By group, what backward does for a tile only because nothing of the group has moved; to be called after a
+        forward."""
+        after, replayed = self.kind.after, {n for op in self.kind.after if op.replays for n in op.makes}
+        taken = {name for op in after for name in (op.reads if op.replays else op.needs)}
+        everything = rebuilt(after, ())
+        works: dict[str, Callable[[], object]] = {"qkv": lambda: self.compute_qkv(kept, tile, context)}
+        for name in (name for op in after for name in op.makes if name in taken):
+            again = everything - rebuilt(after, (name,))
+            if again:
+                steps = forward(tuple(op for op in after if op in again), frozenset({name}), frozenset(), again=True)
+                works[name] = partial(self._run_alone, steps, kept, tile, context, replayed)
+        return works
+
+    def _run_alone(
+        self, steps: Sequence[Step], kept: dict[str, Tensor], tile: Tile, context: Context, inputs: set[str]
+    ) -> None:
+        """The layer's input stands in for `inputs`."""
+        machine = TileMachine(self, kept, tile, context)
+        machine.live |= dict.fromkeys(inputs, kept["input"][tile.shard])
+        machine.run(steps)
+
+
+def _module(layer: Any, path: str) -> Any:
+    found = layer
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+class ExplicitLayer(torch.autograd.Function):
+    """A layer with an explicit backward; saves no tensor, because all are views of buffers that are reused before."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: RunsExplicitly, context: Context) -> Tensor:
+        ctx.layer, ctx.context = layer, context
+        return layer.run_forward(x, context)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.layer.run_backward(grads[0], ctx.context), None, None
