@@ -127,8 +127,9 @@ class BesideSlots(NamedTuple):
     """What layers that are swept have beside their slots; of a run whose layers are not, nothing is read of it.
 
     Attributes:
-        key_records, input_records, hidden_records: host records of the keys and values of a layer, and of sections of
-            inputs of layers that recompute attention, and of hidden states in host memory.
+        key_records, input_records, hidden_records: host records of the keys and values of a layer, or of a section
+            where their store slides; of sections of inputs of layers that recompute attention; and of hidden states in
+            host memory.
         input_sections, hidden_sections: of the latter two on the device.
     """
 
@@ -145,7 +146,8 @@ NOTHING_BESIDE = BesideSlots()
 def beside_slots(config: RunConfig, world_size: int, stage: int) -> BesideSlots:
     """The most that a rank of `stage` has in use at once.
 
-    Keys and values have one slot, and a record is that of all sections of a layer. Of inputs the last section that is
+    Keys and values have one slot, and a record is that of all sections of a layer; where their store slides, they move
+    as sections do. Of inputs the last section that is
     written makes room first. Of hidden states all sections have a record but the one that has just been written; on the
     device they have slots, and one section in which modules work and messages arrive.
     """
@@ -157,6 +159,7 @@ def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterat
     sections, microbatches = resolved_sections(config), num_microbatches(config, world_size)
     in_chunk, again = layers_per_chunk(config), config.memory.recompute_attention_layers
     hides = config.memory.sweeps and config.memory.offload_hidden_states
+    keys_slide = config.memory.sweeps and key_value_layout(config).slides
     for stage in stages:
         in_flight = layers_in_flight(config, microbatches, stage)
         kept = in_flight // in_chunk * (in_chunk - again)  # do not recompute attention
@@ -169,7 +172,7 @@ def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterat
         inputs = sections * (in_flight - kept)
         hidden = sections * most_hidden_states(pipeline_of(config, world_size), stage) if hides else 0
         beside = BesideSlots(
-            key_records=max(0, kept - turns_at_once),
+            key_records=records if keys_slide else max(0, kept - turns_at_once),
             input_records=max(0, inputs - 1),
             hidden_records=hidden - 1 if hidden > 2 else 0,
             input_sections=min(2, inputs),

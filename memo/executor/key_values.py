@@ -13,63 +13,105 @@ forward waits for a part only until that part has been copied. Parts on a disk s
 
 Where context-parallel ranks gather keys and values, parts hold those of this rank alone. The gathered ones never
 move: a backward gathers them again.
+
+Where all layers have a window, the store holds a few sections and slides along the sequence. Sections then move under a
+plan of their own, through slots of their own: a backward fetches a section when the store reaches it.
 """
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_records import HostRecords
+from memo.executor.section_stream import SectionStream
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
 from memo.parallel.dtypes import torch_dtype
 from memo.planner.disk_plan import DiskPlan
 from memo.planner.swap import SwapPlan
+from memo.spec.slots import Place
 from memo.spec.sweep import KeyValueLayout
 
 
 class KeyValues:
-    """Keys and values of one layer, and the sums of their gradients: [s, b, 2 k, d], the keys of a token come first.
+    """Keys and values of one layer, and the sums of their gradients: [held s / sections, b, 2 k, d], the keys of a
+    token come first.
 
-    Rows that callers name are those of this rank's tokens, s / cp of them, in whole tiles.
-
-    Attributes:
-        moved: this rank's share, which lies in host memory between forward and backward: [s / cp, b, 2 k, d] if those
-            of other ranks are gathered, else everything.
+    Rows that callers name are those of this rank's tokens, s / cp of them, in whole tiles. Those that are held begin
+    with section `first`; they lie in one piece, so that attention is cut alike whatever is held.
     """
 
     def __init__(self, layout: KeyValueLayout, device: torch.device) -> None:
         s, b, width = layout.shape
-        heads = (s, b, width // layout.head_dim, layout.head_dim)
-        own = (s // layout.cp, *heads[1:])
+        self.layout, self.first = layout, 0
+        self._section = s // layout.sections
+        heads = (layout.held * self._section, b, width // layout.head_dim, layout.head_dim)
+        own = ((self._section if layout.slides else s) // layout.cp, *heads[1:])
         self._both = torch.empty(heads, dtype=torch_dtype(layout.dtype), device=device)
         self.sums = torch.empty(heads, dtype=torch_dtype(layout.sum_dtype), device=device)
         self._own = torch.empty(own, dtype=self._both.dtype, device=device) if layout.gathers else None
-        self._cp = layout.cp
 
     @property
     def moved(self) -> Tensor:
+        """This rank's share of all sections: [s / cp, b, 2 k, d] if those of other ranks are gathered, else everything.
+        Where the store slides, `moved_of` a section has its."""
         return self._both if self._own is None else self._own
 
     @property
     def tensors(self) -> list[Tensor]:
         return [self._both, self.sums, *([] if self._own is None else [self._own])]
 
+    @property
+    def first_token(self) -> int:
+        """Its place in the sequence."""
+        return self.first * self._section
+
+    def moved_of(self, section: int) -> Tensor:
+        """Where the store slides: [c, b, 2 k d] of one that is held, which lies in host memory between forward and
+        backward. There is one such place if other ranks' are gathered."""
+        start = (section - self.first) * self._section
+        return (self._both[start : start + self._section] if self._own is None else self._own).flatten(2)
+
+    def begin(self, kind: str, section: int) -> range:
+        """Before a section of a forward or backward; returns the sections whose keys and values must be fetched now."""
+        last, held = self.layout.sections - 1, self.layout.held
+        before, self.first = self.first, max(0, section + 1 - held)
+        if section == (0 if kind == "F" else last):
+            return range(last, self.first - 1, -1) if kind == "B" else range(0)
+        if self.first == before:
+            return range(0)
+        for x in (self._both,) if kind == "F" else (self._both, self.sums):
+            parts = x.chunk(held) if kind == "F" else x.chunk(held)[::-1]
+            for part, following in pairwise(parts):
+                part.copy_(following)
+        if kind == "F":
+            return range(0)
+        self.sums[: self._section].zero_()
+        return range(self.first, before)
+
     def own(self, rows: slice) -> Tensor | None:
         """Of this rank's tokens alone; None if nothing is gathered."""
-        return None if self._own is None else self._own[rows]
+        if self._own is None:
+            return None
+        start = rows.start % len(self._own)
+        return self._own[start : start + rows.stop - rows.start]
 
     def before(self, row: int) -> Tensor:
-        """Of all tokens up to the end of the tile that ends with this rank's row `row`."""
-        return self._both[: row * self._cp]
+        """Of all tokens that are held up to the end of the tile that ends with this rank's row `row`."""
+        return self._both[: self._stop(row)]
 
     def sums_before(self, row: int) -> Tensor:
         """As `before`, the sums of the gradients."""
-        return self.sums[: row * self._cp]
+        return self.sums[: self._stop(row)]
+
+    def _stop(self, row: int) -> int:
+        return row * self.layout.cp - self.first_token
 
 
 class KeyValueSwapper:
-    """Moves keys and values under a swap plan with one slot.
+    """Moves keys and values of the whole sequence under a swap plan with one slot.
 
     A layer calls `begin` before it touches the keys and values of a section, and `end` after its last access.
     """
@@ -88,6 +130,7 @@ class KeyValueSwapper:
         Raises HostMemoryError or DiskError if it is too small.
         """
         self.sections, device, size = layout.sections, values.moved.device, layout.part_bytes
+        self.slots: list[Tensor] = []
         self.records = HostRecords(plan, size, device, backend, host, disk, "key/value ", layout.sections)
         parts = values.moved.view(layout.sections, -1).view(torch.uint8)
         self.swappers = [
@@ -114,7 +157,44 @@ class KeyValueSwapper:
             for swapper in self.swappers:
                 swapper.end(kind, layer)
 
+    def take(self, layer: int, section: int) -> None:
+        """Nothing is left to do: each part is prefetched to its place in the store."""
+
     def next_step(self) -> None:
         """Call it before each training step, also after one that an exception has interrupted."""
         for swapper in self.swappers:
             swapper.reset()
+
+
+class KeyValueStream:
+    """Moves keys and values of a store that slides, section by section, under a plan of sections."""
+
+    def __init__(
+        self,
+        plan: SwapPlan,
+        layout: KeyValueLayout,
+        values: KeyValues,
+        backend: StreamBackend,
+        host: HostBudget | None,
+        disk: DiskPlan | None = None,
+    ) -> None:
+        """As of KeyValueSwapper."""
+        section = values.moved_of(0)
+        place = Place("key_value", (len(section), *section.shape[1:]), layout.dtype, 0, len(section))
+        self.values, self.stream = values, SectionStream(plan, place, "key/value ", backend, section.device, host, disk)
+        self.records, self.slots, self.swappers = self.stream.records, self.stream.slots, [self.stream.swapper]
+
+    def begin(self, kind: str, layer: int, section: int) -> None:
+        self.stream.swapper.prefetch_what_is_read()
+
+    def end(self, kind: str, layer: int, section: int) -> None:
+        """After the section, whose keys and values a forward has made."""
+        if kind == "F":
+            self.stream.put(layer, section, self.values.moved_of(section))
+
+    def take(self, layer: int, section: int) -> None:
+        """A section that a backward needs from now on."""
+        self.stream.take(layer, section, self.values.moved_of(section))
+
+    def next_step(self) -> None:
+        self.stream.swapper.reset()

@@ -10,7 +10,7 @@ from torch import Tensor
 from memo.executor.hidden_states import HiddenOnHost
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_records import HostRecords
-from memo.executor.key_values import KeyValues, KeyValueSwapper
+from memo.executor.key_values import KeyValues, KeyValueStream, KeyValueSwapper
 from memo.executor.recorder import BeginSpan, SwapRecorder
 from memo.executor.section_stream import SectionStream
 from memo.executor.slots import slot_tensors
@@ -124,8 +124,9 @@ class SweepRuntime(SwapRuntime):
         """`plan` is of sections, whose rows are `sections`. Raises as SwapRuntime."""
         super().__init__(plan, layout, backend, device, host, disk.sections)
         self.keys = KeyValues(key_layout, device)
-        self.key_swapper = KeyValueSwapper(beside.keys, key_layout, self.keys, backend, host, disk.keys)
-        self._on_device += self.keys.tensors
+        swapper = KeyValueStream if key_layout.slides else KeyValueSwapper
+        self.key_swapper = swapper(beside.keys, key_layout, self.keys, backend, host, disk.keys)
+        self._on_device += [*self.keys.tensors, *self.key_swapper.slots]
         self._on_host.append(self.key_swapper.records)
         self.inputs: SectionStream | None = None
         place = layout.places["input"]
@@ -166,6 +167,10 @@ class SweepRuntime(SwapRuntime):
         self._spoil_workspace()
         if kind == "F":
             self.key_swapper.end(kind, layer, section)
+
+    def take_keys(self, layer: int, section: int) -> None:
+        """Those that `keys` must fetch, in its order."""
+        self.key_swapper.take(layer, section)
 
     def put_input(self, layer: int, section: int, x: Tensor) -> None:
         """The input [n, b, h] of a section whose layer runs forward once more before its backward."""
@@ -211,6 +216,9 @@ class ScratchMemory:
         return self.tensors
 
     def end_section(self, kind: str, layer: int, section: int) -> None:
+        pass
+
+    def take_keys(self, layer: int, section: int) -> None:
         pass
 
     def put_input(self, layer: int, section: int, x: Tensor) -> None:

@@ -2,13 +2,15 @@
 
 Forward goes through the sections in order, backward in reverse order. In a section a layer works on fixed tiles, as in
 `memo.executor.layer`, but one after the other from its input to its output: attention takes the queries of a tile and
-all keys and values up to them, which stay on the device for the whole layer (memo.executor.key_values). So nothing but
-these, the sums of their gradients and the hidden states is as long as the sequence; and the hidden states may be in
-host memory, from which they come section by section (memo.executor.hidden_states). Context-parallel ranks share every
-tile (memo.parallel.zigzag) and meet in attention: they gather the tile's keys and values, or exchange heads.
+all keys and values up to them, which stay on the device for the whole layer, or as far as windows reach
+(memo.executor.key_values). So nothing but these, the sums of their gradients and the hidden states is as long as the
+sequence; and the hidden states may be in host memory, from which they come section by section
+(memo.executor.hidden_states). Context-parallel ranks share every tile (memo.parallel.zigzag) and meet in attention:
+they gather the tile's keys and values, or exchange heads.
 
 A layer that recomputes attention keeps nothing of its forward but the input (memo.executor.section_stream). Its
-backward begins with a second forward, up to what slots keep, whose keys and values stay on the device.
+backward begins with a second forward, up to what slots keep, whose keys and values stay on the device if it holds those
+of the whole sequence.
 
 The hidden states are overwritten where they lie, and so are their gradients: the output of a tile takes the place of
 its input, which is in the slot, and the gradient of the input that of the gradient of the output.
@@ -20,7 +22,6 @@ Shapes: as in memo.executor.tile_machine; c tokens of a section, sharded c / tp.
 """
 
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +50,7 @@ class SectionBuffers(Slots, Protocol):
 
     def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]: ...
     def end_section(self, kind: str, layer: int, section: int) -> None: ...
+    def take_keys(self, layer: int, section: int) -> None: ...
     def put_input(self, layer: int, section: int, x: Tensor) -> None: ...
     def take_input(self, layer: int, section: int, out: Tensor) -> None: ...
 
@@ -102,6 +104,7 @@ class SweptLayer(LayerOnTiles):
         for section in self.sections:
             positions = _positions(section, context)
             kept = memory.begin_section("F", self.index, section.index)
+            memory.keys.begin("F", section.index)
             part = hidden.take(y, section.index)
             kept["input"].copy_(part)
             if self.recomputes_attention:
@@ -118,6 +121,7 @@ class SweptLayer(LayerOnTiles):
         for section in self.sections:
             positions = _positions(section, context)
             kept = self.memory.begin_section("F", self.index, section.index)
+            self.memory.keys.begin("F", section.index)
             self.memory.take_input(self.index, section.index, kept["input"])
             for tile in self.tiles:
                 self._attend(kept, section, tile, positions)
@@ -130,13 +134,13 @@ class SweptLayer(LayerOnTiles):
         qkv, rows = self._tile_heads(kept, tile, positions), _rows(section, tile)
         own, before = self.memory.keys.own(rows), self.memory.keys.before(rows.stop)
         out = kept["attention_out"][tile.full].unflatten(-1, (-1, self.layer.attention.head_dim))
-        core, sinks = self.layer.attention.core, self._sinks()
-        lse = context_sweep.forward_rows(core, qkv, own, before, positions.documents, out, sinks)
+        core, sinks, first = self.layer.attention.core, self._sinks(), self.memory.keys.first_token
+        lse = context_sweep.forward_rows(core, qkv, own, before, positions.documents, out, sinks, first)
         kept["lse"][tile.full].view(lse.shape).copy_(lse)
 
-    def _gather_again(self) -> None:
-        """All keys and values of the layer, if those of this rank's tokens alone have come back from host memory."""
-        for section, tile in product(self.sections, self.tiles):
+    def _gather_again(self, section: Tile) -> None:
+        """Keys and values of a section, if those of this rank's tokens alone have come back from host memory."""
+        for tile in self.tiles:
             rows = _rows(section, tile)
             own = self.memory.keys.own(rows)
             if own is not None:
@@ -146,13 +150,16 @@ class SweptLayer(LayerOnTiles):
         """Gradient of the output [n, b, h] -> of the input, in the same place; weight gradients go to the sink."""
         if self.recomputes_attention:
             self._forward_again(context)
+        gathers_again = not self.recomputes_attention or self.memory.keys.layout.slides
         grad = self.hidden.whole(grad)
         self.memory.keys.sums.zero_()
         for section in self.sections[::-1]:
             positions = _positions(section, context)
             kept = self.memory.begin_section("B", self.index, section.index)
-            if section is self.sections[-1] and not self.recomputes_attention:
-                self._gather_again()  # the beginning of the last section has waited for all of them
+            for fetched in self.memory.keys.begin("B", section.index):
+                self.memory.take_keys(self.index, fetched)
+                if gathers_again:
+                    self._gather_again(self.sections[fetched])
             part = self.hidden.take(grad, section.index)
             for tile in reversed(self.tiles):
                 self._tile_backward(kept, section, tile, part, positions)
@@ -187,7 +194,8 @@ class SweptLayer(LayerOnTiles):
         keys, values = self.memory.keys.before(stop).chunk(2, dim=2)
         saved, sums = Saved(q, keys, values, out, lse), self.memory.keys.sums_before(stop)
         sinks, grad_out = self._sinks(backward=True), grad_out.unflatten(-1, heads)
-        return context_sweep.backward_rows(core, grad_out, saved, sums, positions.documents, sinks)
+        first = self.memory.keys.first_token
+        return context_sweep.backward_rows(core, grad_out, saved, sums, positions.documents, sinks, first)
 
     def _tile_heads(self, kept: dict[str, Tensor], tile: Tile, positions: _Positions) -> tuple[Tensor, Tensor, Tensor]:
         rope = None if positions.rope is None else positions.rope.rows(tile.full)

@@ -1,11 +1,12 @@
 """Context-parallel attention of one tile, where layers are swept along the sequence (memo.executor.sweep).
 
 All ranks work on the same tile at one time: its tokens meet each other, and the keys and values of all tokens before
-it. Those of all tokens up to the tile's end lie on each rank in the order of positions. A ring would pass all of them
+it, or of those that a window reaches. These lie on each rank in the order of positions, from token `first` of the
+sequence up to the tile's end. A ring would pass all of them
 round again for each tile, so only "all_gather" and "a2a" run in a sweep.
 
-Legend: as in memo.parallel.context; t tokens up to the tile's end, s tokens of this rank of the tile. Stores of keys
-and values are [t, b, 2 n_kv / A, d], the keys of a token and then its values.
+Legend: as in memo.parallel.context; t tokens from `first` up to the tile's end, s tokens of this rank of the tile.
+Stores of keys and values are [t, b, 2 n_kv / A, d], the keys of a token and then its values.
 """
 
 import torch
@@ -29,6 +30,7 @@ def forward_rows(
     documents: Documents | None,
     out: Tensor,
     sinks: Sinks | None = None,
+    first: int = 0,
 ) -> Tensor:
     """Attention of this rank's tokens of a tile -> lse, which `backward_rows` takes.
 
@@ -47,7 +49,7 @@ def forward_rows(
         gather_rows(core, own, before)
     keys, values = before.chunk(2, dim=2)
     place = out if core.a2a_size == 1 else None
-    found, lse = core.attend(q, keys, values, rows_scores(core, q, keys, documents), place)
+    found, lse = core.attend(q, keys, values, rows_scores(core, q, keys, documents, first), place)
     if sinks is not None:
         sinks.part(core.a2a_rank, core.a2a_size).join_(found, lse)
     if core.a2a_size > 1:
@@ -68,6 +70,7 @@ def backward_rows(
     sums: Tensor,
     documents: Documents | None,
     sinks: Sinks | None = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of this rank's q, k and v of a tile, in the shapes of `qkv`; the last tile comes first.
 
@@ -83,7 +86,7 @@ def backward_rows(
     if sinks is not None:
         sinks.part(core.a2a_rank, core.a2a_size).backward(grad_out, out, saved.lse)
     dq_sum = torch.zeros(q.shape, dtype=sums.dtype, device=q.device)
-    scores = cut_keys(rows_scores(core, q, k, documents), BACKWARD_KEYS_PER_QUERY * q.shape[0])
+    scores = cut_keys(rows_scores(core, q, k, documents, first), BACKWARD_KEYS_PER_QUERY * q.shape[0])
     with core.around():
         GradSums(dq_sum, *sums.chunk(2, dim=2)).add(core.backend, grad_out, saved, scores, core.scale)
     dq = dq_sum.to(q.dtype)
@@ -97,16 +100,20 @@ def backward_rows(
     return dq, dk, dv
 
 
-def rows_scores(core: ContextAttention, q: Tensor, k: Tensor, documents: Documents | None) -> Scores:
+def rows_scores(core: ContextAttention, q: Tensor, k: Tensor, documents: Documents | None, first: int = 0) -> Scores:
     """The queries are of a tile, the last of the tokens that the keys are of.
 
-    All of them meet the tokens before the tile in the same blocks, because kernels are slow with few queries.
+    All of them meet the tokens before the tile in the same blocks, because kernels are slow with few queries. Strips of
+    a window begin where documents do, so that scores are cut alike however far back the keys go.
     """
+    if core.window is not None and documents is None:
+        documents = ((0, core.seq_length),)
     length, size = q.shape[0] * core.ring_size, core.ring_size
-    start = k.shape[0] - length
+    row = k.shape[0] - length
+    start = first + row
     queries = tuple(c._replace(start=start + c.start) for c in zigzag_chunks(length, size, core.ring_rank))
-    before, tile = Chunk(0, start, 0), Chunk(start, length, start)
-    if size == 1 or not start:
+    before, tile = Chunk(first, row, 0), Chunk(start, length, row)
+    if size == 1 or not row:
         return attention_blocks(queries, (before, tile), documents, core.window)
     parts = (attention_blocks(queries, (keys,), documents, core.window) for keys in (tile, before))
     return Scores(tuple(block for part in parts for block in part.blocks), core.window)

@@ -110,7 +110,8 @@ class SweepPlans(NamedTuple):
     """What moves beside the sections of layers that are swept (memo.executor.sweep).
 
     Attributes:
-        keys: keys and values, of whole layers, with one slot, each part of which is free after its section.
+        keys: keys and values, of whole layers, with one slot, each part of which is free after its section. Where their
+            store slides, they move as sections do.
         inputs: sections of the inputs of layers that recompute attention; None where no layer does.
         hidden: sections of the hidden states between layers; None where these stay on the device.
         evaluation: the same for an evaluation, in the slots and records of `hidden`.
@@ -122,14 +123,18 @@ class SweepPlans(NamedTuple):
     evaluation: SwapPlan | None
 
 
-def sweep_plans(ops: SweptOps, hidden: HiddenOps | None = None) -> tuple[SwapPlan, SweepPlans]:
+def sweep_plans(
+    ops: SweptOps, hidden: HiddenOps | None = None, keys_slide: bool = False
+) -> tuple[SwapPlan, SweepPlans]:
     """The plan of sections, and those of what moves beside them. Raises as `swap_plan`.
 
-    `hidden`: None where hidden states stay on the device.
+    `hidden`: None where hidden states stay on the device; `keys_slide`: as of memo.spec.sweep.KeyValueLayout.
     """
+    sections = swap_plan(ops.sections)
     inputs = swap_plan(ops.inputs) if ops.inputs else None
     moved = (None, None) if hidden is None else (swap_plan(hidden.training), swap_plan(hidden.evaluation))
-    return swap_plan(ops.sections), SweepPlans(swap_plan(ops.keys, max_slots=1), inputs, *moved)
+    keys = sections if keys_slide else swap_plan(ops.keys, max_slots=1)
+    return sections, SweepPlans(keys, inputs, *moved)
 
 
 def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:

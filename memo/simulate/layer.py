@@ -23,6 +23,7 @@ from memo.simulate.tile_clock import TileClock
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, resident
 from memo.spec.stack import runs_of_kinds, stack_of
+from memo.spec.sweep import key_value_layout
 
 Kept = frozenset[str]
 """Values that a slot holds of a tile between forward and backward."""
@@ -96,14 +97,23 @@ def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
     gathered_from = cp.size if config.parallel.cp_comm_type == "all_gather" else 1
     met = 2 * shape.kv * shape.tokens * gathered_from
     swept = SweptAttention(shape.kernels, shape.tiles, shape.q * shape.tokens, met, gathered_from, shape.window is None)
-    again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + swept.forward
+    forward, backward = (each + _slides(shape, back) for each, back in ((swept.forward, False), (swept.backward, True)))
+    again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + forward
     again += Cost(elementwise=shape.hidden_s(4))
-    if gathered_from > 1:
+    if gathered_from > 1 and not key_value_layout(config).slides:
         again += gathered_keys(shape, cp) * -1  # its backward finds the keys and values that it has gathered
     share = config.memory.recompute_attention_layers / layers_per_chunk(config)
-    return LayerCost(
-        whole.forward + swept.forward, whole.backward + swept.backward, whole.recompute, attention_again=again * share
-    )
+    return LayerCost(whole.forward + forward, whole.backward + backward, whole.recompute, attention_again=again * share)
+
+
+def _slides(shape: LayerShape, backward: bool) -> Cost:
+    """Copies on the device where it holds the keys and values of a few sections (memo.executor.key_values)."""
+    layout, kernels = key_value_layout(shape.config), shape.kernels
+    if not layout.slides:
+        return NOTHING
+    width = kernels.narrow + (kernels.wide if backward else 0)  # of sums of gradients
+    num_bytes = 2 * (layout.slid_elements * width + layout.part_bytes)  # which goes to a slot, or comes from it
+    return Cost(elementwise=kernels.memory_s(layout.sections * num_bytes, 2 * layout.sections * layout.held))
 
 
 # Passes over all tiles.

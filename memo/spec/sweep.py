@@ -13,6 +13,14 @@ Over cp every tile is split by itself (memo.parallel.zigzag). Where ranks exchan
 heads. Where they gather keys and values, each has those of all heads, but only its own move: a backward gathers them
 again. So host memory and the link hold them once over cp, for one message more a tile and layer.
 
+Where all layers have a sliding window, the queries of a section need the keys of no token further back than that. Then
+the device keeps the last sections alone, as many as the window and the section that runs reach into, and a section of
+keys and values moves through slots of its own:
+
+    section that runs, forward  ->       <- backward
+    | 0 | 1 | 2 | 3 | 4 | 5 |    held: 3 sections, [2, 5) of which 4 runs; then [3, 6) forward, or [1, 4) backward
+            |~~ window ~~|-4-|
+
 Shapes: s tokens of the sequence, b micro-batch, k key/value heads of a rank, d head size.
 """
 
@@ -24,8 +32,11 @@ from memo.config.derived import resolved_dtype, resolved_offload_tiles, resolved
 from memo.config.training import Dtype
 from memo.spec.disk import RecordKind
 from memo.spec.slots import wide_dtype
+from memo.spec.stack import kinds_of
 from memo.units import DTYPE_BYTES
 
+KEY_SLOTS = 2
+"""Through which sections of keys and values move, where the device does not hold those of the whole sequence."""
 BACKWARD_KEYS_PER_QUERY = 8
 """A call of attention's backward returns the gradients of at most this many keys a query of its tile, beside the sums
 to which they are added; of a causal square, as many as it has queries."""
@@ -91,6 +102,7 @@ class KeyValueLayout:
         head_dim: d.
         cp: ranks over which the sequence is split.
         gathers: whether the keys and values of their tokens are gathered; else there is no other copy of what moves.
+        held: sections that are on the device at once; all, unless it `slides`.
     """
 
     shape: tuple[int, int, int]
@@ -100,6 +112,12 @@ class KeyValueLayout:
     sum_dtype: Dtype
     cp: int
     gathers: bool
+    held: int
+
+    @property
+    def slides(self) -> bool:
+        """Whether the device holds the last sections alone."""
+        return self.held < self.sections
 
     @property
     def part_bytes(self) -> int:
@@ -108,9 +126,16 @@ class KeyValueLayout:
 
     @property
     def device_bytes(self) -> int:
-        """Keys and values, once more those of this rank's tokens if others are gathered, and the sums of gradients."""
-        own_bytes = self._moved_elements * DTYPE_BYTES[self.dtype] if self.gathers else 0
-        return self._elements * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.sum_dtype]) + own_bytes
+        """Keys and values, once more those of this rank's tokens if others are gathered, the sums of gradients, and
+        slots."""
+        held = self._elements * self.held // self.sections
+        parts = (1 if self.slides else self.sections) * self.gathers + KEY_SLOTS * self.slides
+        return held * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.sum_dtype]) + parts * self.part_bytes
+
+    @property
+    def slid_elements(self) -> int:
+        """Of keys and values, or of sums, that find another place on the device before each section."""
+        return self._elements * (self.held - 1) // self.sections * self.slides
 
     @property
     def _moved_elements(self) -> int:
@@ -128,9 +153,22 @@ def key_value_layout(config: RunConfig) -> KeyValueLayout:
     width = 2 * model.kv_heads * model.head_dim // (parallel.tp * (1 if gathers else parallel.cp))
     dtype = resolved_dtype(config, config.hardware.device)
     shape, sections = (config.data.seq_length, config.training.micro_batch_size, width), resolved_sections(config)
-    return KeyValueLayout(shape, model.head_dim, sections, dtype, wide_dtype(dtype), parallel.cp, gathers)
+    held = _held_sections(config, sections)
+    return KeyValueLayout(shape, model.head_dim, sections, dtype, wide_dtype(dtype), parallel.cp, gathers, held)
 
 
-def key_value_records(num_layers: int, layout: KeyValueLayout) -> RecordKind:
-    """Host records of the keys and values of so many layers, whose parts leave the device one after the other."""
-    return RecordKind(num_layers, layout.sections * layout.part_bytes, parts=layout.sections)
+def _held_sections(config: RunConfig, sections: int) -> int:
+    """So many that a window reaches from every token of the last one to its end, where that leaves out enough for the
+    slots that sections then move through; else all. Layers of several kinds share one store."""
+    seq_length = config.data.seq_length
+    window = max(kind.window(seq_length) or seq_length for kind in kinds_of(config.model))
+    held = 1 + math.ceil(window * sections / seq_length)
+    return held if held + KEY_SLOTS < sections else sections
+
+
+def key_value_records(number: int, layout: KeyValueLayout) -> RecordKind:
+    """Host records of keys and values: of so many layers, whose parts leave the device one after the other, or of
+    sections, where the store slides."""
+    if layout.slides:
+        return RecordKind(number, layout.part_bytes)
+    return RecordKind(number, layout.sections * layout.part_bytes, parts=layout.sections)

@@ -153,7 +153,8 @@ def _plans(config: RunConfig, mesh: Mesh, ops: Sequence[LayerOp]) -> tuple[SwapP
     if config.memory.offload_hidden_states:
         pipeline = pipeline_of(config, mesh.grid.world_size)
         hidden = stage_hidden_ops(pipeline, mesh.at.pp, config.model.num_layers, sections)
-    return sweep_plans(swept_ops(ops, sections, layers_per_chunk(config), again), hidden)
+    swept = swept_ops(ops, sections, layers_per_chunk(config), again)
+    return sweep_plans(swept, hidden, key_value_layout(config).slides)
 
 
 def _solve(config: RunConfig, problem: SwapProblem) -> SwapSolution:

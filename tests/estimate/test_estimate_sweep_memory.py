@@ -23,6 +23,7 @@ from memo.spec.hidden_ops import stage_hidden_ops
 from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import pipeline_of
 from memo.spec.shapes import shape_of
+from memo.spec.sweep import key_value_layout
 
 MOST_ABOVE, MOST_BELOW = 0.03, 0.005
 SWEEP: dict[str, Any] = {
@@ -64,6 +65,14 @@ CASES: list[Case] = [
     ("llama-tiny", 2, {"offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
     ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.5}),
     ("gpt-tiny", 2, {**EXCHANGED, "offload_alpha": 1.0, "params_dtype": "bf16"}),
+    # The keys and values of two or three sections.
+    ("gpt-tiny", 1, {"offload_alpha": 0.0, "window_size": 100, "ffn_hidden_size": 64}),
+    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.5, "offload_tiles": 8, "window_size": 300}),
+    (
+        "gpt-tiny",
+        2,
+        {**EXCHANGED, "offload_alpha": 1.0, "offload_tiles": 8, "window_size": 256, "params_dtype": "bf16"},
+    ),
     ("llama-tiny", 1, {**LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
     ("gpt-tiny", 2, {**LOSS, "offload_alpha": 1.0, "pp": 2, "gbs": 4}),
 ]
@@ -158,6 +167,12 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
             plan, beside = sweep_plans(swept_ops(ops, sections, layers, again), hidden)
             spare = num_records(config, pp, stage) - plan.num_records
             spare_keys = beside_slots(config, pp, stage).key_records - beside.keys.num_records
+            if sections == 8:
+                slides = config.override({"window_size": 1})
+                keys = sweep_plans(swept_ops(ops, sections, layers, again), None, key_value_layout(slides).slides)[
+                    1
+                ].keys
+                assert beside_slots(slides, pp, stage).key_records - keys.num_records == spare
             inputs = 0 if beside.inputs is None else beside.inputs.num_records
             turns_by_chance = vpp > 1 and microbatches == pp and stage == pp - 1
             two_at_once = (
@@ -173,6 +188,34 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
                 assert beside.evaluation.num_records <= beside.hidden.num_records
                 assert beside.evaluation.num_slots <= beside.hidden.num_slots
             assert 0 <= beside_slots(config, pp, stage).input_records - inputs <= (sections < 3 or turns_by_chance)
+
+
+@pytest.mark.parametrize(
+    ("window", "tiles", "held"),
+    [
+        (1, 64, 2),
+        (4096, 64, 2),
+        (16384, 64, 2),
+        (16385, 64, 3),
+        (100_000, 64, 8),
+        (4096, 4, 4),
+        (4096, 5, 2),
+        (0, 64, 64),
+    ],
+)
+def test_under_a_window_the_device_holds_no_more_keys_than_that_and_a_section(
+    window: int, tiles: int, held: int
+) -> None:
+    """Of a million tokens, rounded up to sections; and the slots through which sections move."""
+    seq_length = tiles << 14
+    flags = {**SWEEP, "seq_length": seq_length, "offload_alpha": 0.0, "offload_tiles": tiles, "params_dtype": "bf16"}
+    config = run_config("llama-tiny", **flags, window_size=window)
+    found, whole = key_value_layout(config), key_value_layout(config.override({"window_size": 0}))
+    assert found.held == held and found.slides == (held < tiles)
+    assert whole.device_bytes == tiles * 3 * whole.part_bytes  # sums of gradients in fp32
+    assert found.device_bytes == (held * 3 + 2 * found.slides) * found.part_bytes
+    mixed = key_value_layout(config.override({"window_size": 1, "layer_types": "sliding,full"}))
+    assert mixed.device_bytes == whole.device_bytes
 
 
 def test_the_account_of_megatron_lm_refuses_sweeps() -> None:

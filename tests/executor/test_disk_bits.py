@@ -30,6 +30,7 @@ GRANULARITIES: dict[str, dict[str, Any]] = {
     "layer": {},
     "tile": {"offload_granularity": "tile", "offload_slot_tiles": 2},
     "attention again": {"offload_granularity": "tile", "offload_slot_tiles": 2, "recompute_attention_layers": 1},
+    "window": {"offload_granularity": "tile", "offload_slot_tiles": 1, "window_size": 11},  # keys move by sections
     "hidden states": {"offload_granularity": "tile", "offload_slot_tiles": 2, "offload_hidden_states": True},
 }
 ON_DISK: tuple[tuple[float, Copies], ...] = ((1.0, "lazy"), (0.5, "random"), (1.0, "threads"))

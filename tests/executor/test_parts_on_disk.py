@@ -25,7 +25,14 @@ from memo.spec.sweep import KeyValueLayout
 
 SECTIONS = 5
 LAYOUT = KeyValueLayout(
-    (2 * SECTIONS, 1, 4), head_dim=2, sections=SECTIONS, dtype="fp32", sum_dtype="fp32", cp=1, gathers=False
+    (2 * SECTIONS, 1, 4),
+    head_dim=2,
+    sections=SECTIONS,
+    dtype="fp32",
+    sum_dtype="fp32",
+    cp=1,
+    gathers=False,
+    held=SECTIONS,
 )
 ONE_STAGE = SCHEDULES["1 stage, 6 layers, 1 microbatch"]
 SCHEDULES_OF_KEYS = {

@@ -41,6 +41,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "gpt2": (1, "gpt2-tiny", ONE_STAGE),  # biases, LayerNorm, learned positions
     "llama": (1, "llama-tiny", ONE_STAGE),  # fewer key/value heads
     "kinds": (1, "llama-tiny", {**ONE_STAGE, **KINDS}),
+    # A window in all layers: with one tile in a slot the device does not hold the keys of the whole sequence.
+    "window": (1, "llama-tiny", {**ONE_STAGE, "window_size": 11}),
+    "pp2 window": (2, "llama-tiny", {**TWO_STAGES, "window_size": 5}),
+    "cp2 all_gather window": (2, "llama-tiny", {**GATHERED, **ONE_STAGE, "window_size": 11}),
+    "cp2 a2a window": (2, "qwen3-tiny", {**EXCHANGED, **ONE_STAGE, "window_size": 17}),
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated, the store rotated
     "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
     "breadth first": (1, "llama-tiny", {**ONE_STAGE, **BREADTH_FIRST}),

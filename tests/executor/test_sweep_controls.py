@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
 from layouts import tiny
 from ranks import run_ranks
 from swapped_steps import Workplace, differences, observed, profiled_once
@@ -24,10 +25,11 @@ from memo.spec.meetings import Meeting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+TILES = 8
 SWEPT: dict[str, Any] = {
     "params_dtype": "fp64",
     "offload_granularity": "tile",
-    "offload_tiles": 4,
+    "offload_tiles": TILES,
     "offload_alpha": 0.5,
     "offload_slot_tiles": 1,
     "recompute_attention_layers": 1,
@@ -79,6 +81,14 @@ def adds_to_a_copy(right: Callable[..., Any], keys: KeyValues, row: int) -> Tens
     return sums.clone()
 
 
+def slides_without_sums(right: Callable[..., Any], keys: KeyValues, kind: str, section: int) -> range:
+    """Sums of gradients stay where they are in the store, which is another section's place then."""
+    before = keys.sums.clone()
+    fetched: range = right(keys, kind, section)
+    keys.sums.copy_(before)
+    return fetched
+
+
 def takes_without_waiting(name: str) -> Callable[..., None]:
     """What is read of the stream with this name has not arrived."""
 
@@ -124,7 +134,7 @@ def gathers_all_but_one_tile(right: Callable[..., Any], core: ContextAttention, 
         right(core, own, before)
 
 
-def gathers_nothing_again(right: Callable[..., Any], layer: SweptLayer) -> None:
+def gathers_nothing_again(right: Callable[..., Any], *of: Any) -> None:
     """A backward finds the keys and values of another layer's tokens on other ranks."""
 
 
@@ -175,7 +185,11 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "attention is not recomputed": (SweptLayer, "_forward_again", runs_attention_once),
 }
 
-
+WINDOW: dict[str, object] = {"window_size": 11}
+FAULTS_OF_WINDOWS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "keys are not waited for": (SectionStream, "take", takes_without_waiting("key/value ")),
+    "sums do not slide": (KeyValues, "begin", slides_without_sums),
+}
 STAGES: dict[str, object] = {"pp": 2, "num_layers": 4, "global_batch_size": 2}
 GATHERED, EXCHANGED = ({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "a2a"))
 FAULTS_OF_RANKS: dict[str, tuple[dict[str, object], Any, str, Callable[..., Any]]] = {
@@ -194,6 +208,11 @@ def test_a_fault_is_told(name: str) -> None:
     assert tells({}, *FAULTS[name])
 
 
+@pytest.mark.parametrize("name", FAULTS_OF_WINDOWS)
+def test_a_fault_of_a_store_that_slides_is_told(name: str) -> None:
+    assert tells(WINDOW, *FAULTS_OF_WINDOWS[name])
+
+
 @pytest.mark.parametrize("name", FAULTS_OF_RANKS)
 def test_a_fault_of_ranks_is_told(name: str) -> None:
     assert run_ranks(2, tells_of_ranks, name) == [True, True]
@@ -207,8 +226,8 @@ def tells(layout: dict[str, object], owner: Any, name: str, fault: Callable[...,
     """Whether a step with the fault ends with another result than one without, or with an error."""
     right = getattr(owner, name)
     how = {"num_layers": 3, "global_batch_size": 1, **layout}
-    workplace = Workplace(tiny("llama-tiny", **how), 2 if layout else 1)
-    batches = workplace.batches(4, swept=True)
+    workplace = Workplace(tiny("llama-tiny", **how), dist.get_world_size() if dist.is_initialized() else 1)
+    batches = workplace.batches(TILES, swept=True)
     with profiled_once():
         expected = workplace.step(workplace.build(**SWEPT), batches)
         with observed(copies="lazy"):

@@ -57,6 +57,7 @@ SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles"
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
 EXPERTS = {"model": "qwen3-moe-tiny"}
+SLIDING = {"window_size": 11}
 SINKS = {"attention_sinks": True}
 WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}
 
@@ -344,6 +345,16 @@ FLOWS: dict[str, Flow] = {
     "window, packed, alpha 1/2, planned": Flow("window, packed", {**WINDOW, "offload_alpha": 0.5, **PLANNED}, packed),
     "window, swept": Flow("window, swept", {**WINDOW, **SWEPT, "offload_alpha": 0.0}),
     "window, swept, planned": Flow("window, swept", {**WINDOW, **SWEPT, "offload_alpha": 1.0, **AGAIN, **PLANNED}),
+    "window in all layers, swept": Flow("window in all layers, swept", {**SLIDING, **SWEPT, "offload_alpha": 0.0}),
+    "window in all layers, swept, planned": Flow(
+        "window in all layers, swept", {**SLIDING, **SWEPT, "offload_alpha": 1.0, **AGAIN, **PLANNED}
+    ),
+    "window in all layers, swept, evaluation": Flow(
+        "window in all layers, swept", {**SLIDING, **SWEPT, "offload_alpha": 0.0}, evaluated
+    ),
+    "window in all layers, swept, exception": Flow(
+        "window in all layers, swept", {**SLIDING, **SWEPT, "offload_alpha": 1.0}, interrupted
+    ),
     "sinks, alpha 0": Flow("sinks", {**SINKS, "offload_alpha": 0.0}),
     "sinks, alpha 1/2, planned": Flow("sinks", {**SINKS, "offload_alpha": 0.5, **PLANNED}),
     # Each layer's update then follows its own gradient at once, with no wait for a norm.

@@ -140,12 +140,10 @@ def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
 
 def _pulse_sinks(ledger: Ledger, z: LayerSizes, backward: bool) -> None:
     """What joining the sinks takes (memo.attention.sinks). CPUs cast what they multiply; a backward casts by itself."""
-    if not z.sinks:
-        return
-    tokens = min(SINK_TOKENS, z.tokens)
-    casts = z.mixed * (not z.on_cuda)
+    tokens, casts = min(SINK_TOKENS, z.tokens), z.mixed * (not z.on_cuda)
     copies = 1 + z.mixed + casts if backward else 2 * casts
-    ledger.pulse(("sinks", copies * tokens * z.q * z.wide), ("weights of sinks", _lse_bytes(z, tokens)))
+    if z.sinks:
+        ledger.pulse(("sinks", copies * tokens * z.q * z.wide), ("weights of sinks", _lse_bytes(z, tokens)))
 
 
 def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:

@@ -6,7 +6,7 @@
 The walk of memo.estimate.program.step gives the exact peak; tests check that it lies between the two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
@@ -52,7 +52,11 @@ def memory_bounds(
     config: RunConfig, world_size: int, stages: Sequence[int], moved: Moved | None
 ) -> dict[int, MemoryBounds]:
     """Bounds of `program_memory` by stage; `moved` is what a swap plan moves, None if there is no swap plan."""
-    first, *others = (_of_kind(kind, world_size, stages, moved) for kind in runs_of_kinds(config))
+    swap = dict.fromkeys(stages, _NO_SWAP)
+    if moved is not None:
+        slots = slot_layout(config, moved)
+        swap = {stage: laid_out_bytes(config, world_size, stage, slots) for stage in stages}
+    first, *others = (_of_kind(kind, world_size, swap, moved) for kind in runs_of_kinds(config))
     for other in others:  # kinds of layers differ in nothing but their transients
         for stage, at in first.items():
             least, most = max(at.least, other[stage].least), max(at.most, other[stage].most)
@@ -60,9 +64,11 @@ def memory_bounds(
     return first
 
 
-def _of_kind(config: RunConfig, world_size: int, stages: Sequence[int], moved: Moved | None) -> dict[int, MemoryBounds]:
+def _of_kind(
+    config: RunConfig, world_size: int, swaps: Mapping[int, SwapBytes], moved: Moved | None
+) -> dict[int, MemoryBounds]:
+    """`swaps`: of each stage, what all kinds share."""
     sizes, placement = state_sizes(config, world_size), placement_of(config, world_size)
-    slots = None if moved is None else slot_layout(config, moved)
     first = layer_sizes(config, 0, config.hardware.num_threads or 1)
     groups = None if moved is None else kept_values(config, moved)
     lasting = Ledger(never=first.never)
@@ -72,10 +78,9 @@ def _of_kind(config: RunConfig, world_size: int, stages: Sequence[int], moved: M
     ring = [first] if first.ring == 1 else [first, first._replace(ring_rank=first.ring - 1)]
     layers = [layer_passes(config, place, groups) for place in ring]
     found = {}
-    for stage in stages:
+    for stage, swap in swaps.items():
         units = rank_units(config, world_size, stage)
         states = placed_bytes(units, placement, sizes)
-        swap = _NO_SWAP if slots is None else laid_out_bytes(config, world_size, stage, slots)
         base = states.device + swap.rounding_buffers + lasting.live_bytes
         end = _end_of_step(first, units, sizes.shards, has_head=stage == config.parallel.pp - 1)
         least = most = kept = 0

@@ -102,16 +102,16 @@ def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved 
                 "0 to 1"
             )
         moved = alpha
-    of_kinds = (_of_kind(kind, world_size, stage, moved) for kind in runs_of_kinds(config))
+    buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
+    of_kinds = (_of_kind(kind, world_size, stage, moved, buffers) for kind in runs_of_kinds(config))
     return max(of_kinds, key=lambda memory: memory.total)
 
 
-def _of_kind(config: RunConfig, world_size: int, stage: int, moved: Moved | None) -> ProgramMemory:
-    """The peak of a model all of whose layers are alike."""
+def _of_kind(config: RunConfig, world_size: int, stage: int, moved: Moved | None, buffers: int) -> ProgramMemory:
+    """The peak of a model all of whose layers are alike, beside the buffers that all kinds share."""
     threads = config.hardware.num_threads or 1
     layout = state_layout(config, world_size, stage)
     groups = None if moved is None else kept_values(config, moved)
-    buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
     ring = layer_sizes(config, 0, threads).ring
     ranks = {0, ring - 1}  # ranks of a ring differ in their attention calls; one of these two needs most
     sizes = [layer_sizes(config, rank, threads) for rank in ranks]
