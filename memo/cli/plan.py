@@ -21,9 +21,9 @@ from memo.estimate.disks import NVME_PATH
 from memo.search.candidates import config_of, parse_layout
 from memo.search.largest import Family
 from memo.search.launch import command, trial_file, write_run
+from memo.search.plan import Plan
 from memo.search.planning import Objective, answer, base_model, plans_by_length
 from memo.search.question import PlaceStates, Question, ask
-from memo.search.ranking import Plan
 from memo.search.tables import Commands, as_object, explanation, text
 from memo.text_table import terminal_columns
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memo.report.drawing import check_suffix, colour_of, panels, png_bytes, save_figure
-from memo.search.ranking import Choice, Plan
+from memo.search.plan import Choice, Plan
 from memo.units import GIB, KIB
 
 _PARTS = {

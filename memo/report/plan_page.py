@@ -12,9 +12,9 @@ from memo.report import html
 from memo.report.drawing import colour_of, panels, png_bytes
 from memo.report.memory_drawing import draw_plans_png
 from memo.search.candidates import config_of
+from memo.search.plan import Choice, Plan, speed_error
 from memo.search.planning import Tell, plans_by_length, silent
 from memo.search.question import Question
-from memo.search.ranking import Choice, Plan, speed_error
 from memo.search.tables import Commands, about_best, cells, errors, ranked, title
 from memo.simulate.rows import ROWS
 from memo.simulate.trace import Span, simulate_step

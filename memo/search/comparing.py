@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from memo.errors import ConfigError
 from memo.search.costs import assumed_node, billion_tokens_s, dollars_text, duration
-from memo.search.longest import shortage_of
+from memo.search.fitting import shortage_of
+from memo.search.plan import Plan, speed_error
 from memo.search.question import Question, ask
-from memo.search.ranking import Plan, search, speed_error
+from memo.search.ranking import search
 from memo.text_table import text_table
 
 _HEADS = (

@@ -13,22 +13,19 @@ depth makes up the size. A larger model needs more of everything, so the largest
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Literal
 
 from memo.config import ModelConfig
 from memo.config.check_model import check_model
 from memo.errors import ConfigError
-from memo.estimate.verdict import Verdict
-from memo.search.candidates import KEEP, Layout, Strategy, grids, refusal
-from memo.search.longest import Speed, frugal, shortage_of, single_layouts
-from memo.search.oversized import costs_of, frugal_strategies
+from memo.search.fitting import Fitting, bisect, nearest, shortage_of
+from memo.search.plan import Largest
 from memo.search.question import PlannedModel, Question
-from memo.search.sizing import size
-from memo.search.states import fits, least_excess, shortage
+from memo.search.speed import speed, too_slow
 from memo.spec.parameters import layer_parameters
 from memo.spec.shapes import shape_of
 from memo.units import format_count
@@ -53,43 +50,22 @@ _FAST_STEPS = 4
 """To within which the largest model of a speed is found, as each one is searched: 2 %."""
 
 
-@dataclass(frozen=True)
-class Largest:
-    """The answer.
-
-    Attributes:
-        parameters: 0 where not even the smallest fits.
-        limit: why the next one does not fit, or trains too slowly.
-        unclipped_parameters: of the largest model with --clip-grad 0, whose gradients need no room in host memory; the
-            same where speed is what binds.
-    """
-
-    family: str
-    num_layers: int
-    hidden_size: int
-    parameters: int
-    limit: str
-    unclipped_parameters: int
-
-
-def largest(
-    question: Question, family: Family | None, speed: Speed | None = None, min_tgs: float = 0.0
-) -> tuple[Largest, Question]:
+def largest(question: Question, family: Family | None, min_tgs: float | None = None) -> tuple[Largest, Question]:
     """The largest model, and the question about it (about the smallest one where none fits).
 
     Args:
         question: about any model of the family, or, without one, about the model whose shape is scaled.
-        speed: where a layout must also train it at `min_tgs` tokens per GPU and second.
+        min_tgs: tokens per GPU and second at which a layout must also train it.
 
     Raises ConfigError for a model that memo cannot train, and for GPUs that it cannot lay out.
     """
     scaled = _scaling(question, family)
-    count, found = _most(scaled, 0, question.clip_grad)
+    count, found = _most(scaled)
     limit = ""
-    if count and speed is not None and speed(found, min_tgs) < min_tgs:
-        count, found, limit = _fast_enough(scaled, found, count, speed, min_tgs)
+    if count and min_tgs is not None and speed(found, min_tgs) < min_tgs:
+        count, found, limit = _fast_enough(scaled, found, count, min_tgs)
     is_clipping_free = question.place_states == "never"  # gradients never wait in host memory
-    unclipped = found if limit or is_clipping_free else _most(scaled, count, 0.0)[1]
+    unclipped = found if limit or is_clipping_free else _most(_unclipped(scaled), count)[1]
     model = found.model.sizes
     return (
         Largest(
@@ -104,32 +80,46 @@ def largest(
     )
 
 
-def _fast_enough(scaled: Scaled, slow: Question, high: int, speed: Speed, min_tgs: float) -> tuple[int, Question, str]:
+def _unclipped(scaled: Scaled) -> Scaled:
+    return lambda steps: tuple(replace(question, clip_grad=0.0) for question in scaled(steps))
+
+
+def _most(scaled: Scaled, low: int = 0) -> tuple[int, Question]:
+    """(steps of size that fit, about which model); `low` do already (0: nothing does)."""
+    fitting = Fitting()
+
+    def fitting_model(steps: int) -> Question | None:
+        return next((question for question in scaled(steps) if fitting.fits(question)), None)
+
+    def does_fit(steps: int) -> bool:
+        return fitting_model(steps) is not None
+
+    stride = 64
+    while does_fit(low + stride):
+        low, stride = low + stride, 2 * stride
+    low, _ = bisect(does_fit, low, low + stride)
+    return low, (fitting_model(low) if low else None) or scaled(max(low, 1))[0]
+
+
+def _fast_enough(scaled: Scaled, slow: Question, high: int, min_tgs: float) -> tuple[int, Question, str]:
     """(steps of size, about which model, why no larger one) of the largest model that trains at `min_tgs`.
 
     It is below `high` steps, where `slow` fits but does not; 0 steps if none does. Larger models are taken to be
     slower.
     """
-    low, best = 0, scaled(1)[0]
-    too_slow: tuple[Question, ...] = (slow,)
-    while high - low > _FAST_STEPS:
-        middle = (low + high) // 2
-        each = scaled(middle)
-        fastest, question = max(((speed(question, min_tgs), question) for question in each), key=lambda pair: pair[0])
-        if fastest >= min_tgs:
-            low, best = middle, question
-        else:
-            high, too_slow = middle, each
-    tgs, slow = max(((speed(question), question) for question in too_slow), key=lambda pair: pair[0])
-    parameters = format_count(slow.model.shape.parameters)
-    return (
-        low,
-        best,
-        (
-            f"{parameters} parameters train at no more than {tgs:,.0f} tokens per GPU and second, fewer than --min-tgs "
-            f"{min_tgs:g}"
-        ),
-    )
+
+    @cache
+    def fastest(steps: int) -> tuple[float, Question]:
+        return _fastest(scaled(steps), min_tgs)
+
+    low, beyond = bisect(lambda steps: fastest(steps)[0] >= min_tgs, 0, high, _FAST_STEPS)
+    tgs, slow = _fastest((slow,) if beyond == high else scaled(beyond))
+    best = fastest(low)[1] if low else scaled(1)[0]
+    return low, best, too_slow(f"{format_count(slow.model.shape.parameters)} parameters", tgs, min_tgs)
+
+
+def _fastest(questions: Iterable[Question], least_tgs: float = 0.0) -> tuple[float, Question]:
+    return max(((speed(question, least_tgs), question) for question in questions), key=lambda pair: pair[0])
 
 
 def _scaling(question: Question, family: Family | None) -> Scaled:
@@ -196,63 +186,9 @@ def _width(law: Law, layers: float) -> float:
     return wide * layers / last
 
 
-def _most(scaled: Scaled, low: int, clip_grad: float) -> tuple[int, Question]:
-    """(steps of size that fit, about which model); `low` do already (0: nothing does)."""
-    best = scaled(max(low, 1))[0]
-    last: list[tuple[Layout, Strategy]] = []  # what held the last model, which is asked first
-
-    def holds(question: Question) -> bool:
-        pairs = chain((pair for pair in last if not refusal(question, pair[0])), _tries(question))
-        found = next((pair for pair in pairs if _holds(question, *pair)), None)
-        last[:] = last if found is None else [found]
-        return found is not None
-
-    def is_held(steps: int) -> bool:
-        nonlocal best
-        questions = [replace(question, clip_grad=clip_grad) for question in scaled(steps)]
-        found = next((question for question in questions if holds(question)), None)
-        best = best if found is None else found
-        return found is not None
-
-    if low:
-        is_held(low)
-    stride = 64
-    while is_held(low + stride):
-        low, stride = low + stride, 2 * stride
-    high = low + stride
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_held(middle) else (low, middle)
-    return low, best
-
-
-def _tries(question: Question) -> Iterator[tuple[Layout, Strategy]]:
-    """Micro-batches of 1 and stages of one chunk: others hold more."""
-    if question.place_states == "never":
-        yield from frugal(question, single_layouts(question), places=False)
-        return
-    for layout, why in grids(question):
-        if not why:
-            yield layout, KEEP
-            tried = (strategy for strategy in frugal_strategies(question, layout) if strategy.sharding != "optim_grads")
-            yield from ((layout, strategy) for strategy in tried)  # ZeRO-3 takes less than ZeRO-2
-
-
-def _holds(question: Question, layout: Layout, strategy: Strategy) -> bool:
-    if strategy == KEEP or question.place_states == "never":
-        return size(question, layout, strategy).verdict == Verdict.FITS
-    return fits(costs_of(question, layout, strategy))
-
-
 def _limit(question: Question) -> str:
     """Of the layout that comes nearest to holding this model."""
     if question.place_states == "never":
         return shortage_of(question)
-    pairs = [pair for pair in _tries(question) if pair[1] != KEEP]
-    if not pairs:
-        raise ConfigError(
-            f"--gpus {question.gpus} cannot be laid out: {next(why for _, why in grids(question) if why)}"
-        )
-    costs = {pair: costs_of(question, *pair) for pair in pairs}
-    layout, strategy = min(pairs, key=lambda pair: least_excess(costs[pair]))
-    return f"{shortage(costs[layout, strategy])}, under {layout}, {strategy}"
+    why, layout, strategy = nearest(question)
+    return f"{why}, under {layout}, {strategy}"

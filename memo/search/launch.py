@@ -18,8 +18,8 @@ from memo.errors import ConfigError, writing
 from memo.estimate.host_memory import HOST_FITS_SHARE
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import config_of
+from memo.search.plan import Choice
 from memo.search.question import Question
-from memo.search.ranking import Choice
 from memo.spec.disk import DISK_FITS_SHARE
 from memo.units import GIB
 

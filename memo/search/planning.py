@@ -12,16 +12,15 @@ from memo.estimate.disks import NVME_PATH
 from memo.estimate.hardware import Hardware
 from memo.search.largest import BASES, Family, largest
 from memo.search.longest import length_unit, longest
+from memo.search.plan import Plan
 from memo.search.question import PlaceStates, Question, ask
-from memo.search.ranking import Plan, search
+from memo.search.ranking import search
 from memo.spec.custom_layer import layer_name
 
 Objective = Literal["tgs", "max-seq-len", "max-model-size"]
 Tell = Callable[[str], None]
 """Hears what is being done, for whoever waits."""
 
-_ROUNDING = 1e-9
-"""A speed that is exactly reached counts."""
 _SHORTEST = 8192
 """Tokens of the first plan by length."""
 
@@ -141,11 +140,11 @@ def answer(
     if objective == "tgs":
         return search(question, top=top, everything=everything)
     if objective == "max-model-size":
-        biggest, asked = largest(question, family, None if min_tgs is None else _speed, min_tgs or 0.0)
+        biggest, asked = largest(question, family, min_tgs)
         if not biggest.parameters:
             return Plan(asked, (), (), (), 0, 0, largest=biggest)
         return replace(search(asked, top=top, everything=everything), largest=biggest)
-    found = longest(question, None if min_tgs is None else _speed, min_tgs or 0.0)
+    found = longest(question, min_tgs)
     if not found.seq_len:
         return Plan(question, (), (), (), 0, 0, found)
     return replace(search(question.at_length(found.seq_len), top=top, everything=everything), longest=found)
@@ -176,11 +175,3 @@ def _lengths(unit: int, last: int) -> Iterator[int]:
         length *= 2
     if last:
         yield last
-
-
-def _speed(question: Question, least_tgs: float = 0.0) -> float:
-    below_s = math.inf
-    if least_tgs:
-        below_s = (1.0 + _ROUNDING) * question.tokens / question.gpus / least_tgs
-    best = search(question, top=1, below_s=below_s).best
-    return 0.0 if best is None else best.step.tgs

@@ -13,122 +13,27 @@ what fits under no strategy  -> ZeRO-2, ZeRO-3 and states in host memory, if not
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
-from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
+from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import Verdict
 from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, GRID, KEEP, Layout, Strategy, can_tile, config_of, refusal
-from memo.search.largest import Largest
-from memo.search.longest import Longest
 from memo.search.oversized import PlacedLayouts, Timed, place_oversized, placed, strategies
+from memo.search.plan import Choice, Plan, as_good, speed_error, step_s
 from memo.search.question import Question
-from memo.search.sifting import STRATEGIES, Reason, Refusal, sift
-from memo.search.sizing import Sized, size
+from memo.search.sifting import STRATEGIES, Refusal, sift
+from memo.search.sizing import size
 from memo.search.swap_choice import SwapChoice, choose_swap, given_swaps
 from memo.search.sweeping import sweeps
 from memo.simulate import predict_step
-from memo.simulate.model import step_model
-from memo.simulate.parts import step_parts
-from memo.text_table import html_table
-from memo.units import GIB
 
 NUM_UNSURE = 3
 """Shown of those that may or may not fit."""
-TRIAL_GAIN = TIE_SHARE
-"""Of the best one's speed: what a start that may fail is worth. Less would be a tie."""
 ENOUGH_SHARE = 0.1
 """Of a GPU's memory: room that no plan needs more of. What torch does not see has been foreseen wrongly by 3 GiB at
 most (NCCL issue 1685: 4.34 GB where 1.06 were expected), and more room is no reason to take a slower plan."""
 NOTHING_BINDS = "nothing: all activations stay on the GPU"
-
-
-@dataclass(frozen=True)
-class Choice(Timed):
-    """With its memory: only of candidates that are shown all bytes are counted."""
-
-    sized: Sized
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The answer.
-
-    Attributes:
-        choices: that fit; of each tp x cp x pp the fastest, or all where all were asked for. The first is the best, as
-            of `_best_first`, and the others follow by speed.
-        unsure: those that would be faster but whose verdict is unsure; never among the choices.
-        num_candidates: layouts x strategies whose memory was looked at.
-        num_fitting: those of them that fit.
-        longest: where the longest sequence was asked for; the question is then at that length.
-        largest: where the largest model was asked for; the question is then about it.
-    """
-
-    question: Question
-    choices: tuple[Choice, ...]
-    unsure: tuple[Choice, ...]
-    refusals: tuple[Refusal, ...]
-    num_candidates: int
-    num_fitting: int
-    longest: Longest | None = None
-    largest: Largest | None = None
-
-    def __repr__(self) -> str:
-        """One line, as a plan holds hundreds of refusals."""
-        best = self.best
-        found = "nothing fits"
-        if best is not None:
-            found = f"best {best.layout}: {best.strategy}, {best.step.tgs:,.0f} tokens/GPU/s"
-        return f"<Plan: {self._asked()}: {found}; {len(self.choices)} choices, {len(self.refusals)} layouts refused>"
-
-    def _repr_html_(self) -> str:
-        """The ranked choices as a notebook shows them; what to try before them, if anything, comes first."""
-        rows: list[tuple[str, ...]] = [
-            ("layout", "dp", "activations", "tokens/GPU/s", "MFU %", "step s", "GPU GiB", "host GiB", "verdict")
-        ]
-        for choice in self.choices if self.trial is None else (self.trial, *self.choices):
-            step, sized, dp = choice.step, choice.sized, self.question.gpus // choice.layout.ranks
-            times = (f"{step.tgs:,.0f}", f"{step.mfu_percent:.1f}", f"{step.step_time_s:,.2f}")
-            sizes = (f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}")
-            rows.append((str(choice.layout), str(dp), str(choice.strategy), *times, *sizes, sized.told))
-        return html_table(rows, self._asked())
-
-    def _asked(self) -> str:
-        asked = self.question
-        batch = f"{asked.seq_len:,} tokens x {asked.global_batch_size} sequences"
-        return f"{asked.model.name} on {asked.gpus} x {asked.hardware.name}, {batch}"
-
-    @property
-    def best(self) -> Choice | None:
-        return self.choices[0] if self.choices else None
-
-    @property
-    def trial(self) -> Choice | None:
-        """What to try before those that fit: the fastest that is unsure, where it is more than TRIAL_GAIN faster.
-
-        Only of GPU memory may it be unsure: the first step then tells, and nothing but the start is lost. Host memory
-        that runs out takes the node's other processes with it.
-        """
-        if self.best is None or not self.unsure:
-            return None
-        first = self.unsure[0]
-        worth_it = self.fastest_s > (1.0 + TRIAL_GAIN) * _step_s(first)
-        return first if worth_it and first.sized.host_excess <= 1.0 else None
-
-    @property
-    def fastest_s(self) -> float:
-        """Seconds of the fastest step among the choices."""
-        return min(map(_step_s, self.choices))
-
-    def ties(self) -> tuple[Choice, ...]:
-        """The choices that are as good as the fastest, which is among them: nobody can foresee which is faster."""
-        return _as_good(self.choices, TIE_SHARE)
-
-    def counts(self) -> dict[Reason, int]:
-        """Refused layouts by reason."""
-        reasons = [refused.reason for refused in self.refusals]
-        return {reason: reasons.count(reason) for reason in Reason if reason in reasons}
 
 
 def search(question: Question, *, top: int = 10, everything: bool = False, below_s: float = inf) -> Plan:
@@ -140,17 +45,17 @@ def search(question: Question, *, top: int = 10, everything: bool = False, below
     race = _Race(question, everything)
     fastest = race.run(sifted.fits, max(1, len(sifted.fits)) if everything else top)
     if not everything:
-        fastest = sorted(map(race.refined, fastest), key=_step_s)
+        fastest = sorted(map(race.refined, fastest), key=step_s)
     choices = tuple(_sized(question, timed) for timed in fastest)
-    below_s = min([below_s, *map(_step_s, choices)])
+    below_s = min([below_s, *map(step_s, choices)])
     wanted = {"needed": not choices, "always": True, "never": False}[question.place_states]
     placed_layouts = place_oversized(question, sifted.oversized if wanted else (), race.bounds, top, below_s)
     placed_choices = [_sized(question, timed) for timed in placed_layouts.choices]
     choices = _best_of_grids([*choices, *placed_choices], None if everything else top)
-    faster = race.run(sifted.unsure, NUM_UNSURE, below_s=min(map(_step_s, choices), default=inf))
+    faster = race.run(sifted.unsure, NUM_UNSURE, below_s=min(map(step_s, choices), default=inf))
     choices = _best_first(question, choices)
     if choices and choices[0].sized.is_tight and not everything:  # perhaps another strategy of a layout leaves room
-        most_s = (1.0 + speed_error(question, choices[0]).share) * min(map(_step_s, choices))
+        most_s = (1.0 + speed_error(question, choices[0]).share) * min(map(step_s, choices))
         roomy = race.run(sifted.fits, 1, below_s=most_s, leaves_room=True)
         choices = (*(_sized(question, timed) for timed in roomy), *choices)
     unsure = tuple(_sized(question, timed) for timed in faster)
@@ -181,7 +86,7 @@ def _timed(question: Question, layout: Layout, strategy: Strategy, swap: SwapCho
 
 def _best_of_grids(choices: list[Choice], count: int | None) -> tuple[Choice, ...]:
     """Fastest first; all of them where no count is given."""
-    ranked = sorted(choices, key=_step_s)
+    ranked = sorted(choices, key=step_s)
     if count is None:
         return tuple(ranked)
     best: dict[object, Choice] = {}
@@ -200,24 +105,11 @@ def _best_first(question: Question, choices: tuple[Choice, ...]) -> tuple[Choice
     if not choices:
         return choices
     enough = ENOUGH_SHARE * question.capacity.gpu_bytes
-    best = max(_as_good(choices, TIE_SHARE), key=lambda choice: min(choice.sized.room_bytes, enough))
+    best = max(as_good(choices, TIE_SHARE), key=lambda choice: min(choice.sized.room_bytes, enough))
     if best.sized.is_tight:
-        near = _as_good(choices, speed_error(question, best).share)
+        near = as_good(choices, speed_error(question, best).share)
         best = next((choice for choice in near if not choice.sized.is_tight), best)
     return best, *(choice for choice in choices if choice is not best)
-
-
-def speed_error(question: Question, choice: Timed) -> TimeError:
-    """How far the speed foreseen for a choice may lie from a measured one."""
-    config, hardware = config_of(question, choice.layout, choice.strategy), question.hardware
-    model = step_model(config, question.gpus, hardware, choice.moved)
-    return time_error(hardware, step_parts(choice.step, model, config))
-
-
-def _as_good(choices: Sequence[Choice], share: float) -> tuple[Choice, ...]:
-    """Those whose step takes no more than such a share longer than the fastest one's."""
-    most_s = (1.0 + share) * min(map(_step_s, choices), default=0.0)
-    return tuple(choice for choice in choices if _step_s(choice) <= most_s)
 
 
 def _after_placing(refused: list[Refusal], placed_layouts: PlacedLayouts) -> tuple[Refusal, ...]:
@@ -242,11 +134,7 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
     if not any(choice.sized.verdict == Verdict.FITS for choice in choices):
         found = [placed(question, layout, strategy) for strategy in strategies(question, layout)]
         choices += [_sized(question, timed) for timed in found if timed is not None]
-    return "", sorted(choices, key=_step_s)
-
-
-def _step_s(choice: Timed) -> float:
-    return choice.step.step_time_s
+    return "", sorted(choices, key=step_s)
 
 
 class _Race:
@@ -268,12 +156,12 @@ class _Race:
         best: dict[object, Timed] = {}
         while queue:
             bound_s, index, swap = heapq.heappop(queue)
-            last_s = sorted(map(_step_s, best.values()))[count - 1] if len(best) >= count else below_s
+            last_s = sorted(map(step_s, best.values()))[count - 1] if len(best) >= count else below_s
             if bound_s >= last_s:
                 break
             layout, strategy = pool[index]
             key = index if self.everything else (layout.tp, layout.cp, layout.pp)
-            if key in best and bound_s >= _step_s(best[key]):
+            if key in best and bound_s >= step_s(best[key]):
                 continue
             # What moves gives a better bound before anything is simulated.
             if strategy.alpha == "auto" and swap is None:
@@ -284,9 +172,9 @@ class _Race:
             if leaves_room and size(self.question, layout, strategy, moved, exactly=True).is_tight:
                 continue
             timed = _timed(self.question, layout, strategy, swap)
-            if _step_s(timed) < min(below_s, _step_s(best[key]) if key in best else inf):
+            if step_s(timed) < min(below_s, step_s(best[key]) if key in best else inf):
                 best[key] = timed
-        return sorted(best.values(), key=_step_s)[:count]
+        return sorted(best.values(), key=step_s)[:count]
 
     def refined(self, choice: Timed) -> Timed:
         """The best of alpha auto and of the given ones that fit on its layout; any other choice as it is."""
@@ -296,9 +184,9 @@ class _Race:
         alphas = [float(share.alpha) for share in GRID]
         swaps = given_swaps(config_of(question, layout, AUTO), question.gpus, question.hardware, alphas)
         least_s = [self.bounds.least_s(layout, share, swap) for share, swap in zip(GRID, swaps, strict=True)]
-        faster = [share for share, bound_s in zip(GRID, least_s, strict=True) if bound_s < _step_s(choice)]
+        faster = [share for share, bound_s in zip(GRID, least_s, strict=True) if bound_s < step_s(choice)]
         fitting = [share for share in faster if self._may_replace(choice, share)]
-        return min([choice, *(_timed(question, layout, share) for share in fitting)], key=_step_s)
+        return min([choice, *(_timed(question, layout, share) for share in fitting)], key=step_s)
 
     def _may_replace(self, choice: Timed, share: Strategy) -> bool:
         """Whether a given share fits, and leaves room unless alpha auto could not either."""

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
 
-from memo.search.longest import fits, longest
+from memo.search.fitting import fits
+from memo.search.longest import longest
 from memo.search.question import Question
 
 _MOST_DOUBLINGS = 6

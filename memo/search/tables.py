@@ -11,10 +11,10 @@ from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import TIGHT_BYTES, Verdict
 from memo.search.candidates import KEEP, Layout, config_of
 from memo.search.costs import billion_tokens_s, dollars_text, durations, pinning
-from memo.search.largest import Largest
-from memo.search.longest import shortage_of
+from memo.search.fitting import shortage_of
+from memo.search.plan import Choice, Largest, Plan, speed_error
 from memo.search.question import Question
-from memo.search.ranking import Choice, Plan, explain, speed_error
+from memo.search.ranking import explain
 from memo.search.remedies import remedies
 from memo.search.sifting import Reason
 from memo.spec.slots import slot_dims

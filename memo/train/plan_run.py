@@ -13,8 +13,8 @@ from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import machine_of_gpu, nearest_hardware
 from memo.search.launch import run_of
+from memo.search.plan import Choice
 from memo.search.planning import plan
-from memo.search.ranking import Choice
 from memo.units import GIB
 
 

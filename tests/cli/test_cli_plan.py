@@ -16,7 +16,7 @@ from memo.config.flags import parse_run
 from memo.errors import ConfigError
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.memory_errors import FULL_SIZE
-from memo.search.ranking import Plan
+from memo.search.plan import Plan
 
 Capture = pytest.CaptureFixture[str]
 LONG = ["--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16"]

@@ -8,8 +8,8 @@ import pytest
 
 from memo.errors import ArtifactError
 from memo.report import plan_page
+from memo.search.plan import Plan
 from memo.search.planning import plan
-from memo.search.ranking import Plan
 from memo.search.tables import Commands, cells, errors
 
 

@@ -13,9 +13,10 @@ from memo.estimate.disks import NVME_GB_PER_S
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import AUTO, Layout, config_of
 from memo.search.launch import run_of
+from memo.search.plan import Plan
 from memo.search.planning import plan
 from memo.search.question import Question, ask
-from memo.search.ranking import Plan, evaluate
+from memo.search.ranking import evaluate
 from memo.search.sizing import size
 from memo.search.sweeping import sweeps
 from memo.search.tables import Commands, as_object, text

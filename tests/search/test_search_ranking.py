@@ -23,18 +23,15 @@ from memo.search.candidates import (
     grids,
     pipelines,
 )
+from memo.search.plan import TRIAL_GAIN, Choice, Plan, speed_error
 from memo.search.question import Question, ask
 from memo.search.ranking import (
     ENOUGH_SHARE,
     NOTHING_BINDS,
-    TRIAL_GAIN,
-    Choice,
-    Plan,
     _best_first,
     evaluate,
     explain,
     search,
-    speed_error,
 )
 from memo.search.sifting import Reason, _TooLarge
 from memo.search.sizing import Sized, size
@@ -289,9 +286,9 @@ def test_what_is_not_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = search(edge_of_memory(), top=1)
     assert plan.best is not None and plan.trial is not None
     gain = plan.fastest_s / plan.trial.step.step_time_s - 1
-    monkeypatch.setattr("memo.search.ranking.TRIAL_GAIN", gain + 1e-9)
+    monkeypatch.setattr("memo.search.plan.TRIAL_GAIN", gain + 1e-9)
     assert plan.trial is None
-    monkeypatch.setattr("memo.search.ranking.TRIAL_GAIN", gain - 1e-9)
+    monkeypatch.setattr("memo.search.plan.TRIAL_GAIN", gain - 1e-9)
     assert plan.trial is plan.unsure[0]
     first = plan.unsure[0]
     short_of_host = replace(first, sized=replace(first.sized, host_excess=1.01))

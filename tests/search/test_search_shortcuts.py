@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memo.search.candidates import batches, num_microbatches
-from memo.search.longest import single_layouts
+from memo.search.fitting import single_layouts
 from memo.search.oversized import costs_of, frugal_strategies, strategies
 from memo.search.question import Question, ask
 from memo.search.remedies import remedies
@@ -81,6 +81,6 @@ def test_a_refusal_counts_few_of_its_candidates(monkeypatch: pytest.MonkeyPatch)
         counted.append(costs)
         return fits(costs)
 
-    monkeypatch.setattr("memo.search.longest.can_be_placed", counting)
+    monkeypatch.setattr("memo.search.fitting.can_be_placed", counting)
     assert remedies(TOO_LARGE[0]) == ["--seq-len 28672", "--gpus 32"]
     assert len(counted) < 600

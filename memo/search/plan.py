@@ -1,0 +1,157 @@
+"""The answer of a search: the choices that fit, ranked, and what was refused."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
+from memo.search.candidates import config_of
+from memo.search.oversized import Timed
+from memo.search.question import Question
+from memo.search.sifting import Reason, Refusal
+from memo.search.sizing import Sized
+from memo.simulate.model import step_model
+from memo.simulate.parts import step_parts
+from memo.text_table import html_table
+from memo.units import GIB
+
+TRIAL_GAIN = TIE_SHARE
+"""Of the best one's speed: what a start that may fail is worth. Less would be a tie."""
+
+
+@dataclass(frozen=True)
+class Longest:
+    """The answer.
+
+    Attributes:
+        seq_len: tokens; 0 where not even one unit fits.
+        unit: lengths are multiples of it.
+        limit: why the next length does not fit: the layout that comes nearest, and the memory it lacks; or what
+            the model forbids.
+    """
+
+    seq_len: int
+    unit: int
+    limit: str
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The answer.
+
+    Attributes:
+        parameters: 0 where not even the smallest fits.
+        limit: why the next one does not fit, or trains too slowly.
+        unclipped_parameters: of the largest model with --clip-grad 0, whose gradients need no room in host memory; the
+            same where speed is what binds.
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    parameters: int
+    limit: str
+    unclipped_parameters: int
+
+
+@dataclass(frozen=True)
+class Choice(Timed):
+    """With its memory: only of candidates that are shown all bytes are counted."""
+
+    sized: Sized
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer.
+
+    Attributes:
+        choices: that fit; of each tp x cp x pp the fastest, or all where all were asked for. The first is the best, as
+            of `_best_first`, and the others follow by speed.
+        unsure: those that would be faster but whose verdict is unsure; never among the choices.
+        num_candidates: layouts x strategies whose memory was looked at.
+        num_fitting: those of them that fit.
+        longest: where the longest sequence was asked for; the question is then at that length.
+        largest: where the largest model was asked for; the question is then about it.
+    """
+
+    question: Question
+    choices: tuple[Choice, ...]
+    unsure: tuple[Choice, ...]
+    refusals: tuple[Refusal, ...]
+    num_candidates: int
+    num_fitting: int
+    longest: Longest | None = None
+    largest: Largest | None = None
+
+    def __repr__(self) -> str:
+        """One line, as a plan holds hundreds of refusals."""
+        best = self.best
+        found = "nothing fits"
+        if best is not None:
+            found = f"best {best.layout}: {best.strategy}, {best.step.tgs:,.0f} tokens/GPU/s"
+        return f"<Plan: {self._asked()}: {found}; {len(self.choices)} choices, {len(self.refusals)} layouts refused>"
+
+    def _repr_html_(self) -> str:
+        """The ranked choices as a notebook shows them; what to try before them, if anything, comes first."""
+        rows: list[tuple[str, ...]] = [
+            ("layout", "dp", "activations", "tokens/GPU/s", "MFU %", "step s", "GPU GiB", "host GiB", "verdict")
+        ]
+        for choice in self.choices if self.trial is None else (self.trial, *self.choices):
+            step, sized, dp = choice.step, choice.sized, self.question.gpus // choice.layout.ranks
+            times = (f"{step.tgs:,.0f}", f"{step.mfu_percent:.1f}", f"{step.step_time_s:,.2f}")
+            sizes = (f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}")
+            rows.append((str(choice.layout), str(dp), str(choice.strategy), *times, *sizes, sized.told))
+        return html_table(rows, self._asked())
+
+    def _asked(self) -> str:
+        asked = self.question
+        batch = f"{asked.seq_len:,} tokens x {asked.global_batch_size} sequences"
+        return f"{asked.model.name} on {asked.gpus} x {asked.hardware.name}, {batch}"
+
+    @property
+    def best(self) -> Choice | None:
+        return self.choices[0] if self.choices else None
+
+    @property
+    def trial(self) -> Choice | None:
+        """What to try before those that fit: the fastest that is unsure, where it is more than TRIAL_GAIN faster.
+
+        Only of GPU memory may it be unsure: the first step then tells, and nothing but the start is lost. Host memory
+        that runs out takes the node's other processes with it.
+        """
+        if self.best is None or not self.unsure:
+            return None
+        first = self.unsure[0]
+        worth_it = self.fastest_s > (1.0 + TRIAL_GAIN) * step_s(first)
+        return first if worth_it and first.sized.host_excess <= 1.0 else None
+
+    @property
+    def fastest_s(self) -> float:
+        """Seconds of the fastest step among the choices."""
+        return min(map(step_s, self.choices))
+
+    def ties(self) -> tuple[Choice, ...]:
+        """The choices that are as good as the fastest, which is among them: nobody can foresee which is faster."""
+        return as_good(self.choices, TIE_SHARE)
+
+    def counts(self) -> dict[Reason, int]:
+        """Refused layouts by reason."""
+        reasons = [refused.reason for refused in self.refusals]
+        return {reason: reasons.count(reason) for reason in Reason if reason in reasons}
+
+
+def speed_error(question: Question, choice: Timed) -> TimeError:
+    """How far the speed foreseen for a choice may lie from a measured one."""
+    config, hardware = config_of(question, choice.layout, choice.strategy), question.hardware
+    model = step_model(config, question.gpus, hardware, choice.moved)
+    return time_error(hardware, step_parts(choice.step, model, config))
+
+
+def as_good(choices: Sequence[Choice], share: float) -> tuple[Choice, ...]:
+    """Those whose step takes no more than such a share longer than the fastest one's."""
+    most_s = (1.0 + share) * min(map(step_s, choices), default=0.0)
+    return tuple(choice for choice in choices if step_s(choice) <= most_s)
+
+
+def step_s(choice: Timed) -> float:
+    return choice.step.step_time_s
