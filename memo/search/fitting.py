@@ -1,5 +1,6 @@
-"""Whether any layout fits, which memory the nearest one lacks, and the largest number for which one fits."""
+"""Whether any layout fits, which memory the nearest one lacks, how fast the best one is, and bisection over these."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -10,6 +11,7 @@ from memo.estimate.verdict import Verdict
 from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids, refusal
 from memo.search.oversized import costs_of, frugal_strategies
 from memo.search.question import Question
+from memo.search.ranking import search
 from memo.search.sizing import may_fit, size
 from memo.search.states import fits as can_be_placed
 from memo.search.states import least_excess, shortage
@@ -17,6 +19,8 @@ from memo.search.sweeping import sweeps
 
 _FRUGAL = (GRID[0], FULL, SELECTIVE)
 """What needs least: all else lies between, in GPU memory and in host memory."""
+_ROUNDING = 1e-9
+"""A speed that is exactly reached counts."""
 
 
 def single_layouts(question: Question) -> Iterator[Layout]:
@@ -91,3 +95,17 @@ def bisect(holds: Callable[[int], bool], low: int, high: int, within: int = 1) -
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low, high
+
+
+def speed(question: Question, least_tgs: float = 0.0) -> float:
+    """Tokens per GPU and second of the fastest layout that fits; 0 where none does.
+
+    Where that is less than `least_tgs`, the answer is quicker, and may be 0 as well.
+    """
+    below_s = (1.0 + _ROUNDING) * question.tokens / question.gpus / least_tgs if least_tgs else math.inf
+    best = search(question, top=1, below_s=below_s).best
+    return 0.0 if best is None else best.step.tgs
+
+
+def too_slow(what: str, tgs: float, min_tgs: float) -> str:
+    return f"{what} train at no more than {tgs:,.0f} tokens per GPU and second, fewer than --min-tgs {min_tgs:g}"

@@ -22,10 +22,9 @@ from typing import Literal
 from memo.config import ModelConfig
 from memo.config.check_model import check_model
 from memo.errors import ConfigError
-from memo.search.fitting import Fitting, bisect, nearest, shortage_of
+from memo.search.fitting import Fitting, bisect, nearest, shortage_of, speed, too_slow
 from memo.search.plan import Largest
 from memo.search.question import PlannedModel, Question
-from memo.search.speed import speed, too_slow
 from memo.spec.parameters import layer_parameters
 from memo.spec.shapes import shape_of
 from memo.units import format_count

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from memo.config.derived import DEFAULT_TILES
 from memo.config.flag import LARGEST
-from memo.search.fitting import Fitting, bisect, shortage_of
+from memo.search.fitting import Fitting, bisect, shortage_of, speed, too_slow
 from memo.search.plan import Longest
 from memo.search.question import PlaceStates, Question
-from memo.search.speed import speed, too_slow
 
 _STEPS = 64
 """In which the longest sequence is found between a power of two times the unit and twice as much."""

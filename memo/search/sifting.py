@@ -86,7 +86,7 @@ class Sifted:
 
 def sift(question: Question, *, with_shares: bool = False) -> Sifted:
     """Judge all layouts that memo can run under all strategies; `with_shares`: also under given alphas."""
-    sifted, sizes = Sifted(), _Sizes(question)
+    sifted = Sifted()
     strategies = (*STRATEGIES, *GRID) if with_shares else STRATEGIES
     for grid, why in grids(question):
         if why:
@@ -98,22 +98,8 @@ def sift(question: Question, *, with_shares: bool = False) -> Sifted:
             for batch in batches(question, pipeline):
                 for layout in exchanges(question, batch):
                     ways = strategies if can_tile(question, layout) else STRATEGIES
-                    _place(sizes, layout, ways, sifted, too_large)
+                    _place(question, layout, ways, sifted, too_large)
     return sifted
-
-
-class _Sizes:
-    """Sizes candidates, each once."""
-
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self._sized: dict[tuple[Layout, Strategy], Sized] = {}
-
-    def of(self, layout: Layout, strategy: Strategy) -> Sized:
-        key = layout, strategy
-        if key not in self._sized:
-            self._sized[key] = size(self.question, layout, strategy)
-        return self._sized[key]
 
 
 class _TooLarge:
@@ -142,50 +128,51 @@ class _TooLarge:
         return replace(known, layout=layout) if known is not None and known.layout.mbs <= layout.mbs else None
 
 
-def _place(sizes: _Sizes, layout: Layout, ways: tuple[Strategy, ...], sifted: Sifted, too_large: _TooLarge) -> None:
+def _place(
+    question: Question, layout: Layout, ways: tuple[Strategy, ...], sifted: Sifted, too_large: _TooLarge
+) -> None:
     """Put the strategies of a layout where they belong.
 
     Where keeping everything fits, nothing else can be faster; other strategies are for what leaves no room then.
     """
-    question = sizes.question
     refused = too_large.refusal(layout, layout.vpp)
     if refused is not None:
         sifted.oversized += [layout] if layout.vpp == 1 else []
         sifted.refused.append(refused)
         sifted.num_candidates += 1
         return
-    tried: dict[Strategy, Verdict] = {}
+    tried: dict[Strategy, Sized] = {}
     known: dict[Strategy, Sized] = {}
     for strategy in chain(ways, sweeps(question, layout, sizes=SWEPT_TOKENS[::-1])):
         # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
         if strategy.tiles and any(
-            verdict == Verdict.FITS and not _alike(way, strategy) for way, verdict in tried.items()
+            sized.verdict == Verdict.FITS and not _alike(way, strategy) for way, sized in tried.items()
         ):
             break
         # Larger tiles take more memory.
-        smaller = [way for way, verdict in tried.items() if verdict != Verdict.FITS]
+        smaller = [way for way, sized in tried.items() if sized.verdict != Verdict.FITS]
         if any(_alike(way, strategy) for way in chain(known, smaller)):
             continue
         below = too_large.below(layout, strategy)
         if below is not None:
             known[strategy] = below
             continue
-        verdict = tried[strategy] = sizes.of(layout, strategy).verdict
-        if verdict in (Verdict.OOM, Verdict.OOHM):
-            too_large.add(layout, strategy, sizes.of(layout, strategy))
-        if strategy == KEEP and verdict == Verdict.FITS and not sizes.of(layout, KEEP).is_tight:
+        sized = tried[strategy] = size(question, layout, strategy)
+        if sized.verdict in (Verdict.OOM, Verdict.OOHM):
+            too_large.add(layout, strategy, sized)
+        if strategy == KEEP and sized.verdict == Verdict.FITS and not sized.is_tight:
             break
     sifted.num_candidates += len(tried) + len(known)
-    fitting = [strategy for strategy, verdict in tried.items() if verdict == Verdict.FITS]
-    unsure = [strategy for strategy, verdict in tried.items() if verdict == Verdict.UNSURE]
-    sifted.fits += [(layout, strategy) for strategy in fitting]
-    sifted.unsure += [(layout, strategy) for strategy in unsure]
+    fitting = [(layout, strategy) for strategy, sized in tried.items() if sized.verdict == Verdict.FITS]
+    unsure = [(layout, strategy) for strategy, sized in tried.items() if sized.verdict == Verdict.UNSURE]
+    sifted.fits += fitting
+    sifted.unsure += unsure
     if fitting:
         return
     sifted.oversized += [layout] if layout.vpp == 1 else []
     refused = None if tried else too_large.refusal(layout, 1)
     if refused is None or refused.reason != Reason.GPU:  # with more chunks, GPU memory may be scarcer than the host's
-        refused = _refusal(sizes, layout, tried, known)
+        refused = _refusal(question, layout, tried, known)
     sifted.refused.append(refused)
     if not unsure:
         too_large.refuse(refused)
@@ -198,18 +185,18 @@ def _alike(one: Strategy, other: Strategy) -> bool:
     return one.tiles > 0 and replace(one, tiles=other.tiles) == other
 
 
-def _refusal(sizes: _Sizes, layout: Layout, tried: dict[Strategy, Verdict], known: dict[Strategy, Sized]) -> Refusal:
+def _refusal(question: Question, layout: Layout, tried: dict[Strategy, Sized], known: dict[Strategy, Sized]) -> Refusal:
     """`known`: what is too large as something is that needs no more, which is given; one of these may need least."""
 
     @cache
     def least() -> Sized:
-        found = [sizes.of(layout, strategy) for strategy in tried]
+        found = list(tried.values())
         for strategy, below in known.items():
             if below.is_exact or all(below.gpu_excess < sized.excess for sized in found):
-                found.append(sizes.of(layout, strategy))
+                found.append(size(question, layout, strategy))
         return min(found, key=lambda sized: sized.excess)
 
     reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
-    verdicts = {*tried.values(), *(below.verdict for below in known.values())}
+    verdicts = {sized.verdict for sized in chain(tried.values(), known.values())}
     verdict = Verdict.OOM if verdicts == {Verdict.OOM} else least().verdict
-    return Refusal(layout, reasons[verdict], lambda: least().shortage(sizes.question))
+    return Refusal(layout, reasons[verdict], lambda: least().shortage(question))

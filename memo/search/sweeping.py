@@ -1,6 +1,7 @@
 """Ways to sweep layers along the sequence: in which tiles, in how many layers attention is recomputed, and where hidden
 states are."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -108,13 +109,10 @@ def _fewest_again(config: RunConfig, world_size: int, limits: MemoryLimits, whol
     """The fewest layers of a chunk that must recompute attention for a node's host memory; all, if that is too few."""
     alpha = config.memory.offload_alpha
     moved: Moved = {} if isinstance(alpha, str) else alpha
-    low, high = 0, layers_per_chunk(config)
-    while low < high:
-        middle = (low + high) // 2
-        swept = with_sweep(config, replace(whole, again=middle))
+
+    def is_enough(again: int) -> bool:
+        swept = with_sweep(config, replace(whole, again=again))
         needed_bytes = node_host_bytes(swept, world_size, limits.local_ranks, moved, limits.disk_bytes)
-        if needed_bytes <= limits.host_bytes:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+        return needed_bytes <= limits.host_bytes
+
+    return bisect_left(range(layers_per_chunk(config)), True, key=is_enough)
