@@ -15,7 +15,7 @@ from memo.search.candidates import config_of
 from memo.search.plan import Choice, Plan, speed_error
 from memo.search.planning import Tell, plans_by_length, silent
 from memo.search.question import Question
-from memo.search.tables import Commands, about_best, cells, errors, ranked, title
+from memo.search.tables import Commands, about_best, cells, errors, title
 from memo.simulate.rows import ROWS
 from memo.simulate.trace import Span, simulate_step
 from memo.units import GIB
@@ -60,7 +60,7 @@ def plan_page(plan: Plan, commands: Commands, tell: Tell = silent) -> str:
 
 
 def _layouts(plan: Plan) -> list[str]:
-    shown = ranked(plan)
+    shown = plan.shown
     head, *rows = cells(shown, plan.question, plan.ties())
     caption = "Tokens of one GPU in a second, as foreseen, with the error that its parts have."
     drawn = html.picture(png_bytes(_draw_speeds(shown, plan.question)), "speeds and their errors", caption)
@@ -81,7 +81,7 @@ def _draw_speeds(choices: Sequence[Choice], question: Question) -> Any:
 
 
 def _memory(plan: Plan) -> str:
-    best, question = ranked(plan)[0], plan.question
+    best, question = plan.shown[0], plan.question
     parts = {name: size for name, size in components(best.sized.memory).items() if size and name != "host"}
     rows = [[f"one GPU: {name.replace('_', ' ')}", f"{size / GIB:,.2f}", ""] for name, size in parts.items()]
     rows += [
@@ -102,7 +102,7 @@ def _lengths(question: Question, tell: Tell) -> str:
 
 
 def _step(plan: Plan) -> str:
-    best = ranked(plan)[0]
+    best = plan.shown[0]
     caption = _STEP_CAPTION.format(microbatches=best.layout.pp * _ROUNDS)
     return html.picture(png_bytes(_draw_step(first_stage(plan.question, best))), "timeline of a step", caption)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from memo.errors import ConfigError
 from memo.search.costs import assumed_node, billion_tokens_s, dollars_text, duration
 from memo.search.fitting import shortage_of
-from memo.search.plan import Plan, speed_error
+from memo.search.plan import Choice, Plan, cells_of, speed_error
 from memo.search.question import Question, ask
 from memo.search.ranking import search
 from memo.text_table import text_table
@@ -81,11 +81,15 @@ def compare(model: str, machines: Sequence[Machine], global_batch_size: int | No
 
 
 def _rank(plan: Plan) -> tuple[int, float]:
-    if plan.best is None:
+    question, best = plan.question, plan.best
+    if best is None:
         return 2, 0.0
-    figures = _figures(plan)
-    dollars = figures["dollars_per_billion_tokens"]
-    return (1, -figures["tokens_per_s"]) if dollars is None else (0, dollars)
+    dollars = question.dollars(billion_tokens_s(question, best.step))
+    return (1, -_tokens_per_s(question, best)) if dollars is None else (0, dollars)
+
+
+def _tokens_per_s(question: Question, best: Choice) -> float:
+    return best.step.tgs * question.gpus
 
 
 def comparison(plans: Sequence[Plan], columns: int | None = None) -> str:
@@ -129,10 +133,10 @@ def _errors(plans: Sequence[Plan]) -> list[str]:
 
 def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     """The same for programs; None for what a machine without a plan or without a price does not have."""
-    return [_figures(plan) for plan in plans]
+    return [_object(plan) for plan in plans]
 
 
-def _figures(plan: Plan) -> dict[str, Any]:
+def _object(plan: Plan) -> dict[str, Any]:
     question, best = plan.question, plan.best
     figures: dict[str, Any] = {
         "hardware": question.hardware.name,
@@ -147,7 +151,7 @@ def _figures(plan: Plan) -> dict[str, Any]:
         figures |= {
             "layout": str(best.layout),
             "activations": str(best.strategy),
-            "tokens_per_s": best.step.tgs * question.gpus,
+            "tokens_per_s": _tokens_per_s(question, best),
             "step_time_s": best.step.step_time_s,
             "mfu_percent": best.step.mfu_percent,
             "tgs_error_percent": 100 * speed_error(question, best).share,
@@ -157,25 +161,14 @@ def _figures(plan: Plan) -> dict[str, Any]:
 
 
 def _row(rank: int, plan: Plan) -> tuple[str, ...]:
-    question, best, figures = plan.question, plan.best, _figures(plan)
-    hour = dollars_text(figures["dollars_per_hour"])
-    if best is None:
-        return (str(rank), _machine(question), "nothing fits", *[""] * 8, hour, "")
-    return (
-        str(rank),
-        _machine(question),
-        figures["layout"],
-        str(question.gpus // best.layout.ranks),
-        figures["activations"],
-        f"{figures['tokens_per_s']:,.0f}",
-        f"{best.step.tgs:,.0f}",
-        f"{figures['tgs_error_percent']:.0f}",
-        f"{best.step.mfu_percent:.1f}",
-        f"{best.step.step_time_s:,.2f}",
-        duration(billion_tokens_s(question, best.step)),
-        hour,
-        dollars_text(figures["dollars_per_billion_tokens"]),
-    )
+    question, best = plan.question, plan.best
+    hour = dollars_text(question.dollars(3600.0))
+    row = {"": str(rank), "machine": _machine(question), "layout": "nothing fits", "$/h": hour}
+    if best is not None:
+        row |= cells_of(question, best)
+        row["tokens/s"] = f"{_tokens_per_s(question, best):,.0f}"
+        row["a billion tokens"] = duration(billion_tokens_s(question, best.step))
+    return tuple(row.get(head, "") for head in _HEADS)
 
 
 def _machine(question: Question) -> str:

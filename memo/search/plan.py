@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
 from memo.search.candidates import config_of
+from memo.search.costs import billion_tokens_s, dollars_text
 from memo.search.oversized import Timed
 from memo.search.question import Question
 from memo.search.sifting import Reason, Refusal
@@ -16,6 +17,8 @@ from memo.units import GIB
 
 TRIAL_GAIN = TIE_SHARE
 """Of the best one's speed: what a start that may fail is worth. Less would be a tie."""
+_NOTEBOOK = ("layout", "dp", "activations", "tok/GPU/s", "MFU %", "step s", "GPU GiB", "host GiB", "verdict")
+"""Columns of a table in a notebook."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +96,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """The ranked choices as a notebook shows them; what to try before them, if anything, comes first."""
-        rows: list[tuple[str, ...]] = [
-            ("layout", "dp", "activations", "tokens/GPU/s", "MFU %", "step s", "GPU GiB", "host GiB", "verdict")
-        ]
-        for choice in self.choices if self.trial is None else (self.trial, *self.choices):
-            step, sized, dp = choice.step, choice.sized, self.question.gpus // choice.layout.ranks
-            times = (f"{step.tgs:,.0f}", f"{step.mfu_percent:.1f}", f"{step.step_time_s:,.2f}")
-            sizes = (f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}")
-            rows.append((str(choice.layout), str(dp), str(choice.strategy), *times, *sizes, sized.told))
-        return html_table(rows, self._asked())
+        rows = [cells_of(self.question, choice) for choice in self.shown]
+        return html_table([_NOTEBOOK, *([row[head] for head in _NOTEBOOK] for row in rows)], self._asked())
 
     def _asked(self) -> str:
         asked = self.question
@@ -126,6 +122,11 @@ class Plan:
         return first if worth_it and first.sized.host_excess <= 1.0 else None
 
     @property
+    def shown(self) -> tuple[Choice, ...]:
+        """What to try first, where there is such a choice, then all that surely fits."""
+        return self.choices if self.trial is None else (self.trial, *self.choices)
+
+    @property
     def fastest_s(self) -> float:
         """Seconds of the fastest step among the choices."""
         return min(map(step_s, self.choices))
@@ -145,6 +146,27 @@ def speed_error(question: Question, choice: Timed) -> TimeError:
     config, hardware = config_of(question, choice.layout, choice.strategy), question.hardware
     model = step_model(config, question.gpus, hardware, choice.moved)
     return time_error(hardware, step_parts(choice.step, model, config))
+
+
+def cells_of(question: Question, choice: Choice) -> dict[str, str]:
+    """A choice's row of a table, by the heads of its columns in their order."""
+    step, sized = choice.step, choice.sized
+    dollars = question.dollars(billion_tokens_s(question, step))
+    return {
+        "layout": str(choice.layout),
+        "dp": str(question.gpus // choice.layout.ranks),
+        "activations": str(choice.strategy),
+        "tok/GPU/s": f"{step.tgs:,.0f}",
+        "±%": f"{100 * speed_error(question, choice).share:.0f}",
+        "MFU %": f"{step.mfu_percent:.1f}",
+        "TFLOP/s": f"{step.tflops_per_gpu:.1f}",
+        "step s": f"{step.step_time_s:,.2f}",
+        "GPU GiB": f"{sized.memory.total / GIB:.1f}",
+        "host GiB": f"{sized.host_bytes / GIB:,.0f}",
+        **({} if dollars is None else {"$/B tokens": dollars_text(dollars)}),
+        **({"NVMe GiB": f"{sized.disk_bytes / GIB:,.0f}"} if question.hardware.nvme_gib else {}),
+        "verdict": sized.told,
+    }
 
 
 def as_good(choices: Sequence[Choice], share: float) -> tuple[Choice, ...]:

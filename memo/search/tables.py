@@ -10,9 +10,9 @@ from memo.estimate.rank_memory import components
 from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import TIGHT_BYTES, Verdict
 from memo.search.candidates import KEEP, Layout, config_of
-from memo.search.costs import billion_tokens_s, dollars_text, durations, pinning
+from memo.search.costs import billion_tokens_s, durations, pinning
 from memo.search.fitting import shortage_of
-from memo.search.plan import Choice, Largest, Plan, speed_error
+from memo.search.plan import Choice, Largest, Plan, cells_of, speed_error
 from memo.search.question import Question
 from memo.search.ranking import explain
 from memo.search.remedies import remedies
@@ -31,25 +31,7 @@ class Commands:
 
 
 _NEAR_THE_LINE = "; by definition it is near the line of what fits"
-_DISK = "NVMe GiB"
-_DOLLARS = "$/B tokens"
-_HEADS = (
-    "",
-    "layout",
-    "dp",
-    "activations",
-    "tok/GPU/s",
-    "±%",
-    "MFU %",
-    "TFLOP/s",
-    "step s",
-    "GPU GiB",
-    "host GiB",
-    "verdict",
-)
-
-
-_SPARE = ("TFLOP/s", "dp", "MFU %", "step s", _DISK, "host GiB", _DOLLARS, "±%")
+_SPARE = ("TFLOP/s", "dp", "MFU %", "step s", "NVMe GiB", "host GiB", "$/B tokens", "±%")
 """Columns that a narrow terminal does not show; the first go first."""
 
 
@@ -69,7 +51,7 @@ def text(plan: Plan, commands: Commands, everything: bool = False, columns: int 
     if plan.largest is not None:
         lines += _largest(plan.largest)
     if plan.choices:
-        shown = ranked(plan)
+        shown = plan.shown
         lines += ["", *_table(shown, question, columns, plan.ties()), *errors(plan, shown), ""]
         lines += [] if trial is None else [*_trial(plan, trial, commands), ""]
         lines += about_best(plan, commands)
@@ -79,11 +61,6 @@ def text(plan: Plan, commands: Commands, everything: bool = False, columns: int 
     if others:
         lines += ["", "would be faster, but may not fit:", *_table(others, question, columns)]
     return "\n".join([*lines, *_refused(plan, everything)])
-
-
-def ranked(plan: Plan) -> tuple[Choice, ...]:
-    """What the table shows: what to try first, where there is such a choice, then all that surely fits."""
-    return plan.choices if plan.trial is None else (plan.trial, *plan.choices)
 
 
 def explanation(question: Question, layout: Layout, columns: int | None = None) -> str:
@@ -237,24 +214,12 @@ def cells(
     choices: Sequence[Choice], question: Question, ties: Collection[Choice] | None = None
 ) -> list[tuple[str, ...]]:
     """The head and a row for each choice; ranked where `ties` are given, those of them, if at least two, with a =."""
-    has_disk, has_price = question.hardware.nvme_gib > 0, question.price is not None
-    optional = (*((_DOLLARS,) if has_price else ()), *((_DISK,) if has_disk else ()))
-    rows: list[tuple[str, ...]] = [(*_HEADS[:-1], *optional, _HEADS[-1])]
+    rows: list[tuple[str, ...]] = []
     for rank, choice in enumerate(choices, start=1):
-        step, sized = choice.step, choice.sized
-        numbers = (
-            f"{step.tgs:,.0f}",
-            f"{100 * speed_error(question, choice).share:.0f}",
-            f"{step.mfu_percent:.1f}",
-            f"{step.tflops_per_gpu:.1f}",
-            f"{step.step_time_s:,.2f}",
-        )
-        sizes: tuple[str, ...] = (f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}")
-        sizes += (dollars_text(question.dollars(billion_tokens_s(question, choice.step))),) if has_price else ()
-        sizes += (f"{sized.disk_bytes / GIB:,.0f}",) if has_disk else ()
-        name = "" if ties is None else f"{rank}=" if len(ties) > 1 and choice in ties else str(rank)
-        dp = str(question.gpus // choice.layout.ranks)
-        rows.append((name, str(choice.layout), dp, str(choice.strategy), *numbers, *sizes, sized.told))
+        row = cells_of(question, choice)
+        rows += [("", *row)] if not rows else []
+        mark = "=" if ties is not None and len(ties) > 1 and choice in ties else ""
+        rows.append(("" if ties is None else f"{rank}{mark}", *row.values()))
     return rows
 
 
