@@ -5,6 +5,7 @@ it lacks: both directions of the link, device memory, the host records of a pipe
 the recomputation that it saves, and the grid of tiles, on which its answer is the best there is.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -227,11 +228,7 @@ class _Search:
             return fitting
         if self._fits(tiles, bundle, most):
             return most
-        fitting, broken = 0, most
-        while broken - fitting > 1:
-            middle = (fitting + broken) // 2
-            fitting, broken = (middle, broken) if self._fits(tiles, bundle, middle) else (fitting, middle)
-        return fitting
+        return bisect_left(range(1, most), True, key=lambda count: not self._fits(tiles, bundle, count))
 
     def _fits(self, tiles: dict[str, int], bundle: Bundle, count: int) -> bool:
         return not self._problem.violated(_with(tiles, bundle, count))

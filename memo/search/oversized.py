@@ -90,9 +90,10 @@ def strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
 
 
 def frugal_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
-    """Those that need least: without breadth first, which only needs more, and with the smallest tiles."""
+    """Those that need least: without breadth first and ZeRO-2, which only need more, and with the smallest tiles."""
     uses = (*_ACTIVATIONS, *sweeps(question, layout, sizes=SWEPT_TOKENS[-1:]))
-    return (replace(use, sharding=sharding) for use, sharding in product(uses, _shardings(question, layout)))
+    shardings = (sharding for sharding in _shardings(question, layout) if sharding != "optim_grads")
+    return (replace(use, sharding=sharding) for use, sharding in product(uses, shardings))
 
 
 def _shardings(question: Question, layout: Layout) -> Sequence[DataParallelSharding]:

@@ -16,30 +16,22 @@ from operator import add
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
-from memo.estimate.accounts import Account
 from memo.estimate.attention_rates import with_attention_of
 from memo.estimate.hardware import Hardware
 from memo.estimate.node_memory import most_of_a_node
-from memo.estimate.own_memory import device_bytes, worst_stages
-from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
-from memo.estimate.unseen_memory import page_table_bytes
 from memo.estimate.verdict import MemoryLimits
+from memo.search.rank_bytes import DeviceBytes, RankBytes
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step
 from memo.simulate.states import state_times
 from memo.simulate.swapping import modelled_problem, ways_to_move
-from memo.spec.buckets import RankUnits, rank_units
-from memo.spec.placement import StatePlacement, placement_of, with_placement
-from memo.spec.shapes import shape_of
+from memo.spec.placement import StatePlacement
 from memo.spec.slots import Moved, nothing_moved
 
 _MOST_USES = 8
 """Number of shares of the activations that are tried."""
-
-
-DeviceBytes = Callable[[StatePlacement], int]
 
 
 @dataclass
@@ -91,6 +83,13 @@ class PlacementCosts:
 _COSTS = tuple(field.name for field in fields(PlacementCosts))
 
 
+def _placement_costs(config: RunConfig, kernels: Kernels, world_size: int, placement: StatePlacement) -> PlacementCosts:
+    ends = sorted({0, config.parallel.pp - 1})
+    found = (state_times(config, kernels, world_size, stage, placement) for stage in ends)
+    times = [stage for stage in found if stage is not None]
+    return PlacementCosts(*(max((getattr(stage, cost) for stage in times), default=0.0) for cost in _COSTS))
+
+
 @dataclass
 class Costs:
     """Costs of one run under any placement; what placements share is computed once.
@@ -106,17 +105,12 @@ class Costs:
 
     def __post_init__(self) -> None:
         self.config = replace(self.config, memory=replace(self.config.memory, offload_states="none"))
-        shape = shape_of(self.config.model, "", self.config.data.seq_length)
-        self._account = Account("memo", shape, self.world_size, links=self.limits.links)
-        self.sizes = state_sizes(self.config, self.world_size)
-        self.none = placement_of(self.config, self.world_size)
+        self._ranks = RankBytes(self.config, self.world_size, self.hardware.device, self.limits.links)
+        self.sizes, self.none = self._ranks.sizes, self._ranks.none
         machine = with_attention_of(self.hardware, self.config)
         self.kernels = Kernels(machine, resolved_dtype(self.config, self.hardware.device))
-        self._known: dict[StatePlacement, PlacementCosts] = {}
-        self._counted: dict[tuple[StatePlacement, int], StateBytes] = {}  # by stage
+        self.of = cache(partial(_placement_costs, self.config, self.kernels, self.world_size))
         self._best: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}
-        last = self.config.parallel.pp - 1
-        self._ends, self._kinds = sorted({0, last}), worst_stages(self.config)  # the second is like all between
 
     @cached_property
     def frugal_uses(self) -> list[ActivationUse]:
@@ -193,7 +187,7 @@ class Costs:
         """Of a node."""
         last = self.config.parallel.pp - 1
         kinds = [0, *[1] * (last - 1), last] if last else [0]
-        ranks = map(add, (self._states(placement, kind).host for kind in kinds), use.host_bytes)
+        ranks = map(add, (self._ranks.states(placement, kind).host for kind in kinds), use.host_bytes)
         return most_of_a_node(ranks, self.world_size // self.config.parallel.pp, self.limits.local_ranks)
 
     def holds(self, placement: StatePlacement, use: ActivationUse) -> bool:
@@ -203,102 +197,26 @@ class Costs:
     def fits_host(self, placement: StatePlacement, use: ActivationUse) -> bool:
         return self._host_bytes(placement, use) <= max(1.0, self.limits.host_bytes)
 
+    def may_fit_device(self, placement: StatePlacement, use: ActivationUse) -> bool:
+        return use.device_bounds[0](placement) <= max(1.0, self.limits.device_bytes)
+
     def fits_device(self, placement: StatePlacement, use: ActivationUse) -> bool:
         limit = max(1.0, self.limits.device_bytes)
-        least, most = use.device_bounds
-        if least(placement) > limit:
+        if not self.may_fit_device(placement, use):
             return False
-        return most(placement) <= limit or use.device_bytes(placement) <= limit
-
-    def of(self, placement: StatePlacement) -> PlacementCosts:
-        if placement not in self._known:
-            self._known[placement] = self._of(placement)
-        return self._known[placement]
-
-    def _of(self, placement: StatePlacement) -> PlacementCosts:
-        found = (state_times(self.config, self.kernels, self.world_size, stage, placement) for stage in self._ends)
-        times = [stage for stage in found if stage is not None]
-        return PlacementCosts(*(max((getattr(stage, cost) for stage in times), default=0.0) for cost in _COSTS))
+        return use.device_bounds[1](placement) <= limit or use.device_bytes(placement) <= limit
 
     def _share_here(self, placement: StatePlacement) -> float:
         return 0.0 if placement.ends_on_host else 1.0 - placement.optimizer / placement.layers
 
-    @cached_property
-    def _units(self) -> dict[int, RankUnits]:
-        """By stage."""
-        return {stage: rank_units(self.config, self.world_size, stage) for stage in self._kinds}
-
-    def _states(self, placement: StatePlacement, stage: int) -> StateBytes:
-        key = placement, stage
-        if key not in self._counted:
-            self._counted[key] = placed_bytes(self._units[stage], placement, self.sizes)
-        return self._counted[key]
-
-    def _states_bytes(self, placement: StatePlacement, stage: int) -> int:
-        """Of a GPU: the states that are on it, and the page tables of those in host memory."""
-        states = self._states(placement, stage)
-        return states.device + page_table_bytes(states.host)
-
-    def _device_bytes(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
-        """See ActivationUse."""
-        if self.hardware.device == "cpu":
-            return cache(
-                lambda placement: max(
-                    device_bytes(with_placement(config, placement), self.world_size, stage, moved)
-                    for stage in self._kinds
-                )
-            )
-
-        def totals(run: RunConfig) -> dict[int, int]:
-            return {stage: self._account.stage(run, stage, moved).total for stage in self._kinds}
-
-        return self._beside_states(config, totals)
-
-    def _device_bounds(
-        self, config: RunConfig, moved: Moved | None, exact: DeviceBytes
-    ) -> tuple[DeviceBytes, DeviceBytes]:
-        """See ActivationUse."""
-        if self.hardware.device == "cpu":
-            return exact, exact
-
-        def totals(bound: int, run: RunConfig) -> dict[int, int]:
-            return {stage: both[bound] for stage, both in self._account.stage_bounds(run, moved).items()}
-
-        return self._beside_states(config, partial(totals, 0)), self._beside_states(config, partial(totals, 1))
-
-    def _beside_states(self, config: RunConfig, totals: Callable[[RunConfig], dict[int, int]]) -> DeviceBytes:
-        """`totals`: bytes of a rank of each stage that may need most, for a run with a placement.
-
-        Besides its states, a rank's bytes are known with all states on the device, and with all optimizers in host
-        memory. For placements between the two, memo's own account decreases with the number of reduced gradients that
-        wait on the device for their update. At each moment of a step these are as many as there are layers left on the
-        device, or none; so the peak lies below the straight line between the two values.
-        """
-        none, every = self.none, replace(self.none, optimizer=self.none.layers)
-
-        @cache
-        def rests(placement: StatePlacement) -> dict[int, int]:
-            run = config if placement == none else with_placement(config, placement)
-            return {stage: total - self._states_bytes(placement, stage) for stage, total in totals(run).items()}
-
-        def needed(placement: StatePlacement) -> int:
-            share = placement.num_driven / placement.layers
-            low = rests(none if share < 1 or none.shards_gradients else every)
-            high = rests(every) if 0 < share < 1 else low
-            return max(
-                self._states_bytes(placement, stage) + ceil(rest + share * (high[stage] - rest))
-                for stage, rest in low.items()
-            )
-
-        return cache(needed)
-
     def _use(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> ActivationUse:
-        exact, disk_bytes = self._device_bytes(config, moved), self.limits.disk_bytes / self.limits.local_ranks
+        exact, least, most = self._ranks.of_device(config, moved)
+        disk_bytes = self.limits.disk_bytes / self.limits.local_ranks
         return ActivationUse(
             config,
             tiles,
             exact,
-            self._device_bounds(config, moved, exact),
+            (least, most),
             host_bytes(config, self.world_size, moved, disk_bytes),
-            lambda run: predict_step(run, self.world_size, self.hardware, tiles),
+            partial(predict_step, world_size=self.world_size, hardware=self.hardware, alpha=tiles),
         )
