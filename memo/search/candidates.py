@@ -42,6 +42,10 @@ class Layout:
     def ranks(self) -> int:
         return self.tp * self.cp * self.pp
 
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.tp, self.cp, self.pp
+
     def __str__(self) -> str:
         """As `parse_layout` reads it."""
         chunks = f" vpp{self.vpp}" if self.vpp > 1 else ""
@@ -168,6 +172,13 @@ def refusal(question: Question, layout: Layout) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def layouts_of(question: Question, grid: Layout) -> Iterator[Layout]:
+    """All layouts of a grid, those that need less before those that need more of the same."""
+    for pipeline in pipelines(question, grid):
+        for batch in batches(question, pipeline):
+            yield from exchanges(question, batch)
 
 
 def pipelines(question: Question, grid: Layout) -> Iterator[Layout]:

@@ -45,6 +45,10 @@ class Timed:
     moved: Mapping[str, int] | None
 
 
+def step_s(choice: Timed | None) -> float:
+    return inf if choice is None else choice.step.step_time_s
+
+
 @dataclass
 class PlacedLayouts:
     """The oversized layouts that fit under some placement, and for the others the reason why they do not."""
@@ -121,7 +125,7 @@ def place_oversized(
     ]
     for bound_s, index, strategy in sorted(tries, key=lambda entry: entry[:2]):
         layout = oversized[index]
-        grid = layout.tp, layout.cp, layout.pp
+        grid = layout.grid
         # The ways of attention under cp take about as much, but where layers are swept: there some gather all keys.
         alike = replace(layout, mbs=1, cp_comm_type=layout.cp_comm_type if strategy.tiles else "p2p")
         smaller = alike, strategy
@@ -129,7 +133,7 @@ def place_oversized(
         last_s = times[count - 1] if len(times) >= count else below_s
         if bound_s >= last_s:
             break
-        limit_s = min(last_s, _step_s(best.get(grid)))
+        limit_s = min(last_s, step_s(best.get(grid)))
         if (smaller, layout.mbs) in dead or bound_s >= limit_s:
             continue
         if waits.get((layout, replace(strategy, order="depth_first")), inf) < _LEAST_GAIN:
@@ -151,9 +155,9 @@ def place_oversized(
         step = choice.step
         waits[layout, strategy] = 1 - step.resources["compute"] / step.step_time_s
         gain = _LEAST_GAIN if strategy.order == "breadth_first" else 0.0
-        if step.step_time_s < min(below_s, (1 - gain) * _step_s(best.get(grid))):
+        if step.step_time_s < min(below_s, (1 - gain) * step_s(best.get(grid))):
             best[grid] = choice
-    placed_layouts.choices = sorted(best.values(), key=_step_s)[:count]
+    placed_layouts.choices = sorted(best.values(), key=step_s)[:count]
     for choice in placed_layouts.choices:
         placed_layouts.too_large.pop(choice.layout, None)
     return placed_layouts
@@ -163,7 +167,3 @@ def _larger(question: Question, mbs: int) -> Iterator[int]:
     while mbs <= question.global_batch_size:
         yield mbs
         mbs *= 2
-
-
-def _step_s(choice: Timed | None) -> float:
-    return inf if choice is None else choice.step.step_time_s

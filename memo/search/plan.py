@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
 from memo.search.candidates import config_of
 from memo.search.costs import billion_tokens_s, dollars_text
-from memo.search.oversized import Timed
+from memo.search.oversized import Timed, step_s
 from memo.search.question import Question
 from memo.search.sifting import Reason, Refusal
 from memo.search.sizing import Sized
@@ -173,7 +173,3 @@ def as_good(choices: Sequence[Choice], share: float) -> tuple[Choice, ...]:
     """Those whose step takes no more than such a share longer than the fastest one's."""
     most_s = (1.0 + share) * min(map(step_s, choices), default=0.0)
     return tuple(choice for choice in choices if step_s(choice) <= most_s)
-
-
-def step_s(choice: Timed) -> float:
-    return choice.step.step_time_s

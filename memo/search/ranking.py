@@ -19,8 +19,8 @@ from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import Verdict
 from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, GRID, KEEP, Layout, Strategy, can_tile, config_of, refusal
-from memo.search.oversized import PlacedLayouts, Timed, place_oversized, placed, strategies
-from memo.search.plan import Choice, Plan, as_good, speed_error, step_s
+from memo.search.oversized import PlacedLayouts, Timed, place_oversized, placed, step_s, strategies
+from memo.search.plan import Choice, Plan, as_good, speed_error
 from memo.search.question import Question
 from memo.search.sifting import STRATEGIES, Refusal, sift
 from memo.search.sizing import size
@@ -91,7 +91,7 @@ def _best_of_grids(choices: list[Choice], count: int | None) -> tuple[Choice, ..
         return tuple(ranked)
     best: dict[object, Choice] = {}
     for choice in ranked:
-        best.setdefault((choice.layout.tp, choice.layout.cp, choice.layout.pp), choice)
+        best.setdefault(choice.layout.grid, choice)
     return tuple(best.values())[:count]
 
 
@@ -160,8 +160,8 @@ class _Race:
             if bound_s >= last_s:
                 break
             layout, strategy = pool[index]
-            key = index if self.everything else (layout.tp, layout.cp, layout.pp)
-            if key in best and bound_s >= step_s(best[key]):
+            key = index if self.everything else layout.grid
+            if bound_s >= step_s(best.get(key)):
                 continue
             # What moves gives a better bound before anything is simulated.
             if strategy.alpha == "auto" and swap is None:
@@ -172,7 +172,7 @@ class _Race:
             if leaves_room and size(self.question, layout, strategy, moved, exactly=True).is_tight:
                 continue
             timed = _timed(self.question, layout, strategy, swap)
-            if step_s(timed) < min(below_s, step_s(best[key]) if key in best else inf):
+            if step_s(timed) < min(below_s, step_s(best.get(key))):
                 best[key] = timed
         return sorted(best.values(), key=step_s)[:count]
 

@@ -23,11 +23,9 @@ from memo.search.candidates import (
     SELECTIVE,
     Layout,
     Strategy,
-    batches,
     can_tile,
-    exchanges,
     grids,
-    pipelines,
+    layouts_of,
 )
 from memo.search.question import Question
 from memo.search.sizing import Sized, size
@@ -94,11 +92,9 @@ def sift(question: Question, *, with_shares: bool = False) -> Sifted:
             sifted.num_candidates += 1
             continue
         too_large = _TooLarge()
-        for pipeline in pipelines(question, grid):
-            for batch in batches(question, pipeline):
-                for layout in exchanges(question, batch):
-                    ways = strategies if can_tile(question, layout) else STRATEGIES
-                    _place(question, layout, ways, sifted, too_large)
+        for layout in layouts_of(question, grid):
+            ways = strategies if can_tile(question, layout) else STRATEGIES
+            _place(question, layout, ways, sifted, too_large)
     return sifted
 
 

@@ -12,11 +12,9 @@ from memo.search.candidates import (
     KEEP,
     SELECTIVE,
     Layout,
-    batches,
     config_of,
-    exchanges,
     grids,
-    pipelines,
+    layouts_of,
 )
 from memo.search.question import Question, ask
 from memo.search.ranking import evaluate
@@ -24,14 +22,7 @@ from memo.search.swap_choice import SwapChoice, choose_swap, given_swaps
 
 
 def layouts(question: Question) -> list[Layout]:
-    return [
-        way
-        for grid, why in grids(question)
-        if not why
-        for pipeline in pipelines(question, grid)
-        for layout in batches(question, pipeline)
-        for way in exchanges(question, layout)
-    ]
+    return [way for grid, why in grids(question) if not why for way in layouts_of(question, grid)]
 
 
 def swap(question: Question, layout: Layout) -> SwapChoice:

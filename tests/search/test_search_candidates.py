@@ -14,27 +14,19 @@ from memo.search.candidates import (
     GRID,
     KEEP,
     Layout,
-    batches,
     can_tile,
     config_of,
     divisors,
     exchanges,
     grids,
+    layouts_of,
     parse_layout,
-    pipelines,
 )
 from memo.search.question import Question, ask
 
 
 def generated(question: Question) -> set[Layout]:
-    found = [
-        way
-        for grid, why in grids(question)
-        if not why
-        for pipeline in pipelines(question, grid)
-        for layout in batches(question, pipeline)
-        for way in exchanges(question, layout)
-    ]
+    found = [way for grid, why in grids(question) if not why for way in layouts_of(question, grid)]
     assert len(found) == len(set(found))
     return set(found)
 

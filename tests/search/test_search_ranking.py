@@ -18,10 +18,8 @@ from memo.search.candidates import (
     SELECTIVE,
     Layout,
     Strategy,
-    batches,
-    exchanges,
     grids,
-    pipelines,
+    layouts_of,
 )
 from memo.search.plan import TRIAL_GAIN, Choice, Plan, speed_error
 from memo.search.question import Question, ask
@@ -43,14 +41,7 @@ from memo.units import GIB
 
 def everything(question: Question) -> list[Choice]:
     """All candidates without pruning, bounds or order."""
-    ways = [
-        way
-        for grid, why in grids(question)
-        if not why
-        for pipeline in pipelines(question, grid)
-        for layout in batches(question, pipeline)
-        for way in exchanges(question, layout)
-    ]
+    ways = [way for grid, why in grids(question) if not why for way in layouts_of(question, grid)]
     found = {way: [evaluate(question, way, strategy) for strategy in (KEEP, SELECTIVE, FULL, AUTO)] for way in ways}
     for way, choices in found.items():
         if all(choice.sized.verdict != Verdict.FITS for choice in choices):
