@@ -9,12 +9,14 @@ from memo.config import RunConfig
 from memo.config.derived import SLOT_TILES, SWEPT_TOKENS, layers_per_chunk, sequence_step, swept_tiles
 from memo.config.memory import OffloadAlpha
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
+from memo.estimate.accounts import Account
 from memo.estimate.node_memory import node_host_bytes
-from memo.estimate.own_memory import own_bounds, worst_device_bytes
+from memo.estimate.own_memory import worst_device_bytes
 from memo.estimate.verdict import MemoryLimits
 from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.question import Question
 from memo.spec.placement import StatePlacement, with_placement
+from memo.spec.shapes import shape_of
 from memo.spec.slots import Moved
 from memo.spec.sweep import Sweep, with_sweep
 
@@ -101,8 +103,8 @@ def _fits_on_device(config: RunConfig, world_size: int, limits: MemoryLimits, sw
     swept = with_sweep(config, sweep)
     if config.hardware.device != "cuda":
         return worst_device_bytes(swept, world_size) <= limits.device_bytes
-    bounds = own_bounds(swept, world_size, moved={}, links=limits.links)
-    return max(bound.least.total for bound in bounds.values()) <= limits.device_bytes
+    account = Account("memo", shape_of(swept.model, "", swept.data.seq_length), world_size, links=limits.links)
+    return account.bounds(swept, {})[0].total <= limits.device_bytes
 
 
 def _fewest_again(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep) -> int:

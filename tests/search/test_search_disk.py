@@ -105,19 +105,9 @@ def test_a_slow_disk_holds_compute_up_and_its_rate_is_the_nodes() -> None:
 
 def test_the_run_names_the_disk(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    argv = [
-        "--model",
-        "llama-3.1-8b",
-        "--gpus",
-        "8",
-        "--hardware",
-        "h100-80",
-        "--host-memory-gib",
-        "2048",
-        "--gbs",
-        "8",
-    ]
-    argv += ["--seq-len", str(6 << 20), "--nvme-gib", "4000", "--nvme-path", "/scratch", "--out", str(file)]
+    argv = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "h100-80", "--host-memory-gib", "2048"]
+    argv += ["--gbs", "8", "--seq-len", str(6 << 20), "--nvme-gib", "4000"]
+    argv += ["--nvme-path", "/scratch", "--out", str(file)]
     main(argv)
     assert "GiB of a node's disks." in file.read_text()
     assert 'offload_nvme_path = "/scratch"' in file.read_text() and "offload_nvme_gib = 3600.0" in file.read_text()

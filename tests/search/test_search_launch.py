@@ -121,8 +121,7 @@ def test_one_node_and_several() -> None:
 @pytest.mark.parametrize("strategy", [KEEP, FULL, AUTO, GRID[2]])
 @pytest.mark.parametrize("model", ["preset", "config.json", "shape.json", "weights"])
 def test_without_a_file_the_command_has_the_whole_run(model: str, strategy: object, tmp_path: Path) -> None:
-    values = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
-    values |= {"vocab_size": 1000, "max_position_embeddings": 4096, "num_key_value_heads": 2}
+    values = {**SIZES, "hidden_size": 384}
     folder = tmp_path / "a model"
     folder.mkdir()
     config = folder / ("shape.json" if model == "shape.json" else "config.json")
