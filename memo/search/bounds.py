@@ -10,6 +10,7 @@ not yet known what moves, gradients that are reduced late, and every wait of one
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from memo.estimate.attention_rates import with_attention_of
 from memo.search.candidates import KEEP, Layout, Strategy, config_of, num_microbatches
@@ -41,15 +42,14 @@ class Bounds:
 
     def __init__(self, question: Question) -> None:
         self.question, self.kernels = question, Kernels(with_attention_of(question.hardware, question.base), "bf16")
-        self._layers: dict[object, float] = {}
-        self._ends: dict[object, _Ends] = {}
-        self._updates: dict[object, float] = {}
-        self._gathers: dict[object, float] = {}
+        # Each is asked about the layout and the strategy that have nothing but what it depends on.
+        self._layer_s, self._ends = cache(self._time_layer), cache(self._time_ends)
+        self._update_s, self._gather_s = cache(self._time_update), cache(self._time_gathers)
 
     def least_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> float:
         """Seconds of a step; `swap`, of alpha auto, adds recomputation and copies."""
         link_s = 0.0 if swap is None else swap.link_s
-        least_s = max(self._pipeline_s(layout, strategy, swap), link_s) + self._update_s(layout)
+        least_s = max(self._pipeline_s(layout, strategy, swap), link_s) + self._update_s(Layout(*layout.grid))
         return (1.0 - _ROUNDING) * least_s
 
     def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
@@ -63,52 +63,44 @@ class Bounds:
         computed_s = self._pipeline_s(layout, KEEP if stays else strategy, None)
         if strategy.sharding != "optim_grads_params" or question.gpus == parallel:
             return (1.0 - _ROUNDING) * computed_s
-        key = layout.tp, layout.cp, layout.pp, layout.mbs, strategy.order
-        if key not in self._gathers:
-            config = config_of(question, layout, replace(KEEP, sharding=strategy.sharding, order=strategy.order))
-            times = state_times(config, self.kernels, question.gpus, 0)
-            self._gathers[key] = 0.0 if times is None else times.dp_s
-        return (1.0 - _ROUNDING) * max(computed_s, self._gathers[key])
+        alone = Layout(*layout.grid, mbs=layout.mbs), Strategy(sharding=strategy.sharding, order=strategy.order)
+        return (1.0 - _ROUNDING) * max(computed_s, self._gather_s(*alone))
 
     def _pipeline_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None) -> float:
         """From the first forward to the last backward."""
         question = self.question
         microbatches = num_microbatches(question, layout)
-        layer_s = self._layer_s(layout, strategy) if swap is None else swap.layer_s
-        stage_s, ends = layer_s * question.model.sizes.num_layers / layout.pp, self._ends_of(layout)
+        kind = Strategy("auto" if strategy.swaps else "off", strategy.recompute, strategy.tiles, strategy.again)
+        layer_s = self._layer_s(replace(layout, pp=1, vpp=1), kind) if swap is None else swap.layer_s
+        stage_s = layer_s * question.model.sizes.num_layers / layout.pp
+        ends = self._ends(Layout(*layout.grid, mbs=layout.mbs))
         if layout.pp == 1:
             return microbatches * (stage_s + ends.loss_s + ends.embedding_s)
         hop_s = stage_s / layout.vpp + ends.messages_s
         return microbatches * (stage_s + ends.loss_s) + (layout.pp - 1) * hop_s + ends.embedding_s
 
-    def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
+    def _time_layer(self, layout: Layout, strategy: Strategy) -> float:
         """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""
-        kind = "swap" if strategy.swaps else strategy.recompute
-        key = layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, kind, strategy.tiles, strategy.again
-        if key not in self._layers:
-            config = config_of(self.question, layout, strategy)
-            layer = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
-            self._layers[key] = layer.forward.total_s + layer.backward.total_s + layer.attention_again.total_s
-        return self._layers[key]
+        config = config_of(self.question, layout, strategy)
+        layer = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
+        return layer.forward.total_s + layer.backward.total_s + layer.attention_again.total_s
 
-    def _ends_of(self, layout: Layout) -> _Ends:
-        key = layout.tp, layout.cp, layout.pp, layout.mbs
-        if key not in self._ends:
-            config = config_of(self.question, layout, KEEP)
-            embedding, loss = embedding_cost(config, self.kernels), loss_cost(config, self.kernels)
-            self._ends[key] = _Ends(
-                (embedding.forward + embedding.backward).total_s,
-                (loss.forward + loss.backward).total_s,
-                2 * stage_message_s(config, self.kernels, self.question.gpus),
-            )
-        return self._ends[key]
+    def _time_ends(self, layout: Layout) -> _Ends:
+        config = config_of(self.question, layout, KEEP)
+        embedding, loss = embedding_cost(config, self.kernels), loss_cost(config, self.kernels)
+        return _Ends(
+            (embedding.forward + embedding.backward).total_s,
+            (loss.forward + loss.backward).total_s,
+            2 * stage_message_s(config, self.kernels, self.question.gpus),
+        )
 
-    def _update_s(self, layout: Layout) -> float:
+    def _time_update(self, layout: Layout) -> float:
         """Reduction that nothing hides, optimizer and new weights, on the slower end of the pipeline."""
-        key = layout.tp, layout.cp, layout.pp
-        if key not in self._updates:
-            config = config_of(self.question, layout, KEEP)
-            layers = config.model.num_layers // layout.pp
-            ends = (update_cost(config, self.kernels, self.question.gpus, stage) for stage in {0, layout.pp - 1})
-            self._updates[key] = max(end.exposed_s(layers, _ENDLESS_S) + end.optimizer_s + end.gather_s for end in ends)
-        return self._updates[key]
+        config = config_of(self.question, layout, KEEP)
+        layers = config.model.num_layers // layout.pp
+        ends = (update_cost(config, self.kernels, self.question.gpus, stage) for stage in {0, layout.pp - 1})
+        return max(end.exposed_s(layers, _ENDLESS_S) + end.optimizer_s + end.gather_s for end in ends)
+
+    def _time_gathers(self, layout: Layout, strategy: Strategy) -> float:
+        times = state_times(config_of(self.question, layout, strategy), self.kernels, self.question.gpus, 0)
+        return 0.0 if times is None else times.dp_s
