@@ -9,7 +9,7 @@ which is what is simulated, but for copies that do not hide. Left out: those, re
 not yet known what moves, gradients that are reduced late, and every wait of one stage for another.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from memo.estimate.attention_rates import with_attention_of
@@ -43,8 +43,9 @@ class Bounds:
     def __init__(self, question: Question) -> None:
         self.question, self.kernels = question, Kernels(with_attention_of(question.hardware, question.base), "bf16")
         # Each is asked about the layout and the strategy that have nothing but what it depends on.
-        self._layer_s, self._ends = cache(self._time_layer), cache(self._time_ends)
-        self._update_s, self._gather_s = cache(self._time_update), cache(self._time_gathers)
+        self._ends, self._update_s = cache(self._time_ends), cache(self._time_update)
+        self._gather_s = cache(self._time_gathers)
+        self._layers: dict[object, float] = {}
 
     def least_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> float:
         """Seconds of a step; `swap`, of alpha auto, adds recomputation and copies."""
@@ -70,8 +71,7 @@ class Bounds:
         """From the first forward to the last backward."""
         question = self.question
         microbatches = num_microbatches(question, layout)
-        kind = Strategy("auto" if strategy.swaps else "off", strategy.recompute, strategy.tiles, strategy.again)
-        layer_s = self._layer_s(replace(layout, pp=1, vpp=1), kind) if swap is None else swap.layer_s
+        layer_s = self._layer_s(layout, strategy) if swap is None else swap.layer_s
         stage_s = layer_s * question.model.sizes.num_layers / layout.pp
         ends = self._ends(Layout(*layout.grid, mbs=layout.mbs))
         if layout.pp == 1:
@@ -79,11 +79,15 @@ class Bounds:
         hop_s = stage_s / layout.vpp + ends.messages_s
         return microbatches * (stage_s + ends.loss_s) + (layout.pp - 1) * hop_s + ends.embedding_s
 
-    def _time_layer(self, layout: Layout, strategy: Strategy) -> float:
+    def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
         """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""
-        config = config_of(self.question, layout, strategy)
-        layer = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
-        return layer.forward.total_s + layer.backward.total_s + layer.attention_again.total_s
+        kind = "swap" if strategy.swaps else strategy.recompute
+        key = layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, kind, strategy.tiles, strategy.again
+        if key not in self._layers:
+            config = config_of(self.question, layout, strategy)
+            layer = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
+            self._layers[key] = layer.forward.total_s + layer.backward.total_s + layer.attention_again.total_s
+        return self._layers[key]
 
     def _time_ends(self, layout: Layout) -> _Ends:
         config = config_of(self.question, layout, KEEP)
