@@ -97,7 +97,6 @@ def comparison(plans: Sequence[Plan], columns: int | None = None) -> str:
 
     `columns`: characters that a line of the table may have; None for any number.
     """
-    question = plans[0].question
     rows: list[tuple[str, ...]] = [_HEADS]
     lines = []
     is_priced = any(plan.best is not None and plan.question.price is not None for plan in plans)

@@ -102,9 +102,9 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         "price": None if question.price is None else question.price.told,
         "seq_len": question.seq_len,
         "global_batch_size": question.global_batch_size,
-        "longest": None if longest is None else {**vars(longest)},
+        "longest": longest and vars(longest),
         "trial": None if plan.trial is None else _choice(plan.trial, question),
-        "largest": None if largest is None else {**vars(largest)},
+        "largest": largest and vars(largest),
         "choices": [_choice(choice, question) for choice in plan.choices],
         "ties": len(plan.ties()),
         "unsure": [_choice(choice, question) for choice in plan.unsure],
@@ -164,8 +164,7 @@ def _placement(choice: Choice) -> Mapping[str, Any] | None:
     at = choice.strategy.placement
     if at is None:
         return None
-    kinds = {"optimizer": at.optimizer, "gradients": at.gradients, "weights": at.weights}
-    return {**kinds, "layers": at.layers, "weight_copy": at.weight_copy}
+    return {name: getattr(at, name) for name in ("optimizer", "gradients", "weights", "layers", "weight_copy")}
 
 
 def _largest(found: Largest) -> list[str]:
