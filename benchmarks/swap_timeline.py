@@ -23,22 +23,14 @@ import rows
 import torch
 from scaled_link import PacedStreams
 from scaled_node import link_bytes_per_s
+from swap_drawing import draw_swaps, draw_text
+from swap_plans import simulate_swaps
 from sweep_timeline import SweepTimes, simulate_sweep
 
 from memo import Trainer
 from memo.config import HardwareConfig, preset
-from memo.report.drawing import draw_swaps
 from memo.report.perfetto import write_perfetto
-from memo.report.timeline import (
-    ROWS,
-    Kind,
-    SwapSpan,
-    copied_s,
-    draw_text,
-    hidden_share,
-    simulate_swaps,
-    stalled_s,
-)
+from memo.report.timeline import ROWS, Kind, SwapSpan, copied_s, hidden_share, stalled_s
 from memo.simulate.streams import LayerTimes
 from memo.train import build
 from memo.train.device import device_peak

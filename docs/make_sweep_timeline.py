@@ -12,7 +12,6 @@ from pathlib import Path
 from memo.config import RunConfig, preset
 from memo.estimate.machines import find_hardware
 from memo.planner.swap import sweep_plans
-from memo.report.drawing import draw_swaps
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.streams import LayerTimes
@@ -24,6 +23,7 @@ from memo.spec.slots import slot_layout
 from memo.spec.sweep import key_value_layout
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from swap_drawing import draw_swaps
 from sweep_timeline import SweepTimes, simulate_sweep
 
 IMAGE = Path(__file__).parent / "images" / "sweep_timeline.svg"

@@ -1,18 +1,16 @@
-"""The times at which the steps of a swap plan run, simulated or recorded, and their drawing as text (MEMO, Fig. 11)."""
+"""The times at which the steps of a swap plan run, recorded or simulated, and what slots hold meanwhile."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from memo.planner.swap import SwapPlan, SwapStep
-from memo.simulate.streams import LayerTimes, StageStreams
+from memo.planner.swap import SwapStep
 
 Row = Literal["compute", "offload", "prefetch", "write", "read", "wait"]
 """A stream that runs, of which write and read are those of a disk, or the compute stream while it waits for a copy."""
 
 ROWS: tuple[Row, ...] = ("compute", "offload", "prefetch")
-DISK_ROWS: tuple[Row, ...] = ("write", "read")
 
 Kind = Literal["activations", "keys and values", "layer inputs", "hidden states"]
 """What is moved: the content of the slots, and beside them what layers that are swept move by plans of its own."""
@@ -53,37 +51,10 @@ class SwapSpan:
         return (op.microbatch, op.layer) if op.section is None else (op.microbatch, op.layer, op.section)
 
 
-def simulate_swaps(plan: SwapPlan, times: LayerTimes) -> list[SwapSpan]:
-    """Simulate a valid plan on the three streams of one stage (memo.simulate.streams).
-
-    Compute runs whenever it need not wait for a copy; messages between pipeline stages are not modelled. Spans are in
-    the order of issue.
-    """
-    streams, spans, free_s = StageStreams(plan, times), list[SwapSpan](), 0.0
-    for _ in plan.steps:
-        step, start_s, end_s, copies = streams.next_op(0.0)
-        if start_s > free_s:
-            spans.append(SwapSpan("wait", step, free_s, start_s))
-        spans.append(SwapSpan("compute", step, start_s, end_s))
-        spans += [SwapSpan(copy.row, copy.step, copy.start_s, copy.end_s) for copy in copies if copy.row != "disk"]
-        free_s = end_s
-    return spans
-
-
 def rows_of(spans: Sequence[SwapSpan]) -> list[Row]:
     """Of a drawing: those of the disk where anything is on one."""
-    return [*ROWS, *(row for row in DISK_ROWS if any(span.row == row for span in spans))]
-
-
-def kinds_of(spans: Sequence[SwapSpan]) -> list[Kind]:
-    """What is copied, in the order of `Kind`."""
-    return [kind for kind in get_args(Kind) if any(span.kind == kind and span.row != "compute" for span in spans)]
-
-
-def extent_s(spans: Sequence[SwapSpan]) -> tuple[float, float]:
-    """When the first span starts, and the seconds from then to the last end; 0 without spans."""
-    first_s = min((span.start_s for span in spans), default=0.0)
-    return first_s, max((span.end_s for span in spans), default=0.0) - first_s
+    disk: tuple[Row, ...] = ("write", "read")
+    return [*ROWS, *(row for row in disk if any(span.row == row for span in spans))]
 
 
 def stalled_s(spans: Sequence[SwapSpan]) -> float:
@@ -143,37 +114,3 @@ def tenancies(spans: Sequence[SwapSpan]) -> list[Tenancy]:
         if leaves and slot in since and since[slot][0] == key:
             found.append(Tenancy(slot, key, since.pop(slot)[1], span.end_s))
     return found
-
-
-def timeline(plan: SwapPlan, times: LayerTimes, width: int = 120) -> str:
-    """The drawing of a plan that is simulated on three streams; see `draw_text`."""
-    return draw_text(simulate_swaps(plan, times), width)
-
-
-def draw_text(spans: Sequence[SwapSpan], width: int = 120) -> str:
-    """A drawing with a line of `width` columns for each stream; a block begins with `|` and its label if it fits.
-
-    Dots are idle time. The last line has the figures.
-    """
-    first_s, total_s = extent_s(spans)
-    lines = []
-    for row in rows_of(spans):
-        cells = ["."] * width
-        for span in spans:
-            if span.row == row and total_s > 0:
-                first, end = (round((at_s - first_s) / total_s * width) for at_s in (span.start_s, span.end_s))
-                length = end - first
-                label = f"|{span.label}"
-                cells[first:end] = (label if len(label) <= length else "|").ljust(length, "-")[:length]
-        lines.append(f"{row:<9}" + "".join(cells))
-    return "\n".join([*lines, summary(spans)])
-
-
-def summary(spans: Sequence[SwapSpan]) -> str:
-    """One line with the time of all spans, the time that compute waits, and the hidden share of the copies."""
-    _, total_s = extent_s(spans)
-    text = f"{total_s:.3g} s; compute waits {stalled_s(spans):.3g} s for copies"
-    if copied_s(spans):
-        # Rounded down, so that 100 % means all of it.
-        text += f", which take {copied_s(spans):.3g} s, {int(hidden_share(spans) * 100 + 1e-6)} % of it under layers"
-    return text

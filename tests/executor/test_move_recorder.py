@@ -8,7 +8,7 @@ import pytest
 from layouts import make, one_step_backward, tiny
 
 from memo.executor.runtime import SweepRuntime
-from memo.report.timeline import Row, SwapSpan, kinds_of, tenancies
+from memo.report.timeline import Row, SwapSpan, tenancies
 from memo.simulate.streams import LayerTimes
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -54,7 +54,7 @@ def test_a_run_copies_what_its_plans_say_in_their_order(name: str, backend: str)
     ran, planned, runtime = swept_step(**overrides, offload_backend=backend)
     for row in ("compute", "offload", "prefetch"):
         assert sequence(ran, row) == sequence(planned, row), row
-    assert set(kinds_of(ran)) == set(kinds_of(planned)) == kinds
+    assert {span.kind for span in ran} == {span.kind for span in planned} == kinds
     copies = [span for span in ran if span.row in ("offload", "prefetch")]
     assert all(span.num_bytes > 0 for span in copies)
     assert len(tenancies(ran)) == len(tenancies(planned)) > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PLANS = {"Fetch", "StatePlan", "StateStep", "SwapPlan", "SwapStep", "MemoryPlan", "SwapSolution"}
 ASKED_BY = {
-    "swap_plan": {"memo/report/stages.py", "memo/simulate/swapping.py", "memo/train/swap.py"},
+    "swap_plan": {"memo/simulate/swapping.py", "memo/train/swap.py"},
     "placed_state_plan": {"memo/simulate/state_traffic.py", "memo/train/build.py"},
     "solve_trace": {"memo/cli/solve.py", "memo/train/planned_memory.py"},
 }

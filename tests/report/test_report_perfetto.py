@@ -1,6 +1,7 @@
 """The Chrome trace: rows by name, one complete event a span, and times in microseconds."""
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from swap_runs import SCHEDULES, stage_ops
 from memo.errors import ArtifactError
 from memo.planner.swap import swap_plan
 from memo.report.perfetto import write_perfetto
-from memo.report.timeline import SwapSpan, simulate_swaps, tenancies
+from memo.report.timeline import SwapSpan, tenancies
 from memo.simulate.streams import LayerTimes
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from swap_plans import simulate_swaps
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from itertools import pairwise
 
 import pytest
+from swap_drawing import draw_text
+from swap_plans import simulate_swaps
 from swap_runs import SCHEDULES, stage_ops
 
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
@@ -12,12 +14,9 @@ from memo.report.timeline import (
     SwapSpan,
     Tenancy,
     copied_s,
-    draw_text,
     hidden_share,
-    simulate_swaps,
     stalled_s,
     tenancies,
-    timeline,
 )
 from memo.simulate.streams import LayerTimes
 from memo.spec.layer_ops import LayerOp
@@ -31,7 +30,7 @@ prefetch ................................................|0:1------------|0:0---
 
 def test_drawing() -> None:
     plan = swap_plan(stage_ops(1, 1, 1, 4, 0))
-    assert timeline(plan, LayerTimes(1.0, 2.0, 1.0, 2.0), width=96) == DRAWN
+    assert draw_text(simulate_swaps(plan, LayerTimes(1.0, 2.0, 1.0, 2.0)), width=96) == DRAWN
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 6, 24])
@@ -152,4 +151,5 @@ def test_a_drawing_begins_where_the_spans_do() -> None:
 
 
 def test_an_empty_plan() -> None:
-    assert timeline(SwapPlan((), 0, 0), LayerTimes(1, 1, 1, 1), width=3).splitlines()[0] == "compute  ..."
+    spans = simulate_swaps(SwapPlan((), 0, 0), LayerTimes(1, 1, 1, 1))
+    assert draw_text(spans, width=3).splitlines()[0] == "compute  ..."

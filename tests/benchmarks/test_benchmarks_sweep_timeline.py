@@ -1,23 +1,20 @@
 """What a swept layer moves, from its plans alone: when each stream copies what, by hand, and its drawing."""
 
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from swap_drawing import draw_swaps, draw_text, kinds_of
+from sweep_timeline import SweepTimes, simulate_sweep
 
 from memo.planner.swap import sweep_plans
-from memo.report.drawing import draw_swaps
 from memo.report.perfetto import write_perfetto
-from memo.report.timeline import SwapSpan, draw_text, kinds_of, rows_of
+from memo.report.timeline import SwapSpan, rows_of
 from memo.simulate.streams import LayerTimes
 from memo.spec.hidden_ops import stage_hidden_ops
 from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import Pipeline
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from sweep_timeline import SweepTimes, simulate_sweep
 
 ALONE = Pipeline(1, 1, 1)
 LINK = LayerTimes(0.0, 0.0, 0.25, 0.5)

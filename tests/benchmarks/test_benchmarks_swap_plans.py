@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Iterable
 
 import pytest
+import swap_plans
+from swap_plans import plan_stages, stage_table
 from swap_runs import peak_records, stage_ops
 
 from memo.errors import PlanError, ScheduleError
 from memo.planner.swap import SwapPlan, swap_plan
-from memo.report import stages as stages_module
-from memo.report.stages import plan_stages, stage_table
 from memo.spec.layer_ops import LayerOp, layer_ops
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
 
@@ -80,7 +80,7 @@ def test_a_schedule_that_deadlocks_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     def deadlocking(pipeline: Pipeline, stage: int) -> list[Action]:
         return one_f_one_b(pipeline, 1 - stage)  # each waits for the other: F0 B0 F1 B1 against F0 F1 B0 B1
 
-    monkeypatch.setattr(stages_module, "one_f_one_b", deadlocking)
+    monkeypatch.setattr(swap_plans, "one_f_one_b", deadlocking)
     with pytest.raises(ScheduleError, match="deadlocks: stage 0 at B0, stage 1 at F1"):
         plan_stages(Pipeline(2, 1, 2), 4)
 
@@ -91,6 +91,6 @@ def test_a_plan_that_loses_activations_is_named(monkeypatch: pytest.MonkeyPatch)
         first = dataclasses.replace(plan.steps[0], offload=False, record=None)
         return dataclasses.replace(plan, steps=(first, *plan.steps[1:]))
 
-    monkeypatch.setattr(stages_module, "swap_plan", careless)
+    monkeypatch.setattr(swap_plans, "swap_plan", careless)
     with pytest.raises(PlanError, match="F0 layer 0 was never offloaded"):
         plan_stages(Pipeline(1, 1, 1), 4)

@@ -1,10 +1,14 @@
-"""Swap plans of all stages of a pipeline: whether the schedule runs, what moves, and how many host records it needs."""
+"""Swap plans before there is a run: what each stage of a pipeline moves, and when, from four numbers of a layer.
+
+docs/swapping.md shows what they print."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_validator import validate
+from memo.report.timeline import SwapSpan
+from memo.simulate.streams import LayerTimes, StageStreams
 from memo.spec.clock import simulate
 from memo.spec.layer_ops import layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b
@@ -61,3 +65,20 @@ def stage_table(stages: Sequence[StageSwaps], record_bytes: int | None = None) -
         row = [str(count) for count in (*counts, plan.num_records)]
         rows.append(row + ([format_bytes(plan.num_records * record_bytes)] if record_bytes is not None else []))
     return text_table(rows, left=())
+
+
+def simulate_swaps(plan: SwapPlan, times: LayerTimes) -> list[SwapSpan]:
+    """Simulate a valid plan on the three streams of one stage (memo.simulate.streams).
+
+    Compute runs whenever it need not wait for a copy; messages between pipeline stages are not modelled. Spans are in
+    the order of issue.
+    """
+    streams, spans, free_s = StageStreams(plan, times), list[SwapSpan](), 0.0
+    for _ in plan.steps:
+        step, start_s, end_s, copies = streams.next_op(0.0)
+        if start_s > free_s:
+            spans.append(SwapSpan("wait", step, free_s, start_s))
+        spans.append(SwapSpan("compute", step, start_s, end_s))
+        spans += [SwapSpan(copy.row, copy.step, copy.start_s, copy.end_s) for copy in copies if copy.row != "disk"]
+        free_s = end_s
+    return spans
