@@ -9,8 +9,8 @@ One after the other, so that no two of them share a link. The first rank tells w
 """
 
 import dataclasses
+import itertools
 import json
-import math
 import os
 import re
 import time
@@ -48,22 +48,11 @@ _REMEDIES: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Nodes:
-    """The node of each rank, as the launcher deals ranks out, and names of nodes; empty where nobody knows one yet."""
+class Node:
+    """The ranks of a node, and its name: its number where nobody knows its host yet."""
 
-    of_rank: tuple[int, ...]
-    names: tuple[str, ...]
-
-    def ranks(self, node: int) -> tuple[int, ...]:
-        return tuple(rank for rank, at in enumerate(self.of_rank) if at == node)
-
-    def called(self, node: int) -> str:
-        return self.names[node] or f"node {node} of {len(self.names)}, counted from 0"
-
-    def named_by(self, hosts: Mapping[int, str]) -> "Nodes":
-        """With the hosts of the ranks that have come."""
-        known = {self.of_rank[rank]: host for rank, host in hosts.items()}
-        return Nodes(self.of_rank, tuple(known.get(node, name) for node, name in enumerate(self.names)))
+    name: str
+    ranks: range
 
 
 @dataclass(frozen=True)
@@ -71,37 +60,43 @@ class Reduction:
     """An all-reduce of some ranks: of a node, of the first ranks of two neighbours, or of all."""
 
     kind: Kind
-    nodes: tuple[int, ...]
+    nodes: tuple[Node, ...]
     ranks: tuple[int, ...]
 
 
 def from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of torchrun for a task that srun itself has started; none for any other process."""
-    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
-    hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
+    tasks, (hosts, counts) = environment.get("SLURM_STEP_NUM_TASKS", ""), _nodes_of_slurm(environment)
     if "WORLD_SIZE" in environment or not tasks.isdecimal() or not hosts:
         return {}
-    job, step = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    counts = _expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    node = int(environment.get("SLURM_NODEID", "0"))
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
+    job, step, node, rank, local_rank = (int(environment.get(name, "0")) for name in names)
     return {
-        "RANK": environment.get("SLURM_PROCID", "0"),
+        "RANK": str(rank),
         "WORLD_SIZE": tasks,
-        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+        "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(counts[node] if node < len(counts) else 1),
         "MASTER_ADDR": hosts[0],
         "MASTER_PORT": str(_FIRST_PORT + (16 * job + step) % _NUM_PORTS),
     }
 
 
-def nodes_of(environment: Mapping[str, str], size: int) -> Nodes:
+def nodes_of(environment: Mapping[str, str], size: int) -> list[Node]:
     """As srun or torchrun deals out ranks: node after node."""
-    counts = _expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
-    if sum(counts) == size and len(counts) == len(hosts):  # under srun torchrun, a task is a node's launcher
-        return Nodes(tuple(node for node, count in enumerate(counts) for _ in range(count)), tuple(hosts))
-    local = local_world_size_from_env()
-    return Nodes(tuple(rank // local for rank in range(size)), ("",) * math.ceil(size / local))
+    hosts, counts = _nodes_of_slurm(environment)
+    if sum(counts) != size or len(counts) != len(hosts):  # under srun torchrun, a task is a node's launcher
+        local = local_world_size_from_env()
+        counts = [min(local, size - first) for first in range(0, size, local)]
+        hosts = [f"node {number} of {len(counts)}, counted from 0" for number in range(len(counts))]
+    ends = itertools.accumulate(counts)
+    return [Node(host, range(end - count, end)) for host, count, end in zip(hosts, counts, ends, strict=True)]
+
+
+def _nodes_of_slurm(environment: Mapping[str, str]) -> tuple[list[str], list[int]]:
+    """The hosts of a step of Slurm, and the number of tasks of each: `8(x2),4` is 8, 8, 4."""
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    counts = [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks) for _ in range(int(times or 1))]
+    return expand_hosts(environment.get("SLURM_STEP_NODELIST", "")), counts
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -115,11 +110,6 @@ def expand_hosts(text: str) -> list[str]:
     return hosts
 
 
-def _expand_counts(text: str) -> list[int]:
-    """`8(x2),4` -> 8, 8, 4."""
-    return [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
-
-
 def with_ranks(found: list[Finding], wait_s: float) -> list[Finding] | None:
     """What this node's checks have found, and what those of all ranks do; None where another rank tells it."""
     from memo.mesh.roll_call import call_roll, open_store
@@ -129,36 +119,40 @@ def with_ranks(found: list[Finding], wait_s: float) -> list[Finding] | None:
     try:
         store = open_store(rank, timeout)
     except MemoError as error:  # the first rank, or its node, is the one that is missing
-        problem = Finding("ranks", "STOPS", str(error), f"look at {nodes.called(0)}, where the first rank runs")
+        problem = Finding("ranks", "STOPS", str(error), f"look at {nodes[0].name}, where the first rank runs")
         return [*found, problem] if is_first_of_node() else None
     try:
         run, members = call_roll(store, rank, size, timeout)
-    except RankLost as error:
-        return None if rank else [*found, check_missing(nodes, _arrived(store, size), str(error))]
-    nodes = nodes.named_by({each: member.host for each, member in enumerate(members)})
-    try:
+        nodes = _named(nodes, {each: member.host for each, member in enumerate(members)})
         everyone = _gathered(run, rank, members, "found", [dataclasses.asdict(each) for each in found])
         measured = _measured(run, rank, nodes, members, timeout)
+    except RankLost as error:
+        return None if rank else [*found, check_missing(nodes, _arrived(store, size), str(error))]
     except RuntimeError as error:  # of the store, which a rank has left too early
         return None if rank else [*found, Finding("ranks", "STOPS", f"one has gone ({error})", _ALL_OUTPUTS)]
     if rank:
         return None
-    here = Finding("ranks", "ok", f"{size} on {len(nodes.names)} node{'s' * (len(nodes.names) > 1)}")
-    others = {nodes.called(at): everyone[nodes.ranks(at)[0]] for at in range(1, len(nodes.names))}
-    return [*found, here, *elsewhere(others, found), *measured]
+    here = Finding("ranks", "ok", f"{size} on {len(nodes)} node{'s' * (len(nodes) > 1)}")
+    return [*found, here, *elsewhere({node.name: everyone[node.ranks[0]] for node in nodes[1:]}, found), *measured]
 
 
-def check_missing(nodes: Nodes, hosts: Mapping[int, str], error: str) -> Finding:
+def _named(nodes: Sequence[Node], hosts: Mapping[int, str]) -> list[Node]:
+    """With the hosts of the ranks that have come."""
+    return [Node(next((hosts[rank] for rank in node.ranks if rank in hosts), node.name), node.ranks) for node in nodes]
+
+
+def check_missing(nodes: Sequence[Node], hosts: Mapping[int, str], error: str) -> Finding:
     """`hosts` of the ranks that have come; `error` tells why they did not agree where none is missing."""
-    nodes = nodes.named_by(hosts)
-    absent = [rank for rank in range(len(nodes.of_rank)) if rank not in hosts]
-    if not absent:
-        return Finding("ranks", "STOPS", error, _ALL_OUTPUTS)
     parts = []
-    for node in dict.fromkeys(nodes.of_rank[rank] for rank in absent):
-        own = [rank for rank in nodes.ranks(node) if rank in absent]
-        parts.append(f"{nodes.called(node)} (rank {_listed(own)} of its {len(nodes.ranks(node))})")
-    found = f"{len(absent)} of {len(nodes.of_rank)} are missing: {'; '.join(parts)}"
+    for node in _named(nodes, hosts):
+        absent = [rank for rank in node.ranks if rank not in hosts]
+        if absent:
+            ranks = f"{absent[0]} to {absent[-1]}" if len(absent) > 8 else ", ".join(map(str, absent))
+            parts.append(f"{node.name} (rank {ranks} of its {len(node.ranks)})")
+    if not parts:
+        return Finding("ranks", "STOPS", error, _ALL_OUTPUTS)
+    size = sum(len(node.ranks) for node in nodes)
+    found = f"{size - len(hosts)} of {size} are missing: {'; '.join(parts)}"
     return Finding("ranks", "STOPS", found, "look at that node and at its output; --wait-s gives ranks more time")
 
 
@@ -172,18 +166,15 @@ def elsewhere(others: Mapping[str, Sequence[Mapping[str, Any]]], here: Sequence[
     return [dataclasses.replace(each, name=f"{each.name} on {', '.join(names)}") for each, names in nodes.items()]
 
 
-def reductions_of(nodes: Nodes) -> list[Reduction]:
+def reductions_of(nodes: Sequence[Node]) -> list[Reduction]:
     """All all-reduces in the order in which they run."""
-    ranks = [nodes.ranks(node) for node in range(len(nodes.names))]
-    within = [Reduction("within nodes", (node,), own) for node, own in enumerate(ranks) if len(own) > 1]
-    pairs = [(node, (node + 1) % len(ranks)) for node in range(len(ranks) if len(ranks) > 2 else len(ranks) - 1)]
-    between = [Reduction("between nodes", (one, other), (ranks[one][0], ranks[other][0])) for one, other in pairs]
-    return [*within, *between, Reduction("all ranks", tuple(range(len(ranks))), tuple(range(len(nodes.of_rank))))]
+    within = [Reduction("within nodes", (node,), tuple(node.ranks)) for node in nodes if len(node.ranks) > 1]
+    pairs = [*itertools.pairwise(nodes), *([(nodes[-1], nodes[0])] if len(nodes) > 2 else [])]
+    between = [Reduction("between nodes", pair, (pair[0].ranks[0], pair[1].ranks[0])) for pair in pairs]
+    return [*within, *between, Reduction("all ranks", tuple(nodes), tuple(range(nodes[-1].ranks.stop)))]
 
 
-def judged(
-    tests: Sequence[Reduction], rates: Sequence[float], nodes: Nodes, num_bytes: int, problem: str = ""
-) -> list[Finding]:
+def judged(tests: Sequence[Reduction], rates: Sequence[float], num_bytes: int, problem: str = "") -> list[Finding]:
     """A finding for each kind of test.
 
     Args:
@@ -191,31 +182,29 @@ def judged(
         problem: why it has not, as the first rank met it.
     """
     findings = []
-    for kind in _REMEDIES:
+    for kind, remedy in _REMEDIES.items():
         own = [(test, rate) for test, rate in zip(tests, rates, strict=False) if test.kind == kind]
-        if own:
-            findings.append(_of_kind(kind, own, nodes, num_bytes))
+        if not own:
+            continue
+        least, most = min(rate for _, rate in own), max(rate for _, rate in own)
+        span = f"{least / 1e9:.3g}" + (f" to {most / 1e9:.3g}" if len(own) > 1 else "")
+        found = f"all-reduce of {format_bytes(num_bytes)}: {span} GB/s"
+        ends = Counter(node for test, rate in own if rate < SLOW_SHARE * most for node in test.nodes)
+        # A node with a slow card is at both ends of its links.
+        guilty = sorted([node for node, count in ends.items() if count > 1] or ends, key=lambda node: node.ranks[0])
+        slow = ", ".join(node.name for node in guilty)
+        findings.append(Finding(kind, "note", f"{found}; slow: {slow}", remedy) if slow else Finding(kind, "ok", found))
     if len(rates) < len(tests):
         broken = tests[len(rates)]
-        who = broken.kind if broken.kind == "all ranks" else " and ".join(map(nodes.called, broken.nodes))
+        who = broken.kind if broken.kind == "all ranks" else " and ".join(node.name for node in broken.nodes)
         found = f"the all-reduce of {who} does not end" + (f": {problem}" if problem else "")
         findings.append(Finding(broken.kind, "STOPS", found, _REMEDIES[broken.kind]))
     return findings
 
 
-def _of_kind(kind: Kind, own: Sequence[tuple[Reduction, float]], nodes: Nodes, num_bytes: int) -> Finding:
-    rates = [rate for _, rate in own]
-    span = f"{min(rates) / 1e9:.3g}" + (f" to {max(rates) / 1e9:.3g}" if len(rates) > 1 else "")
-    found = f"all-reduce of {format_bytes(num_bytes)}: {span} GB/s"
-    ends = Counter(node for test, rate in own if rate < SLOW_SHARE * max(rates) for node in test.nodes)
-    if not ends:
-        return Finding(kind, "ok", found)
-    # A node with a slow card is at both ends of its links.
-    guilty = [node for node, count in ends.items() if count > 1] or ends
-    return Finding(kind, "note", f"{found}; slow: {', '.join(map(nodes.called, sorted(guilty)))}", _REMEDIES[kind])
-
-
-def _measured(run: "Store", rank: int, nodes: Nodes, members: "Sequence[Member]", timeout: timedelta) -> list[Finding]:
+def _measured(
+    run: "Store", rank: int, nodes: list[Node], members: "Sequence[Member]", timeout: timedelta
+) -> list[Finding]:
     """The findings of all tests, on the first rank."""
     import torch
     import torch.distributed as dist
@@ -246,7 +235,7 @@ def _measured(run: "Store", rank: int, nodes: Nodes, members: "Sequence[Member]"
         return []
     keys = [f"rate/{number}" for number in range(len(tests))]
     rates = [float(run.get(key)) for at, key in enumerate(keys) if run.check(keys[: at + 1])]
-    return judged(tests, rates, nodes, num_bytes, problem)
+    return judged(tests, rates, num_bytes, problem)
 
 
 def _rate(group: Any, num_ranks: int, device: "torch.device", num_bytes: int) -> float:
@@ -255,15 +244,14 @@ def _rate(group: Any, num_ranks: int, device: "torch.device", num_bytes: int) ->
     import torch.distributed as dist
 
     x = torch.zeros(num_bytes // 4, device=device)
-    best_s = math.inf
-    for repeat in range(_REPEATS + 1):
+    seconds = []
+    for _ in range(1 + _REPEATS):  # the first one connects
         start_s = time.perf_counter()
         dist.all_reduce(x, group=group)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if repeat:  # the first one connects
-            best_s = min(best_s, time.perf_counter() - start_s)
-    return 2 * (num_ranks - 1) / num_ranks * num_bytes / best_s
+        seconds.append(time.perf_counter() - start_s)
+    return 2 * (num_ranks - 1) / num_ranks * num_bytes / min(seconds[1:])
 
 
 def _gathered(run: "Store", rank: int, members: "Sequence[Member]", name: str, value: Any) -> list[Any]:
@@ -276,7 +264,3 @@ def _arrived(store: "Store", size: int) -> dict[int, str]:
     """Hosts of the ranks that have come, by rank."""
     keys = {rank: f"hello/{rank}" for rank in range(size)}
     return {rank: json.loads(store.get(key))["host"] for rank, key in keys.items() if store.check([key])}
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 8 else ", ".join(map(str, ranks))

@@ -11,7 +11,7 @@ from processes import by_hand, free_port
 
 from memo.cli.doctor_checks import Finding
 from memo.cli.doctor_ranks import (
-    Nodes,
+    Node,
     Reduction,
     check_missing,
     elsewhere,
@@ -34,7 +34,8 @@ SLURM = {
     "SLURM_LOCALID": "1",
     "SLURM_NODEID": "1",
 }
-THREE = Nodes((0, 0, 1, 1, 2, 2), ("a", "b", "c"))
+THREE = [Node("a", range(2)), Node("b", range(2, 4)), Node("c", range(4, 6))]
+ALONE = [Node("node 0 of 2, counted from 0", range(1)), Node("node 1 of 2, counted from 0", range(1, 2))]
 FAST = [100e9] * 3
 """Bytes a second within nodes, or between them."""
 
@@ -60,19 +61,20 @@ def test_a_task_of_srun_is_a_rank() -> None:
 
 
 def test_nodes_as_launchers_deal_out_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nodes_of(SLURM, 16) == Nodes((0,) * 8 + (1,) * 8, ("gpu08", "gpu09"))
+    assert nodes_of(SLURM, 16) == [Node("gpu08", range(8)), Node("gpu09", range(8, 16))]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     launchers = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}  # srun torchrun: a task a node
-    assert nodes_of(launchers, 8) == nodes_of({}, 8) == Nodes((0,) * 4 + (1,) * 4, ("", ""))
+    named = [Node("node 0 of 2, counted from 0", range(4)), Node("node 1 of 2, counted from 0", range(4, 8))]
+    assert nodes_of(launchers, 8) == nodes_of({}, 8) == named
 
 
 def test_the_missing_node_is_named() -> None:
     found = check_missing(THREE, {0: "a", 1: "a", 3: "b"}, "")
     assert found.state == "STOPS"
     assert found.found == "3 of 6 are missing: b (rank 2 of its 2); c (rank 4, 5 of its 2)"
-    unknown = check_missing(Nodes((0, 1), ("", "")), {0: "here"}, "")
+    unknown = check_missing(ALONE, {0: "here"}, "")
     assert unknown.found == "1 of 2 are missing: node 1 of 2, counted from 0 (rank 1 of its 1)"
-    assert check_missing(Nodes((0,), ("",)), {0: "a"}, "they did not agree").found == "they did not agree"
+    assert check_missing([Node("a", range(1))], {0: "a"}, "they did not agree").found == "they did not agree"
 
 
 def test_what_is_wrong_on_other_nodes_is_told_once() -> None:
@@ -90,10 +92,10 @@ def test_the_order_of_tests() -> None:
         *[("between nodes", (0, 2)), ("between nodes", (2, 4)), ("between nodes", (4, 0))],
         ("all ranks", (0, 1, 2, 3, 4, 5)),
     ]
-    assert [test.kind for test in reductions_of(Nodes((0, 1), ("", "")))] == ["between nodes", "all ranks"]
-    assert reductions_of(Nodes((0, 0), ("",))) == [
-        Reduction("within nodes", (0,), (0, 1)),
-        Reduction("all ranks", (0,), (0, 1)),
+    assert [test.kind for test in reductions_of(ALONE)] == ["between nodes", "all ranks"]
+    assert reductions_of(THREE[:1]) == [
+        Reduction("within nodes", (THREE[0],), (0, 1)),
+        Reduction("all ranks", (THREE[0],), (0, 1)),
     ]
 
 
@@ -111,7 +113,7 @@ def test_the_order_of_tests() -> None:
     ids=["fast", "a node", "its card", "a cable", "a dead link", "a dead node", "never all"],
 )
 def test_the_slow_node_is_named(rates: list[float], says: list[str]) -> None:
-    found = judged(reductions_of(THREE), rates, THREE, 1 << 20)
+    found = judged(reductions_of(THREE), rates, 1 << 20)
     assert [f"{each.state}: {each.found.removeprefix('all-reduce of 1.00 MiB: ')}" for each in found] == says
     assert all(bool(each.remedy) == (each.state != "ok") for each in found)
 
