@@ -99,7 +99,6 @@ MAY_PRINT_ON_STANDARD_ERROR = {
     "memo/errors.py": "the functions that make names visible",
     "memo/cli/main.py": "the one word interrupted",
     "memo/cli/commands.py": "help",
-    "memo/cli/waiting.py": "what a long command does, which has no names in it",
     "memo/train/watchdog.py": "stacks, which have lines of their own",
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from memo.cli.waiting import Waiting
+from memo.cli.waiting import waiting
 from memo.config import TrainingConfig
 from memo.config.check_model import unscaled_length
 from memo.config.command_line import parse_options
@@ -144,15 +144,12 @@ def main(argv: Sequence[str]) -> None:
         from memo.papers import fine_tuning
 
         setting, found = fine_tuning.choose_method(question, options.llmem_corrected)
-        if options.json:
-            print(json.dumps(fine_tuning.as_object(question, setting, found), indent=1))
-        else:
-            print(fine_tuning.text(question, setting, found))
+        _print((fine_tuning.as_object if options.json else fine_tuning.text)(question, setting, found))
         return
     if options.explain is not None:
         print(explanation(question, parse_layout(options.explain), columns))
         return
-    with _collecting_rarely(), Waiting("planning"):
+    with _collecting_rarely(), waiting("planning"):
         plan = answer(
             question,
             options.objective,
@@ -164,14 +161,15 @@ def main(argv: Sequence[str]) -> None:
     if plan.question.model.run is not None and (beyond := unscaled_length(plan.question.base)):
         tell(f"warning: {beyond}")
     commands = _write(plan, options)
-    if options.trace_out is not None:
-        _trace(plan, options.trace_out)
     if options.plot is not None:
         _draw(question, options.plot)
-    if options.html is not None:
-        _write_page(plan, commands, options.html)
-    with Waiting("looking for what would fit"):
+    with waiting("looking for what would fit"):
         told = as_object(plan, commands, options.all) if options.json else text(plan, commands, options.all, columns)
+    _print(told)
+
+
+def _print(told: Any) -> None:
+    """Text as it is, an object as JSON."""
     print(told if isinstance(told, str) else json.dumps(told, indent=1))
 
 
@@ -184,9 +182,9 @@ def _asked(options: _Options) -> dict[str, Any]:
 def _compare(model: str, machines: str, options: _Options, columns: int | None) -> None:
     from memo.search.comparing import compare, comparison, comparison_object, parse_machines
 
-    with _collecting_rarely(), Waiting("planning for each machine"):
+    with _collecting_rarely(), waiting("planning for each machine"):
         plans = compare(model, parse_machines(machines), options.global_batch_size, **_asked(options))
-    print(json.dumps(comparison_object(plans), indent=1) if options.json else comparison(plans, columns))
+    _print(comparison_object(plans) if options.json else comparison(plans, columns))
 
 
 _RARELY = 1_000_000
@@ -210,61 +208,48 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 _OF_LLMEM = {"gpus", "model", "seq_len", "hardware", "gpu_memory_gib", "method", "llmem_corrected", "json"}
-
-
-def _check_method(options: _Options) -> None:
-    if options.method != "llmem":
-        if options.llmem_corrected:
-            raise ConfigError(
-                "--llmem-corrected fights with --method memo, which has no such formulas: give --method llmem"
-            )
-        return
-    for name, value in changed(options).items():
-        if name not in _OF_LLMEM:
-            flag = dashed(name) + ("" if value is True else f" {value}")
-            raise ConfigError(f"{flag} fights with --method llmem, whose paper does not know it: drop one")
-
-
 _OF_ONE_MACHINE = {
     *("gpus", "hardware", "gpu_memory_gib", "objective", "family", "min_tgs", "method", "llmem_corrected"),
     *("top", "all", "explain", "out", "data_path", "trace_out", "plot", "html"),
 }
-
-
-def _check_compare(options: _Options) -> None:
-    if options.compare is None:
-        return
-    for name in changed(options):
-        if name in _OF_ONE_MACHINE:
-            raise ConfigError(
-                f"{dashed(name)} fights with --compare {options.compare}, which shows one line a machine: drop one"
-            )
+_OF_ALL_LAYOUTS = {"objective", "all", "json", "out", "trace_out", "plot", "html"}
 
 
 def _check(options: _Options) -> None:
-    _check_method(options)
-    _check_compare(options)
+    for name, value in changed(options).items():
+        flag = dashed(name) + ("" if value is True else f" {value}")
+        require(
+            options.method != "llmem" or name in _OF_LLMEM,
+            f"{flag} fights with --method llmem, whose paper does not know it: drop one",
+        )
+        require(
+            options.compare is None or name not in _OF_ONE_MACHINE,
+            f"{flag} fights with --compare {options.compare}, which shows one line a machine: drop one",
+        )
+        require(
+            options.explain is None or name not in _OF_ALL_LAYOUTS,
+            f"--explain {options.explain} only explains: leave {dashed(name)} out, or --explain",
+        )
+    require(
+        options.method == "llmem" or not options.llmem_corrected,
+        "--llmem-corrected fights with --method memo, which has no such formulas: give --method llmem",
+    )
     require(
         not options.hardware.isdecimal(),
         f"--hardware {options.hardware} is a number, not a machine: did you mean --gpus {options.hardware}?",
     )
-    if options.objective == "max-seq-len" and options.seq_len != DEFAULT_SEQ_LEN:
-        raise ConfigError(
-            f"--seq-len {options.seq_len} fights with --objective max-seq-len, which finds it: leave one of both out"
-        )
-    if options.data_path is not None and options.out is None:
-        raise ConfigError(
-            f"--data-path {' '.join(options.data_path)} goes into the run's file, but --out is not given: give both"
-        )
-    if options.out is not None and not Path(options.out).name:
-        raise ConfigError(f"--out {options.out!r} names no file: give the path of one, such as run.toml")
-    if options.explain is not None:
-        others = {"--all": options.all, "--json": options.json, "--out": options.out}
-        others |= {"--trace-out": options.trace_out, "--plot": options.plot, "--html": options.html}
-        given = [flag for flag, value in others.items() if value]
-        given += [f"--objective {options.objective}"] if options.objective != "tgs" else []
-        if given:
-            raise ConfigError(f"--explain {options.explain} only explains: leave {given[0]} out, or --explain")
+    require(
+        options.objective != "max-seq-len" or options.seq_len == DEFAULT_SEQ_LEN,
+        f"--seq-len {options.seq_len} fights with --objective max-seq-len, which finds it: leave one of both out",
+    )
+    require(
+        options.data_path is None or options.out is not None,
+        f"--data-path {' '.join(options.data_path or ())} goes into the run's file, but --out is not given: give both",
+    )
+    require(
+        options.out is None or Path(options.out).name,
+        f"--out {options.out!r} names no file: give the path of one, such as run.toml",
+    )
     if options.plot is not None:
         from memo.report.drawing import check_suffix
 
@@ -272,12 +257,14 @@ def _check(options: _Options) -> None:
 
 
 def _write(plan: Plan, options: _Options) -> Commands:
-    """Write --out; the commands that run the choices."""
+    """Write the files of the best choice that are asked for; the commands that run the choices."""
     question, best, trial = plan.question, plan.best, plan.trial
     if best is None:
-        if options.out is not None:
-            raise ConfigError(
-                f"--out {options.out}: nothing fits, so there is no run to write: see `memo plan` without --out for why"
+        for name in ("out", "trace_out", "html"):
+            flag, path = dashed(name), getattr(options, name)
+            require(
+                path is None,
+                f"{flag} {path}: nothing fits, so there is nothing to write: see `memo plan` without {flag} for why",
             )
         return Commands()
     file = options.out
@@ -285,46 +272,31 @@ def _write(plan: Plan, options: _Options) -> Commands:
     for choice, path in ((best, file), (trial, other)):
         if choice is not None and path is not None:
             write_run(question, choice, path, options.data_path)
-    if question.model.run is None:
-        return Commands()
-    return Commands(
-        command(question, best, file, options.data_path),
-        None if trial is None else command(question, trial, other, options.data_path),
-    )
-
-
-def _trace(plan: Plan, path: str) -> None:
-    from memo.simulate.trace import trace_step
-
-    question, best = plan.question, plan.best
-    if best is None:
-        raise ConfigError(
-            f"--trace-out {path}: nothing fits, so there is no step to write: see `memo plan` without it for why"
+    commands = Commands()
+    if question.model.run is not None:
+        commands = Commands(
+            command(question, best, file, options.data_path),
+            None if trial is None else command(question, trial, other, options.data_path),
         )
-    config = config_of(question, best.layout, best.strategy)
-    trace_step(config, question.gpus, question.hardware, path, best.moved)
+    if options.trace_out is not None:
+        from memo.simulate.trace import trace_step
 
+        config = config_of(question, best.layout, best.strategy)
+        trace_step(config, question.gpus, question.hardware, options.trace_out, best.moved)
+    if options.html is not None:
+        from memo.report.plan_page import write_plan_page
 
-def _write_page(plan: Plan, commands: Commands, path: str) -> None:
-    from memo.report.plan_page import write_plan_page
-
-    if plan.best is None:
-        raise ConfigError(
-            f"--html {path}: nothing fits, so there is no plan to show: see `memo plan` without it for why"
-        )
-    with Waiting("writing the page") as waiting:
-        write_plan_page(plan, commands, path, waiting.tell)
+        with waiting("writing the page") as doing:
+            write_plan_page(plan, commands, options.html, doing)
+    return commands
 
 
 def _draw(question: Question, path: str) -> None:
     from memo.report.memory_drawing import draw_plans
 
-    with Waiting("drawing") as waiting:
-        plans = plans_by_length(question, waiting.tell)
-    if not plans:
-        raise ConfigError(
-            f"--plot {path}: no sequence length fits on --gpus {question.gpus}: use more, or a smaller --model"
-        )
+    with waiting("drawing") as doing:
+        plans = plans_by_length(question, doing)
+    require(plans, f"--plot {path}: no sequence length fits on --gpus {question.gpus}: use more, or a smaller --model")
     title = (
         f"{question.model.name} on {question.gpus} x {question.hardware.name}, {question.global_batch_size} sequences "
         "a step: the fastest plan that fits"

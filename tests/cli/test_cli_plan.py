@@ -200,9 +200,11 @@ def test_nothing_fits(tmp_path: Path, capsys: Capture) -> None:
     shown = printed(argv, capsys)
     assert "\nnothing fits\n" in shown and "out of GPU memory" in shown
     out = tmp_path / "run.toml"
-    assert refusal([*argv, "--out", str(out)], capsys).startswith(f"--out {out}: nothing fits, so there is no run")
+    assert refusal([*argv, "--out", str(out)], capsys).startswith(
+        f"--out {out}: nothing fits, so there is nothing to write"
+    )
     message = refusal([*argv, "--trace-out", str(out)], capsys)
-    assert message.startswith(f"--trace-out {out}: nothing fits, so there is no step") and not out.exists()
+    assert message.startswith(f"--trace-out {out}: nothing fits, so there is nothing") and not out.exists()
     assert refusal([*argv, "--plot", str(tmp_path / "a.svg")], capsys).endswith("use more, or a smaller --model")
 
 
@@ -228,7 +230,7 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
     small = ["--gpu-memory-gib", "8", "--host-memory-gib", "8"]
     asked = ["--model", "gpt-7b", "--gpus", "1", *small, "--html", str(tmp_path / "plan.html")]
     assert refusal(asked, capsys).endswith(
-        "nothing fits, so there is no plan to show: see `memo plan` without it for why"
+        "nothing fits, so there is nothing to write: see `memo plan` without --html for why"
     )
     written: list[tuple[object, ...]] = []
     monkeypatch.setattr("memo.report.plan_page.write_plan_page", lambda *given: written.append(given))
@@ -254,7 +256,7 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
         (["--model", "gpt-7b", "--gpus", "8", "--top", "0"], "--top is 0: give 1 or more"),
         (["--model", "gpt-7b"], "--gpus is not given: say how many there are, such as 8, or --compare machines"),
         ([*LONG, "--price-per-gpu-hour", "0"], "--price-per-gpu-hour is 0: give dollars above 0, such as 2.5"),
-        ([*LONG, "--compare", "h200x8"], "--gpus fights with --compare h200x8, which shows one line a machine: drop"),
+        ([*LONG, "--compare", "h200x8"], "--gpus 8 fights with --compare h200x8, which shows one line a machine: drop"),
         (
             ["--model", "gpt-7b", "--compare", "h200x8,b200"],
             "--compare h200x8,b200: 'b200' is no machine with its number",
