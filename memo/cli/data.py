@@ -1,8 +1,8 @@
 """`memo data demo`, `build` and `chat`: from text to a corpus that `memo train --data-path` reads."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from memo.cli.commands import Command, dispatch
@@ -12,7 +12,6 @@ from memo.config.require import require
 from memo.data import BuildSummary, CorpusFacts, Reading, build_chat, build_corpus, build_demo
 from memo.data.conversations import ChatForm
 from memo.data.progress import speed_line
-from memo.errors import ConfigError
 from memo.units import format_count
 
 COMMANDS = (
@@ -105,63 +104,33 @@ class _Chat(_Files):
 def demo(argv: Sequence[str]) -> None:
     """`memo data demo OUT`."""
     options = parse_options(_Demo, argv, prog="memo data demo", examples=("memo data demo data/demo",))
-    summary = build_demo(
-        options.out,
-        tokenizer=options.tokenizer,
-        vocab_size=options.vocab_size,
-        split_eval=options.eval_fraction,
-        reading=Reading(workers=_workers(options), progress=options.progress),
-    )
-    _print_summary(summary)
+    _build(build_demo, options, options.out)
 
 
 def build(argv: Sequence[str]) -> None:
     """`memo data build IN... OUT`."""
     options = parse_options(_Build, argv, prog="memo data build", examples=BUILD_EXAMPLES)
-    inputs, out = _inputs_and_output(options.paths, "memo data build")
-    summary = build_corpus(
-        inputs,
-        out,
-        tokenizer=options.tokenizer,
-        vocab_size=options.vocab_size,
-        json_key=options.json_key,
-        append_eod=options.append_eod,
-        split_eval=options.eval_fraction,
-        reading=Reading(_workers(options), options.skip_unreadable, options.progress),
-    )
-    _print_summary(summary)
+    _build(build_corpus, options, *_inputs_and_output(options.paths, "memo data build"))
 
 
 def chat(argv: Sequence[str]) -> None:
     """`memo data chat IN... OUT`."""
     options = parse_options(_Chat, argv, prog="memo data chat", examples=CHAT_EXAMPLES)
-    inputs, out = _inputs_and_output(options.paths, "memo data chat")
-    summary = build_chat(
-        inputs,
-        out,
-        tokenizer=options.tokenizer,
-        chat_template=options.chat_template,
-        chat_form=options.chat_form,
-        split_eval=options.eval_fraction,
-        reading=Reading(skip_unreadable=options.skip_unreadable, progress=options.progress),
-    )
-    _print_summary(summary)
+    _build(build_chat, options, *_inputs_and_output(options.paths, "memo data chat"))
 
 
-def _workers(options: _Options) -> int:
-    require(options.workers >= 0, f"--workers is {options.workers}: give 1 or more, or 0 for one a core")
-    return options.workers
+def _inputs_and_output(paths: Sequence[str], command: str) -> tuple[Sequence[str], str]:
+    given = ", ".join(paths) or "none"
+    require(len(paths) > 1, f"{command} needs two paths or more, but got {given}: give IN... and then OUT")
+    return paths[:-1], paths[-1]
 
 
-def _inputs_and_output(paths: Sequence[str], command: str) -> tuple[list[str], str]:
-    if len(paths) < 2:
-        given = ", ".join(paths) or "none"
-        raise ConfigError(f"{command} needs two paths or more, but got {given}: give IN... and then OUT")
-    *inputs, out = paths
-    return inputs, out
-
-
-def _print_summary(summary: BuildSummary) -> None:
+def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str | Sequence[str]) -> None:
+    """Call one function of memo.data, whose arguments are named like the options, and print what it has built."""
+    given = {name: value for name, value in vars(options).items() if name not in ("out", "paths", "eval_fraction")}
+    reading = Reading(**{field.name: given.pop(field.name) for field in fields(Reading) if field.name in given})
+    require(reading.workers >= 0, f"--workers is {reading.workers}: give 1 or more, or 0 for one a core")
+    summary = function(*paths, split_eval=options.eval_fraction, reading=reading, **given)
     print(_line(str(summary.prefix), summary.train))
     if summary.evaluation is not None:
         print(_line(f"{summary.prefix}-eval", summary.evaluation))

@@ -10,7 +10,7 @@ from memo.artifacts.regular_file import replace_file
 from memo.config import RunConfig
 from memo.config.blend import read_blend, read_eval_sets
 from memo.config.checks import check_ranges
-from memo.config.evaluation_run import for_evaluation
+from memo.config.evaluation_run import for_evaluation, require_weights
 from memo.config.flag_table import changed, dashed
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks, wanted_ranks
@@ -81,11 +81,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check_options(config: RunConfig, options: _Options) -> None:
-    require(
-        config.checkpoint.load or config.checkpoint.pretrained_checkpoint,
-        "there are no weights to evaluate: give --model DIR, a Hugging Face directory, or --load DIR, where a run "
-        "saved",
-    )
+    require_weights(config)
     if options.needle:
         lengths = (options.num_needles, options.key_length, options.value_length)
         check_needles(config.data.seq_length, *lengths)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.checks import check_ranges
-from memo.config.evaluation_run import for_evaluation
+from memo.config.evaluation_run import for_evaluation, require_weights
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.require import require
@@ -78,11 +78,7 @@ def _without_data(config: RunConfig) -> RunConfig:
 
 
 def _check(config: RunConfig, options: _Options) -> None:
-    require(
-        config.checkpoint.load or config.checkpoint.pretrained_checkpoint,
-        "there are no weights to write with: give --model DIR, a Hugging Face directory, or --load DIR, where a run "
-        "saved",
-    )
+    require_weights(config)
     require(bool(options.prompt), '--prompt is not given: give a text to continue, such as --prompt "Once upon a time"')
     require(
         options.chat or options.chat_template is None,

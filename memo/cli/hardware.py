@@ -1,7 +1,7 @@
 """`memo hardware`: the machines that plans and estimates know by name, and how to describe another one."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,18 +15,18 @@ from memo.estimate.machines import named_hardware
 from memo.estimate.prices import PRICES
 from memo.text_table import terminal_columns, text_table
 
-_HEADS = (
-    "name",
-    "GPU, as its driver reports it",
-    "bf16 TFLOP/s",
-    "GiB",
-    "GB/s",
-    "to host GB/s",
-    "in node GB/s",
-    "GPUs a node",
-    "host GiB a node",
-    "$/GPU/h",
-)
+_COLUMNS: dict[str, Callable[[Hardware], str]] = {
+    "name": lambda machine: machine.name,
+    "GPU, as its driver reports it": lambda machine: machine.driver_name or "none",
+    "bf16 TFLOP/s": lambda machine: f"{machine.peak_tflops['bf16']:g}",
+    "GiB": lambda machine: f"{machine.memory_gib:.4g}",
+    "GB/s": lambda machine: f"{machine.memory_gb_per_s:g}",
+    "to host GB/s": lambda machine: f"{machine.offload_gb_per_s:g}",
+    "in node GB/s": lambda machine: f"{machine.node_gb_per_s:g}",
+    "GPUs a node": lambda machine: str(machine.gpus_per_node),
+    "host GiB a node": lambda machine: f"{machine.host_memory_gib:g}",
+    "$/GPU/h": lambda machine: f"{PRICES[machine.name].dollars_per_gpu_hour:.2f}" if machine.name in PRICES else "",
+}
 _SPARE = ("GPU, as its driver reports it", "host GiB a node", "GPUs a node", "in node GB/s", "to host GB/s")
 """Columns that a narrow terminal does not show; the first go first."""
 _HOW = (
@@ -63,26 +63,10 @@ def main(argv: Sequence[str]) -> None:
         return
     if options.toml:
         raise ConfigError("--toml prints one machine, but none is named: give its name, such as memo hardware h100-80")
-    rows = [_HEADS, *(_row(machine) for machine in HARDWARE.values())]
-    print(text_table(rows, {0, 1}, columns=columns, spare=[_HEADS.index(name) for name in _SPARE]))
+    rows = [list(_COLUMNS), *([cell(machine) for cell in _COLUMNS.values()] for machine in HARDWARE.values())]
+    print(text_table(rows, {0, 1}, columns=columns, spare=[rows[0].index(name) for name in _SPARE]))
     prices = next(iter(PRICES.values()))
     print(f"\n{_HOW}\nPrices: {prices.kind}, {prices.source}; `memo hardware NAME` tells that of spot as well.")
-
-
-def _row(machine: Hardware) -> tuple[str, ...]:
-    price = PRICES.get(machine.name)
-    return (
-        machine.name,
-        machine.driver_name or "none",
-        f"{machine.peak_tflops['bf16']:g}",
-        f"{machine.memory_gib:.4g}",
-        f"{machine.memory_gb_per_s:g}",
-        f"{machine.offload_gb_per_s:g}",
-        f"{machine.node_gb_per_s:g}",
-        str(machine.gpus_per_node),
-        f"{machine.host_memory_gib:g}",
-        "" if price is None else f"{price.dollars_per_gpu_hour:.2f}",
-    )
 
 
 def _described(machine: Hardware, columns: int | None) -> str:

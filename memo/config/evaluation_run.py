@@ -6,7 +6,16 @@ from memo.config.blend import read_eval_sets
 from memo.config.derived import global_batch_size
 from memo.config.identity import DATA_FACTS, accepted_changes
 from memo.config.memory import MemoryConfig
+from memo.config.require import require
 from memo.config.run import CheckpointConfig, LoggingConfig, RunConfig
+
+
+def require_weights(config: RunConfig) -> None:
+    """Raises ConfigError unless the run names the weights that are evaluated."""
+    require(
+        config.checkpoint.load or config.checkpoint.pretrained_checkpoint,
+        "there are no weights: give --model DIR, a Hugging Face directory, or --load DIR, where a run saved",
+    )
 
 
 def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:

@@ -85,7 +85,7 @@ def test_a_hugging_face_directory_gives_the_same_figures(run: Path, capsys: pyte
 
 def test_refusals(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--model", str(run / "model"), "--data-path", str(run / "corpus"), "--tokenizer", "byte"]
-    assert "there are no weights to evaluate: give --model DIR" in refusal(capsys, "--mock-data", "--model", "gpt-tiny")
+    assert "there are no weights: give --model DIR" in refusal(capsys, "--mock-data", "--model", "gpt-tiny")
     assert "--data-path is not given" in refusal(capsys, *model[:2])
     message = refusal(capsys, *model, "--seq-len", "64", "--needle")
     assert "--num-needles 8 x (--key-length 4 + --value-length 4)" in message and "give at least 127" in message
