@@ -3,10 +3,10 @@
 import codecs
 import contextlib
 import csv
+import itertools
 import json
-import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +16,9 @@ from memo.artifacts.reading import Source, opened, read_table
 from memo.artifacts.regular_file import replacing
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
-from memo.config.flag_table import dashed, entries_of
+from memo.config.flag_table import changed, dashed, entries_of
 from memo.config.model_name import check_planned_model
+from memo.config.require import require
 from memo.errors import ConfigError, writing
 from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
 from memo.papers.methods import answer_by_paper
@@ -41,8 +42,6 @@ SIZES = {
 TIMES = ("step_time_s", "tflops_per_gpu", "mfu_percent", "tgs")
 ADDED = (*SIZES, "verdict", *TIMES)
 """Columns of the output; those of time are filled for the methods memo and megatron-lm."""
-
-Evaluate = Callable[[Case], Answer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,69 +112,64 @@ class _Options:
 def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for what cannot be read, estimated or written."""
     options = parse_options(_Options, argv, prog="memo estimate", examples=EXAMPLES)
-    values = {name: getattr(options, name) for name in COLUMNS}
-    given = {name: str(value) for name, value in values.items() if value is not None and value is not False}
-    if options.deterministic:
-        given["deterministic"] = "true"  # as in a table
-    if options.cases is not None:
-        _require_a_table(options.cases, given, options)
-    elif options.out is not None:
-        raise ConfigError(f"--out {options.out} takes the answers to a file, but --cases is not given: give both")
+    if options.cases is None:
+        _case(options)
+    else:
+        _table(options.cases, options)
 
-    arena_bytes = None if options.memory_plan is None else MemoryPlan.load(options.memory_plan).arena_bytes
 
-    def evaluate(case: Case) -> Answer:
-        if case.method not in COUNTED:
-            return answer_by_paper(case, llmem_corrected=options.llmem_corrected)
-        return answer(case, is_timed=True, trace_out=options.trace_out, arena_bytes=arena_bytes)
+def _evaluate(case: Case, options: _Options) -> Answer:
+    if case.method not in COUNTED:
+        return answer_by_paper(case, llmem_corrected=options.llmem_corrected)
+    plan = options.memory_plan
+    arena_bytes = None if plan is None else MemoryPlan.load(plan).arena_bytes
+    return answer(case, is_timed=True, trace_out=options.trace_out, arena_bytes=arena_bytes)
 
-    if options.cases is not None and options.out is not None:
-        _table(Path(options.cases), Path(options.out), evaluate)
-        return
-    if "model" not in given:
+
+def _case(options: _Options) -> None:
+    """One case, given by flags."""
+    require(
+        options.out is None, f"--out {options.out} takes the answers to a file, but --cases is not given: give both"
+    )
+    if options.model is None:
         raise ConfigError("--model is not given: name a preset or a config.json, or give --cases, a table of models")
-    check_planned_model(given["model"])
-    case = read_case(given, "memo estimate")
-    _require_memo(case.method, options)
-    print(_one(case, _located("memo estimate", evaluate, case), options.json))
-
-
-def _require_a_table(cases: str, given: Mapping[str, str], options: _Options) -> None:
-    if options.out is None:
-        raise ConfigError(f"--cases {cases} needs a file for the answers, but --out is not given: give both")
-    if given:
-        raise ConfigError(
-            f"{dashed(next(iter(given)))} fights with --cases {cases}, whose rows say it: make it a column, or drop it"
+    check_planned_model(options.model)
+    given = {name: value for name, value in changed(options).items() if name in COLUMNS}
+    cells = {name: "true" if value is True else str(value) for name, value in given.items()}  # as in a table
+    case = read_case(cells, "memo estimate")
+    for name, why in (("memory_plan", "has its own account"), ("trace_out", "simulates no step")):
+        require(
+            case.method in COUNTED or getattr(options, name) is None,
+            f"{dashed(name)} fights with --method {case.method}, which {why}: drop one",
         )
-    one_case = {"--json": options.json, "--memory-plan": options.memory_plan, "--trace-out": options.trace_out}
-    for flag, value in one_case.items():
-        if value:
-            raise ConfigError(f"{flag} fights with --cases {cases}: it is for one case given by flags: drop one")
+    result = _located("memo estimate", case, options)
+    print(json.dumps(_as_object(case, result), indent=1) if options.json else _text(case, result))
 
 
-def _require_memo(method: str, options: _Options) -> None:
-    reasons = {
-        "--memory-plan": (options.memory_plan, "has its own account"),
-        "--trace-out": (options.trace_out, "simulates no step"),
-    }
-    for flag, (value, reason) in reasons.items():
-        if value is not None and method not in COUNTED:
-            raise ConfigError(f"{flag} fights with --method {method}, which {reason}: drop one")
-
-
-def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
+def _table(cases: str, options: _Options) -> None:
     """A row is written when it is answered, so a table of any length takes the memory of one. The file appears when all
     are: a bad cell leaves no half a file."""
-    rows = _answered(source, evaluate)
+    if options.out is None:
+        raise ConfigError(f"--cases {cases} needs a file for the answers, but --out is not given: give both")
+    for name in changed(options):
+        column, flag = (
+            ", whose rows say it: make it a column, or drop it",
+            ": it is for one case given by flags: drop one",
+        )
+        require(
+            name in ("cases", "out", "llmem_corrected"),
+            f"{dashed(name)} fights with --cases {cases}{column if name in COLUMNS else flag}",
+        )
+    rows = _answered(Path(cases), options)
     names, num_cases = list(next(rows)), 0
     added = [name for name in ADDED if name not in names]
-    with writing(f"--out {target}", ConfigError), replacing(target) as file:
+    with writing(f"--out {options.out}", ConfigError), replacing(options.out) as file:
         writer = csv.DictWriter(codecs.getwriter("utf-8")(file), [*names, *added])
         writer.writeheader()
         for row in rows:
             writer.writerow(row)
             num_cases += 1
-    print(f"{target}: {num_cases} cases")
+    print(f"{options.out}: {num_cases} cases")
     unread = [name for name in names if name not in (*COLUMNS, *ADDED)]
     if unread:
         print(f"passed through unread: {visible(', '.join(unread))}; known columns: {', '.join(COLUMNS)}")
@@ -184,7 +178,7 @@ def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
         print(f"replaced by the answers: {', '.join(replaced)}")
 
 
-def _answered(path: Path, evaluate: Evaluate) -> Iterator[dict[str, str]]:
+def _answered(path: Path, options: _Options) -> Iterator[dict[str, str]]:
     """The columns, as keys; then each row with its answers."""
     source = Source(f"--cases {path}", ConfigError, "give the path of a CSV file in UTF-8")
     with opened(path, source) as file:
@@ -192,10 +186,15 @@ def _answered(path: Path, evaluate: Evaluate) -> Iterator[dict[str, str]]:
         names = [name.strip() for name in next(rows, (0, []))[1]]
         _check_names(names, source)
         yield dict.fromkeys(names, "")
-        for number, cells in filter(operator.itemgetter(1), rows):  # no blank lines
+        for number, cells in rows:
+            if not cells:  # a blank line
+                continue
             where = f"{path}: line {number}"
-            row = _named(names, cells, where)
-            yield row | _row(_located(where, evaluate, read_case(_spelled_out(row), where)))
+            if len(cells) > len(names):
+                beyond = cells[len(names)]
+                raise ConfigError(f"{where}: {beyond!r} stands beyond the last column: remove it, or quote commas")
+            row = dict(itertools.zip_longest(names, cells, fillvalue=""))
+            yield row | _row(_located(where, read_case(_spelled_out(row), where), options))
 
 
 def _check_names(names: list[str], source: Source) -> None:
@@ -206,30 +205,20 @@ def _check_names(names: list[str], source: Source) -> None:
         raise source.refusal("line 1: there is no column model", f"add it, and any of {', '.join(COLUMNS)}")
 
 
-def _named(names: list[str], cells: list[str], where: str) -> dict[str, str]:
-    """The cells of a row by column; those that are missing at its end are empty."""
-    if len(cells) > len(names):
-        raise ConfigError(f"{where}: {cells[len(names)]!r} stands beyond the last column: remove it, or quote commas")
-    return dict(zip(names, cells, strict=False)) | dict.fromkeys(names[len(cells) :], "")
-
-
 _FLAG_COLUMNS = {
     "--seq-length": "seq_len",
     "--micro-batch-size": "mbs",
     "--global-batch-size": "global_batch_size",
     "--offload-alpha": "alpha",
     "--recompute-granularity": "recompute",
-    "--tp": "tp",
-    "--cp": "cp",
-    "--pp": "pp",
-    "--vpp": "vpp",
+    **{dashed(name): name for name in ("tp", "cp", "pp", "vpp")},
 }
 
 
-def _located(where: str, evaluate: Evaluate, case: Case) -> Answer:
-    """`evaluate` of a case. Messages of a run's checks name its flags, which become the columns that stand for them."""
+def _located(where: str, case: Case, options: _Options) -> Answer:
+    """The answer. Messages of a run's checks name its flags, which become the columns that stand for them."""
     try:
-        return evaluate(case)
+        return _evaluate(case, options)
     except ConfigError as error:
         text = str(error)
         for flag, column in _FLAG_COLUMNS.items():
@@ -250,9 +239,9 @@ def _spelled_out(row: Mapping[str, str]) -> dict[str, str]:
 
 
 def _row(result: Answer) -> dict[str, str]:
-    cells = {name: f"{size_gib:.6f}" for name, size_gib in _sizes(result).items()}
-    times = {name: "" if value is None else str(value) for name, value in _times(result).items()}
-    return cells | {"verdict": str(result.verdict)} | times
+    sizes = {name: f"{size_gib:.6f}" for name, size_gib in _sizes(result).items()}
+    times = {name: str(value) for name, value in _times(result).items()}
+    return sizes | {"verdict": str(result.verdict)} | dict.fromkeys(TIMES, "") | times
 
 
 def _sizes(result: Answer) -> dict[str, float]:
@@ -260,30 +249,26 @@ def _sizes(result: Answer) -> dict[str, float]:
     return {name: getattr(result, field) / GIB for name, field in SIZES.items()}
 
 
-def _times(result: Answer) -> dict[str, float | None]:
-    return {name: None if result.step is None else getattr(result.step, name) for name in TIMES}
+def _times(result: Answer) -> dict[str, float]:
+    return {} if result.step is None else {name: getattr(result.step, name) for name in TIMES}
 
 
-def _one(case: Case, result: Answer, as_json: bool) -> str:
-    if as_json:
-        return json.dumps(_as_object(case, result), indent=1)
-    parts = [(name, num_bytes) for name, num_bytes in result.parts.items() if name != "host"]
-    rows = [*parts, ("total", result.total_bytes)]
-    lines = [_title(case), *(f"  {name:<18}{num_bytes / GIB:>12,.3f} GiB" for name, num_bytes in rows)]
-    lines.append(f"  {'of one GPU':<18}{case.gpu_memory_gib:>12,.3f} GiB")
-    if result.host_bytes:
-        lines.append(
-            f"  {'host, one node':<18}{result.host_bytes / GIB:>12,.3f} GiB of {case.host_memory_gib:,.1f} GiB"
-        )
-    if result.disk_bytes:
-        lines.append(f"  {'NVMe, one node':<18}{result.disk_bytes / GIB:>12,.3f} GiB of {case.nvme_gib:,.1f} GiB")
+def _text(case: Case, result: Answer) -> str:
+    sizes = [
+        *((name, num_bytes / GIB, "") for name, num_bytes in result.parts.items() if name != "host"),
+        ("total", result.total_bytes / GIB, ""),
+        ("of one GPU", case.gpu_memory_gib, ""),
+        *([("host, one node", result.host_bytes / GIB, case.host_memory_gib)] if result.host_bytes else []),
+        *([("NVMe, one node", result.disk_bytes / GIB, case.nvme_gib)] if result.disk_bytes else []),
+    ]
+    lines = [f"  {name:<18}{size:>12,.3f} GiB" + (f" of {room:,.1f} GiB" if room else "") for name, size, room in sizes]
     if case.alpha == "auto":
         lines.append(f"  {'alpha auto':<18}{_moved(result.moved)}")
-    lines += [f"  {name:<18}{value:>12,.3f}" for name, value in _times(result).items() if value is not None]
-    tight = ", tight" if result.is_tight else ""
+    lines += [f"  {name:<18}{value:>12,.3f}" for name, value in _times(result).items()]
     lines += [case.node_share] if case.node_share and result.host_bytes else []
     lines += pinning(int(result.host_bytes)) if case.hardware.device == "cuda" else []
-    return "\n".join([*lines, f"verdict: {result.verdict}{tight} ({result.bound})"])
+    tight = ", tight" if result.is_tight else ""
+    return "\n".join([_title(case), *lines, f"verdict: {result.verdict}{tight} ({result.bound})"])
 
 
 def _moved(tiles: Mapping[str, int] | None) -> str:
@@ -310,5 +295,5 @@ def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
         "bound": result.bound,
         "parts_bytes": result.parts,
         "moved_tiles": result.moved,
-        **_times(result),
+        **(dict.fromkeys(TIMES) | _times(result)),
     }
