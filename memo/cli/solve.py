@@ -1,16 +1,19 @@
 """`memo solve`: addresses for a recorded iteration, or for a problem of minimalloc's benchmark."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.memory_trace import Trace
 from memo.config.command_line import parse_options
 from memo.config.flag import BYTES, TOKENS, Flag
+from memo.config.flag_table import dashed
 from memo.config.require import require
 from memo.errors import EXIT_FAILED, tell
 from memo.planner.memory import minimalloc
-from memo.planner.memory.dsa import Problem, Solution
+from memo.planner.memory.dsa import Solution
 from memo.planner.memory.solve import TIME_LIMIT_S, solve
 from memo.planner.memory.trace_plan import Planner, SolvedProblem, solve_trace
 from memo.planner.traces import extrapolate
@@ -56,10 +59,7 @@ def main(argv: Sequence[str]) -> int:
         "give exactly one",
     )
     require(options.time_limit > 0, f"--time-limit is {options.time_limit}: give a number of seconds above 0")
-    if options.trace:
-        return _solve_trace(options, _trace(options))
-    assert options.csv is not None
-    return _solve_csv(options, options.csv)
+    return _solve_trace(options) if options.csv is None else _solve_csv(options, options.csv)
 
 
 def _trace(options: _Options) -> Trace:
@@ -80,7 +80,8 @@ def _trace(options: _Options) -> Trace:
     return extrapolate(list(zip(lengths, traces, strict=True)), options.seq_length)
 
 
-def _solve_trace(options: _Options, trace: Trace) -> int:
+def _solve_trace(options: _Options) -> int:
+    trace = _trace(options)
     require(options.capacity is None, f"--capacity is {options.capacity}, but --trace has none: leave it out")
     planning = solve_trace(
         trace,
@@ -93,31 +94,20 @@ def _solve_trace(options: _Options, trace: Trace) -> int:
     print(_table(planning.parts))
     num_requests = sum(len(phase.requests) for phase in plan.phases)
     print(f"planner  {plan.planner}: {num_requests:,} requests in {len(plan.phases):,} phases")
-    _print_result(plan.lower_bound_bytes, plan.arena_bytes, plan.proof)
-    _print_seconds(part.solution for part in planning.parts)
-    print(f"wrote {options.out}")
+    _print_result(plan, plan.arena_bytes, [part.solution for part in planning.parts], options.out)
     return 0
 
 
 def _solve_csv(options: _Options, path: str) -> int:
-    for name, value in (
-        ("planner", options.planner),
-        ("min-bytes", options.min_bytes),
-        ("seq-length", options.seq_length),
-    ):
-        require(value is None, f"--{name} is {value}, but --csv has no phases and no small requests: leave it out")
+    for name in ("planner", "min_bytes", "seq_length"):
+        flag, value = dashed(name), getattr(options, name)
+        require(value is None, f"{flag} is {value}, but --csv has no phases and no small requests: leave it out")
     problem = minimalloc.read_csv(path, options.capacity)
     solution = solve(problem, options.time_limit)
     minimalloc.write_csv(options.out, problem, solution)
     print(f"solver   {solution.solver}: {len(problem.blocks):,} blocks")
-    _print_result(solution.lower_bound_bytes, solution.peak_bytes, solution.proof)
-    _print_seconds([solution])
-    print(f"wrote {options.out}")
-    return _judge_capacity(problem, solution)
-
-
-def _judge_capacity(problem: Problem, solution: Solution) -> int:
-    capacity_bytes = problem.capacity_bytes
+    _print_result(solution, solution.peak_bytes, [solution], options.out)
+    capacity_bytes = options.capacity
     if capacity_bytes is None or solution.peak_bytes <= capacity_bytes:
         return 0
     impossible = solution.lower_bound_bytes > capacity_bytes
@@ -138,16 +128,14 @@ def _table(parts: Sequence[SolvedProblem]) -> str:
     return text_table(rows, left=range(len(rows[0])))
 
 
-def _print_result(bound_bytes: int, peak_bytes: int, proof: str) -> None:
+def _print_result(found: MemoryPlan | Solution, peak_bytes: int, solutions: Sequence[Solution], out: str) -> None:
+    bound_bytes = found.lower_bound_bytes
     gap = peak_bytes / bound_bytes - 1 if bound_bytes else 0.0
     print(f"bound    {bound_bytes:,} bytes ({format_bytes(bound_bytes)})")
     print(f"peak     {peak_bytes:,} bytes ({format_bytes(peak_bytes)})")
-    print(f"gap      {gap:.2%}, {proof}")
-
-
-def _print_seconds(solutions: Iterable[Solution]) -> None:
-    seconds: dict[str, float] = {}
+    print(f"gap      {gap:.2%}, {found.proof}")
+    seconds: Counter[str] = Counter()
     for solution in solutions:
-        for solver, spent_s in solution.seconds.items():
-            seconds[solver] = seconds.get(solver, 0.0) + spent_s
+        seconds.update(solution.seconds)
     print("seconds  " + (", ".join(f"{name} {spent_s:.2f}" for name, spent_s in seconds.items()) or "none"))
+    print(f"wrote {out}")
