@@ -292,6 +292,7 @@ def _write(plan: Plan, options: _Options) -> Commands:
 
 
 def _draw(question: Question, path: str) -> None:
+    from memo.report.drawing import save_figure
     from memo.report.memory_drawing import draw_plans
 
     with waiting("drawing") as doing:
@@ -301,4 +302,4 @@ def _draw(question: Question, path: str) -> None:
         f"{question.model.name} on {question.gpus} x {question.hardware.name}, {question.global_batch_size} sequences "
         "a step: the fastest plan that fits"
     )
-    draw_plans(plans, path, title)
+    save_figure(draw_plans(plans, path, title), path)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.regular_file import replacing
+from memo.artifacts.regular_file import replace_file
 from memo.errors import ArtifactError, ConfigError, writing
 from memo.units import GIB, MIB
 
@@ -58,29 +58,21 @@ def panels(
     return figure, list(drawn)
 
 
-def png_bytes(figure: Any) -> bytes:
-    """The figure as a PNG file in memory."""
-    buffer = io.BytesIO()
-    _as_plain_text(figure)
-    figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def _as_plain_text(figure: Any) -> None:
-    """matplotlib takes what stands between two dollars for a formula, and names of runs and files may have some."""
+def encoded(figure: Any, form: str = "png") -> bytes:
+    """The figure as a file: with text as text, and without a date, so that the same drawing is the same file."""
+    from matplotlib import rc_context
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        text.set_parse_math(False)
+        text.set_parse_math(False)  # names of runs and files may have dollars, between which formulas stand
+    dated = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}[form]
+    file = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"}):
+        figure.savefig(file, format=form, dpi=_DPI, metadata={dated: None})
+    return file.getvalue()
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
-    """Save a figure with text as text, and without a date, so that the same drawing is the same file."""
-    from matplotlib import rc_context
-
-    dated = {"CreationDate": None} if Path(path).suffix == ".pdf" else {"Date": None}
-    metadata = {} if Path(path).suffix == ".png" else dated
-    fonts = rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"})
-    with writing(path, ArtifactError), replacing(path) as file, fonts:
-        _as_plain_text(figure)
-        figure.savefig(file, format=Path(path).suffix[1:], dpi=_DPI, metadata=metadata)
+    """Raises ArtifactError for a file that cannot be written."""
+    with writing(path, ArtifactError):
+        replace_file(path, encoded(figure, Path(path).suffix[1:]))

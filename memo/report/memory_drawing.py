@@ -2,10 +2,9 @@
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from memo.report.drawing import check_suffix, colour_of, panels, png_bytes, save_figure
+from memo.report.drawing import colour_of, panels
 from memo.search.plan import Choice, Plan
 from memo.units import GIB, KIB
 
@@ -25,22 +24,11 @@ _LINE_SHARE = 0.045
 """Of the height of the upper drawing that a line of a label takes."""
 
 
-def draw_plans(plans: Sequence[Plan], path: str | Path, title: str) -> None:
-    """Draw stacked bars of one GPU's memory at each length, the strategy above them, and host memory of a node below.
+def draw_plans(plans: Sequence[Plan], what: str, title: str = "") -> Any:
+    """A figure: stacked bars of one GPU's memory at each length, the strategy above them, host memory of a node below.
 
-    Every plan must have a best choice. Raises ConfigError if matplotlib is missing or the suffix is unknown,
-    ArtifactError if the file cannot be written.
+    Every plan must have a best choice. Raises ConfigError, which names `what` is drawn, if matplotlib is missing.
     """
-    check_suffix(path)
-    save_figure(_drawn(plans, path, title), path)
-
-
-def draw_plans_png(plans: Sequence[Plan], what: str) -> bytes:
-    """The same drawing in memory, without a title; `what` is named in the message if matplotlib is missing."""
-    return png_bytes(_drawn(plans, what, ""))
-
-
-def _drawn(plans: Sequence[Plan], what: str | Path, title: str) -> Any:
     figure, (above, below) = panels(what, 2.2 + 0.95 * max(4, len(plans)), 5.2, heights=(4, 1))
     chosen = [plan.best for plan in plans if plan.best is not None]
     question = plans[0].question

@@ -9,8 +9,8 @@ from memo.artifacts.regular_file import replace_file
 from memo.errors import ArtifactError, writing
 from memo.estimate.rank_memory import components
 from memo.report import html
-from memo.report.drawing import colour_of, panels, png_bytes
-from memo.report.memory_drawing import draw_plans_png
+from memo.report.drawing import colour_of, encoded, panels
+from memo.report.memory_drawing import draw_plans
 from memo.search.candidates import config_of
 from memo.search.plan import Choice, Plan, speed_error
 from memo.search.planning import Tell, plans_by_length, silent
@@ -63,7 +63,7 @@ def _layouts(plan: Plan) -> list[str]:
     shown = plan.shown
     head, *rows = cells(shown, plan.question, plan.ties())
     caption = "Tokens of one GPU in a second, as foreseen, with the error that its parts have."
-    drawn = html.picture(png_bytes(_draw_speeds(shown, plan.question)), "speeds and their errors", caption)
+    drawn = html.picture(encoded(_draw_speeds(shown, plan.question)), "speeds and their errors", caption)
     return [html.table(head, rows), *map(html.note, errors(plan, shown)), drawn]
 
 
@@ -98,13 +98,13 @@ def _memory(plan: Plan) -> str:
 def _lengths(question: Question, tell: Tell) -> str:
     plans = plans_by_length(question, tell)
     caption = "One GPU's memory by component under the fastest plan of each length, and below it host memory of a node."
-    return html.picture(draw_plans_png(plans, "--html"), "memory by length", caption)
+    return html.picture(encoded(draw_plans(plans, "--html")), "memory by length", caption)
 
 
 def _step(plan: Plan) -> str:
     best = plan.shown[0]
     caption = _STEP_CAPTION.format(microbatches=best.layout.pp * _ROUNDS)
-    return html.picture(png_bytes(_draw_step(first_stage(plan.question, best))), "timeline of a step", caption)
+    return html.picture(encoded(_draw_step(first_stage(plan.question, best))), "timeline of a step", caption)
 
 
 def first_stage(question: Question, choice: Choice) -> list[Span]:

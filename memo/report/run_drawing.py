@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from memo.artifacts.run_log import RunLog, StepRecord
-from memo.report.drawing import byte_unit, colour_of, panels, png_bytes
+from memo.report.drawing import byte_unit, colour_of, encoded, panels
 
 COMPONENTS = {
     "weights": "weights_bytes",
@@ -91,7 +91,7 @@ def draw_memory(run: RunLog) -> Picture:
             " On a CPU transient is what the whole process has beside the rest, with libraries and caches in it, so it "
             "may exceed what is foreseen."
         )
-    return Picture("memory", title, caption, png_bytes(figure))
+    return Picture("memory", title, caption, encoded(figure))
 
 
 def draw_copies(run: RunLog) -> Picture:
@@ -119,7 +119,7 @@ def draw_copies(run: RunLog) -> Picture:
         f"Timed every {_interval(at)} iterations (--log-interval), on rank 0. Hidden is what of the copies' time "
         "passed while a layer computed; where copies take turns with compute, as they do by default on CPUs, it is 0."
     )
-    return Picture("copies", title, caption, png_bytes(figure))
+    return Picture("copies", title, caption, encoded(figure))
 
 
 def draw_plan(run: RunLog) -> Picture:
@@ -144,7 +144,7 @@ def draw_plan(run: RunLog) -> Picture:
             " Left out is the transient part: on a CPU only the whole process can be measured, with libraries and "
             "caches in it that no plan has."
         )
-    return Picture("plan", title, caption, png_bytes(figure))
+    return Picture("plan", title, caption, encoded(figure))
 
 
 def is_on_cpu(run: RunLog) -> bool:
@@ -217,7 +217,7 @@ def _draw(runs: Mapping[str, RunLog], curves: Sequence[tuple[str, str, str]]) ->
             axes.tick_params(which="minor", labelsize=6)
     if len(runs) > 1 or any(run.evaluations for run in runs.values()):
         _legend(subplots[0])
-    return png_bytes(figure)
+    return encoded(figure)
 
 
 def smoothed(values: Sequence[float]) -> list[float]:

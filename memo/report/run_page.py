@@ -1,12 +1,12 @@
 """One page about one or several training runs: pictures and tables, in one file of HTML."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from memo.artifacts.regular_file import replace_file
-from memo.artifacts.run_log import RunHeader, RunLog, StepRecord
+from memo.artifacts.run_log import RunHeader, RunLog
 from memo.errors import ArtifactError, writing
 from memo.report import html
 from memo.report.run_drawing import (
@@ -64,7 +64,8 @@ def run_page(runs: Mapping[str, RunLog], pictures: Sequence[Picture]) -> str:
 
 
 def _glance(runs: Mapping[str, RunLog]) -> str:
-    rows = [[label, *(figure(run) for run in runs.values())] for label, figure in _FIGURES.items()]
+    figures = [_figures(run) for run in runs.values()]
+    rows = [[label, *(each[label] for each in figures)] for label in figures[0]]
     return html.table(["", *runs], [row for row in rows if set(row[1:]) != {_UNKNOWN}])
 
 
@@ -110,7 +111,7 @@ def _plan(run: RunLog, header: RunHeader) -> str:
         swap = header.swap
         moved = ", ".join(f"{name} {share:.0%}" for name, share in swap.shares.items())
         text = f"Swap plan ({swap.origin}). Of the tokens move: {moved}. What keeps more from moving: {swap.limit}."
-        rows = [[what, _seconds(planned), _seconds(found)] for what, planned, found in copy_rows(run)]
+        rows = [[what, _shown(planned), _shown(found)] for what, planned, found in copy_rows(run)]
         measured = median(run.steps, "hidden_share")
         rows.append(["copies hidden", f"{swap.hidden_share:.0%}", _UNKNOWN if measured is None else f"{measured:.0%}"])
         parts += [html.note(text), html.table(["Seconds of a step", "planned", "measured, median"], rows)]
@@ -138,54 +139,34 @@ def _configuration(header: RunHeader) -> list[str]:
     ]
 
 
-def _seconds(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value:.4g}"
+def _shown(value: float | None, form: str = ".4g") -> str:
+    return _UNKNOWN if value is None else format(value, form)
 
 
-def _best_loss(run: RunLog) -> str:
-    best = min(run.steps, key=lambda step: (math.isnan(step.lm_loss), step.lm_loss))  # NaN comes last
-    return f"{best.lm_loss:.4f} (iteration {best.iteration})"
+def _percent(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.2f} %"
 
 
-def _evaluated(run: RunLog) -> str:
-    """The first and the last evaluation: of a model that is fine-tuned before and after."""
-    ends = dict([run.evaluations[0], run.evaluations[-1]]) if run.evaluations else {}
-    return " to ".join(f"{loss:.4f} (iteration {iteration})" for iteration, loss in ends.items()) or _UNKNOWN
-
-
-def _last(field: str, form: Callable[[float], str]) -> Callable[[RunLog], str]:
-    return lambda run: form(getattr(run.steps[-1], field))
-
-
-def _middle(field: str, form: Callable[[float], str]) -> Callable[[RunLog], str]:
-    return lambda run: _UNKNOWN if (value := median(run.steps, field)) is None else form(value)
-
-
-def _most(field: str, form: Callable[[float], str]) -> Callable[[RunLog], str]:
-    def most(run: RunLog) -> str:
-        values = [value for step in run.steps if (value := getattr(step, field)) is not None]
-        return form(max(values)) if values else _UNKNOWN
-
-    return most
-
-
-def _trained_s(steps: Sequence[StepRecord]) -> float:
-    return sum(step.step_time_s for step in steps)
-
-
-_FIGURES: dict[str, Callable[[RunLog], str]] = {
-    "iterations": lambda run: f"{run.steps[0].iteration} to {run.steps[-1].iteration}",
-    "samples seen": _last("consumed_samples", lambda value: f"{value:,.0f}"),
-    "last loss": _last("lm_loss", lambda value: f"{value:.4f}"),
-    "lowest loss": _best_loss,
-    "validation loss": _evaluated,
-    "step, median": _middle("step_time_s", lambda value: f"{value:.4g} s"),
-    "TGS, median": _middle("tgs", lambda value: f"{value:,.1f}"),
-    "TGS, best": _most("tgs", lambda value: f"{value:,.1f}"),
-    "MFU, median": _middle("mfu_percent", lambda value: f"{value:.2f} %"),
-    "MFU, best": _most("mfu_percent", lambda value: f"{value:.2f} %"),
-    "time in steps": lambda run: format_duration_s(_trained_s(run.steps)),
-    "device memory, peak": _last("device_peak_bytes", format_bytes),
-    "host memory, peak": _last("host_peak_bytes", format_bytes),
-    "skipped, NaN": lambda run: f"{run.steps[-1].skipped_iterations}, {run.steps[-1].nan_iterations}",
-}
+def _figures(run: RunLog) -> dict[str, str]:
+    """What a run comes to, in a few words each."""
+    steps, last = run.steps, run.steps[-1]
+    best = min(steps, key=lambda step: (math.isnan(step.lm_loss), step.lm_loss))  # NaN comes last
+    # Of a model that is fine-tuned the evaluations before and after.
+    evaluated = dict([run.evaluations[0], run.evaluations[-1]]) if run.evaluations else {}
+    mfu = [step.mfu_percent for step in steps if step.mfu_percent is not None]
+    return {
+        "iterations": f"{steps[0].iteration} to {last.iteration}",
+        "samples seen": f"{last.consumed_samples:,.0f}",
+        "last loss": f"{last.lm_loss:.4f}",
+        "lowest loss": f"{best.lm_loss:.4f} (iteration {best.iteration})",
+        "validation loss": " to ".join(f"{loss:.4f} (iteration {at})" for at, loss in evaluated.items()) or _UNKNOWN,
+        "step, median": f"{_shown(median(steps, 'step_time_s'))} s",
+        "TGS, median": _shown(median(steps, "tgs"), ",.1f"),
+        "TGS, best": f"{max(step.tgs for step in steps):,.1f}",
+        "MFU, median": _percent(median(steps, "mfu_percent")),
+        "MFU, best": _percent(max(mfu, default=None)),
+        "time in steps": format_duration_s(sum(step.step_time_s for step in steps)),
+        "device memory, peak": format_bytes(last.device_peak_bytes),
+        "host memory, peak": format_bytes(last.host_peak_bytes),
+        "skipped, NaN": f"{last.skipped_iterations}, {last.nan_iterations}",
+    }

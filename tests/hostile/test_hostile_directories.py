@@ -159,7 +159,7 @@ MAY_WRITE = {
     "memo/train/metrics.py": "opened by open_regular",
     "memo/checkpoint/owner.py": "opened by open_regular",
     "memo/executor/record_file.py": "a file without a name",
-    "memo/report/drawing.py": "into the file of replacing",
+    "memo/report/drawing.py": "into memory",
     "memo/emulated_gpu/build.py": "in a private folder",
     "memo/emulated_gpu/launch.py": "in a private or temporary folder",
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memo.report.memory_drawing import _PARTS, _drawn
+from memo.report.memory_drawing import _PARTS, draw_plans
 from memo.search.candidates import FULL, KEEP, Layout, Strategy
 from memo.units import GIB
 
@@ -35,7 +35,7 @@ def test_no_text_lies_over_another(strategies: list[Strategy]) -> None:
     from matplotlib.text import Text
 
     plans = [plan(strategy, 8192 << at) for at, strategy in enumerate(strategies)]
-    figure = _drawn(plans, "a test", "gpt-7b on 8 x a800-80, 16 sequences a step: the fastest plan that fits")
+    figure = draw_plans(plans, "a test", "gpt-7b on 8 x a800-80, 16 sequences a step: the fastest plan that fits")
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
