@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from memo.executor.marks import on_backward
 from memo.executor.streams import Stream, StreamBackend, Timestamp
 from memo.mesh import Watch
-from memo.report.work import WorkSpan
+from memo.report.timeline import WorkSpan
 
 
 @dataclass

@@ -1,11 +1,13 @@
 """Writes the spans of a real or a simulated step as a Chrome trace."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memo.artifacts import chrome_trace
-from memo.report.timeline import SwapSpan, rows_of, tenancies
-from memo.report.work import AXIS_ROWS, WorkSpan, lanes
+from memo.report.timeline import SwapSpan, WorkSpan, rows_of, tenancies
+
+_AXES = ("tp", "cp", "pp", "dp")
+"""dp includes reductions over cp x dp; pp includes messages about an embedding that first and last stage share."""
 
 
 def write_perfetto(
@@ -18,56 +20,47 @@ def write_perfetto(
     and a second row such as "dp 2" for messages that overlap. The rank is the process of the trace, so that traces of
     several ranks can be opened together. Raises ArtifactError if the file cannot be written.
     """
-    axes = {} if work is None else _axis_rows(work)
-    names = [
-        *rows_of(spans),
-        *axes,
-        *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in tenancies(spans)})),
-    ]
-    rows = {name: at for at, name in enumerate(names)}
-    events = chrome_trace.process(rank, f"rank {rank}", list(rows))
-    events += _swap_events(spans, rank, rows)
-    for span in work or ():
-        if span.row == "compute":
-            events.append(_work_event(span, rank, rows["compute"]))
-    for name, messages in axes.items():
-        for message in messages:
-            events.append(_work_event(message, rank, rows[name]))
-            if message.stood_still_s:
-                since_s = message.end_s - message.stood_still_s
-                wait = WorkSpan("wait", f"wait {message.row} {message.name}", since_s, message.end_s)
-                events.append(_work_event(wait, rank, rows["compute"]))
+    axes, held = {} if work is None else _axis_rows(work), tenancies(spans)
+    rows = [*rows_of(spans), *axes, *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in held}))]
+    events = chrome_trace.process(rank, f"rank {rank}", rows)
+
+    def add(row: str, name: str, during_s: tuple[float, float], category: str, details: Mapping[str, int]) -> None:
+        events.append(chrome_trace.complete(rank, rows.index(row), name, during_s, category, details))
+
+    for span in spans:
+        name = span.label if span.kind == "activations" else f"{span.kind} {span.label}"
+        row, name = ("compute", f"wait {name}") if span.row == "wait" else (span.row, name)
+        add(row, name, (span.start_s, span.end_s), span.row, _details(span))
+    for tenancy in held:
+        details = dict(zip(("microbatch", "layer", "section"), tenancy.key, strict=False))
+        during_s = tenancy.start_s, tenancy.end_s
+        add(f"slot {tenancy.slot}", ":".join(map(str, tenancy.key)), during_s, "slot", details)
+    for place, found in {"compute": [each for each in work or () if each.row == "compute"], **axes}.items():
+        for each in found:
+            of_message = {"bytes": each.num_bytes} if each.num_bytes else {}
+            add(place, each.name, (each.start_s, each.end_s), each.row, of_message)
+            if each.stood_still_s:
+                stood_s = each.end_s - each.stood_still_s, each.end_s
+                add("compute", f"wait {each.row} {each.name}", stood_s, "wait", {})
     chrome_trace.write(events, path)
 
 
 def _axis_rows(work: Sequence[WorkSpan]) -> dict[str, list[WorkSpan]]:
-    """Messages by the name of their row."""
+    """Messages by the name of their row; an axis has as few rows as hold its messages without an overlap.
+
+    The greedy algorithm in the order of their starts is optimal for intervals.
+    """
     found: dict[str, list[WorkSpan]] = {}
-    for axis in AXIS_ROWS:
-        spread = lanes([span for span in work if span.row == axis]) or [[]]
-        found |= {axis if at == 0 else f"{axis} {at + 1}": lane for at, lane in enumerate(spread)}
+    for axis in _AXES:
+        lanes: list[list[WorkSpan]] = [[]]
+        for span in sorted((each for each in work if each.row == axis), key=lambda each: (each.start_s, each.end_s)):
+            free = next((lane for lane in lanes if not lane or lane[-1].end_s <= span.start_s), None)
+            if free is None:
+                lanes.append([span])
+            else:
+                free.append(span)
+        found |= {axis if at == 0 else f"{axis} {at + 1}": lane for at, lane in enumerate(lanes)}
     return found
-
-
-def _swap_events(spans: Sequence[SwapSpan], rank: int, rows: dict[str, int]) -> list[chrome_trace.Event]:
-    events = []
-    for span in spans:
-        row = rows["compute" if span.row == "wait" else span.row]
-        name = span.label if span.kind == "activations" else f"{span.kind} {span.label}"
-        name = f"wait {name}" if span.row == "wait" else name
-        during = span.start_s, span.end_s
-        events.append(chrome_trace.complete(rank, row, name, during, span.row, _details(span)))
-    for tenancy in tenancies(spans):
-        details = dict(zip(("microbatch", "layer", "section"), tenancy.key, strict=False))
-        during = tenancy.start_s, tenancy.end_s
-        row = rows[f"slot {tenancy.slot}"]
-        events.append(chrome_trace.complete(rank, row, ":".join(map(str, tenancy.key)), during, "slot", details))
-    return events
-
-
-def _work_event(span: WorkSpan, rank: int, row: int) -> chrome_trace.Event:
-    details = {"bytes": span.num_bytes} if span.num_bytes else {}
-    return chrome_trace.complete(rank, row, span.name, (span.start_s, span.end_s), span.row, details)
 
 
 def _details(span: SwapSpan) -> dict[str, int]:

@@ -115,8 +115,9 @@ def draw_copies(run: RunLog) -> Picture:
         below.axhline(share, color="black", linewidth=0.9, linestyle="--", label="planned")
     below.set_ylim(-3, 103)
     _legend(below)
+    interval = min((later - sooner for sooner, later in pairwise(at)), default=1)
     caption = (
-        f"Timed every {_interval(at)} iterations (--log-interval), on rank 0. Hidden is what of the copies' time "
+        f"Timed every {interval} iterations (--log-interval), on rank 0. Hidden is what of the copies' time "
         "passed while a layer computed; where copies take turns with compute, as they do by default on CPUs, it is 0."
     )
     return Picture("copies", title, caption, encoded(figure))
@@ -211,9 +212,11 @@ def _draw(runs: Mapping[str, RunLog], curves: Sequence[tuple[str, str, str]]) ->
                 label = "validation" if len(runs) == 1 else f"{name}, validation"
                 axes.plot(*zip(*run.evaluations, strict=True), "o", color=f"C{index}", markersize=4, label=label)
         if scale == "log" and any(getattr(s, field) > 0 for run in runs.values() for s in run.steps):
+            from matplotlib.ticker import LogFormatter  # writes 20 instead of 2 x 10^1
+
             axes.set_yscale("log")
             for put in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                put(_plain_log_labels())
+                put(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.4)))  # fewer if there are many decades
             axes.tick_params(which="minor", labelsize=6)
     if len(runs) > 1 or any(run.evaluations for run in runs.values()):
         _legend(subplots[0])
@@ -258,17 +261,6 @@ def _widened(at: Sequence[int], rows: Sequence[Sequence[float]]) -> tuple[Any, .
     if len(at) > 1:
         return at, *rows
     return [at[0] - 0.5, at[0] + 0.5], *([row[0], row[0]] for row in rows)
-
-
-def _plain_log_labels() -> Any:
-    """A formatter that writes 20 instead of 2 x 10^1, and fewer labels if there are many decades."""
-    from matplotlib.ticker import LogFormatter
-
-    return LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.4))
-
-
-def _interval(at: Sequence[int]) -> int:
-    return min((later - sooner for sooner, later in pairwise(at)), default=1)
 
 
 DRAWINGS: tuple[Callable[[RunLog], Picture], ...] = (draw_memory, draw_copies, draw_plan)

@@ -1,4 +1,4 @@
-"""The times at which the steps of a swap plan run, recorded or simulated, and what slots hold meanwhile."""
+"""The times at which a rank works: the steps of a swap plan, recorded or simulated, its other work, and messages."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -49,6 +49,22 @@ class SwapSpan:
         """(microbatch, layer), and the section if there is one."""
         op = self.step.op
         return (op.microbatch, op.layer) if op.section is None else (op.microbatch, op.layer, op.section)
+
+
+@dataclass(frozen=True)
+class WorkSpan:
+    """Work of the rank itself (row "compute"), or a message from its issue until the rank has waited for it.
+
+    Seconds count from the beginning of the recording. A message ends when the rank needs it, which may be later than
+    its arrival; `stood_still_s` is the part of that time for which the rank did nothing but wait.
+    """
+
+    row: str
+    name: str
+    start_s: float
+    end_s: float
+    num_bytes: int = 0
+    stood_still_s: float = 0.0
 
 
 def rows_of(spans: Sequence[SwapSpan]) -> list[Row]:
