@@ -11,7 +11,8 @@ from memo.config.flag import Flag
 from memo.config.flags import parse_command
 from memo.config.require import require, require_count, require_gib
 from memo.emulated_gpu.build import find_torch
-from memo.errors import tell
+from memo.errors import ConfigError, tell
+from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
 from memo.estimate.node_share import part_of_node, share_text
 from memo.rehearsal.request import RehearsalRequest, as_one_rank, checked_run, emulated_device, ranks_that_differ
@@ -52,54 +53,47 @@ class _Options:
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot be; one that memory does not suffice for is an answer."""
     config, options = parse_command(argv, _Options(), prog="memo rehearse", about=ABOUT, examples=EXAMPLES)
-    require(options.gpu, "--gpu is not given: name the GPU that the run will have, such as h100-80")
-    require(options.gpus is not None, "--gpus is not given: say on how many GPUs the run will be, such as 8")
-    assert options.gpu is not None and options.gpus is not None
+    if not options.gpu:
+        raise ConfigError("--gpu is not given: name the GPU that the run will have, such as h100-80")
+    if options.gpus is None:
+        raise ConfigError("--gpus is not given: say on how many GPUs the run will be, such as 8")
     require_count("--gpus", options.gpus)
-    for flag, size in (("--gpu-memory-gib", options.gpu_memory_gib), ("--host-memory-gib", options.host_memory_gib)):
-        if size is not None:
-            require_gib(flag, size)
-    machine = named_hardware("--gpu", options.gpu, options.gpu_memory_gib)
-    require_full_nodes("--gpu", options.gpus, machine)
-    require(
-        machine.capability,
-        f"--gpu {options.gpu} is a GPU that memo only plans for: a rehearsal runs the CUDA program; use memo plan, or "
-        "the nearest GPU of NVIDIA",
-    )
-    told = share_text(machine, options.gpus, options.host_memory_gib)
-    if told:
-        tell(told)
-    machine = part_of_node(machine, options.gpus, options.host_memory_gib)
-    machine = dataclasses.replace(machine, memory_gib=options.gpu_memory_gib or machine.memory_gib)
+    machine = _machine(options.gpu, options.gpus, options)
     run = Run(checked_run(config, options.gpus), options.gpus, machine)
-    _rehearse(run, ranks_that_differ(run.config, run.gpus, options.rank), options)
-
-
-def _rehearse(run: Run, ranks: Sequence[int], options: _Options) -> None:
+    ranks, ranks_per_node = ranks_that_differ(run.config, run.gpus, options.rank), run.hardware.local_ranks(run.gpus)
     find_torch()
-    _check_folder(options.trace_out)
-    ranks_per_node = run.hardware.local_ranks(run.gpus)
-    device, found = emulated_device(run.gpus, run.hardware, _full_path(options.gpu)), []
+    folder = Path(options.trace_out or "").parent
+    require(
+        folder.is_dir(),  # told now, and not after minutes of work
+        f"--trace-out {options.trace_out}: {folder} is no folder: make it, or give another path",
+    )
+    # The other process reads the file of a machine again.
+    gpu = str(Path(options.gpu).resolve()) if options.gpu.endswith(".toml") else options.gpu
+    device, found = emulated_device(run.gpus, run.hardware, gpu), []
     for rank in ranks:
         tell(f"rehearsing rank {rank} of {run.gpus}, without a GPU ...")
-        config = as_one_rank(run.config, run.gpus, rank, ranks_per_node)
-        found.append(start(RehearsalRequest(config, run.hardware, options.trace_out), device))
+        one = as_one_rank(run.config, run.gpus, rank, ranks_per_node)
+        found.append(start(RehearsalRequest(one, run.hardware, options.trace_out), device))
     if options.json:
         print(json.dumps([dataclasses.asdict(each) | {"verdict": str(verdict(run, each))} for each in found], indent=1))
     else:
         print(text(run, found))
 
 
-def _full_path(gpu: str | None) -> str:
-    """The absolute path of a machine's file, which the other process reads again; the name of a machine unchanged."""
-    assert gpu is not None, "main() has looked"
-    return str(Path(gpu).resolve()) if gpu.endswith(".toml") else gpu
-
-
-def _check_folder(trace_out: str | None) -> None:
-    """Refuse a folder that does not exist now, and not after minutes of work."""
-    folder = None if trace_out is None else Path(trace_out).parent
+def _machine(gpu: str, gpus: int, options: _Options) -> Hardware:
+    """The machine as the run gets it."""
+    for flag, size in (("--gpu-memory-gib", options.gpu_memory_gib), ("--host-memory-gib", options.host_memory_gib)):
+        if size is not None:
+            require_gib(flag, size)
+    machine = named_hardware("--gpu", gpu, options.gpu_memory_gib)
+    require_full_nodes("--gpu", gpus, machine)
     require(
-        folder is None or folder.is_dir(),
-        f"--trace-out {trace_out}: {folder} is no folder: make it, or give another path",
+        machine.capability,
+        f"--gpu {gpu} is a GPU that memo only plans for: a rehearsal runs the CUDA program; use memo plan, or "
+        "the nearest GPU of NVIDIA",
     )
+    told = share_text(machine, gpus, options.host_memory_gib)
+    if told:
+        tell(told)
+    machine = part_of_node(machine, gpus, options.host_memory_gib)
+    return dataclasses.replace(machine, memory_gib=options.gpu_memory_gib or machine.memory_gib)

@@ -41,22 +41,13 @@ def main(argv: Sequence[str]) -> None:
         "other: give the directories of runs, or --memory FILE",
     )
     if options.memory is not None:
-        _draw_memory(options.memory, options.out)
-    else:
-        _draw_runs(options.runs, options.out)
-
-
-def _draw_memory(memory: str, out: str | None) -> None:
-    plan = MemoryPlan.load(memory)
-    target = out or str(Path(memory).with_suffix(".svg"))
-    draw_addresses(plan, target, Path(memory).stem)
-    print(f"drawn to {target}")
-
-
-def _draw_runs(paths: Sequence[str], out: str | None) -> None:
-    logs = [RunLog.load(path) for path in paths]
-    runs = dict(zip(_names(paths), logs, strict=True))
-    page, *pictures = write_report(runs, out or logs[0].path.parent / "report")
+        target = options.out or str(Path(options.memory).with_suffix(".svg"))
+        draw_addresses(MemoryPlan.load(options.memory), target, Path(options.memory).stem)
+        print(f"drawn to {target}")
+        return
+    logs = [RunLog.load(path) for path in options.runs]
+    runs = dict(zip(_names(options.runs), logs, strict=True))
+    page, *pictures = write_report(runs, options.out or logs[0].path.parent / "report")
     print(f"written: {page}, with {len(pictures)} pictures")
 
 
