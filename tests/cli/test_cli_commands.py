@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusals import refusal
 
 from memo import __version__
 from memo.cli.main import COMMANDS, main
@@ -18,13 +19,6 @@ ROOT = Path(__file__).parents[2]
 def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **environment}
     return subprocess.run([sys.executable, *args], check=False, capture_output=True, text=True, env=env, timeout=600)
-
-
-def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as refused:
-        main(argv)
-    assert refused.value.code == 2
-    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -93,11 +87,9 @@ def test_version_and_missing_command(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["trian"], "memo: there is no command 'trian': did you mean 'memo train'?"),
         (["xyz"], "memo: there is no command 'xyz': use one of train, profile, "),
         (["data", "biuld"], "memo data: there is no command 'biuld': did you mean 'memo data build'?"),
-        (["data", "build", "one"], "needs two paths or more, but got one"),
-        (["data", "build"], "error: memo data build: IN... OUT is not given: give it (.jsonl, "),
+        (["data", "build"], "memo data build: IN... OUT is not given: give it (.jsonl, "),
         (["data", "demo"], "OUT"),
         (["data", "demo", "x", "--tokeniser", "bpe"], "--tokenizer"),
         (["data", "demo", "x", "--vocab-size", "300"], "300"),
@@ -129,7 +121,7 @@ def test_data_build_without_end_of_document(tmp_path: Path) -> None:
 def test_data_build_names_what_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "b.txt").write_text("text")
     message = refusal(["data", "build", str(tmp_path / "b.txt"), str(tmp_path / "b.txt" / "out")], capsys)
-    assert message.startswith(f"error: {tmp_path / 'b.txt'}") and "check the path" in message
+    assert message.startswith(f"{tmp_path / 'b.txt'}") and "check the path" in message
 
 
 def test_data_demo_passes_its_flags_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import refusals
 
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.cli.estimate import ADDED, TIMES
@@ -39,12 +40,7 @@ def table(tmp_path: Path, rows: list[dict[str, str]], *flags: str) -> list[dict[
 
 
 def refusal(argv: list[str], capsys: Capture) -> str:
-    with pytest.raises(SystemExit) as refused:
-        main(["estimate", *argv])
-    assert refused.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and message.count("\n") == 1
-    return message.removeprefix("error: ")
+    return refusals.refusal(["estimate", *argv], capsys)
 
 
 def test_a_table_of_all_methods(tmp_path: Path, capsys: Capture) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import refusals
 
 from memo import Trainer
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
@@ -53,10 +54,7 @@ def evaluate(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    with pytest.raises(SystemExit) as refused:
-        main(["evaluate", *argv])
-    assert refused.value.code == 2
-    return capsys.readouterr().err
+    return refusals.refusal(["evaluate", *argv], capsys)
 
 
 def test_a_run_is_evaluated_on_the_data_that_it_held_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hf_directories import CONFIGS, VOCAB, write_model
+from refusals import refusal
 from safetensors.torch import load_file
 
 from memo import Trainer
@@ -37,13 +38,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as refused:
-        main(argv)
-    assert refused.value.code == 2
-    return capsys.readouterr().err
-
-
 def test_import_and_export(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint, out = str(tmp_path / "checkpoint"), str(tmp_path / "out")
     assert main(["import", str(published / "llama"), "--out", checkpoint]) == 0
@@ -67,12 +61,9 @@ def test_refusals(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     missing = str(tmp_path / "missing")
     assert f"hf download ORG/NAME --local-dir {missing}" in refusal(["import", missing, "--out", "x"], capsys)
     assert "--out" in refusal(["import", missing], capsys)
-    assert "that a run named with --save" in refusal(["export", missing, "--out", "x"], capsys)
     for size in ("0", "-1", "inf", "nan"):
         message = refusal(["export", missing, "--out", "x", "--max-shard-gib", size], capsys)
         assert f"--max-shard-gib is {float(size)}" in message
-    message = refusal(["train", "--model", "meta-llama/Llama-3.1-8B", "--mock-data"], capsys)
-    assert "`hf download meta-llama/Llama-3.1-8B --local-dir meta-llama/Llama-3.1-8B`" in message
 
 
 def test_a_tokenizer_goes_along(published: Path, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import refusals
 from plan_answers import printed
 
 import memo
-from memo.cli.main import main
 from memo.config.checks import check
 from memo.config.flags import parse_run
 from memo.errors import ConfigError
@@ -25,12 +25,7 @@ _HEADS = "layout dp activations tok/GPU/s ±% MFU % TFLOP/s step s GPU GiB host 
 
 
 def refusal(argv: list[str], capsys: Capture) -> str:
-    with pytest.raises(SystemExit) as refused:
-        main(["plan", *argv])
-    assert refused.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and message.count("\n") == 1
-    return message.removeprefix("error: ").rstrip()
+    return refusals.refusal(["plan", *argv], capsys)
 
 
 def test_the_table(tmp_path: Path, capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import refusals
 import torch.distributed as dist
 from layouts import tiny
 from ranks import run_ranks
@@ -24,10 +25,7 @@ def profile(flags: str) -> int:
 
 
 def refusal(flags: str, capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as refused:
-        profile(flags)
-    assert refused.value.code == 2
-    return capsys.readouterr().err
+    return refusals.refusal(["profile", *LAYER.split(), *flags.split()], capsys)
 
 
 def test_what_is_measured_is_printed_written_and_planned_from(

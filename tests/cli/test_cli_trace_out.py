@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refusal
 
 from memo.cli.main import main
 
@@ -26,15 +27,6 @@ def traced(argv: list[str], trace: Path, capsys: Capture) -> tuple[dict[str, Any
 
 def layers(spans: list[dict[str, Any]]) -> int:
     return sum("layer" in span["name"] for span in spans if span["cat"] == "compute")
-
-
-def refusal(argv: list[str], capsys: Capture) -> str:
-    with pytest.raises(SystemExit) as refused:
-        main(argv)
-    assert refused.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and message.count("\n") == 1
-    return message.removeprefix("error: ")
 
 
 @pytest.mark.parametrize("alpha", ["off", "0.5", "auto"])
@@ -69,5 +61,5 @@ def test_steps_that_no_viewer_opens(tmp_path: Path, capsys: Capture) -> None:
     argv = ["estimate", "--model", "gpt-tiny", "--gbs", "1000000", "--trace-out", str(tmp_path / "step.json")]
     says = refusal(argv, capsys)
     assert says.startswith(f"memo estimate: --trace-out {tmp_path}/step.json: the step is 8,000,000 forwards and")
-    assert says.endswith("backwards of layers, a trace holds 524,288: use a smaller --global-batch-size\n")
+    assert says.endswith("backwards of layers, a trace holds 524,288: use a smaller --global-batch-size")
     assert not list(tmp_path.iterdir())
