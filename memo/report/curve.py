@@ -16,39 +16,36 @@ def curve_svg(lines: Sequence[tuple[str, Sequence[Point]]], x: str, y: str) -> s
     points = [point for _, of_line in kept for point in of_line]
     if not points:
         return ""
-    steps, values = [p[0] for p in points], [p[1] for p in points]
+    steps, values = zip(*points, strict=True)
+    first, last = min(steps), max(*steps, min(steps) + 1)
     low, high = min(values), max(values)
     if low == high:
         low, high = low - 0.5, high + 0.5
-    first, last = min(steps), max(*steps, min(steps) + 1)
+    base, end = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    parts = [f'<path d="M{_LEFT},{_TOP}V{base}H{end}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>']
 
-    def place(point: Point) -> str:
-        across = _LEFT + (point[0] - first) / (last - first) * (_WIDTH - _LEFT - _RIGHT)
-        up = _TOP + (high - point[1]) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-        return f"{across:.1f},{up:.1f}"
+    def place(point: Point) -> tuple[float, float]:
+        across, up = (point[0] - first) / (last - first), (high - point[1]) / (high - low)
+        return _LEFT + across * (end - _LEFT), _TOP + up * (base - _TOP)
 
-    base = _HEIGHT - _BOTTOM
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="11" fill="currentColor">',
-        f'<path d="M{_LEFT},{_TOP}V{base}H{_WIDTH - _RIGHT}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>',
-    ]
+    def write(words: str, across: float, up: float, anchor: str, colour: str = "currentColor") -> None:
+        parts.append(
+            f'<text x="{across:.1f}" y="{up:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'
+        )
+
     for value in (low, (low + high) / 2, high):
-        _, _, up = place((first, value)).partition(",")
-        parts.append(f'<text x="{_LEFT - 6}" y="{float(up) + 4:.1f}" text-anchor="end">{value:.4g}</text>')
-    for step, anchor in ((first, "start"), (last, "end")):
-        across, _, _ = place((step, low)).partition(",")
-        parts.append(f'<text x="{across}" y="{base + 14}" text-anchor="{anchor}">{step}</text>')
-    parts.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>')
-    parts.append(f'<text x="{_LEFT + 6}" y="{_TOP + 8}">{escape(y)}</text>')
+        write(f"{value:.4g}", _LEFT - 6, place((first, value))[1] + 4, "end")
+    write(str(first), _LEFT, base + 14, "start")
+    write(str(last), end, base + 14, "end")
+    write(x, _WIDTH / 2, _HEIGHT - 6, "middle")
+    write(y, _LEFT + 6, _TOP + 8, "start")
     for index, (name, of_line) in enumerate(kept):
-        if not of_line:
-            continue
-        colour = _COLOURS[index % len(_COLOURS)]
-        drawn = " ".join(map(place, of_line))
-        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        across, up = place(of_line[-1]).split(",")
-        parts.append(f'<circle cx="{across}" cy="{up}" r="2.5" fill="{colour}"/>')
-        where = f'x="{_WIDTH - _RIGHT}" y="{_TOP + 10 + 14 * index}"'
-        parts.append(f'<text {where} text-anchor="end" fill="{colour}">{escape(name)}</text>')
-    return "".join([*parts, "</svg>"])
+        if of_line:
+            colour, drawn = _COLOURS[index % len(_COLOURS)], [place(point) for point in of_line]
+            corners, (across, up) = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn), drawn[-1]
+            parts.append(f'<polyline points="{corners}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+            parts.append(f'<circle cx="{across:.1f}" cy="{up:.1f}" r="2.5" fill="{colour}"/>')
+            write(name, end, _TOP + 10 + 14 * index, "end", colour)
+    size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    style = 'font-family="sans-serif" font-size="11" fill="currentColor"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{"".join(parts)}</svg>'
