@@ -64,6 +64,9 @@ def draw_memory(run: RunLog) -> Picture:
     if not steps:
         why = "The log has no memory by component: it was written by an older memo, train again to record it."
         return Picture("memory", title, why, None)
+    at: list[float] = [step.iteration for step in steps]
+    if len(at) == 1:  # the area of a single iteration would be invisible
+        at, steps = [at[0] - 0.5, at[0] + 0.5], steps * 2
     columns = {part: [getattr(step, field) or 0 for step in steps] for part, field in COMPONENTS.items()}
     columns = {part: values for part, values in columns.items() if any(values)}
     host = [step.host_records_bytes or 0 for step in steps]
@@ -71,13 +74,12 @@ def draw_memory(run: RunLog) -> Picture:
     unit, unit_name = byte_unit(max([*map(sum, zip(*columns.values(), strict=True)), *host]))
     figure, (axes,) = panels("the memory of a run", 8.0, 3.6)
     _axes(axes, "iteration", f"{unit_name} of rank 0")
-    at = [step.iteration for step in steps]
     stacked = [[value / unit for value in values] for values in columns.values()]
     labels = [part.replace("_", " ") for part in columns]
-    colours = [colour_of(at) for at, part in enumerate(COMPONENTS) if part in columns]
-    axes.stackplot(*_widened(at, stacked), labels=labels, colors=colours)
+    colours = [colour_of(index) for index, part in enumerate(COMPONENTS) if part in columns]
+    axes.stackplot(at, stacked, labels=labels, colors=colours)
     if any(host):
-        axes.plot(*_widened(at, [[value / unit for value in host]]), color="0.25", label="host records")
+        axes.plot(at, [value / unit for value in host], color="0.25", label="host records")
     if foreseen is not None:
         axes.axhline(foreseen / unit, color="black", linewidth=0.9, linestyle="--", label="foreseen on the device")
     axes.set_ylim(bottom=0)
@@ -254,13 +256,6 @@ def _axes(axes: Any, x: str, y: str) -> None:
 
 def _legend(axes: Any) -> None:
     axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def _widened(at: Sequence[int], rows: Sequence[Sequence[float]]) -> tuple[Any, ...]:
-    """A single iteration is given a width, as its area would be invisible."""
-    if len(at) > 1:
-        return at, *rows
-    return [at[0] - 0.5, at[0] + 0.5], *([row[0], row[0]] for row in rows)
 
 
 DRAWINGS: tuple[Callable[[RunLog], Picture], ...] = (draw_memory, draw_copies, draw_plan)

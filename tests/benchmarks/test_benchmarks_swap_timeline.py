@@ -21,17 +21,6 @@ from memo.report.timeline import (
 from memo.simulate.streams import LayerTimes
 from memo.spec.layer_ops import LayerOp
 
-DRAWN = """\
-compute  |F0:0---|F0:1---|F0:2---|F0:3---|B0:3-----------|B0:2-----------|B0:1-----------|B0:0-----------
-offload  ........|0:0----|0:1----........................................................................
-prefetch ................................................|0:1------------|0:0------------................
-12 s; compute waits 0 s for copies, which take 6 s, 100 % of it under layers"""
-
-
-def test_drawing() -> None:
-    plan = swap_plan(stage_ops(1, 1, 1, 4, 0))
-    assert draw_text(simulate_swaps(plan, LayerTimes(1.0, 2.0, 1.0, 2.0)), width=96) == DRAWN
-
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 6, 24])
 @pytest.mark.parametrize("microbatches", [1, 3])
