@@ -45,7 +45,10 @@ def draw_plans(plans: Sequence[Plan], what: str, title: str = "") -> Any:
     below.bar(range(len(chosen)), [choice.sized.host_bytes / GIB for choice in chosen], 0.7, color="0.6")
     below.axhline(question.host_memory_gib, color="black", linewidth=0.8, linestyle="--")
     below.set_ylabel("GiB of a\nnode's host")
-    ticks = [f"{_length(plan.question.seq_len)}\n{_grid(choice)}" for plan, choice in zip(plans, chosen, strict=True)]
+    ticks = [
+        f"{plan.question.seq_len / KIB:,.0f}K\ntp{at.tp} cp{at.cp}\npp{at.pp} mbs{at.mbs}"
+        for plan, at in zip(plans, (choice.layout for choice in chosen), strict=True)
+    ]
     below.set_xticks(range(len(chosen)), ticks)
     below.set_xlabel("tokens of a sequence, and the layout")
     return figure
@@ -62,13 +65,3 @@ def _draw_gpu(axes: Any, chosen: Sequence[Choice]) -> None:
         heights = [sum(getattr(choice.sized.memory, name) for name in names) / GIB for choice in chosen]
         axes.bar(at, heights, 0.7, bottom=bottoms, label=label, color=colour_of(index))
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-
-
-def _length(tokens: int) -> str:
-    """`8192` -> `'8K'`."""
-    return f"{tokens / KIB:,.0f}K"
-
-
-def _grid(choice: Choice) -> str:
-    layout = choice.layout
-    return f"tp{layout.tp} cp{layout.cp}\npp{layout.pp} mbs{layout.mbs}"

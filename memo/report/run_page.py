@@ -81,8 +81,7 @@ def _about(run: RunLog) -> list[str]:
         return [*parts, html.note("There is no log.run.json beside the log, so configuration and plan are not known.")]
     parts.append(html.table(["What ran", ""], _identity(header), numbers=False))
     parts.append(html.table(["Memory of rank 0", "foreseen", "at the last iteration"], memory))
-    parts.append(_plan(run, header))
-    return [*parts, *_configuration(header)]
+    return [*parts, *_plan(run, header), *_configuration(header)]
 
 
 def _identity(header: RunHeader) -> list[list[str]]:
@@ -101,7 +100,7 @@ def _identity(header: RunHeader) -> list[list[str]]:
     ]
 
 
-def _plan(run: RunLog, header: RunHeader) -> str:
+def _plan(run: RunLog, header: RunHeader) -> list[str]:
     parts = []
     if header.swap is None:
         parts.append(html.note("No swap plan: --offload-alpha is off, or recomputation takes its place."))
@@ -113,7 +112,7 @@ def _plan(run: RunLog, header: RunHeader) -> str:
         text = f"Swap plan ({swap.origin}). Of the tokens move: {moved}. What keeps more from moving: {swap.limit}."
         rows = [[what, _shown(planned), _shown(found)] for what, planned, found in copy_rows(run)]
         measured = median(run.steps, "hidden_share")
-        rows.append(["copies hidden", f"{swap.hidden_share:.0%}", _UNKNOWN if measured is None else f"{measured:.0%}"])
+        rows.append(["copies hidden", f"{swap.hidden_share:.0%}", _shown(measured, "{:.0%}")])
         parts += [html.note(text), html.table(["Seconds of a step", "planned", "measured, median"], rows)]
     if header.memory_plan is not None:
         plan, last = header.memory_plan, run.steps[-1]
@@ -125,7 +124,7 @@ def _plan(run: RunLog, header: RunHeader) -> str:
         ]
         head = [f"Memory plan ({plan.get('planner')}, {plan.get('proof')})", "planned", "used at most"]
         parts.append(html.table(head, rows))
-    return "\n".join(parts)
+    return parts
 
 
 def _configuration(header: RunHeader) -> list[str]:
@@ -139,12 +138,8 @@ def _configuration(header: RunHeader) -> list[str]:
     ]
 
 
-def _shown(value: float | None, form: str = ".4g") -> str:
-    return _UNKNOWN if value is None else format(value, form)
-
-
-def _percent(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value:.2f} %"
+def _shown(value: float | None, form: str = "{:.4g}") -> str:
+    return _UNKNOWN if value is None else form.format(value)
 
 
 def _figures(run: RunLog) -> dict[str, str]:
@@ -160,11 +155,11 @@ def _figures(run: RunLog) -> dict[str, str]:
         "last loss": f"{last.lm_loss:.4f}",
         "lowest loss": f"{best.lm_loss:.4f} (iteration {best.iteration})",
         "validation loss": " to ".join(f"{loss:.4f} (iteration {at})" for at, loss in evaluated.items()) or _UNKNOWN,
-        "step, median": f"{_shown(median(steps, 'step_time_s'))} s",
-        "TGS, median": _shown(median(steps, "tgs"), ",.1f"),
+        "step, median": _shown(median(steps, "step_time_s"), "{:.4g} s"),
+        "TGS, median": _shown(median(steps, "tgs"), "{:,.1f}"),
         "TGS, best": f"{max(step.tgs for step in steps):,.1f}",
-        "MFU, median": _percent(median(steps, "mfu_percent")),
-        "MFU, best": _percent(max(mfu, default=None)),
+        "MFU, median": _shown(median(steps, "mfu_percent"), "{:.2f} %"),
+        "MFU, best": _shown(max(mfu, default=None), "{:.2f} %"),
         "time in steps": format_duration_s(sum(step.step_time_s for step in steps)),
         "device memory, peak": format_bytes(last.device_peak_bytes),
         "host memory, peak": format_bytes(last.host_peak_bytes),
