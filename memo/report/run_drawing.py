@@ -233,11 +233,9 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 def _pairs(axes: Any, rows: Sequence[tuple[str, float, float]], unit_name: str) -> None:
     at = range(len(rows))
-    axes.barh([y - 0.2 for y in at], [row[1] for row in rows], 0.38, label="foreseen", color="0.75")
-    axes.barh([y + 0.2 for y in at], [row[2] for row in rows], 0.38, label="measured", color=colour_of(0))
-    for y, (_, planned, found) in zip(at, rows, strict=True):
-        for shift, value in ((-0.2, planned), (0.2, found)):
-            axes.text(value, y + shift, f" {value:.3g}", va="center", fontsize=6.5)
+    for column, shift, label, colour in ((1, -0.2, "foreseen", "0.75"), (2, 0.2, "measured", colour_of(0))):
+        bars = axes.barh([y + shift for y in at], [row[column] for row in rows], 0.38, label=label, color=colour)
+        axes.bar_label(bars, fmt=" {:.3g}", fontsize=6.5)
     axes.set_yticks(list(at), [row[0] for row in rows])
     axes.invert_yaxis()
     axes.margins(x=0.1)

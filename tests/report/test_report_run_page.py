@@ -1,13 +1,12 @@
 """The page about runs: every picture is in it, nothing is fetched, and what was not measured is named."""
 
-import base64
 import shutil
 import struct
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pages import Page
 from run_logs import MIB, SWAP, header, old_step, step, write_log
 
 from memo.artifacts.run_log import RunHeader, RunLog
@@ -25,38 +24,6 @@ from memo.report.run_drawing import (
 from memo.report.run_page import draw_runs, run_page, write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-class Page(HTMLParser):
-    """Tags with their attributes, pictures, and the text of each cell."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data.strip())
-
-    def images(self) -> list[bytes]:
-        sources = [attributes["src"] or "" for tag, attributes in self.tags if tag == "img"]
-        assert all(source.startswith("data:image/png;base64,") for source in sources)
-        return [base64.b64decode(source.partition(",")[2], validate=True) for source in sources]
-
-    def rows(self) -> list[list[str]]:
-        cells = [text for text in self.texts if text]
-        return [cells[i : i + 3] for i in range(len(cells))]
 
 
 def png_size(png: bytes) -> tuple[int, int]:
