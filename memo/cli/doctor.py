@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import resource
@@ -69,7 +70,10 @@ def main(argv: Sequence[str]) -> int:
 
 def findings(save: str, nvme_path: str | None) -> list[Finding]:
     """The findings of all checks on this machine; imports torch if it is installed."""
-    torch, (gpus, driver, driver_cuda) = _torch(), _gpus()
+    torch: Any = None
+    with contextlib.suppress(ImportError, OSError):  # OSError: a library that it links
+        torch = importlib.import_module("torch")
+    gpus, driver, driver_cuda = _gpus()
     version, torch_cuda = (None, None) if torch is None else (torch.__version__, torch.version.cuda)
     usable = torch.cuda.device_count() if torch is not None and torch.cuda.is_available() else 0
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -102,15 +106,6 @@ def _text(found: Sequence[Finding]) -> str:
         lines += [f"  {row}", *([f"      -> {each.remedy}"] if each.remedy else [])]
     stops = [each.name for each in found if each.state == "STOPS"]
     return "\n".join([*lines, f"a run is stopped by: {', '.join(stops)}" if stops else "nothing stops a run here"])
-
-
-def _torch() -> Any:
-    """The module; None where it cannot be imported."""
-    try:
-        import torch
-    except (ImportError, OSError):  # OSError: a library that it links
-        return None
-    return torch
 
 
 def _gpus() -> tuple[list[Gpu], str | None, int | None]:

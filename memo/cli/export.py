@@ -44,9 +44,15 @@ def main(argv: Sequence[str]) -> None:
     from memo.checkpoint.directory import has_checkpoint
     from memo.checkpoint.hugging_face.exporter import export_checkpoint
 
-    _check_checkpoint(options.checkpoint, has_checkpoint(options.checkpoint))
+    path = options.checkpoint
+    is_model = os.path.exists(os.path.join(path, CONFIG_FILE))
+    problem = "that is a model of Hugging Face already" if is_model else "there is no such directory"
+    require(
+        has_checkpoint(path) or (os.path.isdir(path) and not is_model),
+        f"memo export {path}: {problem}: give the directory that a run named with --save, or that `memo import` wrote",
+    )
     exported = export_checkpoint(
-        options.checkpoint,
+        path,
         options.out,
         dtype=options.dtype,
         max_shard_bytes=int(options.max_shard_gib * GIB),
@@ -58,17 +64,4 @@ def main(argv: Sequence[str]) -> None:
     print(
         f"{exported.path}: {exported.architecture}, {format_bytes(exported.num_bytes)} in {len(exported.files)} "
         f"file{'s' * (len(exported.files) > 1)}; beside them {tokenizer}"
-    )
-
-
-def _check_checkpoint(path: str, is_one: bool) -> None:
-    require(
-        is_one or not os.path.exists(os.path.join(path, CONFIG_FILE)),
-        f"memo export {path}: that is a model of Hugging Face already: give the directory that a run named with "
-        "--save, or that `memo import` wrote",
-    )
-    require(
-        is_one or os.path.isdir(path),
-        f"memo export {path}: there is no such directory: give the one that a run named with --save, or that "
-        "`memo import` wrote",
     )
