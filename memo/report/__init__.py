@@ -1,1 +1,1 @@
-"""Tables, timelines, drawings and pages for people, made from artifacts."""
+"""Drawings, pages and traces for people, made from artifacts."""

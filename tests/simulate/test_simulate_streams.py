@@ -1,4 +1,4 @@
-"""The streams of one stage, right by hand; memo.report.timeline draws them, and its tests look at every span."""
+"""The streams of one stage, right by hand; tests of benchmarks/swap_plans.py look at every span."""
 
 from itertools import product
 
