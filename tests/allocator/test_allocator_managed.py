@@ -1,7 +1,6 @@
 """Recording in CUDA's managed memory: what is refused, and how it is told. csrc/test/core_test.cpp has the counting."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,7 +127,6 @@ def test_a_run_that_does_not_fit_may_be_prepared_for_recording() -> None:
 
 def profiled(flags: str) -> int:
     profile_module.shutdown = lambda: None  # the group is the test's
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     return main(["profile", *RUN.split(), *flags.split()])
 
 

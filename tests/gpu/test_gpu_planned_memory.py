@@ -3,7 +3,6 @@
 The allocator belongs to its process, so each run trains in one of its own.
 """
 
-import os
 from typing import Any
 
 import pytest
@@ -37,7 +36,6 @@ Found = tuple[list[float], int, int, MemoryPlan | None, Statistics | None]
 def train(**run: Any) -> Found:
     """Losses; device mallocs after the first step; bytes reserved at most; plan and statistics."""
     dist.destroy_process_group()  # run_ranks' own
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     with memo.Trainer("llama-tiny", **RUN, **run) as trainer:
         losses = [trainer.step().lm_loss]
         before = torch.cuda.memory_stats()["num_device_alloc"]

@@ -5,7 +5,6 @@ and so the perplexity, of the exported one.
 """
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from hf_directories import VOCAB, write_model
 from layouts import make, tiny
@@ -88,7 +86,6 @@ def _logits(directory: Path) -> Tensor | None:
 
 def _trained_loss(directory: Path, run: Path) -> tuple[float, float]:
     """Held-out loss of the published model and of the one that STEPS steps made of it; the latter is saved."""
-    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     flags: dict[str, Any] = {"seq_length": SEQ_LENGTH, "micro_batch_size": BATCH, "global_batch_size": 2 * BATCH}
     flags |= {"train_iters": STEPS, "lr": 1e-2, "eval_interval": 1000, "eval_iters": EVAL_BATCHES, "device": "cpu"}
     flags |= {"params_dtype": "fp32", "num_threads": 1, "peak_tflops": 1.0, "progress": False, "log_interval": 1000}

@@ -1,7 +1,6 @@
 """Small runs on the CPU whose peak of allocated memory is measured, beside what memo's account says."""
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,9 +58,7 @@ def peak_of_training(config: RunConfig) -> Peak:
     gloo's threads may still hold tensors of messages that have ended, and how many is chance: in about one step of
     sixty one more than usual. Where there are messages, the least peak of three steps is therefore taken.
     """
-    rank, world_size = str(dist.get_rank()), dist.get_world_size()
-    sizes = str(world_size)
-    os.environ |= {"RANK": rank, "WORLD_SIZE": sizes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": sizes}
+    world_size = dist.get_world_size()
     counter = counted()
     with memo.Trainer(config=config) as trainer:
         stage, runtime = trainer.mesh.at.pp, trainer.parts.swap
@@ -70,7 +67,7 @@ def peak_of_training(config: RunConfig) -> Peak:
         printed = None if solution is None else (solution.device_bytes, solution.host_bytes)
         trainer.step()  # makes the moments
         measured = sys.maxsize
-        for _ in range(3 if dist.get_world_size() > 1 else 1):
+        for _ in range(3 if world_size > 1 else 1):
             counter.take_peak_bytes()
             trainer.step()
             measured = min(measured, int(counter.take_peak_bytes()))

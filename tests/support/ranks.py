@@ -50,9 +50,10 @@ def run_ranks(
 ) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` on every rank of a gloo group and return the results by rank.
 
-    ``fn`` must be a module-level function; it finds its rank through torch.distributed. The first rank that
-    raises ends the call: RankError carries its traceback and the other ranks are killed. After ``timeout_s``
-    seconds RankError carries the stacks of every rank that has not finished.
+    ``fn`` must be a module-level function; it finds its rank through torch.distributed, and in the environment what
+    torchrun would say to a rank on one machine. The first rank that raises ends the call: RankError carries its
+    traceback and the other ranks are killed. After ``timeout_s`` seconds RankError carries the stacks of every rank
+    that has not finished.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -93,6 +94,8 @@ def _rank_main(rank: int, world_size: int, folder: str, task: bytes, connection:
     stacks = open(Path(folder) / f"stacks{rank}", "w")  # noqa: SIM115  open until the end
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     torch.set_num_threads(1)
+    same = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    os.environ |= {**same, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     try:
         dist.init_process_group(
             "gloo",

@@ -1,15 +1,14 @@
 """--load of a run that was another: its model computed something else from equal shapes, or it read other data."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from layouts import make, tiny
 from ranks import run_ranks
+from trainers import tiny_trainer
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -37,13 +36,10 @@ def corpus(folder: Path, name: str, shift: int = 0) -> str:
 
 
 def trainer(folder: Path, data: str | None = None, **overrides: Any) -> memo.Trainer:
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    values = {"params_dtype": "fp32", "peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": STEPS}
-    values |= {"lr_decay_iters": 10, "seq_length": 64, "offload_alpha": "off"}
+    values: dict[str, Any] = {"train_iters": STEPS, "lr_decay_iters": 10}
     if data is not None:
         values |= {"data_path": data, "mock_data": False}
-    return memo.Trainer(config=tiny("llama-tiny", kv_channels=8), **{**values, **overrides})
+    return tiny_trainer(**{**values, **overrides})
 
 
 def _save(folder: Path, data: str) -> None:

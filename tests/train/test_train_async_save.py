@@ -1,6 +1,5 @@
 """--async-save: training goes on meanwhile, what is written is the state at the save, and errors come out."""
 
-import os
 import resource
 import threading
 import time
@@ -12,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from checkpoints import assert_equal_bits, contents
-from layouts import assemble, global_pieces, tiny
+from layouts import assemble, global_pieces
 from ranks import run_ranks
 from torch import Tensor
+from trainers import tiny_trainer
 
 import memo
 from memo.checkpoint import store
@@ -24,12 +24,8 @@ from memo.errors import CheckpointError
 TIMEOUT_S = 20.0
 
 
-def trainer(world_size: int, folder: Path, **overrides: Any) -> memo.Trainer:
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    values = {"params_dtype": "fp32", "peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": 4}
-    values |= {"save": str(folder), "async_save": True}
-    return memo.Trainer(config=tiny("llama-tiny"), **{**values, **overrides})
+def trainer(folder: Path, **overrides: Any) -> memo.Trainer:
+    return tiny_trainer(**{"train_iters": 4, "save": str(folder), "async_save": True, **overrides})
 
 
 def before_writing(action: Callable[[], None]) -> None:
@@ -44,7 +40,7 @@ def before_writing(action: Callable[[], None]) -> None:
     store.write_file = wrapped
 
 
-def _saved_beside_the_next_step(world_size: int, folder: Path, dtype: str) -> dict[str, Tensor]:
+def _saved_beside_the_next_step(folder: Path, dtype: str) -> dict[str, Tensor]:
     """This rank's masters at the save; nothing of them is read before the next backward is done."""
     backward_done = threading.Event()
 
@@ -52,7 +48,7 @@ def _saved_beside_the_next_step(world_size: int, folder: Path, dtype: str) -> di
         assert backward_done.wait(TIMEOUT_S), "the next step did not begin before the write was done"
         time.sleep(0.2)  # the update takes a thousandth of that: it would come first, if it did not wait
 
-    with trainer(world_size, folder, params_dtype=dtype) as made:
+    with trainer(folder, params_dtype=dtype) as made:
         made.step()
         optimizer, norm = made.parts.optimizer, made.parts.data_parallel.gradient_norm
         expected = {name: value.clone() for name, value in global_pieces(made.parts, "master").items()}
@@ -75,22 +71,22 @@ def _saved_beside_the_next_step(world_size: int, folder: Path, dtype: str) -> di
 @pytest.mark.parametrize(("world_size", "dtype"), [(1, "fp32"), (2, "fp32"), (2, "bf16")])
 def test_the_next_backward_runs_meanwhile_and_the_update_waits(tmp_path: Path, world_size: int, dtype: str) -> None:
     """fp32 weights are their own masters; bf16 ones have masters beside them."""
-    parts = run_ranks(world_size, _saved_beside_the_next_step, world_size, tmp_path, dtype)
+    parts = run_ranks(world_size, _saved_beside_the_next_step, tmp_path, dtype)
     state, values = contents(latest_checkpoint(tmp_path))
     assert state.iteration == 1
     for name, value in assemble(parts).items():
         assert torch.equal(values[f"master/{name}"], value), name
 
 
-def _train(world_size: int, folder: Path, **overrides: Any) -> None:
-    with trainer(world_size, folder, **overrides) as made:
+def _train(folder: Path, **overrides: Any) -> None:
+    with trainer(folder, **overrides) as made:
         made.train()
 
 
 def test_it_writes_what_a_plain_save_writes(tmp_path: Path) -> None:
     for kind in ("plain", "beside"):
         values = {"pp": 2, "save_interval": 1, "async_save": kind == "beside", "keep_latest_k": 2}
-        run_ranks(2, _train, 2, tmp_path / kind, **values)
+        run_ranks(2, _train, tmp_path / kind, **values)
     for iteration in (3, 4):  # the older two are gone
         assert_equal_bits(*(tmp_path / kind / f"iter_{iteration:07d}" for kind in ("plain", "beside")))
     for kind in ("plain", "beside"):
@@ -105,7 +101,7 @@ def _one_rank_is_late(folder: Path) -> None:
 
     if dist.get_rank() == 1:
         before_writing(wait)
-    with trainer(2, folder) as made:
+    with trainer(folder) as made:
         made.step()
         made.save()
         time.sleep(0.3)
@@ -122,7 +118,7 @@ def test_the_pointer_moves_when_all_ranks_have_written(tmp_path: Path) -> None:
 
 def _disk_fills_up(folder: Path, when: str) -> tuple[str, int]:
     """(message, iteration at which it came), with one save that fits and one that does not fit rank 1's disk."""
-    made = trainer(2, folder)
+    made = trainer(folder)
     made.step()
     made.save()
     made.persistence.finish()
@@ -156,7 +152,7 @@ def test_a_full_disk_comes_out_on_every_rank_after_the_same_step(tmp_path: Path,
 
 def _error_of_ones_own(folder: Path) -> None:
     before_writing(_fail)
-    with trainer(1, folder) as made:
+    with trainer(folder) as made:
         made.step()
         made.save()
         raise KeyError("mine")
@@ -173,7 +169,7 @@ def test_the_first_error_is_the_one_that_is_told(tmp_path: Path) -> None:
 
 def test_close_waits_until_the_checkpoint_is_whole(tmp_path: Path) -> None:
     before_writing(lambda: time.sleep(0.3))
-    with trainer(1, tmp_path) as made:
+    with trainer(tmp_path) as made:
         made.step()
         path = made.save()
         assert not path.exists()

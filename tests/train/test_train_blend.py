@@ -1,15 +1,14 @@
 """A run on a blend: stopped and gone on with it is the same run to the last bit, and another blend is another run."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from checkpoints import assert_equal_bits
 from layouts import tiny
 from ranks import run_ranks
+from trainers import tiny_trainer
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -31,11 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer(data: object, **overrides: Any) -> memo.Trainer:
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "lr_decay_iters": 2 * STEPS}
-    config = tiny("llama-tiny", "fp32", mock_data=False, **values)
-    return memo.Trainer(config=config, train_data=data, **overrides)  # type: ignore[arg-type]
+    return tiny_trainer(train_data=data, mock_data=False, lr_decay_iters=2 * STEPS, **overrides)
 
 
 def _whole_and_in_two(folder: Path) -> None:

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 from ranks import run_ranks
+from trainers import SMALL_RUN
 
 import memo
 from memo.config.parallel import ParallelConfig
@@ -18,23 +19,11 @@ from memo.errors import ClosedError, HostMemoryError
 from memo.mesh import init_distributed, local_device
 from memo.train.watchdog import Watchdog
 
-VALUES: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "seq_length": 64,
-    "global_batch_size": 4,
-    "mock_data": True,
-    "eval_interval": 1,
-    "offload_alpha": "off",
-    "peak_tflops": 1.0,
-    "num_threads": 1,
-    "device": "cpu",
-    "progress": False,
-}
-
 
 def trainer(**overrides: Any) -> memo.Trainer:
-    return memo.Trainer("gpt-tiny", **{**VALUES, **overrides})
+    return memo.Trainer(
+        "gpt-tiny", **{**SMALL_RUN, "mock_data": True, "eval_interval": 1, "offload_alpha": "off", **overrides}
+    )
 
 
 CALLS: list[Callable[[memo.Trainer], object]] = [
@@ -72,7 +61,6 @@ def test_an_error_inside_the_block_closes_and_goes_on() -> None:
 
 
 def _keeps_the_groups_of_others() -> bool:
-    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": "2", "LOCAL_RANK": str(dist.get_rank())}
     with trainer(tp=2) as made:
         made.step()
     return dist.is_initialized()
@@ -84,11 +72,10 @@ def test_groups_that_the_user_started_stay() -> None:
 
 def _under_a_launcher(port: int) -> list[bool]:
     """As torchrun starts a rank: no process group yet, and a store that lives longer than any."""
-    rank = dist.get_rank()
     dist.barrier()  # nobody is still connecting
     dist.destroy_process_group()
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost"}
-    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     seen = []
     closed: list[memo.Trainer] = []
     for _ in range(2):

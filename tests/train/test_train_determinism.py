@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from trainers import QUIET
 
 import memo
 from memo.config import RunConfig
@@ -15,16 +16,14 @@ from memo.errors import ConfigError
 from memo.train.determinism import ENVIRONMENT, describe_bits, make_deterministic
 
 RUN: dict[str, Any] = {
+    **QUIET,
     "model": "llama-tiny",
     "num_layers": 2,
     "vocab_size": 97,
     "seq_length": 64,
     "mock_data": True,
     "device": "cpu",
-    "num_threads": 1,
-    "peak_tflops": 1.0,
     "profile_cache": "off",
-    "progress": False,
     "deterministic": True,
 }
 Bits = tuple[list[float], bytes]
@@ -35,7 +34,6 @@ def train(**flags: Any) -> Bits:
     world = dist.get_world_size()
     if world == 1:
         dist.destroy_process_group()  # run_ranks' own
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     with memo.Trainer(**{**RUN, **flags}) as trainer:
         losses = [trainer.step().lm_loss for _ in range(2)]
         weights = torch.cat([p.detach().flatten() for chunk in trainer.parts.chunks for p in chunk.parameters()])
@@ -107,7 +105,6 @@ def test_the_header_says_whether_bits_repeat() -> None:
 
 def header(**flags: Any) -> list[str]:
     dist.destroy_process_group()
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     from memo.train.header import describe_start
 
     with memo.Trainer(**{**RUN, **flags}) as made:

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from layouts import tiny
 from ranks import run_ranks
+from trainers import tiny_trainer
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -27,41 +26,34 @@ RANKS = pytest.mark.parametrize("world_size", [1, 2])
 POINTER = "latest_checkpointed_iteration.txt"
 
 
-def as_rank_of(world_size: int) -> None:
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+def trainer(folder: Path, **overrides: Any) -> memo.Trainer:
+    return tiny_trainer(**{"train_iters": 4, "save": str(folder), **overrides})
 
 
-def trainer(world_size: int, folder: Path, **overrides: Any) -> memo.Trainer:
-    as_rank_of(world_size)
-    values = {"params_dtype": "fp32", "peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": 4}
-    return memo.Trainer(config=tiny("llama-tiny"), **{**values, "save": str(folder), **overrides})
-
-
-def _train(world_size: int, folder: Path, **overrides: Any) -> int:
-    with trainer(world_size, folder, **overrides) as made:
+def _train(folder: Path, **overrides: Any) -> int:
+    with trainer(folder, **overrides) as made:
         made.train()
         return made.iteration
 
 
-def _refusal(world_size: int, folder: Path, **overrides: Any) -> tuple[str, str]:
-    with pytest.raises(MemoError) as caught, trainer(world_size, folder, **overrides) as made:
+def _refusal(folder: Path, **overrides: Any) -> tuple[str, str]:
+    with pytest.raises(MemoError) as caught, trainer(folder, **overrides) as made:
         made.train()
     return type(caught.value).__name__, str(caught.value)
 
 
-def _two_runs(world_size: int, folder: Path) -> list[tuple[str, str]]:
-    with trainer(world_size, folder, train_iters=2) as first:
+def _two_runs(folder: Path) -> list[tuple[str, str]]:
+    with trainer(folder, train_iters=2) as first:
         first.step()
-        found = [_refusal(world_size, folder)]
+        found = [_refusal(folder)]
         first.train()  # the refused one has taken nothing away
     assert first.iteration == 2
-    return [*found, _refusal(world_size, folder)]
+    return [*found, _refusal(folder)]
 
 
 @RANKS
 def test_a_second_run_is_refused_while_the_first_lives(tmp_path: Path, world_size: int) -> None:
-    results = run_ranks(world_size, _two_runs, world_size, tmp_path)
+    results = run_ranks(world_size, _two_runs, tmp_path)
     assert all(result == results[0] for result in results)
     (kind, beside), (_, after) = results[0]
     assert kind == "CheckpointError" and f"--save {tmp_path} belongs to another run, process " in beside
@@ -72,43 +64,43 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path: Path, world_siz
 
 @RANKS
 def test_a_checkpoint_is_not_trained_over_without_load(tmp_path: Path, world_size: int) -> None:
-    run_ranks(world_size, _train, world_size, tmp_path)
+    run_ranks(world_size, _train, tmp_path)
     log = (tmp_path / "log.jsonl").read_text()
     for other in ({}, {"load": str(tmp_path / "other")}):
         if other:
-            run_ranks(world_size, _train, world_size, tmp_path / "other", train_iters=1)
-        for kind, message in run_ranks(world_size, _refusal, world_size, tmp_path, train_iters=8, **other):
+            run_ranks(world_size, _train, tmp_path / "other", train_iters=1)
+        for kind, message in run_ranks(world_size, _refusal, tmp_path, train_iters=8, **other):
             assert kind == "ConfigError"
             now = f"is {other['load']}" if other else "is not given"
             assert f"--save {tmp_path} holds iter_0000004 of an earlier run, but --load {now}: give --load" in message
     assert (tmp_path / "log.jsonl").read_text() == log
     assert (tmp_path / POINTER).read_text() == "4\n"
     both = {"load": str(tmp_path), "train_iters": 6}
-    assert run_ranks(world_size, _train, world_size, tmp_path, **both) == [6] * world_size
+    assert run_ranks(world_size, _train, tmp_path, **both) == [6] * world_size
 
 
 @RANKS
 def test_a_lost_pointer_does_not_start_anew(tmp_path: Path, world_size: int) -> None:
-    run_ranks(world_size, _train, world_size, tmp_path, save_interval=2)
+    run_ranks(world_size, _train, tmp_path, save_interval=2)
     (tmp_path / POINTER).unlink()
-    ((kind, message), *_) = run_ranks(world_size, _refusal, world_size, tmp_path)
+    ((kind, message), *_) = run_ranks(world_size, _refusal, tmp_path)
     assert kind == "ConfigError" and "holds iter_0000004 of an earlier run" in message
-    printed = run_ranks(world_size, _go_on, world_size, tmp_path, train_iters=5)
+    printed = run_ranks(world_size, _go_on, tmp_path, train_iters=5)
     missing = f"loaded checkpoint {tmp_path} at iteration 4, the newest whole one there: {POINTER} is missing"
     assert missing in printed[0].splitlines()
     assert (tmp_path / POINTER).read_text() == "5\n"
 
 
-def _go_on(world_size: int, folder: Path, **overrides: Any) -> str:
+def _go_on(folder: Path, **overrides: Any) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        _train(world_size, folder, load=str(folder), **overrides)
+        _train(folder, load=str(folder), **overrides)
     return out.getvalue()
 
 
 def test_one_checkpoint_of_the_directory_may_be_gone_back_to(tmp_path: Path) -> None:
-    _train(1, tmp_path, save_interval=2)
+    _train(tmp_path, save_interval=2)
     older = tmp_path / "iter_0000002"
-    assert _train(1, tmp_path, load=str(older), train_iters=3) == 3
+    assert _train(tmp_path, load=str(older), train_iters=3) == 3
     assert latest_checkpoint(tmp_path).name == "iter_0000003"
 
 
@@ -119,9 +111,9 @@ def test_a_path_that_cannot_be_made_is_one_message(tmp_path: Path, name: str) ->
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere" / "else")
     with pytest.raises(ConfigError, match=r"--save .*: give another path"):
-        trainer(1, tmp_path / name)
+        trainer(tmp_path / name)
     with pytest.raises(CheckpointError, match=r"--load .*: latest_checkpointed_iteration.txt is not there"):
-        trainer(1, tmp_path, load=str(tmp_path / name))
+        trainer(tmp_path, load=str(tmp_path / name))
     with pytest.raises(ConfigError, match=r"--log-jsonl .*: give another path"):
         memo.Trainer(config=tiny(), log_jsonl=f"{tmp_path}/{name}/log", num_threads=1, peak_tflops=1.0)
 
@@ -147,7 +139,7 @@ def test_all_ranks_of_a_machine_may_look_at_one_log_at_one_time(tmp_path: Path) 
 
 
 def test_what_a_checkpoint_takes_is_foreseen(tmp_path: Path) -> None:
-    made = trainer(1, tmp_path, train_iters=1, vocab_size=4000, params_dtype="bf16")
+    made = trainer(tmp_path, train_iters=1, vocab_size=4000, params_dtype="bf16")
     with made:
         made.train()
     taken_bytes = sum(path.stat().st_size for path in latest_checkpoint(tmp_path).iterdir())
@@ -171,7 +163,7 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 @RANKS
 @pytest.mark.parametrize("disk", [1.9], indirect=True)
 def test_a_disk_for_one_checkpoint_is_refused_before_the_first_step(disk: Path, world_size: int) -> None:
-    results = run_ranks(world_size, _refusal, world_size, disk)
+    results = run_ranks(world_size, _refusal, disk)
     assert len(set(results)) == 1
     kind, message = results[0]
     size = checkpoint_bytes(tiny("llama-tiny", "fp32"), 1)
@@ -183,20 +175,20 @@ def test_a_disk_for_one_checkpoint_is_refused_before_the_first_step(disk: Path, 
 @pytest.mark.parametrize("disk", [3.0], indirect=True)
 def test_older_checkpoints_that_will_go_make_room(disk: Path) -> None:
     same = {"load": str(disk), "keep_latest_k": 1, "save_interval": 1}
-    _train(1, disk, **same, train_iters=1)
+    _train(disk, **same, train_iters=1)
     (disk / "fill").write_bytes(bytes(int(0.6 * checkpoint_bytes(tiny("llama-tiny", "fp32"), 1))))
     with pytest.raises(ResourceError, match="2 checkpoints of"):
-        trainer(1, disk, load=str(disk))
-    assert _train(1, disk, **same, train_iters=4) == 4
+        trainer(disk, load=str(disk))
+    assert _train(disk, **same, train_iters=4) == 4
     half = disk / "iter_0000009.partial"  # a save that was killed
     half.mkdir()
     (half / "tensors").write_bytes(bytes(int(0.9 * checkpoint_bytes(tiny("llama-tiny", "fp32"), 1))))
-    assert _train(1, disk, **same, train_iters=5) == 5
+    assert _train(disk, **same, train_iters=5) == 5
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     """Of one that is owned, of one that is no directory, each with a status that is not 0."""
-    with trainer(1, tmp_path / "owned"):
+    with trainer(tmp_path / "owned"):
         for save, told in ((tmp_path / "owned", "belongs to another run"), (Path("/proc/x"), "--save /proc/x")):
             flags = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 61 --mock-data --seq-len 64"
             flags += f" --device cpu --num-threads 1 --peak-tflops 1 --no-progress --offload-alpha off --save {save}"
@@ -208,7 +200,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
 
 def test_a_run_that_was_refused_leaves_no_claim(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
-        trainer(1, tmp_path / "new", load=str(tmp_path / "missing"))
-    with trainer(1, tmp_path / "new"):
+        trainer(tmp_path / "new", load=str(tmp_path / "missing"))
+    with trainer(tmp_path / "new"):
         assert (tmp_path / "new" / OWNER).exists()
     assert not (tmp_path / "new" / OWNER).exists()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from layouts import tiny
 from ranks import run_ranks
+from trainers import tiny_trainer
 
 import memo
 from memo.errors import ConfigError, DiskError, HostMemoryError
@@ -30,18 +30,14 @@ TILES: dict[str, Any] = {
 STEPS = 3
 
 
-def trainer(world_size: int = 1, **overrides: Any) -> memo.Trainer:
-    rank = str(dist.get_rank() if dist.is_initialized() else 0)
-    os.environ |= {"RANK": rank, "WORLD_SIZE": str(world_size), "LOCAL_RANK": rank}
-    os.environ |= {"LOCAL_WORLD_SIZE": str(world_size)}
-    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "profile_cache": "off"}
+def trainer(**overrides: Any) -> memo.Trainer:
     disk_rate._PROBE_BYTES = 1 * MIB  # the rate decides nothing here
-    return memo.Trainer(config=tiny("llama-tiny", global_batch_size=2), **{**values, **overrides})
+    return tiny_trainer(**{"global_batch_size": 2, "profile_cache": "off", **overrides})
 
 
-def trained(world_size: int, **overrides: Any) -> tuple[list[float], int, int]:
+def trained(**overrides: Any) -> tuple[list[float], int, int]:
     """Losses, and bytes of activations in host memory and on disk."""
-    with trainer(world_size, **overrides) as run:
+    with trainer(**overrides) as run:
         losses = [run.step().lm_loss for _ in range(STEPS)]
         swap = run.parts.swap
         assert swap is not None
@@ -52,12 +48,12 @@ def trained(world_size: int, **overrides: Any) -> tuple[list[float], int, int]:
 def test_losses_are_those_of_the_run_in_memory(kind: str, tmp_path: Path) -> None:
     world_size = 2 if kind == "tp2" else 1
     overrides = {**(TILES if kind == "tiles" else LAYERS), **({"tp": 2} if kind == "tp2" else {})}
-    in_memory = run_ranks(world_size, trained, world_size, **overrides)
+    in_memory = run_ranks(world_size, trained, **overrides)
     _, host_bytes, disk_bytes = in_memory[0]
     assert disk_bytes == 0
     limit_gib = 0.6 * host_bytes * world_size / GIB
     on_disk = run_ranks(
-        world_size, trained, world_size, **overrides, offload_nvme_path=str(tmp_path), offload_host_memory_gib=limit_gib
+        world_size, trained, **overrides, offload_nvme_path=str(tmp_path), offload_host_memory_gib=limit_gib
     )
     for here, there in zip(in_memory, on_disk, strict=True):
         assert there[0] == here[0], "losses differ"
@@ -80,7 +76,7 @@ def test_a_directory_that_is_not_there_is_refused_at_once(tmp_path: Path) -> Non
 
 def test_a_disk_that_is_too_small_is_refused_before_the_first_step(tmp_path: Path) -> None:
     least = {**LAYERS, "offload_alpha": 0.0}
-    _, host_bytes, _ = run_ranks(1, trained, 1, **least)[0]
+    _, host_bytes, _ = run_ranks(1, trained, **least)[0]
     limits = {"offload_host_memory_gib": 0.6 * host_bytes / GIB, "offload_nvme_gib": 0.1 * host_bytes / GIB}
     message = run_ranks(1, refused, DiskError, **least, **limits, offload_nvme_path=str(tmp_path))[0]
     assert "disk space: even at alpha = 0" in message and "raise --offload-nvme-gib" in message
@@ -131,7 +127,7 @@ def failing(directory: str, limit_gib: float) -> str:
 
 
 def test_a_disk_that_fails_in_a_step_ends_the_run_with_one_message(tmp_path: Path) -> None:
-    _, host_bytes, _ = run_ranks(1, trained, 1, **LAYERS)[0]
+    _, host_bytes, _ = run_ranks(1, trained, **LAYERS)[0]
     message = run_ranks(1, failing, str(tmp_path), 0.6 * host_bytes / GIB)[0]
     assert message.startswith(f"--offload-nvme-path {tmp_path}: record 7 cannot be read (Input/output error): look at")
     assert "continue from the last checkpoint" in message

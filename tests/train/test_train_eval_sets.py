@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layouts import tiny
+from trainers import tiny_trainer
 
 import memo
 from memo.artifacts.run_log import RunLog
@@ -32,9 +32,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def trainer(**overrides: Any) -> memo.Trainer:
-    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": 2, "eval_iters": 1}
-    config = tiny("llama-tiny", "fp32", mock_data=False, seq_length=32, **values)
-    return memo.Trainer(config=config, **overrides)
+    return tiny_trainer(mock_data=False, seq_length=32, train_iters=2, eval_iters=1, **overrides)
 
 
 def test_parts_are_runs_of_documents_as_megatron_rounds_them() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from answers import Answers
 from ranks import run_ranks
 from torch import Tensor, nn
+from trainers import SMALL_RUN
 
 import memo
 from memo.data import MockDataset, NeedleDataset, Sample, SampleDataset
@@ -23,26 +23,9 @@ from memo.parallel.loss import LossSettings, losses_and_greedy_tokens
 from memo.train.console import Console
 from memo.train.evaluation import LossByPosition, NeedleRecall, PositionBucket, compare_positions
 
-SEQ_LENGTH, VOCABULARY = 64, 61
-SMALL: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "num_query_groups": 2,
-    "ffn_hidden_size": 48,
-    "vocab_size": VOCABULARY,
-    "seq_length": SEQ_LENGTH,
-    "global_batch_size": 4,
-    "train_iters": 4,
-    "lr": 1e-2,
-    "loss_chunk_size": 24,
-    "peak_tflops": 1.0,
-    "num_threads": 1,
-    "device": "cpu",
-    "progress": False,
-    "mock_data": True,
-    "params_dtype": "fp64",
-    "offload_alpha": "off",
-}
+SEQ_LENGTH, VOCABULARY = SMALL_RUN["seq_length"], 61
+RUN: dict[str, Any] = {**SMALL_RUN, "num_query_groups": 2, "ffn_hidden_size": 48, "vocab_size": VOCABULARY}
+RUN |= {"train_iters": 4, "loss_chunk_size": 24, "mock_data": True, "params_dtype": "fp64", "offload_alpha": "off"}
 EDGES = [3, 8, 20, 500]
 HELD_OUT = Answers(VOCABULARY, SEQ_LENGTH)
 # Few ids for values: a model that has learned just these finds some by chance.
@@ -50,10 +33,7 @@ NEEDLES = NeedleDataset(MockDataset(5, SEQ_LENGTH, 1), 7, num_needles=4, key_len
 
 
 def trainer(**overrides: Any) -> memo.Trainer:
-    if dist.is_initialized():
-        rank = str(dist.get_rank())
-        os.environ |= {"RANK": rank, "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": rank}
-    return memo.Trainer("llama-tiny", **{"eval_data": HELD_OUT, **SMALL, **overrides})
+    return memo.Trainer("llama-tiny", **{"eval_data": HELD_OUT, **RUN, **overrides})
 
 
 def logits_and_samples(of: memo.Trainer, data: SampleDataset, count: int) -> tuple[Tensor, list[Sample]]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import resource
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from checkpoints import contents
+from processes import SMALL
 from ranks import run_ranks
 
 from memo.checkpoint import store
@@ -19,11 +19,7 @@ from memo.checkpoint.directory import latest_checkpoint
 from memo.errors import EXIT_FAILED
 from memo.train.entry import main
 
-FLAGS = (
-    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 61 --mock-data --seq-len 64 "
-    "--global-batch-size 4 --train-iters 100 --save-interval 2 --lr 1e-3 --device cpu --num-threads 1 "
-    "--peak-tflops 1 --no-progress --max-step-minutes 1000 --offload-alpha off"
-)
+FLAGS = f"{SMALL} --train-iters 100 --save-interval 2"
 DISK_KIB = 832
 """Two checkpoints of 320 KiB and the run's log fit, as they must for a run to start; three checkpoints do not."""
 
@@ -52,11 +48,9 @@ def _limit_files_from_the_second_save_on() -> None:
     store.write_file = wrapped
 
 
-def _run(world_size: int, flags: list[str], limited_rank: int | None) -> tuple[int | str | None, str]:
+def _run(flags: list[str], limited_rank: int | None) -> tuple[int | str | None, str]:
     """(exit status, what stands on standard error)."""
-    rank = dist.get_rank()
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    if rank == limited_rank:
+    if dist.get_rank() == limited_rank:
         _limit_files_from_the_second_save_on()
     with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit) as caught:
         main(flags)
@@ -83,11 +77,11 @@ def _check(folder: Path, results: list[tuple[int | str | None, str]], cause: str
 @pytest.mark.parametrize("save", ["--async-save", "--no-async-save"])
 @pytest.mark.parametrize("limited_rank", [0, 1])
 def test_one_rank_whose_files_cannot_grow(tmp_path: Path, save: str, limited_rank: int) -> None:
-    results = run_ranks(2, _run, 2, [*FLAGS.split(), save, "--save", str(tmp_path)], limited_rank)
+    results = run_ranks(2, _run, [*FLAGS.split(), save, "--save", str(tmp_path)], limited_rank)
     _check(tmp_path, results, "File too large", whole=2)
 
 
 @pytest.mark.parametrize("save", ["--async-save", "--no-async-save"])
 def test_a_disk_without_space(small_disk: Path, save: str) -> None:
-    results = run_ranks(1, _run, 1, [*FLAGS.split(), save, "--save", str(small_disk)], None)
+    results = run_ranks(1, _run, [*FLAGS.split(), save, "--save", str(small_disk)], None)
     _check(small_disk, results, "No space left on device", whole=4)

@@ -1,6 +1,5 @@
 """trainer.generate: what a model that has learnt to count writes, in any layout, and what it refuses."""
 
-import os
 from typing import Any
 
 import numpy as np
@@ -8,14 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from trainers import SMALL_RUN
 
 import memo
 from memo.data import Sample
 from memo.errors import ConfigError
 from memo.train.generate import Sampling, _draw
 
-SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "seq_length": 32, "global_batch_size": 4, "lr": 1e-2}
-SIZES |= {"peak_tflops": 1.0, "num_threads": 1, "device": "cpu", "progress": False, "profile_cache": "off"}
+SIZES: dict[str, Any] = {**SMALL_RUN, "seq_length": 32, "profile_cache": "off"}
 SIZES |= {"params_dtype": "fp64", "vocab_size": 16, "train_iters": 60, "num_query_groups": 2}
 SWEPT: dict[str, Any] = {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile"}
 LAYOUTS: list[Any] = [
@@ -44,15 +43,12 @@ class Counting:
 
 def written(layout: dict[str, Any]) -> tuple[Any, Any, float]:
     """What three prompts are continued with, greedily and drawn, and a later loss."""
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    os.environ |= {"LOCAL_WORLD_SIZE": str(world_size)}
     with memo.Trainer("llama-tiny", train_data=Counting(), **{**SIZES, **layout}) as trainer:
         for _ in range(25):
             trainer.step()
         greedy = trainer.generate(PROMPTS, 3)
         drawn = trainer.generate(PROMPTS, 3, temperature=5.0, seed=5)
-        if world_size == 1:
+        if dist.get_world_size() == 1:
             assert trainer.generate(PROMPTS[0], 3) == greedy[0], "a prompt alone"
             assert trainer.generate(PROMPTS, 3, temperature=5.0, seed=5) == drawn, "the same seed"
             assert trainer.generate(PROMPTS, 3, temperature=5.0, top_k=1, seed=5) == greedy

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from ranks import run_ranks
+from trainers import SMALL_RUN
 
 import memo
 from memo.artifacts.run_log import StepRecord
@@ -17,8 +17,7 @@ from memo.report.curve import curve_svg
 from memo.train import history as histories
 from memo.train.history import History
 
-SMALL: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "seq_length": 64, "global_batch_size": 4, "lr": 1e-2}
-SMALL |= {"mock_data": True, "peak_tflops": 1.0, "num_threads": 1, "device": "cpu", "progress": False}
+RUN: dict[str, Any] = {**SMALL_RUN, "mock_data": True}
 
 
 def record(iteration: int, loss: float = 1.0) -> StepRecord:
@@ -28,9 +27,7 @@ def record(iteration: int, loss: float = 1.0) -> StepRecord:
 
 def test_train_returns_its_records_and_the_attributes_of_the_last() -> None:
     seen: list[StepRecord] = []
-    with memo.Trainer(
-        "gpt-tiny", train_iters=4, eval_interval=2, eval_iters=1, callbacks=[seen.append], **SMALL
-    ) as run:
+    with memo.Trainer("gpt-tiny", train_iters=4, eval_interval=2, eval_iters=1, callbacks=[seen.append], **RUN) as run:
         history = run.train()
         assert history.records == seen == list(history) and len(history) == 4
         assert history.last is seen[-1] and history[0] is seen[0]
@@ -72,8 +69,6 @@ def test_a_long_run_keeps_every_second_record_and_the_last(monkeypatch: pytest.M
 
 def stop_on_one_rank(save: str) -> tuple[int, bool, list[int]]:
     """One of two ranks asks after its third step."""
-    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": "2", "LOCAL_RANK": str(dist.get_rank())}
-    os.environ |= {"LOCAL_WORLD_SIZE": "2"}
     seen: list[int] = []
 
     def watch(each: StepRecord) -> None:
@@ -81,7 +76,7 @@ def stop_on_one_rank(save: str) -> tuple[int, bool, list[int]]:
         if each.iteration == 3 and dist.get_rank() == 1:
             trainer.stop("the loss is low enough")
 
-    with memo.Trainer("gpt-tiny", train_iters=100, save=save, callbacks=[watch], **SMALL) as trainer:
+    with memo.Trainer("gpt-tiny", train_iters=100, save=save, callbacks=[watch], **RUN) as trainer:
         history = trainer.train()
         return history.iteration, trainer.was_stopped, seen
 
@@ -92,6 +87,6 @@ def test_stop_on_one_rank_ends_all_ranks_after_the_same_step(tmp_path: Path) -> 
 
 
 def test_stop_names_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    with memo.Trainer("gpt-tiny", train_iters=9, callbacks=[lambda _: trainer.stop("a callback")], **SMALL) as trainer:
+    with memo.Trainer("gpt-tiny", train_iters=9, callbacks=[lambda _: trainer.stop("a callback")], **RUN) as trainer:
         assert trainer.train().iteration == 2
     assert "stopped by a callback at iteration 2 of 9" in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """States and activations of all ranks of a node share one budget of its host memory, whoever asks first."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 from layouts import tiny
 from ranks import run_ranks
+from trainers import tiny_trainer
 
 import memo
 from memo.errors import HostMemoryError
@@ -30,14 +30,9 @@ WAIT_S = 2.0
 """For a neighbour that maps before all have asked; none does, so the test takes as long."""
 
 
-def trainer(world_size: int = 1, **overrides: Any) -> memo.Trainer:
+def trainer(**overrides: Any) -> memo.Trainer:
     """Not refused by the estimate before it starts."""
-    rank = str(dist.get_rank() if dist.is_initialized() else 0)
-    os.environ |= {"RANK": rank, "WORLD_SIZE": str(world_size), "LOCAL_RANK": rank}
-    os.environ |= {"LOCAL_WORLD_SIZE": str(world_size)}
-    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "params_dtype": "bf16", "admission": False}
-    config = tiny("llama-tiny", global_batch_size=2)
-    return memo.Trainer(config=config, **{**values, **overrides})
+    return tiny_trainer(**{"global_batch_size": 2, "params_dtype": "bf16", "admission": False, **overrides})
 
 
 def mapped(**overrides: Any) -> tuple[int, int]:
@@ -89,7 +84,7 @@ def beside_a_neighbour(folder: Path, total_bytes: int) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HostPool, "_map", mapping)
         patch.setattr(host_budget, "available_host_bytes", available)
-        with trainer(2, **STATES) as run:
+        with trainer(**STATES) as run:
             assert run.parts.states is not None
             return run.parts.states.host_bytes
 

@@ -3,13 +3,13 @@
 The allocator belongs to the process, so each test trains in processes of its own.
 """
 
-import os
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from packed_samples import PackedSamples
 from ranks import run_ranks
+from trainers import SMALL_RUN
 
 import memo
 from memo.allocator.statistics import Statistics
@@ -18,25 +18,13 @@ from memo.artifacts.memory_trace import ATTENTION
 from memo.attention.blocks import Documents
 from memo.train import planned_memory
 
-SEQ_LENGTH, VOCABULARY = 64, 257
+SEQ_LENGTH, VOCABULARY = SMALL_RUN["seq_length"], 257
 MIN_BYTES = 256
 PACKINGS = ((), (63,), (1,), (5, 9, 30, 31), (40, 50), tuple(range(1, SEQ_LENGTH)))
 """One document; two of which one is long; several; as many as there are tokens."""
 STEPS = len(PACKINGS)
-RUN: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "seq_length": SEQ_LENGTH,
-    "global_batch_size": 2,
-    "train_iters": 100,
-    "vocab_size": VOCABULARY,
-    "lr": 1e-2,
-    "peak_tflops": 1.0,
-    "num_threads": 1,
-    "device": "cpu",
-    "progress": False,
-    "offload_alpha": "off",
-}
+RUN: dict[str, Any] = {**SMALL_RUN, "global_batch_size": 2, "train_iters": 100, "vocab_size": VOCABULARY}
+RUN |= {"offload_alpha": "off"}
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": MIN_BYTES}
 TILES = {"offload_tiles": 4, "profile_cache": "off"}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -55,8 +43,6 @@ Found = tuple[list[float], Statistics | None, MemoryPlan | None]
 
 def train_on_rank(packings: Any, steps: int, **options: Any) -> Found:
     """Losses and gradient norms of the steps; of a plan its statistics and itself."""
-    rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
-    os.environ |= {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank}
     if "simulate_world" in options:
         dist.destroy_process_group()
     samples = PackedSamples(packings, VOCABULARY, SEQ_LENGTH)

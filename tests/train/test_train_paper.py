@@ -1,13 +1,12 @@
 """Traces on paper: against recordings of real steps, and a few layers against all of them."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from ranks import run_ranks
+from trainers import SMALL_RUN
 
 import memo
 from memo.artifacts.memory_trace import Malloc, Trace, requests
@@ -22,26 +21,12 @@ BIG = 2048
 
 
 def run_config(**overrides: Any) -> RunConfig:
-    base = {
-        "num_layers": 2,
-        "hidden_size": 32,
-        "seq_length": 64,
-        "global_batch_size": 4,
-        "vocab_size": 257,
-        "params_dtype": "fp32",
-        "device": "cpu",
-        "offload_alpha": "off",
-        "mock_data": True,
-    }
+    base = {**SMALL_RUN, "vocab_size": 257, "params_dtype": "fp32", "offload_alpha": "off", "mock_data": True}
     return dataclasses.replace(RunConfig(), model=preset("llama-tiny")).override({**base, **overrides})
 
 
 def recorded_on_rank(**overrides: Any) -> Trace:
-    rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
-    os.environ |= {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank}
-    config = run_config(
-        **overrides, memory_planner="flat", profile_cache="off", peak_tflops=1.0, num_threads=1, progress=False
-    )
+    config = run_config(**overrides, memory_planner="flat", profile_cache="off")
     with memo.Trainer(config=config) as trainer:
         transients = trainer.parts.transients
         assert transients is not None and transients.planned is not None

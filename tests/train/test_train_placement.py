@@ -1,18 +1,16 @@
 """Where states live is no part of a run: checkpoints, weights from outside, evaluation and planned memory agree."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from checkpoints import assert_equal_bits, contents
 from hf_directories import write_model
-from layouts import tiny
 from ranks import run_ranks
 from torch import Tensor
+from trainers import QUIET, tiny_trainer
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -28,24 +26,20 @@ NONE: dict[str, Any] = {"offload_states": "none"}
 ZERO3: dict[str, Any] = {"data_parallel_sharding_strategy": "optim_grads_params"}
 
 
-def trainer(world_size: int, **overrides: Any) -> memo.Trainer:
-    """As a rank of torchrun would make it."""
-    rank = str(dist.get_rank() if dist.is_initialized() else 0)
-    os.environ |= {"RANK": rank, "WORLD_SIZE": str(world_size), "LOCAL_RANK": rank}
-    config = tiny("llama-tiny", num_layers=4, lr_decay_iters=2 * STEPS, lr_warmup_iters=1, global_batch_size=2)
-    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "params_dtype": "bf16"}
-    return memo.Trainer(config=config, **{**values, "train_iters": 2 * STEPS, **overrides})
+def trainer(**overrides: Any) -> memo.Trainer:
+    values = {"num_layers": 4, "lr_decay_iters": 2 * STEPS, "lr_warmup_iters": 1, "global_batch_size": 2}
+    return tiny_trainer(**{**values, "params_dtype": "bf16", "train_iters": 2 * STEPS, **overrides})
 
 
 def parts_of_one_run(
-    world_size: int, layout: dict[str, Any], source: dict[str, Any], target: dict[str, Any], folder: Path
+    layout: dict[str, Any], source: dict[str, Any], target: dict[str, Any], folder: Path
 ) -> list[list[tuple[float, float]]]:
     """Figures of: six resident steps; three under one placement; the other three under another one."""
     found = []
     for name, train_iters, placement in (("whole", 2 * STEPS, NONE), ("parts", STEPS, source), ("parts", None, target)):
         save = {"save": str(folder / name), "load": str(folder / name), "async_save": name == "parts"}
         stop = {} if train_iters is None else {"train_iters": train_iters}
-        with trainer(world_size, **layout, **save, **stop, **placement) as run:
+        with trainer(**layout, **save, **stop, **placement) as run:
             assert (run.parts.states is not None) == (placement != NONE)
             records = []
             run.callbacks.append(records.append)
@@ -67,7 +61,7 @@ CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_goes_on_under_another_placement_to_the_last_bit(name: str, tmp_path: Path) -> None:
     world_size, layout, source, target = CASES[name]
-    ranks = run_ranks(world_size, parts_of_one_run, world_size, layout, source, target, tmp_path)
+    ranks = run_ranks(world_size, parts_of_one_run, layout, source, target, tmp_path)
     whole, first, second = ranks[0]
     assert len(first) == len(second) == STEPS
     assert first + second == whole
@@ -83,11 +77,11 @@ def masters(run: memo.Trainer) -> dict[str, Tensor]:
     }
 
 
-def first_step(world_size: int, placements: list[dict[str, Any]], **overrides: Any) -> list[Any]:
+def first_step(placements: list[dict[str, Any]], **overrides: Any) -> list[Any]:
     """Masters as each placement begins with them, and the figures of its first step."""
     found = []
     for placement in placements:
-        with trainer(world_size, **overrides, **placement) as run:
+        with trainer(**overrides, **placement) as run:
             states, record = masters(run), run.step()
             found.append((states, record.lm_loss, record.grad_norm))
     return found
@@ -104,7 +98,7 @@ def assert_all_equal(found: list[Any]) -> None:
 def test_a_checkpoint_of_two_ranks_goes_on_alone_in_any_placement(tmp_path: Path) -> None:
     run_ranks(2, save_some, tmp_path)
     saved = contents(latest_checkpoint(tmp_path))[1]
-    found = run_ranks(1, first_step, 1, [NONE, ALL, HALF], load=str(tmp_path))[0]
+    found = run_ranks(1, first_step, [NONE, ALL, HALF], load=str(tmp_path))[0]
     assert_all_equal(found)
     # One rank holds whole tensors, if not in the shape and under the names of the checkpoint.
     ours = sum(value.double().square().sum() for value in found[1][0].values())
@@ -113,7 +107,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_alone_in_any_placement(tmp_path: Path
 
 
 def save_some(folder: Path) -> None:
-    with trainer(2, **ALL, **ZERO3, save=str(folder), train_iters=STEPS) as run:
+    with trainer(**ALL, **ZERO3, save=str(folder), train_iters=STEPS) as run:
         run.train()
 
 
@@ -129,10 +123,9 @@ def test_weights_of_hugging_face_come_in_and_go_out_the_same(tmp_path: Path) -> 
 
 
 def of_directory(model: Path, **overrides: Any) -> memo.Trainer:
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     values = {"mock_data": True, "seq_length": 64, "global_batch_size": 2, "train_iters": 2, "lr": 1e-2}
-    machine = {"device": "cpu", "num_threads": 1, "peak_tflops": 1.0, "progress": False, "offload_alpha": "off"}
-    return memo.Trainer(str(model), **{**values, **machine, "params_dtype": "bf16", **overrides})
+    values |= {"device": "cpu", "offload_alpha": "off", "params_dtype": "bf16"}
+    return memo.Trainer(str(model), **{**QUIET, **values, **overrides})
 
 
 def imported(model: Path, placements: list[dict[str, Any]]) -> list[Any]:
@@ -193,7 +186,7 @@ def with_and_without_planner(placement: dict[str, Any]) -> list[Any]:
     found = []
     for planner in ("off", "auto"):
         smallest = {} if planner == "off" else {"memory_planner_min_bytes": 512}
-        with trainer(1, memory_planner=planner, train_iters=4, **smallest, **placement) as run:
+        with trainer(memory_planner=planner, train_iters=4, **smallest, **placement) as run:
             records = []
             run.callbacks.append(records.append)
             run.train()
@@ -206,13 +199,13 @@ def with_and_without_planner(placement: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("placement", [{}, ALL, HALF], ids=["device", "all", "half"])
 def test_a_simulated_rank_of_zero3_holds_what_the_real_one_holds(placement: dict[str, Any]) -> None:
-    real = run_ranks(2, held, 2, **ZERO3, **placement)
+    real = run_ranks(2, held, **ZERO3, **placement)
     for rank, expected in enumerate(real):
-        assert held(1, simulate_world="dp=2", simulate_rank=rank, **ZERO3, **placement) == expected
+        assert held(simulate_world="dp=2", simulate_rank=rank, **ZERO3, **placement) == expected
 
 
-def held(world_size: int, **overrides: Any) -> list[int | None]:
-    with trainer(world_size, max_step_minutes=600.0, **overrides) as run:
+def held(**overrides: Any) -> list[int | None]:
+    with trainer(max_step_minutes=600.0, **overrides) as run:
         record = [run.step() for _ in range(2)][-1]
         return [
             record.weights_bytes,

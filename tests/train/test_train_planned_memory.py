@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from layouts import make, tiny
 from ranks import run_ranks
 from torch import Tensor, nn
+from trainers import SMALL_RUN
 
 import memo
 from memo.artifacts.memory_trace import Trace, requests
@@ -25,16 +25,8 @@ from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients
 
 RUN: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "seq_length": 64,
-    "global_batch_size": 4,
+    **SMALL_RUN,
     "train_iters": 100,
-    "lr": 1e-2,
-    "peak_tflops": 1.0,
-    "num_threads": 1,
-    "device": "cpu",
-    "progress": False,
     "mock_data": True,
     "memory_planner_min_bytes": 1024,
 }
@@ -48,8 +40,6 @@ def trainer(planner: str, **overrides: Any) -> memo.Trainer:
     values = {**RUN, **overrides, "memory_planner": planner}
     if planner == "off":
         del values["memory_planner_min_bytes"]
-    rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
-    os.environ |= {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank}
     return memo.Trainer("llama-tiny", **values)
 
 

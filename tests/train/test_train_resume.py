@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from checkpoints import assert_equal_bits
-from layouts import tiny
 from ranks import run_ranks
+from trainers import tiny_trainer
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -20,19 +19,16 @@ from memo.train.metrics import StepRecord
 STEPS = 3
 
 
-def _train(world_size: int, layout: dict[str, Any], folder: Path, part: str, **overrides: Any) -> None:
+def _train(layout: dict[str, Any], folder: Path, part: str, stop_at: int = 0, **overrides: Any) -> None:
     """Train under Trainer as a rank of torchrun would, logging to folder/part.jsonl."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    config = tiny("llama-tiny", lr_decay_iters=2 * STEPS, lr_warmup_iters=1, peak_tflops=1.0, num_threads=1)
-    values = {"train_iters": 2 * STEPS, "log_jsonl": str(folder / f"{part}.jsonl"), "progress": False}
-    stop_at = overrides.pop("stop_at", None)
+    values = {"lr_decay_iters": 2 * STEPS, "lr_warmup_iters": 1, "train_iters": 2 * STEPS}
+    values |= {"log_jsonl": str(folder / f"{part}.jsonl"), **layout, **overrides}
 
     def stop(record: StepRecord) -> None:
         if record.iteration == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with memo.Trainer(config=config, callbacks=[stop], **{**values, **layout, **overrides}) as trainer:
+    with tiny_trainer(callbacks=[stop], **values) as trainer:
         trainer.train()
 
 
@@ -41,20 +37,20 @@ def losses(folder: Path, part: str) -> list[tuple[int, float, float]]:
     return [(r["iteration"], r["lm_loss"], r["grad_norm"]) for r in records]
 
 
-def _whole_and_in_two(world_size: int, layout: dict[str, Any], folder: Path) -> None:
+def _whole_and_in_two(layout: dict[str, Any], folder: Path) -> None:
     """Six steps at once; then one command line, whose first run is stopped after three, until nothing is left."""
-    _train(world_size, layout, folder, "whole", save=str(folder / "whole"))
+    _train(layout, folder, "whole", save=str(folder / "whole"))
     same = {"save": str(folder / "parts"), "load": f"{folder / 'parts'}/"}  # two names of one directory
-    _train(world_size, layout, folder, "first", **same, stop_at=STEPS - 1)
-    _train(world_size, layout, folder, "second", **same)
-    _train(world_size, layout, folder, "third", **same)
+    _train(layout, folder, "first", **same, stop_at=STEPS - 1)
+    _train(layout, folder, "second", **same)
+    _train(layout, folder, "third", **same)
 
 
 SWAP = {"offload_alpha": 0.5, "offload_tiles": 2, "num_layers": 4}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16 tp2 dp2": (4, {"tp": 2, "params_dtype": "bf16", "async_save": True}),
     "bf16 swap pp2": (2, {"pp": 2, "params_dtype": "bf16", **SWAP}),
-    "fp32 swap": (1, {"params_dtype": "fp32", "async_save": True, **SWAP}),
+    "fp32 swap": (1, {"async_save": True, **SWAP}),
     "fp32 cp2": (2, {"cp": 2, "params_dtype": "fp32"}),
 }
 
@@ -66,7 +62,7 @@ def test_the_same_command_line_again_and_again_is_one_run_to_the_last_bit(tmp_pa
     A stop is agreed on in the step after it is asked for, so the first part has STEPS steps.
     """
     world_size, layout = LAYOUTS[name]
-    run_ranks(world_size, _whole_and_in_two, world_size, layout, tmp_path)
+    run_ranks(world_size, _whole_and_in_two, layout, tmp_path)
     whole = losses(tmp_path, "whole")
     assert len(losses(tmp_path, "first")) == STEPS
     assert losses(tmp_path, "first") + losses(tmp_path, "second") == whole
@@ -78,8 +74,8 @@ def test_the_same_command_line_again_and_again_is_one_run_to_the_last_bit(tmp_pa
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps, and a checkpoint after three of them, on two data-parallel ranks in fp32."""
     folder = tmp_path_factory.mktemp("resume")
-    layout = {"params_dtype": "fp32", "save": str(folder / "whole"), "save_interval": STEPS, "async_save": True}
-    run_ranks(2, _train, 2, layout, folder, "whole")
+    layout = {"save": str(folder / "whole"), "save_interval": STEPS, "async_save": True}
+    run_ranks(2, _train, layout, folder, "whole")
     (folder / "whole" / "latest_checkpointed_iteration.txt").write_text(f"{STEPS}\n")
     return folder
 
@@ -94,8 +90,8 @@ def test_another_number_of_ranks_or_layout_goes_on_with_the_same_samples(
 ) -> None:
     """fp32: losses within 5e-6, as tests/distributed/test_torchrun.py has it. Measured: 5e-7."""
     part = f"other{world_size}{layout}"
-    values = {**layout, "params_dtype": "fp32", "load": str(folder / "whole")}
-    run_ranks(world_size, _train, world_size, values, folder, part)
+    values = {**layout, "load": str(folder / "whole")}
+    run_ranks(world_size, _train, values, folder, part)
     rows = list(zip(losses(folder, part), losses(folder, "whole")[STEPS:], strict=True))
     assert [got[0] for got, _ in rows] == [4, 5, 6]
     worst = max(abs(got[1] - wanted[1]) for got, wanted in rows)
@@ -107,7 +103,7 @@ def test_another_number_of_ranks_or_layout_goes_on_with_the_same_samples(
 
 def _refused(folder: Path, **overrides: Any) -> str:
     with pytest.raises(CheckpointError) as caught:
-        _train(1, {}, folder, "refused", load=str(folder / "whole"), params_dtype="fp32", **overrides)
+        _train({}, folder, "refused", load=str(folder / "whole"), **overrides)
     return str(caught.value)
 
 
@@ -123,8 +119,8 @@ def test_a_global_batch_that_follows_the_ranks_is_refused_when_it_changes(folder
 
 
 def test_a_global_batch_that_is_asked_for_may_change(folder: Path) -> None:
-    values = {"params_dtype": "fp32", "load": str(folder / "whole"), "global_batch_size": 2, "train_iters": 4}
-    run_ranks(1, _train, 1, values, folder, "smaller")
+    values = {"load": str(folder / "whole"), "global_batch_size": 2, "train_iters": 4}
+    run_ranks(1, _train, values, folder, "smaller")
     assert [json.loads(line)["consumed_samples"] for line in (folder / "smaller.jsonl").read_text().splitlines()] == [
         14
     ]

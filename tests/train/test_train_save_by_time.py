@@ -1,7 +1,6 @@
 """--save-interval-minutes: when checkpoints are written, that all ranks agree, and which of them stay."""
 
 import itertools
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import torch.distributed as dist
 from layouts import tiny
 from ranks import run_ranks
 from torch import Tensor
+from trainers import tiny_trainer
 
 import memo
 from memo.checkpoint.directory import whole_checkpoints
@@ -31,11 +31,7 @@ class Killed(Exception):
 
 
 def saves(
-    world_size: int,
-    folder: Path,
-    minutes: tuple[float, ...] = (STEP_MINUTES,),
-    killed_in: int = 0,
-    **overrides: Any,
+    folder: Path, minutes: tuple[float, ...] = (STEP_MINUTES,), killed_in: int = 0, **overrides: Any
 ) -> list[int]:
     """The iterations at which a run of 9 steps saves, as this rank sees it.
 
@@ -43,7 +39,6 @@ def saves(
     `killed_in`, before that step would save.
     """
     rank = dist.get_rank()
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
     clock, found = SimpleNamespace(now_s=0.0), list[int]()
     persistence.time = SimpleNamespace(monotonic=lambda: clock.now_s)  # type: ignore[assignment]
 
@@ -52,9 +47,8 @@ def saves(
         if record.iteration == killed_in:
             raise Killed
 
-    values = {"params_dtype": "fp32", "peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": 9}
-    values |= {"save": str(folder), "load": str(folder), **overrides}
-    with memo.Trainer(config=tiny("llama-tiny"), callbacks=[advance], **values) as made:
+    values = {"train_iters": 9, "save": str(folder), "load": str(folder), **overrides}
+    with tiny_trainer(callbacks=[advance], **values) as made:
         save = made.persistence.save
 
         def noted(state: Any, *rest: Any) -> Path:
@@ -70,7 +64,7 @@ def test_the_clock_of_rank_0_decides_for_all(tmp_path: Path) -> None:
     """Steps of 12 minutes: half an hour is over in step 4, and after that checkpoint, of minute 48, in step 8."""
     for name, others_minutes in (("slow", 0.0), ("fast", 1e6)):
         folder = tmp_path / name
-        assert run_ranks(2, saves, 2, folder, (STEP_MINUTES, others_minutes)) == [[4, 8, 9]] * 2
+        assert run_ranks(2, saves, folder, (STEP_MINUTES, others_minutes)) == [[4, 8, 9]] * 2
         assert iterations(folder) == [9]  # each that time alone has asked for went when the next was whole
 
 
@@ -87,21 +81,21 @@ def test_the_clock_of_rank_0_decides_for_all(tmp_path: Path) -> None:
     ids=["of two", "beside", "never", "at the end", "by steps", "by both"],
 )
 def test_when_it_saves_and_what_stays(flags: dict[str, Any], saved: list[int], left: list[int], tmp_path: Path) -> None:
-    assert run_ranks(1, saves, 1, tmp_path, **flags) == [saved]
+    assert run_ranks(1, saves, tmp_path, **flags) == [saved]
     assert iterations(tmp_path) == left
     assert not read_state(whole_checkpoints(tmp_path)[-1]).by_time
 
 
 def _killed(folder: Path) -> list[int]:
     with pytest.raises(Killed):
-        saves(1, folder, killed_in=6)
+        saves(folder, killed_in=6)
     return iterations(folder)
 
 
 def test_a_run_goes_on_from_what_was_saved_by_time(tmp_path: Path) -> None:
     assert run_ranks(1, _killed, tmp_path) == [[4]]
     assert read_state(tmp_path / "iter_0000004").by_time
-    assert run_ranks(1, saves, 1, tmp_path) == [[8, 9]]
+    assert run_ranks(1, saves, tmp_path) == [[8, 9]]
     assert iterations(tmp_path) == [9]  # also what an earlier start has saved by time
 
 

@@ -1,10 +1,7 @@
 """--simulate-world: one rank of a larger job alone has the shapes and the memory of that rank."""
 
-import os
-
 import pytest
 import torch
-import torch.distributed as dist
 from ranks import run_ranks
 
 import memo
@@ -28,9 +25,6 @@ RUN = {
 
 def facts(**run: object) -> tuple[object, ...]:
     """Shapes of the weights, the swap plan, bytes on both sides, and whether two steps updated the weights."""
-    if "simulate_world" not in run:
-        world_size, rank = str(dist.get_world_size()), str(dist.get_rank())
-        os.environ |= {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "RANK": rank, "LOCAL_RANK": rank}
     with memo.Trainer("gpt-tiny", **RUN, **run) as trainer:  # type: ignore[arg-type]
         records = [trainer.step() for _ in range(2)]
         parts = trainer.parts

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from layouts import tiny
 from ranks import run_ranks
+from trainers import tiny_trainer
 
 import memo
 from memo.artifacts.run_log import RunLog
@@ -21,14 +20,11 @@ from memo.train import metrics
 from memo.train.metrics import StepRecord
 
 
-def trainer(world_size: int = 1, **overrides: Any) -> memo.Trainer:
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    values = {"params_dtype": "fp32", "peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": 8}
-    return memo.Trainer(config=tiny("llama-tiny"), **{**values, **overrides})
+def trainer(**overrides: Any) -> memo.Trainer:
+    return tiny_trainer(**{"train_iters": 8, **overrides})
 
 
-def _train_while_the_log_cannot_grow(world_size: int, log: Path) -> int:
+def _train_while_the_log_cannot_grow(log: Path) -> int:
     """Iterations 3 to 5 find no room for their lines, on rank 0."""
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -38,7 +34,7 @@ def _train_while_the_log_cannot_grow(world_size: int, log: Path) -> int:
         if record.iteration == 5:
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
-    made = trainer(world_size, log_jsonl=str(log), callbacks=[limit])
+    made = trainer(log_jsonl=str(log), callbacks=[limit])
     with made:
         made.train()
         return made.iteration
@@ -49,7 +45,7 @@ def test_a_log_that_cannot_be_written_is_told_once(
     tmp_path: Path, world_size: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log.jsonl"
-    assert run_ranks(world_size, _train_while_the_log_cannot_grow, world_size, log) == [8] * world_size
+    assert run_ranks(world_size, _train_while_the_log_cannot_grow, log) == [8] * world_size
     lines = [json.loads(line)["iteration"] for line in log.read_text().splitlines()]
     assert lines == [1, 2, 6, 7, 8]  # whole lines alone, and on again when there is room
     assert [step.iteration for step in RunLog.load(log).steps] == lines

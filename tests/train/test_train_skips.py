@@ -2,17 +2,15 @@
 
 import contextlib
 import io
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from checkpoints import contents
-from layouts import tiny
 from ranks import run_ranks
+from trainers import tiny_trainer
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint, whole_checkpoints
@@ -23,27 +21,20 @@ from memo.train.metrics import StepRecord
 RANKS = pytest.mark.parametrize("world_size", [1, 2])
 
 
-def as_rank_of(world_size: int) -> None:
-    rank = dist.get_rank()
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+def trainer(folder: Path, callback: Callable[[StepRecord], None], **overrides: Any) -> memo.Trainer:
+    values = {"save": str(folder), "load": str(folder), "save_interval": 1, "keep_latest_k": 1, "train_iters": 20}
+    return tiny_trainer(callbacks=[callback], **{**values, **overrides})
 
 
-def trainer(world_size: int, folder: Path, callback: Callable[[StepRecord], None], **overrides: Any) -> memo.Trainer:
-    as_rank_of(world_size)
-    values = {"params_dtype": "fp32", "peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": 20}
-    values |= {"save": str(folder), "load": str(folder), "save_interval": 1, "keep_latest_k": 1}
-    return memo.Trainer(config=tiny("llama-tiny"), callbacks=[callback], **{**values, **overrides})
-
-
-def _with_a_moment_that_overflows(world_size: int, folder: Path, value: float, save: dict[str, bool]) -> str:
+def _with_a_moment_that_overflows(folder: Path, value: float, save: dict[str, bool]) -> str:
     """After iteration 3, on the last rank alone."""
 
     def spoil(record: StepRecord) -> None:
-        if record.iteration == 3 and made.mesh.rank == world_size - 1:
+        if record.iteration == 3 and made.mesh.rank == made.mesh.grid.world_size - 1:
             _, kinds = made.parts.optimizer.segment_states()[-1]
             kinds["exp_avg_sq"][-1] = value
 
-    made = trainer(world_size, folder, spoil, **save)
+    made = trainer(folder, spoil, **save)
     with pytest.raises(DivergenceError) as caught, made:
         made.train()
     return str(caught.value)
@@ -52,7 +43,7 @@ def _with_a_moment_that_overflows(world_size: int, folder: Path, value: float, s
 @RANKS
 @pytest.mark.parametrize(("value", "save"), [(float("nan"), False), (float("inf"), True)], ids=["plain", "beside"])
 def test_what_is_not_finite_is_never_published(tmp_path: Path, world_size: int, value: float, save: bool) -> None:
-    messages = run_ranks(world_size, _with_a_moment_that_overflows, world_size, tmp_path, value, {"async_save": save})
+    messages = run_ranks(world_size, _with_a_moment_that_overflows, tmp_path, value, {"async_save": save})
     assert len(set(messages)) == 1
     assert "iteration 3 is not saved, because values of exp_avg_sq/" in messages[0]
     assert f" on rank {world_size - 1} are not finite; older checkpoints are untouched: go on from one" in messages[0]
@@ -70,9 +61,9 @@ def _gradients_overflow_after(made: memo.Trainer, iteration: int) -> None:
     made.parts.data_parallel.gradient_norm = overflowing  # type: ignore[method-assign]
 
 
-def _train_with_overflow(world_size: int, folder: Path, iteration: int, **overrides: Any) -> tuple[str, int, int]:
+def _train_with_overflow(folder: Path, iteration: int, **overrides: Any) -> tuple[str, int, int]:
     """(message, iteration, steps skipped) at the end."""
-    made = trainer(world_size, folder, lambda _: None, **overrides)
+    made = trainer(folder, lambda _: None, **overrides)
     with made:
         _gradients_overflow_after(made, iteration)
         try:
@@ -87,9 +78,9 @@ def test_a_run_of_skipped_steps_ends_the_run_and_spares_the_checkpoint_before_it
     tmp_path: Path, world_size: int
 ) -> None:
     """Skips count on from one start to the next."""
-    run_ranks(world_size, _train_with_overflow, world_size, tmp_path, 3, max_consecutive_skips=5, train_iters=5)
+    run_ranks(world_size, _train_with_overflow, tmp_path, 3, max_consecutive_skips=5, train_iters=5)
     assert [path.name for path in whole_checkpoints(tmp_path)] == ["iter_0000003", "iter_0000005"]
-    results = run_ranks(world_size, _train_with_overflow, world_size, tmp_path, 0, max_consecutive_skips=5)
+    results = run_ranks(world_size, _train_with_overflow, tmp_path, 0, max_consecutive_skips=5)
     assert len(set(results)) == 1
     message, iteration, skips = results[0]
     assert (iteration, skips) == (8, 5)
@@ -100,16 +91,15 @@ def test_a_run_of_skipped_steps_ends_the_run_and_spares_the_checkpoint_before_it
 
 def test_fewer_skips_or_no_limit_let_a_run_go_on(tmp_path: Path) -> None:
     ((message, iteration, skips),) = run_ranks(
-        1, _train_with_overflow, 1, tmp_path, 3, max_consecutive_skips=0, train_iters=15
+        1, _train_with_overflow, tmp_path, 3, max_consecutive_skips=0, train_iters=15
     )
     assert (message, iteration, skips) == ("", 15, 12)
-    ((message, iteration, skips),) = run_ranks(1, _train_with_overflow, 1, tmp_path, 99, train_iters=17)
+    ((message, iteration, skips),) = run_ranks(1, _train_with_overflow, tmp_path, 99, train_iters=17)
     assert (message, iteration, skips) == ("", 17, 0)
     assert [path.name for path in whole_checkpoints(tmp_path)] == ["iter_0000017"]  # no run of skips any more
 
 
 def _main_with_overflow(flags: list[str]) -> tuple[int | str | None, str]:
-    as_rank_of(1)
     norm = memo.parallel.data.ShardedDataParallel.gradient_norm
     memo.parallel.data.ShardedDataParallel.gradient_norm = lambda self: norm(self) * float("nan")
     with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit) as caught:

@@ -11,21 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 from forked import ROOT, Kind
-from processes import Ranks, alone, by_hand, by_torchrun
+from processes import SMALL, Ranks, alone, by_hand, by_torchrun
 
 from memo.checkpoint.directory import has_checkpoint, latest_checkpoint
 from memo.train.stop import ECHO_S
 
-FLAGS = (
-    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 61 --mock-data --seq-len 64 "
-    "--global-batch-size 4 --train-iters 100000 --lr 1e-3 --lr-decay-style constant --device cpu "
-    "--num-threads 1 --peak-tflops 1 --no-progress --max-step-minutes 1000"
-)
 EXAMPLE = str(ROOT / "examples" / "pretrain_gpt.py")
 
 
 def flags(folder: Path, *more: str) -> list[str]:
-    return [*FLAGS.split(), "--save", str(folder), "--log-jsonl", str(folder / "log.jsonl"), *more]
+    return [*SMALL.split(), "--save", str(folder), "--log-jsonl", str(folder / "log.jsonl"), *more]
 
 
 def memo_train(folder: Path, *more: str) -> AbstractContextManager[Ranks]:

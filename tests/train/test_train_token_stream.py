@@ -1,6 +1,5 @@
 """Training on what hands out token ids: any layout reads the same, and a run goes on to the last bit or is refused."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from checkpoints import assert_equal_bits
 from layouts import tiny
 from ranks import run_ranks
+from trainers import tiny_trainer
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -37,11 +36,7 @@ def make(kind: str) -> Any:
 
 
 def trainer(data: Any, **overrides: Any) -> memo.Trainer:
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "lr_decay_iters": 2 * STEPS}
-    config = tiny("llama-tiny", "fp32", mock_data=False, **values)
-    return memo.Trainer(config=config, train_data=data, **overrides)
+    return tiny_trainer(train_data=data, mock_data=False, lr_decay_iters=2 * STEPS, **overrides)
 
 
 def _whole_and_in_two(folder: Path, kind: str) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from ranks import run_ranks
 from torch import Tensor
+from trainers import SMALL_RUN
 
 import memo
 from memo.config.flags import parse_run
@@ -24,23 +24,10 @@ from memo.errors import ConfigError, DataError, MemoError
 from memo.train.metrics import StepRecord
 from memo.train.trainer import Trainer
 
-SMALL: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
-    "seq_length": 64,
-    "global_batch_size": 4,
-    "train_iters": 4,
-    "lr": 1e-2,
-    "peak_tflops": 1.0,
-    "num_threads": 1,
-    "device": "cpu",
-    "progress": False,
-}
-
 
 def small_trainer(**overrides: Any) -> Trainer:
-    values = {"mock_data": "train_data" not in overrides and "data_path" not in overrides}
-    return memo.Trainer("gpt-tiny", **{**SMALL, **values, **overrides})
+    values = {"mock_data": "train_data" not in overrides and "data_path" not in overrides, "train_iters": 4}
+    return memo.Trainer("gpt-tiny", **{**SMALL_RUN, **values, **overrides})
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +147,6 @@ def strange_corpus(folder: Path) -> Path:
 
 
 def train_on_strange_ids(prefix: Path, tp: int) -> str:
-    rank = str(dist.get_rank())
-    os.environ |= {"RANK": rank, "WORLD_SIZE": str(tp), "LOCAL_RANK": rank}
     with pytest.raises(DataError) as caught:
         small_trainer(train_data=prefix, vocab_size=256, tp=tp, global_batch_size=8, train_iters=40).train()
     return str(caught.value)
@@ -220,9 +205,7 @@ def test_a_request_to_stop_is_not_lost_while_ranks_agree(monkeypatch: pytest.Mon
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def _losses_and_evaluations(layout: dict[str, int], world_size: int) -> tuple[list[float], list[float]]:
-    rank = dist.get_rank()
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+def _losses_and_evaluations(layout: dict[str, int]) -> tuple[list[float], list[float]]:
     trainer = small_trainer(params_dtype="fp64", eval_interval=4, **layout)
     evaluations: list[float] = []
     trainer.callbacks.append(lambda _: evaluations.append(trainer.evaluate(iters=2)))
@@ -230,16 +213,14 @@ def _losses_and_evaluations(layout: dict[str, int], world_size: int) -> tuple[li
 
 
 def test_losses_and_evaluations_in_a_layout_are_those_of_one_process() -> None:
-    expected_losses, expected = run_ranks(1, _losses_and_evaluations, {}, 1)[0]
-    results = run_ranks(4, _losses_and_evaluations, {"tp": 2, "pp": 2}, 4)
+    expected_losses, expected = run_ranks(1, _losses_and_evaluations, {})[0]
+    results = run_ranks(4, _losses_and_evaluations, {"tp": 2, "pp": 2})
     assert all(result == results[0] for result in results)  # every rank is told the same
     assert results[0][0] == pytest.approx(expected_losses, rel=1e-9)
     assert results[0][1] == pytest.approx(expected, rel=1e-9)
 
 
 def _slow_imports(layout: dict[str, object], save: str) -> set[str]:
-    rank = str(dist.get_rank())
-    os.environ |= {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}
     at_start = set(sys.modules)
     small_trainer(save=save, train_iters=1, **layout).train()
     later = sys.modules.keys() - at_start

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from trainers import SMALL_RUN
 
 import memo
 from memo.artifacts.run_log import RunLog, StepRecord
@@ -27,27 +28,12 @@ from memo.train.watching import memory_forecast
 from memo.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
-SMALL: dict[str, Any] = {
-    "num_layers": 3,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "vocab_size": 61,
-    "seq_length": 64,
-    "global_batch_size": 2,
-    "train_iters": 3,
-    "lr": 1e-2,
-    "peak_tflops": 1.0,
-    "num_threads": 1,
-    "device": "cpu",
-    "progress": False,
-    "numa_binding": "off",
-    "mock_data": True,
-    "offload_alpha": "off",
-}
+RUN: dict[str, Any] = {**SMALL_RUN, "num_layers": 3, "num_attention_heads": 4, "vocab_size": 61, "global_batch_size": 2}
+RUN |= {"train_iters": 3, "mock_data": True, "offload_alpha": "off"}
 
 
 def small(**overrides: Any) -> Trainer:
-    return memo.Trainer("gpt-tiny", **{**SMALL, **overrides})
+    return memo.Trainer("gpt-tiny", **{**RUN, **overrides})
 
 
 def records_of(trainer: Trainer) -> list[StepRecord]:
@@ -226,9 +212,7 @@ LAYOUTS: list[tuple[dict[str, Any], dict[str, set[str]]]] = [
 ]
 
 
-def _traced(folder: str, layout: dict[str, Any], world_size: int) -> None:
-    rank = dist.get_rank()
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+def _traced(folder: str, layout: dict[str, Any]) -> None:
     trainer = small(num_layers=2, global_batch_size=4, **layout)
     trainer.trace(Path(folder) / "trace.json")
 
@@ -237,7 +221,7 @@ def _traced(folder: str, layout: dict[str, Any], world_size: int) -> None:
 def test_messages_stand_in_the_row_of_their_axis(
     tmp_path: Path, layout: dict[str, Any], expected: dict[str, set[str]]
 ) -> None:
-    run_ranks(4, _traced, str(tmp_path), layout, 4)
+    run_ranks(4, _traced, str(tmp_path), layout)
     for rank in range(4):
         rows = rows_of(tmp_path / f"trace.rank{rank}.json")
         for axis in ("tp", "cp", "pp", "dp"):
