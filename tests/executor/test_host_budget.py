@@ -22,10 +22,6 @@ from memo.units import GIB
 CPU = torch.device("cpu")
 
 
-def granted(claims: list[Claim], limit_gib: float | None = None) -> list[int]:
-    return [budget_of(claim, claims, limit_gib).granted_bytes for claim in claims]
-
-
 def test_a_node_gives_nine_tenths_of_what_is_free_or_what_is_allowed_if_that_is_free() -> None:
     assert node_budget_bytes(100 * GIB, None) == 90 * GIB
     assert node_budget_bytes(100 * GIB, 40) == 40 * GIB
@@ -34,30 +30,30 @@ def test_a_node_gives_nine_tenths_of_what_is_free_or_what_is_allowed_if_that_is_
     assert node_budget_bytes(100 * GIB, 0) == 0
 
 
-def test_ranks_without_states_share_alike() -> None:
-    assert granted([Claim(100 * GIB)]) == [90 * GIB]
-    assert granted([Claim(100 * GIB)] * 8) == [90 * GIB // 8] * 8
-    assert granted([Claim(100 * GIB)] * 2, 0.5) == [GIB // 4] * 2
-    assert granted([Claim(100 * GIB)] * 4, 1000) == [25 * GIB] * 4
+ALL_FREE = Claim(100 * GIB)
+STAGES = [Claim(100 * GIB, states_bytes=states * GIB) for states in (50, 10, 0)]
+"""As of a pipeline, of whose stages one has far more states."""
 
 
-def test_states_come_first_and_the_rest_is_shared() -> None:
-    """As on the first and the last stage of a pipeline, of which one has far more states."""
-    claims = [Claim(100 * GIB, states_bytes=states * GIB) for states in (50, 10, 0)]
-    assert granted(claims, 90) == [60 * GIB, 20 * GIB, 10 * GIB]
-    assert granted(claims) == [60 * GIB, 20 * GIB, 10 * GIB]
-
-
-def test_the_rank_that_sees_least_decides() -> None:
-    assert granted([Claim(100 * GIB), Claim(20 * GIB)]) == [9 * GIB] * 2
-
-
-def test_on_a_cpu_resident_states_take_of_the_same_memory() -> None:
-    assert (
-        granted([Claim(100 * GIB, device_bytes=20 * GIB), Claim(100 * GIB, device_bytes=30 * GIB)])
-        == [int(22.5 * GIB)] * 2
-    )
-    assert granted([Claim(10 * GIB, device_bytes=20 * GIB)]) == [0]
+@pytest.mark.parametrize(
+    ("claims", "limit_gib", "granted_gib"),
+    [
+        ([ALL_FREE], None, [90]),
+        ([ALL_FREE] * 8, None, [90 / 8] * 8),
+        ([ALL_FREE] * 2, 0.5, [0.25] * 2),
+        ([ALL_FREE] * 4, 1000, [25] * 4),
+        (STAGES, 90, [60, 20, 10]),  # states come first, and the rest is shared
+        (STAGES, None, [60, 20, 10]),
+        ([ALL_FREE, Claim(20 * GIB)], None, [9] * 2),  # the rank that sees least decides
+        # On a CPU, resident states take of the same memory.
+        ([Claim(100 * GIB, device_bytes=20 * GIB), Claim(100 * GIB, device_bytes=30 * GIB)], None, [22.5] * 2),
+        ([Claim(10 * GIB, device_bytes=20 * GIB)], None, [0]),
+    ],
+)
+def test_what_each_rank_is_granted(claims: list[Claim], limit_gib: float | None, granted_gib: list[float]) -> None:
+    assert [budget_of(claim, claims, limit_gib).granted_bytes for claim in claims] == [
+        int(each * GIB) for each in granted_gib
+    ]
 
 
 def test_what_can_be_drawn_never_exceeds_what_the_node_gives() -> None:

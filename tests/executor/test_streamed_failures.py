@@ -1,7 +1,6 @@
 """After an exception, or a step that is skipped, streamed states are as if it had not been."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -10,7 +9,7 @@ import torch
 from layouts import make, tiny
 from ranks import run_ranks
 from streamed_steps import ALL, FRACTIONS, SMALL, Course, states_of, unlike
-from swapped_steps import Copies, observed
+from swapped_steps import Copies, Injected, counted, observed
 
 from memo.config import RunConfig
 from memo.errors import PlanError
@@ -40,28 +39,6 @@ LR = 1e-2
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Injected(Exception):
-    pass
-
-
-@contextmanager
-def counted(place: str, raises_at: int | None = None) -> Iterator[list[int]]:
-    """Inside, the calls at `place` are counted from 0, and one of them raises when it has done its work."""
-    owner, name = PLACES[place]
-    function = getattr(owner, name)
-    calls: list[int] = []
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        calls.append(len(calls))
-        if calls[-1] == raises_at:
-            raise Injected
-        return result
-
-    with patch.object(owner, name, wrapper):
-        yield calls
-
-
 def config_of(**overrides: Any) -> RunConfig:
     return tiny("gpt-tiny", **{**SMALL, "num_layers": 4, "global_batch_size": 2, "params_dtype": "bf16", **overrides})
 
@@ -89,14 +66,14 @@ def step(model: ParallelModel, batches: list[Microbatch]) -> tuple[float, float,
 def test_the_step_after_a_failed_one_is_clean(place: str, case: str) -> None:
     copies: Copies = "threads" if case == "all" else "lazy"
     (clean, batches), (model, _) = started(config_of(**CASES[case]), copies), started(config_of(**CASES[case]), copies)
-    with counted(place) as calls:
+    with counted(*PLACES[place]) as calls:
         expected = [step(clean, batches[0])]
     num_calls = len(calls)
     assert num_calls > 0, "the place is never passed"
     found = [step(model, batches[0])]
     for batch in batches[1:]:
         for raises_at in sorted({0, num_calls // 2, num_calls - 1}):
-            with counted(place, raises_at), pytest.raises(Injected):
+            with counted(*PLACES[place], raises_at), pytest.raises(Injected):
                 model.train_step(batch, LR)
         expected.append(step(clean, batch))
         found.append(step(model, batch))
@@ -107,7 +84,7 @@ def test_the_step_after_a_failed_one_is_clean(place: str, case: str) -> None:
 def test_a_failed_evaluation_leaves_nothing_behind() -> None:
     (clean, batches), (model, _) = started(config_of(**ALL)), started(config_of(**ALL))
     for raises_at in range(4):
-        with counted("a layer's forward", raises_at), pytest.raises(Injected):
+        with counted(*PLACES["a layer's forward"], raises_at), pytest.raises(Injected):
             model.forward(batches[2])
         assert step(model, batches[0]) == step(clean, batches[0])
     assert unlike(Course([], states_of(model)), Course([], states_of(clean))) == []

@@ -1,7 +1,6 @@
 """Each backend keeps the promises of streams and events, and the choice between backends."""
 
 import gc
-import random
 import threading
 from typing import Any
 
@@ -67,20 +66,6 @@ def test_random_repeats_with_its_seed_and_differs_between_seeds() -> None:
 
     assert moments(1) == moments(1)
     assert len({tuple(moments(seed)) for seed in range(5)}) > 1
-
-
-def test_random_respects_events() -> None:
-    for seed in range(50):
-        backend, rng = VirtualStreams("random", seed), random.Random(seed)
-        source, host, back = numbers(seed), numbers(-1), numbers(-1)
-        backend.copy(OFFLOAD, host, source, "", "")
-        event = backend.record(OFFLOAD)
-        for _ in range(rng.randrange(5)):
-            backend.access(COMPUTE, "other", "r", "")
-        backend.wait(PREFETCH, event)
-        backend.copy(PREFETCH, back, host, "", "")
-        backend.wait(COMPUTE, backend.record(PREFETCH))
-        assert torch.equal(back, source)
 
 
 def test_waiting_for_nothing_and_for_compute() -> None:

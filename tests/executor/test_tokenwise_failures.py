@@ -1,13 +1,10 @@
 """An exception anywhere in a training step leaves nothing behind: the same batch again gives the clean run's bits."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from swapped_steps import Copies, observed
+from swapped_steps import Copies, Injected, counted, observed
 from torch import Tensor
 
 import memo
@@ -30,10 +27,6 @@ PLACES: dict[str, tuple[object, str]] = {
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Injected(Exception):
-    pass
-
-
 def make_trainer(copies: Copies) -> Trainer:
     shape = {"num_layers": LAYERS, "hidden_size": 16, "num_attention_heads": 2, "seq_length": 32}
     swaps = {"offload_alpha": 0.5, "offload_tiles": TILES}
@@ -50,36 +43,18 @@ def state(trainer: Trainer) -> dict[str, Tensor]:
     return weights | {f"gradient of {n}": sharded.main_gradient(p).clone() for n, p in sharded.parameters.items()}
 
 
-@contextmanager
-def counted(place: str, raises_at: int | None = None) -> Iterator[list[int]]:
-    """Inside, the calls at `place` are counted from 0, and one of them raises when it has done its work."""
-    owner, name = PLACES[place]
-    function = getattr(owner, name)
-    calls: list[int] = []
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        calls.append(len(calls))
-        if calls[-1] == raises_at:
-            raise Injected
-        return result
-
-    with patch.object(owner, name, wrapper):
-        yield calls
-
-
 @pytest.mark.parametrize("copies", ["lazy", "threads"])
 @pytest.mark.parametrize("place", PLACES)
 def test_the_step_after_a_failed_one_is_clean(place: str, copies: Copies) -> None:
     clean, trainer = make_trainer(copies), make_trainer(copies)
-    with counted(place) as calls:
+    with counted(*PLACES[place]) as calls:
         clean.step()
     trainer.step()
     num_calls = len(calls)
     assert num_calls >= PASSES
     for index in range(PASSES):  # in the middle of each pass: a microbatch in a layer
         sampler = trainer.feed.sampler.state_dict()
-        with counted(place, raises_at=(2 * index + 1) * num_calls // (2 * PASSES)), pytest.raises(Injected):
+        with counted(*PLACES[place], raises_at=(2 * index + 1) * num_calls // (2 * PASSES)), pytest.raises(Injected):
             trainer.step()
         trainer.feed.sampler.load_state_dict(sampler)
         expected, actual = clean.step(), trainer.step()

@@ -67,6 +67,27 @@ def _backend(poison: bool, copies: Copies) -> StreamBackend:
     return Poisoned(checked) if poison else checked
 
 
+class Injected(Exception):
+    pass
+
+
+@contextmanager
+def counted(owner: object, name: str, raises_at: int | None = None) -> Iterator[list[int]]:
+    """Inside, the calls at `name` of `owner` are counted from 0, and one of them raises when it has done its work."""
+    function = getattr(owner, name)
+    calls: list[int] = []
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        calls.append(len(calls))
+        if calls[-1] == raises_at:
+            raise Injected
+        return result
+
+    with patch.object(owner, name, wrapper):
+        yield calls
+
+
 @contextmanager
 def profiled_once() -> Iterator[None]:
     """Models built inside share the first one's profile: of a given alpha it decides nothing."""
