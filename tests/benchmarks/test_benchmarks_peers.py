@@ -49,58 +49,6 @@ def test_states_on_the_host_change_no_loss() -> None:
     assert row["host_peak_bytes"] > row["states_bytes"]
 
 
-def test_the_loss_is_that_of_all_logits_at_once() -> None:
-    torch.manual_seed(0)
-    model, tokens = PlainGpt(GPT), torch.randint(0, GPT.vocab_size, (2, GPT.seq_length + 1))
-    pieces = model(tokens[:, :-1], tokens[:, 1:])
-    model.chunk = GPT.seq_length
-    torch.testing.assert_close(pieces, model(tokens[:, :-1], tokens[:, 1:]), atol=1e-6, rtol=0)
-
-
-def test_want_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_memory(gpt: Gpt) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
-
-    monkeypatch.setattr(fsdp2, "_one_rank", lambda device: torch.no_grad())
-    monkeypatch.setattr(fsdp2, "_train", no_memory)
-    assert fsdp2.fsdp2_offload(GPT)["status"] == "oom"
-    monkeypatch.setattr(fsdp2, "_train", lambda gpt: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        fsdp2.fsdp2_offload(GPT)
-
-
-def test_a_peer_that_is_not_installed_is_a_row_with_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[dict[str, object]] = []
-    ran: list[str] = []
-
-    def run(command: list[str], timeout_s: float) -> dict[str, object]:
-        ran.append(command[3])
-        return {"status": "ok", "step_p50_s": 2.0}
-
-    def add(self: object, row: dict[str, object]) -> dict[str, object]:
-        rows.append(row)
-        return row
-
-    there = {"transformers"}
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name if name in there else None)
-    monkeypatch.setattr(peers, "in_fresh_process", run)
-    monkeypatch.setattr(peers.Journal, "add", add)
-    monkeypatch.setattr(peers.Journal, "amend", lambda self, row, **values: row.update(values))
-    about = {"scale": "smoke", "model": "m", "shape": {}, "layers": 2, "seq_length": 512}
-    monkeypatch.setattr(peers, "measured", lambda args, case: {**about, "status": "ok", "step_p50_s": 1.0})
-    monkeypatch.setattr(peers, "resolve", lambda given: Arguments(SMOKE, float("inf")))
-    monkeypatch.setattr(sys, "argv", ["peers.py"])
-    peers.main()
-    found = {row["way"]: (row["status"], row.get("message")) for row in rows[1:]}
-    assert found.keys() == peers.PEERS.keys()
-    assert found["transformers-alst-offload"] == ("unavailable", "not installed: deepspeed")
-    assert found["transformers-liger-checkpointing"] == ("unavailable", "not installed: liger_kernel")
-    assert ran == ["transformers-checkpointing", "transformers-checkpointing-offload", peers.FSDP2]
-    assert all(row["memo_speed_over_it"] == 2.0 for row in rows[1:] if row["status"] == "ok")
-    there.clear()
-    assert peers.missing(peers.PEERS["transformers-alst-offload"][0]) == ["transformers", "deepspeed"]
-
-
 def test_fsdp2_trains_about_as_many_weights() -> None:
     case = peers.case_of(Arguments(SMOKE, float("inf")), "memo", SMOKE.peer, 512)
     gpt = peers.gpt_of(case)

@@ -4,26 +4,20 @@ foreseen follows from the pieces that were measured."""
 import contextlib
 import dataclasses
 import gc
-import time
 from pathlib import Path
 from typing import Any
 
 import page_scaled
 import pytest
 import scaled_node as benchmark
-import torch
 from measure import Case
-from scaled_foresight import Foreseen, foresee
-from scaled_link import PacedStreams
+from scaled_foresight import foresee
 from scaled_pieces import Pieces, piece_turns
 from scaled_process import PIECES, Process
 from scaled_steps import SCALED_WAYS, Work, way_turns
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.estimate.machines import find_hardware
-from memo.executor import tile_machine
-from memo.executor.streams import Stream
-from memo.parallel.context import ContextAttention
 
 RATE = 1e9
 TOKENS, HIDDEN = 512, 64
@@ -59,16 +53,6 @@ def test_what_cannot_be_measured_is_refused(flags: list[str], message: str, monk
     assert ended.value.code == message
 
 
-def test_copies_take_the_links_time() -> None:
-    source, target = torch.ones(1 << 16), torch.empty(1 << 16)
-    streams = PacedStreams(bytes_per_s=source.nbytes / 0.1)
-    begin_s = time.perf_counter()
-    streams.copy(Stream.OFFLOAD, target, source, "host", "device")
-    assert time.perf_counter() - begin_s < 0.1, "the caller does not wait"
-    streams.synchronize()
-    assert time.perf_counter() - begin_s >= 0.1 and torch.equal(source, target)
-
-
 def test_all_ways_train_the_same_and_are_foreseen(tmp_path: Path) -> None:
     """Losses are equal in fp32, all bits: what is kept, moved and computed again is what was there. Device memory is as
     foreseen within what an optimizer counts its steps in; bytes on the host exactly."""
@@ -93,40 +77,6 @@ def test_all_ways_train_the_same_and_are_foreseen(tmp_path: Path) -> None:
         assert rows[way]["host_bytes"] == (benchmark.LAYERS - stay) * INPUT_BYTES
     sizes = [rows[way]["device_peak_bytes"] for way in ("alst", "layer-input-offload", "full-recompute", "ideal")]
     assert sizes == sorted(sizes) and len(set(sizes)) == len(sizes)
-
-
-def test_layers_compute_as_often_as_a_way_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention forwards a step, and products of fc1 and fc2 in forward and recomputation, in units of all layers."""
-    counted = dict.fromkeys(("attention", "fc1", "fc2"), 0)
-    products = tile_machine.column_forward, tile_machine.row_forward
-    attention = ContextAttention.forward
-
-    def column(x: torch.Tensor, linear: Any, **more: Any) -> torch.Tensor:
-        counted["fc1"] += linear.weight.shape[0] == 4 * HIDDEN
-        return products[0](x, linear, **more)
-
-    def row(x: torch.Tensor, linear: Any, group: Any) -> torch.Tensor:
-        counted["fc2"] += linear.weight.shape[1] == 4 * HIDDEN
-        return products[1](x, linear, group)
-
-    def attend(self: ContextAttention, *args: Any) -> Any:
-        counted["attention"] += 1
-        return attention(self, *args)
-
-    monkeypatch.setattr(tile_machine, "column_forward", column)
-    monkeypatch.setattr(tile_machine, "row_forward", row)
-    monkeypatch.setattr(ContextAttention, "forward", attend)
-    layers, tiles = benchmark.LAYERS, 8
-
-    def times(way: str) -> tuple[float, ...]:
-        with way_turns(work_of(way)) as turns:
-            counted.update(dict.fromkeys(counted, 0))
-            turns.turn()
-        return counted["attention"] / layers, counted["fc1"] / layers / tiles, counted["fc2"] / layers / tiles
-
-    assert times("ideal") == (1, 1, 1)
-    assert times("full-recompute") == times("layer-input-offload") == (2, 2, 1), "up to the last product"
-    assert times("alst") == (2, 3, 2), "the MLP runs forward three times, the last time up to its last product"
 
 
 def _one_step(work: Work) -> dict[str, Any]:
@@ -154,41 +104,6 @@ def test_processes_take_turns(tmp_path: Path) -> None:
         assert (on.mark, len(on.found)) == ("oom", 2) and (full.mark, len(full.found)) == ("oohm", 0)
         assert all(turn["step_s"] > 0 for turn in on.found) and foundations.forward_s > 0
         assert on.end()["device_peak_bytes"] > 6 << 20
-
-
-def test_steps_are_foreseen_from_their_pieces(tmp_path: Path) -> None:
-    """Without a plan a step is the sum of what it does; under one, copies count as far as they do not hide."""
-    found = Pieces(
-        forward_s=1.0,
-        backward_s=2.0,
-        beside_s=0.5,
-        on_tiles_forward_s=1.1,
-        on_tiles_backward_s=2.1,
-        last_product_s=0.25,
-        recompute_s={"qkv": 0.5, "residual": 0.2, "fc1": 0.4},
-    )
-    layers, nothing = benchmark.LAYERS, dict.fromkeys(("qkv", "residual", "fc1"), 0)
-
-    def foreseen(way: str, rate: float = 1e15, moves: dict[str, int] | None = None) -> Foreseen:
-        work = dataclasses.replace(work_of(way, tmp_path / "layer.json"), bytes_per_s=rate)
-        return foresee(work, benchmark.NODE, found, moves)
-
-    def foreseen_s(*args: Any) -> float:
-        return foreseen(*args).step_s
-
-    assert foreseen_s("whole-layers") == pytest.approx(3 * layers + 0.5)
-    assert foreseen_s("whole-layers-recompute") == pytest.approx(4 * layers + 0.5)
-    on_tiles_s, again_s = 3.2 * layers + 0.5, (1.1 - 0.25) * layers
-    assert foreseen_s("ideal") == pytest.approx(on_tiles_s)
-    assert foreseen_s("full-recompute") == pytest.approx(on_tiles_s + again_s)
-    assert foreseen_s("layer-input-offload") == pytest.approx(on_tiles_s + again_s)
-    assert foreseen_s("alst") == pytest.approx(on_tiles_s + (1.1 + 0.4) * layers)
-    assert foreseen_s("memo", 1e15, nothing) == pytest.approx(on_tiles_s + (0.5 + 0.2 + 0.4) * layers)
-    assert foreseen_s("memo", 1e15, dict.fromkeys(nothing, 8)) == pytest.approx(on_tiles_s)
-    assert foreseen_s("memo", 1e5, dict.fromkeys(nothing, 8)) > on_tiles_s + 1.0
-    assert foreseen("layer-input-offload", INPUT_BYTES).hidden_share == pytest.approx(1.0), "a layer takes longer"
-    slow = foreseen("layer-input-offload", INPUT_BYTES / 10)
-    assert slow.hidden_share is not None and slow.hidden_share < 0.5 and slow.step_s > on_tiles_s + again_s + 10
 
 
 def test_the_page_compares_ways_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:

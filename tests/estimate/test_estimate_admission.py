@@ -140,24 +140,15 @@ def test_ranks_of_one_node_share_its_memory() -> None:
         admit(config, 2, Room(sum(stages) - 1, sum(stages) - 1, 2), LAPTOP_FLOPS)
 
 
-class ControlGroups:
+def control_groups(folder: Path, own: str, groups: dict[str, dict[str, object]]) -> tuple[Path, Path]:
     """A made-up /sys/fs/cgroup and /proc/self/cgroup."""
-
-    def __init__(self, folder: Path, own: str) -> None:
-        self.root, self.own = folder / "cgroup", folder / "own"
-        self.own.write_text(own)
-
-    def add(self, path: str, values: dict[str, object]) -> None:
-        group = self.root / path
+    (folder / "own").write_text(own)
+    for path, values in groups.items():
+        group = folder / "cgroup" / path
         group.mkdir(parents=True, exist_ok=True)
         for name, value in values.items():
             (group / name).write_text(f"{value}\n")
-
-    def available(self) -> int:
-        return available_host_bytes(self.root, self.own)
-
-    def total(self) -> int:
-        return total_host_bytes(self.root, self.own)
+    return folder / "cgroup", folder / "own"
 
 
 V2 = {"memory.current": 300, "memory.stat": "anon 200\ninactive_file 50"}
@@ -166,49 +157,35 @@ V1 = {"memory.usage_in_bytes": 300, "memory.stat": "inactive_file 7\ntotal_inact
 
 @pytest.mark.parametrize(("own", "name"), [("0::/a/b\n", "memory.max"), ("5:memory:/a/b\n", "memory.limit_in_bytes")])
 def test_the_total_is_the_least_limit_above_us(tmp_path: Path, own: str, name: str) -> None:
-    groups = ControlGroups(tmp_path, own)
     base = "" if name == "memory.max" else "memory/"
-    groups.add(f"{base}a/b", {name: 9 << 20})
-    groups.add(f"{base}a", {name: 8 << 20})
-    assert groups.total() == 8 << 20
+    groups = {f"{base}a/b": {name: 9 << 20}, f"{base}a": {name: 8 << 20}}
+    assert total_host_bytes(*control_groups(tmp_path, own, groups)) == 8 << 20
     assert total_host_bytes(tmp_path, tmp_path / "missing") > 8 << 20
 
 
-def test_version_2_counts_droppable_cache_as_free(tmp_path: Path) -> None:
-    groups = ControlGroups(tmp_path, "0::/a/b\n")
-    groups.add("a/b", {"memory.max": 1000, **V2})
-    assert groups.available() == 750
-
-
-def test_the_tightest_parent_decides(tmp_path: Path) -> None:
-    groups = ControlGroups(tmp_path, "0::/a/b\n")
-    groups.add("a/b", {"memory.max": "max", **V2})
-    groups.add("a", {"memory.max": 400, **V2})
-    groups.add("", {"memory.max": 900, **V2})
-    assert groups.available() == 150
-
-
-def test_a_container_that_sees_its_group_as_the_root(tmp_path: Path) -> None:
-    groups = ControlGroups(tmp_path, "0::/only/on/the/host\n")
-    groups.add("", {"memory.max": 1000, **V2})
-    assert groups.available() == 750
-
-
-def test_version_1(tmp_path: Path) -> None:
-    groups = ControlGroups(tmp_path, "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n")
-    groups.add("memory/job", {"memory.limit_in_bytes": 1000, **V1})
-    assert groups.available() == 750
-
-
-def test_an_exhausted_group_leaves_nothing(tmp_path: Path) -> None:
-    groups = ControlGroups(tmp_path, "0::/\n")
-    groups.add("", {"memory.max": 100, **V2})
-    assert groups.available() == 0
+@pytest.mark.parametrize(
+    ("own", "groups", "available"),
+    [
+        ("0::/a/b\n", {"a/b": {"memory.max": 1000, **V2}}, 750),
+        (
+            "0::/a/b\n",
+            {"a/b": {"memory.max": "max", **V2}, "a": {"memory.max": 400, **V2}, "": {"memory.max": 900, **V2}},
+            150,
+        ),
+        ("0::/only/on/the/host\n", {"": {"memory.max": 1000, **V2}}, 750),
+        ("9:name=systemd:/\n4:cpu,memory:/job\n0::/\n", {"memory/job": {"memory.limit_in_bytes": 1000, **V1}}, 750),
+        ("0::/\n", {"": {"memory.max": 100, **V2}}, 0),
+    ],
+    ids=["droppable cache is free", "tightest parent", "container that is the root", "version 1", "exhausted"],
+)
+def test_a_group_leaves_what_its_limit_leaves(
+    own: str, groups: dict[str, dict[str, object]], available: int, tmp_path: Path
+) -> None:
+    assert available_host_bytes(*control_groups(tmp_path, own, groups)) == available
 
 
 @pytest.mark.parametrize("own", ["0::/a\n", ""])
 def test_without_a_limit_the_machine_decides(own: str, tmp_path: Path) -> None:
-    groups = ControlGroups(tmp_path, own)
-    groups.add("a", {"memory.max": "max", **V2})
-    assert groups.available() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    found = available_host_bytes(*control_groups(tmp_path, own, {"a": {"memory.max": "max", **V2}}))
+    assert found == pytest.approx(psutil.virtual_memory().available, rel=0.2)
     assert available_host_bytes(tmp_path, tmp_path / "missing") > 0

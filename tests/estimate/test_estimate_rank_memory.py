@@ -10,48 +10,16 @@ from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_B
 from memo.estimate.cases import read_case
 from memo.estimate.node_memory import most_of_a_node, node_host_bytes
 from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, components, layer_activation_bytes, rank_memory, worst_rank
-from memo.estimate.swap_memory import num_records, swap_bytes
+from memo.estimate.swap_memory import swap_bytes
 from memo.estimate.verdict import Verdict
-from memo.planner.swap import swap_plan
 from memo.search.estimating import answer, run_config
-from memo.spec.layer_ops import layer_ops
-from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.spec.shapes import shape_of
-from memo.spec.slots import slot_layout
 from memo.units import GIB
 
 
 def run(name: str, **values: object) -> RunConfig:
     base = {"device": "cuda", "vocab_size": 1024, "params_dtype": "bf16", "offload_alpha": "off", "seq_length": 1024}
     return RunConfig(model=preset(name)).override({**base, **values})
-
-
-SCHEDULES = [
-    (stages, chunks, microbatches, layers)
-    for stages in (1, 2, 4)
-    for chunks in (1, 2, 3)
-    for microbatches in (1, 2, 4, 12)
-    for layers in (1, 2, 5)
-    if chunks == 1 or (stages > 1 and microbatches % stages == 0)
-]
-
-
-@pytest.mark.parametrize(("stages", "chunks", "microbatches", "layers"), SCHEDULES)
-def test_records_and_slots_are_the_plans(stages: int, chunks: int, microbatches: int, layers: int) -> None:
-    num_layers = layers * stages * chunks
-    config = run(
-        "gpt-tiny", pp=stages, vpp=chunks, num_layers=num_layers, gbs=microbatches, offload_alpha=0.0, seq_length=512
-    )
-    pipeline = Pipeline(stages, chunks, microbatches)
-    for stage in range(stages):
-        plan = swap_plan(layer_ops(pipeline, stage, num_layers, one_f_one_b(pipeline, stage)))
-        estimated = num_records(config, stages, stage)
-        assert plan.num_records <= estimated <= plan.num_records + 1
-        if stages == 1 or (stage == stages - 1 and chunks == 1):
-            assert estimated == plan.num_records
-        layout = slot_layout(config, 0.0)
-        buffers = swap_bytes(config, stages, stage, 0.0).rounding_buffers
-        assert buffers == plan.num_slots * layout.slot_bytes + layout.workspace_bytes
 
 
 def test_components_of_a_plain_run() -> None:

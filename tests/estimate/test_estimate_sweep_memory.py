@@ -23,6 +23,7 @@ from memo.spec.hidden_ops import stage_hidden_ops
 from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import pipeline_of
 from memo.spec.shapes import shape_of
+from memo.spec.slots import slot_layout
 from memo.spec.sweep import key_value_layout
 
 MOST_ABOVE, MOST_BELOW = 0.03, 0.005
@@ -165,6 +166,10 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
             ops = stage_ops(pipeline, stage, config.model.num_layers)
             hidden = stage_hidden_ops(pipeline, stage, config.model.num_layers, sections)
             plan, beside = sweep_plans(swept_ops(ops, sections, layers, again), hidden)
+            if not config.memory.sweeps:
+                layout = slot_layout(config, 0.0)
+                slots = plan.num_slots * layout.slot_bytes + layout.workspace_bytes
+                assert swap_bytes(config, pp, stage, 0.0).rounding_buffers == slots
             spare = num_records(config, pp, stage) - plan.num_records
             spare_keys = beside_slots(config, pp, stage).key_records - beside.keys.num_records
             if sections == 8:

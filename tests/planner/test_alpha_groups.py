@@ -147,15 +147,6 @@ def test_paper_policy_takes_the_largest_common_share() -> None:
         assert set(solution.alphas.values()) == {int(alpha * 8 + 1e-9) / 8}
 
 
-def test_one_tile_more_of_the_common_share_would_break_a_limit() -> None:
-    rng = random.Random(4)
-    for _ in range(50):
-        problem = random_problem(rng, policy="paper")
-        count = next(iter(solve(problem).tiles.values()))
-        common = {row[0] for row in feasible(problem).tolist() if len(set(row)) == 1}
-        assert count == max(common)
-
-
 def test_a_given_alpha_is_lowered_by_memory_alone() -> None:
     rng = random.Random(5)
     lowered = 0
