@@ -2,10 +2,13 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts whose figures are held, imported by name
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores; decided before the first import of torch
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -1,18 +1,15 @@
 """What a swept step moves is recorded whole, as its plans alone foresee it: every copy, in the order of its stream."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from layouts import make, one_step_backward, tiny
+from sweep_timeline import SweepTimes, simulate_sweep
 
 from memo.executor.runtime import SweepRuntime
 from memo.report.timeline import Row, SwapSpan, tenancies
 from memo.simulate.streams import LayerTimes
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from sweep_timeline import SweepTimes, simulate_sweep
 
 SECTIONS, LAYERS = 4, 4
 COPIES = LayerTimes(0.0, 0.0, 0.2, 0.2)

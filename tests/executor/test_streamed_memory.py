@@ -1,9 +1,7 @@
 """Bytes of states: torch's allocator is asked for what lies on the device, to the byte; the arena is not in it."""
 
 import gc
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +36,6 @@ def measured_and_told(world_size: int, placement: StatePlacement, dtype: torch.d
 
     Last, bytes of torch's that are no states on the device: host staging, on a CPU, and the NaN of parameters.
     """
-    sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
     from allocated_bytes import AllocatedBytes
 
     rank = torch.distributed.get_rank() if world_size > 1 else 0

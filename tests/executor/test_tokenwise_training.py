@@ -92,21 +92,6 @@ def make_trainer(**overrides: Any) -> Trainer:
     return memo.Trainer("gpt-tiny", **{**values, "peak_tflops": 1.0, "progress": False, **overrides})
 
 
-def test_evaluation_between_steps_changes_nothing() -> None:
-    losses: dict[bool, list[float]] = {}
-    evaluations: list[float] = []
-    for evaluates in (False, True):
-        with observed():
-            trainer = make_trainer(**SWAPS, offload_alpha=0.25)
-        losses[evaluates] = []
-        for _ in range(5):
-            losses[evaluates].append(trainer.step().lm_loss)
-            if evaluates:
-                evaluations.append(evaluate_beside_buffers(trainer))
-    assert losses[True] == losses[False]
-    assert evaluations[-1] < evaluations[0]
-
-
 def evaluate_beside_buffers(trainer: Trainer) -> float:
     runtime = trainer.parts.swap
     assert runtime is not None

@@ -1,12 +1,9 @@
 """MEMO's printed marks of memory, at the printed strategies, through benchmarks/paper_marks.py."""
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import paper_marks as marks
 import pytest
 
 from memo.config import preset
@@ -21,18 +18,7 @@ from memo.spec.shapes import shape_of
 from memo.units import GIB
 
 
-@pytest.fixture(scope="module")
-def marks() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "paper_marks.py"
-    spec = importlib.util.spec_from_file_location("paper_marks", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def missed(marks: ModuleType) -> dict[tuple[str, str, int], str]:
+def missed() -> dict[tuple[str, str, int], str]:
     found = {}
     for mark in (*marks.table7(), *marks.table4()):
         says = marks.WORDS[mark.of_the_paper()[0]]
@@ -41,15 +27,15 @@ def missed(marks: ModuleType) -> dict[tuple[str, str, int], str]:
     return found
 
 
-def test_all_marks_but_two(marks: ModuleType) -> None:
+def test_all_marks_but_two() -> None:
     """48 of table 7 (three oom, one oohm) and 16 of table 4 (two oom, five oohm); none is called unsure."""
     printed = [mark.printed for mark in (*marks.table7(), *marks.table4())]
     assert {word: printed.count(word) for word in set(printed)} == {"ok": 53, "oom": 5, "oohm": 6}
-    assert missed(marks) == {("table 7", "65B", 128): "oom", ("table 7", "30B", 1408): "ok"}
-    assert set(missed(marks)) == set(marks.EXPLAINED)
+    assert missed() == {("table 7", "65B", 128): "oom", ("table 7", "30B", 1408): "ok"}
+    assert set(missed()) == set(marks.EXPLAINED)
 
 
-def test_what_is_said_of_the_two(marks: ModuleType) -> None:
+def test_what_is_said_of_the_two() -> None:
     large = next(m for m in marks.table7() if (m.model, m.seq_k) == ("65B", 128))
     config = large.config
     rank = rank_memory(config, shape_of(config.model, "", 128 << 10), 64, 0, moved=0.0)
@@ -61,15 +47,13 @@ def test_what_is_said_of_the_two(marks: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("logit_bytes", "wrong"), [(7.2, 3), (8.4, 7), (10, 9)])
-def test_marks_tell_what_a_logit_takes(
-    logit_bytes: float, wrong: int, marks: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marks_tell_what_a_logit_takes(logit_bytes: float, wrong: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """10, as in Megatron-LM (memo.estimate.rank_memory), would have let 7B stop at 768K; the bounds stated hold."""
     monkeypatch.setattr(memo_paper, "LOGIT_BYTES", logit_bytes)
-    assert len(missed(marks)) == wrong
+    assert len(missed()) == wrong
 
 
-def test_memos_own_loss_fits_where_the_papers_does_not(marks: ModuleType) -> None:
+def test_memos_own_loss_fits_where_the_papers_does_not() -> None:
     """Chunked, 7B goes on beyond 1,024K tokens on 8 GPUs in 46 GiB, and host memory in one slab also at 384K."""
     own: dict[Any, tuple[Verdict, int, int]] = {
         (mark.source, mark.model, mark.seq_k): mark.of_memo() for mark in (*marks.table7(), *marks.table4())
@@ -82,7 +66,7 @@ def test_memos_own_loss_fits_where_the_papers_does_not(marks: ModuleType) -> Non
     assert own["table 7", "7B", 1408][1] / GIB == pytest.approx(45.85, abs=0.1)
 
 
-def test_host_memory_runs_out_before_the_loss(marks: ModuleType) -> None:
+def test_host_memory_runs_out_before_the_loss() -> None:
     """Full swapping at 896K: neither memory would do, and forward fills the host's."""
     swapped = next(m for m in marks.table4() if m.source == "full_swap+plan" and m.seq_k == 896)
     verdict, gpu, host = swapped.of_the_paper()
@@ -95,7 +79,7 @@ def case(seq_k: int, **cells: str) -> Case:
     return read_case({**given, "tp": "4", "cp": "2", "gpus": "8", **cells}, "here")
 
 
-def test_a_printed_alpha_gives_the_marks_account(marks: ModuleType) -> None:
+def test_a_printed_alpha_gives_the_marks_account() -> None:
     mark = next(mark for mark in marks.table7() if (mark.model, mark.seq_k) == ("7B", 384))
     said = answer_by_paper(case(384, alpha=str(mark.alpha), global_batch_size="16"))
     _, gpu_bytes, host = mark.of_the_paper()

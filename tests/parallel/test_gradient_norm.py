@@ -1,8 +1,6 @@
 """The sum of squares behind the gradient norm: its stated bound at 40M elements, in every cut, and what it takes."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -42,7 +40,6 @@ def test_of_any_size_and_dtype(size: int, dtype: torch.dtype) -> None:
 
 
 def bytes_taken(size: int) -> int:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     from allocated_bytes import AllocatedBytes
 
     x = torch.zeros(size)

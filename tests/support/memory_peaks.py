@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -31,7 +30,6 @@ def run_config(name: str, **overrides: object) -> RunConfig:
 
 def counted() -> Any:
     """Counts what torch's allocator is asked for from here on, in this process to its end."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     from allocated_bytes import AllocatedBytes
 
     return AllocatedBytes()

@@ -1,8 +1,6 @@
 """A run that may use less of the device than it would take: its states are placed, its activations move, or it is
 refused."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +29,6 @@ CAPPED: dict[str, Any] = {"device_memory_gib": CAP_BYTES / GIB}
 
 def train(**changes: Any) -> tuple[list[float], int, int, memo.RunConfig]:
     """Losses, the peak of what torch allocated after the first step, what was foreseen, and the run as resolved."""
-    sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
     from allocated_bytes import AllocatedBytes
 
     counter = AllocatedBytes()

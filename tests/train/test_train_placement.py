@@ -1,6 +1,8 @@
 """Where states live is no part of a run: checkpoints, weights from outside, evaluation and planned memory agree."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from checkpoints import assert_equal_bits, contents
 from hf_directories import write_model
 from ranks import run_ranks
 from torch import Tensor
-from trainers import QUIET, tiny_trainer
+from trainers import QUIET, SMALL_RUN, tiny_trainer
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -77,11 +79,11 @@ def masters(run: memo.Trainer) -> dict[str, Tensor]:
     }
 
 
-def first_step(placements: list[dict[str, Any]], **overrides: Any) -> list[Any]:
+def first_step(make: Callable[..., memo.Trainer], placements: list[dict[str, Any]]) -> list[Any]:
     """Masters as each placement begins with them, and the figures of its first step."""
     found = []
     for placement in placements:
-        with trainer(**overrides, **placement) as run:
+        with make(**placement) as run:
             states, record = masters(run), run.step()
             found.append((states, record.lm_loss, record.grad_norm))
     return found
@@ -98,7 +100,7 @@ def assert_all_equal(found: list[Any]) -> None:
 def test_a_checkpoint_of_two_ranks_goes_on_alone_in_any_placement(tmp_path: Path) -> None:
     run_ranks(2, save_some, tmp_path)
     saved = contents(latest_checkpoint(tmp_path))[1]
-    found = run_ranks(1, first_step, [NONE, ALL, HALF], load=str(tmp_path))[0]
+    found = run_ranks(1, first_step, partial(trainer, load=str(tmp_path)), [NONE, ALL, HALF])[0]
     assert_all_equal(found)
     # One rank holds whole tensors, if not in the shape and under the names of the checkpoint.
     ours = sum(value.double().square().sum() for value in found[1][0].values())
@@ -114,7 +116,7 @@ def save_some(folder: Path) -> None:
 def test_weights_of_hugging_face_come_in_and_go_out_the_same(tmp_path: Path) -> None:
     model = write_model("llama", tmp_path)
     placements = [NONE, ALL, HALF, {**ALL, "offload_weight_copy": False}]
-    assert_all_equal(run_ranks(1, imported, model, placements)[0])
+    assert_all_equal(run_ranks(1, first_step, partial(of_directory, model), placements)[0])
     for name in ("resident", "streamed"):
         run_ranks(1, import_and_save, model, tmp_path / name, ALL if name == "streamed" else NONE)
         export_checkpoint(tmp_path / name, tmp_path / f"{name}-out")
@@ -128,15 +130,6 @@ def of_directory(model: Path, **overrides: Any) -> memo.Trainer:
     return memo.Trainer(str(model), **{**QUIET, **values, **overrides})
 
 
-def imported(model: Path, placements: list[dict[str, Any]]) -> list[Any]:
-    found = []
-    for placement in placements:
-        with of_directory(model, **placement) as run:
-            states, record = masters(run), run.step()
-            found.append((states, record.lm_loss, record.grad_norm))
-    return found
-
-
 def import_and_save(model: Path, folder: Path, placement: dict[str, Any]) -> None:
     with of_directory(model, save=str(folder), **placement) as run:
         run.train()
@@ -148,22 +141,8 @@ def test_evaluate_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[st
     )
     build_corpus([tmp_path / "text.txt"], tmp_path / "corpus")
     shape = ["--num-layers", "4", "--hidden-size", "32", "--seq-len", "64", "--global-batch-size", "2"]
-    with memo.Trainer(
-        "llama-tiny",
-        train_data=tmp_path / "corpus",
-        save=str(tmp_path / "run"),
-        num_layers=4,
-        hidden_size=32,
-        seq_length=64,
-        global_batch_size=2,
-        train_iters=2,
-        device="cpu",
-        num_threads=1,
-        peak_tflops=1.0,
-        progress=False,
-        offload_alpha="off",
-        **ALL,
-    ) as run:
+    flags = {**SMALL_RUN, "num_layers": 4, "global_batch_size": 2, "train_iters": 2, "offload_alpha": "off", **ALL}
+    with memo.Trainer("llama-tiny", train_data=tmp_path / "corpus", save=str(tmp_path / "run"), **flags) as run:
         run.train()
     told = []
     for index, flags in enumerate(([], ["--offload-states", "all"], ["--offload-states", "optimizer"])):
