@@ -7,7 +7,6 @@ import gc
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ def plan_of(training: Training) -> MemoryPlan:
     return training.allocator._plan
 
 
-def _planned_training(poison: bool = True) -> tuple[Training, list[float]]:
+def _planned_training() -> tuple[Training, list[float]]:
     """Warmed up, recorded twice with the same result, and planned."""
     training = Training(PlannedAllocator.install("cpu"))
     losses, trace = training.record()
@@ -39,32 +38,22 @@ def _planned_training(poison: bool = True) -> tuple[Training, list[float]]:
         losses.append(training.step())
     assert recording.trace == trace
     training.allocator.use(first_fit(trace))
-    training.allocator.set_poison(poison)
+    training.allocator.set_poison(True)
     return training, losses
 
 
-class Passthrough(NamedTuple):
-    losses: list[float]
-    weights: list[torch.Tensor]
-
-
-def _passthrough(num_steps: int, act: Act | None = None) -> Passthrough:
-    """What training gives when the allocator passes everything on."""
+def _passthrough(num_steps: int, act: Act | None = None) -> list[float]:
+    """Losses of training when the allocator passes everything on."""
     training = Training(PlannedAllocator.install("cpu"))
     losses = [training.step() for _ in range(FIRST_STEPS)]
-    losses += [act(training, i) if act else training.step() for i in range(num_steps)]
-    return Passthrough(losses, _weights(training))
+    return losses + [act(training, i) if act else training.step() for i in range(num_steps)]
 
 
 @pytest.fixture(scope="module")
-def reference() -> Passthrough:
-    found = run_ranks(1, _passthrough, STEPS)[0]
-    assert len(set(found.losses)) == len(found.losses)  # it learns: equal losses say something
+def reference() -> list[float]:
+    found: list[float] = run_ranks(1, _passthrough, STEPS)[0]
+    assert len(set(found)) == len(found)  # it learns: equal losses say something
     return found
-
-
-def _weights(training: Training) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in training.model.parameters()]
 
 
 def _planned(num_steps: int, act: Act) -> tuple[list[float], Statistics]:
@@ -74,35 +63,13 @@ def _planned(num_steps: int, act: Act) -> tuple[list[float], Statistics]:
     return losses, training.allocator.statistics
 
 
-def _plain_run(poison: bool) -> tuple[list[float], list[torch.Tensor], Statistics, int]:
-    training, losses = _planned_training(poison)
-    losses += [training.step() for _ in range(STEPS)]
-    planned = sum(len(phase.requests) for phase in plan_of(training).phases)
-    return losses, _weights(training), training.allocator.statistics, planned
-
-
-@pytest.mark.parametrize("poison", [False, True], ids=["plain", "poisoned"])
-def test_every_request_is_served_and_every_bit_is_the_same(reference: Passthrough, poison: bool) -> None:
-    losses, weights, statistics, planned_requests = run_ranks(1, _plain_run, poison)[0]
-    assert losses == reference.losses
-    assert all(map(torch.equal, weights, reference.weights))
-    assert planned_requests > 100
-    assert statistics.requests == STEPS * planned_requests
-    assert statistics.hits + statistics.native == statistics.requests
-    assert statistics.hits > 0.7 * statistics.requests
-    assert statistics.native > 0  # gradients
-    assert statistics.num_fallbacks == statistics.unasked == 0
-    assert statistics.live_blocks == statistics.live_bytes == 0
-    assert 0 < statistics.peak_bytes <= statistics.arena_bytes
-
-
 def _other_length(training: Training, i: int) -> float:
     return training.step(seq_length=40 if i == 2 else 48)
 
 
 def test_another_sequence_length_falls_back_and_is_named() -> None:
     losses, statistics = run_ranks(1, _planned, NUM_ACTS, _other_length)[0]
-    assert losses == run_ranks(1, _passthrough, NUM_ACTS, _other_length)[0].losses
+    assert losses == run_ranks(1, _passthrough, NUM_ACTS, _other_length)[0]
     assert statistics.fallbacks["size"] > 0
     assert statistics.unasked > 0
     first = statistics.mismatches[0]
@@ -111,19 +78,6 @@ def test_another_sequence_length_falls_back_and_is_named() -> None:
     assert first.expected_bytes > first.found_bytes
     sizes = f"{first.found_bytes:,} bytes, planned {first.expected_bytes:,} bytes"
     assert str(first) == f"embedding, request {first.position}: size: {sizes}"
-
-
-def _evaluate_between(training: Training, i: int) -> float:
-    if i == 2:
-        training.evaluate()
-    return training.step()
-
-
-def test_evaluation_in_between_is_passed_on(reference: Passthrough) -> None:
-    losses, statistics = run_ranks(1, _planned, NUM_ACTS, _evaluate_between)[0]
-    assert losses == reference.losses[: len(losses)]
-    assert statistics.outside > 0
-    assert statistics.num_fallbacks == statistics.unasked == 0
 
 
 def _keep_across(training: Training, i: int) -> float:
@@ -141,28 +95,9 @@ def _keep_across(training: Training, i: int) -> float:
     return loss
 
 
-def test_tensors_kept_from_an_earlier_iteration_are_never_overwritten(reference: Passthrough) -> None:
+def test_tensors_kept_from_an_earlier_iteration_are_never_overwritten(reference: list[float]) -> None:
     losses, statistics = run_ranks(1, _planned, NUM_ACTS, _keep_across)[0]
-    assert losses == reference.losses[: len(losses)]
-    assert statistics.fallbacks["overlap"] > 0
-    assert statistics.live_blocks == 0
-
-
-def _fail_in_the_middle(training: Training, i: int) -> float:
-    if i not in (1, 3):
-        return training.step()
-    with pytest.raises(KeyError, match="in the middle") as info:
-        training.step(fail_in_layer=1)
-    training.num_steps -= 1
-    loss = training.step()
-    assert info.value.__traceback__ is not None  # held the activations until here
-    return loss
-
-
-def test_an_exception_in_the_middle_does_no_harm(reference: Passthrough) -> None:
-    losses, statistics = run_ranks(1, _planned, NUM_ACTS, _fail_in_the_middle)[0]
-    assert losses == reference.losses[: len(losses)]
-    assert statistics.unasked > 0
+    assert losses == reference[: len(losses)]
     assert statistics.fallbacks["overlap"] > 0
     assert statistics.live_blocks == 0
 
@@ -192,11 +127,11 @@ def _beside_a_thread() -> tuple[list[float], Statistics, int, int]:
     return losses, training.allocator.statistics, neighbour.num_tensors, neighbour.num_wrong
 
 
-def test_another_thread_is_served_natively(reference: Passthrough) -> None:
+def test_another_thread_is_served_natively(reference: list[float]) -> None:
     losses, statistics, num_tensors, num_wrong = run_ranks(1, _beside_a_thread)[0]
     assert num_tensors > 0
     assert num_wrong == 0
-    assert losses == reference.losses[: len(losses)]
+    assert losses == reference[: len(losses)]
     assert statistics.fallbacks["thread"] > 0
     others = {reason: count for reason, count in statistics.fallbacks.items() if reason != "thread"}
     assert not any(others.values())
@@ -217,9 +152,9 @@ def _all_at_one_address() -> tuple[list[float], Statistics]:
     return losses, training.allocator.statistics
 
 
-def test_a_wrong_plan_costs_memory_and_nothing_else(reference: Passthrough) -> None:
+def test_a_wrong_plan_costs_memory_and_nothing_else(reference: list[float]) -> None:
     losses, statistics = run_ranks(1, _all_at_one_address)[0]
-    assert losses == reference.losses[: len(losses)]
+    assert losses == reference[: len(losses)]
     assert statistics.hits > 0
     assert statistics.fallbacks["overlap"] > statistics.hits
 
@@ -235,7 +170,7 @@ def _stop_and_go_on() -> tuple[list[float], list[int]]:
     return losses, [bytes_ // plan.arena_bytes for bytes_ in arenas]
 
 
-def test_a_plan_can_be_left_and_taken_up_again(reference: Passthrough) -> None:
+def test_a_plan_can_be_left_and_taken_up_again(reference: list[float]) -> None:
     losses, arenas = run_ranks(1, _stop_and_go_on)[0]
-    assert losses == reference.losses[: len(losses)]
+    assert losses == reference[: len(losses)]
     assert arenas == [0, 1, 0]

@@ -27,11 +27,7 @@ def test_a_file_gives_back_every_bit(tmp_path: Path) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"seconds": {"cudnn": 0}}, r"rows\[0\].seconds\['cudnn'\] is 0: give a number above 0, or "),
-    ({"seconds": {"cudnn": "1"}}, r"seconds\['cudnn'\] is '1' \(a string\)"),
-    ({"seconds": {"cudnn": float("inf")}}, r"seconds\['cudnn'\] is inf "),
-    ({"seconds": [1.0]}, "seconds is a list of 1: give an object"),
     ({"measured_at": "yesterday"}, "measured_at is 'yesterday': give a string with a date"),
-    ({"case": {"head_dim": 128}}, r"rows\[0\].case has no field dtype"),
     ({"colour": "red"}, "has a field 'colour', which is not known"),
 ]
 

@@ -64,30 +64,18 @@ def test_a_file_gives_back_every_bit(tmp_path: Path) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"forward_s": 0}, "forward_s is 0: give a number above 0, or "),
-    ({"backward_s": float("nan")}, r"backward_s is nan \(a number\): give a number above 0"),
-    ({"backward_s": "1"}, r"backward_s is '1' \(a string\)"),
-    ({"offload_bytes_per_s": True}, "offload_bytes_per_s is True"),
-    ({"prefetch_bytes_per_s": float("inf")}, "prefetch_bytes_per_s is inf"),
+    ({"backward_s": -1.0}, r"backward_s is -1\.0: give a number above 0"),
     (
         {"prefetch_under_compute_bytes_per_s": -1.0},
         r"prefetch_under_compute_bytes_per_s is -1\.0: give a number of 0 or more, or ",
     ),
     ({"recompute_s": {"qkv": 0.0}}, r"recompute_s\['qkv'\] is 0\.0"),
-    ({"recompute_s": [1.0]}, "recompute_s is a list of 1: give an object"),
     ({"tensor_bytes": {"input": -4}}, r"tensor_bytes\['input'\] is -4"),
     ({"measured_at": "yesterday"}, "measured_at is 'yesterday': give a string with a date"),
-    ({"measured_at": 5}, r"measured_at is 5 \(a whole number\): give a string with a date"),
     (
         {"key": {**dataclasses.asdict(KEY), "seq_length": 1.5}},
         r"key.seq_length is 1\.5 \(a number\): give a whole number",
     ),
-    (
-        {"key": {**dataclasses.asdict(KEY), "seq_length": True}},
-        r"key.seq_length is True \(a boolean\): give a whole number",
-    ),
-    ({"key": {**dataclasses.asdict(KEY), "colour": "red"}}, "key has a field 'colour', which is not known"),
-    ({"key": {"seq_length": 1}}, "key has no field hidden_size"),
-    ({"key": None}, "key holds null, not an object"),
     ({"extra": 1}, "has a field 'extra', which is not known"),
 ]
 
@@ -98,18 +86,6 @@ def test_what_is_no_profile_is_refused_by_field(change: dict[str, Any], says: st
     PROFILE.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ArtifactError, match=rf"profile\.json: {says}.*run `memo profile` again$"):
-        LayerProfile.load(path)
-
-
-def test_another_file_and_another_version_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    with pytest.raises(ArtifactError, match=r"profile\.json: the file does not exist"):
-        LayerProfile.load(path)
-    path.write_text('{"schema": "memory_plan", "version": 1}')
-    with pytest.raises(ArtifactError, match="holds 'memory_plan', but a 'layer_profile' is needed"):
-        LayerProfile.load(path)
-    path.write_text('{"schema": "layer_profile", "version": 0}')
-    with pytest.raises(ArtifactError, match="has version 0"):
         LayerProfile.load(path)
 
 

@@ -34,12 +34,7 @@ def test_round_trip(tmp_path: Path) -> None:
     ("path", "value", "message"),
     [
         (("phases", 0, "requests", 0), [100], r"phases\[0\].requests\[0\] is a list of 1: give a list of 3"),
-        (("phases", 0, "requests", 0), [100, 0.5, 2], r"requests\[0\]\[1\] is 0.5 \(a number\): give a whole number"),
-        (("phases", 0, "requests"), None, r"requests is None \(null\): give a list"),
-        (("phases", 0), {}, r"phases\[0\] has no field kind"),
-        (("arena_bytes",), "192", "arena_bytes is '192'"),
-        (("arena_bytes",), 192.0, "arena_bytes is 192.0"),
-        (("planner",), 7, "planner is 7"),
+        (("arena_bytes",), "192", "arena_bytes is '192'.*solve the trace again"),
         (("proof",), "certain", "proof is 'certain'"),
         (("version",), 0, "version 0 of memory_plan"),
         (("schema",), None, "holds None, but a 'memory_plan' is needed"),
@@ -55,16 +50,6 @@ def test_broken_files_are_refused(tmp_path: Path, path: tuple[Any, ...], value: 
     inner[path[-1]] = value
     file.write_text(json.dumps(body))
     with pytest.raises(ArtifactError, match=message):
-        MemoryPlan.load(file)
-
-
-def test_missing_field(tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    PLAN.save(file)
-    body = json.loads(file.read_text())
-    del body["min_bytes"]
-    file.write_text(json.dumps(body))
-    with pytest.raises(ArtifactError, match=r"min_bytes.*solve the trace again"):
         MemoryPlan.load(file)
 
 

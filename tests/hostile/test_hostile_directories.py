@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import tiny
+from trainers import tiny_trainer
 
 import memo
 from memo.artifacts.regular_file import open_regular, replace_file
@@ -26,8 +26,7 @@ NAMES = (RUN_CONFIG, LATEST, OWNER, "log.jsonl", "log.run.json", "iter_0000002.p
 
 
 def trainer(folder: Path, **overrides: Any) -> memo.Trainer:
-    values = {"params_dtype": "fp32", "peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": 2}
-    return memo.Trainer(config=tiny("llama-tiny"), **{**values, "save": str(folder), **overrides})
+    return tiny_trainer(**{"train_iters": 2, "save": str(folder), **overrides})
 
 
 def link(path: Path) -> None:

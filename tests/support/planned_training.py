@@ -54,21 +54,14 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.num_steps = 0
 
-    def step(self, seq_length: int = SEQ_LENGTH, fail_in_layer: int | None = None) -> float:
-        """One step on its own data; `fail_in_layer` raises KeyError there, in forward."""
+    def step(self, seq_length: int = SEQ_LENGTH) -> float:
+        """One step on its own data."""
         tokens = self.tokens(seq_length)
         self.num_steps += 1
         with self.allocator.iteration():
             self.allocator.mark("embedding")
             self.optimizer.zero_grad()  # gradients outlive their iteration: the plan leaves them to torch
-            if fail_in_layer is None:
-                loss = self.loss(tokens)
-            else:
-                handle = self.model.layers[fail_in_layer].fc1.register_forward_hook(_raise)
-                try:
-                    loss = self.loss(tokens)
-                finally:
-                    handle.remove()
+            loss = self.loss(tokens)
             self.allocator.mark("backward")
             loss.backward()
             self.allocator.mark("optimizer")
@@ -83,17 +76,9 @@ class Training:
         logits = self.model(tokens[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    def evaluate(self) -> float:
-        with torch.no_grad():
-            return self.loss(self.tokens(SEQ_LENGTH)).item()
-
     def record(self) -> tuple[list[float], Trace]:
         """The losses and the trace of the warm-up and of one recorded step."""
         losses = [self.step() for _ in range(WARMUP_STEPS)]
         with self.allocator.record() as recording:
             losses.append(self.step())
         return losses, recording.trace
-
-
-def _raise(*_: object) -> None:
-    raise KeyError("in the middle")
