@@ -5,7 +5,6 @@ import csv
 import gzip
 import json
 import lzma
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -296,13 +295,6 @@ def test_a_worker_that_ends_is_told(tokenizer: Path, monkeypatch: pytest.MonkeyP
     encoder = Encoder(load_tokenizer(tokenizer), "text", np.dtype("<u2"), False)
     with pytest.raises(DataError, match=r"a.jsonl, line 1: a process that tokenizes has ended"):
         list(encode_all(pieces, encoder, 2))
-
-
-def test_reading_a_corpus_of_lines_needs_no_package_of_tables() -> None:
-    code = "import sys, memo.data; print([n for n in ('pyarrow', 'rich', 'pandas') if n in sys.modules])"
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
 
 
 def test_a_damaged_table_of_arrow_is_refused_and_ends_no_process(tmp_path: Path) -> None:

@@ -229,21 +229,6 @@ def test_sinks_join_the_softmax_of_the_whole_sequence(comm_type: str, a2a_size: 
     run_ranks(4, check_sinks, comm_type, a2a_size)
 
 
-def check_lse() -> None:
-    ring, _ = groups(1)
-    inputs = make_inputs(S, 2, (4, 2), 16, torch.float64)
-    own = token_indices(S, 4, dist.get_rank())
-    truth = dense_attention(inputs, EDGES, SCALE)[4][:, :, own]
-    for comm_type in ("p2p", "all_gather"):
-        attention = ContextAttention(CpuFlash(), S, comm_type, ring, None, SCALE)
-        _, lse = attention.forward(*(x[own] for x in inputs[:3]), EDGES)
-        torch.testing.assert_close(lse, truth, atol=1e-12, rtol=0)
-
-
-def test_lse_is_that_of_the_whole_sequence() -> None:
-    run_ranks(4, check_lse)
-
-
 def test_one_rank_is_local_attention() -> None:
     inputs = make_inputs(S, 2, (4, 2), 16, torch.bfloat16)
     attention = ContextAttention(select_backend("auto", "cpu"), S, "p2p", None, None, SCALE)

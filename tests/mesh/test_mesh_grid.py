@@ -48,12 +48,3 @@ def test_groups_partition_the_world(grid: RankGrid) -> None:
                 for axis in AXES:
                     distinct = {getattr(position, axis) for position in positions}
                     assert len(distinct) == (getattr(grid, axis) if axis in axes else 1)
-
-
-def test_groups_of_a_known_grid() -> None:
-    grid = RankGrid(tp=2, cp=1, dp=2, pp=2)
-    assert grid.groups("tp") == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert grid.groups("dp") == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert grid.groups("pp") == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert grid.groups("cp") == [[rank] for rank in range(8)]
-    assert grid.groups("tp", "dp") == [[0, 1, 2, 3], [4, 5, 6, 7]]

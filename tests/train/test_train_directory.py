@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from layouts import tiny
+from processes import SMALL
 from ranks import run_ranks
 from trainers import tiny_trainer
 
@@ -190,10 +191,8 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     """Of one that is owned, of one that is no directory, each with a status that is not 0."""
     with trainer(tmp_path / "owned"):
         for save, told in ((tmp_path / "owned", "belongs to another run"), (Path("/proc/x"), "--save /proc/x")):
-            flags = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 61 --mock-data --seq-len 64"
-            flags += f" --device cpu --num-threads 1 --peak-tflops 1 --no-progress --offload-alpha off --save {save}"
             with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit) as caught:
-                main(flags.split())
+                main([*SMALL.split(), "--save", str(save)])
             assert caught.value.code == 2
             assert told in errors.getvalue() and errors.getvalue().count("\n") == 1
 

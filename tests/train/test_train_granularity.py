@@ -37,21 +37,18 @@ def cap_of(sweep: Sweep, world_size: int = 1, **overrides: Any) -> float:
     return 1.01 * device_bytes(with_sweep(run(**overrides), sweep), world_size, 0) / GIB
 
 
-def trainer(world_size: int = 1, node: int | None = None, **overrides: Any) -> memo.Trainer:
-    """As a rank of torchrun would make it; `node`: where each rank has a node of its own, which one that is."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    local_rank, local_size = (rank, world_size) if node is None else (0, 1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    os.environ |= {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(local_size)}
+def trainer(own_node: bool = False, **overrides: Any) -> memo.Trainer:
+    """`own_node`: where each rank has a node of its own."""
+    if own_node:
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     sweeping.SWEPT_TOKENS = (TILE_TOKENS,)  # so that short sequences have tiles enough
     return memo.Trainer(config=run(**{"offload_granularity": "auto", **overrides}))
 
 
-def chosen(world_size: int, caps: list[float], own_nodes: bool = False, **overrides: Any) -> tuple[Sweep, str, float]:
+def chosen(caps: list[float], own_nodes: bool = False, **overrides: Any) -> tuple[Sweep, str, float]:
     """What was chosen on this rank, the line of the header about it, and the loss of a step."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    node, header = rank if own_nodes else None, io.StringIO()
-    with trainer(world_size, node, device_memory_gib=caps[rank % len(caps)], **overrides) as made:
+    header = io.StringIO()
+    with trainer(own_nodes, device_memory_gib=caps[dist.get_rank() % len(caps)], **overrides) as made:
         with contextlib.redirect_stdout(header):
             made.print_header()
         said = [line for line in header.getvalue().splitlines() if line.startswith("layers:")]
@@ -82,7 +79,7 @@ def test_layers_are_whole_where_they_fit_and_swept_where_they_do_not(
 ) -> None:
     """The run is the one with the flags that the header names, to the bit."""
     assert cap_of(HIDDEN) < cap_of(SWEPT) / 1.01 < cap_of(SWEPT) < cap_of(WHOLE) / 1.01
-    ((found, said, loss),) = run_ranks(1, chosen, 1, [cap_gib])
+    ((found, said, loss),) = run_ranks(1, chosen, [cap_gib])
     assert (found, said) == (expected, says)
     ((_, none, same),) = run_ranks(1, with_flags, cap_gib, expected)
     assert (none, same) == ("", loss)
@@ -91,7 +88,7 @@ def test_layers_are_whole_where_they_fit_and_swept_where_they_do_not(
 def with_flags(cap_gib: float, sweep: Sweep) -> tuple[Sweep, str, float]:
     memory = with_sweep(run(), sweep).memory
     names = ("offload_granularity", "offload_tiles", "offload_slot_tiles", "offload_hidden_states")
-    return chosen(1, [cap_gib], **{name: getattr(memory, name) for name in names})
+    return chosen([cap_gib], **{name: getattr(memory, name) for name in names})
 
 
 def test_where_nothing_fits_it_says_what_comes_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +122,7 @@ def test_ranks_agree_before_anything_is_built(own_nodes: bool) -> None:
     """On one node its first rank decides. Of two nodes that decide, the one with less room."""
     much, little = cap_of(WHOLE, 2), cap_of(SWEPT, 2)
     caps = [much, little] if own_nodes else [little, 0.1 * little]
-    found = run_ranks(2, chosen, 2, caps, own_nodes)
+    found = run_ranks(2, chosen, caps, own_nodes)
     assert [sweep for sweep, _, _ in found] == [SWEPT, SWEPT]
     assert found[0][2] == found[1][2]
 

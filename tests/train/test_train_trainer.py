@@ -205,21 +205,6 @@ def test_a_request_to_stop_is_not_lost_while_ranks_agree(monkeypatch: pytest.Mon
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def _losses_and_evaluations(layout: dict[str, int]) -> tuple[list[float], list[float]]:
-    trainer = small_trainer(params_dtype="fp64", eval_interval=4, **layout)
-    evaluations: list[float] = []
-    trainer.callbacks.append(lambda _: evaluations.append(trainer.evaluate(iters=2)))
-    return losses(trainer), evaluations
-
-
-def test_losses_and_evaluations_in_a_layout_are_those_of_one_process() -> None:
-    expected_losses, expected = run_ranks(1, _losses_and_evaluations, {})[0]
-    results = run_ranks(4, _losses_and_evaluations, {"tp": 2, "pp": 2})
-    assert all(result == results[0] for result in results)  # every rank is told the same
-    assert results[0][0] == pytest.approx(expected_losses, rel=1e-9)
-    assert results[0][1] == pytest.approx(expected, rel=1e-9)
-
-
 def _slow_imports(layout: dict[str, object], save: str) -> set[str]:
     at_start = set(sys.modules)
     small_trainer(save=save, train_iters=1, **layout).train()
