@@ -1,8 +1,6 @@
 """scaled_node.py: the link stands to the core as the node's does to its GPU, copies take the link's time, and what is
 foreseen follows from the pieces that were measured."""
 
-import contextlib
-import dataclasses
 import gc
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import scaled_node as benchmark
 from measure import Case
 from scaled_foresight import foresee
 from scaled_pieces import Pieces, piece_turns
-from scaled_process import PIECES, Process
 from scaled_steps import SCALED_WAYS, Work, way_turns
 
 from memo.artifacts.layer_profile import LayerProfile
@@ -90,20 +87,6 @@ def _one_step(work: Work) -> dict[str, Any]:
 def _pieces(work: Work) -> Pieces:
     with piece_turns(work) as turns:
         return Pieces.median([Pieces(**turns.turn()) for _ in range(2)])
-
-
-def test_processes_take_turns(tmp_path: Path) -> None:
-    """A way that its limit stops is marked, and goes on without limits where it may."""
-    ideal = work_of("ideal", tmp_path / "layer.json")
-    limited = dataclasses.replace(ideal, limit_bytes=6 << 20)
-    with contextlib.ExitStack() as stack:
-        pieces = stack.enter_context(Process(benchmark.of_way(ideal, PIECES)))
-        on = benchmark.Run(stack, limited)
-        full = benchmark.Run(stack, benchmark.of_way(dataclasses.replace(ideal, host_bytes=1), "full-swap"), False)
-        foundations = benchmark.take_turns([on, full], pieces, turns=2)
-        assert (on.mark, len(on.found)) == ("oom", 2) and (full.mark, len(full.found)) == ("oohm", 0)
-        assert all(turn["step_s"] > 0 for turn in on.found) and foundations.forward_s > 0
-        assert on.end()["device_peak_bytes"] > 6 << 20
 
 
 def test_the_page_compares_ways_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,14 +277,6 @@ def test_demo_takes_the_sources_and_leaves_packages(tmp_path: Path, monkeypatch:
     assert texts_of(tmp_path / "demo") == ["c = 2\r\n", "b = 1\n"]
 
 
-def test_demo_of_this_python(tmp_path: Path) -> None:
-    summary = build_demo(tmp_path / "demo", split_eval=0.01)
-    corpus = IndexedDataset(tmp_path / "demo")
-    assert summary.train.num_documents == len(corpus) > 300
-    assert summary.train.num_tokens == corpus.document_lengths.sum() > 1_000_000
-    assert summary.evaluation is not None
-
-
 def test_data_loads_no_large_package() -> None:
     names = ("torch", "tokenizers", "pyarrow", "rich", "pandas")
     code = f"import sys, memo.data; print([name for name in {names} if name in sys.modules])"

@@ -359,12 +359,6 @@ def stage_layout(config: RunConfig, world_size: int, stage: int) -> list[Any]:
             dist.destroy_process_group()
 
 
-def test_the_components_add_up() -> None:
-    memory = program_memory(run_config("llama-tiny", offload_alpha=0.5, seq_length=2048), 1, 0)
-    assert sum(memory.components.values()) == memory.total
-    assert memory.rounding_buffers > 0 and memory.components["masters"] == 0
-
-
 def test_a_ledger_knows_its_worst_moment() -> None:
     ledger = Ledger(at="one")
     first = ledger.make("a", 10)
@@ -376,11 +370,6 @@ def test_a_ledger_knows_its_worst_moment() -> None:
     assert (ledger.peak.at, ledger.peak.alive) == ("one", {"a": 10, "b": 6})
     ledger.restart()
     assert ledger.peak.num_bytes == 15
-
-
-def test_alpha_auto_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--offload-alpha auto is decided by measuring"):
-        program_memory(run_config("gpt-tiny", offload_alpha="auto"), 1, 0)
 
 
 def case(**cells: str) -> Any:

@@ -248,23 +248,10 @@ def test_plan_run_takes_the_plan_and_keeps_the_rest() -> None:
         plan_run(RunConfig().override({"seq_length": 1 << 24}), "gpt-65b", 1, "a800-80")  # states might go to the host
 
 
-@pytest.mark.parametrize(
-    ("name", "total_gib", "machine"),
-    [
-        ("NVIDIA H100 80GB HBM3", 79.18, "h100-80"),
-        ("NVIDIA A100-SXM4-40GB", 39.39, "a100-40"),
-        ("NVIDIA H200", 139.72, "h200"),
-        ("NVIDIA GeForce RTX 4090", 23.64, "rtx-4090"),
-        ("NVIDIA L40S", 44.4, "l40s"),
-        ("A100-SXM4-80GB", 79.3, "a100-80"),
-    ],
-)
-def test_machine_by_name_of_the_gpu(monkeypatch: pytest.MonkeyPatch, name: str, total_gib: float, machine: str) -> None:
-    pretend(monkeypatch, name, total_gib)
-    assert gpu_machine().name == machine
-
-
-def test_a_gpu_that_no_machine_has_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_is_that_of_the_gpu_and_a_gpu_that_none_has_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """test_estimate_machines.py has the names of all."""
+    pretend(monkeypatch, "NVIDIA H100 80GB HBM3", 79.18)
+    assert gpu_machine().name == "h100-80"
     pretend(monkeypatch, "Tesla T4", 14.6)
     with pytest.raises(ConfigError) as caught:
         plan_run(RunConfig(), "gpt-7b", 8)
