@@ -157,31 +157,25 @@ def test_a_call_of_a_varlen_kernel_takes_a_limited_number_of_documents() -> None
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
 
 
-def test_varlen_kernel_with_the_same_documents_in_all_rows_and_with_full_blocks() -> None:
-    chunks = (Chunk(0, 24, 0), Chunk(24, 24, 24))
-    documents = ((0, 5, 30, 40, S),) * 2
-    scores = attention_blocks(chunks[1:], (Chunk(0, S, 0),), documents)
-    q, k, v, grad_out = inputs = make_inputs(S, 2, (4, 2), 16, torch.float64)
-    backend = VarlenByLoop()
-    shifted = Scores(tuple(b._replace(q_start=b.q_start - 24, q_stop=b.q_stop - 24) for b in scores.blocks))
-    (out, dq, _, _), _ = run(backend, [q[24:], k, v, grad_out[24:]], shifted, 0.25)
-    assert sorted(backend.calls) == ["full", "varlen", "varlen"]
-    true_out, true_dq, *_ = dense_attention(inputs, documents, 0.25)
-    torch.testing.assert_close(out, true_out[24:], atol=1e-12, rtol=0)
-    torch.testing.assert_close(dq, true_dq[24:], atol=1e-12, rtol=0)
-
-
-def test_varlen_runs_end_at_a_gap_on_either_side() -> None:
-    # Rows 0 to 15 hold two ranges whose keys are not neighbours: four documents, two runs.
-    q_chunks = (Chunk(0, 8, 0), Chunk(16, 8, 8))
-    documents = ((0, 4, 8, 16, 20, S),)
-    held = torch.cat([torch.arange(0, 8), torch.arange(16, 24)])
-    inputs = make_inputs(S, 1, (4, 2), 16, torch.float64)
-    q, k, v, grad_out = inputs
+@pytest.mark.parametrize(
+    ("q_chunks", "documents", "calls"),
+    [
+        # Two rows alike, and documents that began before the queries.
+        ((Chunk(24, 24, 0),), ((0, 5, 30, 40, S),) * 2, ["full", "varlen", "varlen"]),
+        # Rows 0 to 15 hold two ranges whose keys are not neighbours: four documents, two runs.
+        ((Chunk(0, 8, 0), Chunk(16, 8, 8)), ((0, 4, 8, 16, 20, S),), ["varlen", "varlen"]),
+    ],
+    ids=["full blocks", "a gap"],
+)
+def test_varlen_kernel_of_queries_that_are_a_part(
+    q_chunks: tuple[Chunk, ...], documents: Documents, calls: list[str]
+) -> None:
+    held = torch.cat([torch.arange(chunk.start, chunk.start + chunk.length) for chunk in q_chunks])
+    q, k, v, grad_out = inputs = make_inputs(S, len(documents), (4, 2), 16, torch.float64)
     backend = VarlenByLoop()
     scores = attention_blocks(q_chunks, WHOLE, documents)
     (out, dq, _, _), _ = run(backend, [q[held], k, v, grad_out[held]], scores, 0.25)
-    assert backend.calls == ["varlen", "varlen"]
+    assert sorted(backend.calls) == calls
     true_out, true_dq, *_ = dense_attention(inputs, documents, 0.25)
     torch.testing.assert_close(out, true_out[held], atol=1e-12, rtol=0)
     torch.testing.assert_close(dq, true_dq[held], atol=1e-12, rtol=0)

@@ -153,12 +153,6 @@ def test_every_preset_survives_the_round_trip(name: str) -> None:
     assert written.content["torch_dtype"] == "bfloat16"
 
 
-def test_newer_files_join_the_rope_fields() -> None:
-    joined = {key: value for key, value in LLAMA_31_8B.items() if not key.startswith("rope")}
-    joined["rope_parameters"] = {**LLAMA_31_8B["rope_scaling"], "rope_theta": 500000.0}
-    assert model_of(joined, "x") == model_of(LLAMA_31_8B, "x")
-
-
 def test_yarn_and_linear_scaling() -> None:
     yarn = model_of({**QWEN3_8B, "rope_scaling": YARN}, "x")
     assert (yarn.rope_scaling_type, yarn.rope_scaling_factor) == ("yarn", 4.0)

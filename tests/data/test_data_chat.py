@@ -184,7 +184,7 @@ def test_a_template_that_rewrites_earlier_answers_needs_marks(tmp_path: Path) ->
 
 
 def test_what_a_template_may_use(tmp_path: Path) -> None:
-    """tools as JSON that keeps <, the date, break, lines of blocks that leave nothing; and a sandbox around it."""
+    """tools as JSON that keeps <, the date, break, lines of blocks that leave nothing."""
     source = (
         "  {% if true %}\n{% endif %}\n"
         "{{ tools | tojson }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{% endfor %}"
@@ -199,14 +199,6 @@ def test_what_a_template_may_use(tmp_path: Path) -> None:
     rendered = load_chat_template(folder, (), tmp_path / "t.jinja").render(conversation)
     assert rendered.text == '[{"n": "<é>"}]4|<|im_end|>|f'
     assert rendered.spans == ((len(rendered.text) - 1, len(rendered.text)),)
-    for attack in (
-        "{{ messages.__class__.__mro__ }}",
-        "{{ messages[0].update(role='x') }}",
-        "{{ messages[9].role.x }}",
-    ):
-        (tmp_path / "t.jinja").write_text(attack)
-        with pytest.raises(DataError, match=r"in.jsonl, line 1: .*t.jinja refuses the conversation"):
-            load_chat_template(folder, (), tmp_path / "t.jinja").render(conversation)
 
 
 def test_where_a_template_comes_from(tmp_path: Path) -> None:

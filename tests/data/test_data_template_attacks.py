@@ -55,6 +55,8 @@ ATTACKS = {
     "too much text": ("{{ 'a' * 2**21 }}", TEXT),
     "Python's own limit": ("{{ 10 ** 5000 }}", "ValueError: Exceeds the limit"),
     "attribute": ("{{ messages.__class__.__mro__ }}", "refuses the conversation"),
+    "what is not there": ("{{ messages[9].role.x }}", "refuses the conversation"),
+    "another role": ("{{ messages[0].update(role='x') }}", "refuses the conversation"),
     "words of its own": ("{{ raise_exception('no\nno ' * 10000) }}", r"refuses the conversation \(no no no"),
     "nothing": ("{{ raise_exception(None) }}", r"\(TemplateError: None\)|\(None\)"),
     "another template": ("{% include 'x' %}", "refuses the conversation"),

@@ -35,6 +35,7 @@ def make_inputs(vocab: int) -> list[Tensor]:
     edges = torch.tensor([0, 63, 64, 127, 128, 191, 192, vocab - 1])
     labels[: len(edges)] = edges.clamp_max(vocab - 1)  # both sides of every border between ranks
     weights = torch.rand(S, B, generator=generator, dtype=torch.float64)
+    weights[4:8] = 0.0  # whole chunks without answers
     of_norm = torch.randn(2, H, generator=generator, dtype=torch.float64)
     return [hidden, weight, labels.view(S, B), weights, *of_norm]
 

@@ -16,14 +16,11 @@ from answers import Answers
 from forward import run_once
 from layouts import Outcome, assemble, global_pieces, one_step_backward, relative_error, tiny
 from ranks import run_ranks
-from torch import Tensor, nn
+from torch import Tensor
 
 from memo.config import RunConfig
 from memo.data import GlobalBatchSampler
 from memo.parallel.collectives import all_reduce
-from memo.parallel.loss import LossSettings, linear_cross_entropy
-from memo.parallel.shards import sharded_parameter
-from memo.spec.weights import one
 from memo.train.build import build, build_mesh
 from memo.train.feed import Feed
 
@@ -112,37 +109,3 @@ def test_a_batch_without_answers_teaches_nothing() -> None:
     (batch,) = feed.next_global_batch()
     assert torch.equal(batch.loss_weight, torch.zeros_like(batch.loss_weight))
     assert float(run_once(config, batch).loss) == 0.0
-
-
-def on_rank(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_size: int) -> list[Tensor]:
-    """losses, d hidden and d weight of this rank."""
-    group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
-    head = sharded_parameter(one("head.weight", *weight.shape, "vocabulary"), torch.float64, group, std=0.0)
-    local = torch.zeros(head.shape, dtype=torch.float64)
-    for piece in head.shard.pieces:
-        piece.of_local(local).copy_(piece.of_global(weight))
-    leaves = (hidden.chunk(tp)[rank].clone().requires_grad_(), local.requires_grad_())
-    counts = labels != IGNORE
-    settings = LossSettings(nn.Identity(), len(weight), chunk_size, group)
-    losses = linear_cross_entropy(*leaves, labels.clamp_min(0), settings)
-    loss = (losses * counts.double() / counts.sum()).sum()
-    return [loss.detach(), *torch.autograd.grad(loss, leaves)]
-
-
-@pytest.mark.parametrize("tp", [1, 2])
-def test_chunks_and_vocabulary_slices_against_ignore_index(tp: int) -> None:
-    """Loss, d hidden and d weight of the chunked loss, at 1e-12 of the largest value; fp64."""
-    generator = torch.Generator().manual_seed(2)
-    hidden = torch.randn(16, 2, 8, generator=generator, dtype=torch.float64)
-    weight = torch.randn(100, 8, generator=generator, dtype=torch.float64)
-    labels = torch.randint(0, 100, (16, 2), generator=generator)
-    labels[torch.rand(16, 2, generator=generator) < 0.7] = IGNORE
-    labels[4:8] = IGNORE  # a whole chunk without answers
-    parts = run_ranks(tp, on_rank, hidden, weight, labels, 8)
-    leaves = (hidden.requires_grad_(), weight.requires_grad_())
-    expected = F.cross_entropy(F.linear(*leaves).flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
-    grads = torch.autograd.grad(expected, leaves)
-    for loss, *_ in parts:
-        torch.testing.assert_close(loss, expected.detach(), rtol=BOUND, atol=0)
-    torch.testing.assert_close(torch.cat([part[1] for part in parts]), grads[0], rtol=BOUND, atol=BOUND)
-    torch.testing.assert_close(torch.cat([part[2] for part in parts])[:100], grads[1], rtol=BOUND, atol=BOUND)

@@ -61,16 +61,6 @@ def test_a_parameter_without_gradient_is_named() -> None:
         one_step_backward(model, feed)
 
 
-def test_gradients_start_from_zero_every_step() -> None:
-    model, feed = make(tiny(), 1)
-    one_step_backward(model, feed)
-    first = {name: value.clone() for name, value in global_pieces(model, "grad").items()}
-    feed.sampler.load_state_dict({"seed": 7, "consumed_samples": 0})
-    one_step_backward(model, feed)
-    again = global_pieces(model, "grad")
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
 def test_parameters_are_views_of_the_buckets_and_shared_ones_stay_shared() -> None:
     model, _ = make(tiny(), 1)
     buffers = {b.weights.untyped_storage().data_ptr() for b in model.data_parallel.buckets}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, run_ranks
+from ranks import run_ranks
 from torch import Tensor
 
 from memo.mesh import Mesh, RankGrid, Watch
@@ -152,21 +152,3 @@ def test_forward_only_keeps_no_graph() -> None:
     assert results[-1][0] != 0.0
     assert not any(kept for _, _, kept in results)
     assert all(gradient is None for _, gradients, _ in results for gradient in gradients)
-
-
-def _fail_in_forward() -> None:
-    mesh = Mesh(RankGrid(pp=2), dist.get_rank())
-    pipeline = Pipeline(2, 1, 4)
-
-    def forward(hidden: Tensor | None, microbatch: int) -> Tensor:
-        if mesh.rank == 1 and microbatch == 2:
-            raise ValueError("microbatch 2 is bad")
-        x = torch.ones(SHAPE, dtype=torch.float64, requires_grad=True) if hidden is None else hidden
-        return x.sum() if mesh.rank == 1 else x * 2
-
-    PipelineStage(pipeline, mesh, WIRE).run(one_f_one_b(pipeline, mesh.rank), [forward])
-
-
-def test_an_exception_in_one_stage_surfaces_there() -> None:
-    with pytest.raises(RankError, match=r"(?s)rank 1 of 2 raised:.*ValueError: microbatch 2 is bad"):
-        run_ranks(2, _fail_in_forward)

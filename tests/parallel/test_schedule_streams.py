@@ -7,7 +7,6 @@ memo.parallel.pipeline really makes; `simulate` (memo.spec.schedule) knows nothi
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -120,22 +119,16 @@ def _advance(stream: deque[Item], met: dict[Any, list[Item]]) -> bool:
     return moved
 
 
-def all_issued(
-    pipeline: Pipeline, make_schedule: Any, groups: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Recorder]:
-    for stage in range(pipeline.stages):
-        yield issued(pipeline, stage, make_schedule, groups, monkeypatch)
-
-
 @pytest.mark.parametrize("make_schedule", [one_f_one_b, lambda pipeline, stage: forward_only(pipeline)])
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=str)
 def test_every_message_ends(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, make_schedule: Any) -> None:
     groups = {name: name for name in LINKS}
-    assert stuck(list(all_issued(pipeline, make_schedule, groups, monkeypatch))) == []
+    stages = range(pipeline.stages)
+    assert stuck([issued(pipeline, stage, make_schedule, groups, monkeypatch) for stage in stages]) == []
 
 
 def test_both_directions_on_one_stream_would_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test above could not fail."""
     groups = dict.fromkeys(LINKS, "pp")
-    left = stuck(list(all_issued(Pipeline(2, 1, 4), one_f_one_b, groups, monkeypatch)))
+    left = stuck([issued(Pipeline(2, 1, 4), stage, one_f_one_b, groups, monkeypatch) for stage in (0, 1)])
     assert {item.stream for item in left} == {COMPUTE, "pp"}
