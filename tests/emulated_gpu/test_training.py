@@ -12,7 +12,6 @@ from emulated_flows import FLOWS, Numbers, first_of
 from memo.emulated_gpu.face import EmulatedGpu
 from memo.executor.streams import CudaStreams
 
-LATER_SCHEDULES = [("lazy", 0), ("random", 0), ("random", 1)]
 FIRST_LOSS, BFLOAT16_STEP = 1e-5, 2.0**-8
 """Relative distance from the CPU, in bf16: attention there rounds otherwise, and weights may then be neighbours."""
 

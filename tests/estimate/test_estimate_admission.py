@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from control_groups import control_groups
 
 from memo.config import RunConfig, preset
 from memo.errors import ResourceError
@@ -138,17 +139,6 @@ def test_ranks_of_one_node_share_its_memory() -> None:
     assert admit(config, 2, Room(stages[0], stages[0]), LAPTOP_FLOPS).shared_bytes == stages[0]
     with pytest.raises(ResourceError):
         admit(config, 2, Room(sum(stages) - 1, sum(stages) - 1, 2), LAPTOP_FLOPS)
-
-
-def control_groups(folder: Path, own: str, groups: dict[str, dict[str, object]]) -> tuple[Path, Path]:
-    """A made-up /sys/fs/cgroup and /proc/self/cgroup."""
-    (folder / "own").write_text(own)
-    for path, values in groups.items():
-        group = folder / "cgroup" / path
-        group.mkdir(parents=True, exist_ok=True)
-        for name, value in values.items():
-            (group / name).write_text(f"{value}\n")
-    return folder / "cgroup", folder / "own"
 
 
 V2 = {"memory.current": 300, "memory.stat": "anon 200\ninactive_file 50"}

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from control_groups import control_groups
 
 from memo.estimate.host_cpus import allowed_cpus, cpu_quota, threads_of_a_rank
 
@@ -35,39 +36,32 @@ def test_allowed_cpus_are_those_of_the_process_asked_for() -> None:
     assert allowed_cpus(2**22 + 1) == frozenset(range(os.cpu_count() or 1))  # no such process
 
 
-class Groups:
-    def __init__(self, folder: Path, own: str) -> None:
-        self.root, self.own = folder / "cgroup", folder / "own"
-        self.own.write_text(own)
-
-    def add(self, path: str, **values: str) -> None:
-        (self.root / path).mkdir(parents=True, exist_ok=True)
-        for name, value in values.items():
-            (self.root / path / name.replace("cpu_", "cpu.")).write_text(f"{value}\n")
-
-    def quota(self) -> float:
-        return cpu_quota(self.root, self.own)
-
-
-def test_version_2_takes_the_tightest_of_all_parents(tmp_path: Path) -> None:
-    groups = Groups(tmp_path, "0::/kubepods/pod/container\n")
-    groups.add("kubepods/pod/container", cpu_max="max 100000")
-    groups.add("kubepods/pod", cpu_max="250000 100000")
-    groups.add("kubepods", cpu_max="6400000 100000")
-    assert groups.quota() == 2.5
-
-
-def test_version_1(tmp_path: Path) -> None:
-    groups = Groups(tmp_path, "5:memory:/m\n4:cpu,cpuacct:/job\n0::/\n")
-    groups.add("cpu/job", cpu_cfs_quota_us="300000", cpu_cfs_period_us="100000")
-    groups.add("cpu", cpu_cfs_quota_us="-1", cpu_cfs_period_us="100000")
-    groups.add("memory/m", cpu_cfs_quota_us="100000", cpu_cfs_period_us="100000")  # not the controller asked for
-    assert groups.quota() == 3.0
-
-
-@pytest.mark.parametrize("own", ["0::/a\n", ""])
-def test_no_limit(own: str, tmp_path: Path) -> None:
-    groups = Groups(tmp_path, own)
-    groups.add("a", cpu_max="max 100000")
-    assert groups.quota() == float("inf")
+@pytest.mark.parametrize(
+    ("own", "groups", "quota"),
+    [
+        (
+            "0::/kubepods/pod/container\n",
+            {
+                "kubepods/pod/container": {"cpu.max": "max 100000"},
+                "kubepods/pod": {"cpu.max": "250000 100000"},
+                "kubepods": {"cpu.max": "6400000 100000"},
+            },
+            2.5,
+        ),
+        (
+            "5:memory:/m\n4:cpu,cpuacct:/job\n0::/\n",
+            {
+                "cpu/job": {"cpu.cfs_quota_us": 300000, "cpu.cfs_period_us": 100000},
+                "cpu": {"cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100000},
+                "memory/m": {"cpu.cfs_quota_us": 100000, "cpu.cfs_period_us": 100000},
+            },
+            3.0,
+        ),
+        ("0::/a\n", {"a": {"cpu.max": "max 100000"}}, float("inf")),
+        ("", {"a": {"cpu.max": "max 100000"}}, float("inf")),
+    ],
+    ids=["tightest parent", "version 1, of the controller asked for", "no limit", "no group"],
+)
+def test_quota_of_a_group(own: str, groups: dict[str, dict[str, object]], quota: float, tmp_path: Path) -> None:
+    assert cpu_quota(*control_groups(tmp_path, own, groups)) == quota
     assert cpu_quota(tmp_path, tmp_path / "missing") == float("inf")

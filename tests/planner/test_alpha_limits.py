@@ -191,9 +191,6 @@ def test_sizes_that_do_not_divide_by_the_tiles_never_exceed_bytes() -> None:
     )
     assert solve(problem).tiles == {"fc1": 4}
     assert solve(replace(problem, host_bytes=6 * (10 + 501) - 1)).tiles == {"fc1": 3}
-
-
-def test_buffers_that_do_not_divide_by_the_tiles_never_exceed_bytes() -> None:
     problem = replace(PROBLEM, groups=(SwapGroup("fc1", 8, 0.1, 1001),), fixed_buffer_bytes=10, device_bytes=10 + 501)
     assert solve(problem).tiles == {"fc1": 4}
     assert solve(replace(problem, device_bytes=10 + 500)).tiles == {"fc1": 3}

@@ -252,20 +252,13 @@ def test_the_check_names_the_fault(change: Callable[[MemoryPlan], MemoryPlan], m
         check_memory_plan(change(plan), trace)
 
 
-def test_the_check_finds_overlaps_between_phases() -> None:
+def test_the_check_finds_overlaps_between_phases_and_in_part() -> None:
     trace = layers(2)
     plan = solve_trace(trace, min_bytes=10, alignment_bytes=500).plan
-    kept = plan.phases[0].requests[1].offset_bytes
-    change = with_request(1, 1, PlannedRequest(1000, kept))
+    wide, kept = (request.offset_bytes for request in plan.phases[0].requests[:2])
     message = "layer_forward layer 1 microbatch 0, request .* while layer_forward layer 0 microbatch 0, request 2 lives"
     with pytest.raises(PlanError, match=message):
-        check_memory_plan(change(plan), trace)
-
-
-def test_the_check_finds_blocks_that_overlap_in_part() -> None:
-    trace = layers(2)
-    plan = solve_trace(trace, min_bytes=10, alignment_bytes=500).plan
-    wide = plan.phases[0].requests[0].offset_bytes
+        check_memory_plan(with_request(1, 1, PlannedRequest(1000, kept))(plan), trace)
     with pytest.raises(PlanError, match=f"request 2 lies at {wide + 500} to {wide + 1500} while .*request 1 lives"):
         check_memory_plan(with_request(0, 1, PlannedRequest(1000, wide + 500))(plan), trace)
 
