@@ -275,7 +275,8 @@ class Step:
     def _loss(self) -> Block:
         """What the loss keeps besides the hidden states."""
         self._play(self.ends.loss, "loss forward")
-        return self.ledger.make_all(sum(self.ends.loss_kept.values()), lambda: self.ends.loss_kept)
+        kept = self.ends.loss_kept  # not this step, which has the ledger: what nobody asks any more is gone at once
+        return self.ledger.make_all(sum(kept.values()), lambda: kept)
 
     def _loss_backward(self, kept: Block) -> Block | None:
         """The head's gradient if a tied embedding adds its own to it."""
