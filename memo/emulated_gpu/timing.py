@@ -22,6 +22,7 @@ _DTYPES: dict[str, Dtype] = {"Float": "fp32", "Double": "fp64"}
 
 _SECONDS: dict[str, Callable[..., float]] = {
     "product": lambda kernels, m, n, k: kernels.matmul_s(m, n, k),
+    "grouped product": lambda kernels, m, n, k: kernels.matmul_s(m, n, k) / kernels.hardware.efficiency.expert_matmul,
     "attention forward": lambda kernels, flops, head_dim: kernels.attention_s(flops, head_dim, backward=False),
     "attention backward": lambda kernels, flops, head_dim: kernels.attention_s(flops, head_dim, backward=True),
     "memory": lambda kernels, num_bytes: kernels.memory_s(num_bytes),

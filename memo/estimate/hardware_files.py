@@ -33,7 +33,10 @@ _COUNT_OR_NONE = Annotated[int, in_range(0, 1 << 20)]
 _SHARE = Annotated[float, in_range(above=0, high=1)]
 _MORE_S = Annotated[float, in_range(0, 1)]
 _FOLDER = Path(__file__).parent / "machine_files"
-_SHARES = ("matmul", "attention_forward", "attention_backward", "memory", "node", "network", "host_memory")
+_SHARES = (
+    *("matmul", "attention_forward", "attention_backward", "memory", "node", "network", "host_memory"),
+    "expert_matmul",
+)
 
 
 class _KnownMachines(Mapping[str, Hardware]):

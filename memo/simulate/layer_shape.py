@@ -80,6 +80,10 @@ class LayerShape:
         """Of a layer, where their matrices are many."""
         return self.config.model.num_experts
 
+    def experts_s(self, dense_s: float) -> float:
+        """Seconds of a product of each expert, of which a dense one of its sizes takes `dense_s`."""
+        return self.experts * dense_s / self.kernels.hardware.efficiency.expert_matmul
+
     @property
     def expert_rows(self) -> float:
         """Rows of a tile on which experts work: each token once for each of its experts."""

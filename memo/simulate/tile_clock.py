@@ -94,15 +94,15 @@ class TileClock(Machine):
     def multiply_experts(self, module: str) -> None:
         """The products of rows, as many for each expert, with its matrix; also of their gradients."""
         rows = self.shape.expert_rows / self.shape.experts
-        self.matmul_s += self.shape.experts * self.shape.kernels.matmul_s(rows, *self.shape.matrix(module))
+        self.matmul_s += self.shape.experts_s(self.shape.kernels.matmul_s(rows, *self.shape.matrix(module)))
 
     def multiply_expert_gradients(self, module: str) -> None:
         kernels, (outputs, inputs) = self.shape.kernels, self.shape.matrix(module)
         rows = self.shape.expert_rows / self.shape.experts
         if self.shape.adds_in_products:
-            self.matmul_s += self.shape.experts * kernels.adding_matmul_s(outputs, inputs, rows)
+            self.matmul_s += self.shape.experts_s(kernels.adding_matmul_s(outputs, inputs, rows))
         else:
-            self.matmul_s += self.shape.experts * kernels.matmul_s(outputs, inputs, rows)
+            self.matmul_s += self.shape.experts_s(kernels.matmul_s(outputs, inputs, rows))
             self.elementwise_s += self.shape.experts * kernels.sum_s(outputs, inputs)
 
     def move_rows(self) -> None:

@@ -27,9 +27,9 @@ double ask(const char* kind, const at::Tensor& of_dtype, const std::array<double
   return emulated_seconds(kind, c10::toString(of_dtype.scalar_type()), sizes.data(), static_cast<int>(Count));
 }
 
-double product_s(const at::Tensor& a, const at::Tensor& b) {
+double product_s(const at::Tensor& a, const at::Tensor& b, const char* kind) {
   const auto rows = static_cast<double>(a.numel()) / static_cast<double>(std::max<int64_t>(1, a.size(-1)));
-  return ask<3>("product", a, {rows, static_cast<double>(b.size(-1)), static_cast<double>(a.size(-1))});
+  return ask<3>(kind, a, {rows, static_cast<double>(b.size(-1)), static_cast<double>(a.size(-1))});
 }
 
 // Heads lie before tokens but in aten::_flash_attention_*, which also takes packed documents: then the longest counts for
@@ -95,7 +95,8 @@ Load load_of(const Operator& op, const Stack& arguments, const Stack& results) {
   const Arguments named(op.schema(), arguments);
   double seconds = 0;
   if (const auto product = kProducts.find(base); product != kProducts.end()) {
-    seconds = product_s(named.tensor(product->second.first), named.tensor(product->second.second));
+    const char* const kind = base == "aten::_grouped_mm" ? "grouped product" : "product";
+    seconds = product_s(named.tensor(product->second.first), named.tensor(product->second.second), kind);
   } else if (attention_numbers().count(op.name) != 0) {
     seconds = attention_s(op, named);
   } else {
