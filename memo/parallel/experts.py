@@ -130,7 +130,7 @@ class ExpertRows:
         """
         each = matrices.unflatten(0, (self.num_experts, -1))
         each = each if back else each.transpose(1, 2)
-        if rows.is_cuda and rows.dtype == torch.bfloat16 and biases is None:
+        if biases is None and _has_grouped_product(rows, each):
             found = F.grouped_mm(rows, each, offs=self._ends)
             return found if out is None else out.copy_(found)
         if out is None:
@@ -151,3 +151,11 @@ class ExpertRows:
         """Add those of `biases` to `main` [E out]."""
         for expert, own in self._ranges:
             main.unflatten(0, (self.num_experts, -1))[expert].add_(grad_out[own].sum(0))
+
+
+def _has_grouped_product(rows: Tensor, matrices: Tensor) -> bool:
+    """Whether torch has a kernel for all experts at once, which wants rows of whole 16 bytes (torch 2.13,
+    aten/src/ATen/native/GroupedMMUtils.h)."""
+    if not rows.is_cuda or rows.dtype != torch.bfloat16:
+        return False
+    return all(size * rows.itemsize % 16 == 0 for size in matrices.shape[1:])
