@@ -7,6 +7,9 @@ Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emula
     under a swap plan              17 + 19 T   35 + 40 T
     swept                           9 + 42 T   17 + 90 T
 
+    more, of E experts                  24 T   (38 + 2 E) T
+    more, of those with biases     (30 + E) T  (90 + 5 E) T
+
 Known error: on a GPU Triton's kernels do in one what torch composes of several here, and other families have some
 kernels fewer; a ring's are not counted, nor the loss's, nor those of a custom layer. Megatron-LM's are not known: it is
 foreseen without.
@@ -14,7 +17,7 @@ foreseen without.
 
 from dataclasses import replace
 
-from memo.config import RunConfig
+from memo.config import ModelConfig, RunConfig
 from memo.config.derived import resident_tiles, resolved_offload_tiles
 from memo.simulate.cost import Cost, LayerCost
 from memo.simulate.kernels import Kernels
@@ -22,14 +25,23 @@ from memo.simulate.kernels import Kernels
 
 def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
     """Of the forward and of the backward of one layer and microbatch; `swaps`: under a swap plan."""
+    tiles = resolved_offload_tiles(config) if swaps else resident_tiles(config)
+    forward, backward = (count * tiles for count in _of_experts(config.model))
     if not swaps:
-        tiles = resident_tiles(config)
         again = 23 * tiles if config.memory.recompute_granularity == "full" else 0
-        return 13 + 19 * tiles, 33 + 40 * tiles + again
-    tiles = resolved_offload_tiles(config)
+        return forward + 13 + 19 * tiles, backward + 33 + 40 * tiles + again
     if config.memory.sweeps:
-        return 9 + 42 * tiles, 17 + 90 * tiles
-    return 17 + 19 * tiles, 35 + 40 * tiles
+        return forward + 9 + 42 * tiles, backward + 17 + 90 * tiles
+    return forward + 17 + 19 * tiles, backward + 35 + 40 * tiles
+
+
+def _of_experts(model: ModelConfig) -> tuple[int, int]:
+    """In forward and backward of a tile, beyond those of one MLP: weight gradients of experts are products apart, and
+    so are all products that add a bias."""
+    experts = model.num_experts
+    if not experts:
+        return 0, 0
+    return (30 + experts, 90 + 5 * experts) if model.add_bias_linear else (24, 38 + 2 * experts)
 
 
 def with_host(layer: LayerCost, config: RunConfig, kernels: Kernels, swaps: bool) -> LayerCost:

@@ -18,7 +18,7 @@ from memo.emulated_gpu.face import EmulatedGpu
 
 gpu, counts = EmulatedGpu(), []
 for layers in (2, 4):
-    model = dataclasses.replace(preset("qwen3-tiny"), num_layers=layers)
+    model = dataclasses.replace(preset({model!r}), num_layers=layers)
     config = dataclasses.replace(RunConfig(), model=model).override(json.loads({values!r}))
     with memo.Trainer(config=config) as trainer:
         trainer.step()
@@ -36,13 +36,21 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_as_many_kernels_as_foreseen(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [
+        *(("qwen3-tiny", way) for way in WAYS),
+        *(("qwen3-moe-tiny", way) for way in ("kept", "2 tiles")),
+        *(("gpt-oss-tiny", way) for way in ("recomputed", "8 tiles")),
+    ],
+)
+def test_as_many_kernels_as_foreseen(tmp_path: Path, model: str, way: str) -> None:
+    """Of experts with numbers: without any, all tokens go to one of them."""
     values = {"mock_data": True, "seq_length": 512, "global_batch_size": 1, "train_iters": 2, "device": "cuda"}
     values |= {"num_threads": 1, "profile_cache": "off", "progress": False, "memory_planner": "off", **WAYS[way]}
-    device = Device(without_numbers=True, memory_gib=20, host_memory_gib=64)
-    done = run(tmp_path, PROGRAM.format(values=json.dumps(values)), device)
+    config = RunConfig(model=preset(model)).override(values)
+    device = Device(without_numbers=not config.model.num_experts, memory_gib=20, host_memory_gib=64)
+    done = run(tmp_path, PROGRAM.format(model=model, values=json.dumps(values)), device)
     assert done.returncode == 0, done.stderr
-    config = RunConfig(model=preset("qwen3-tiny")).override(values)
     foreseen = sum(kernels_of_layer(config, swaps=config.memory.swaps))
     assert float(done.stdout.split()[-1]) == pytest.approx(foreseen, rel=0.08)
