@@ -36,19 +36,8 @@ from memo.executor.pieces import (
 )
 from memo.parallel.experts import ExpertRows
 from memo.parallel.replayed import Replayed
-from memo.program.operations import (
-    Activate,
-    ActivateExperts,
-    Add,
-    Column,
-    ExpertColumn,
-    ExpertRow,
-    Heads,
-    Norm,
-    Opaque,
-    Operation,
-    Row,
-)
+from memo.program import operations as op
+from memo.program.operations import Operation
 from memo.program.walk import Machine, Step, graph
 from memo.spec.slots import WHOLE_GROUP
 
@@ -263,7 +252,7 @@ def _replayed_backward(machine: TileMachine, operation: Operation, grad: Tensor,
     return again.backward(machine.sink.main_gradient, grad)
 
 
-def _heads_backward(machine: TileMachine, operation: Heads, grads: tuple[Tensor, ...], qkv: Tensor) -> Made:
+def _heads_backward(machine: TileMachine, operation: op.Heads, grads: tuple[Tensor, ...], qkv: Tensor) -> Made:
     """The gradients of q and k are overwritten. Where heads are parts of qkv, its gradient has theirs as parts."""
     attention = machine.on.module_of[operation]
     attention.rotate_(grads[0], grads[1], machine.rope, back=True)
@@ -281,30 +270,30 @@ def _half_backward(machine: TileMachine, operation: Operation, grad: Tensor, *x:
 
 
 _FORWARD: dict[type[Any], Callable[..., Made]] = {
-    Norm: _norm,
-    Add: _add,
-    Column: _column,
-    Row: _row,
-    Activate: _activate,
-    ExpertColumn: _experts,
-    ActivateExperts: _activate_experts,
-    ExpertRow: _combine,
-    Heads: _rotated_heads,
-    Opaque: _half,
+    op.Norm: _norm,
+    op.Add: _add,
+    op.Column: _column,
+    op.Row: _row,
+    op.Activate: _activate,
+    op.ExpertColumn: _experts,
+    op.ActivateExperts: _activate_experts,
+    op.ExpertRow: _combine,
+    op.Heads: _rotated_heads,
+    op.Opaque: _half,
 }
 _REPLAY: dict[type[Any], Callable[..., Replayed]] = {
-    Norm: _replayed_norm,
-    Activate: _replayed_activation,
-    ActivateExperts: _replayed_experts,
+    op.Norm: _replayed_norm,
+    op.Activate: _replayed_activation,
+    op.ActivateExperts: _replayed_experts,
 }
 _BACKWARD: dict[type[Any], Callable[..., Made]] = {
-    Norm: _replayed_backward,
-    Column: _column_backward,
-    Row: _row_backward,
-    Activate: _replayed_backward,
-    ExpertColumn: _experts_backward,
-    ActivateExperts: _replayed_backward,
-    ExpertRow: _combine_backward,
-    Heads: _heads_backward,
-    Opaque: _half_backward,
+    op.Norm: _replayed_backward,
+    op.Column: _column_backward,
+    op.Row: _row_backward,
+    op.Activate: _replayed_backward,
+    op.ExpertColumn: _experts_backward,
+    op.ActivateExperts: _replayed_backward,
+    op.ExpertRow: _combine_backward,
+    op.Heads: _heads_backward,
+    op.Opaque: _half_backward,
 }

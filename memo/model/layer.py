@@ -172,9 +172,8 @@ class Experts(nn.Module):
         self.fc1 = _Matrix(*parts.of_layer(layer, "mlp.fc1"))
         self.fc2 = _Matrix(*parts.of_layer(layer, "mlp.fc2"))
 
-    @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """[n, b, h] -> [n, b, h]."""
+        """[n, b, h] -> [n, b, h], without gradients."""
         whole = all_gather(x, self.group)
         routing = self.route(whole)
         rows = self.rows(routing)

@@ -16,19 +16,8 @@ compared with a measurement. Memo's own layer written as a custom one takes 1 to
 from collections.abc import Callable, Collection
 from typing import Any
 
-from memo.program.operations import (
-    Activate,
-    ActivateExperts,
-    Add,
-    Column,
-    ExpertColumn,
-    ExpertRow,
-    Heads,
-    Norm,
-    Opaque,
-    Operation,
-    Row,
-)
+from memo.program import operations as op
+from memo.program.operations import Operation
 from memo.program.walk import Machine, Step
 from memo.simulate.cost import Cost
 from memo.simulate.layer_shape import LayerShape
@@ -236,7 +225,7 @@ def _expert_row_backward(clock: TileClock, step: Step, operation: Operation) -> 
     clock.multiply_experts(operation.module)
 
 
-def _heads_backward(clock: TileClock, step: Step, operation: Heads) -> None:
+def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
     """Rotated back, and gathered in one value; norms of queries and keys run again and backward."""
     if clock.has_rope:
         clock.rotate(2)
@@ -287,25 +276,25 @@ def _rest_of_half_s(clock: TileClock, operation: Operation) -> float:
 
 
 _FORWARD: dict[type[Any], Callable[[TileClock, Step], None]] = {
-    Norm: _moves,
-    Add: _moves,
-    Activate: _moves,
-    ActivateExperts: _moves,
-    ExpertColumn: _expert_column,
-    ExpertRow: _expert_row,
-    Column: _column,
-    Row: _row,
-    Heads: _heads,
-    Opaque: _half,
+    op.Norm: _moves,
+    op.Add: _moves,
+    op.Activate: _moves,
+    op.ActivateExperts: _moves,
+    op.ExpertColumn: _expert_column,
+    op.ExpertRow: _expert_row,
+    op.Column: _column,
+    op.Row: _row,
+    op.Heads: _heads,
+    op.Opaque: _half,
 }
 _BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
-    Norm: _replayed_backward,
-    Activate: _replayed_backward,
-    ActivateExperts: _replayed_backward,
-    ExpertColumn: _expert_column_backward,
-    ExpertRow: _expert_row_backward,
-    Column: _column_backward,
-    Row: _row_backward,
-    Heads: _heads_backward,
-    Opaque: _half_backward,
+    op.Norm: _replayed_backward,
+    op.Activate: _replayed_backward,
+    op.ActivateExperts: _replayed_backward,
+    op.ExpertColumn: _expert_column_backward,
+    op.ExpertRow: _expert_row_backward,
+    op.Column: _column_backward,
+    op.Row: _row_backward,
+    op.Heads: _heads_backward,
+    op.Opaque: _half_backward,
 }

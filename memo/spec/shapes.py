@@ -17,9 +17,11 @@ from functools import cached_property, lru_cache
 
 from memo.config import ModelConfig
 from memo.spec.custom_layer import custom_facts
-from memo.spec.weights import Weight, one
+from memo.spec.weights import Split, Weight, one
 
 _WIDENING = "embedding_projection.weight"
+_Parts = tuple[tuple[str, int], ...]
+"""Names of tensors, and their rows."""
 
 
 @dataclass(frozen=True)
@@ -97,42 +99,29 @@ class ModelShape:
         return (
             *norms.pop("attention_norm"),
             *sinks,
-            *_linear("attention", "qkv", qkv, hidden, self.qkv_bias),
+            *_linear("attention", "qkv", qkv, hidden, self.qkv_bias, "rows"),
             *(weight for norm in heads for weight in norm),
-            *_late_linear("attention.projection", hidden, self.q_size, self.projection_bias),
+            *_linear(
+                "attention", "projection", (("projection", hidden),), self.q_size, self.projection_bias, "columns"
+            ),
             *norms.pop("mlp_norm", ()),
-            *(self._experts() if self.experts else self._mlp()),
+            *self._mlp(),
             *(weight for norm in norms.values() for weight in norm),
         )
 
     def _mlp(self) -> Iterator[Weight]:
-        yield from _linear("mlp", "fc1", self._inner, self.hidden, self.mlp_bias)
-        yield from _late_linear("mlp.fc2", self.hidden, self.ffn, self.mlp_bias)
-
-    def _experts(self) -> Iterator[Weight]:
-        """The matrices of all experts, one below the other."""
-        names = [f"mlp.experts.{index}" for index in range(self.experts)]
-
-        def first(kind: str) -> tuple[tuple[str, int], ...]:
-            return tuple((f"{name}.{part}.{kind}", rows) for name in names for part, rows in self._inner)
-
-        def second(kind: str) -> tuple[tuple[str, int], ...]:
-            return tuple((f"{name}.fc2.{kind}", self.hidden) for name in names)
-
-        yield one("mlp.router.weight", self.experts, self.hidden)
-        if self.mlp_bias:
-            yield one("mlp.router.bias", self.experts, init="zeros")
-        yield Weight("mlp.fc1.weight", first("weight"), self.hidden, "rows", experts=self.experts)
-        if self.mlp_bias:
-            yield Weight("mlp.fc1.bias", first("bias"), None, "rows", "zeros")
-        yield Weight("mlp.fc2.weight", second("weight"), self.ffn, "columns", experts=self.experts)
-        if self.mlp_bias:
-            yield Weight("mlp.fc2.bias", second("bias"), None, "whole", "zeros")
-
-    @property
-    def _inner(self) -> tuple[tuple[str, int], ...]:
-        """What fc1 consists of."""
-        return (("gate", self.ffn), ("up", self.ffn)) if self.gated else (("fc1", self.ffn),)
+        """Of all experts, if there are any, one below the other, behind the matrix of their router."""
+        inner: _Parts = (("gate", self.ffn), ("up", self.ffn)) if self.gated else (("fc1", self.ffn),)
+        outer: _Parts = (("fc2", self.hidden),)
+        bias = self.mlp_bias
+        if self.experts:
+            yield from _linear("mlp", "router", (("router", self.experts),), self.hidden, bias, "whole")
+            names = [f"experts.{index}" for index in range(self.experts)]
+            inner, outer = (
+                tuple((f"{name}.{part}", rows) for name in names for part, rows in of_one) for of_one in (inner, outer)
+            )
+        yield from _linear("mlp", "fc1", inner, self.hidden, bias, "rows", self.experts)
+        yield from _linear("mlp", "fc2", outer, self.ffn, bias, "columns", self.experts)
 
     @cached_property
     def embedding_weights(self) -> tuple[Weight, ...]:
@@ -212,22 +201,18 @@ class ModelShape:
         return self.embedding + self.position_table + layers + self.end_norms + self.head + self.extra
 
 
-def _linear(module: str, name: str, parts: tuple[tuple[str, int], ...], columns: int, bias: bool) -> Iterator[Weight]:
-    """Matrices with a common input, fused and split by their rows, the outputs."""
+def _linear(
+    module: str, name: str, parts: _Parts, columns: int, bias: bool, split: Split, experts: int = 0
+) -> Iterator[Weight]:
+    """Matrices in one parameter, and their biases. Split by its columns, the inputs, a matrix has its bias added once
+    the parts of all ranks are."""
 
-    def of(kind: str) -> tuple[tuple[str, int], ...]:
+    def of(kind: str) -> _Parts:
         return tuple((f"{module}.{part}.{kind}", rows) for part, rows in parts)
 
-    yield Weight(f"{module}.{name}.weight", of("weight"), columns, "rows")
+    yield Weight(f"{module}.{name}.weight", of("weight"), columns, split, experts=experts)
     if bias:
-        yield Weight(f"{module}.{name}.bias", of("bias"), None, "rows", "zeros")
-
-
-def _late_linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[Weight]:
-    """A matrix split by its columns, the inputs; its bias is added once the parts of all ranks are."""
-    yield one(f"{name}.weight", rows, columns, "columns")
-    if bias:
-        yield one(f"{name}.bias", rows, init="zeros")
+        yield Weight(f"{module}.{name}.bias", of("bias"), None, "rows" if split == "rows" else "whole", "zeros")
 
 
 @lru_cache(maxsize=256)

@@ -72,6 +72,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
     q_size = model.num_attention_heads * size
     fc1_size = model.token_ffn_size * (2 if model.gated else 1)
     qkv = SkeletalTensor("qkv", "token_wise", "qkv", "heads", q_size + 2 * model.kv_heads * size)
+    routing = SkeletalTensor("routing", "always", "", "whole", 2 * model.moe_router_topk, "wide")
     attended = (
         SkeletalTensor("attention_out", "always", "", "heads", q_size),
         SkeletalTensor("lse", "always", "", "heads", model.num_attention_heads, "wide"),
@@ -87,10 +88,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         *attended,
         SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden),
         SkeletalTensor("mlp_norm", "never", "norm", "tokens", hidden),
-        *(
-            (SkeletalTensor("routing", "always", "", "whole", 2 * model.moe_router_topk, "wide"),)
-            * bool(model.num_experts)
-        ),
+        *([routing] if model.num_experts else []),
         SkeletalTensor("fc1", "token_wise", "fc1", "heads", fc1_size),
         SkeletalTensor("activation", "never", "activation", "heads", model.token_ffn_size),
     )

@@ -24,19 +24,8 @@ from memo.estimate.program.tokenwise import (
     norm_forward,
     rope_in_place,
 )
-from memo.program.operations import (
-    Activate,
-    ActivateExperts,
-    Add,
-    Column,
-    ExpertColumn,
-    ExpertRow,
-    Heads,
-    Norm,
-    Opaque,
-    Operation,
-    Row,
-)
+from memo.program import operations as op
+from memo.program.operations import Operation
 from memo.program.walk import Machine, Step, graph
 
 Made = tuple[Block | None, ...]
@@ -122,10 +111,10 @@ class TileLedger(Machine):
     def replay(self, step: Step) -> None:
         assert step.operation is not None
         (name,) = step.operation.makes
-        if isinstance(step.operation, Norm):
+        if isinstance(step.operation, op.Norm):
             normed = norm_forward(self.ledger, self.z, name, self.rows, self.z.hidden, graph=True)
             output, self.graphs[name] = normed.out, normed
-        elif isinstance(step.operation, ActivateExperts):
+        elif isinstance(step.operation, op.ActivateExperts):
             self.sort_rows()
             output, self.graphs[name] = experts.activate_again(self.ledger, self.z, self.tokens)
         else:
@@ -279,25 +268,25 @@ def _half_of(machine: TileLedger, operation: Operation) -> Any:
 
 
 _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
-    Norm: _norm,
-    Add: _add,
-    Column: _column,
-    Row: _row,
-    Activate: _activate,
-    ExpertColumn: _expert_column,
-    ActivateExperts: _activate_experts,
-    ExpertRow: _expert_row,
-    Heads: _rotated_heads,
-    Opaque: _half,
+    op.Norm: _norm,
+    op.Add: _add,
+    op.Column: _column,
+    op.Row: _row,
+    op.Activate: _activate,
+    op.ExpertColumn: _expert_column,
+    op.ActivateExperts: _activate_experts,
+    op.ExpertRow: _expert_row,
+    op.Heads: _rotated_heads,
+    op.Opaque: _half,
 }
 _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
-    Norm: _norm_backward,
-    Column: _column_backward,
-    Row: _row_backward,
-    Activate: _activate_backward,
-    ExpertColumn: _expert_column_backward,
-    ActivateExperts: _activate_experts_backward,
-    ExpertRow: _expert_row_backward,
-    Heads: _heads_backward,
-    Opaque: _half_backward,
+    op.Norm: _norm_backward,
+    op.Column: _column_backward,
+    op.Row: _row_backward,
+    op.Activate: _activate_backward,
+    op.ExpertColumn: _expert_column_backward,
+    op.ActivateExperts: _activate_experts_backward,
+    op.ExpertRow: _expert_row_backward,
+    op.Heads: _heads_backward,
+    op.Opaque: _half_backward,
 }
