@@ -83,9 +83,9 @@ class InputsInSlots(SwapRuntime):
     ) -> None:
         """`groups`: OF_LAYERS or OF_TILED_MLP. Raises as SwapRuntime."""
         super().__init__(plan, input_layout(config), backend, device, host)
-        self._first, self._again = self.layout, work_layout(config, groups)
-        work = torch.empty(self._again.slot_bytes, dtype=torch.uint8, device=device)
-        made = slot_tensors(self._again, work, self._workspace)
+        self.again = work_layout(config, groups)
+        work = torch.empty(self.again.slot_bytes, dtype=torch.uint8, device=device)
+        made = slot_tensors(self.again, work, self._workspace)
         self._views = [{**made, **of_slot} for of_slot in self._views]
         self._on_device.append(work)
         self._recalled: dict[str, Tensor] | None = None
@@ -97,7 +97,7 @@ class InputsInSlots(SwapRuntime):
 
     def recall(self, layer: int) -> Tensor:
         """The input [n, b, h] of the layer whose backward comes, once it has arrived."""
-        self._recalled, self.layout = super().begin("B", layer), self._again
+        self._recalled = super().begin("B", layer)
         return self._recalled["input"]
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
@@ -106,11 +106,11 @@ class InputsInSlots(SwapRuntime):
     def end(self, kind: str, layer: int) -> None:
         if self._recalled is not None and kind == "F":
             return  # the backward of this layer follows, in the same buffers
-        self._recalled, self.layout = None, self._first
+        self._recalled = None
         super().end(kind, layer)
 
     def next_step(self) -> None:
-        self._recalled, self.layout = None, self._first
+        self._recalled = None
         super().next_step()
 
 
@@ -120,12 +120,19 @@ class RecomputedLayer(TokenwiseLayer):
     memory: InputsInSlots
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:
-        super().run_forward(self.memory.recall(self.index), context)
-        return super().run_backward(grad, context)
+        x, first = self.memory.recall(self.index), self.layout
+        self.layout, self._kept = self.memory.again, {}
+        super().run_forward(x, context)
+        grad = super().run_backward(grad, context)
+        self.layout, self._kept = first, {}
+        return grad
+
+    def own(self, slot: dict[str, Tensor]) -> dict[str, Tensor]:
+        return slot
 
     def _finish(self, kept: dict[str, Tensor], tile: Tile, context: Context, out: Tensor) -> None:
         # A tiled MLP is one function, whose whole forward runs before autograd learns what it keeps.
-        if self.memory.recomputes and "fc1" in self.memory.layout.places:
+        if self.memory.recomputes and "fc1" in self.layout.places:
             self._keep_again(kept, tile, context)
         else:
             super()._finish(kept, tile, context, out)
@@ -196,4 +203,4 @@ def _put_on_tiles(
     for chunk in chunks:
         for position, layer in enumerate(chunk.layers):
             of_model, index = kind_of(config.model), chunk.layer_indices[position]
-            chunk.layers[position] = kind(layer, of_model, index, tiles, memory, sink, mesh.tp)
+            chunk.layers[position] = kind(layer, of_model, index, tiles, memory.layout, memory, sink, mesh.tp)

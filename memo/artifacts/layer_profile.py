@@ -66,6 +66,8 @@ class ProfileKey:
     window_size: int = 0
     layer_types: str = ""
     attention_sinks: bool = False
+    experts: str = ""
+    moe_layer_freq: str = ""
     offload_sections: int = 1
     custom_layer: str = ""
     deterministic: bool = False

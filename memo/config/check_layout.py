@@ -38,11 +38,12 @@ def _check_tensor(config: RunConfig) -> None:
         f"--num-query-groups {groups} (key/value heads) does not divide by --tp {tp}: "
         f"use --tp {divisors(heads, groups, ffn)}",
     )
-    require(
-        ffn % tp == 0,
-        f"--ffn-hidden-size {ffn} does not divide by --tp {tp}: use --ffn-hidden-size {neighbours(ffn, tp)}, "
-        f"or --tp {divisors(heads, groups, ffn)}",
-    )
+    for flag, size in (("--ffn-hidden-size", ffn), ("--moe-ffn-hidden-size", model.mlp_size)):
+        require(
+            size % tp == 0,
+            f"{flag} {size} does not divide by --tp {tp}: use {flag} {neighbours(size, tp)}, "
+            f"or --tp {divisors(heads, groups, size)}",
+        )
     require(
         model.vocab_size is None or model.vocab_size >= tp,
         f"--vocab-size {model.vocab_size} is below --tp {tp}, so some ranks would hold no token: "

@@ -5,6 +5,7 @@ from memo.config.model import FULL, SCALING_READ_BY, SLIDING, ModelConfig
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
 from memo.config.unread import require_read
+from memo.errors import ConfigError
 
 
 def check_model(config: RunConfig) -> None:
@@ -89,16 +90,40 @@ def _check_layer_types(model: ModelConfig) -> None:
 
 def _check_experts(model: ModelConfig) -> None:
     experts, top_k = model.num_experts, model.moe_router_topk
-    for name in ("moe_router_topk", "moe_router_pre_softmax"):
+    for name in ("moe_ffn_hidden_size", "moe_layer_freq", "moe_router_topk", "moe_router_pre_softmax"):
         require_read(model, name, experts, f"--num-experts {experts}", "--num-experts")
     require(
         not experts or top_k <= experts,
         f"--moe-router-topk {top_k} is more than --num-experts {experts}: give {experts} or less",
     )
+    if model.moe_layer_freq:
+        _check_layers_with_experts(model)
     require(
         not (experts and model.custom_layer),
         f"--custom-layer {model.custom_layer} fights with --num-experts {experts}, which is of memo's own layer: leave "
         "one of the two out",
+    )
+
+
+def _check_layers_with_experts(model: ModelConfig) -> None:
+    given, layers = model.moe_layer_freq, model.num_layers
+    example = f"such as [0]*1+[1]*{layers - 1}"
+    try:
+        has_experts = model.layers_with_experts
+    except ValueError:
+        raise ConfigError(
+            f"--moe-layer-freq is {shown(given)}, which is no sum of lists of 0 and 1: give 1 for each layer with "
+            f"experts and 0 for each without, {example}"
+        ) from None
+    require(
+        len(has_experts) == layers,
+        f"--moe-layer-freq {given} is of {len(has_experts)} layers, and --num-layers is {layers}: give as many, "
+        f"{example}",
+    )
+    require(
+        any(has_experts),
+        f"--moe-layer-freq {given} gives no layer any of the --num-experts {model.num_experts}: give at least one 1, "
+        f"{example}, or leave both out",
     )
 
 

@@ -26,7 +26,7 @@ _ROTARY = ("rotary_base", "rope_scaling_type", *SCALING_READ_BY)
 
 def model_identity(config: RunConfig) -> dict[str, Fact]:
     """By field of ModelConfig, for a configuration whose vocabulary is known."""
-    model = config.model
+    model, experts = config.model, config.model.layers_with_experts
     values = {
         **dataclasses.asdict(model),
         "num_query_groups": model.kv_heads,
@@ -34,6 +34,7 @@ def model_identity(config: RunConfig) -> dict[str, Fact]:
         "ffn_hidden_size": model.ffn_size,
         "add_qkv_bias": model.qkv_bias,
         "layer_types": ",".join(model.types_of_layers) if model.layer_types else "",
+        "moe_layer_freq": ",".join(map(str, map(int, experts))) if len(set(experts)) > 1 else "",
         "max_position_embeddings": num_position_embeddings(config),
         "custom_layer": model.custom_layer.rpartition(":")[2],  # a file may have moved
     }
@@ -59,6 +60,8 @@ def differences(then: Mapping[str, Fact], now: Mapping[str, Fact], accepted: Col
 def _unread(model: ModelConfig) -> set[str]:
     """Fields that change nothing of what this model computes from its weights."""
     unread = {*_ONLY_AT_THE_START} if model.num_experts else {*_ONLY_AT_THE_START, *_ROUTER}
+    if model.mlp_size == model.ffn_size:
+        unread.add("moe_ffn_hidden_size")
     if model.position_embedding_type != "rope":
         return {*unread, *_ROTARY}
     ignored = {name for name, readers in SCALING_READ_BY.items() if model.rope_scaling_type not in readers}

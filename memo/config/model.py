@@ -5,6 +5,7 @@ any model that was built (the largest public ones have 126 layers and 18,432 cha
 loop over them overflows or takes for ever.
 """
 
+import re
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Annotated, Literal
@@ -21,6 +22,8 @@ _FACTOR = in_range(above=0, high=10**9)
 
 SLIDING, FULL = "sliding", "full"
 """Names in layer_types: layers with the window, and those that attend to all tokens before."""
+
+_LIST = re.compile(r"\[\s*([01](?:\s*,\s*[01])*)\s*\](?:\s*\*\s*([1-9]\d{0,5}))?")
 
 SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
     "rope_scaling_factor": ("linear", "llama3", "yarn"),
@@ -94,8 +97,12 @@ class ModelConfig:
     attention_sinks: bool = False
     """A learned logit for each query head, zero at first, which joins its softmax and gives no value (gpt-oss)."""
     num_experts: Annotated[int, in_range(0, 1 << 16)] = 0
-    """Mixture of experts: MLPs of each layer, of ffn-hidden-size each, of which a token runs through a few. 0: one MLP
-    for all tokens."""
+    """Mixture of experts: MLPs of each layer, of which a token runs through a few. 0: one MLP for all tokens."""
+    moe_ffn_hidden_size: Annotated[int | None, in_range(1, 1 << 26)] = None
+    """Inner width of each expert; default: ffn-hidden-size."""
+    moe_layer_freq: str = ""
+    """Which layers have experts, as sums of lists of ones, and of zeros for those with one MLP of ffn-hidden-size:
+    [0]*3+[1]*43. Default: all of them."""
     moe_router_topk: Annotated[int, in_range(1, 1 << 16)] = 2
     """Experts that a token runs through: those to which the router gives the highest scores."""
     moe_router_pre_softmax: bool = False
@@ -121,7 +128,7 @@ class ModelConfig:
 
         Of a model all of whose layers are alike, as memo.spec.stack has one for each kind of layer.
         """
-        assert not self.layer_types, "layers are of two kinds: ask for one of them (memo.spec.stack)"
+        assert not self.layer_types, "layers are of several kinds: ask for one of them (memo.spec.stack)"
         return self.window_size if 0 < self.window_size < seq_length else None
 
     @property
@@ -130,13 +137,30 @@ class ModelConfig:
         return tuple(islice(cycle(self.layer_types.split(",")), self.num_layers))
 
     @property
+    def layers_with_experts(self) -> tuple[bool, ...]:
+        """Of each layer, as in moe_layer_freq; raises ValueError where that is no sum of lists."""
+        if not self.moe_layer_freq:
+            return (self.num_experts > 0,) * self.num_layers
+        terms = [_LIST.fullmatch(term.strip()) for term in self.moe_layer_freq.split("+")]
+        if None in terms:
+            raise ValueError(self.moe_layer_freq)
+        numbers = [number for term in terms if term for number in term[1].split(",") * int(term[2] or 1)]
+        return tuple(number.strip() == "1" for number in numbers)
+
+    @property
     def ffn_size(self) -> int:
+        """Inner width of an MLP for all tokens."""
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def mlp_size(self) -> int:
+        """Inner width of the MLP, or of each expert."""
+        return (self.num_experts and self.moe_ffn_hidden_size) or self.ffn_size
 
     @property
     def token_ffn_size(self) -> int:
         """Width of a token's activations in the MLP, over all experts that it runs through."""
-        return self.ffn_size * (self.moe_router_topk if self.num_experts else 1)
+        return self.mlp_size * (self.moe_router_topk if self.num_experts else 1)
 
     @property
     def gated(self) -> bool:

@@ -91,6 +91,8 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
     has_experts = "num_experts" in family.names
     if bool(model.num_experts) != has_experts:
         found.append(f"num_experts must be {'above 0' if has_experts else '0'}, not {model.num_experts}")
+    if len(set(model.layers_with_experts)) > 1 and "moe_layer_freq" not in family.names:
+        found.append(f"moe_layer_freq must be empty, not {model.moe_layer_freq}")
     if model.moe_router_pre_softmax and not family.renormalises:
         found.append("moe_router_pre_softmax must be off")
     if model.window_size and not family.window:
@@ -107,7 +109,8 @@ def _sizes(model: ModelConfig, family: TrainedFamily, num_positions: int) -> dic
     resolved: Mapping[str, Any] = {
         "num_query_groups": model.kv_heads,
         "kv_channels": model.head_dim,
-        "ffn_hidden_size": model.ffn_size,
+        "ffn_hidden_size": model.ffn_size if "moe_ffn_hidden_size" in family.names else model.mlp_size,
+        "moe_ffn_hidden_size": model.mlp_size,
         "vocab_size": model.vocabulary,
         "max_position_embeddings": num_positions,
     }

@@ -45,6 +45,7 @@ from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import ModelShape
 from memo.spec.skeleton import skeletal_tensors
 from memo.spec.slots import Moved
+from memo.spec.stack import of_stage
 from memo.units import GIB, element_bytes
 
 WHOLE_LOGIT_BYTES = 10
@@ -135,14 +136,16 @@ def _holes(states: StateBytes) -> int:
 def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: int) -> RankUnits:
     """The parameters of a rank of a stage, as memo.spec.buckets counts them, but for any shape and without padding."""
     parallel = config.parallel
-    largest = layer_unit(config.model, parallel.tp, parallel.ddp_bucket_size, num_shards).largest
-    layer = shape.layer_split // parallel.tp + shape.layer_replicated
-    ends = []
+    layers, ends = [], []
+    for layer in of_stage(shape.of_layers, parallel.pp, parallel.vpp, stage):
+        largest = layer_unit(layer.nearest, parallel.tp, parallel.ddp_bucket_size, num_shards).largest
+        count = layer.layer_split // parallel.tp + layer.layer_replicated
+        layers.append(Unit(count, count, min(count, largest)))
     for weights in end_weights(shape, parallel.pp, stage):
         if weights:
             count = sum(weight.local_numel(parallel.tp) for weight in weights)
             ends.append(Unit(count, count, count))
-    return RankUnits(Unit(layer, layer, min(layer, largest)), shape.layers // parallel.pp, tuple(ends))
+    return RankUnits(tuple(layers), tuple(ends))
 
 
 def _step_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
@@ -153,11 +156,11 @@ def _step_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) 
     """
     layer, ends = units.layer.size, [end.size for end in units.ends]
     if not placement.streams:
-        return math.ceil(STEP_BYTES * (units.layers * layer + sum(ends)) / sizes.shards)
+        return math.ceil(STEP_BYTES * (units.rest(0)[0] + sum(ends)) / sizes.shards)
     if sizes.shards == 1:
         return 0
     is_whole = not placement.shards_gradients
-    reduced = (units.layers - placement.optimizer) * layer * is_whole
+    reduced = units.rest(placement.optimizer)[0] * is_whole
     passing = [layer] if is_whole and placement.optimizer > placement.gradients else []
     if placement.ends_on_host:
         passing += ends

@@ -112,20 +112,20 @@ def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:
     """The same as `state_bytes`, for given parameters."""
-    narrow, wide, layer, layers = sizes.narrow, sizes.wide, units.layer, units.layers
+    narrow, wide, layer = sizes.narrow, sizes.wide, units.layer
     in_weight_slots, in_gradient_slots = placement.weights_in_slots, placement.gradients_in_slots
-    updated_here = layers - placement.optimizer
     ends = sum(end.size for end in units.ends)
-    here_size, here_numel = updated_here * layer.size, updated_here * layer.numel
+    updated_here, numel = units.rest(placement.optimizer)
+    here_size, here_numel = updated_here, numel
     if not placement.ends_on_host:
         here_size, here_numel = here_size + ends, here_numel + sum(end.numel for end in units.ends)
     masters = _shard(here_size, sizes) * wide if sizes.has_masters else 0
-    weight_shards = _shard(updated_here * layer.size, sizes) if placement.shards_weights else 0
-    gradient_shards = _shard(updated_here * layer.size, sizes) if placement.shards_gradients else 0
+    weight_shards = _shard(updated_here, sizes) if placement.shards_weights else 0
+    gradient_shards = _shard(updated_here, sizes) if placement.shards_gradients else 0
     slots = narrow * min(NUM_STATE_SLOTS, in_weight_slots) + wide * min(NUM_STATE_SLOTS, in_gradient_slots)
     return StateBytes(
-        weights=((layers - in_weight_slots) * layer.size + ends + weight_shards) * narrow,
-        gradients=((layers - in_gradient_slots) * layer.size + ends + gradient_shards) * wide,
+        weights=(units.rest(in_weight_slots)[0] + ends + weight_shards) * narrow,
+        gradients=(units.rest(in_gradient_slots)[0] + ends + gradient_shards) * wide,
         masters=masters,
         moments=2 * _shard(here_numel, sizes) * wide,
         slots=layer.size * slots,
@@ -162,13 +162,13 @@ def _host_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) 
     layer, on_host = units.layer, placement.optimizer
     if not on_host:
         return 0
-    shard = _shard(layer.size, sizes)
-    records = min(on_host, NUM_STATE_SLOTS) if rings_gradients(placement, sizes) else on_host
-    total = (3 * on_host + records) * shard * sizes.wide
+    shard = _shard(units.first(on_host), sizes)
+    ring = min(on_host, NUM_STATE_SLOTS) * _shard(layer.size, sizes)
+    total = (3 * shard + (ring if rings_gradients(placement, sizes) else shard)) * sizes.wide
     if accumulates_whole(placement, sizes) and sizes.shards > 1:
-        total += placement.gradients * layer.size * sizes.wide
+        total += units.first(placement.gradients) * sizes.wide
     if placement.weight_copy and sizes.has_masters:
-        total += placement.weights_from_host * shard * sizes.narrow
+        total += _shard(units.first(placement.weights_from_host), sizes) * sizes.narrow
     return_whole = [layer.largest] if on_host > placement.weights_from_host else []
     if placement.ends_on_host:
         total += 4 * sizes.wide * sum(_shard(end.size, sizes) for end in units.ends)

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from memo.executor.layer_on_tiles import ExplicitLayer, LayerOnTiles, Slots
+from memo.executor.layer_on_tiles import ExplicitLayer, LayerOnTiles
 from memo.executor.pieces import GradientSink
 from memo.executor.tile_machine import Context, Tile
 from memo.program.kinds import Kind
+from memo.spec.slots import SlotLayout
 
 
-class Buffers(Slots, Protocol):
+class Buffers(Protocol):
     """Gives a layer the tensors of its slot, in the order of a plan (memo.executor.runtime)."""
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]: ...
@@ -36,11 +37,12 @@ class WholeLayer(LayerOnTiles):
         kind: Kind,
         index: int,
         tiles: list[Tile],
-        memory: Slots,
+        layout: SlotLayout,
+        memory: Any,
         sink: GradientSink,
         tp_group: ProcessGroup | None,
     ) -> None:
-        super().__init__(layer, kind, memory, sink, tp_group)
+        super().__init__(layer, kind, layout, memory, sink, tp_group)
         self.index, self.tiles = index, tiles
         self._lse_shape = torch.Size()
 
@@ -122,7 +124,7 @@ class TokenwiseLayer(WholeLayer):
 
     def run_forward(self, x: Tensor, context: Context) -> Tensor:
         """x [n, b, h] -> y [n, b, h]; leaves the skeletal activations in this layer's slot."""
-        kept = self.memory.begin("F", self.index)
+        kept = self.own(self.memory.begin("F", self.index))
         kept["input"].copy_(x)
         y = self.forward_in(kept, context)
         self.memory.end("F", self.index)
@@ -130,7 +132,7 @@ class TokenwiseLayer(WholeLayer):
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:
         """Gradient of the output [n, b, h] -> of the input; weight gradients go to the sink."""
-        kept = self.memory.begin("B", self.index)
+        kept = self.own(self.memory.begin("B", self.index))
         self.compute_again(kept, context)
         grad_x = self.backward_in(kept, grad, context)
         self.memory.end("B", self.index)

@@ -4,6 +4,7 @@ Forward, rebuilding and backward of a tile are the same whatever a slot holds: a
 one section of it (memo.executor.sweep). Shapes as in memo.executor.tile_machine.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -55,12 +56,6 @@ class Layer(Protocol):
     mlp: Mlp
 
 
-class Slots(Protocol):
-    """Rounding buffers that are all laid out alike."""
-
-    layout: SlotLayout
-
-
 class RunsExplicitly(Protocol):
     """Forward and backward of a layer, from [n, b, h] to [n, b, h]; weight gradients go to its sink."""
 
@@ -69,13 +64,16 @@ class RunsExplicitly(Protocol):
 
 
 class LayerOnTiles(nn.Module):
-    """One layer that computes tile by tile, in the slot that `memory` lays out."""
+    """One layer that computes tile by tile, in a slot."""
 
-    def __init__(self, layer: Any, kind: Kind, memory: Slots, sink: GradientSink, group: ProcessGroup | None) -> None:
-        """`layer` is a Layer that is an nn.Module, of this kind; `group`: of tp."""
+    def __init__(
+        self, layer: Any, kind: Kind, layout: SlotLayout, memory: Any, sink: GradientSink, group: ProcessGroup | None
+    ) -> None:
+        """`layer` is a Layer that is an nn.Module, of this kind; `layout` says where its tensors lie in a slot of
+        `memory`, which has room for all kinds; `group`: of tp."""
         super().__init__()
         self.layer: Any = layer
-        self.kind, self.memory, self.sink, self.group = kind, memory, sink, group
+        self.kind, self.layout, self.memory, self.sink, self.group = kind, layout, memory, sink, group
         self.module_of = {op: _module(layer, op.module) for op in kind.operations if op.module}
         self._kept: dict[int, frozenset[str]] = {}
         self._sharded = frozenset(name for name, layout in kind.layouts.items() if layout == "tokens")
@@ -84,10 +82,20 @@ class LayerOnTiles(nn.Module):
         """What the slot holds of the tile between forward and backward."""
         found = self._kept.get(tile.index)
         if found is None:
-            layout = self.memory.layout
+            layout = self.layout
             kept = (name for name in layout.places if self.rows_of(name, tile).stop <= layout.saved_rows(name))
             found = self._kept[tile.index] = frozenset(kept)
         return found
+
+    def own(self, slot: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This layer's tensors of a slot: of a narrower kind they take the first part of their places."""
+        workspace = self.layout.workspace
+        places = self.layout.places if workspace is None else {**self.layout.places, WHOLE_GROUP: workspace}
+        return {
+            name: x if x.shape == place.shape else x.view(-1)[: math.prod(place.shape)].view(place.shape)
+            for name, place in places.items()
+            for x in [slot[name]]
+        }
 
     def rows_of(self, name: str, tile: Tile) -> slice:
         return tile.shard if name in self._sharded else tile.full

@@ -22,14 +22,13 @@ from memo.executor.layer import WholeLayer
 from memo.executor.layer_on_tiles import ExplicitLayer
 from memo.executor.tile_machine import Context
 from memo.parallel.dtypes import torch_dtype
-from memo.spec.slots import Resident, SlotLayout
+from memo.spec.slots import Resident
 
 
 class DeviceMemory:
     """Makes the tensors that layers keep, as it is asked for them; they are freed as any others."""
 
     def __init__(self, resident: Resident, device: torch.device) -> None:
-        self.layout: SlotLayout = resident.layout
         self.dropped, self._places, self._device = resident.dropped, resident.made, device
 
     def make(self, names: Collection[str]) -> dict[str, Tensor]:

@@ -30,15 +30,16 @@ from torch.distributed import ProcessGroup
 
 from memo.attention.backends import Saved
 from memo.executor.key_values import KeyValues
-from memo.executor.layer_on_tiles import ExplicitLayer, LayerOnTiles, Slots
+from memo.executor.layer_on_tiles import ExplicitLayer, LayerOnTiles
 from memo.executor.pieces import GradientSink
 from memo.executor.tile_machine import Context, Rope, Tile
 from memo.parallel import context_sweep
 from memo.parallel.hidden import Hidden, same_memory
 from memo.program.kinds import Kind
+from memo.spec.slots import SlotLayout
 
 
-class SectionBuffers(Slots, Protocol):
+class SectionBuffers(Protocol):
     """Gives each section of a layer the tensors of its slot, in the order of a plan (memo.executor.runtime)."""
 
     @property
@@ -75,6 +76,7 @@ class SweptLayer(LayerOnTiles):
         index: int,
         sections: list[Tile],
         tiles: list[Tile],
+        layout: SlotLayout,
         memory: SectionBuffers,
         sink: GradientSink,
         tp_group: ProcessGroup | None,
@@ -85,7 +87,7 @@ class SweptLayer(LayerOnTiles):
 
         `hidden` has the same sections.
         """
-        super().__init__(layer, kind, memory, sink, tp_group)
+        super().__init__(layer, kind, layout, memory, sink, tp_group)
         self.index, self.sections, self.tiles, self.hidden = index, sections, tiles, hidden
         self.recomputes_attention = recomputes_attention
 
@@ -103,7 +105,7 @@ class SweptLayer(LayerOnTiles):
         y = same_memory(x)
         for section in self.sections:
             positions = _positions(section, context)
-            kept = memory.begin_section("F", self.index, section.index)
+            kept = self.own(memory.begin_section("F", self.index, section.index))
             memory.keys.begin("F", section.index)
             part = hidden.take(y, section.index)
             kept["input"].copy_(part)
@@ -120,7 +122,7 @@ class SweptLayer(LayerOnTiles):
         """Leaves each section's activations in its slot, from the inputs that the first forward has put by."""
         for section in self.sections:
             positions = _positions(section, context)
-            kept = self.memory.begin_section("F", self.index, section.index)
+            kept = self.own(self.memory.begin_section("F", self.index, section.index))
             self.memory.keys.begin("F", section.index)
             self.memory.take_input(self.index, section.index, kept["input"])
             for tile in self.tiles:
@@ -155,7 +157,7 @@ class SweptLayer(LayerOnTiles):
         self.memory.keys.sums.zero_()
         for section in self.sections[::-1]:
             positions = _positions(section, context)
-            kept = self.memory.begin_section("B", self.index, section.index)
+            kept = self.own(self.memory.begin_section("B", self.index, section.index))
             for fetched in self.memory.keys.begin("B", section.index):
                 self.memory.take_keys(self.index, fetched)
                 if gathers_again:

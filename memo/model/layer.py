@@ -20,6 +20,7 @@ from memo.parallel.experts import ExpertRows, Router, route, route_backward, sha
 from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.spec.shapes import shape_of
+from memo.spec.stack import stack_of
 from memo.spec.weights import Weight
 from memo_kernels import Ops, select_ops
 
@@ -60,12 +61,16 @@ class ModelParts:
     def of_layer(self, layer: int, name: str) -> tuple[ShardedParameter, ShardedParameter | None]:
         """Weight and bias of the module `name` of a layer, as the table of parameters has them."""
         weight = self.in_layer(layer, f"{name}.weight")
-        assert weight is not None, f"a layer of this model has no {name}"
+        assert weight is not None, f"layer {layer} has no {name}"
         return weight, self.in_layer(layer, f"{name}.bias")
 
+    def kind(self, layer: int) -> ModelConfig:
+        """A model all of whose layers are as this one."""
+        return stack_of(self.config)[layer]
+
     def in_layer(self, layer: int, name: str) -> ShardedParameter | None:
-        """The parameter `name` of a layer, if this model has it."""
-        table = {weight.name: weight for weight in shape_of(self.config, "", 0).layer_weights}
+        """The parameter `name` of a layer, if it has it."""
+        table = {weight.name: weight for weight in shape_of(self.kind(layer), "", 0).layer_weights}
         return self.parameter(table[name], f"layers.{layer}.") if name in table else None
 
     def norm(self, weight: nn.Parameter, bias: nn.Parameter | None) -> Norm:
@@ -223,7 +228,7 @@ class TransformerLayer(nn.Module):
         self.attention_norm = parts.norm(*parts.of_layer(index, "attention_norm"))
         self.attention = SelfAttention(parts, index)
         self.mlp_norm = parts.norm(*parts.of_layer(index, "mlp_norm"))
-        self.mlp = Experts(parts, index) if parts.config.num_experts else MLP(parts, index)
+        self.mlp = Experts(parts, index) if parts.kind(index).num_experts else MLP(parts, index)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         x, normed = self.mlp_norm.of_sum(x, self.attention(self.attention_norm(x), context))

@@ -127,7 +127,6 @@ class TransformerChunk(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.layer_indices = parts.config, parts.dtype, layers
-        self.attention = parts.attention
         self.rope = Rope(parts.config, parts.dtype) if parts.config.position_embedding_type == "rope" else None
         self.has_rope_by_rows = False
         """Whether layers ask for the rows of a few tokens at a time, so that no table of all of them is made."""

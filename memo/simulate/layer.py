@@ -47,7 +47,11 @@ def _of_stack(config: RunConfig, cost_of: Callable[[RunConfig], LayerCost]) -> L
         return costs[stack[0]]
     shares = [(cost, stack.count(kind) / len(stack)) for kind, cost in costs.items()]
     return replace(
-        costs[stack[0]],  # what is recomputed of a group is alike
+        costs[stack[0]],
+        recompute={
+            group: sum((cost.recompute[group] * share for cost, share in shares), NOTHING)
+            for group in costs[stack[0]].recompute
+        },
         forward=sum((cost.forward * share for cost, share in shares), NOTHING),
         backward=sum((cost.backward * share for cost, share in shares), NOTHING),
         attention_again=sum((cost.attention_again * share for cost, share in shares), NOTHING),

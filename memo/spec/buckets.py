@@ -14,13 +14,15 @@ one layer are a unit that can move.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import data_parallel_size, layers_per_chunk, num_position_embeddings
 from memo.spec.parameters import end_weights, shape_of_run
+from memo.spec.placement import spread
 from memo.spec.shapes import shape_of
+from memo.spec.stack import of_stage, stack_of
 from memo.spec.weights import Replicated, Weight
 from memo.units import round_up
 
@@ -115,35 +117,58 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True)
 class RankUnits:
-    """What one rank of a stage holds: `layers` alike, and the ends of the model that the stage has."""
+    """What one rank of a stage holds: its layers, chunk by chunk, and the ends of the model that the stage has."""
 
-    layer: Unit
-    layers: int
+    layers: tuple[Unit, ...]
     ends: tuple[Unit, ...]
+
+    @cached_property
+    def layer(self) -> Unit:
+        """The largest layer in each respect; slots have room for it."""
+        return Unit(*map(max, zip(*self.layers, strict=True)))
+
+    def first(self, count: int) -> int:
+        """Elements, with padding, of the `count` layers that are the first to go to host memory."""
+        return self._firsts[count][0]
+
+    def rest(self, count: int) -> tuple[int, int]:
+        """Elements of all other layers, with padding and without."""
+        (size, numel), (all_sizes, all_numels) = self._firsts[count], self._firsts[-1]
+        return all_sizes - size, all_numels - numel
+
+    @cached_property
+    def _firsts(self) -> list[tuple[int, int]]:
+        turns = spread(len(self.layers))
+        found = [(0, 0)]
+        for position in sorted(range(len(turns)), key=turns.__getitem__):
+            size, numel, _ = self.layers[position]
+            found.append((found[-1][0] + size, found[-1][1] + numel))
+        return found
 
 
 def rank_units(config: RunConfig, world_size: int, stage: int) -> RankUnits:
     """Units of a rank of pipeline stage `stage`, to the element."""
     parallel = config.parallel
     shards = data_parallel_size(config, world_size) * parallel.cp
-    parts = (parallel.tp, parallel.pp, parallel.ddp_bucket_size, shards)
+    parts = (parallel.tp, parallel.pp, parallel.vpp, parallel.ddp_bucket_size, shards)
     return _rank_units(config.model, num_position_embeddings(config), stage, *parts)
 
 
 @lru_cache(maxsize=1024)
 def _rank_units(
-    model: ModelConfig, positions: int, stage: int, tp: int, pp: int, bucket_size: int, shards: int
+    model: ModelConfig, positions: int, stage: int, tp: int, pp: int, vpp: int, bucket_size: int, shards: int
 ) -> RankUnits:
     """Cached, as are its parts: a search asks for the same few again and again."""
     shape = shape_of(model, "", positions)
     ends = [end for end in end_weights(shape, pp, stage) if end]
     units = tuple(_unit(module_buckets(end, tp, bucket_size, shards)) for end in ends)
-    return RankUnits(layer_unit(model, tp, bucket_size, shards), model.num_layers // pp, units)
+    kinds = of_stage(stack_of(model), pp, vpp, stage)
+    return RankUnits(tuple(layer_unit(kind, tp, bucket_size, shards) for kind in kinds), units)
 
 
 @lru_cache(maxsize=256)
 def layer_unit(model: ModelConfig, tp: int, bucket_size: int, num_shards: int) -> Unit:
-    """One transformer layer."""
+    """One transformer layer; all are alike."""
     return _unit(module_buckets(shape_of(model, "", 0).layer_weights, tp, bucket_size, num_shards))
 
 
@@ -158,11 +183,13 @@ def stage_modules(config: RunConfig, stage: int) -> list[Sequence[Weight]]:
     """What a stage holds, in the order of its modules: for each chunk embedding, layers, head; empty where absent."""
     parallel, shape = config.parallel, shape_of_run(config)
     embedding, head = end_weights(shape, parallel.pp, stage)
-    layers = [shape.layer_weights] * layers_per_chunk(config)
+    kinds = of_stage(stack_of(config.model), parallel.pp, parallel.vpp, stage)
+    layers, each = [shape_of(kind, "", 0).layer_weights for kind in kinds], layers_per_chunk(config)
     modules: list[Sequence[Weight]] = []
     for chunk in range(parallel.vpp):
         first, last = chunk == 0, chunk == parallel.vpp - 1
-        modules += [embedding if first else (), *layers, head if last else ()]
+        of_chunk = layers[chunk * each : (chunk + 1) * each]
+        modules += [embedding if first else (), *of_chunk, head if last else ()]
     return modules
 
 

@@ -22,7 +22,7 @@ def matmul_parameters(model: ModelConfig) -> int:
     The paper's 12 n h^2 + v h for its GPT models. An untied embedding is looked up, not multiplied.
     """
     shape = shape_of(model, "", 0)
-    return model.num_layers * shape.multiplied + model.hidden_size * model.vocabulary
+    return sum(layer.multiplied for layer in shape.of_layers) + model.hidden_size * model.vocabulary
 
 
 def model_flops_per_token(model: ModelConfig, seq_length: int) -> int:

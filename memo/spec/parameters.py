@@ -9,6 +9,7 @@ from functools import lru_cache
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.spec.shapes import ModelShape, shape_of
+from memo.spec.stack import of_stage, stack_of
 from memo.spec.weights import Weight
 
 
@@ -29,9 +30,10 @@ class LayerParameters:
 
 @lru_cache(maxsize=256)
 def layer_parameters(model: ModelConfig) -> LayerParameters:
-    """Weights and biases of one layer; a search asks for the same few models again and again."""
-    shape = shape_of(model, "", 0)
-    return LayerParameters(shape.layer_split, shape.layer_replicated)
+    """Weights and biases of one layer, on the average of all; a search asks for the same few models again and again."""
+    layers = shape_of(model, "", 0).of_layers
+    split, replicated = (sum(getattr(layer, name) for layer in layers) for name in ("layer_split", "layer_replicated"))
+    return LayerParameters(split // len(layers), replicated // len(layers))
 
 
 def count_parameters(config: RunConfig) -> int:
@@ -42,9 +44,10 @@ def count_parameters(config: RunConfig) -> int:
 def stage_parameters(config: RunConfig, stage: int) -> int:
     """Parameters that one rank of a pipeline stage holds, vocabulary padding included."""
     shape, parallel = shape_of_run(config), config.parallel
-    layer = layer_parameters(config.model).of_rank(parallel.tp)
+    kinds = of_stage(stack_of(config.model), parallel.pp, parallel.vpp, stage)
+    layers = sum(layer_parameters(kind).of_rank(parallel.tp) for kind in kinds)
     ends = end_weights(shape, parallel.pp, stage)
-    return shape.layers // parallel.pp * layer + sum(w.local_numel(parallel.tp) for end in ends for w in end)
+    return layers + sum(w.local_numel(parallel.tp) for end in ends for w in end)
 
 
 def end_weights(shape: ModelShape, pp: int, stage: int) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:

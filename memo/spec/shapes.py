@@ -7,16 +7,17 @@
 `ModelShape` also holds models that memo cannot train (OPT, BLOOM, NeoX, ...); `shape_of` makes one of a
 ModelConfig, `memo.estimate.hf_config` of a published config.json, whose families are a table in
 memo/config/hugging_face_families.py. Known error: none in the counts of the
-families that are tested; where parameters of layers differ from each other there is no shape.
+families that are tested. Where layers are of several kinds (memo.spec.stack), each has a shape of its own.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from memo.config import ModelConfig
 from memo.spec.custom_layer import custom_facts
+from memo.spec.stack import kinds_of, stack_of
 from memo.spec.weights import Split, Weight, one
 
 _WIDENING = "embedding_projection.weight"
@@ -38,6 +39,7 @@ class ModelShape:
         experts, experts_per_token: MLPs of `ffn` in a layer, and how many of them a token runs through; 0: one for all.
         extra: parameters of the ends that no other field covers.
         own_layer: the parameters of a custom layer (memo.spec.custom_layer), which no field above describes.
+        stack: the shape of each layer, where they are of several kinds; what is said of layers here is then of one.
         nearest: the nearest model that memo can run: the same sizes of all activations and matrices. Exact for the
             families that memo trains; of others the parameters may differ by biases and norms, and layers that run
             attention and MLP side by side are put in sequence.
@@ -70,6 +72,7 @@ class ModelShape:
     experts_per_token: int = 0
     extra: int = 0
     own_layer: tuple[Weight, ...] = ()
+    stack: tuple["ModelShape", ...] = ()
     nearest: ModelConfig = field(kw_only=True, compare=False)
 
     @property
@@ -160,10 +163,16 @@ class ModelShape:
         return sum(w.numel * self.experts_per_token // w.experts if w.experts else w.numel for w in matrices)
 
     @property
+    def of_layers(self) -> tuple["ModelShape", ...]:
+        """The shape of each layer."""
+        return self.stack or (self,) * self.layers
+
+    @property
     def active_parameters(self) -> int:
         """Parameters that a token meets: of the experts only those that it runs through."""
-        idle = sum(weight.numel for weight in self.layer_weights if weight.columns is not None) - self.multiplied
-        return self.parameters - self.layers * idle
+        matrices = (w for layer in self.of_layers for w in layer.layer_weights if w.columns is not None)
+        idle = sum(weight.numel for weight in matrices) - sum(layer.multiplied for layer in self.of_layers)
+        return self.parameters - idle
 
     @cached_property
     def layer_split(self) -> int:
@@ -197,7 +206,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        layers = self.layers * (self.layer_split + self.layer_replicated)
+        layers = sum(layer.layer_split + layer.layer_replicated for layer in self.of_layers)
         return self.embedding + self.position_table + layers + self.end_norms + self.head + self.extra
 
 
@@ -220,6 +229,9 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
     """The shape of a model that memo trains; `seq_length` is the length of a learned position table of which
     the configuration names none."""
     learned = model.position_embedding_type == "learned_absolute"
+    if len(kinds_of(model)) > 1:
+        layers = tuple(shape_of(kind, name, seq_length) for kind in stack_of(model))
+        return replace(layers[0], stack=layers, nearest=model)
     return ModelShape(
         name=name,
         layers=model.num_layers,
@@ -227,7 +239,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         heads=model.num_attention_heads,
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,
-        ffn=model.ffn_size,
+        ffn=model.mlp_size,
         vocab=model.vocabulary,
         gated=model.gated,
         tied=not model.untie_embeddings_and_output_weights,
@@ -248,6 +260,6 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
 
 @lru_cache(maxsize=64)
 def layer_matrices(model: ModelConfig) -> dict[str, Weight]:
-    """The matrices of a layer by the path of their module, in the order of execution."""
+    """The matrices of a layer by the path of their module, in the order of execution; all layers are alike."""
     weights = shape_of(model, "", 0).layer_weights
     return {weight.name.removesuffix(".weight"): weight for weight in weights if weight.columns is not None}

@@ -35,6 +35,7 @@ from memo.config.memory import OffloadPolicy
 from memo.config.model import ModelConfig
 from memo.config.training import Dtype
 from memo.spec.custom_layer import custom_facts
+from memo.spec.stack import kinds_of
 from memo.units import element_bytes
 
 Kind = Literal["always", "token_wise", "never"]
@@ -67,7 +68,16 @@ class SkeletalTensor:
 
 @lru_cache(maxsize=64)
 def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
-    """The table for a model, in order of execution. Kept, because a search asks thousands of times for one model."""
+    """The table for a model, in order of execution. Kept, because a search asks thousands of times for one model.
+
+    Of layers of several kinds, each tensor with the most elements that it has in any of them.
+    """
+    kinds = kinds_of(model)
+    if len(kinds) > 1:
+        widest: dict[str, SkeletalTensor] = {}
+        for tensor in (tensor for kind in kinds for tensor in skeletal_tensors(kind)):
+            widest[tensor.name] = max(widest.get(tensor.name, tensor), tensor, key=lambda each: each.width)
+        return tuple(widest.values())
     hidden, size = model.hidden_size, model.head_dim
     q_size = model.num_attention_heads * size
     fc1_size = model.token_ffn_size * (2 if model.gated else 1)

@@ -122,6 +122,19 @@ def slot_layout(config: RunConfig, moved: Moved) -> SlotLayout:
     return plan_slot(skeleton, dims, moved)
 
 
+def own_layout(config: RunConfig, slots: SlotLayout) -> SlotLayout:
+    """Where the tensors of a layer lie in slots that have room for all kinds; the layers of `config` are of one."""
+    dims = slot_dims(config)
+    widths = {tensor.name: _local(tensor, dims)[1] for tensor in skeletal_tensors(config.model)}
+    places = {
+        name: replace(place, shape=(*place.shape[:2], widths[name]))
+        for name, place in (slots.places | ({} if slots.workspace is None else {WHOLE_GROUP: slots.workspace})).items()
+        if name in widths
+    }
+    workspace = None if slots.workspace is None else places.pop(WHOLE_GROUP)
+    return replace(slots, places=places, workspace=workspace)
+
+
 def nothing_moved(config: RunConfig) -> dict[str, int]:
     """The number of tiles of each group where nothing moves but what always does."""
     policy = config.memory.offload_policy

@@ -1,25 +1,32 @@
 """A model is a stack of layers, which may be of several kinds: which kind stands where.
 
 A kind is told by a model all of whose layers are of it. So whoever counts or times one layer is asked about each kind
-in turn, and what a whole model takes is put together from the answers by the places in the stack. All kinds have the
-same weights, and keep tensors of the same sizes between forward and backward.
+in turn, and what a whole model takes is put together from the answers by the places in the stack. Where activations
+move, a slot has room for the widest kind of each tensor (memo.spec.skeleton).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.model import FULL, SLIDING
+from memo.spec.schedule import Pipeline
+
+_Of = TypeVar("_Of")
 
 
 @lru_cache(maxsize=64)
 def stack_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The kind of each layer."""
-    if not model.layer_types:
+    if not model.layer_types and not model.moe_layer_freq:
         return (model,) * model.num_layers
-    sliding = replace(model, layer_types="")
-    kinds = {SLIDING: sliding, FULL: replace(sliding, window_size=0)}
-    return tuple(kinds[name] for name in model.types_of_layers)
+    alike = replace(model, layer_types="", moe_layer_freq="")
+    attention = {SLIDING: alike, FULL: replace(alike, window_size=0)}
+    types = [attention[name] for name in model.types_of_layers] if model.layer_types else [alike] * model.num_layers
+    dense = {of: replace(of, num_experts=0) for of in types}
+    return tuple(of if has else dense[of] for of, has in zip(types, model.layers_with_experts, strict=True))
 
 
 @lru_cache(maxsize=64)
@@ -30,6 +37,17 @@ def kinds_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
 
 def runs_of_kinds(config: RunConfig) -> tuple[RunConfig, ...]:
     """The same run for each of `kinds_of` its model, all of whose layers are of that kind."""
-    if not config.model.layer_types:
-        return (config,)
-    return tuple(replace(config, model=kind) for kind in kinds_of(config.model))
+    kinds = kinds_of(config.model)
+    return (config,) if kinds == (config.model,) else tuple(replace(config, model=kind) for kind in kinds)
+
+
+def run_of_layer(config: RunConfig, layer: int) -> RunConfig:
+    """The same run, all of whose layers are of the kind of this one."""
+    kind = stack_of(config.model)[layer]
+    return config if kind == config.model else replace(config, model=kind)
+
+
+def of_stage(layers: Sequence[_Of], pp: int, vpp: int, stage: int) -> tuple[_Of, ...]:
+    """Of what is told of each layer of a model, that of the layers of a pipeline stage, chunk by chunk."""
+    chunks = (Pipeline(pp, vpp, microbatches=1).layers(stage, chunk, len(layers)) for chunk in range(vpp))
+    return tuple(layers[index] for chunk in chunks for index in chunk)

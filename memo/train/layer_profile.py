@@ -5,7 +5,7 @@ Measuring is collective, so all ranks must take the same way: rank 0 looks into 
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from memo.errors import ArtifactError, ConfigError, warn
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
 from memo.model.custom import CustomLayer
-from memo.model.layer import CoreAttention, LayerContext, TransformerLayer
+from memo.model.layer import LayerContext, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.collectives import all_reduce
 from memo.parallel.dtypes import torch_dtype
@@ -49,6 +49,8 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         window_size=model.window_size,
         layer_types=model.layer_types,
         attention_sinks=model.attention_sinks,
+        experts=f"{model.num_experts} of {model.mlp_size}, {model.moe_router_topk}" if model.num_experts else "",
+        moe_layer_freq=model.moe_layer_freq,
         seq_length=config.data.seq_length,
         micro_batch_size=training.micro_batch_size,
         tensor_model_parallel_size=parallel.tp,
@@ -126,20 +128,18 @@ def keep(profile: LayerProfile, config: RunConfig, mesh: Mesh) -> str:
 def measure(
     config: RunConfig,
     mesh: Mesh,
-    layer: TransformerLayer | CustomLayer,
-    attention: Callable[[int], CoreAttention],
+    layers: Iterable[tuple[int, TransformerLayer | CustomLayer]],
     main_gradient: Callable[[nn.Parameter], Tensor],
     device: torch.device,
 ) -> LayerProfile:
-    """Run `layer` on random input of the true size; collective over all ranks, and the same on all of them.
+    """Run layers on random input of the true size; collective over all ranks, and the same on all of them.
 
-    It is run with the attention of each kind of layer, as `attention` gives it. Weight gradients are added to
-    `main_gradient`, which must be zeroed before it is used.
+    `layers`: with its index one of each kind that this rank has. Weight gradients are added to `main_gradient`, which
+    must be zeroed before it is used.
     """
     tokens, batch = config.data.seq_length // mesh.grid.cp, config.training.micro_batch_size
     dtype = torch_dtype(str(config.training.params_dtype))
     memory = scratch_for(config, {}, device)
-    wrapped = on_tiles(config, layer, 0, memory, ScratchGradients(main_gradient), mesh.tp)
     generator = torch.Generator(device=device).manual_seed(0)
     shape = (tokens // mesh.grid.tp, batch, config.model.hidden_size)
     x = torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -148,15 +148,27 @@ def measure(
         positions = torch.arange(tokens, device=device).unsqueeze(1).expand(tokens, batch)
         rope = rope_table(config.model, positions, dtype)
     key, sizes = profile_key(config, device), tensor_bytes(config)
-    core, found = layer.attention.core, {}
-    for kind in kinds_of(config.model):
-        layer.attention.core = attention(stack_of(config.model).index(kind))
-        context, groups = LayerContext(rope, None), (mesh.tp, mesh.cp)
-        found[kind] = profile_layer(wrapped, memory.tensors, context, x, groups, key, sizes)
-    layer.attention.core = core
+    found = {}
+    for index, layer in layers:
+        wrapped = on_tiles(config, layer, index, memory, ScratchGradients(main_gradient), mesh.tp)
+        slot, context, groups = wrapped.own(memory.tensors), LayerContext(rope, None), (mesh.tp, mesh.cp)
+        found[stack_of(config.model)[index]] = profile_layer(wrapped, slot, context, x, groups, key, sizes)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the measurement took and gave back is free for the plan
-    return _of_stack(config, {kind: _slowest(own, mesh, device) for kind, own in found.items()})
+    any_kind = next(iter(found.values()))
+    unseen = dataclasses.replace(
+        any_kind, forward_s=0.0, backward_s=0.0, recompute_s=dict.fromkeys(any_kind.recompute_s, 0.0)
+    )
+    kinds = kinds_of(config.model)
+    return _of_stack(config, {kind: _slowest(found.get(kind, unseen), mesh, device) for kind in kinds})
+
+
+def one_of_each_kind(config: RunConfig, layers: Iterable[int]) -> list[int]:
+    """Of the layers of a rank the first of each kind."""
+    firsts: dict[ModelConfig, int] = {}
+    for layer in layers:
+        firsts.setdefault(stack_of(config.model)[layer], layer)
+    return list(firsts.values())
 
 
 def _of_stack(config: RunConfig, found: Mapping[ModelConfig, LayerProfile]) -> LayerProfile:

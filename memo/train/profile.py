@@ -25,7 +25,7 @@ from memo.train.attention import choose_attention, describe_rows, measure_attent
 from memo.train.build import attention_of_layers, build, build_mesh
 from memo.train.ending import shutdown
 from memo.train.feed import run_feed
-from memo.train.layer_profile import keep, measure
+from memo.train.layer_profile import keep, measure, one_of_each_kind
 from memo.train.memory_choice import agreed
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import batches_to_record, describe_run
@@ -149,18 +149,19 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Tra
 
 
 def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> LayerProfile:
-    """The profile of one layer; no other part of the model is built."""
+    """The profile of a layer of each kind; no other part of the model is built."""
     dtype = torch_dtype(str(config.training.params_dtype))
     ops = select_ops(config.hardware.kernels, dtype)
     attention = attention_of_layers(config, mesh, device)
     parts = ModelParts(config.model, dtype, mesh.tp, attention, ops)
-    layer = make_layer(parts, 0)
+    indices = one_of_each_kind(config, range(config.model.num_layers))
+    layers = [make_layer(parts, index) for index in indices]
     bucket_size = config.parallel.ddp_bucket_size
     data_parallel = ShardedDataParallel(
-        nn.ModuleList([layer]), mesh, dtype=dtype, device=device, bucket_size=bucket_size, overlap=False
+        nn.ModuleList(layers), mesh, dtype=dtype, device=device, bucket_size=bucket_size, overlap=False
     )
     data_parallel.initialize(config.training.seed)
-    return measure(config, mesh, layer, attention, data_parallel.main_gradient, device)
+    return measure(config, mesh, zip(indices, layers, strict=True), data_parallel.main_gradient, device)
 
 
 def _show(mesh: Mesh, text: str) -> None:

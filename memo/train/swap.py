@@ -1,9 +1,10 @@
 """Token-wise swapping for a model that is already built: profile, plan, slots, wrapped layers."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import nn
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
@@ -36,7 +37,7 @@ from memo.spec.schedule import pipeline_of
 from memo.spec.slots import SlotLayout, slot_layout
 from memo.spec.sweep import key_value_layout, key_value_records
 from memo.train.device import known_machine, taken_beside_torch
-from memo.train.layer_profile import measure, obtain
+from memo.train.layer_profile import measure, obtain, one_of_each_kind
 from memo.train.tiled_layers import hidden_sections, put_on_tiles
 from memo.units import GIB
 
@@ -70,17 +71,24 @@ def choose(
     free_bytes: int,
     host: HostBudget,
 ) -> ChosenSwap:
-    """Plan for a model that is built, from the profile of its first layer, whose gradients the first step zeroes.
+    """Plan for a model that is built, from the profile of a layer of each kind, whose gradients the first step zeroes.
 
     `free_bytes`: of the device, beside all states; of `host` they have drawn what they take.
     """
     device = data_parallel.device
-    layer = chunks[0].layers[0]
-    assert isinstance(layer, TransformerLayer | CustomLayer)
+    layers: dict[int, nn.Module] = {}
+    for chunk in chunks:
+        layers |= dict(zip(chunk.layer_indices, chunk.layers, strict=True))
+
+    def of_kinds() -> Iterator[tuple[int, TransformerLayer | CustomLayer]]:
+        for index in one_of_each_kind(config, layers):
+            layer = layers[index]
+            assert isinstance(layer, TransformerLayer | CustomLayer)
+            with data_parallel.scratch(data_parallel.layer_units[list(layers).index(index)]):
+                yield index, layer
 
     def measured() -> LayerProfile:
-        with data_parallel.scratch(data_parallel.layer_units[0]):
-            return measure(config, mesh, layer, chunks[0].attention, data_parallel.main_gradient, device)
+        return measure(config, mesh, of_kinds(), data_parallel.main_gradient, device)
 
     profile, origin = obtain(config, mesh, device, measured)
     return decide(config, mesh, ops, profile, origin, free_bytes, host, device)

@@ -20,7 +20,8 @@ from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
 from memo.parallel.hidden import Hidden, HiddenOnDevice, Section
 from memo.program.kinds import kind_of
-from memo.spec.slots import Moved, resident, slot_layout
+from memo.spec.slots import Moved, own_layout, resident, slot_layout
+from memo.spec.stack import run_of_layer
 from memo.spec.sweep import key_value_layout
 
 
@@ -55,26 +56,26 @@ def keep_on_device(
     stays under autograd."""
     if stays_under_autograd(config):
         return
-    memory = DeviceMemory(resident(config), device)
     for chunk in chunks:
         for position, layer in enumerate(chunk.layers):
             assert isinstance(layer, TransformerLayer | CustomLayer)
-            index = chunk.layer_indices[position]
-            chunk.layers[position] = on_device(config, layer, index, memory, sink, mesh.tp)
+            chunk.layers[position] = on_device(config, layer, chunk.layer_indices[position], sink, mesh.tp, device)
 
 
 def on_device(
     config: RunConfig,
     layer: TransformerLayer | CustomLayer,
     index: int,
-    memory: DeviceMemory,
     sink: GradientSink,
     tp_group: ProcessGroup | None,
+    device: torch.device,
 ) -> ResidentLayer:
     """One layer without a swap plan."""
+    run = run_of_layer(config, index)
     tiles = make_tiles(config.data.seq_length // config.parallel.cp, config.parallel.tp, resident_tiles(config))
-    resident_type = ResidentHalvesLayer if isinstance(layer, CustomLayer) else ResidentLayer
-    return resident_type(layer, kind_of(config.model), index, tiles, memory, sink, tp_group)
+    resident_type, of = ResidentHalvesLayer if isinstance(layer, CustomLayer) else ResidentLayer, resident(run)
+    memory = DeviceMemory(of, device)
+    return resident_type(layer, kind_of(run.model), index, tiles, of.layout, memory, sink, tp_group)
 
 
 def on_tiles(
@@ -91,14 +92,16 @@ def on_tiles(
 
     `hidden`: gives a swept layer its sections; None: they are on the device.
     """
-    (sections, tiles), kind = _cuts(config), kind_of(config.model)
+    run = run_of_layer(config, index)
+    (sections, tiles), kind, layout = _cuts(config), kind_of(run.model), own_layout(run, memory.layout)
     is_custom = isinstance(layer, CustomLayer)
     if not config.memory.sweeps:
-        return (HalvesLayer if is_custom else TokenwiseLayer)(layer, kind, index, tiles, memory, sink, tp_group)
+        whole = HalvesLayer if is_custom else TokenwiseLayer
+        return whole(layer, kind, index, tiles, layout, memory, sink, tp_group)
     assert isinstance(memory, SweepRuntime | ScratchMemory)
     hidden = HiddenOnDevice(hidden_sections(config)) if hidden is None else hidden
     swept = SweptHalvesLayer if is_custom else SweptLayer
-    return swept(layer, kind, index, sections, tiles, memory, sink, tp_group, hidden, recomputes_attention)
+    return swept(layer, kind, index, sections, tiles, layout, memory, sink, tp_group, hidden, recomputes_attention)
 
 
 def hidden_sections(config: RunConfig) -> list[Section]:

@@ -21,6 +21,7 @@ STEPS = 2
 
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
 EXPERTS, OSS = "qwen3-moe-tiny", "gpt-oss-tiny"
+SOME_EXPERTS = "qwen3-moe-tiny, the first layer without experts"
 KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
 Layout = tuple[str, int, dict[str, object]]
@@ -42,6 +43,7 @@ LAYOUTS: list[Layout] = [
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (GPT, 4, {"tp": 2, "pp": 2}),
     (OSS, 4, {"tp": 2, "cp": 2}),
+    (SOME_EXPERTS, 4, {"tp": 2, "pp": 2}),
     (GPT2, 4, {"tp": 2}),
     (KINDS, 4, {"cp": 2, "pp": 2}),
     (QWEN, 4, {"cp": 2, "cp_comm_type": "all_gather"}),
@@ -74,6 +76,9 @@ def config_of(model: str, **layout: object) -> RunConfig:
     if model == KINDS:
         kinds = {"window_size": 7, "layer_types": "sliding,full", "attention_sinks": True}
         return tiny(LLAMA, num_layers=4, **kinds, **layout)
+    if model == SOME_EXPERTS:
+        dense_first = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size": 96, "moe_ffn_hidden_size": 32}
+        return tiny(EXPERTS, num_layers=4, **dense_first, **layout)
     return tiny(model, num_layers=4, **layout)
 
 

@@ -158,13 +158,9 @@ def test_no_rank_of_a_ring_and_no_stage_needs_more_than_the_account_says() -> No
     seen = 0
     for config, moved in runs("llama-3.1-8b", 16, 131072, 37, "cuda"):
         z = layer_sizes(config, 0, threads=1)
-        slot = None if moved is None else kept_values(config, moved)
         for stage in {0, config.parallel.pp - 1}:
             states = state_layout(config, 16, stage)
-            peaks = [
-                Step(config, 16, stage, z._replace(ring_rank=rank), states, slot).run().peak_bytes
-                for rank in {0, z.ring - 1}
-            ]
+            peaks = [Step(config, 16, stage, rank, states, moved).run().peak_bytes for rank in {0, z.ring - 1}]
             assert program_memory(config, 16, stage, moved).moment_bytes == max(peaks), (config.parallel, stage)
             seen += len(set(peaks)) > 1
         stages = [account.stage(config, stage, moved) for stage in range(config.parallel.pp)]

@@ -12,6 +12,7 @@ from ranks import run_ranks
 from torch import Tensor, nn
 
 from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
 from memo.estimate.cases import read_case
 from memo.estimate.own_memory import cpu_context_bytes
@@ -25,7 +26,6 @@ from memo.estimate.program.step import Step
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.verdict import Verdict
 from memo.executor import pieces
-from memo.executor.resident import DeviceMemory
 from memo.model.layer import LayerContext
 from memo.model.rope import Rope, RopeRows, RopeTable
 from memo.parallel.dtypes import torch_dtype
@@ -35,7 +35,7 @@ from memo.search.estimating import answer
 from memo.spec import reach
 from memo.spec.buckets import plan_buckets
 from memo.spec.reach import most_tokens
-from memo.spec.slots import resident, slot_dims
+from memo.spec.slots import slot_dims
 from memo.train.build import build_chunks, build_mesh
 from memo.train.tiled_layers import on_device, on_tiles, scratch_for
 from memo.units import GIB
@@ -91,12 +91,13 @@ def layer_peaks(config: RunConfig) -> dict[str, int]:
 def executed(config: RunConfig, layer: Any, sink: ScratchGradients) -> nn.Module:
     """As a run executes it; a slot is there before anything is counted."""
     if not config.memory.swaps:
-        return on_device(config, layer, 0, DeviceMemory(resident(config), torch.device("cpu")), sink, None)
+        return on_device(config, layer, 0, sink, None, torch.device("cpu"))
     tiles = slot_dims(config).tiles
     memory = scratch_for(config, {group: tiles * moved for group, moved in SLOT_GROUPS.items()}, torch.device("cpu"))
     return on_tiles(config, layer, 0, memory, sink, None)
 
 
+SOME_EXPERTS: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size": 1024, "moe_ffn_hidden_size": 48}
 SLOT_GROUPS = {"qkv": False, "residual": True, "fc1": False}
 
 
@@ -241,6 +242,9 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         ("qwen3-moe-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"}),
         ("qwen3-moe-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
         ("gpt-oss-tiny", 1, {"seq_length": 1024}),
+        ("qwen3-moe-tiny", 1, {"seq_length": 1024, **SOME_EXPERTS}),
+        ("qwen3-moe-tiny", 1, {"seq_length": 1024, **SOME_EXPERTS, "offload_alpha": 0.5}),
+        ("qwen3-moe-tiny", 2, {"seq_length": 1024, **SOME_EXPERTS, "gbs": 2, "offload_states": "all"}),
         ("llama-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
         # Gradients of a layer are being reduced while the backward of its first norm, composed in fp32, goes on.
         (
@@ -262,6 +266,9 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         "experts-alpha-bf16",
         "experts-tp2",
         "experts-with-biases",
+        "some-experts",
+        "some-experts-alpha",
+        "some-experts-dp2-states",
         "tp2",
         "tail-dp2",
         "norm",
@@ -435,8 +442,9 @@ def test_what_a_step_makes_it_drops(name: str, flags: dict[str, object]) -> None
     flags = flags | ({"num_query_groups": 4} if name == "qwen3-tiny" else {})
     config = run_config(name, seq_length=1024, **flags)
     sizes, states = layer_sizes(config, 0, threads=1), state_layout(config, 8, 0)
-    slot = frozenset(n for n, kept in SLOT_GROUPS.items() if kept) if config.memory.swaps else None
+    tiles = resolved_offload_tiles(config)
+    moved = {n: tiles * kept for n, kept in SLOT_GROUPS.items()} if config.memory.swaps else None
     for stage in range(config.parallel.pp):
-        ledger = Step(config, 8, stage, sizes, states, slot).run()
+        ledger = Step(config, 8, stage, 0, states, moved).run()
         assert set(ledger.now.alive) == {"batch", "order of tokens", *(["rope frequencies"] if sizes.rope else [])}
         assert ledger.peak.num_bytes == ledger.peak_bytes

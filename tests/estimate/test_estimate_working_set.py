@@ -59,9 +59,10 @@ def backward_peak_bytes(config: RunConfig) -> int:
         torch.nn.init.normal_(parameter, std=0.02)
     gradients = {id(parameter): torch.zeros(parameter.shape) for parameter in layer.parameters()}
     dims = SlotDims(length, 1, 1, tiles, "bf16")
-    memory = scratch_memory(plan_slot(skeletal_tensors(model), dims, {}), torch.device("cpu"))
+    layout = plan_slot(skeletal_tensors(model), dims, {})
+    memory = scratch_memory(layout, torch.device("cpu"))
     sink = ScratchGradients(lambda parameter: gradients[id(parameter)])
-    wrapped = TokenwiseLayer(layer, kind_of(model), 0, make_tiles(length, 1, tiles), memory, sink, None)
+    wrapped = TokenwiseLayer(layer, kind_of(model), 0, make_tiles(length, 1, tiles), layout, memory, sink, None)
     rope = None
     if model.position_embedding_type == "rope":
         rope = rope_table(model, torch.arange(length).unsqueeze(1), torch.bfloat16)

@@ -32,6 +32,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "pp2 interleaved": (2, "llama-tiny", {"pp": 2, "vpp": 2, **ACCUMULATED, **TIED}),
     "dp2": (2, "qwen3-tiny", {"num_layers": 4, "global_batch_size": 4}),
     "experts": (1, "qwen3-moe-tiny", {"num_layers": 4, "global_batch_size": 1}),
+    "dp2, experts in some layers": (
+        2,
+        "qwen3-moe-tiny",
+        {"num_layers": 4, "global_batch_size": 2, "moe_layer_freq": "[0]*2+[1]*2", "moe_ffn_hidden_size": 48},
+    ),
     "tp2 pp2": (4, "gpt2-tiny", {"tp": 2, "pp": 2, **ACCUMULATED}),
 }
 

@@ -48,6 +48,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "cp2 a2a window": (2, "qwen3-tiny", {**EXCHANGED, **ONE_STAGE, "window_size": 17}),
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated, the store rotated
     "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
+    "experts in some layers": (
+        1,
+        "qwen3-moe-tiny",
+        {**ONE_STAGE, "moe_layer_freq": "[1,0,1]", "ffn_hidden_size": 176, "moe_ffn_hidden_size": 48},
+    ),
     "breadth first": (1, "llama-tiny", {**ONE_STAGE, **BREADTH_FIRST}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
     "pp2 1F1B": (2, "gpt-tiny", TWO_STAGES),

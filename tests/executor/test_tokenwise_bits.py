@@ -37,6 +37,8 @@ ONE_STAGE: dict[str, Any] = {"num_layers": 3, "global_batch_size": 1}
 TWO_STAGES: dict[str, Any] = {"pp": 2, "num_layers": 4, "global_batch_size": 2}
 TIED: dict[str, Any] = {"untie_embeddings_and_output_weights": False}
 KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "attention_sinks": True}
+DENSE_FIRST: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*2", "ffn_hidden_size": 176, "moe_ffn_hidden_size": 48}
+"""Layers whose weights, and whose rows in a slot, differ."""
 WHOLE_GRID = "gpt"
 """The model that runs under all swaps."""
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -47,6 +49,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "window": (1, "llama-tiny", {**ONE_STAGE, "window_size": 5}),  # shorter than a tile
     "layers of two kinds": (1, "llama-tiny", {**ONE_STAGE, **KINDS}),
     "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
+    "experts in some layers": (1, "qwen3-moe-tiny", {**ONE_STAGE, **DENSE_FIRST}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
     "tp2 experts": (2, "qwen3-moe-tiny", {"tp": 2, **ONE_STAGE}),
     "tp2 experts with biases": (2, "gpt-oss-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
@@ -58,6 +61,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "pp2 interleaved": (2, "llama-tiny", {"vpp": 2, **TWO_STAGES, **TIED}),
     "dp2": (2, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 8}),
     "tp2 cp2 pp2": (8, "llama-tiny", {"tp": 2, "cp": 2, **TWO_STAGES, **TIED, **KINDS}),
+    "pp2 dp2, experts in some layers": (
+        4,
+        "qwen3-moe-tiny",
+        {**TWO_STAGES, **DENSE_FIRST, "moe_layer_freq": "[0]*3+[1]", "global_batch_size": 4},
+    ),
     "tp2 pp2 dp2": (8, "gpt2-tiny", {"tp": 2, **TWO_STAGES, "global_batch_size": 4}),
 }
 

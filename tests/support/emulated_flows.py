@@ -57,6 +57,7 @@ SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles"
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
 EXPERTS = {"model": "qwen3-moe-tiny"}
+SOME_EXPERTS = {**EXPERTS, "moe_layer_freq": "[0]+[1]*2", "moe_ffn_hidden_size": 48}
 SLIDING = {"window_size": 11}
 SINKS = {"attention_sinks": True}
 WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}
@@ -369,6 +370,10 @@ FLOWS: dict[str, Flow] = {
     "experts with biases, alpha 0": Flow("experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 0.0}),
     "experts with biases, alpha 1, planned": Flow(
         "experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 1.0, **PLANNED}
+    ),
+    "experts in some layers": Flow("experts in some layers", SOME_EXPERTS),
+    "experts in some layers, alpha 1/2, planned, states": Flow(
+        "experts in some layers, on tiles", {**SOME_EXPERTS, "offload_alpha": 0.5, **PLANNED, "offload_states": "all"}
     ),
     "experts, swept": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 0.0}),
     "experts, swept, attention again": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 1.0, **AGAIN}),

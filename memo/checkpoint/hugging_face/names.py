@@ -85,7 +85,7 @@ def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, Shape]:
     `num_positions`: rows of a learned position table, if the model has one.
     """
     shape = shape_of(model, "", num_positions)
-    layers = [(f"layers.{index}.", shape.layer_weights) for index in range(model.num_layers)]
+    layers = [(f"layers.{index}.", layer.layer_weights) for index, layer in enumerate(shape.of_layers)]
     return {
         f"{prefix}{name}": size
         for prefix, weights in [("", shape.embedding_weights), *layers, ("", shape.head_weights)]

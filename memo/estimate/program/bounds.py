@@ -6,8 +6,8 @@
 The walk of memo.estimate.program.step gives the exact peak; tests check that it lies between the two.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import layers_per_chunk
@@ -24,7 +24,7 @@ from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.placement import placement_of
 from memo.spec.slots import Moved, slot_layout
-from memo.spec.stack import runs_of_kinds
+from memo.spec.stack import of_stage, runs_of_kinds, stack_of
 
 _NO_SWAP = SwapBytes(0, 0, 0)
 _MESSAGES = 5
@@ -56,41 +56,37 @@ def memory_bounds(
     if moved is not None:
         slots = slot_layout(config, moved)
         swap = {stage: laid_out_bytes(config, world_size, stage, slots) for stage in stages}
-    first, *others = (_of_kind(kind, world_size, swap, moved) for kind in runs_of_kinds(config))
-    for other in others:  # kinds of layers differ in nothing but their transients
-        for stage, at in first.items():
-            least, most = max(at.least, other[stage].least), max(at.most, other[stage].most)
-            first[stage] = replace(at, least=least, most=most)
-    return first
-
-
-def _of_kind(
-    config: RunConfig, world_size: int, swaps: Mapping[int, SwapBytes], moved: Moved | None
-) -> dict[int, MemoryBounds]:
-    """`swaps`: of each stage, what all kinds share."""
     sizes, placement = state_sizes(config, world_size), placement_of(config, world_size)
-    first = layer_sizes(config, 0, config.hardware.num_threads or 1)
-    groups = None if moved is None else kept_values(config, moved)
+    kinds = {run.model: _of_kind(run, moved) for run in runs_of_kinds(config)}
+    first = layer_sizes(runs_of_kinds(config)[0], 0, config.hardware.num_threads or 1)
     lasting = Ledger(never=first.never)
     make_lasting(lasting, config, first, sizes.microbatches)
     is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
     ends = end_passes(first, end_sizes(config, first), not is_breadth_first)
-    ring = [first] if first.ring == 1 else [first, first._replace(ring_rank=first.ring - 1)]
-    layers = [layer_passes(config, place, groups) for place in ring]
     found = {}
-    for stage, swap in swaps.items():
+    for stage in stages:
         units = rank_units(config, world_size, stage)
         states = placed_bytes(units, placement, sizes)
-        base = states.device + swap.rounding_buffers + lasting.live_bytes
+        base = states.device + swap[stage].rounding_buffers + lasting.live_bytes
         end = _end_of_step(first, units, sizes.shards, has_head=stage == config.parallel.pp - 1)
-        least = most = kept = 0
-        for layer in layers:
-            flights = _flights(config, sizes.microbatches, stage, layer, ends.rope_bytes)
-            kept = flights.kept  # the same for all ranks of a ring
-            least = max(least, base + _least(config, sizes.microbatches, stage, layer, ends, flights))
-            most = max(most, base + _most(config, stage, layer, ends, flights, end))
-        found[stage] = MemoryBounds(states, swap, kept, least, most)
+        here = of_stage(stack_of(config.model), config.parallel.pp, config.parallel.vpp, stage)
+        layers = {kind: kinds[kind] for kind in here}  # in order
+        by_kept = sorted((of[0] for of in layers.values()), key=lambda layer: layer.between.num_bytes)
+        fewest, flights = (
+            _flights(config, sizes.microbatches, stage, layer, ends.rope_bytes) for layer in (by_kept[0], by_kept[-1])
+        )
+        # The first backward is that of the last layer, when all others wait.
+        least = max(_least(config, sizes.microbatches, stage, layer, ends, fewest) for layer in kinds[here[-1]])
+        most = max(_most(config, stage, layer, ends, flights, end) for of in layers.values() for layer in of)
+        found[stage] = MemoryBounds(states, swap[stage], flights.kept, base + least, base + most)
     return found
+
+
+def _of_kind(config: RunConfig, moved: Moved | None) -> list[LayerPasses]:
+    """Of the layers of a run that are all alike: of the ranks of a ring that may need most."""
+    first = layer_sizes(config, 0, config.hardware.num_threads or 1)
+    ring = [first] if first.ring == 1 else [first, first._replace(ring_rank=first.ring - 1)]
+    return [layer_passes(config, place, None if moved is None else kept_values(config, moved)) for place in ring]
 
 
 def _least(
@@ -223,7 +219,7 @@ def _end_of_step(z: LayerSizes, units: RankUnits, shards: int, *, has_head: bool
     sizes = [end.size * z.wide for end in units.ends]
     head = sizes[-1] if has_head and sizes else 0
     layer, embedding = units.layer.size * z.wide, sum(sizes) - head
-    copies = 0 if z.on_cuda else units.layers * layer + embedding + head  # gloo's
+    copies = 0 if z.on_cuda else len(units.layers) * layer + embedding + head  # gloo's
     largest = max(units.layer.largest, *(end.largest for end in units.ends)) if units.ends else units.layer.largest
     reduced = (head // shards, layer // shards, embedding // shards)
     return _EndOfStep(*reduced, norm + copies, 2 * largest * z.narrow)

@@ -19,16 +19,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memo.config import RunConfig
+from memo.config.derived import resolved_a2a_size
 from memo.errors import ConfigError
 from memo.estimate.program.ledger import Ledger, Moment
-from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import kept_values
 from memo.estimate.state_memory import StateBytes, state_bytes
 from memo.estimate.swap_memory import swap_bytes
 from memo.spec.slots import Moved
-from memo.spec.stack import runs_of_kinds
 
 _MAIN_SHARE = 0.01
 """Share of the total from which on a component is named on its own."""
@@ -85,8 +83,6 @@ class ProgramMemory:
 def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> ProgramMemory:
     """Peak memory of the rank of pipeline stage `stage` that needs most.
 
-    Where layers are of several kinds, that of the kind that needs most: all of them keep as much.
-
     Args:
         config: a checked configuration with a vocabulary; --device auto counts as cpu. On a CPU attention has scratch
             memory, at most 1.5 MiB, for each of --num-threads; without that flag one thread is assumed.
@@ -103,19 +99,9 @@ def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved 
             )
         moved = alpha
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
-    of_kinds = (_of_kind(kind, world_size, stage, moved, buffers) for kind in runs_of_kinds(config))
-    return max(of_kinds, key=lambda memory: memory.total)
-
-
-def _of_kind(config: RunConfig, world_size: int, stage: int, moved: Moved | None, buffers: int) -> ProgramMemory:
-    """The peak of a model all of whose layers are alike, beside the buffers that all kinds share."""
-    threads = config.hardware.num_threads or 1
     layout = state_layout(config, world_size, stage)
-    groups = None if moved is None else kept_values(config, moved)
-    ring = layer_sizes(config, 0, threads).ring
-    ranks = {0, ring - 1}  # ranks of a ring differ in their attention calls; one of these two needs most
-    sizes = [layer_sizes(config, rank, threads) for rank in ranks]
-    steps = [Step(config, world_size, stage, z, layout, groups) for z in sizes]
+    ranks = {0, config.parallel.cp // resolved_a2a_size(config) - 1}  # one of these two of a ring needs most:
+    steps = [Step(config, world_size, stage, rank, layout, moved) for rank in ranks]  # they differ in their attention
     kept_bytes = steps[0].kept_bytes
     # Usually one of the two needs no less than the other at any moment, so that its walk is enough.
     enough = next((step for step in steps if all(map(step.needs_no_less_than, steps))), None)

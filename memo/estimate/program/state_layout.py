@@ -46,7 +46,7 @@ def state_layout(config: RunConfig, world_size: int, stage: int) -> StateLayout:
     last: Sequence[Weight] = ()
     plans: tuple[BucketPlan, ...] = ()
     for owner, weights in reversed([*enumerate(stage_modules(config, stage))]):
-        if weights is not last:  # all layers are alike
+        if weights is not last:  # those of the layers of a kind are the same
             plans = module_buckets(tuple(weights), config.parallel.tp, config.parallel.ddp_bucket_size, num_shards)
             last = weights
         buckets += [OwnedBucket(owner, plan) for plan in plans]

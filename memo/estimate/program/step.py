@@ -16,10 +16,12 @@ from memo.estimate.program.gathers import Gathers
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.passes import EndPasses, LayerPasses, Pass, end_passes, layer_passes
 from memo.estimate.program.reductions import Reductions
-from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.sizes import LayerSizes, layer_sizes
 from memo.estimate.program.state_layout import StateLayout
-from memo.estimate.program.tiles import Kept
+from memo.estimate.program.tiles import kept_values
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
+from memo.spec.slots import Moved
+from memo.spec.stack import of_stage, runs_of_kinds, stack_of
 from memo.units import MIB
 
 _STEADY_ROUNDS = 2
@@ -57,18 +59,24 @@ class Step:
         config: RunConfig,
         world_size: int,
         stage: int,
-        z: LayerSizes,
+        ring_rank: int,
         layout: StateLayout,
-        kept: Kept | None,
+        moved: Moved | None,
     ) -> None:
-        self.config, self.stage, self.z, self.layout = config, stage, z, layout
-        parallel = config.parallel
+        """`ring_rank`: its place in a ring of cp; `moved`: what a swap plan moves, None without one."""
+        self.config, self.stage, self.layout = config, stage, layout
+        parallel, threads = config.parallel, config.hardware.num_threads or 1
         self.pp, self.vpp = parallel.pp, parallel.vpp
+        kinds = {}
+        for run in runs_of_kinds(config):
+            self.z = z = layer_sizes(run, ring_rank, threads)  # what is asked of it below is the same for all kinds
+            kinds[run.model] = layer_passes(run, z, None if moved is None else kept_values(run, moved))
+        self.of_layers = [kinds[kind] for kind in of_stage(stack_of(config.model), self.pp, self.vpp, stage)]
         self.layers = config.model.num_layers // (self.pp * self.vpp)
         self.ends: EndPasses = end_passes(
             z, end_sizes(config, z), parallel.gradient_accumulation_order != "breadth_first"
         )
-        self.passes: LayerPasses = layer_passes(config, z, kept)
+        self.passes: LayerPasses = self.of_layers[0]  # for what all kinds have in common
         self.microbatches = num_microbatches(config, world_size)
         self.ledger = Ledger(never=z.never)
         self._holders: Counter[Block] = Counter()
@@ -76,13 +84,19 @@ class Step:
         self._posted: dict[Action, Block] = {}
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._reductions = Reductions(self.ledger, config, z, layout, self.layers)
-        # Layers are alike unless some of them also request gloo's copies of their states.
-        self._alike = z.on_cuda or not any(place.in_slot for place in layout.places.values())
+        # Layers of one kind are alike unless some of them also request gloo's copies of their states.
+        copies = not z.on_cuda and any(place.in_slot for place in layout.places.values())
+        self._alike = len(kinds) == 1 and not copies
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that one layer keeps of one microbatch between forward and backward."""
-        return self.passes.between.num_bytes
+        """Bytes that one layer keeps at most of one microbatch between forward and backward."""
+        return max(passes.between.num_bytes for passes in self.of_layers)
+
+    def _of(self, owner: int) -> LayerPasses:
+        """Of a layer, by its number among the modules of the stage."""
+        chunk, within = divmod(owner, self.layers + 2)
+        return self.of_layers[chunk * self.layers + within - 1]
 
     def needs_no_less_than(self, other: "Step") -> bool:
         """Whether no moment of this step takes less than the same moment of the other one.
@@ -92,9 +106,9 @@ class Step:
         return all(mine >= others for mine, others in zip(self._layer_bytes(), other._layer_bytes(), strict=True))
 
     def _layer_bytes(self) -> tuple[int, ...]:
-        """The bytes that a layer adds to the ledger; the peak of a step grows with each of them."""
-        passes = self.passes
-        return self.kept_bytes, passes.forward.transient_bytes, passes.backward.transient_bytes
+        """The bytes that layers add to the ledger; the peak of a step grows with each of them."""
+        each = ((p.between.num_bytes, p.forward.transient_bytes, p.backward.transient_bytes) for p in self.of_layers)
+        return tuple(num_bytes for of_layer in each for num_bytes in of_layer)
 
     def run(self) -> Ledger:
         make_lasting(self.ledger, self.config, self.z, self.microbatches)
@@ -146,7 +160,7 @@ class Step:
         for owner in owners:
             self._gathers.begin(owner)
             for index, count in enumerate(groups):
-                hidden[index] = self._layer_forward(hidden[index], count, kept)
+                hidden[index] = self._layer_forward(owner, hidden[index], count, kept)
         grads = []
         for index, count in enumerate(groups):
             grads.append(hidden[index])
@@ -158,9 +172,9 @@ class Step:
             for index in range(len(groups)):
                 is_last = index == len(groups) - 1
                 self._reductions.before_backward(owner)
-                self._play(self.passes.backward, "layer backward")
+                self._play(self._of(owner).backward, "layer backward")
                 ledger.free(*kept[(owner - 1) * len(groups) + index])
-                self._reduce(owner, is_last, self.passes.backward)
+                self._reduce(owner, is_last, self._of(owner).backward)
         for index, grad in enumerate(grads):
             self._embedding_backward(grad, None)
             self._reductions.after_backward(0, index == len(groups) - 1)
@@ -171,15 +185,15 @@ class Step:
         between = self.microbatches - 2
         return [1, between, 1] if between > 0 else [1] * self.microbatches
 
-    def _layer_forward(self, x: Block, count: int, kept: list[list[Block]]) -> Block:
+    def _layer_forward(self, owner: int, x: Block, count: int, kept: list[list[Block]]) -> Block:
         """The output for `count` microbatches; x is freed or becomes part of what the layer keeps, added to `kept`."""
-        self._play(self.passes.forward, "layer forward")
+        self._play(self._of(owner).forward, "layer forward")
         self.ledger.at = "layer forward"
         keeps_input = self.passes.keeps_input
         # With several microbatches, the input of each is freed before the output of the next one is made.
         takes_its_place = self.passes.in_place or (count > 1 and not keeps_input)
         output = x if takes_its_place else self.ledger.make("input", count * self.passes.hidden_bytes)
-        kept.append([self._keep(count)])
+        kept.append([self._keep(owner, count)])
         if keeps_input:
             kept[-1].append(x)
         elif output is not x:
@@ -213,10 +227,10 @@ class Step:
         owner = action.chunk * (self.layers + 2) + 1
         for count in groups:
             self._gathers.begin(owner)
-            self._play(self.passes.forward, "layer forward")
+            self._play(self._of(owner).forward, "layer forward")
             ledger.at = "layer forward"
             output = x if self.passes.in_place else ledger.make("input", hidden_bytes)
-            blocks = [self._keep(count, num_inputs=count - 1)]  # without that of the first, which x is
+            blocks = [self._keep(owner, count, num_inputs=count - 1)]  # without that of the first, which x is
             if x not in (received, output):
                 if self.passes.keeps_input:
                     blocks.append(x)
@@ -246,13 +260,14 @@ class Step:
         for count, blocks in reversed(flight.layers):
             self._gathers.begin(owner - 1)
             self._reductions.before_backward(owner - 1)
-            self._play(self.passes.backward, "layer backward")
+            backward = self._of(owner - 1).backward
+            self._play(backward, "layer backward")
             ledger.at = "layer backward"
             ledger.free(*blocks)
             if grad is received and not self.passes.in_place:
                 grad = ledger.make("gradient", self.passes.hidden_bytes)
             owner -= count
-            self._reduce(owner, is_last_microbatch, self.passes.backward)
+            self._reduce(owner, is_last_microbatch, backward)
         ledger.free(flight.rope)
         assert grad is not None
         if flight.entered is not None and grad is received:  # autograd copies what its caller still has
@@ -291,9 +306,10 @@ class Step:
         self._play(backward, "embedding backward")
         self.ledger.free(None if is_held else grad, of_head)
 
-    def _keep(self, count: int, num_inputs: int = 0) -> Block:
-        """What `count` layers or microbatches keep between forward and backward, with so many inputs if they stay."""
-        passes = self.passes
+    def _keep(self, owner: int, count: int, num_inputs: int = 0) -> Block:
+        """What `count` layers as this one, or microbatches of it, keep between forward and backward, with so many
+        inputs if they stay."""
+        passes = self._of(owner)
         of_inputs = num_inputs * passes.hidden_bytes if passes.keeps_input else 0
 
         def parts() -> dict[str, int]:
