@@ -38,7 +38,8 @@ def _check_tensor(config: RunConfig) -> None:
         f"--num-query-groups {groups} (key/value heads) does not divide by --tp {tp}: "
         f"use --tp {divisors(heads, groups, ffn)}",
     )
-    for flag, size in (("--ffn-hidden-size", ffn), ("--moe-ffn-hidden-size", model.mlp_size)):
+    shared = ("--moe-shared-expert-intermediate-size", model.shared_ffn_size)
+    for flag, size in (("--ffn-hidden-size", ffn), ("--moe-ffn-hidden-size", model.mlp_size), shared):
         require(
             size % tp == 0,
             f"{flag} {size} does not divide by --tp {tp}: use {flag} {neighbours(size, tp)}, "

@@ -1,7 +1,7 @@
 """Rules about the shape of the model."""
 
 from memo.artifacts.reading import shown
-from memo.config.model import FULL, SCALING_READ_BY, SLIDING, ModelConfig
+from memo.config.model import FULL, ROUTED, SCALING_READ_BY, SLIDING, ModelConfig
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
 from memo.config.unread import require_read
@@ -90,7 +90,7 @@ def _check_layer_types(model: ModelConfig) -> None:
 
 def _check_experts(model: ModelConfig) -> None:
     experts, top_k = model.num_experts, model.moe_router_topk
-    for name in ("moe_ffn_hidden_size", "moe_layer_freq", "moe_router_topk", "moe_router_pre_softmax"):
+    for name in ROUTED:
         require_read(model, name, experts, f"--num-experts {experts}", "--num-experts")
     require(
         not experts or top_k <= experts,

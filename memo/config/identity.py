@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from memo.config.derived import num_position_embeddings
-from memo.config.model import SCALING_READ_BY, ModelConfig
+from memo.config.model import ROUTED, SCALING_READ_BY, ModelConfig
 from memo.config.run import RunConfig, canonical_name
 
 Fact = str | int | float | bool
@@ -20,7 +20,6 @@ DATA_FACTS = ("seq_length", "data_path", "packing", "long_conversations", "token
 
 MODEL_FACTS = tuple(entry.name for entry in dataclasses.fields(ModelConfig))
 _ONLY_AT_THE_START = ("init_method_std",)
-_ROUTER = ("moe_router_topk", "moe_router_pre_softmax")
 _ROTARY = ("rotary_base", "rope_scaling_type", *SCALING_READ_BY)
 
 
@@ -59,7 +58,7 @@ def differences(then: Mapping[str, Fact], now: Mapping[str, Fact], accepted: Col
 
 def _unread(model: ModelConfig) -> set[str]:
     """Fields that change nothing of what this model computes from its weights."""
-    unread = {*_ONLY_AT_THE_START} if model.num_experts else {*_ONLY_AT_THE_START, *_ROUTER}
+    unread = {*_ONLY_AT_THE_START} if model.num_experts else {*_ONLY_AT_THE_START, *ROUTED}
     if model.mlp_size == model.ffn_size:
         unread.add("moe_ffn_hidden_size")
     if model.position_embedding_type != "rope":

@@ -25,6 +25,15 @@ SLIDING, FULL = "sliding", "full"
 
 _LIST = re.compile(r"\[\s*([01](?:\s*,\s*[01])*)\s*\](?:\s*\*\s*([1-9]\d{0,5}))?")
 
+ROUTED = (
+    "moe_ffn_hidden_size",
+    "moe_layer_freq",
+    "moe_shared_expert_intermediate_size",
+    "moe_router_topk",
+    "moe_router_pre_softmax",
+)
+"""Fields that only models with experts read."""
+
 SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
     "rope_scaling_factor": ("linear", "llama3", "yarn"),
     "rope_original_max_position_embeddings": ("llama3", "yarn"),
@@ -103,6 +112,8 @@ class ModelConfig:
     moe_layer_freq: str = ""
     """Which layers have experts, as sums of lists of ones, and of zeros for those with one MLP of ffn-hidden-size:
     [0]*3+[1]*43. Default: all of them."""
+    moe_shared_expert_intermediate_size: Annotated[int, in_range(0, 1 << 26)] = 0
+    """Inner width of the shared experts, an MLP for all tokens beside those that the router chooses; 0: none."""
     moe_router_topk: Annotated[int, in_range(1, 1 << 16)] = 2
     """Experts that a token runs through: those to which the router gives the highest scores."""
     moe_router_pre_softmax: bool = False
@@ -161,6 +172,11 @@ class ModelConfig:
     def token_ffn_size(self) -> int:
         """Width of a token's activations in the MLP, over all experts that it runs through."""
         return self.mlp_size * (self.moe_router_topk if self.num_experts else 1)
+
+    @property
+    def shared_ffn_size(self) -> int:
+        """Inner width of the experts that all tokens share; 0: there are none."""
+        return self.moe_shared_expert_intermediate_size if self.num_experts else 0
 
     @property
     def gated(self) -> bool:

@@ -93,6 +93,8 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
         found.append(f"num_experts must be {'above 0' if has_experts else '0'}, not {model.num_experts}")
     if len(set(model.layers_with_experts)) > 1 and "moe_layer_freq" not in family.names:
         found.append(f"moe_layer_freq must be empty, not {model.moe_layer_freq}")
+    if model.shared_ffn_size and "moe_shared_expert_intermediate_size" not in family.names:
+        found.append(f"moe_shared_expert_intermediate_size must be 0, not {model.shared_ffn_size}")
     if model.moe_router_pre_softmax and not family.renormalises:
         found.append("moe_router_pre_softmax must be off")
     if model.window_size and not family.window:

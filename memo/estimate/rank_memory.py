@@ -236,7 +236,9 @@ def layer_activation_bytes(config: RunConfig) -> int:
     if model.position_embedding_type == "rope":  # q and k after RoPE, beside the fused qkv, which v keeps alive
         per_token += narrow * (model.num_attention_heads + model.kv_heads) * model.head_dim
     if model.gated:
-        per_token += narrow * model.token_ffn_size  # silu(gate), beside fc1's output and the product
+        per_token += narrow * (
+            model.token_ffn_size + model.shared_ffn_size
+        )  # silu(gate), beside fc1's output and the product
     return rank_tokens(config) * per_token // config.parallel.tp
 
 

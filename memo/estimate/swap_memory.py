@@ -201,7 +201,8 @@ def working_set_bytes(config: RunConfig) -> int:
     narrow, wide = element_bytes(resolved_dtype(config, config.hardware.device))
     tokens = rank_tokens(config)
     q_size, kv_size = model.num_attention_heads * model.head_dim, 2 * model.kv_heads * model.head_dim
-    fc1 = model.token_ffn_size * (2 if model.gated else 1)
+    ffn = model.token_ffn_size + model.shared_ffn_size
+    fc1 = ffn * (2 if model.gated else 1)
     attention = narrow * (q_size + kv_size) + wide * q_size  # gradients, and the kernel's sums for q
     if parallel.cp > 1:
         attention += 2 * narrow * kv_size + 3 * wide * kv_size  # K/V held and being received, and their gradients
@@ -209,9 +210,9 @@ def working_set_bytes(config: RunConfig) -> int:
         attention += narrow * (q_size + kv_size)  # heads after their norm
     tile_tokens = tokens // resolved_offload_tiles(config)
     gathered = 3 * narrow * model.hidden_size  # normed input, its gradient, the output's gradient
-    tile = tile_tokens * (gathered + narrow * (2 * fc1 + 3 * model.token_ffn_size) // parallel.tp)
+    tile = tile_tokens * (gathered + narrow * (2 * fc1 + 3 * ffn) // parallel.tp)
     if model.num_experts:  # hidden states of rows
         tile += tile_tokens * narrow * model.hidden_size * model.moe_router_topk
-    tile += narrow * model.hidden_size * model.ffn_size * (2 if model.gated else 1) // parallel.tp
+    tile += narrow * model.hidden_size * model.mlp_size * (2 if model.gated else 1) // parallel.tp
     shared = tokens * narrow * (3 * model.hidden_size + q_size) // parallel.tp
     return shared + max(tokens * attention // parallel.tp, tile)

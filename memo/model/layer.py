@@ -140,11 +140,11 @@ class SelfAttention(Heads):
 class MLP(nn.Module):
     """fc1 (column-parallel; gate and up when gated), activation, fc2 (row-parallel)."""
 
-    def __init__(self, parts: ModelParts, layer: int) -> None:
+    def __init__(self, parts: ModelParts, layer: int, name: str = "mlp") -> None:
         super().__init__()
         self.activation, self.ops = parts.config.activation, parts.ops
-        self.fc1 = ColumnParallelLinear(*parts.of_layer(layer, "mlp.fc1"), parts.tp_group)
-        self.fc2 = RowParallelLinear(*parts.of_layer(layer, "mlp.fc2"), parts.tp_group)
+        self.fc1 = ColumnParallelLinear(*parts.of_layer(layer, f"{name}.fc1"), parts.tp_group)
+        self.fc2 = RowParallelLinear(*parts.of_layer(layer, f"{name}.fc2"), parts.tp_group)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc2(self.activate(self.fc1(x)))
@@ -164,7 +164,8 @@ class _Matrix(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of experts in the place of an MLP: the router, and fc1, activation and fc2 of each expert.
+    """A mixture of experts in the place of an MLP: the router, fc1, activation and fc2 of each expert, and those of the
+    experts that all tokens share.
 
     The weight that the router gives an expert multiplies its activation, so that backward needs no output of fc2.
     `forward` is for evaluation; training runs the parts (memo.executor.expert_pieces). Shapes as there.
@@ -176,6 +177,7 @@ class Experts(nn.Module):
         self.router = _Matrix(*parts.of_layer(layer, "mlp.router"))
         self.fc1 = _Matrix(*parts.of_layer(layer, "mlp.fc1"))
         self.fc2 = _Matrix(*parts.of_layer(layer, "mlp.fc2"))
+        self.shared = MLP(parts, layer, "mlp.shared") if parts.config.shared_ffn_size else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, b, h] -> [n, b, h], without gradients."""
@@ -185,7 +187,8 @@ class Experts(nn.Module):
         inner = rows.products(rows.of_tokens(whole), self.fc1.weight, self.fc1.bias)
         outer = rows.products(self.activate(routing, inner, rows).view(rows.count, -1), self.fc2.weight)
         y = reduce_scatter(rows.sums(outer).view_as(whole), self.group)
-        return self.add_biases_(y, routing.view(*whole.shape[:2], -1))
+        y = self.add_biases_(y, routing.view(*whole.shape[:2], -1))
+        return y if self.shared is None else y + self.shared(x)
 
     def rows(self, routing: Tensor) -> ExpertRows:
         return ExpertRows(routing, self.config.num_experts)

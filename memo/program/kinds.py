@@ -66,11 +66,21 @@ _MLP = (
 )
 
 
-def _experts(biased: bool) -> tuple[Operation, ...]:
-    return (
+def _experts(biased: bool, shared: bool) -> tuple[Operation, ...]:
+    """`shared`: beside experts through which all tokens run."""
+    chosen = (
         ExpertColumn(("mlp_norm",), ("fc1", "routing"), "mlp.fc1"),
         ActivateExperts(("routing", "fc1"), ("activation",), "mlp.activate"),
         ExpertRow(("activation", "routing") if biased else ("activation",), ("mlp_out",), "mlp.fc2"),
+    )
+    if not shared:
+        return chosen
+    return (
+        *chosen,
+        Column(("mlp_norm",), ("shared_fc1",), "mlp.shared.fc1"),
+        Activate(("shared_fc1",), ("shared_activation",), "mlp.shared.activate"),
+        Row(("shared_activation",), ("shared_out",), "mlp.shared.fc2"),
+        Add(("mlp_out", "shared_out"), ("experts_out",)),
     )
 
 
@@ -88,6 +98,7 @@ def kind_of(model: ModelConfig) -> Kind:
                 Opaque(("input", "attention_out"), ("layer_output", *recalled), "after_attention"),
             )
         )
+    mlp = _experts(model.add_bias_linear, model.shared_ffn_size > 0) if model.num_experts else _MLP
     return Kind(
         (
             Norm(("input",), ("attention_norm",), "attention_norm"),
@@ -97,7 +108,7 @@ def kind_of(model: ModelConfig) -> Kind:
             Row(("attention_out",), ("projected",), "attention.projection"),
             Add(("input", "projected"), ("residual",)),
             Norm(("residual",), ("mlp_norm",), "mlp_norm"),
-            *(_experts(model.add_bias_linear) if model.num_experts else _MLP),
-            Add(("residual", "mlp_out"), ("layer_output",)),
+            *mlp,
+            Add(("residual", mlp[-1].makes[0]), ("layer_output",)),
         )
     )

@@ -9,6 +9,7 @@ Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emula
 
     more, of E experts                  24 T   (38 + 2 E) T
     more, of those with biases     (30 + E) T  (90 + 5 E) T
+    more, of shared experts              5 T         11 T
 
 Known error: on a GPU Triton's kernels do in one what torch composes of several here, and other families have some
 kernels fewer; a ring's are not counted, nor the loss's, nor those of a custom layer. Megatron-LM's are not known: it is
@@ -41,7 +42,8 @@ def _of_experts(model: ModelConfig) -> tuple[int, int]:
     experts = model.num_experts
     if not experts:
         return 0, 0
-    return (30 + experts, 90 + 5 * experts) if model.add_bias_linear else (24, 38 + 2 * experts)
+    forward, backward = (30 + experts, 90 + 5 * experts) if model.add_bias_linear else (24, 38 + 2 * experts)
+    return (forward + 5, backward + 11) if model.shared_ffn_size else (forward, backward)
 
 
 def with_host(layer: LayerCost, config: RunConfig, kernels: Kernels, swaps: bool) -> LayerCost:

@@ -37,6 +37,7 @@ class ModelShape:
         embedding_width: width of the embedding's rows where a projection widens them to hidden.
         rotary: whether q and k are rotated.
         experts, experts_per_token: MLPs of `ffn` in a layer, and how many of them a token runs through; 0: one for all.
+        shared_ffn: of the MLP beside them, through which all tokens run; 0: there is none.
         extra: parameters of the ends that no other field covers.
         own_layer: the parameters of a custom layer (memo.spec.custom_layer), which no field above describes.
         stack: the shape of each layer, where they are of several kinds; what is said of layers here is then of one.
@@ -70,6 +71,7 @@ class ModelShape:
     rotary: bool = False
     experts: int = 0
     experts_per_token: int = 0
+    shared_ffn: int = 0
     extra: int = 0
     own_layer: tuple[Weight, ...] = ()
     stack: tuple["ModelShape", ...] = ()
@@ -114,7 +116,7 @@ class ModelShape:
 
     def _mlp(self) -> Iterator[Weight]:
         """Of all experts, if there are any, one below the other, behind the matrix of their router."""
-        inner: _Parts = (("gate", self.ffn), ("up", self.ffn)) if self.gated else (("fc1", self.ffn),)
+        inner: _Parts = self._inner(self.ffn)
         outer: _Parts = (("fc2", self.hidden),)
         bias = self.mlp_bias
         if self.experts:
@@ -125,6 +127,12 @@ class ModelShape:
             )
         yield from _linear("mlp", "fc1", inner, self.hidden, bias, "rows", self.experts)
         yield from _linear("mlp", "fc2", outer, self.ffn, bias, "columns", self.experts)
+        if self.shared_ffn:
+            yield from _linear("mlp.shared", "fc1", self._inner(self.shared_ffn), self.hidden, bias, "rows")
+            yield from _linear("mlp.shared", "fc2", (("fc2", self.hidden),), self.shared_ffn, bias, "columns")
+
+    def _inner(self, size: int) -> _Parts:
+        return (("gate", size), ("up", size)) if self.gated else (("fc1", size),)
 
     @cached_property
     def embedding_weights(self) -> tuple[Weight, ...]:
@@ -253,6 +261,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         rotary=not learned,
         experts=model.num_experts,
         experts_per_token=model.moe_router_topk if model.num_experts else 0,
+        shared_ffn=model.shared_ffn_size,
         own_layer=custom_facts(model).weights if model.custom_layer else (),
         nearest=model,
     )

@@ -17,7 +17,8 @@ Attention costs O(s^2) to recompute, so its output always moves to host memory, 
 which all else is rebuilt. Norms and activations cost next to nothing to recompute and never pay for the link;
 the paper moves a share of them all the same (MEMO, section 4.1).
 
-With experts (memo.parallel.experts), fc1 and activation have a row for each of a token's K experts, and
+With experts (memo.parallel.experts), fc1 and activation have a row for each of a token's K experts; shared_fc1 and
+shared_activation are those of the experts that all tokens share, and go with them; and
 
     routing         2 K, wide   whole   always        always
 
@@ -83,6 +84,11 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
     fc1_size = model.token_ffn_size * (2 if model.gated else 1)
     qkv = SkeletalTensor("qkv", "token_wise", "qkv", "heads", q_size + 2 * model.kv_heads * size)
     routing = SkeletalTensor("routing", "always", "", "whole", 2 * model.moe_router_topk, "wide")
+    shared_fc1 = model.shared_ffn_size * (2 if model.gated else 1)
+    shared = (
+        SkeletalTensor("shared_fc1", "token_wise", "fc1", "heads", shared_fc1),
+        SkeletalTensor("shared_activation", "never", "activation", "heads", model.shared_ffn_size),
+    )
     attended = (
         SkeletalTensor("attention_out", "always", "", "heads", q_size),
         SkeletalTensor("lse", "always", "", "heads", model.num_attention_heads, "wide"),
@@ -101,6 +107,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         *([routing] if model.num_experts else []),
         SkeletalTensor("fc1", "token_wise", "fc1", "heads", fc1_size),
         SkeletalTensor("activation", "never", "activation", "heads", model.token_ffn_size),
+        *(shared if model.shared_ffn_size else ()),
     )
 
 

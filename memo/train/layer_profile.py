@@ -49,7 +49,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         window_size=model.window_size,
         layer_types=model.layer_types,
         attention_sinks=model.attention_sinks,
-        experts=f"{model.num_experts} of {model.mlp_size}, {model.moe_router_topk}" if model.num_experts else "",
+        experts=_experts(model),
         moe_layer_freq=model.moe_layer_freq,
         seq_length=config.data.seq_length,
         micro_batch_size=training.micro_batch_size,
@@ -70,6 +70,12 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         memo=__version__,
         custom_layer=f"{model.custom_layer} {custom_facts(model).digest}" if model.custom_layer else "",
     )
+
+
+def _experts(model: ModelConfig) -> str:
+    if not model.num_experts:
+        return ""
+    return f"{model.moe_router_topk} of {model.num_experts} x {model.mlp_size}, shared {model.shared_ffn_size}"
 
 
 def given_profile(config: RunConfig, device: torch.device) -> LayerProfile | None:
@@ -152,7 +158,9 @@ def measure(
     for index, layer in layers:
         wrapped = on_tiles(config, layer, index, memory, ScratchGradients(main_gradient), mesh.tp)
         slot, context, groups = wrapped.own(memory.tensors), LayerContext(rope, None), (mesh.tp, mesh.cp)
-        found[stack_of(config.model)[index]] = profile_layer(wrapped, slot, context, x, groups, key, sizes)
+        found[stack_of(config.model)[index]] = _by_group(
+            config, profile_layer(wrapped, slot, context, x, groups, key, sizes)
+        )
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the measurement took and gave back is free for the plan
     any_kind = next(iter(found.values()))
@@ -161,6 +169,14 @@ def measure(
     )
     kinds = kinds_of(config.model)
     return _of_stack(config, {kind: _slowest(found.get(kind, unseen), mesh, device) for kind in kinds})
+
+
+def _by_group(config: RunConfig, profile: LayerProfile) -> LayerProfile:
+    """With the seconds of all tensors of a group together; groups are those of all kinds."""
+    groups, found = {tensor.name: tensor.group for tensor in skeletal_tensors(config.model)}, dict[str, float]()
+    for name, seconds in profile.recompute_s.items():
+        found[groups[name]] = found.get(groups[name], 0.0) + seconds
+    return dataclasses.replace(profile, recompute_s=found)
 
 
 def one_of_each_kind(config: RunConfig, layers: Iterable[int]) -> list[int]:

@@ -58,6 +58,7 @@ HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
 EXPERTS = {"model": "qwen3-moe-tiny"}
 SOME_EXPERTS = {**EXPERTS, "moe_layer_freq": "[0]+[1]*2", "moe_ffn_hidden_size": 48}
+SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 40}
 SLIDING = {"window_size": 11}
 SINKS = {"attention_sinks": True}
 WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}

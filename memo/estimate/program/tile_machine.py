@@ -85,6 +85,10 @@ class TileLedger(Machine):
     def qkv_bytes(self) -> int:
         return self.tokens * self.z.qkv * self.z.narrow
 
+    def of_mlp(self, activation: Operation) -> LayerSizes:
+        """With the width of the MLP that it is in."""
+        return self.z._replace(ffn=self.matrices[f"{activation.module.rpartition('.')[0]}.fc2"][1])
+
     # What a step does.
 
     def gather(self, step: Step) -> None:
@@ -118,7 +122,8 @@ class TileLedger(Machine):
             self.sort_rows()
             output, self.graphs[name] = experts.activate_again(self.ledger, self.z, self.tokens)
         else:
-            output, self.graphs[name] = activation_forward(self.ledger, self.z, self.tokens, graph=True)
+            z = self.of_mlp(step.operation)
+            output, self.graphs[name] = activation_forward(self.ledger, z, self.tokens, graph=True)
         self.live |= dict.fromkeys((graph(name), *step.makes), output)
 
     def backward(self, step: Step) -> None:
@@ -177,7 +182,7 @@ def _activate_experts(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _activate(machine: TileLedger, operation: Operation) -> Made:
-    return (activation_forward(machine.ledger, machine.z, machine.tokens, graph=False)[0],)
+    return (activation_forward(machine.ledger, machine.of_mlp(operation), machine.tokens, graph=False)[0],)
 
 
 def _rotated_heads(machine: TileLedger, operation: Operation) -> Made:
@@ -239,7 +244,7 @@ def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
 
 def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
     kept = machine.graphs.pop(operation.makes[0])
-    return (activation_backward(machine.ledger, machine.z, machine.tokens, kept),)
+    return (activation_backward(machine.ledger, machine.of_mlp(operation), machine.tokens, kept),)
 
 
 def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
