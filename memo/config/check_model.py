@@ -68,6 +68,18 @@ def _check_heads(model: ModelConfig) -> None:
             f"RoPE turns pairs of channels, but {source} gives heads of {model.head_dim} channels, an odd "
             f"number: use an even --kv-channels such as {model.head_dim + 1}",
         )
+        require(
+            model.rotary_dim > 0 and model.rotary_dim % 2 == 0,
+            f"RoPE turns pairs of channels, but --rotary-percent {model.rotary_percent} of heads of {model.head_dim} "
+            f"are {model.rotary_dim} channels: give a share that makes an even number of them, such as 0.5",
+        )
+    require_read(
+        model,
+        "rotary_percent",
+        model.position_embedding_type == "rope",
+        f"--position-embedding-type {model.position_embedding_type}",
+        "--position-embedding-type rope",
+    )
     require(
         heads % model.kv_heads == 0,
         f"--num-attention-heads {heads} does not divide into --num-query-groups {model.kv_heads}: "

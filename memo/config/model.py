@@ -76,6 +76,8 @@ class ModelConfig:
     """Rows of the learned table, and the length a RoPE model was made for; default: seq-length."""
     rotary_base: Annotated[float, in_range(above=0, high=10**15)] = 10000.0
     """RoPE's theta."""
+    rotary_percent: Annotated[float, in_range(above=0, high=1)] = 1.0
+    """Share of the channels of each head that are rotated, the first ones (GLM's 0.5)."""
     rope_scaling_type: RopeScaling = "none"
     """How RoPE frequencies are stretched for longer sequences."""
     rope_scaling_factor: Annotated[float, in_range(1, 10**9)] = 1.0
@@ -133,6 +135,11 @@ class ModelConfig:
     @property
     def kv_heads(self) -> int:
         return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """Channels of a head that are rotated."""
+        return int(self.head_dim * self.rotary_percent)
 
     def window(self, seq_length: int) -> int | None:
         """The sliding window, if it leaves out anything of a sequence of so many tokens.

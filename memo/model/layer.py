@@ -100,9 +100,12 @@ class Heads(nn.Module):
     def prepare(self, qkv: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """From the matrix's output [s, b, (a + 2k) d] to what attention takes: heads, normed and rotated."""
         q, k, v = self.normed_heads(qkv)
-        if rope is not None:
-            q, k = (self.ops.rotate(x, rope.cos, rope.sin) for x in (q, k))
-        return q, k, v
+        return (q, k, v) if rope is None else (self._rotated(q, rope), self._rotated(k, rope), v)
+
+    def _rotated(self, x: Tensor, rope: RopeTable) -> Tensor:
+        turned, rest = x.tensor_split([2 * rope.cos.shape[-1]], dim=-1)
+        turned = self.ops.rotate(turned, rope.cos, rope.sin)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
     # Token-wise: of any range of tokens, with their rows of the RoPE table.
 
@@ -117,7 +120,7 @@ class Heads(nn.Module):
         """RoPE on q and k where they lie, outside of autograd; `back` on their gradients."""
         if rope is not None:
             for heads in (q, k):
-                self.ops.rotate_(heads, rope.cos, rope.sin, back=back)
+                self.ops.rotate_(heads[..., : 2 * rope.cos.shape[-1]], rope.cos, rope.sin, back=back)
 
 
 class SelfAttention(Heads):

@@ -17,7 +17,7 @@ from memo.config.model import ModelConfig
 
 @dataclass(frozen=True)
 class RopeTable:
-    """cos and sin, [s, b, 1, d/2] in the model's dtype, for the tokens of one microbatch."""
+    """cos and sin, [s, b, 1, d/2] in the model's dtype, for tokens of a microbatch and d dims of a head."""
 
     cos: Tensor
     sin: Tensor
@@ -65,9 +65,9 @@ def rope_table(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> Ro
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    """Radians per position of each pair of dims, [d/2] fp64, and the factor on cos and sin."""
-    dims = torch.arange(0, config.head_dim, 2, dtype=torch.float64)
-    frequencies = config.rotary_base ** (-dims / config.head_dim)
+    """Radians per position of each pair of the d dims that are rotated, [d/2] fp64, and the factor on cos and sin."""
+    dims = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64)
+    frequencies = config.rotary_base ** (-dims / config.rotary_dim)
     factor = config.rope_scaling_factor
     if config.rope_scaling_type == "linear":
         return frequencies / factor, 1.0
@@ -92,12 +92,12 @@ def _yarn(config: ModelConfig, frequencies: Tensor) -> Tensor:
 
     def dim_of_turns(turns: float) -> float:
         length = config.rope_original_max_position_embeddings
-        return config.head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rotary_base))
+        return config.rotary_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rotary_base))
 
     first, last = dim_of_turns(config.rope_beta_fast), dim_of_turns(config.rope_beta_slow)
     if config.rope_truncate:
         first, last = math.floor(first), math.ceil(last)
-    low, high = max(first, 0), min(last, config.head_dim - 1)
-    index = torch.arange(config.head_dim // 2, dtype=torch.float64)
+    low, high = max(first, 0), min(last, config.rotary_dim - 1)
+    index = torch.arange(config.rotary_dim // 2, dtype=torch.float64)
     stretch = ((index - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
     return stretch * frequencies / config.rope_scaling_factor + (1.0 - stretch) * frequencies

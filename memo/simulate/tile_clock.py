@@ -99,20 +99,23 @@ class TileClock(Machine):
         num_bytes = (self.shape.tile_tokens + 2 * self.shape.expert_rows) * self.shape.config.model.hidden_size
         self.elementwise_s += self.shape.kernels.memory_s(num_bytes * self.shape.kernels.narrow)
 
-    def rotate(self, passes: int) -> None:
-        """Passes over the queries and keys of the tile."""
+    def pass_heads(self, passes: int, share: float = 1.0) -> None:
+        """Passes over the queries and keys of the tile, or over a share of their channels."""
         shape = self.shape
-        num_bytes = passes * shape.tile_tokens * (shape.q + shape.kv) * shape.kernels.narrow
+        num_bytes = passes * share * shape.tile_tokens * (shape.q + shape.kv) * shape.kernels.narrow
         self.elementwise_s += shape.kernels.memory_s(num_bytes, passes)
+
+    def rotate(self) -> None:
+        """Queries and keys, if the model has RoPE."""
+        model = self.shape.config.model
+        if model.position_embedding_type == "rope":
+            self.pass_heads(2, model.rotary_percent)
 
     def prepare_heads(self) -> None:
         """Queries and keys as attention takes them, where the slot keeps them before their norms."""
         if not self.shape.kind.heads.in_place:
-            self.rotate(4 if self.has_rope else 2)
-
-    @property
-    def has_rope(self) -> bool:
-        return self.shape.config.model.position_embedding_type == "rope"
+            self.pass_heads(2)
+            self.rotate()
 
     # What a step does.
 
@@ -177,8 +180,7 @@ def _expert_row(clock: TileClock, step: Step) -> None:
 
 
 def _heads(clock: TileClock, step: Step) -> None:
-    if clock.has_rope:
-        clock.rotate(2)
+    clock.rotate()
 
 
 def _half(clock: TileClock, step: Step) -> None:
@@ -227,10 +229,9 @@ def _expert_row_backward(clock: TileClock, step: Step, operation: Operation) -> 
 
 def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
     """Rotated back, and gathered in one value; norms of queries and keys run again and backward."""
-    if clock.has_rope:
-        clock.rotate(2)
+    clock.rotate()
     if operation.normed:
-        clock.rotate(3 if clock.shape.under_autograd else 5)
+        clock.pass_heads(3 if clock.shape.under_autograd else 5)
     if not clock.shape.under_autograd:
         clock.move(*operation.reads * 2)
 

@@ -136,6 +136,7 @@ WRONG = [
     ("train --num-experts 2 --moe-layer-freq [0]+[1]*4 --mock-data", "is of 5 layers, and --num-layers is 4"),
     ("train --num-experts 2 --moe-layer-freq [0]*4 --mock-data", "gives no layer any of the --num-experts 2"),
     ("train --moe-ffn-hidden-size 64 --mock-data", "fights with --num-experts 0, which ignores it"),
+    ("train --rotary-percent 0.3 --mock-data", "--rotary-percent 0.3 of heads of 32 are 9 channels"),
     ("finetune --peft lora", "memo trains all weights and has no adapters"),
     ("finetune --dpo", "memo has no training by preferences or rewards"),
     ("evaluate --tasks mmlu", "memo runs no benchmark tasks: `memo evaluate` tells losses by position"),

@@ -136,16 +136,16 @@ def _segment_bytes(z: LayerSizes, tokens: int, rows: int) -> int:
 
 def rope_frequency_bytes(z: LayerSizes) -> int:
     """Bytes that a chunk keeps for the whole run, from which it makes RoPE's tables: one fp64 number per two dims."""
-    return 8 * (z.head_dim // 2)
+    return 8 * (z.rotary_dim // 2)
 
 
 def rope_table_bytes(z: LayerSizes) -> int:
-    return z.tokens * (z.head_dim // 2) * 2 * z.narrow
+    return z.tokens * (z.rotary_dim // 2) * 2 * z.narrow
 
 
 def rope_table(ledger: Ledger, z: LayerSizes) -> Block:
     """cos and sin for every token and pair of dims; the angles are in fp64."""
-    pairs = z.tokens * z.head_dim // 2
+    pairs = z.tokens * z.rotary_dim // 2
     seconds = ledger.make("angles", 8 * pairs)
     table = [_cast(ledger, z, pairs) for _ in range(2)]
     ledger.free(seconds, *table)

@@ -38,6 +38,7 @@ class LayerSizes(NamedTuple):
         experts, top_k: of a layer, and of each token; no experts: one MLP for all tokens.
         matrices: outputs and inputs of each matrix, by the path of its module.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
+        rotary_dim: dims of a head that RoPE rotates; 0: there is none.
         sinks: whether a logit of each query head joins its softmax.
         window: tokens that a token attends to, itself included, where it does not attend to all before it; else 0.
         attention: the kernels of attention, one of --attention-backend but auto.
@@ -69,7 +70,7 @@ class LayerSizes(NamedTuple):
     rms: bool
     qk_norm: bool
     linear_bias: bool
-    rope: bool
+    rotary_dim: int
     ring: int
     ring_rank: int
     a2a: int
@@ -89,6 +90,10 @@ class LayerSizes(NamedTuple):
     @property
     def q(self) -> int:
         return self.heads * self.head_dim
+
+    @property
+    def rope(self) -> bool:
+        return self.rotary_dim > 0
 
     @property
     def kv(self) -> int:
@@ -162,7 +167,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         rms=model.normalization == "RMSNorm",
         qk_norm=model.qk_layernorm and not model.custom_layer,
         linear_bias=model.add_bias_linear,
-        rope=model.position_embedding_type == "rope",
+        rotary_dim=model.rotary_dim if model.position_embedding_type == "rope" else 0,
         ring=parallel.cp // a2a,
         ring_rank=ring_rank,
         a2a=a2a,

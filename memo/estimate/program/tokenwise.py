@@ -90,8 +90,8 @@ def heads_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) -> 
 
 def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
     """Rotate q and then k, or their gradients, in place: the new low half and one product exist at the same time."""
-    for width in (z.q, z.kv):
-        half = tokens * width * z.narrow // 2
+    for heads in (z.heads, z.kv_heads):
+        half = tokens * heads * z.rotary_dim * z.narrow // 2
         ledger.pulse(("rope half", half), ("rope term", half))
 
 
