@@ -51,6 +51,10 @@ class StepRecord:
         host_update_s: seconds that the CPU takes to update states in host memory.
         planned_peak_bytes: the most bytes in use at planned addresses (--memory-planner).
         fallbacks: requests so far that differed from the plan and were served by torch's allocator.
+        load_imbalance: tokens of the expert that has had most, over the mean of the experts of its layer; 1 where all
+            have as many.
+        load_balancing_loss, z_loss: of routers, means over layers, before they are multiplied with their coefficients
+            (--moe-aux-loss-coeff, --moe-z-loss-coeff); no part of lm_loss.
     """
 
     iteration: Count
@@ -82,6 +86,9 @@ class StepRecord:
     host_update_s: float | None = None
     planned_peak_bytes: int | None = None
     fallbacks: int | None = None
+    load_imbalance: AnyFloat | None = None
+    load_balancing_loss: AnyFloat | None = None
+    z_loss: AnyFloat | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ def check_model(config: RunConfig) -> None:
     _check_heads(config.model)
     _check_rope_scaling(config.model)
     _check_layer_types(config.model)
-    _check_experts(config.model)
+    _check_experts(config)
     model = config.model
     pretrained = config.checkpoint.pretrained_checkpoint
     require(
@@ -100,10 +100,13 @@ def _check_layer_types(model: ModelConfig) -> None:
     )
 
 
-def _check_experts(model: ModelConfig) -> None:
+def _check_experts(config: RunConfig) -> None:
+    model = config.model
     experts, top_k = model.num_experts, model.moe_router_topk
     for name in ROUTED:
         require_read(model, name, experts, f"--num-experts {experts}", "--num-experts")
+    for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
+        require_read(config.training, name, experts, f"--num-experts {experts}", "--num-experts")
     require(
         not experts or top_k <= experts,
         f"--moe-router-topk {top_k} is more than --num-experts {experts}: give {experts} or less",

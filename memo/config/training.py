@@ -50,6 +50,11 @@ class TrainingConfig:
     """Bound on the global gradient norm; 0 turns clipping off."""
     seed: Count = 1234
     """Weights and sample order; the same for every layout."""
+    moe_aux_loss_coeff: NonNegativeFloat = 0.0
+    """Coefficient of the loss that balances the load of experts over the global batch, as Megatron-LM's
+    --moe-router-load-balancing-type global_aux_loss; it recommends to begin with 1e-2."""
+    moe_z_loss_coeff: NonNegativeFloat = 0.0
+    """Coefficient of the loss that keeps the router's scores small; Megatron-LM recommends to begin with 1e-3."""
     loss_chunk_size: Annotated[PositiveInt, TOKENS] = 1024
     """Tokens whose logits exist at one time on one rank."""
     max_consecutive_skips: NonNegativeInt = 10

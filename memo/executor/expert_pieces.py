@@ -27,7 +27,9 @@ class ExpertMlp(Protocol):
 
     def rows(self, routing: Tensor) -> ExpertRows: ...
     def route(self, x: Tensor) -> Tensor: ...
-    def route_backward(self, grad: Tensor, x: Tensor, routing: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def route_backward(
+        self, grad: Tensor, x: Tensor, routing: Tensor, rows: ExpertRows
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
     def add_biases_(self, y: Tensor, routing: Tensor) -> Tensor: ...
 
 
@@ -53,7 +55,7 @@ def experts_backward(
         grads: of fc1 [s, b, K f], and of the routing [s, b, 2 K].
     """
     x, grad = gathering.wait(), grads[0].view(rows.count, -1)
-    grad_x, of_router, of_bias = mlp.route_backward(grads[1], x, routing)
+    grad_x, of_router, of_bias = mlp.route_backward(grads[1], x, routing, rows)
     grad_x = rows.sums(rows.products(grad, mlp.fc1.weight, back=True)).add_(grad_x)
     scattered, work = reduce_scatter_async(grad_x.view_as(x), group)
     sink.main_gradient(mlp.router.weight).add_(of_router)

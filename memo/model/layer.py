@@ -17,6 +17,7 @@ from memo.model.norm import Norm
 from memo.model.rope import RopeRows, RopeTable
 from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
 from memo.parallel.experts import ExpertRows, Router, route, route_backward, shares
+from memo.parallel.router_losses import LayerLosses
 from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.spec.shapes import shape_of
@@ -181,6 +182,8 @@ class Experts(nn.Module):
         self.fc1 = _Matrix(*parts.of_layer(layer, "mlp.fc1"))
         self.fc2 = _Matrix(*parts.of_layer(layer, "mlp.fc2"))
         self.shared = MLP(parts, layer, "mlp.shared") if parts.config.shared_ffn_size else None
+        self.losses: LayerLosses | None = None
+        """Of the router, in training."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, b, h] -> [n, b, h], without gradients."""
@@ -200,10 +203,14 @@ class Experts(nn.Module):
         """The routing of x [..., h], [t, 2 K] (memo.parallel.experts)."""
         return route(x.flatten(0, -2), self._router)
 
-    def route_backward(self, grad: Tensor, x: Tensor, routing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def route_backward(
+        self, grad: Tensor, x: Tensor, routing: Tensor, rows: ExpertRows
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x [t, h] and of the router's weight and bias, from that of `routing` [..., 2 K]."""
+        if self.losses is not None:
+            self.losses.count(rows)
         of_weights = grad.flatten(0, -2)[:, : self.config.moe_router_topk]
-        return route_backward(of_weights, x.flatten(0, -2), self._router, routing)
+        return route_backward(of_weights, x.flatten(0, -2), self._router, routing, self.losses)
 
     @property
     def _router(self) -> Router:

@@ -11,7 +11,7 @@ numbers. A token's experts are in the order of their scores.
 """
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,12 @@ class Router(NamedTuple):
     pre_softmax: bool
 
 
+class ScoreLosses(Protocol):
+    """Losses of scores (memo.parallel.router_losses)."""
+
+    def add_gradient_(self, grad: Tensor, scores: Tensor) -> None: ...
+
+
 def route(x: Tensor, router: Router) -> Tensor:
     """The routing of x [t, h]; scores are products and softmax in the wide dtype."""
     logits, top_k, pre_softmax = _logits(x, router), router.top_k, router.pre_softmax
@@ -43,13 +49,18 @@ def route(x: Tensor, router: Router) -> Tensor:
     return torch.cat((_weights(logits, chosen, pre_softmax), chosen.to(logits.dtype)), dim=-1)
 
 
-def route_backward(grad_weights: Tensor, x: Tensor, router: Router, routing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def route_backward(
+    grad_weights: Tensor, x: Tensor, router: Router, routing: Tensor, losses: ScoreLosses | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, and of the router's weight and bias, in the wide dtype, from those of the weights [t, K], for the
-    choice that was made."""
+    choice that was made, and of `losses`."""
     logits = _logits(x, router).requires_grad_()
     with torch.enable_grad():
         weights = _weights(logits, _chosen(routing), router.pre_softmax)
     (grad,) = torch.autograd.grad(weights, logits, grad_weights)
+    del weights
+    if losses is not None:
+        losses.add_gradient_(grad, logits.detach())
     return grad @ router.weight.to(grad.dtype), grad.t() @ x.to(grad.dtype), grad.sum(0)
 
 
@@ -80,7 +91,11 @@ def _chosen(routing: Tensor) -> Tensor:
 
 
 class ExpertRows:
-    """The rows on which experts work: each token once for each of its experts, sorted by expert."""
+    """The rows on which experts work: each token once for each of its experts, sorted by expert.
+
+    Attributes:
+        ends: [E] int32, where the rows of each expert end.
+    """
 
     def __init__(self, routing: Tensor, num_experts: int) -> None:
         """Of `routing` [..., 2 K], of all tokens of a tile."""
@@ -91,12 +106,12 @@ class ExpertRows:
         places[self._order] = torch.arange(len(places), device=places.device)
         self._places = places.view_as(chosen)
         numbers = torch.arange(num_experts, device=experts.device)
-        self._ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
+        self.ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
 
     @cached_property
     def _ranges(self) -> list[tuple[int, slice]]:
         """The experts that have rows. On a GPU the host waits for the router here."""
-        ends = [0, *self._ends.tolist()]
+        ends = [0, *self.ends.tolist()]
         return [(e, slice(*ends[e : e + 2])) for e in range(self.num_experts) if ends[e] < ends[e + 1]]
 
     @property
@@ -131,7 +146,7 @@ class ExpertRows:
         each = matrices.unflatten(0, (self.num_experts, -1))
         each = each if back else each.transpose(1, 2)
         if biases is None and _has_grouped_product(rows, each):
-            found = F.grouped_mm(rows, each, offs=self._ends)
+            found = F.grouped_mm(rows, each, offs=self.ends)
             return found if out is None else out.copy_(found)
         if out is None:
             out = rows.new_empty(len(rows), each.shape[2])

@@ -18,6 +18,7 @@ class Agreement:
         stops: some rank was asked to stop, so all ranks stop after the same step.
         failed: on some rank a checkpoint could not be written; all ranks raise that CheckpointError.
         saves: by the clock of the rank that decides, it is time for a checkpoint; all ranks save after the same step.
+        figures: what `read_too` was given, which all ranks have alike.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Agreement:
         """
         self.mesh, self._stop, self._has_failed, self._is_save_due = mesh, stop, has_failed, is_save_due
         self.loss, self.stops, self.failed, self.saves = 0.0, False, False, False
+        self.figures: list[float] = []
         self._sent: list[Tensor] = []
 
     def send(self, loss_sum: Tensor) -> None:
@@ -40,12 +42,17 @@ class Agreement:
         asked = [torch.full_like(counted, float(flag)) for flag in flags]
         self._sent = [all_reduce(torch.stack([counted, *asked]), self.mesh.world)]
 
+    def read_too(self, figures: Tensor) -> None:
+        """Bring `figures` [k] fp64 to the host as well; called after `send`."""
+        self._sent.append(figures)
+
     def read(self, norm: Tensor) -> float:
         """Bring `norm` (fp64 scalar) to the host, with what was sent; then the attributes are those of this step."""
         numbers = torch.cat([norm.unsqueeze(0), *self._sent])
         self._sent.clear()  # memory plans need what a step allocates to be freed in it
         norm_value, self.loss, *asked = read_numbers(numbers)
-        self.stops, self.failed, self.saves = (count > 0 for count in asked)
+        self.stops, self.failed, self.saves = (count > 0 for count in asked[:3])
+        self.figures = asked[3:]
         return norm_value
 
 

@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from memo.attention.select import select_backend
 from memo.checkpoint.hugging_face.load import load_pretrained, pretrained_directory
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, resident_tiles, resolved_a2a_size, resolved_offload_tiles
+from memo.config.derived import (
+    global_batch_size,
+    num_microbatches,
+    resident_tiles,
+    resolved_a2a_size,
+    resolved_offload_tiles,
+)
 from memo.config.grid import rank_grid
 from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
@@ -24,13 +30,14 @@ from memo.executor.states import StateStreamer
 from memo.executor.streamed import StreamedLayer
 from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh, Watch
-from memo.model.layer import ModelParts
+from memo.model.layer import Experts, ModelParts
 from memo.model.transformer import Head, Microbatch, TransformerChunk
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.dtypes import torch_dtype
 from memo.parallel.hidden import HiddenInPlan
 from memo.parallel.pipeline import Enter, PipelineStage
+from memo.parallel.router_losses import RouterLosses
 from memo.parallel.stage_messages import Wire
 from memo.parallel.weight_gradients import own_sum
 from memo.planner.state_plan import placed_state_plan
@@ -62,6 +69,7 @@ class ParallelModel:
     states: StateStreamer | None
     chosen_swap: ChosenSwap | None
     transients: Transients | None
+    router_losses: RouterLosses | None
     actions: list[Action]
     is_breadth_first: bool
     device: torch.device
@@ -84,6 +92,8 @@ class ParallelModel:
                 if agreement is None:
                     return loss_sum, *self.optimizer.step(lr)
                 agreement.send(loss_sum)
+                if self.router_losses is not None:
+                    agreement.read_too(self.router_losses.figures())
                 return loss_sum, *self.optimizer.step(lr, agreement.read)
 
     def forward_backward(self, batches: list[Microbatch], update: Update | None = None) -> Tensor:
@@ -98,6 +108,8 @@ class ParallelModel:
         self.data_parallel.begin_step(len(batches), tied if adds_twice else None)
         if self.swap is not None:
             self.swap.next_step()
+        if self.router_losses is not None:
+            self.router_losses.begin_step()
         if self.is_breadth_first:
             loss_sum = self._run_breadth_first(batches)
         else:
@@ -105,6 +117,8 @@ class ParallelModel:
             loss_sum = self._run(self.actions, batches, enter)
         self._begin_phase("reduction")
         with self.mesh.watch.work("reduction"):
+            if self.router_losses is not None:
+                self.router_losses.finish_step(self.mesh.world, self.mesh.at.tp)
             self.data_parallel.finish_reduction(self.states)
         return loss_sum
 
@@ -116,6 +130,14 @@ class ParallelModel:
 
         (chunk,) = self.chunks
         return run_breadth_first(chunk, batches, entering)
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Inside, a step makes all the memory requests of a real step, and changes nothing that training goes on with
+        (memo.train.optimizer.Optimizer.rehearsing)."""
+        losses = self.router_losses
+        with self.optimizer.rehearsing(), nullcontext() if losses is None else losses.rehearsing():
+            yield
 
     @torch.no_grad()
     def forward(self, batches: list[Microbatch]) -> Tensor:
@@ -234,6 +256,21 @@ def build_stage(
     return PipelineStage(pipeline, mesh, Wire(shape, torch_dtype(str(config.training.params_dtype)), device), hidden)
 
 
+def add_router_losses(
+    config: RunConfig, mesh: Mesh, chunks: Sequence[TransformerChunk], device: torch.device
+) -> RouterLosses | None:
+    """Give the routers of these plain layers their losses; None in models without experts."""
+    if not config.model.num_experts:
+        return None
+    num_tokens = global_batch_size(config, mesh.grid.world_size) * config.data.seq_length
+    losses = RouterLosses(config, num_tokens, wide_dtype(chunks[0].dtype), device)
+    for chunk in chunks:
+        for layer, index in zip(chunk.layers, chunk.layer_indices, strict=True):
+            if isinstance(layer.mlp, Experts):
+                layer.mlp.losses = losses.of_layer(index)
+    return losses
+
+
 def _first_weights(config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:
     pretrained = pretrained_directory(config)
     if pretrained is None:
@@ -266,6 +303,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
     )
     _first_weights(config, data_parallel, mesh)
+    router_losses = add_router_losses(config, mesh, chunks, device)
     # 5. The executor wraps layers after the gradients have memory, because it adds to them. Streaming of states wraps
     # the result.
     actions = one_f_one_b(pipeline, mesh.at.pp)
@@ -301,6 +339,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         states,
         chosen,
         transients,
+        router_losses,
         actions,
         is_breadth_first,
         device,

@@ -49,7 +49,13 @@ def _short_line(record: StepRecord, train_iters: int) -> str:
     ]
     mfu = [] if record.mfu_percent is None else [f"MFU {record.mfu_percent:.1f}%"]
     skipped = [f"{record.skipped_iterations} skipped"] if record.skipped_iterations else []
-    return " | ".join(fields + mfu + skipped)
+    return " | ".join(fields + mfu + _routers(record, ("balance", "z", "imbalance"), "{} {:.3g}") + skipped)
+
+
+def _routers(record: StepRecord, names: Sequence[str], form: str) -> list[str]:
+    """The losses of routers and the imbalance of experts, where there are any."""
+    values = (record.load_balancing_loss, record.z_loss, record.load_imbalance)
+    return [form.format(name, value) for name, value in zip(names, values, strict=True) if value is not None]
 
 
 def _step_time(seconds: float) -> str:
@@ -68,6 +74,7 @@ def _megatron_line(record: StepRecord, train_iters: int) -> str:
         f"learning rate: {record.lr:.6E}",
         f"global batch size: {record.global_batch_size:5d}",
         f"lm loss: {record.lm_loss:.6E}",
+        *_routers(record, ("load_balancing_loss", "z_loss", "load imbalance"), "{}: {:.6E}"),
         f"grad norm: {record.grad_norm:.3f}",
         f"number of skipped iterations: {record.skipped_iterations:3d}",
         f"number of nan iterations: {record.nan_iterations:3d}",

@@ -20,7 +20,7 @@ from memo.planner.caching import simulate_caching
 from memo.planner.traces import RECORDED_LAYERS, extend_layers
 from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode, fake_world
 from memo.spec.schedule import one_f_one_b
-from memo.train.build import build_chunks, build_mesh, build_stage
+from memo.train.build import add_router_losses, build_chunks, build_mesh, build_stage
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
 from memo.train.tiled_layers import keep_on_device, put_on_tiles, scratch_for
@@ -95,6 +95,7 @@ def _traced(config: RunConfig, world_size: int, stage: int) -> Trace:
 def _run(config: RunConfig, mesh: Mesh) -> Trace:
     dtype = torch_dtype(str(config.training.params_dtype))
     pipeline, chunks = build_chunks(config, mesh, dtype, _DEVICE)
+    add_router_losses(config, mesh, chunks, _DEVICE)
     gradients = FakeGradients(nn.ModuleList(chunks), dtype)
     slots = _hand_over(config, mesh, chunks, gradients)
     batch = _batch(config)

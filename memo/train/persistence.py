@@ -69,6 +69,7 @@ class Persistence:
         """`owned`: what `own_directory` has returned."""
         self._owned, self._saved_s = owned, time.monotonic()
         self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, feed.sampler
+        self.router_losses = parts.router_losses
         self.model, self.data = model_identity(config), data_identity(config.data, feed.dataset)
         self.background = BackgroundWriter(parts.device) if config.checkpoint.async_save else None
         if self.background is not None:
@@ -102,6 +103,8 @@ class Persistence:
         state = load_checkpoint(directory, segments, self.mesh, verify=verify, check=self._check_run)
         self.sampler.load_state_dict({"seed": state.seed, "consumed_samples": state.consumed_samples})
         self.optimizer.resume(state.optimizer_steps)
+        if self.router_losses is not None:
+            self.router_losses.load_state(state.expert_load)
         is_lost = not has_pointer(directory) and resolve_checkpoint(directory) != Path(directory)
         lost = f", the newest whole one there: {LATEST} is missing" if is_lost else ""
         then = loaded_config(self.config) if self.mesh.rank == 0 else None
@@ -136,7 +139,8 @@ class Persistence:
         target = directory or self.config.checkpoint.save
         if target is None:
             raise ConfigError("save() needs a directory: give --save or save(directory)")
-        state = replace(state, model=self.model, data=self.data)
+        load = [] if self.router_losses is None else self.router_losses.state()
+        state = replace(state, model=self.model, data=self.data, expert_load=load)
         segments = self.optimizer.segment_states()
         if self.background is None:
             path = self._write(Path(target), state, segments, lambda: None)

@@ -205,6 +205,7 @@ class Trainer(Questions):
             skipped_iterations=state.skipped_iterations,
             nan_iterations=state.nan_iterations,
             **self.meter.figures(parts, copies),
+            **({} if parts.router_losses is None else parts.router_losses.as_fields(agreement.figures)),
         )
 
     def benchmark(self, steps: int, warmup: int = 2) -> BenchmarkResult:
@@ -374,7 +375,7 @@ class Trainer(Questions):
             functools.partial(self.parts.train_step, batches, 0.0, self._still_open.agreement)
             for batches in batches_to_record(self.config, self.feed.peek())
         ]
-        with self.parts.optimizer.rehearsing(), explained(self.config, self.parts, self.meter, self.iteration + 1):
+        with self.parts.rehearsing(), explained(self.config, self.parts, self.meter, self.iteration + 1):
             transients.plan(steps, run)
 
     def _report_evaluation(self, reporter: Reporter, at_end: bool = False) -> list[float]:

@@ -71,6 +71,8 @@ WRONG = [
         ("--rope-beta-slow 64.0", "--rope-beta-fast 32.0", "use 1 and 32"),
     ),
     Wrong("--window-size 64 --layer-types sliding,none", ("--layer-types", "'sliding,none'", "such as sliding,full")),
+    Wrong("--moe-aux-loss-coeff 0.01", ("--moe-aux-loss-coeff 0.01", "--num-experts 0", "use --num-experts")),
+    Wrong("--moe-z-loss-coeff 1e-3", ("--moe-z-loss-coeff 0.001", "--num-experts 0", "use --num-experts")),
     Wrong("--layer-types sliding,full", ("--layer-types sliding,full", "--window-size 0", "leave --layer-types out")),
     Wrong(
         "--model gpt2-tiny --rope-scaling-type linear",

@@ -32,6 +32,7 @@ LAYOUTS: list[Layout] = [
     (GPT2, 2, {"tp": 2}),
     (QWEN, 2, {"tp": 2}),
     (EXPERTS, 2, {"tp": 2}),
+    (EXPERTS, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "p2p"}),
     (KINDS, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "a2a"}),

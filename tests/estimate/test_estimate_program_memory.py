@@ -97,6 +97,7 @@ def executed(config: RunConfig, layer: Any, sink: ScratchGradients) -> nn.Module
     return on_tiles(config, layer, 0, memory, sink, None)
 
 
+ROUTER_LOSSES: dict[str, Any] = {"moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001}
 SOME_EXPERTS: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size": 1024, "moe_ffn_hidden_size": 48}
 SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 512, "rotary_percent": 0.5}
 SLOT_GROUPS = {"qkv": False, "residual": True, "fc1": False}
@@ -239,9 +240,9 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
             {"seq_length": 2048, "offload_alpha": 0.5, "window_size": 300, "layer_types": "sliding,full"}
             | {"attention_sinks": True},
         ),
-        ("qwen3-moe-tiny", 1, {"seq_length": 1024}),
-        ("qwen3-moe-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"}),
-        ("qwen3-moe-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
+        ("qwen3-moe-tiny", 1, {"seq_length": 1024, **ROUTER_LOSSES}),
+        ("qwen3-moe-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16", **ROUTER_LOSSES}),
+        ("qwen3-moe-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2, **ROUTER_LOSSES}),
         ("gpt-oss-tiny", 1, {"seq_length": 1024}),
         ("qwen3-moe-tiny", 1, {"seq_length": 1024, **SOME_EXPERTS}),
         ("qwen3-moe-tiny", 1, {"seq_length": 1024, **SOME_EXPERTS, "offload_alpha": 0.5}),

@@ -235,18 +235,51 @@ def build_theirs(family: Family, dtype: torch.dtype, attention: str) -> Any:
     return model
 
 
+ROUTER_LOSSES = {"moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0.02}
+
+
+def their_router_losses(model: Any, scores: list[Tensor]) -> Tensor:
+    """Sums over layers of what transformers calls load_balancing_loss, whose shares of the load sum to K, not to 1, and
+    of the z-loss; of the scores of all layers, [t, E] each."""
+    config, balance = model.config, transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func
+    top_k = config.num_experts_per_tok
+    found = scores[0].new_zeros(())
+    for each in scores:
+        found += ROUTER_LOSSES["moe_aux_loss_coeff"] * balance((each,), each.shape[-1], top_k) / top_k
+        found += ROUTER_LOSSES["moe_z_loss_coeff"] * each.logsumexp(-1).square().mean()
+    return found
+
+
+def listen_to_scores(model: Any) -> list[Tensor]:
+    """Filled in each forward of their model: the scores of each layer's router, before any softmax."""
+    scores: list[Tensor] = []
+
+    def note(router: Any, args: tuple[Tensor, ...], _: object) -> None:
+        x = args[0].reshape(-1, router.weight.shape[1])
+        scores.append(F.linear(x, router.weight, getattr(router, "bias", None)))
+
+    for layer in model.model.layers:
+        router = layer.mlp.router if hasattr(layer.mlp, "router") else layer.mlp.gate
+        router.register_forward_hook(note)
+    return scores
+
+
 @functools.cache
-def run_theirs(name: str, dtype: torch.dtype, *, wide: bool) -> tuple[Result, dict[str, Tensor]]:
+def run_theirs(
+    name: str, dtype: torch.dtype, *, wide: bool, router_losses: bool = False
+) -> tuple[Result, dict[str, Tensor]]:
     """Their result on make_batch(), gradients under our names; and the weights."""
     family, batch = FAMILIES[name], make_batch()
     with Wide() if wide else nullcontext():
         has_sdpa = not family.ours.attention_sinks
         model = build_theirs(family, dtype, "sdpa" if has_sdpa and not wide else "eager")
+        scores = listen_to_scores(model) if router_losses else []
         logits = model(input_ids=batch.tokens.t(), use_cache=False).logits.transpose(0, 1)
+        of_routers = their_router_losses(model, scores) if router_losses else 0.0
     losses = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
     losses = losses.view(SEQ_LENGTH, BATCH)
     loss = (losses * batch.loss_weight).sum()
-    loss.backward()
+    (loss + of_routers).backward()
     parameters = dict(model.named_parameters())
     sources = family.sources(family.ours)
     gradients = to_global({name: p.grad for name, p in parameters.items()}, sources)
@@ -255,12 +288,12 @@ def run_theirs(name: str, dtype: torch.dtype, *, wide: bool) -> tuple[Result, di
     return Result(logits.detach(), losses.detach(), loss.detach(), gradients), weights
 
 
-def run_ours(name: str, dtype: str, weights: dict[str, Tensor], tp: int = 1) -> Result:
+def run_ours(name: str, dtype: str, weights: dict[str, Tensor], tp: int = 1, **flags: Any) -> Result:
     values = {"seq_length": SEQ_LENGTH, "micro_batch_size": BATCH, "global_batch_size": BATCH}
     config = RunConfig(model=FAMILIES[name].ours).override(
-        {**values, "params_dtype": dtype, "device": "cpu", "loss_chunk_size": 24, "mock_data": True}
+        {**values, "params_dtype": dtype, "device": "cpu", "loss_chunk_size": 24, "mock_data": True, **flags}
     )
-    return run_once(config, make_batch(), weights, tp)
+    return run_once(config, make_batch(), weights, tp, passes=2 if flags else 1)
 
 
 def errors(actual: Result, expected: Result) -> dict[str, float]:
@@ -318,3 +351,16 @@ def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""
     truth, weights = run_theirs(name, torch.float64, wide=True)
     assert_below(errors(run_ours(name, "fp64", weights, tp=2), truth), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "tp"), [("qwen3_moe", 1), ("qwen3_moe-shares-of-all", 2), ("mixtral", 2), ("gpt_oss", 1)]
+)
+def test_router_losses_have_the_gradients_of_theirs(name: str, tp: int) -> None:
+    """1e-10 in fp64, once the load of the step before is that of the same tokens; they are no part of the loss."""
+    truth, weights = run_theirs(name, torch.float64, wide=True, router_losses=True)
+    ours = run_ours(name, "fp64", weights, tp, **ROUTER_LOSSES)
+    assert_below(errors(ours, truth), 1e-10)
+    without, _ = run_theirs(name, torch.float64, wide=True)
+    moved = errors(ours, without)
+    assert moved["loss"] < 1e-10 and moved["layers.0.mlp.router.weight"] > 1e-3

@@ -23,19 +23,26 @@ class Result:
     gradients: dict[str, Tensor]
 
 
-def run_once(config: RunConfig, batch: Microbatch, weights: dict[str, Tensor] | None = None, tp: int = 1) -> Result:
-    """One forward and backward of `batch` with global `weights` (None: the initial ones of the seed)."""
+def run_once(
+    config: RunConfig, batch: Microbatch, weights: dict[str, Tensor] | None = None, tp: int = 1, passes: int = 1
+) -> Result:
+    """One forward and backward of `batch` with global `weights` (None: the initial ones of the seed).
+
+    `passes`: of several, the last; from the second on routers know the load of their experts.
+    """
     if tp == 1:
-        return run_on_rank(config, batch, weights, 1)
+        return run_on_rank(config, batch, weights, 1, passes)
     config = config.override({"tp": tp})
-    parts = run_ranks(tp, run_on_rank, config, batch, weights, tp)
+    parts = run_ranks(tp, run_on_rank, config, batch, weights, tp, passes)
     for part in parts[1:]:
         assert torch.equal(part.losses, parts[0].losses), "tp ranks disagree about the losses"
     logits = torch.cat([part.logits for part in parts], dim=-1)[..., : config.model.vocabulary]
     return Result(logits, parts[0].losses, parts[0].loss, assemble([part.gradients for part in parts]))
 
 
-def run_on_rank(config: RunConfig, batch: Microbatch, weights: dict[str, Tensor] | None, tp: int) -> Result:
+def run_on_rank(
+    config: RunConfig, batch: Microbatch, weights: dict[str, Tensor] | None, tp: int, passes: int = 1
+) -> Result:
     """As run_once, on one of tp ranks: its columns of the logits, its pieces of the gradients."""
     model, _ = make(config, tp)
     if weights is not None:
@@ -44,16 +51,14 @@ def run_on_rank(config: RunConfig, batch: Microbatch, weights: dict[str, Tensor]
     assert chunk.head is not None
     head_inputs: list[Tensor] = []
     chunk.head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0].detach().clone()))
-    model.data_parallel.begin_step(1)
-    loss = chunk(None, batch)
-    loss.backward()
-    model.data_parallel.finish_reduction()
+    for _ in range(passes):
+        loss = model.forward_backward([batch])
     with torch.no_grad():
         losses = chunk.head.token_losses(head_inputs[0], batch.labels)
         logits = all_gather(chunk.head.norm(head_inputs[0]), model.mesh.tp) @ chunk.head.weight.t()
     if tp == 1:
         logits = logits[..., : config.model.vocabulary]
-    return Result(logits, losses, loss.detach(), global_pieces(model, "grad"))
+    return Result(logits, losses, loss, global_pieces(model, "grad"))
 
 
 @torch.no_grad()

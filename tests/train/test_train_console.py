@@ -52,6 +52,12 @@ def test_a_line_of_the_log_has_at_most_120_columns() -> None:
     assert "MFU" not in log_line(unknown, 99_999, "megatron") and "MFU: 45.68%" in log_line(RECORD, 9, "megatron")
     assert "iteration     7/99999 | " in log_line(quick, 99_999) and " | 290 ms | " in log_line(quick, 99_999)
     assert log_line(quick, 99_999).endswith(" | 3 skipped")
+    experts = dataclasses.replace(RECORD, load_imbalance=1.2345)
+    assert log_line(experts, 99_999).endswith(" | MFU 45.7% | imbalance 1.23")
+    both = dataclasses.replace(experts, load_balancing_loss=1.02, z_loss=13.5)
+    assert log_line(both, 99_999).endswith(" | MFU 45.7% | balance 1.02 | z 13.5 | imbalance 1.23")
+    megatron = "load_balancing_loss: 1.020000E+00 | z_loss: 1.350000E+01 | load imbalance: 1.234500E+00 | grad norm"
+    assert megatron in log_line(both, 99_999, "megatron")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,23 @@ def test_nothing_is_said_of_mfu_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> 
         made.print_header()
         made.train()
     assert "MFU" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({}, set()),
+        ({"num_experts": 4}, {"load_imbalance"}),
+        ({"num_experts": 4, "moe_z_loss_coeff": 1e-3}, {"load_imbalance", "z_loss"}),
+    ],
+    ids=str,
+)
+def test_a_record_tells_of_routers_where_there_are_any(flags: dict[str, Any], names: set[str]) -> None:
+    with trainer(**flags) as made:
+        record = made.step()
+    fields = ("load_imbalance", "load_balancing_loss", "z_loss")
+    assert {name for name in fields if getattr(record, name) is not None} == names
+    assert not names or 1.0 < record.load_imbalance < 4 / 2  # type: ignore[operator]  # of 4 experts each token has 2
 
 
 def test_megatrons_line_is_one_flag_away(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16 swap pp2": (2, {"pp": 2, "params_dtype": "bf16", **SWAP}),
     "fp32 swap": (1, {"async_save": True, **SWAP}),
     "fp32 cp2": (2, {"cp": 2, "params_dtype": "fp32"}),
+    "experts on dp2 with ZeRO-3": (
+        2,
+        {"num_experts": 5, "moe_aux_loss_coeff": 0.3, "data_parallel_sharding_strategy": "optim_grads_params"},
+    ),
 }
 
 

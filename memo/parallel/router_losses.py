@@ -1,0 +1,132 @@
+"""Losses that keep routers in balance, and the load of each expert: the tokens that it has had in a step.
+
+Both are of one layer, and join the loss of the language model with a coefficient each, as in Megatron-LM:
+
+    z-loss                 mean of z^2, z the log-sum-exp of a token's scores
+    load-balancing loss    E sum over e of f_e P_e; f_e: share of expert e in the load, P_e: mean of its probabilities
+
+Means are over all tokens of the global batch, with and without a loss; probabilities are the softmax over the scores of
+all experts. Where the load is even the second is 1.
+
+The gradient of the second loss reaches the scores through P alone and is linear in f, which is known only after the
+last forward of a step, when a pipeline has gone backward through many microbatches. So f is that of the step before, in
+the first step 1/E, which has no gradient. These are whole numbers over all ranks: no layout changes a bit of them. What
+is told of a step are the losses by its own f and P.
+
+Shapes: E experts, K of them a token; t tokens of a tile, T of a global batch; L layers that have experts.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from memo.config import RunConfig
+from memo.parallel.collectives import all_reduce
+from memo.parallel.experts import ExpertRows
+
+
+class LayerLosses:
+    """One layer's part.
+
+    Attributes:
+        ends, probabilities, z_squares: sums over the tokens of a step, [E], [E] and []; the ends of the experts' rows
+            add up to those of the load.
+        pull: [E], the gradient of the load-balancing loss by the probabilities of one token.
+        z_slope: that of the z-loss by z of one token, divided by z.
+        is_on: whether there is any loss; the load is counted in any case.
+    """
+
+    def __init__(self, sums: Tensor, pull: Tensor, z_slope: float, is_on: bool) -> None:
+        num_experts = len(pull)
+        self.ends, self.probabilities, self.z_squares = sums.split([num_experts, num_experts, 1])
+        self.pull, self.z_slope, self.is_on = pull, z_slope, is_on
+
+    def count(self, rows: ExpertRows) -> None:
+        """Called in backward, which goes through each tile once."""
+        self.ends.add_(rows.ends)
+
+    def add_gradient_(self, grad: Tensor, scores: Tensor) -> None:
+        """Add the gradients of both losses to that of the scores, both [t, E]."""
+        if not self.is_on:
+            return
+        z = scores.logsumexp(-1, keepdim=True)
+        probabilities = (scores - z).exp_()
+        self.z_squares.add_(z.square().sum())
+        self.probabilities.add_(probabilities.sum(0))
+        grad.addcmul_(probabilities, self.pull)
+        grad.addcmul_(probabilities, z.mul_(self.z_slope).sub_(probabilities @ self.pull.unsqueeze(1)))
+
+
+class RouterLosses:
+    """Those of all layers.
+
+    Attributes:
+        load: [L, E] fp64, choices of each expert in the last step; the same on every rank.
+    """
+
+    def __init__(self, config: RunConfig, num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        """`num_tokens`: T; `dtype`: of scores."""
+        self.num_tokens, self.tp = num_tokens, config.parallel.tp
+        self.z_coeff, self.aux_coeff = config.training.moe_z_loss_coeff, config.training.moe_aux_loss_coeff
+        layers = [layer for layer, has_experts in enumerate(config.model.layers_with_experts) if has_experts]
+        self._places = {layer: place for place, layer in enumerate(layers)}
+        shape = (len(layers), config.model.num_experts)
+        self.load = torch.ones(shape, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(shape[0], 2 * shape[1] + 1, dtype=torch.float64, device=device)
+        self._pulls = torch.zeros(shape, dtype=dtype, device=device)
+
+    def of_layer(self, layer: int) -> LayerLosses:
+        """Each rank of tp has all tokens, and adds its share of their gradient: gradients are summed over tp."""
+        place = self._places[layer]
+        z_slope = 2 * self.z_coeff / (self.num_tokens * self.tp)
+        return LayerLosses(self._sums[place], self._pulls[place], z_slope, self.z_coeff > 0 or self.aux_coeff > 0)
+
+    def begin_step(self) -> None:
+        self._sums.zero_()
+        scale = self.aux_coeff * self.load.shape[1] / (self.num_tokens * self.tp)
+        self._pulls.copy_(self._shares() * scale)
+
+    def finish_step(self, group: ProcessGroup | None, tp_rank: int) -> None:
+        """Sum over all ranks, of which those of tp have the same."""
+        if tp_rank > 0:
+            self._sums.zero_()
+        ends = all_reduce(self._sums, group)[:, : self.load.shape[1]]
+        self.load.copy_(ends.diff(dim=1, prepend=ends.new_zeros(len(ends), 1)))
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Inside, steps leave the load of the last real step."""
+        load = self.load.clone()
+        yield
+        self.load.copy_(load)
+
+    def state(self) -> list[list[int]]:
+        """What the next step needs of this one: the load, where it is read."""
+        return self.load.long().tolist() if self.aux_coeff > 0 else []
+
+    def load_state(self, state: list[list[int]]) -> None:
+        """Go on from a `state`; an empty one stands for an even load."""
+        if state:
+            self.load.copy_(torch.tensor(state))
+
+    def figures(self) -> Tensor:
+        """[3] fp64 of the last step: the largest load of an expert over the mean of its layer; means of both losses
+        over layers."""
+        num_experts = self.load.shape[1]
+        _, probabilities, z_squares = self._sums.split([num_experts, num_experts, 1], dim=1)
+        balance = num_experts * (self._shares() * probabilities).sum(1) / self.num_tokens
+        return torch.stack([num_experts * self._shares().max(), balance.mean(), z_squares.mean() / self.num_tokens])
+
+    def as_fields(self, figures: list[float]) -> dict[str, Any]:
+        """What a StepRecord says of `figures`."""
+        imbalance, balance, z = figures
+        named = [("load_balancing_loss", balance, self.aux_coeff), ("z_loss", z, self.z_coeff)]
+        return {"load_imbalance": imbalance, **{name: value for name, value, coeff in named if coeff > 0}}
+
+    def _shares(self) -> Tensor:
+        """f of the last step, [L, E]; 0 in layers that no rank has, under --simulate-world."""
+        return self.load / self.load.sum(1, keepdim=True).clamp_min(1)

@@ -1,0 +1,84 @@
+"""Losses of routers and the load of experts are the same in every layout: to 1e-12 in fp64, and loads exactly.
+
+Gradients of the losses are held against transformers in tests/parity, and a resumed run in tests/train.
+"""
+
+import functools
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from layouts import assemble, global_pieces, make, one_step_backward, relative_error, tiny
+from ranks import run_ranks
+from torch import Tensor
+
+from memo.model.layer import Experts
+
+LOSSES = {"moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0.02}
+DENSE_FIRST = {"num_layers": 4, "moe_layer_freq": "[0]+[1]*3", "moe_ffn_hidden_size": 32}
+Found = tuple[dict[str, Tensor], list[float], list[list[int]]]
+"""Gradients of the second of two steps of the same weights, and of that step the figures and the load."""
+
+
+def second_step(flags: dict[str, Any], world_size: int) -> Found:
+    model, feed = make(tiny("qwen3-moe-tiny", **{**DENSE_FIRST, **LOSSES, **flags}), world_size)
+    for _ in range(2):
+        one_step_backward(model, feed)
+    assert model.router_losses is not None
+    gradients = global_pieces(model, "grad")
+    return gradients, model.router_losses.figures().tolist(), model.router_losses.state()
+
+
+@functools.cache
+def one_process() -> Found:
+    return second_step({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "flags"),
+    [
+        (1, {"micro_batch_size": 4}),
+        (1, {"gradient_accumulation_order": "breadth_first", "offload_alpha": 0.0, "offload_tiles": 4}),
+        (1, {"offload_alpha": 0.0, "offload_tiles": 8, "offload_granularity": "tile", "offload_slot_tiles": 2}),
+        (1, {"recompute_granularity": "full"}),
+        (2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),
+        (4, {"cp": 2, "data_parallel_sharding_strategy": "optim_grads_params"}),
+        (4, {"tp": 2, "pp": 2}),
+    ],
+    ids=str,
+)
+def test_every_layout_has_the_losses_of_one_process(world_size: int, flags: dict[str, Any]) -> None:
+    ranks = run_ranks(world_size, second_step, flags, world_size) if world_size > 1 else [second_step(flags, 1)]
+    expected, figures, load = one_process()
+    assert relative_error(assemble([gradients for gradients, _, _ in ranks]), expected) <= 1e-12
+    for _, found, loads in ranks:
+        assert found == pytest.approx(figures, rel=1e-12) and loads == load
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_loss_moves_the_router(name: str) -> None:
+    """The comparison above would pass on losses that no gradient has."""
+    without, _, _ = second_step({name: 0.0}, 1)
+    assert relative_error(one_process()[0], without) > 1e-3
+
+
+def test_figures_are_of_the_choices_and_scores_of_a_step() -> None:
+    """The imbalance by counting, the losses by their formulas from the scores of each router."""
+    scores: list[Tensor] = []
+    original = Experts.route
+
+    def noted(self: Experts, x: Tensor) -> Tensor:
+        scores.append(x.flatten(0, -2) @ self.router.weight.t())
+        return original(self, x)
+
+    with patch.object(Experts, "route", noted):
+        _, (imbalance, balance, z_loss), loads = second_step({"micro_batch_size": 4}, 1)
+    layers, top_k = torch.stack(scores[-3:]).detach(), 2
+    assert layers.shape[:2] == (3, 4 * 64)
+    chosen = torch.zeros_like(layers).scatter_(2, layers.topk(top_k).indices, 1.0).sum(1)
+    assert loads == chosen.long().tolist()
+    share = chosen / (top_k * layers.shape[1])
+    balances = layers.shape[2] * (share * layers.softmax(-1).mean(1)).sum(-1)
+    found = [share.max() * layers.shape[2], balances.mean(), layers.logsumexp(-1).square().mean()]
+    assert [imbalance, balance, z_loss] == pytest.approx([float(value) for value in found], rel=1e-12)
