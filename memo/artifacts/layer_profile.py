@@ -65,6 +65,7 @@ class ProfileKey:
     memo: str
     window_size: int = 0
     layer_types: str = ""
+    norm_placement: str = "before"
     attention_sinks: bool = False
     experts: str = ""
     moe_layer_freq: str = ""

@@ -4,7 +4,7 @@ from memo.artifacts.reading import shown
 from memo.config.model import FULL, ROUTED, SCALING_READ_BY, SLIDING, ModelConfig
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
-from memo.config.unread import require_read
+from memo.config.unread import require_read, require_with
 from memo.errors import ConfigError
 
 
@@ -13,6 +13,7 @@ def check_model(config: RunConfig) -> None:
     _check_heads(config.model)
     _check_rope_scaling(config.model)
     _check_layer_types(config.model)
+    _check_norms(config.model)
     _check_experts(config)
     model = config.model
     pretrained = config.checkpoint.pretrained_checkpoint
@@ -98,6 +99,30 @@ def _check_layer_types(model: ModelConfig) -> None:
         f"--layer-types {types} fights with --window-size {model.window_size}: give the window of the layers that are "
         f"{SLIDING}, or leave --layer-types out",
     )
+
+    require_with(model, "sliding_rotary_base", types, "--layer-types", f"{SLIDING},{FULL}")
+    is_rope = model.position_embedding_type == "rope"
+    use = "--position-embedding-type rope"
+    require_read(
+        model, "sliding_rotary_base", is_rope, f"--position-embedding-type {model.position_embedding_type}", use
+    )
+
+
+def _check_norms(model: ModelConfig) -> None:
+    require(
+        not model.apply_layernorm_1p or model.normalization == "RMSNorm",
+        f"--apply-layernorm-1p fights with --normalization {model.normalization}: use --normalization RMSNorm, or "
+        "leave it out",
+    )
+    require(
+        model.norm_placement == "before" or not model.num_experts,
+        f"--norm-placement {model.norm_placement} fights with --num-experts {model.num_experts}: memo has norms of the "
+        "outputs of one MLP for all tokens; leave one of the two out",
+    )
+    for name in ("norm_placement", "apply_layernorm_1p"):
+        require_read(
+            model, name, not model.custom_layer, f"--custom-layer {model.custom_layer}", "norms of the layer's own"
+        )
 
 
 def _check_experts(config: RunConfig) -> None:

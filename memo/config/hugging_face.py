@@ -114,6 +114,12 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     source = Source(where, ConfigError, "correct the file")
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in TRAINED:
+        if "text_config" in content:
+            raise source.refusal(
+                f"model_type is {shown(model_type)}, a model of text with something else, such as images",
+                "memo trains models of text alone, of Gemma 3 gemma-3-1b (gemma3_text), and of others "
+                f"{', '.join(TRAINED)}: give one of these",
+            )
         alone = "; `memo plan` and `memo estimate` alone know this one" if model_type in tuple(FAMILIES) else ""
         raise source.refusal(
             f"model_type is {shown(model_type)}{_experts(content)}",
@@ -143,7 +149,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
             f"{family.activation} is {shown(activation)}",
             f"memo computes {model_type} with {' or '.join(family.activations)}",
         )
-    rope = read_rope(content, source) if model.position_embedding_type == "rope" else {}
+    rope = read_rope(keys, family, model) if model.position_embedding_type == "rope" else {}
     return replace(model, activation=family.activations[activation], **rope)
 
 
@@ -231,11 +237,14 @@ def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, sour
         first = checked(int | None, content.get("max_window_layers"), "max_window_layers", source)
         full = layers if not (is_on and window) else _FULL_LAYERS_OF_QWEN if first is None else first
         kinds = kinds or [_FULL] * min(full, layers) + [_SLIDING] * (layers - full)
-    elif family.window and window:
-        kinds = kinds or list(islice(cycle(family.default_layer_types or [_SLIDING]), layers))
+    elif family.window and (window or family.sliding_base):
+        pattern = checked(int | None, content.get(family.layer_pattern), family.layer_pattern, source)
+        default = [*[_SLIDING] * (pattern - 1), _FULL] if pattern else family.default_layer_types or [_SLIDING]
+        kinds = kinds or list(islice(cycle(default), layers))
     found = set(kinds) or {_FULL}
     longest = checked(int | None, content.get("max_position_embeddings"), "max_position_embeddings", source)
-    if found == {_FULL} or (family.window and longest is not None and window >= longest):
+    is_long = family.window and longest is not None and window >= longest and not family.sliding_base
+    if found == {_FULL} or is_long:
         return (0 if found != {_SLIDING} else window), ""
     if family.window and window > 0:
         if found == {_SLIDING}:
@@ -247,9 +256,16 @@ def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, sour
         f"memo computes {layers} layers of {family.architecture} "
         + (f"that are {_SLIDING} or {_FULL}" if family.layer_types else "that are all alike")
         + (", with one window" if family.window else ", without a window")
-        + "; if you train on sequences no longer than the window, where both are the same, set sliding_window to null "
-        "in the file and leave out layer_types, or use another model",
+        + ("" if family.sliding_base else _SHORT)
+        + "; use another model",
     )
+
+
+_SHORT = (
+    "; if you train on sequences no longer than the window, where both are the same, set sliding_window to null in the "
+    "file and leave out layer_types"
+)
+"""A remedy where layers with the window have nothing else of their own."""
 
 
 def _period(kinds: list[str]) -> list[str]:

@@ -122,6 +122,16 @@ _GPT_OSS_TENSORS = TensorNames(
     },
     _ENDS,
 )
+_GEMMA3_TENSORS = TensorNames(
+    "model.layers",
+    {
+        **_LLAMA_TENSORS.modules,
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
+    _ENDS,
+)
 _STARCODER2_TENSORS = TensorNames(
     "model.layers", {**_NORMS_AND_ATTENTION, "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}, _ENDS
 )
@@ -273,6 +283,39 @@ FAMILIES: dict[str, Family] = {
         default_window=None,
         tensors=_MIXTRAL_TENSORS,
     ),
+    "gemma3_text": replace(
+        _LLAMA,
+        architecture="Gemma3ForCausalLM",
+        names={**_LLAMA_NAMES, "query_pre_attn_scalar": "query_pre_attn_scalar"},
+        defaults={
+            **_TIED,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+        biases=NO_BIASES,
+        qk_layernorm=True,
+        norm_placement="around",
+        apply_layernorm_1p=True,
+        scale_embeddings=True,
+        activation="hidden_activation",
+        only={
+            "attention_bias": (False,),
+            "attn_logit_softcapping": (None,),
+            "final_logit_softcapping": (None,),
+            "use_bidirectional_attention": (False, None),
+        },
+        window="sliding_window",
+        default_window=4096,
+        layer_types=True,
+        default_layer_types=(*["sliding_attention"] * 5, "full_attention"),
+        layer_pattern="sliding_window_pattern",
+        sliding_base="rope_local_base_freq",
+        tensors=_GEMMA3_TENSORS,
+    ),
     "gpt2": TrainedFamily(
         **vars(_GPT2),
         architecture="GPT2LMHeadModel",
@@ -298,10 +341,8 @@ FAMILIES: dict[str, Family] = {
     # Those below are counted and planned for alone.
     "phi3": Family(names=_LLAMA_NAMES, defaults={**_DEFAULTS, "rms_norm_eps": 1e-5}),
     "gemma": Family(names=_LLAMA_NAMES, defaults={**_TIED, "head_dim": 256}),
-    # There are norms after attention and after the MLP too.
-    "gemma2": Family(
-        names=_LLAMA_NAMES, defaults={**_TIED, "head_dim": 256}, beyond=lambda keys, model: {"norms_per_layer": 4}
-    ),
+    # Scores of attention and logits are capped.
+    "gemma2": Family(names=_LLAMA_NAMES, defaults={**_TIED, "head_dim": 256}, norm_placement="around"),
     "gpt_bigcode": replace(_GPT2, one_kv_head="multi_query"),
     "opt": replace(
         _GPT2,

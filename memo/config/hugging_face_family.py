@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from memo.artifacts.fields import accepted, checked, field_types
 from memo.artifacts.reading import Source, shown
-from memo.config.model import Activation, ModelConfig, Normalization, PositionEmbedding
+from memo.config.model import Activation, ModelConfig, Normalization, NormPlacement, PositionEmbedding
 from memo.errors import MemoError
 
 
@@ -46,6 +46,9 @@ class Family:
     position_embedding_type: PositionEmbedding = "rope"
     qk_layernorm: bool = False
     attention_sinks: bool = False
+    norm_placement: NormPlacement = "before"
+    apply_layernorm_1p: bool = False
+    scale_embeddings: bool = False
     gated: bool = True
     one_kv_head: str = ""
     spare_positions: int = 0
@@ -56,7 +59,8 @@ class Family:
     @property
     def fixed(self) -> dict[str, Any]:
         """Fields of ModelConfig that all of its models share, besides activation and biases."""
-        names = ("normalization", "position_embedding_type", "qk_layernorm", "attention_sinks")
+        names = ["normalization", "position_embedding_type", "qk_layernorm", "attention_sinks"]
+        names += ["norm_placement", "apply_layernorm_1p", "scale_embeddings"]
         return {name: getattr(self, name) for name in names}
 
 
@@ -136,6 +140,10 @@ class TrainedFamily(Family):
         default_window: the window of a file that states none.
         layer_types: whether a file may say which layers have the window.
         default_layer_types: which have it in a file that does not say so, repeated; empty: all.
+        layer_pattern: the key of how many layers are repeated, of which the last alone has no window, in a file that
+            does not say which layers have it; empty: the family has none.
+        sliding_base: the key of RoPE's base in layers with the window, whose frequencies nothing stretches; empty: all
+            layers rotate alike.
         packed: whether experts may be published in MXFP4.
     """
 
@@ -147,6 +155,8 @@ class TrainedFamily(Family):
     default_window: int | None = None
     layer_types: bool = False
     default_layer_types: tuple[str, ...] = ()
+    layer_pattern: str = ""
+    sliding_base: str = ""
     packed: bool = False
     own_activation: Activation | None = None
 
@@ -156,7 +166,7 @@ class TrainedFamily(Family):
         if self.own_activation is not None:
             return {"silu": self.own_activation}
         if self.gated:
-            return {"silu": "swiglu", "swish": "swiglu"}
+            return {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
         return {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
     @property

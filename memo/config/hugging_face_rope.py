@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from memo.artifacts.fields import checked, field_types
 from memo.artifacts.reading import Source, shown
+from memo.config.hugging_face_family import ConfigKeys, TrainedFamily
 from memo.config.model import SCALING_READ_BY, ModelConfig, RopeScaling
 
 # Of each rope_type: their key, which is our name without its first words -> our field.
@@ -19,15 +20,42 @@ _KEYS = {
     for kind in get_args(RopeScaling)
 }
 _LENGTH = "rope_original_max_position_embeddings"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 # Keys that ask for nothing: names, and what rope_theta's own reader takes.
 _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", "finetuned", "max_position_embeddings")
 
 
-def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
+def read_rope(keys: ConfigKeys, family: TrainedFamily, model: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig, rotary_base only where the file joins it; raises source.error for a rotation that memo
-    does not compute."""
-    name = _name_of_rope(content, source)
-    given = content.get(name) or {}
+    does not compute. `model` says which layers have a window."""
+    content, source = keys.content, keys.source
+    if not family.sliding_base:
+        name = _name_of_rope(content, source)
+        return _read_rotation(content, name, content.get(name) or {}, source)
+    newer, older = content.get("rope_parameters") or {}, content.get("rope_scaling") or {}
+    is_joined = isinstance(newer, dict) and newer.keys() <= {_FULL, _SLIDING}
+    if not is_joined or (newer and older):
+        raise source.refusal(
+            f"rope_parameters is {shown(json.dumps(newer))} and rope_scaling {shown(json.dumps(older))}",
+            f"keep rope_scaling, which is of layers without a window, beside rope_theta and {family.sliding_base}; or "
+            f"rope_parameters with {_FULL} and {_SLIDING}",
+        )
+    name = f"rope_parameters.{_FULL}" if newer else "rope_scaling"
+    found = _read_rotation(content, name, newer.get(_FULL) or older, source)
+    own = _read_rotation(content, f"rope_parameters.{_SLIDING}", newer.get(_SLIDING) or {}, source)
+    if own["rope_scaling_type"] != "none":
+        raise source.refusal(
+            f"rope_parameters.{_SLIDING}.rope_type is {own['rope_scaling_type']}",
+            "memo stretches RoPE in layers without a window alone: use default",
+        )
+    base = own.get("rotary_base", keys.number("sliding_rotary_base", family.sliding_base))
+    if model.layer_types:
+        return {**found, "sliding_rotary_base": base}
+    return {**own, "rotary_base": base} if model.window_size else found
+
+
+def _read_rotation(content: Mapping[str, Any], name: str, given: Any, source: Source) -> dict[str, Any]:
+    """Of layers that rotate as `given`, the value of `name` in the file."""
     kind: Any = given.get("rope_type", given.get("type", "default")) if isinstance(given, dict) else "default"
     if not isinstance(kind, dict | list) and kind not in _KEYS:
         raise source.refusal(
@@ -73,11 +101,12 @@ def _name_of_rope(content: Mapping[str, Any], source: Source) -> str:
     return "rope_parameters" if newer else "rope_scaling"
 
 
-def write_rope(model: ModelConfig) -> dict[str, Any]:
+def write_rope(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
     """The older field beside rope_theta; every version of transformers reads both."""
     kind = "default" if model.rope_scaling_type == "none" else model.rope_scaling_type
     scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _KEYS[kind].items()}}
-    return {"rope_scaling": None if kind == "default" else scaling}
+    own = {family.sliding_base: model.sliding_rotary_base or model.rotary_base} if family.sliding_base else {}
+    return {"rope_scaling": None if kind == "default" else scaling, **own}
 
 
 def _check_keys(given: Mapping[str, Any], kind: str, name: str, source: Source) -> None:

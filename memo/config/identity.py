@@ -20,7 +20,7 @@ DATA_FACTS = ("seq_length", "data_path", "packing", "long_conversations", "token
 
 MODEL_FACTS = tuple(entry.name for entry in dataclasses.fields(ModelConfig))
 _ONLY_AT_THE_START = ("init_method_std",)
-_ROTARY = ("rotary_base", "rotary_percent", "rope_scaling_type", *SCALING_READ_BY)
+_ROTARY = ("rotary_base", "rotary_percent", "sliding_rotary_base", "rope_scaling_type", *SCALING_READ_BY)
 
 
 def model_identity(config: RunConfig) -> dict[str, Fact]:

@@ -15,7 +15,8 @@ from memo.config.flag import LARGEST, TOKENS, Flag
 
 PositionEmbedding = Literal["rope", "learned_absolute"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
-Activation = Literal["gelu", "gelu_tanh", "swiglu", "swiglu_clamped"]
+Activation = Literal["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tanh"]
+NormPlacement = Literal["before", "around"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 
 _FACTOR = in_range(above=0, high=10**9)
@@ -68,8 +69,13 @@ class ModelConfig:
     """Norm before attention, before the MLP and at the end."""
     norm_epsilon: Annotated[float, Flag(aliases=("layernorm_epsilon",)), in_range(above=0, high=1)] = 1e-5
     """Added to the variance inside every norm."""
+    norm_placement: NormPlacement = "before"
+    """Norms before attention and MLP, or around them: before each, and of its output, before the residual's sum."""
+    apply_layernorm_1p: bool = False
+    """Norms multiply by 1 + weight, so that their weights are around 0 (Gemma)."""
     activation: Activation = "gelu"
-    """gelu (exact erf), gelu_tanh (GPT-2's), swiglu (gated; two input projections) or swiglu_clamped (gpt-oss's)."""
+    """gelu (exact erf), gelu_tanh (GPT-2's), swiglu (gated; two input projections), swiglu_clamped (gpt-oss's) or
+    geglu_tanh (gated by gelu_tanh)."""
     position_embedding_type: PositionEmbedding = "rope"
     """Rotary, or a learned table of max-position-embeddings rows."""
     max_position_embeddings: Annotated[int | None, TOKENS, in_range(1, LARGEST)] = None
@@ -78,6 +84,9 @@ class ModelConfig:
     """RoPE's theta."""
     rotary_percent: Annotated[float, in_range(above=0, high=1)] = 1.0
     """Share of the channels of each head that are rotated, the first ones (GLM's 0.5)."""
+    sliding_rotary_base: Annotated[float, in_range(0, 10**15)] = 0.0
+    """RoPE's theta in layers that layer-types calls sliding, whose frequencies are then not stretched; 0: as in all
+    others."""
     rope_scaling_type: RopeScaling = "none"
     """How RoPE frequencies are stretched for longer sequences."""
     rope_scaling_factor: Annotated[float, in_range(1, 10**9)] = 1.0
@@ -105,6 +114,8 @@ class ModelConfig:
     (N - 1, 0)); 0: all."""
     layer_types: str = ""
     """Which layers have the window, repeated over all layers: sliding,sliding,sliding,full. Default: all of them."""
+    query_pre_attn_scalar: Annotated[int, in_range(0, 1 << 16)] = 0
+    """Scores of attention are divided by its square root; 0: by that of the size of a head."""
     attention_sinks: bool = False
     """A learned logit for each query head, zero at first, which joins its softmax and gives no value (gpt-oss)."""
     num_experts: Annotated[int, in_range(0, 1 << 16)] = 0
@@ -120,6 +131,8 @@ class ModelConfig:
     """Experts that a token runs through: those to which the router gives the highest scores."""
     moe_router_pre_softmax: bool = False
     """Weights of a token's experts are their shares among all experts; default: among those that it runs through."""
+    scale_embeddings: bool = False
+    """Multiply what the embedding gives by the square root of hidden-size, which is rounded to the model's dtype."""
     untie_embeddings_and_output_weights: bool = False
     """Give the head a matrix of its own instead of the embedding's."""
     init_method_std: Annotated[float, in_range(above=0, high=1000)] = 0.02
@@ -131,6 +144,16 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def attention_scale(self) -> float:
+        """The factor on scores of attention."""
+        return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def rotation(self) -> tuple[float, str]:
+        """What tells RoPE's angles in layers of one kind from those in others of the same model."""
+        return self.rotary_base, self.rope_scaling_type
 
     @property
     def kv_heads(self) -> int:
@@ -187,7 +210,7 @@ class ModelConfig:
 
     @property
     def gated(self) -> bool:
-        return self.activation in ("swiglu", "swiglu_clamped")
+        return self.activation in ("swiglu", "swiglu_clamped", "geglu_tanh")
 
     @property
     def qkv_bias(self) -> bool:

@@ -66,6 +66,22 @@ _GPT_OSS = replace(
     rope_original_max_position_embeddings=4096,
     rope_truncate=False,
 )
+_GEMMA_3 = ModelConfig(
+    normalization="RMSNorm",
+    norm_epsilon=1e-6,
+    norm_placement="around",
+    apply_layernorm_1p=True,
+    activation="geglu_tanh",
+    scale_embeddings=True,
+    qk_layernorm=True,
+    kv_channels=256,
+    query_pre_attn_scalar=256,
+    window_size=512,
+    layer_types="sliding,sliding,sliding,sliding,sliding,full",
+    max_position_embeddings=32768,
+    rotary_base=1e6,
+    sliding_rotary_base=10000.0,
+)
 _QWEN_3_SMALL = replace(_QWEN_3, untie_embeddings_and_output_weights=False)
 
 PRESETS: dict[str, ModelConfig] = {
@@ -116,6 +132,16 @@ PRESETS: dict[str, ModelConfig] = {
     ),
     "gpt-oss-20b": _sized(_GPT_OSS, 24, 2880, 64, 8, 2880, num_experts=32, vocab_size=201088),
     "gpt-oss-120b": _sized(_GPT_OSS, 36, 2880, 64, 8, 2880, num_experts=128, vocab_size=201088),
+    "gemma-3-tiny": replace(
+        _GEMMA_3,
+        num_query_groups=2,
+        ffn_hidden_size=352,
+        kv_channels=32,
+        query_pre_attn_scalar=24,
+        window_size=128,
+        layer_types="sliding,full",
+    ),
+    "gemma-3-1b": _sized(_GEMMA_3, 26, 1152, 4, 1, 6912, vocab_size=262144),
     "qwen3-30b-a3b": _sized(_QWEN_3_MOE, 48, 2048, 32, 4, 768),
     "qwen3-235b-a22b": _sized(_QWEN_3_MOE, 94, 4096, 64, 4, 1536),
     "mixtral-8x7b": _sized(replace(_MISTRAL, vocab_size=32000, num_experts=8), 32, 4096, 32, 8, 14336),

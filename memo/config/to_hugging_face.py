@@ -93,6 +93,8 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
         found.append(f"num_experts must be {'above 0' if has_experts else '0'}, not {model.num_experts}")
     if len(set(model.layers_with_experts)) > 1 and "moe_layer_freq" not in family.names:
         found.append(f"moe_layer_freq must be empty, not {model.moe_layer_freq}")
+    if model.rotary_percent != 1:
+        found.append(f"rotary_percent must be 1, not {model.rotary_percent}")
     if model.shared_ffn_size and "moe_shared_expert_intermediate_size" not in family.names:
         found.append(f"moe_shared_expert_intermediate_size must be 0, not {model.shared_ffn_size}")
     if model.moe_router_pre_softmax and not family.renormalises:
@@ -101,6 +103,13 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
         found.append(f"window_size must be 0, not {model.window_size}")
     if model.layer_types and not family.layer_types:
         found.append(f"layer_types must be empty, not {model.layer_types}")
+    if "query_pre_attn_scalar" not in family.names and model.query_pre_attn_scalar not in (0, model.head_dim):
+        found.append(f"query_pre_attn_scalar must be {model.head_dim}, not {model.query_pre_attn_scalar}")
+    if model.sliding_rotary_base and not family.sliding_base:
+        found.append(f"sliding_rotary_base must be 0, not {model.sliding_rotary_base}")
+    is_stretched = model.window_size > 0 and not model.sliding_rotary_base and model.rope_scaling_type != "none"
+    if family.sliding_base and is_stretched:
+        found.append(f"rope_scaling_type must be none in layers with a window, not {model.rope_scaling_type}")
     usual = model.hidden_size // model.num_attention_heads
     if "kv_channels" not in family.names and model.head_dim != usual:
         found.append(f"kv_channels must be {usual}, not {model.head_dim}")
@@ -111,6 +120,7 @@ def _sizes(model: ModelConfig, family: TrainedFamily, num_positions: int) -> dic
     resolved: Mapping[str, Any] = {
         "num_query_groups": model.kv_heads,
         "kv_channels": model.head_dim,
+        "query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_dim,
         "ffn_hidden_size": model.ffn_size if "moe_ffn_hidden_size" in family.names else model.mlp_size,
         "moe_ffn_hidden_size": model.mlp_size,
         "vocab_size": model.vocabulary,
@@ -126,7 +136,7 @@ def _switches(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         **dict.fromkeys(family.bias_switches, model.add_bias_linear),
         **({family.renormalises: not model.moe_router_pre_softmax} if family.renormalises else {}),
-        **(write_rope(model) if model.position_embedding_type == "rope" else {}),
+        **(write_rope(model, family) if model.position_embedding_type == "rope" else {}),
         **_window(model, family),
     }
 

@@ -168,23 +168,29 @@ class LayerOnTiles(nn.Module):
     def recomputations(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> dict[str, Callable[[], object]]:
         """By group, what backward does for a tile only because nothing of the group has moved; to be called after a
         forward."""
-        after, replayed = self.kind.after, {n for op in self.kind.after if op.replays for n in op.makes}
+        after, stand_ins = self.kind.after, self._stand_ins(kept["input"], tile)
         taken = {name for op in after for name in (op.reads if op.replays else op.needs)}
         everything = rebuilt(after, ())
         works: dict[str, Callable[[], object]] = {"qkv": lambda: self.compute_qkv(kept, tile, context)}
         for name in (name for op in after for name in op.makes if name in taken):
             again = everything - rebuilt(after, (name,))
-            if again:
+            if any(op.module for op in again):
                 steps = forward(tuple(op for op in after if op in again), frozenset({name}), frozenset(), again=True)
-                works[name] = partial(self._run_alone, steps, kept, tile, context, replayed)
+                works[name] = partial(self._run_alone, steps, kept, tile, context, stand_ins)
         return works
 
+    def _stand_ins(self, x: Tensor, tile: Tile) -> dict[str, Tensor]:
+        """Tensors of the shapes of what replays after attention: of norms the layer's input."""
+        found = {name: x[tile.shard] for op in self.kind.after if op.replays for name in op.makes}
+        taken = {name: op for op in self.kind.after if op.scatters for name in op.reads if name in found}
+        rows = (tile.full.stop - tile.full.start, x.shape[1])
+        return found | {name: x.new_zeros(*rows, self.module_of[op].weight.shape[1]) for name, op in taken.items()}
+
     def _run_alone(
-        self, steps: Sequence[Step], kept: dict[str, Tensor], tile: Tile, context: Context, inputs: set[str]
+        self, steps: Sequence[Step], kept: dict[str, Tensor], tile: Tile, context: Context, inputs: dict[str, Tensor]
     ) -> None:
-        """The layer's input stands in for `inputs`."""
         machine = TileMachine(self, kept, tile, context)
-        machine.live |= dict.fromkeys(inputs, kept["input"][tile.shard])
+        machine.live |= inputs
         machine.run(steps)
 
 

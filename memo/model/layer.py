@@ -75,7 +75,8 @@ class ModelParts:
         return self.parameter(table[name], f"layers.{layer}.") if name in table else None
 
     def norm(self, weight: nn.Parameter, bias: nn.Parameter | None) -> Norm:
-        return Norm(weight, bias, self.config.norm_epsilon, self.ops)
+        config = self.config
+        return Norm(weight, bias, config.norm_epsilon, self.ops, from_zero=config.apply_layernorm_1p)
 
 
 class Heads(nn.Module):
@@ -234,7 +235,11 @@ class Experts(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). Input and output [n, b, h]."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); or a norm of what attention gives is added, and one of the MLP's.
+    Input and output [n, b, h]."""
+
+    attention_out_norm: Norm | None
+    mlp_out_norm: Norm | None
 
     def __init__(self, parts: ModelParts, index: int) -> None:
         super().__init__()
@@ -242,8 +247,18 @@ class TransformerLayer(nn.Module):
         self.attention = SelfAttention(parts, index)
         self.mlp_norm = parts.norm(*parts.of_layer(index, "mlp_norm"))
         self.mlp = Experts(parts, index) if parts.kind(index).num_experts else MLP(parts, index)
+        self.attention_out_norm = self.mlp_out_norm = None
+        if parts.config.norm_placement == "around":
+            self.attention_out_norm = parts.norm(*parts.of_layer(index, "attention_out_norm"))
+            self.mlp_out_norm = parts.norm(*parts.of_layer(index, "mlp_out_norm"))
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        x, normed = self.mlp_norm.of_sum(x, self.attention(self.attention_norm(x), context))
-        y: Tensor = x + self.mlp(normed)
+        attended = self.attention(self.attention_norm(x), context)
+        if self.attention_out_norm is not None:
+            attended = self.attention_out_norm(attended)
+        x, normed = self.mlp_norm.of_sum(x, attended)
+        made = self.mlp(normed)
+        if self.mlp_out_norm is not None:
+            made = self.mlp_out_norm(made)
+        y: Tensor = x + made
         return y

@@ -2,23 +2,30 @@
 
 from torch import Tensor, nn
 
-from memo_kernels import Ops
+from memo_kernels import Ops, wide_dtype
 
 
 class Norm(nn.Module):
     """Weights are the same on every tp rank, which sees part of the tokens (or heads): gradients are summed.
 
-    Statistics of bf16 inputs are in fp32.
+    Statistics of bf16 inputs are in fp32. Where weights are `from_zero`, the factor is 1 + weight, in fp32: in bf16 the
+    sum would lose what the weight has.
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, epsilon: float, ops: Ops) -> None:
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, epsilon: float, ops: Ops, *, from_zero: bool = False
+    ) -> None:
         """`bias`: of LayerNorm; RMSNorm has none."""
         super().__init__()
-        self.weight, self.bias, self.epsilon, self.ops = weight, bias, epsilon, ops
+        self.weight, self.bias, self.epsilon, self.ops, self.from_zero = weight, bias, epsilon, ops, from_zero
+
+    @property
+    def factor(self) -> Tensor:
+        return self.weight.to(wide_dtype(self.weight.dtype)) + 1 if self.from_zero else self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ops.norm(x, self.weight, self.bias, self.epsilon)
+        return self.ops.norm(x, self.factor, self.bias, self.epsilon)
 
     def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """x + residual, and its norm."""
-        return self.ops.add_norm(x, residual, self.weight, self.bias, self.epsilon)
+        return self.ops.add_norm(x, residual, self.factor, self.bias, self.epsilon)

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from memo.model.custom import make_layer
 from memo.model.layer import Documents, LayerContext, ModelParts
-from memo.model.rope import Rope, RopeRows
+from memo.model.rope import Rope, RopeRows, RopeTable
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.embedding import VocabParallelEmbedding
 from memo.parallel.hidden import Hidden
 from memo.parallel.loss import LossSettings, linear_cross_entropy, logits_of, losses_and_greedy_tokens
 from memo.spec.shapes import shape_of
+from memo.spec.stack import kinds_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Embedding(nn.Module):
         self.group = parts.tp_group
         weights = shape_of(parts.config, "", max_positions).embedding_weights
         own = {weight.name: parts.parameter(weight) for weight in weights}
-        self.tokens = VocabParallelEmbedding(own["embedding.weight"], parts.tp_group)
+        self.tokens = VocabParallelEmbedding(own["embedding.weight"], parts.tp_group, _embedding_scale(parts))
         self.positions = own.get("position_embedding.weight")
         self.hidden: Hidden | None = None
         """Where layers are swept, takes the output section by section."""
@@ -61,6 +62,12 @@ class Embedding(nn.Module):
             return self.tokens.in_sections(batch.tokens, own, self.positions, _in_this_pass(self.hidden))
         x: Tensor = self.tokens(batch.tokens)
         return x if self.positions is None else x + nn.functional.embedding(own, self.positions)
+
+
+def _embedding_scale(parts: ModelParts) -> float:
+    """The factor on what the embedding gives, rounded as transformers does: to fp32, and then to the model's dtype."""
+    root = parts.config.hidden_size**0.5 if parts.config.scale_embeddings else 1.0
+    return torch.tensor(root, dtype=torch.float32).to(parts.dtype).item()
 
 
 class Head(nn.Module):
@@ -127,7 +134,9 @@ class TransformerChunk(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.layer_indices = parts.config, parts.dtype, layers
-        self.rope = Rope(parts.config, parts.dtype) if parts.config.position_embedding_type == "rope" else None
+        self.kinds, self.ropes = [parts.kind(index) for index in layers], dict[tuple[float, str], Rope]()
+        if parts.config.position_embedding_type == "rope":
+            self.ropes = {kind.rotation: Rope(kind, parts.dtype) for kind in kinds_of(parts.config)}
         self.has_rope_by_rows = False
         """Whether layers ask for the rows of a few tokens at a time, so that no table of all of them is made."""
         self.embedding = Embedding(parts, max_positions) if first else None
@@ -148,14 +157,14 @@ class TransformerChunk(nn.Module):
         if self.embedding is not None:
             hidden = self.embedding(batch)
         assert hidden is not None, "a chunk without the embedding needs the previous chunk's output"
-        context = self.context(batch)
-        for layer in self.layers:
+        for layer, context in zip(self.layers, self.contexts(batch), strict=True):
             hidden = layer(hidden, context)
         return hidden
 
-    def context(self, batch: Microbatch) -> LayerContext:
-        """What every layer needs to know of a microbatch."""
-        if self.rope is None:
-            return LayerContext(None, batch.documents)
-        rows = RopeRows(self.rope, batch.attention_positions)
-        return LayerContext(rows if self.has_rope_by_rows else rows.rows(slice(None)), batch.documents)
+    def contexts(self, batch: Microbatch) -> list[LayerContext]:
+        """What each layer needs to know of a microbatch; layers that rotate alike share a table."""
+        by_rows = {rotation: RopeRows(rope, batch.attention_positions) for rotation, rope in self.ropes.items()}
+        tables: dict[tuple[float, str], RopeRows | RopeTable] = {
+            rotation: rows if self.has_rope_by_rows else rows.rows(slice(None)) for rotation, rows in by_rows.items()
+        }
+        return [LayerContext(tables.get(kind.rotation), batch.documents) for kind in self.kinds]

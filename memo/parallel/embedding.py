@@ -25,18 +25,19 @@ class VocabParallelEmbedding(nn.Module):
     """A table split by the rows of the vocabulary, padded so that every rank has the same number of rows.
 
     Padding rows are not part of the model: they stay zero, and the loss leaves them out, so the model does not depend
-    on tp. Input tokens [s, b], output [n, b, h].
+    on tp. Input tokens [s, b], output [n, b, h], times `scale`.
     """
 
-    def __init__(self, weight: nn.Parameter, group: ProcessGroup | None) -> None:
+    def __init__(self, weight: nn.Parameter, group: ProcessGroup | None, scale: float = 1.0) -> None:
         super().__init__()
-        self.weight, self.group = weight, group
+        self.weight, self.group, self.scale = weight, group, scale
         self.first_row = group_rank(group) * weight.shape[0]
 
     def forward(self, tokens: Tensor) -> Tensor:
         if group_size(self.group) == 1:
-            return F.embedding(tokens, self.weight)
-        how = _How(self.first_row, self.group, in_one_section(tokens.shape[0] // group_size(self.group)))
+            return _scaled_(F.embedding(tokens, self.weight), self.scale)
+        hidden = in_one_section(tokens.shape[0] // group_size(self.group))
+        how = _How(self.first_row, self.group, hidden, self.scale)
         y: Tensor = _Embedding.apply(self.weight, None, tokens, None, how)
         return y
 
@@ -48,7 +49,7 @@ class VocabParallelEmbedding(nn.Module):
         Sums of gradients over tokens are cut at tiles, so that sections change no bit of them.
         """
         y: Tensor = _Embedding.apply(
-            self.weight, of_positions, tokens, positions, _How(self.first_row, self.group, hidden)
+            self.weight, of_positions, tokens, positions, _How(self.first_row, self.group, hidden, self.scale)
         )
         return y
 
@@ -60,6 +61,12 @@ class _How:
     first_row: int
     group: ProcessGroup | None
     hidden: Hidden
+    scale: float
+
+
+def _scaled_(x: Tensor, scale: float) -> Tensor:
+    """In place."""
+    return x if scale == 1 else x.mul_(scale)
 
 
 class _Embedding(torch.autograd.Function):
@@ -81,6 +88,7 @@ class _Embedding(torch.autograd.Function):
             part = hidden.room(y, section.index)
             for chunk in _chunks(section, tokens, weight.shape[0], how):
                 x = F.embedding(chunk.rows, weight).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
+                _scaled_(x, how.scale)
                 reduce_scatter(x, group, out=part[chunk.of_section])
                 if of_positions is not None and positions is not None:
                     part[chunk.of_section] += F.embedding(positions[chunk.of_rank], of_positions)
@@ -101,7 +109,7 @@ class _Embedding(torch.autograd.Function):
                 if of_positions is not None:
                     _add_rows(of_positions, own, positions[chunk.of_rank])
                 gathered = all_gather(own, how.group).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
-                _add_rows(total, gathered, chunk.rows)
+                _add_rows(total, _scaled_(gathered, how.scale), chunk.rows)
                 del gathered
         of_weight = _given(ctx.weight, total)
         return of_weight, None if of_positions is None else _given(ctx.of_positions, of_positions), None, None, None

@@ -64,6 +64,7 @@ _MLP = (
     Activate(("fc1",), ("activation",), "mlp.activate"),
     Row(("activation",), ("mlp_out",), "mlp.fc2"),
 )
+_OUT_NORMS = ("attention_out_norm", "mlp_out_norm")
 
 
 def _experts(biased: bool, shared: bool) -> tuple[Operation, ...]:
@@ -99,6 +100,10 @@ def kind_of(model: ModelConfig) -> Kind:
             )
         )
     mlp = _experts(model.add_bias_linear, model.shared_ffn_size > 0) if model.num_experts else _MLP
+    outputs, normed = ("projected", mlp[-1].makes[0]), tuple[tuple[Operation, ...], ...](((), ()))
+    if model.norm_placement == "around":
+        normed = tuple((Norm((made,), (norm,), norm),) for made, norm in zip(outputs, _OUT_NORMS, strict=True))
+        outputs = _OUT_NORMS
     return Kind(
         (
             Norm(("input",), ("attention_norm",), "attention_norm"),
@@ -106,9 +111,11 @@ def kind_of(model: ModelConfig) -> Kind:
             Heads(("qkv",), ("heads",), "attention", normed=model.qk_layernorm),
             attention,
             Row(("attention_out",), ("projected",), "attention.projection"),
-            Add(("input", "projected"), ("residual",)),
+            *normed[0],
+            Add(("input", outputs[0]), ("residual",)),
             Norm(("residual",), ("mlp_norm",), "mlp_norm"),
             *mlp,
-            Add(("residual", mlp[-1].makes[0]), ("layer_output",)),
+            *normed[1],
+            Add(("residual", outputs[1]), ("layer_output",)),
         )
     )

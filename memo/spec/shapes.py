@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from memo.config import ModelConfig
 from memo.spec.custom_layer import custom_facts
 from memo.spec.stack import kinds_of, stack_of
-from memo.spec.weights import Split, Weight, one
+from memo.spec.weights import Init, Split, Weight, one
 
 _WIDENING = "embedding_projection.weight"
 _Parts = tuple[tuple[str, int], ...]
@@ -33,6 +33,7 @@ class ModelShape:
         head_dim: size of one head; heads x head_dim may differ from hidden.
         norm_vectors: vectors of a norm: 2 with weight and bias (LayerNorm), 1 with a weight (RMSNorm).
         norms_per_layer: 2; 1 where attention and MLP share a norm; 4 with norms after them too.
+        norms_from_zero: whether norms multiply by 1 + weight, which is 0 at first.
         positions: rows of a learned position table, 0 without one.
         embedding_width: width of the embedding's rows where a projection widens them to hidden.
         rotary: whether q and k are rotated.
@@ -58,6 +59,7 @@ class ModelShape:
     tied: bool = True
     norm_vectors: int = 2
     norms_per_layer: int = 2
+    norms_from_zero: bool = False
     qkv_bias: bool = True
     projection_bias: bool = True
     mlp_bias: bool = True
@@ -152,7 +154,8 @@ class ModelShape:
         return (one(f"{name}.weight", self.vocab, width, "vocabulary", tied=self.tied), *bias, *norm)
 
     def _norm(self, name: str, size: int) -> tuple[Weight, ...]:
-        vectors = (one(f"{name}.weight", size, init="ones"), one(f"{name}.bias", size, init="zeros"))
+        init: Init = "zeros" if self.norms_from_zero else "ones"
+        vectors = (one(f"{name}.weight", size, init=init), one(f"{name}.bias", size, init="zeros"))
         return vectors[: self.norm_vectors]
 
     # Counts of the model without padding, as its checkpoint holds it.
@@ -252,6 +255,8 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         gated=model.gated,
         tied=not model.untie_embeddings_and_output_weights,
         norm_vectors=2 if model.normalization == "LayerNorm" else 1,
+        norms_per_layer=4 if model.norm_placement == "around" else 2,
+        norms_from_zero=model.apply_layernorm_1p,
         qkv_bias=model.qkv_bias,
         projection_bias=model.add_bias_linear,
         mlp_bias=model.add_bias_linear,

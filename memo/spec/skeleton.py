@@ -24,11 +24,18 @@ shared_activation are those of the experts that all tokens share, and go with th
 
 is kept in any case: which experts a token has, and their weights.
 
+With norms around attention and MLP (--norm-placement), the outputs of both matrices before them are token-wise too,
+
+    projected       h           tokens  token-wise    token-wise
+    mlp_out         h           tokens  token-wise    token-wise
+
+from which the residual is made again without a matrix: it is as the norms are.
+
 Of a custom layer (memo.spec.custom_layer) memo knows input, qkv, attention_out and lse, and the outputs of the
 column-parallel matrices after attention, token-wise as fc1's. All else is computed again in backward.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -42,8 +49,8 @@ from memo.units import element_bytes
 Kind = Literal["always", "token_wise", "never"]
 Layout = Literal["tokens", "heads", "whole"]
 Group = str
-"""In memo's own layer qkv, residual, fc1, norm or activation, or none (""); in a custom layer qkv, or the name of a
-matrix."""
+"""In memo's own layer qkv, projected, residual, fc1, mlp_out, norm or activation, or none (""); in a custom layer qkv,
+or the name of a matrix."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +104,27 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         recalled = custom_facts(model).recalled
         matrices = (SkeletalTensor(name, "token_wise", name, "heads", width) for name, width in recalled)
         return (SkeletalTensor("input", "always", "", "tokens", hidden), qkv, *attended, *matrices)
+    outputs_normed = model.norm_placement == "around"
+    residual = SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden)
     return (
         SkeletalTensor("input", "always", "", "tokens", hidden),
         SkeletalTensor("attention_norm", "never", "norm", "tokens", hidden),
         qkv,
         *attended,
-        SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden),
+        *([_normed("projected", hidden)] if outputs_normed else []),
+        replace(residual, kind="never", group="norm") if outputs_normed else residual,
         SkeletalTensor("mlp_norm", "never", "norm", "tokens", hidden),
         *([routing] if model.num_experts else []),
         SkeletalTensor("fc1", "token_wise", "fc1", "heads", fc1_size),
         SkeletalTensor("activation", "never", "activation", "heads", model.token_ffn_size),
         *(shared if model.shared_ffn_size else ()),
+        *([_normed("mlp_out", hidden)] if outputs_normed else []),
     )
+
+
+def _normed(name: str, hidden: int) -> SkeletalTensor:
+    """An output of a matrix that a norm takes, whose backward needs it."""
+    return SkeletalTensor(name, "token_wise", name, "tokens", hidden)
 
 
 def bytes_of(tensor: SkeletalTensor, num_tokens: int, tp: int, dtype: Dtype) -> int:

@@ -22,11 +22,21 @@ def stack_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The kind of each layer."""
     if not model.layer_types and not model.moe_layer_freq:
         return (model,) * model.num_layers
-    alike = replace(model, layer_types="", moe_layer_freq="")
-    attention = {SLIDING: alike, FULL: replace(alike, window_size=0)}
+    alike = replace(model, layer_types="", moe_layer_freq="", sliding_rotary_base=0.0)
+    attention = {SLIDING: _rotating(alike, model.sliding_rotary_base), FULL: replace(alike, window_size=0)}
     types = [attention[name] for name in model.types_of_layers] if model.layer_types else [alike] * model.num_layers
     dense = {of: replace(of, num_experts=0) for of in types}
     return tuple(of if has else dense[of] for of, has in zip(types, model.layers_with_experts, strict=True))
+
+
+def _rotating(model: ModelConfig, base: float) -> ModelConfig:
+    """With RoPE by this base, unless it is 0, and no stretching."""
+    return replace(model, rotary_base=base, rope_scaling_type="none") if base else model
+
+
+def num_rotations(model: ModelConfig) -> int:
+    """Kinds of layers with RoPE's angles of their own; 0 without RoPE."""
+    return len({kind.rotation for kind in kinds_of(model)}) if model.position_embedding_type == "rope" else 0
 
 
 @lru_cache(maxsize=64)

@@ -40,17 +40,17 @@ def run_breadth_first(
     `entering` is told which microbatch a layer, or an end of the model, works on next.
     """
     assert chunk.embedding is not None and chunk.head is not None, "breadth first needs the whole model on one stage"
-    contexts = [chunk.context(batch) for batch in batches]
+    contexts = [chunk.contexts(batch) for batch in batches]
     hidden: list[Tensor] = []
     for microbatch, batch in enumerate(batches):
         entering(microbatch)
         hidden.append(chunk.embedding(batch))
     cuts: list[list[_Cut]] = []
-    for layer in chunk.layers:
+    for index, layer in enumerate(chunk.layers):
         cuts.append([_Cut(behind=get_gradient_edge(x)) for x in hidden])
         for microbatch, cut in enumerate(cuts[-1]):
             entering(microbatch)
-            hidden[microbatch] = layer(enter(hidden[microbatch], cut), contexts[microbatch])
+            hidden[microbatch] = layer(enter(hidden[microbatch], cut), contexts[microbatch][index])
     cuts.append([_Cut(behind=get_gradient_edge(x)) for x in hidden])
     loss_sum = _losses(chunk, batches, hidden, cuts[-1], entering)
     for at_layer in reversed(cuts):

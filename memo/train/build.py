@@ -1,7 +1,6 @@
 """From a configuration to a model spread over the ranks: the one place where all axes meet."""
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -209,7 +208,7 @@ def build_attention(
         config.parallel.cp_comm_type,
         mesh.cp_ring,
         mesh.cp_a2a,
-        scale=1.0 / math.sqrt(config.model.head_dim),
+        scale=config.model.attention_scale,
         keeps_outputs=config.memory.recompute_granularity != "selective",
         around=transients.phases.attention if transients is not None and config.data.may_pack else None,
         window=config.model.window(config.data.seq_length),

@@ -48,6 +48,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         qk_layernorm=model.qk_layernorm,
         window_size=model.window_size,
         layer_types=model.layer_types,
+        norm_placement=model.norm_placement,
         attention_sinks=model.attention_sinks,
         experts=_experts(model),
         moe_layer_freq=model.moe_layer_freq,

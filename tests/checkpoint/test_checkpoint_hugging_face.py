@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hf_directories import CONFIGS, write_model
-from hugging_face import gpt2_sources, llama_sources, to_global
+from hugging_face import gemma3_sources, gpt2_sources, llama_sources, to_global
 from layouts import assemble, global_pieces, make, one_step_backward, tiny
 from ranks import run_ranks
 from safetensors.torch import load_file, save_file
@@ -42,8 +42,11 @@ LAYOUTS: list[tuple[str, Layout]] = [
     ("gpt2", (2, {"pp": 2})),
     ("qwen2", (2, {"pp": 2})),
     ("qwen2", (4, {"tp": 2})),
+    ("gemma3_text", (4, {"tp": 2, "pp": 2})),
 ]
-FAMILIES = ["llama", "gpt2", "qwen2"]  # q, k, v apart; fused and transposed; a tied embedding on two stages
+FAMILIES = ["llama", "gpt2", "qwen2", "gemma3_text"]
+"""q, k, v apart; fused and transposed; a tied embedding on two stages; norms around attention and MLP."""
+_SOURCES = {"gpt2": gpt2_sources, "gemma3_text": gemma3_sources}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,7 @@ def config_for(directory: Path, dtype: str = "fp32", **layout: Any) -> RunConfig
 def expected_masters(directory: Path) -> dict[str, Tensor]:
     """By the tests' own table of names."""
     config = config_for(directory)
-    sources = (gpt2_sources if directory.name == "gpt2" else llama_sources)(config.model)
+    sources = _SOURCES.get(directory.name, llama_sources)(config.model)
     return to_global(tensors_of(directory), sources)
 
 
@@ -128,7 +131,7 @@ def test_masters_keep_the_precision_that_weights_in_bf16_lose(published: Path) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen3", "gpt2-untied", "starcoder2"])
+@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen3", "gpt2-untied", "starcoder2", "gemma3_text"])
 def test_in_and_out_again_gives_the_same_bytes(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     source = write_model(name, tmp_path, dtype, max_shard="20KB")

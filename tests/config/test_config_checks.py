@@ -73,6 +73,19 @@ WRONG = [
     Wrong("--window-size 64 --layer-types sliding,none", ("--layer-types", "'sliding,none'", "such as sliding,full")),
     Wrong("--moe-aux-loss-coeff 0.01", ("--moe-aux-loss-coeff 0.01", "--num-experts 0", "use --num-experts")),
     Wrong("--moe-z-loss-coeff 1e-3", ("--moe-z-loss-coeff 0.001", "--num-experts 0", "use --num-experts")),
+    Wrong("--sliding-rotary-base 500", ("--sliding-rotary-base 500.0 needs --layer-types", "sliding,full")),
+    Wrong(
+        "--model gpt2-tiny --window-size 64 --layer-types sliding,full --sliding-rotary-base 500",
+        ("--sliding-rotary-base 500.0", "--position-embedding-type learned_absolute", "--position-embedding-type rope"),
+    ),
+    Wrong(
+        "--model gpt-tiny --apply-layernorm-1p",
+        ("--apply-layernorm-1p", "--normalization LayerNorm", "--normalization RMSNorm"),
+    ),
+    Wrong(
+        "--model qwen3-moe-tiny --norm-placement around",
+        ("--norm-placement around", "--num-experts 8", "leave one of the two out"),
+    ),
     Wrong("--layer-types sliding,full", ("--layer-types sliding,full", "--window-size 0", "leave --layer-types out")),
     Wrong(
         "--model gpt2-tiny --rope-scaling-type linear",

@@ -16,6 +16,7 @@ from memo.config.hugging_face_family import TrainedFamily
 from memo.config.model_name import choose_model
 from memo.config.to_hugging_face import write_config
 from memo.errors import ConfigError
+from memo.spec.stack import kinds_of
 
 # The published config.json of meta-llama/Llama-3.1-8B and Qwen/Qwen3-8B, as far as it decides the mathematics.
 LLAMA_31_8B: dict[str, Any] = {
@@ -126,7 +127,32 @@ LLAMA_32_1B = {
     "rope_scaling": {**LLAMA_31_8B["rope_scaling"], "factor": 32.0},
     "tie_word_embeddings": True,
 }
+GEMMA_3_1B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "initializer_range": 0.02,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262144,
+}
 PUBLISHED = [
+    (GEMMA_3_1B, "gemma-3-1b"),
     (LLAMA_31_8B, "llama-3.1-8b"),
     (QWEN3_8B, "qwen3-8b"),
     (QWEN3_32B, "qwen3-32b"),
@@ -151,6 +177,28 @@ def test_every_preset_survives_the_round_trip(name: str) -> None:
         del sizes["num_query_groups"], sizes["kv_channels"]
     assert back == replace(model, max_position_embeddings=num_positions, **sizes)  # type: ignore[arg-type]
     assert written.content["torch_dtype"] == "bfloat16"
+
+
+_FULL_AND_SLIDING = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
+}
+
+
+def test_layers_with_a_window_may_rotate_in_their_own_way() -> None:
+    """The newer way of a file to say so, and the older one; where all layers are alike they rotate as their kind."""
+    model = model_of({**GEMMA_3_1B, "rope_parameters": _FULL_AND_SLIDING}, "x")
+    assert (model.rotary_base, model.rope_scaling_type, model.sliding_rotary_base) == (5e5, "linear", 3e3)
+    sliding, full = kinds_of(model)
+    assert (sliding.rotation, full.rotation) == ((3e3, "none"), (5e5, "linear"))
+    older = {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 3e3}
+    assert model_of({**GEMMA_3_1B, **older}, "x") == model == model_of(write_config(model, 32768, None).content, "x")
+    alike = {kind: model_of({**GEMMA_3_1B, **older, "layer_types": [kind] * 26}, "x") for kind in _FULL_AND_SLIDING}
+    assert [kinds_of(each)[0].rotation for each in alike.values()] == [full.rotation, sliding.rotation]
+    for each in (model, *alike.values()):
+        check(RunConfig(model=each).override({"mock_data": True}), 1)
+    patterned = model_of({**GEMMA_3_1B, "sliding_window_pattern": 2}, "x")
+    assert patterned.layer_types == "sliding,full"
 
 
 def test_yarn_and_linear_scaling() -> None:
@@ -227,7 +275,8 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
     for name in read & set(family.defaults):
         value = family.defaults[name]
         if name == "rope_theta":
-            assert value == theirs.rope_parameters["rope_theta"]
+            of_full = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
+            assert value == of_full["rope_theta"]
         elif name in ("num_key_value_heads", "head_dim", "max_position_embeddings") and value is None:
             pass  # filled in from the other sizes, or needed for training alone, where it must be in the file
         else:
@@ -254,6 +303,18 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**LLAMA_31_8B, "model_type": "mamba"}, "model_type is 'mamba': memo knows llama, mistral, "),
         ({}, "model_type is None"),
         ({**LLAMA_31_8B, "attention_bias": True}, "attention_bias is True and mlp_bias is False: .* use a model"),
+        ({**GEMMA_3_1B, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, but memo computes Gemma3"),
+        ({**GEMMA_3_1B, "final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, but memo computes Gemma3"),
+        ({**GEMMA_3_1B, "sliding_window": None}, "with a sliding_window of None: memo computes 26 layers of Gemma3"),
+        ({**GEMMA_3_1B, "rope_parameters": {"rope_type": "default"}}, "rope_parameters is .*; or rope_parameters with"),
+        (
+            {**GEMMA_3_1B, "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_parameters.sliding_attention.rope_type is linear: memo stretches RoPE in layers without a window",
+        ),
+        (
+            {"model_type": "gemma3", "text_config": GEMMA_3_1B},
+            "model_type is 'gemma3', a model of text with something else, such as images: .* gemma3_text",
+        ),
         ({**QWEN3_8B, "attention_bias": True}, "attention_bias is True, but memo computes Qwen3ForCausalLM only with"),
         ({**LLAMA_31_8B, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but .* only with 1.0"),
         (
@@ -396,6 +457,15 @@ def test_the_ancestor_is_kept_where_it_still_says_the_same(tmp_path: Path) -> No
         (
             {"position_embedding_type": "learned_absolute", "add_bias_linear": True, "kv_channels": 64},
             "kv_channels must be 32, not 64",
+        ),
+        (
+            {"normalization": "RMSNorm", "activation": "swiglu", "query_pre_attn_scalar": 24},
+            "query_pre_attn_scalar must be 32, not 24",
+        ),
+        (
+            {"normalization": "RMSNorm", "activation": "swiglu", "window_size": 9, "layer_types": "sliding,full"}
+            | {"sliding_rotary_base": 500.0},
+            "sliding_rotary_base must be 0, not 500.0",
         ),
         (
             {"normalization": "RMSNorm", "activation": "swiglu", "attention_sinks": True},

@@ -76,8 +76,9 @@ WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
 """By key: a value that is not the default, and why no logit depends on it."""
 _ROPE_OF_NO_GPT2 = {"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings", "head_dim"}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-_NO_KEYS = {"json", "allow_is_causal_skip", "crossattention", "q_attn"}
-"""What the patterns below find in the code of transformers beside keys."""
+_OF_IMAGES = {"image_token_id", "mm_tokens_per_image", "text_config", "token_type_ids", "vision_config"}
+_NO_KEYS = {"json", "allow_is_causal_skip", "crossattention", "q_attn", *_OF_IMAGES}
+"""What the patterns below find in the code of transformers beside keys of the family's files."""
 
 
 class _Recorded(dict[str, Any]):
@@ -119,7 +120,8 @@ def _keys_of_transformers(model_type: str) -> set[str]:
     from transformers import PreTrainedConfig, masking_utils, modeling_rope_utils
 
     kind = type(transformers.AutoConfig.for_model(model_type))
-    code = [Path(inspect.getfile(kind)).with_name(f"modeling_{model_type}.py").read_text(), inspect.getsource(kind)]
+    folder = Path(inspect.getfile(kind))
+    code = [folder.with_name(f"modeling_{folder.parent.name}.py").read_text(), inspect.getsource(kind)]
     shared = (PreTrainedConfig.__post_init__, modeling_rope_utils, masking_utils)
     found = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
     for text in [*code, *map(inspect.getsource, shared)]:

@@ -115,6 +115,7 @@ def with_memory(layer: nn.Module, dtype: torch.dtype) -> dict[int, Tensor]:
 
 
 SWEEP: dict[str, object] = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_slot_tiles": 1}
+NORMS_AROUND = {"norm_placement": "around", "apply_layernorm_1p": True, "activation": "geglu_tanh"}
 LAYERS: list[tuple[str, dict[str, object]]] = [
     ("gpt-tiny", {}),
     ("gpt-tiny", {"params_dtype": "bf16"}),
@@ -122,6 +123,9 @@ LAYERS: list[tuple[str, dict[str, object]]] = [
     ("llama-tiny", {"params_dtype": "bf16"}),
     ("gpt2-tiny", {"params_dtype": "bf16"}),
     ("qwen3-tiny", {"params_dtype": "bf16"}),
+    ("llama-tiny", NORMS_AROUND),
+    ("llama-tiny", {**NORMS_AROUND, "params_dtype": "bf16"}),
+    ("qwen3-tiny", {**NORMS_AROUND, "recompute_granularity": "full", "params_dtype": "bf16"}),
     ("gpt-tiny", {"recompute_granularity": "full"}),
     ("qwen3-tiny", {"recompute_granularity": "full", "params_dtype": "bf16", "micro_batch_size": 2}),
     ("llama-tiny", {"recompute_granularity": "selective", "params_dtype": "bf16"}),
@@ -247,6 +251,9 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         ("qwen3-moe-tiny", 1, {"seq_length": 1024, **SOME_EXPERTS}),
         ("qwen3-moe-tiny", 1, {"seq_length": 1024, **SOME_EXPERTS, "offload_alpha": 0.5}),
         ("qwen3-moe-tiny", 2, {"seq_length": 1024, **SOME_EXPERTS, "gbs": 2, "offload_states": "all"}),
+        ("gemma-3-tiny", 1, {"seq_length": 1024}),
+        ("gemma-3-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"}),
+        ("gemma-3-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
         ("llama-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
         # Gradients of a layer are being reduced while the backward of its first norm, composed in fp32, goes on.
         (
@@ -271,6 +278,9 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         "some-experts",
         "some-experts-alpha",
         "some-experts-dp2-states",
+        "norms-around",
+        "norms-around-alpha-bf16",
+        "norms-around-tp2",
         "tp2",
         "tail-dp2",
         "norm",

@@ -49,9 +49,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated
     "window": (1, "llama-tiny", {**ONE_STAGE, "window_size": 5}),  # shorter than a tile
     "layers of two kinds": (1, "llama-tiny", {**ONE_STAGE, **KINDS}),
+    "norms around": (1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}),
     "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
     "experts in some layers": (1, "qwen3-moe-tiny", {**ONE_STAGE, **DENSE_FIRST}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
+    "tp2 norms around": (2, "gemma-3-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "tp2 experts": (2, "qwen3-moe-tiny", {"tp": 2, **ONE_STAGE}),
     "tp2 experts with biases": (2, "gpt-oss-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "cp2 ring": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE}),

@@ -79,7 +79,7 @@ def test_rotation_of_tokens_further_apart_than_32_bits() -> None:
     assert torch.equal(far, near)
 
 
-@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu", "swiglu_clamped"])
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tanh"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_activation(dtype: torch.dtype, kind: str) -> None:
     """Eight roundings where torch's own, which differ from CPU to CPU, are fewer: the gradient of gelu_tanh holds
@@ -89,7 +89,7 @@ def test_activation(dtype: torch.dtype, kind: str) -> None:
     assert_as_exact(kernel, reference, [x], floor=8.0)
 
 
-@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu", "swiglu_clamped"])
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tanh"])
 def test_extreme_inputs_stay_finite(kind: str) -> None:
     """exp of a large argument must not turn a plain answer into NaN."""
     x = torch.tensor([[-1e4, -200.0, -20.0, 0.0, 20.0, 200.0, 1e4, 1.0]], requires_grad=True)

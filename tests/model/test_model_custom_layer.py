@@ -66,7 +66,7 @@ def compare_with_autograd() -> None:
     batch = Microbatch(tokens, tokens, tokens, tokens.double(), tokens, None)
     x = torch.randn(64, 1, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y, expected = chunk.layers[0](ours, chunk.context(batch)), parallel_layer(weights, config.model, theirs)
+    y, expected = chunk.layers[0](ours, chunk.contexts(batch)[0]), parallel_layer(weights, config.model, theirs)
     assert_near(y, expected)
     grad = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(4))
     model.data_parallel.begin_step(1, None)

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from forward import Result, run_once
-from hugging_face import Sources, gpt2_sources, gpt_oss_sources, llama_sources, to_global
+from hugging_face import Sources, gemma3_sources, gpt2_sources, gpt_oss_sources, llama_sources, to_global
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -192,6 +192,30 @@ FAMILIES = {
         {**_LLAMA_THEIRS, "num_local_experts": 4, "sliding_window": 7},
         replace(_LLAMA_OURS, num_experts=4, window_size=7),
     ),
+    "gemma3_text": Family(
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {**_LLAMA_THEIRS, "head_dim": 16, "sliding_window": 5, "layer_types": _LAYER_TYPES, "tie_word_embeddings": True}
+        | {"query_pre_attn_scalar": 24, "rope_local_base_freq": 30.0}
+        | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        replace(
+            _LLAMA_OURS,
+            activation="geglu_tanh",
+            norm_placement="around",
+            apply_layernorm_1p=True,
+            scale_embeddings=True,
+            untie_embeddings_and_output_weights=False,
+            kv_channels=16,
+            qk_layernorm=True,
+            query_pre_attn_scalar=24,
+            window_size=5,
+            layer_types="sliding,full",
+            sliding_rotary_base=30.0,
+            rope_scaling_type="linear",
+            rope_scaling_factor=4.0,
+        ),
+        gemma3_sources,
+    ),
     "gpt2": Family(
         "GPT2Config",
         "GPT2LMHeadModel",
@@ -346,7 +370,7 @@ def _summary(found: dict[str, float]) -> dict[str, float]:
     return kinds | {"gradients": math.sqrt(sum(error**2 for error in found.values()) / len(found))}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_moe", "gpt_oss", "gemma3_text"])
 def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""
     truth, weights = run_theirs(name, torch.float64, wide=True)

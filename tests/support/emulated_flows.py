@@ -56,6 +56,7 @@ PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
 SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles": 8}
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
+GEMMA: dict[str, Any] = {"model": "gemma-3-tiny"}
 EXPERTS = {"model": "qwen3-moe-tiny"}
 SOME_EXPERTS = {**EXPERTS, "moe_layer_freq": "[0]+[1]*2", "moe_ffn_hidden_size": 48}
 SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 40}
@@ -371,6 +372,16 @@ FLOWS: dict[str, Flow] = {
     "experts with biases, alpha 0": Flow("experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 0.0}),
     "experts with biases, alpha 1, planned": Flow(
         "experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 1.0, **PLANNED}
+    ),
+    "norms around": Flow("norms around", GEMMA),
+    "norms around, recompute, planned, states": Flow(
+        "norms around", {**GEMMA, "recompute_granularity": "full", **PLANNED, "offload_states": "all"}
+    ),
+    "norms around, alpha 0": Flow("norms around, on tiles", {**GEMMA, "offload_alpha": 0.0}),
+    "norms around, alpha 1/2, planned": Flow("norms around, on tiles", {**GEMMA, "offload_alpha": 0.5, **PLANNED}),
+    "norms around, swept": Flow("norms around, swept", {**GEMMA, **SWEPT, "offload_alpha": 0.0}),
+    "norms around, swept, attention again": Flow(
+        "norms around, swept", {**GEMMA, **SWEPT, "offload_alpha": 1.0, **AGAIN}
     ),
     "experts in some layers": Flow("experts in some layers", SOME_EXPERTS),
     "experts in some layers, alpha 1/2, planned, states": Flow(

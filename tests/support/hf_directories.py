@@ -59,6 +59,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SIZES, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9}
         | {"rope_theta": 500.0, "rope_scaling": {**_YARN, "truncate": False}},
     ),
+    "gemma3_text": (
+        "Gemma3TextConfig",
+        {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+        | {"query_pre_attn_scalar": 24, "rope_local_base_freq": 30.0, "rope_theta": 500.0}
+        | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
     "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 4}),
     "gpt2": ("GPT2Config", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
     "gpt2-untied": ("GPT2Config", {**_GPT2, "activation_function": "gelu", "tie_word_embeddings": False}),

@@ -87,6 +87,20 @@ def llama_sources(model: ModelConfig) -> Sources:
     return found
 
 
+def gemma3_sources(model: ModelConfig) -> Sources:
+    """Norms before and after attention and MLP."""
+    found = llama_sources(model)
+    theirs = {
+        "attention_out_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    }
+    for layer in range(model.num_layers):
+        for name, their_name in theirs.items():
+            found[f"layers.{layer}.{name}.weight"] = Source(f"model.layers.{layer}.{their_name}.weight")
+    return found
+
+
 def gpt_oss_sources(model: ModelConfig) -> Sources:
     """Biases everywhere, sinks, and matrices of all experts in one tensor, as [in, out], gate and up in turn."""
     found = {

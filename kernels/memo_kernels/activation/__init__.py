@@ -1,1 +1,1 @@
-"""GELU (exact and by tanh) and SwiGLU."""
+"""GELU (exact and by tanh), SwiGLU and GeGLU."""

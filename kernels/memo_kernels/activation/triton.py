@@ -26,18 +26,21 @@ def _gelu(x, TANH: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x_ptr, out_ptr, x_stride, size, SWIGLU: tl.constexpr, CLAMPED: tl.constexpr, TANH: tl.constexpr,
+    x_ptr, out_ptr, x_stride, size, GATED: tl.constexpr, CLAMPED: tl.constexpr, TANH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    if SWIGLU:
+    if GATED:
         up = tl.load(x_ptr + row * x_stride + size + columns, mask=inside, other=0.0).to(tl.float32)
         if CLAMPED:
             gate = tl.minimum(x, 7.0)
             y = gate * tl.sigmoid(1.702 * gate) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0)
+        elif TANH:
+            y, _ = _gelu(x, TANH)
+            y *= up
         else:
             y = x * tl.sigmoid(x) * up
     else:
@@ -48,7 +51,7 @@ def _forward(
 @triton.jit
 def _backward(
     grad_ptr, x_ptr, grad_x_ptr, grad_stride, x_stride, grad_x_stride, size,
-    SWIGLU: tl.constexpr, CLAMPED: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr,
+    GATED: tl.constexpr, CLAMPED: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -56,7 +59,7 @@ def _backward(
     grad = tl.load(grad_ptr + row * grad_stride + columns, mask=inside, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     to = grad_x_ptr + row * grad_x_stride + columns
-    if SWIGLU:
+    if GATED:
         up = tl.load(x_ptr + row * x_stride + size + columns, mask=inside, other=0.0).to(tl.float32)
         if CLAMPED:
             gate, inner = tl.minimum(x, 7.0), tl.abs(up) <= 7.0
@@ -64,6 +67,10 @@ def _backward(
             of_up = tl.where(inner, grad * gate * share, 0.0)
             factor = tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0
             slope = tl.where(x <= 7.0, share * (1.0 + 1.702 * gate * (1.0 - share)) * factor, 0.0)
+        elif TANH:
+            y, slope = _gelu(x, TANH)
+            of_up = grad * y
+            slope *= up
         else:
             share = tl.sigmoid(x)
             of_up = grad * x * share
@@ -103,7 +110,11 @@ class _Activate(torch.autograd.Function):
 
 
 def _out_size(inner: Tensor, kind: str) -> int:
-    return inner.shape[-1] // 2 if kind.startswith("swiglu") else inner.shape[-1]
+    return inner.shape[-1] // 2 if _is_gated(kind) else inner.shape[-1]
+
+
+def _is_gated(kind: str) -> bool:
+    return kind in ("swiglu", "swiglu_clamped", "geglu_tanh")
 
 
 def _grid(rows: Tensor, size: int) -> tuple[int, int]:
@@ -111,5 +122,5 @@ def _grid(rows: Tensor, size: int) -> tuple[int, int]:
 
 
 def _constants(kind: str) -> dict[str, Any]:
-    gated, clamped = kind.startswith("swiglu"), kind == "swiglu_clamped"
-    return {"SWIGLU": gated, "CLAMPED": clamped, "TANH": kind == "gelu_tanh", "BLOCK": _BLOCK}
+    tanh = kind in ("gelu_tanh", "geglu_tanh")
+    return {"GATED": _is_gated(kind), "CLAMPED": kind == "swiglu_clamped", "TANH": tanh, "BLOCK": _BLOCK}

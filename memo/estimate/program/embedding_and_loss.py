@@ -9,6 +9,7 @@ from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply
 from memo.estimate.program.messages import all_gather, scattered
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import Normed, norm_backward, norm_forward
+from memo.spec.stack import num_rotations
 
 _TOKEN_BYTES = 4
 """Of a token, a label or a position; kernels take labels, and torch takes indices of rows, in _INDEX_BYTES."""
@@ -28,12 +29,16 @@ class EndSizes:
         positions: rows of a learned position table.
         chunk: tokens whose logits exist at once.
         tied: whether the head is the embedding's matrix and both are on the same stage.
+        scaled: whether what the embedding gives is multiplied.
+        rotations: tables of RoPE.
     """
 
     rows: int
     positions: int
     chunk: int
     tied: bool
+    scaled: bool
+    rotations: int
 
 
 def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
@@ -44,6 +49,8 @@ def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
         positions=num_position_embeddings(config),
         chunk=min(step, z.cut),
         tied=parallel.pp == 1 and not model.untie_embeddings_and_output_weights,
+        scaled=model.scale_embeddings,
+        rotations=num_rotations(model),
     )
 
 
@@ -93,6 +100,10 @@ def embedding_backward(
     if of_positions and not z.sections:
         add_gradient(ledger, z, of_positions)
     if z.tp == 1 and not z.sections:
+        scaled = ledger.make("scaled gradient", z.between_layers if ends.scaled else 0)
+        if ends.scaled:
+            ledger.free(grad)
+            grad = scaled
         table = ledger.make("embedding gradient", size * z.narrow)
         ledger.free(grad)
         tables = [table]
@@ -134,9 +145,9 @@ def _segment_bytes(z: LayerSizes, tokens: int, rows: int) -> int:
     return segments * z.hidden * 4 if z.on_cuda else 0
 
 
-def rope_frequency_bytes(z: LayerSizes) -> int:
+def rope_frequency_bytes(z: LayerSizes, rotations: int) -> int:
     """Bytes that a chunk keeps for the whole run, from which it makes RoPE's tables: one fp64 number per two dims."""
-    return 8 * (z.rotary_dim // 2)
+    return 8 * (z.rotary_dim // 2) * rotations
 
 
 def rope_table_bytes(z: LayerSizes) -> int:

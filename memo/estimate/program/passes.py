@@ -199,8 +199,8 @@ def _end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
         made = work(ledger)
         return Pass(before, ledger.peak), made
 
-    makes_table = z.rope and not z.sections  # a sweep makes one for each section
-    rope, table = record(lambda ledger: rope_table(ledger, z).num_bytes if makes_table else 0)
+    tables = 0 if z.sections else ends.rotations  # a sweep makes one for each section
+    rope, table = record(lambda ledger: sum(rope_table(ledger, z).num_bytes for _ in range(tables)))
     embedding, _ = record(lambda ledger: embedding_forward(ledger, z, ends))
     ledger = Ledger(never=z.never)
     ledger.make("input", hidden)

@@ -68,6 +68,7 @@ class LayerSizes(NamedTuple):
     gated: bool
     activation_terms: int
     rms: bool
+    norms_from_zero: bool
     qk_norm: bool
     linear_bias: bool
     rotary_dim: int
@@ -163,8 +164,9 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         top_k=model.moe_router_topk if model.num_experts else 1,
         matrices=tuple((module, w.local_shape(parallel.tp)) for module, w in layer_matrices(model).items()),
         gated=model.gated,
-        activation_terms={"swiglu": 1, "swiglu_clamped": 4}.get(model.activation, 0),
+        activation_terms={"swiglu": 1, "swiglu_clamped": 4, "geglu_tanh": 1}.get(model.activation, 0),
         rms=model.normalization == "RMSNorm",
+        norms_from_zero=model.apply_layernorm_1p,
         qk_norm=model.qk_layernorm and not model.custom_layer,
         linear_bias=model.add_bias_linear,
         rotary_dim=model.rotary_dim if model.position_embedding_type == "rope" else 0,

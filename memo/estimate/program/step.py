@@ -21,7 +21,7 @@ from memo.estimate.program.state_layout import StateLayout
 from memo.estimate.program.tiles import kept_values
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
 from memo.spec.slots import Moved
-from memo.spec.stack import of_stage, runs_of_kinds, stack_of
+from memo.spec.stack import num_rotations, of_stage, runs_of_kinds, stack_of
 from memo.units import MIB
 
 _STEADY_ROUNDS = 2
@@ -37,7 +37,7 @@ def make_lasting(ledger: Ledger, config: RunConfig, z: LayerSizes, microbatches:
     ledger.make("order of tokens", order_bytes(z))
     ledger.make("cuBLAS workspace", CUBLAS_WORKSPACE_BYTES if z.on_cuda else 0)
     if z.rope:
-        ledger.make("rope frequencies", config.parallel.vpp * rope_frequency_bytes(z))
+        ledger.make("rope frequencies", config.parallel.vpp * rope_frequency_bytes(z, num_rotations(config.model)))
 
 
 @dataclass

@@ -32,6 +32,8 @@ def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int
             ledger.pulse(("norm scratch", wide))
     else:
         kept = [ledger.make("statistics", rows * z.statistic) for _ in range(1 if z.rms else 2)]
+    if z.norms_from_zero:
+        kept.append(ledger.make("norm factor", width * z.wide))
     if graph:
         return Normed(rows, width, out, tuple(kept))
     ledger.free(*kept)
