@@ -189,7 +189,7 @@ def test_exports_that_lack_something(published: Path, tmp_path: Path) -> None:
         CheckpointError, match=r"another num_layers than its config.toml says \(2 then, 3 now\): .*--config"
     ):
         export_checkpoint(copy, tmp_path / "out")
-    (copy / "config.toml").write_text(re.sub("rotary_base = .*", "rotary_base = 123.0", toml))
+    (copy / "config.toml").write_text(re.sub("\nrotary_base = .*", "\nrotary_base = 123.0", toml))
     with pytest.raises(CheckpointError, match=r"another rotary_base than its config.toml says \(\S+ then, 123.0 now\)"):
         export_checkpoint(copy, tmp_path / "out")
     (copy / "config.toml").write_text(toml.replace("vocab_size = 97\n", ""))

@@ -471,6 +471,15 @@ def test_the_ancestor_is_kept_where_it_still_says_the_same(tmp_path: Path) -> No
             {"normalization": "RMSNorm", "activation": "swiglu", "attention_sinks": True},
             "attention_sinks must be False, not True",
         ),
+        (
+            {"normalization": "RMSNorm", "activation": "swiglu", "rotary_percent": 0.5},
+            "rotary_percent must be 1, not 0.5",
+        ),
+        (
+            {"normalization": "RMSNorm", "activation": "swiglu", "num_experts": 4, "qk_layernorm": True}
+            | {"moe_layer_freq": "[0]+[1]*3", "moe_shared_expert_intermediate_size": 64},
+            r"moe_layer_freq must be empty, not \[0\]\+\[1\]\*3; moe_shared_expert_intermediate_size must be 0, not 64",
+        ),
     ],
 )
 def test_a_model_that_no_family_has(fields: dict[str, Any], message: str) -> None:
