@@ -49,6 +49,7 @@ WAYS = {
         *(("qwen3-moe-tiny", way) for way in ("kept", "2 tiles")),
         *(("gpt-oss-tiny", way) for way in ("recomputed", "8 tiles")),
         *(("qwen3-moe-tiny", way) for way in ("shared experts", "shared experts, 8 tiles")),
+        *(("gemma-3-tiny", way) for way in WAYS if "shared" not in way),
     ],
 )
 def test_as_many_kernels_as_foreseen(tmp_path: Path, model: str, way: str) -> None:

@@ -10,7 +10,7 @@ from memo.program.kinds import Kind, kind_of
 from memo.program.operations import Operation
 from memo.program.walk import Machine, Step, backward, forward, gathered, gradient, graph, rebuilt
 
-MODELS = ("gpt-tiny", "llama-tiny", "qwen3-tiny")
+MODELS = ("gpt-tiny", "llama-tiny", "qwen3-tiny", "gemma-3-tiny")
 OUTSIDE = {"input", "attention_out", "qkv"}
 KEEPABLE = ("attention_norm", "residual", "mlp_norm", "fc1", "activation")
 OUTPUT = frozenset({"layer_output"})
@@ -152,3 +152,11 @@ def test_heads_that_are_normed_are_kept_raw() -> None:
             step.operation for step in forward(layer.before, frozenset({layer.attended}), frozenset())
         ]
         assert (layer.heads in operations) == layer.heads.in_place
+
+
+def test_normed_outputs_that_are_kept_spare_their_products() -> None:
+    """Norms around attention and MLP need what both matrices give; of these the residual is made by a sum."""
+    after = kind("gemma-3-tiny").after
+    made = {name for operation in rebuilt(after, ()) for name in operation.makes}
+    assert made == {"projected", "residual", "fc1", "mlp_out"}
+    assert {operation.makes for operation in rebuilt(after, {"projected", "fc1", "mlp_out"})} == {("residual",)}

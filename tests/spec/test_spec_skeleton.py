@@ -44,6 +44,12 @@ def test_kinds_and_groups_are_what_the_executor_relies_on() -> None:
     }
 
 
+def test_norms_around_need_the_outputs_that_they_take() -> None:
+    table = {tensor.name: (tensor.kind, tensor.group) for tensor in skeletal_tensors(preset("gemma-3-tiny"))}
+    assert table["projected"] == ("token_wise", "projected") and table["mlp_out"] == ("token_wise", "mlp_out")
+    assert table["residual"] == ("never", "norm")
+
+
 def test_gqa_gated_mlp_and_own_head_size_show_in_the_widths() -> None:
     widths = {tensor.name: tensor.width for tensor in skeletal_tensors(preset("llama-3.1-8b"))}
     assert widths["qkv"] == (32 + 2 * 8) * 128

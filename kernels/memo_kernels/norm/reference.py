@@ -5,9 +5,11 @@ from torch import Tensor
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """LayerNorm of x [..., h] with a bias, RMSNorm without one; statistics of narrow inputs are in fp32."""
+    """LayerNorm of x [..., h] with a bias, RMSNorm without one, whose weight may be wider than x; statistics of narrow
+    inputs are in fp32."""
     if bias is None:
-        return F.rms_norm(x, weight.shape, weight, epsilon)
+        # torch's kernel for GPUs takes one dtype, and composes the norm of many operations where there are two.
+        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, epsilon).to(x.dtype)
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 

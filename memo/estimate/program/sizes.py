@@ -125,6 +125,11 @@ class LayerSizes(NamedTuple):
         return self.rms and not self.on_cuda
 
     @property
+    def widens_norm(self) -> bool:
+        """Whether torch's kernel of a norm gets its input in the wide dtype, as it takes a factor in that."""
+        return self.norms_from_zero and self.mixed and not self.composes_norm
+
+    @property
     def statistic(self) -> int:
         """Bytes of one statistic that a norm's kernel keeps for a row."""
         return self.wide if self.on_cuda else self.narrow

@@ -32,6 +32,9 @@ def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int
             ledger.pulse(("norm scratch", wide))
     else:
         kept = [ledger.make("statistics", rows * z.statistic) for _ in range(1 if z.rms else 2)]
+        if z.widens_norm:
+            kept.append(ledger.make("wide input", rows * width * z.wide))
+            ledger.pulse(("wide norm", rows * width * z.wide))
     if z.norms_from_zero:
         kept.append(ledger.make("norm factor", width * z.wide))
     if graph:
@@ -47,6 +50,7 @@ def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
     """
     rows, width, wide = saved.rows, saved.width, saved.rows * saved.width * z.wide
     if not z.composes_norm:
+        ledger.pulse(("wide norm", 2 * wide if z.widens_norm else 0))
         grad_x = ledger.make("norm gradient", rows * width * z.narrow)
         ledger.pulse(("norm weight gradients", 2 * width * z.narrow), ("norm scratch", 2 * z.threads * width * z.wide))
         ledger.free(*saved.kept)
