@@ -10,6 +10,7 @@ import torch
 
 from memo.config import preset
 from memo.config.model import ModelConfig
+from memo.model.layer import Heads, ModelParts
 from memo.model.rope import rope_frequencies, rope_table
 from memo_kernels.rope.reference import rotate
 
@@ -114,3 +115,29 @@ def test_scores_depend_on_distance_alone() -> None:
         scores.append((rotate(q, rows[0].cos, rows[0].sin) * rotate(k, rows[1].cos, rows[1].sin)).sum(-1))
     assert (scores[0] - scores[1]).abs().max().item() < 1e-9 * q.norm().item() * k.norm().item()
     assert (scores[0] - (q * k).sum(-1)).abs().max().item() > 1.0, "nothing was rotated"
+
+
+@pytest.mark.parametrize("percent", [0.5, 0.25])
+def test_a_part_of_a_head_turns_as_a_head_of_its_size(percent: float) -> None:
+    """As apply_rotary_pos_emb of GLM's models has it: the first channels turn, the others pass, to the last bit."""
+    model = replace(HEADS, rotary_percent=percent)
+    small = replace(HEADS, kv_channels=model.rotary_dim)
+    positions = torch.arange(5).unsqueeze(1)
+    tables = [rope_table(config, positions, torch.float64) for config in (model, small)]
+    assert torch.equal(tables[0].cos, tables[1].cos) and torch.equal(tables[0].sin, tables[1].sin)
+    heads = Heads(ModelParts(model, torch.float64, None, lambda layer: lambda *args: args[0]), 0)
+    qkv = torch.randn(5, 1, 3 * 2 * 128, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    q, k, v = heads.normed_heads(qkv)
+    turned = heads.prepare(qkv, tables[0])
+    for x, found in ((q, turned[0]), (k, turned[1])):
+        assert torch.equal(
+            found[..., : model.rotary_dim], rotate(x[..., : model.rotary_dim], tables[1].cos, tables[1].sin)
+        )
+        assert torch.equal(found[..., model.rotary_dim :], x[..., model.rotary_dim :])
+    assert torch.equal(turned[2], v)
+    in_place = qkv.clone()
+    q, k, _ = heads.normed_heads(in_place)
+    heads.rotate_(q, k, tables[0])
+    assert torch.equal(q, turned[0]) and torch.equal(k, turned[1])
+    heads.rotate_(q, k, tables[0], back=True)
+    torch.testing.assert_close(in_place, qkv, atol=1e-14, rtol=0)

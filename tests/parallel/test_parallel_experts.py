@@ -74,6 +74,33 @@ def test_gradients_of_the_router_are_autograds(pre_softmax: bool) -> None:
     assert torch.equal(of_shares(shares(routing, NUM_EXPERTS, torch.float64), routing), routing[:, :TOP_K])
 
 
+def test_shared_experts_are_the_mlp_of_a_dense_model() -> None:
+    """Where the chosen experts give nothing: loss and gradients are those of the dense model, in fp64 to 1e-12."""
+    dense, feed = make(tiny("qwen3-tiny"), 1)
+    size = dense.chunks[0].config.ffn_size
+    mixed, same_feed = make(tiny("qwen3-moe-tiny", moe_shared_expert_intermediate_size=size), 1)
+    of_dense = dict(dense.chunks[0].named_parameters())
+    for name, parameter in mixed.chunks[0].named_parameters():
+        counterpart = of_dense.get(name.replace("mlp.shared.", "mlp.")) if "mlp.fc" not in name else None
+        if counterpart is not None:
+            parameter.data.copy_(counterpart.data)
+        elif "mlp.fc2" in name:
+            parameter.data.zero_()
+    losses = [model.forward_backward(f.next_global_batch()) for model, f in ((dense, feed), (mixed, same_feed))]
+    torch.testing.assert_close(losses[1], losses[0], atol=1e-12, rtol=0)
+    found = {
+        name.replace("mlp.shared.", "mlp."): p for name, p in mixed.chunks[0].named_parameters() if "mlp.fc" not in name
+    }
+    assert of_dense.keys() <= found.keys()
+    for name, parameter in of_dense.items():
+        expected, gradient = (
+            dense.data_parallel.main_gradient(parameter),
+            mixed.data_parallel.main_gradient(found[name]),
+        )
+        assert expected.abs().max() > 0
+        torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize(
     "flags",
     [

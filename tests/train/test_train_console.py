@@ -86,7 +86,7 @@ def test_nothing_is_said_of_mfu_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> 
         ({"num_experts": 4}, {"load_imbalance"}),
         ({"num_experts": 4, "moe_z_loss_coeff": 1e-3}, {"load_imbalance", "z_loss"}),
     ],
-    ids=str,
+    ids=["no experts", "experts", "z-loss"],
 )
 def test_a_record_tells_of_routers_where_there_are_any(flags: dict[str, Any], names: set[str]) -> None:
     with trainer(**flags) as made:
