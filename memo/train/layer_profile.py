@@ -6,6 +6,7 @@ Measuring is collective, so all ranks must take the same way: rank 0 looks into 
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -135,14 +136,18 @@ def keep(profile: LayerProfile, config: RunConfig, mesh: Mesh) -> str:
 def measure(
     config: RunConfig,
     mesh: Mesh,
-    layers: Iterable[tuple[int, TransformerLayer | CustomLayer]],
+    layers: Mapping[int, TransformerLayer | CustomLayer],
     main_gradient: Callable[[nn.Parameter], Tensor],
     device: torch.device,
+    states: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> LayerProfile:
     """Run layers on random input of the true size; collective over all ranks, and the same on all of them.
 
-    `layers`: with its index one of each kind that this rank has. Weight gradients are added to `main_gradient`, which
-    must be zeroed before it is used.
+    Weight gradients are added to `main_gradient`, which must be zeroed before it is used.
+
+    Args:
+        layers: one of each kind that this rank has, by its index.
+        states: a context in which the layer of an index has its weights and gradients.
     """
     tokens, batch = config.data.seq_length // mesh.grid.cp, config.training.micro_batch_size
     dtype = torch_dtype(str(config.training.params_dtype))
@@ -156,12 +161,12 @@ def measure(
         rope = rope_table(config.model, positions, dtype)
     key, sizes = profile_key(config, device), tensor_bytes(config)
     found = {}
-    for index, layer in layers:
+    for index, layer in layers.items():
         wrapped = on_tiles(config, layer, index, memory, ScratchGradients(main_gradient), mesh.tp)
         slot, context, groups = wrapped.own(memory.tensors), LayerContext(rope, None), (mesh.tp, mesh.cp)
-        found[stack_of(config.model)[index]] = _by_group(
-            config, profile_layer(wrapped, slot, context, x, groups, key, sizes)
-        )
+        with states(index):
+            measured = profile_layer(wrapped, slot, context, x, groups, key, sizes)
+        found[stack_of(config.model)[index]] = _by_group(config, measured)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the measurement took and gave back is free for the plan
     any_kind = next(iter(found.values()))

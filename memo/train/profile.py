@@ -154,14 +154,13 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
     ops = select_ops(config.hardware.kernels, dtype)
     attention = attention_of_layers(config, mesh, device)
     parts = ModelParts(config.model, dtype, mesh.tp, attention, ops)
-    indices = one_of_each_kind(config, range(config.model.num_layers))
-    layers = [make_layer(parts, index) for index in indices]
+    layers = {index: make_layer(parts, index) for index in one_of_each_kind(config, range(config.model.num_layers))}
     bucket_size = config.parallel.ddp_bucket_size
     data_parallel = ShardedDataParallel(
-        nn.ModuleList(layers), mesh, dtype=dtype, device=device, bucket_size=bucket_size, overlap=False
+        nn.ModuleList(layers.values()), mesh, dtype=dtype, device=device, bucket_size=bucket_size, overlap=False
     )
     data_parallel.initialize(config.training.seed)
-    return measure(config, mesh, zip(indices, layers, strict=True), data_parallel.main_gradient, device)
+    return measure(config, mesh, layers, data_parallel.main_gradient, device)
 
 
 def _show(mesh: Mesh, text: str) -> None:

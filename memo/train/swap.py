@@ -1,10 +1,10 @@
 """Token-wise swapping for a model that is already built: profile, plan, slots, wrapped layers."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import nn
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
@@ -19,8 +19,6 @@ from memo.executor.host_budget import HostBudget
 from memo.executor.runtime import SwapRuntime, SweepRuntime
 from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh
-from memo.model.custom import CustomLayer
-from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
 from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
@@ -76,19 +74,16 @@ def choose(
     `free_bytes`: of the device, beside all states; of `host` they have drawn what they take.
     """
     device = data_parallel.device
-    layers: dict[int, nn.Module] = {}
+    layers: dict[int, Any] = {}
     for chunk in chunks:
         layers |= dict(zip(chunk.layer_indices, chunk.layers, strict=True))
-
-    def of_kinds() -> Iterator[tuple[int, TransformerLayer | CustomLayer]]:
-        for index in one_of_each_kind(config, layers):
-            layer = layers[index]
-            assert isinstance(layer, TransformerLayer | CustomLayer)
-            with data_parallel.scratch(data_parallel.layer_units[list(layers).index(index)]):
-                yield index, layer
+    units = dict(zip(layers, (data_parallel.layer_units[position] for position in range(len(layers))), strict=True))
+    of_kinds = {index: layers[index] for index in one_of_each_kind(config, layers)}
 
     def measured() -> LayerProfile:
-        return measure(config, mesh, of_kinds(), data_parallel.main_gradient, device)
+        return measure(
+            config, mesh, of_kinds, data_parallel.main_gradient, device, lambda i: data_parallel.scratch(units[i])
+        )
 
     profile, origin = obtain(config, mesh, device, measured)
     return decide(config, mesh, ops, profile, origin, free_bytes, host, device)
