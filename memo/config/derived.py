@@ -133,6 +133,11 @@ def resolved_a2a_size(config: RunConfig) -> int:
     )
 
 
+def ring_size(config: RunConfig) -> int:
+    """Ranks of one ring of cp."""
+    return config.parallel.cp // resolved_a2a_size(config)
+
+
 def resolved_vocab_size(config: RunConfig, tokenizer_vocab_size: int | None = None) -> int:
     """--vocab-size, else the tokenizer's, else bytes."""
     return config.model.vocab_size or tokenizer_vocab_size or BYTE_VOCAB_SIZE

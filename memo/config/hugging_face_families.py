@@ -14,8 +14,16 @@ from memo.config.hugging_face_family import (
     Biases,
     ConfigKeys,
     Family,
-    TensorNames,
     TrainedFamily,
+)
+from memo.config.hugging_face_tensors import (
+    GEMMA3_TENSORS,
+    GPT2_TENSORS,
+    GPT_OSS_TENSORS,
+    LLAMA_TENSORS,
+    MIXTRAL_TENSORS,
+    QWEN3_MOE_TENSORS,
+    STARCODER2_TENSORS,
 )
 from memo.config.model import ModelConfig
 
@@ -72,90 +80,6 @@ _DEFAULTS = {
 }
 _TIED = {**_DEFAULTS, "tie_word_embeddings": True}
 
-_NORMS_AND_ATTENTION = {
-    "attention_norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "attention.sinks": "self_attn.sinks",
-    "attention.projection": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-}
-_ENDS = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
-_LLAMA_TENSORS = TensorNames(
-    "model.layers",
-    {**_NORMS_AND_ATTENTION, "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"},
-    _ENDS,
-)
-_QWEN3_MOE_TENSORS = TensorNames(
-    "model.layers",
-    {
-        **_NORMS_AND_ATTENTION,
-        "mlp.router": "mlp.gate",
-        "mlp.experts.*.gate": "mlp.experts.*.gate_proj",
-        "mlp.experts.*.up": "mlp.experts.*.up_proj",
-        "mlp.experts.*.fc2": "mlp.experts.*.down_proj",
-    },
-    _ENDS,
-)
-_MIXTRAL_TENSORS = TensorNames(
-    "model.layers",
-    {
-        **_NORMS_AND_ATTENTION,
-        "mlp.router": "block_sparse_moe.gate",
-        "mlp.experts.*.gate": "block_sparse_moe.experts.*.w1",
-        "mlp.experts.*.up": "block_sparse_moe.experts.*.w3",
-        "mlp.experts.*.fc2": "block_sparse_moe.experts.*.w2",
-    },
-    _ENDS,
-)
-_GPT_OSS_TENSORS = TensorNames(
-    "model.layers",
-    {
-        **_NORMS_AND_ATTENTION,
-        "mlp.router": "mlp.router",
-        "mlp.experts.*.gate": "mlp.experts.gate_up_proj",
-        "mlp.experts.*.up": "mlp.experts.gate_up_proj",
-        "mlp.experts.*.fc2": "mlp.experts.down_proj",
-    },
-    _ENDS,
-)
-_GEMMA3_TENSORS = TensorNames(
-    "model.layers",
-    {
-        **_LLAMA_TENSORS.modules,
-        "attention_out_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_out_norm": "post_feedforward_layernorm",
-    },
-    _ENDS,
-)
-_STARCODER2_TENSORS = TensorNames(
-    "model.layers", {**_NORMS_AND_ATTENTION, "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}, _ENDS
-)
-_GPT2_TENSORS = TensorNames(
-    "transformer.h",
-    {
-        "attention_norm": "ln_1",
-        "attention.q": "attn.c_attn",
-        "attention.k": "attn.c_attn",
-        "attention.v": "attn.c_attn",
-        "attention.projection": "attn.c_proj",
-        "mlp_norm": "ln_2",
-        "mlp.fc1": "mlp.c_fc",
-        "mlp.fc2": "mlp.c_proj",
-    },
-    {
-        "embedding": "transformer.wte",
-        "position_embedding": "transformer.wpe",
-        "final_norm": "transformer.ln_f",
-        "head": "lm_head",
-    },
-    transposed=True,
-)
-
 
 def _opt(keys: ConfigKeys, model: ModelConfig) -> Mapping[str, Any]:
     """Embeddings narrower than the hidden size are projected before and after the layers."""
@@ -174,7 +98,7 @@ _LLAMA = TrainedFamily(
     names=_LLAMA_NAMES,
     defaults=_DEFAULTS,
     biases=Biases("attention_bias", "attention_bias", "mlp_bias"),
-    tensors=_LLAMA_TENSORS,
+    tensors=LLAMA_TENSORS,
 )
 _GPT2 = Family(
     names=_GPT2_NAMES,
@@ -240,7 +164,7 @@ FAMILIES: dict[str, Family] = {
         },
         window="",
         layer_types=False,
-        tensors=_QWEN3_MOE_TENSORS,
+        tensors=QWEN3_MOE_TENSORS,
     ),
     "gpt_oss": replace(
         _LLAMA,
@@ -265,7 +189,7 @@ FAMILIES: dict[str, Family] = {
         layer_types=True,
         default_layer_types=("sliding_attention", "full_attention"),
         packed=True,
-        tensors=_GPT_OSS_TENSORS,
+        tensors=GPT_OSS_TENSORS,
     ),
     "mixtral": replace(
         _MISTRAL,
@@ -281,7 +205,7 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 1e6,
         },
         default_window=None,
-        tensors=_MIXTRAL_TENSORS,
+        tensors=MIXTRAL_TENSORS,
     ),
     "gemma3_text": replace(
         _LLAMA,
@@ -314,12 +238,12 @@ FAMILIES: dict[str, Family] = {
         default_layer_types=(*["sliding_attention"] * 5, "full_attention"),
         layer_pattern="sliding_window_pattern",
         sliding_base="rope_local_base_freq",
-        tensors=_GEMMA3_TENSORS,
+        tensors=GEMMA3_TENSORS,
     ),
     "gpt2": TrainedFamily(
         **vars(_GPT2),
         architecture="GPT2LMHeadModel",
-        tensors=_GPT2_TENSORS,
+        tensors=GPT2_TENSORS,
         activation="activation_function",
         only={
             "scale_attn_weights": (True,),
@@ -335,7 +259,7 @@ FAMILIES: dict[str, Family] = {
         normalization="LayerNorm",
         gated=False,
         biases=Biases("use_bias", "use_bias", "use_bias"),
-        tensors=_STARCODER2_TENSORS,
+        tensors=STARCODER2_TENSORS,
         window="sliding_window",
     ),
     # Those below are counted and planned for alone.

@@ -91,11 +91,11 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
     has_experts = "num_experts" in family.names
     if bool(model.num_experts) != has_experts:
         found.append(f"num_experts must be {'above 0' if has_experts else '0'}, not {model.num_experts}")
-    if len(set(model.layers_with_experts)) > 1 and "moe_layer_freq" not in family.names:
+    if len(set(model.layers_with_experts)) > 1:
         found.append(f"moe_layer_freq must be empty, not {model.moe_layer_freq}")
     if model.rotary_percent != 1:
         found.append(f"rotary_percent must be 1, not {model.rotary_percent}")
-    if model.shared_ffn_size and "moe_shared_expert_intermediate_size" not in family.names:
+    if model.shared_ffn_size:
         found.append(f"moe_shared_expert_intermediate_size must be 0, not {model.shared_ffn_size}")
     if model.moe_router_pre_softmax and not family.renormalises:
         found.append("moe_router_pre_softmax must be off")
@@ -121,8 +121,7 @@ def _sizes(model: ModelConfig, family: TrainedFamily, num_positions: int) -> dic
         "num_query_groups": model.kv_heads,
         "kv_channels": model.head_dim,
         "query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_dim,
-        "ffn_hidden_size": model.ffn_size if "moe_ffn_hidden_size" in family.names else model.mlp_size,
-        "moe_ffn_hidden_size": model.mlp_size,
+        "ffn_hidden_size": model.mlp_size,
         "vocab_size": model.vocabulary,
         "max_position_embeddings": num_positions,
     }

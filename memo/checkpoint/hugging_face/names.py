@@ -1,7 +1,7 @@
 """Where each global tensor lies in a Hugging Face model.
 
 Import, export and checks all ask here, so that no other code depends on how a family of models names, fuses or
-transposes its matrices, which is in `memo.config.hugging_face_families`.
+transposes its matrices, which is in `memo.config.hugging_face_tensors`.
 """
 
 import re
