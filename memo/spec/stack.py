@@ -57,6 +57,13 @@ def run_of_layer(config: RunConfig, layer: int) -> RunConfig:
     return config if kind == config.model else replace(config, model=kind)
 
 
+@lru_cache(maxsize=1024)
+def kinds_of_stage(model: ModelConfig, pp: int, vpp: int, stage: int) -> tuple[int, ...]:
+    """Of each layer of a pipeline stage, chunk by chunk, the place of its kind among `kinds_of` the model."""
+    kinds = kinds_of(model)
+    return of_stage([kinds.index(kind) for kind in stack_of(model)], pp, vpp, stage)
+
+
 def of_stage(layers: Sequence[_Of], pp: int, vpp: int, stage: int) -> tuple[_Of, ...]:
     """Of what is told of each layer of a model, that of the layers of a pipeline stage, chunk by chunk."""
     chunks = (Pipeline(pp, vpp, microbatches=1).layers(stage, chunk, len(layers)) for chunk in range(vpp))

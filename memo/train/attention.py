@@ -12,7 +12,7 @@ from memo.artifacts.attention_table import AttentionCase, AttentionRow, Attentio
 from memo.artifacts.profile_cache import attention_table_file, read_attention_table
 from memo.attention.select import AttentionChoice, choose_backend
 from memo.config import RunConfig
-from memo.config.derived import resolved_a2a_size
+from memo.config.derived import resolved_a2a_size, ring_size
 from memo.errors import ArtifactError, warn
 from memo.profiler.attention import time_attention
 from memo.spec.stack import runs_of_kinds, stack_of
@@ -50,7 +50,7 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Atten
 def _calls_of_kind(config: RunConfig, packed: bool | None) -> dict[AttentionCase, float]:
     data, head_dim, dtype = config.data, config.model.head_dim, str(config.training.params_dtype)
     repeats = config.hardware.deterministic
-    ring = config.parallel.cp // resolved_a2a_size(config)
+    ring = ring_size(config)
     window = config.model.window(data.seq_length)
     if window is not None:  # two triangles of every strip (memo.spec.window)
         strips = AttentionCase(

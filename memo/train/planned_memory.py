@@ -16,7 +16,7 @@ from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.memory_trace import Trace
 from memo.attention.blocks import demanding_packings
 from memo.config import RunConfig
-from memo.config.derived import resolved_a2a_size, resolved_offload_tiles
+from memo.config.derived import resolved_offload_tiles, ring_size
 from memo.config.memory import MemoryConfig
 from memo.errors import AllocatorError, PlanError, TraceError
 from memo.executor.phases import Phases
@@ -70,9 +70,8 @@ def batches_to_record(config: RunConfig, batches: list[Microbatch]) -> list[list
     packed."""
     if not config.data.may_pack:
         return [batches, batches]
-    ring_size = config.parallel.cp // resolved_a2a_size(config)
     tiles = resolved_offload_tiles(config) if config.memory.sweeps else 1
-    call_tokens = config.data.seq_length // (ring_size * tiles)
+    call_tokens = config.data.seq_length // (ring_size(config) * tiles)
     packings = demanding_packings(config.data.seq_length, config.training.micro_batch_size, call_tokens)
     return [[dataclasses.replace(batch, documents=packing) for batch in batches] for packing in packings]
 

@@ -77,7 +77,7 @@ def choose(
     layers: dict[int, Any] = {}
     for chunk in chunks:
         layers |= dict(zip(chunk.layer_indices, chunk.layers, strict=True))
-    units = dict(zip(layers, (data_parallel.layer_units[position] for position in range(len(layers))), strict=True))
+    units = {index: data_parallel.layer_units[position] for position, index in enumerate(layers)}
     of_kinds = {index: layers[index] for index in one_of_each_kind(config, layers)}
 
     def measured() -> LayerProfile:

@@ -24,7 +24,7 @@ from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.placement import placement_of
 from memo.spec.slots import Moved, slot_layout
-from memo.spec.stack import of_stage, runs_of_kinds, stack_of
+from memo.spec.stack import kinds_of_stage, runs_of_kinds
 
 _NO_SWAP = SwapBytes(0, 0, 0)
 _MESSAGES = 5
@@ -57,8 +57,9 @@ def memory_bounds(
         slots = slot_layout(config, moved)
         swap = {stage: laid_out_bytes(config, world_size, stage, slots) for stage in stages}
     sizes, placement = state_sizes(config, world_size), placement_of(config, world_size)
-    kinds = {run.model: _of_kind(run, moved) for run in runs_of_kinds(config)}
-    first = layer_sizes(runs_of_kinds(config)[0], 0, config.hardware.num_threads or 1)
+    runs = runs_of_kinds(config)
+    of_runs = [layer_sizes(run, 0, config.hardware.num_threads or 1) for run in runs]
+    kinds, first = [_of_kind(run, z, moved) for run, z in zip(runs, of_runs, strict=True)], of_runs[0]
     lasting = Ledger(never=first.never)
     make_lasting(lasting, config, first, sizes.microbatches)
     is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
@@ -69,24 +70,24 @@ def memory_bounds(
         states = placed_bytes(units, placement, sizes)
         base = states.device + swap[stage].rounding_buffers + lasting.live_bytes
         end = _end_of_step(first, units, sizes.shards, has_head=stage == config.parallel.pp - 1)
-        here = of_stage(stack_of(config.model), config.parallel.pp, config.parallel.vpp, stage)
-        layers = {kind: kinds[kind] for kind in here}  # in order
-        by_kept = sorted((of[0] for of in layers.values()), key=lambda layer: layer.between.num_bytes)
+        here = kinds_of_stage(config.model, config.parallel.pp, config.parallel.vpp, stage)
+        layers = [kinds[place] for place in set(here)]
+        by_kept = sorted((of_ring[0] for of_ring in layers), key=lambda layer: layer.between.num_bytes)
         fewest, flights = (
             _flights(config, sizes.microbatches, stage, layer, ends.rope_bytes) for layer in (by_kept[0], by_kept[-1])
         )
         # The first backward is that of the last layer, when all others wait.
         least = max(_least(config, sizes.microbatches, stage, layer, ends, fewest) for layer in kinds[here[-1]])
-        most = max(_most(config, stage, layer, ends, flights, end) for of in layers.values() for layer in of)
+        most = max(_most(config, stage, layer, ends, flights, end) for of_ring in layers for layer in of_ring)
         found[stage] = MemoryBounds(states, swap[stage], flights.kept, base + least, base + most)
     return found
 
 
-def _of_kind(config: RunConfig, moved: Moved | None) -> list[LayerPasses]:
-    """Of the layers of a run that are all alike: of the ranks of a ring that may need most."""
-    first = layer_sizes(config, 0, config.hardware.num_threads or 1)
+def _of_kind(config: RunConfig, first: LayerSizes, moved: Moved | None) -> list[LayerPasses]:
+    """Of layers that are all alike, on the ranks of a ring that may need most, of which this is the first."""
     ring = [first] if first.ring == 1 else [first, first._replace(ring_rank=first.ring - 1)]
-    return [layer_passes(config, place, None if moved is None else kept_values(config, moved)) for place in ring]
+    groups = None if moved is None else kept_values(config, moved)
+    return [layer_passes(config, place, groups) for place in ring]
 
 
 def _least(

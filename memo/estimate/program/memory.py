@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_a2a_size
+from memo.config.derived import ring_size
 from memo.errors import ConfigError
 from memo.estimate.program.ledger import Ledger, Moment
 from memo.estimate.program.state_layout import state_layout
@@ -100,8 +100,8 @@ def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved 
         moved = alpha
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
     layout = state_layout(config, world_size, stage)
-    ranks = {0, config.parallel.cp // resolved_a2a_size(config) - 1}  # one of these two of a ring needs most:
-    steps = [Step(config, world_size, stage, rank, layout, moved) for rank in ranks]  # they differ in their attention
+    ranks = {0, ring_size(config) - 1}  # ranks of a ring differ in their attention calls; one of these two needs most
+    steps = [Step(config, world_size, stage, rank, layout, moved) for rank in ranks]
     kept_bytes = steps[0].kept_bytes
     # Usually one of the two needs no less than the other at any moment, so that its walk is enough.
     enough = next((step for step in steps if all(map(step.needs_no_less_than, steps))), None)

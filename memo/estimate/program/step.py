@@ -21,7 +21,7 @@ from memo.estimate.program.state_layout import StateLayout
 from memo.estimate.program.tiles import kept_values
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
 from memo.spec.slots import Moved
-from memo.spec.stack import num_rotations, of_stage, runs_of_kinds, stack_of
+from memo.spec.stack import kinds_of_stage, num_rotations, runs_of_kinds
 from memo.units import MIB
 
 _STEADY_ROUNDS = 2
@@ -67,11 +67,11 @@ class Step:
         self.config, self.stage, self.layout = config, stage, layout
         parallel, threads = config.parallel, config.hardware.num_threads or 1
         self.pp, self.vpp = parallel.pp, parallel.vpp
-        kinds = {}
+        kinds = []
         for run in runs_of_kinds(config):
             self.z = z = layer_sizes(run, ring_rank, threads)  # what is asked of it below is the same for all kinds
-            kinds[run.model] = layer_passes(run, z, None if moved is None else kept_values(run, moved))
-        self.of_layers = [kinds[kind] for kind in of_stage(stack_of(config.model), self.pp, self.vpp, stage)]
+            kinds.append(layer_passes(run, z, None if moved is None else kept_values(run, moved)))
+        self.of_layers = [kinds[place] for place in kinds_of_stage(config.model, self.pp, self.vpp, stage)]
         self.layers = config.model.num_layers // (self.pp * self.vpp)
         self.ends: EndPasses = end_passes(
             z, end_sizes(config, z), parallel.gradient_accumulation_order != "breadth_first"
