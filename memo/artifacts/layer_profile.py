@@ -67,6 +67,7 @@ class ProfileKey:
     layer_types: str = ""
     norm_placement: str = "before"
     attention_sinks: bool = False
+    attention_output_gate: bool = False
     experts: str = ""
     moe_layer_freq: str = ""
     offload_sections: int = 1

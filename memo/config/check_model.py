@@ -22,11 +22,15 @@ def check_model(config: RunConfig) -> None:
         f"--custom-layer {model.custom_layer} fights with --pretrained-checkpoint {pretrained}, whose weights are "
         "those of memo's own layer: leave one of the two out",
     )
-    require(
-        not model.custom_layer or not model.attention_sinks,
-        f"--custom-layer {model.custom_layer} fights with --attention-sinks, which memo's own layer has: leave one of "
-        "the two out",
-    )
+    for flag, is_on in (
+        ("--attention-sinks", model.attention_sinks),
+        ("--attention-output-gate", model.attention_output_gate),
+    ):
+        require(
+            not model.custom_layer or not is_on,
+            f"--custom-layer {model.custom_layer} fights with {flag}, which memo's own layer has: leave one of the two "
+            "out",
+        )
     if model.position_embedding_type == "learned_absolute" and model.max_position_embeddings is not None:
         require(
             config.data.seq_length <= model.max_position_embeddings,

@@ -46,6 +46,7 @@ class Family:
     position_embedding_type: PositionEmbedding = "rope"
     qk_layernorm: bool = False
     attention_sinks: bool = False
+    attention_output_gate: bool = False
     norm_placement: NormPlacement = "before"
     apply_layernorm_1p: bool = False
     scale_embeddings: bool = False
@@ -60,7 +61,7 @@ class Family:
     def fixed(self) -> dict[str, Any]:
         """Fields of ModelConfig that all of its models share, besides activation and biases."""
         names = ["normalization", "position_embedding_type", "qk_layernorm", "attention_sinks"]
-        names += ["norm_placement", "apply_layernorm_1p", "scale_embeddings"]
+        names += ["attention_output_gate", "norm_placement", "apply_layernorm_1p", "scale_embeddings"]
         return {name: getattr(self, name) for name in names}
 
 

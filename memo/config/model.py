@@ -118,6 +118,9 @@ class ModelConfig:
     """Scores of attention are divided by its square root; 0: by that of the size of a head."""
     attention_sinks: bool = False
     """A learned logit for each query head, zero at first, which joins its softmax and gives no value (gpt-oss)."""
+    attention_output_gate: bool = False
+    """Multiply attention's output by the sigmoid of a gate of as many channels, which a matrix makes of the same input
+    as the queries (Qwen3-Next)."""
     num_experts: Annotated[int, in_range(0, 1 << 16)] = 0
     """Mixture of experts: MLPs of each layer, of which a token runs through a few. 0: one MLP for all tokens."""
     moe_ffn_hidden_size: Annotated[int | None, in_range(1, 1 << 26)] = None

@@ -197,6 +197,10 @@ def _activate_experts(machine: TileMachine, operation: Operation, routing: Tenso
     return (machine.on.module_of[operation](routing, x, machine.expert_rows),)
 
 
+def _gated(machine: TileMachine, operation: Operation, x: Tensor, gate: Tensor) -> Made:
+    return (machine.on.module_of[operation](x, gate),)
+
+
 def _rotated_heads(machine: TileMachine, operation: Operation, qkv: Tensor) -> Made:
     attention = machine.on.module_of[operation]
     q, k, _ = attention.normed_heads(qkv)
@@ -239,6 +243,11 @@ def _replayed_norm(machine: TileMachine, operation: Operation, x: Tensor) -> Rep
     return Replayed(module, x, parameters=module.parameters())
 
 
+def _replayed_gate(machine: TileMachine, operation: Operation, x: Tensor, gate: Tensor) -> Replayed:
+    module = machine.on.module_of[operation]
+    return Replayed(module, x, gate, parameters=module.parameters())
+
+
 def _replayed_activation(machine: TileMachine, operation: Operation, x: Tensor) -> Replayed:
     return Replayed(machine.on.module_of[operation], x)
 
@@ -278,6 +287,7 @@ _FORWARD: dict[type[Any], Callable[..., Made]] = {
     op.ExpertColumn: _experts,
     op.ActivateExperts: _activate_experts,
     op.ExpertRow: _combine,
+    op.Gate: _gated,
     op.Heads: _rotated_heads,
     op.Opaque: _half,
 }
@@ -285,6 +295,7 @@ _REPLAY: dict[type[Any], Callable[..., Replayed]] = {
     op.Norm: _replayed_norm,
     op.Activate: _replayed_activation,
     op.ActivateExperts: _replayed_experts,
+    op.Gate: _replayed_gate,
 }
 _BACKWARD: dict[type[Any], Callable[..., Made]] = {
     op.Norm: _replayed_backward,
@@ -294,6 +305,7 @@ _BACKWARD: dict[type[Any], Callable[..., Made]] = {
     op.ExpertColumn: _experts_backward,
     op.ActivateExperts: _replayed_backward,
     op.ExpertRow: _combine_backward,
+    op.Gate: _replayed_backward,
     op.Heads: _heads_backward,
     op.Opaque: _half_backward,
 }

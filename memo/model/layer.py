@@ -125,8 +125,16 @@ class Heads(nn.Module):
                 self.ops.rotate_(heads[..., : 2 * rope.cos.shape[-1]], rope.cos, rope.sin, back=back)
 
 
+class SigmoidGate(nn.Module):
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate.sigmoid()
+
+
 class SelfAttention(Heads):
-    """qkv (column-parallel), norm of heads, RoPE, causal attention, projection (row-parallel)."""
+    """qkv (column-parallel), norm of heads, RoPE, causal attention, its gate (column-parallel), projection
+    (row-parallel)."""
+
+    gate: ColumnParallelLinear | None
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__(parts, layer)
@@ -135,10 +143,17 @@ class SelfAttention(Heads):
         if parts.config.qk_layernorm:
             self.q_norm = parts.norm(*parts.of_layer(layer, "attention.q_norm"))
             self.k_norm = parts.norm(*parts.of_layer(layer, "attention.k_norm"))
+        self.gate = None
+        if parts.config.attention_output_gate:
+            self.gate = ColumnParallelLinear(*parts.of_layer(layer, "attention.gate"), parts.tp_group)
+            self.gating = SigmoidGate()
         self.projection = RowParallelLinear(*parts.of_layer(layer, "attention.projection"), parts.tp_group)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        y: Tensor = self.projection(self.attend(self.qkv(x), context))
+        attended = self.attend(self.qkv(x), context)
+        if self.gate is not None:
+            attended = self.gating(attended, self.gate(x))
+        y: Tensor = self.projection(attended)
         return y
 
 

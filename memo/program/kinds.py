@@ -12,6 +12,7 @@ from memo.program.operations import (
     Column,
     ExpertColumn,
     ExpertRow,
+    Gate,
     Heads,
     Norm,
     Opaque,
@@ -64,6 +65,12 @@ _MLP = (
     Activate(("fc1",), ("activation",), "mlp.activate"),
     Row(("activation",), ("mlp_out",), "mlp.fc2"),
 )
+_GATING = (
+    # Of the norm before attention again: its output is kept nowhere.
+    Norm(("input",), ("gate_norm",), "attention_norm"),
+    Column(("gate_norm",), ("gate",), "attention.gate"),
+    Gate(("attention_out", "gate"), ("gated",), "attention.gating"),
+)
 _OUT_NORMS = ("attention_out_norm", "mlp_out_norm")
 
 
@@ -100,6 +107,7 @@ def kind_of(model: ModelConfig) -> Kind:
             )
         )
     mlp = _experts(model.add_bias_linear, model.shared_ffn_size > 0) if model.num_experts else _MLP
+    gating, attended = (_GATING, "gated") if model.attention_output_gate else ((), "attention_out")
     outputs, normed = ("projected", mlp[-1].makes[0]), tuple[tuple[Operation, ...], ...](((), ()))
     if model.norm_placement == "around":
         normed = tuple((Norm((made,), (norm,), norm),) for made, norm in zip(outputs, _OUT_NORMS, strict=True))
@@ -110,7 +118,8 @@ def kind_of(model: ModelConfig) -> Kind:
             Column(("attention_norm",), ("qkv",), "attention.qkv"),
             Heads(("qkv",), ("heads",), "attention", normed=model.qk_layernorm),
             attention,
-            Row(("attention_out",), ("projected",), "attention.projection"),
+            *gating,
+            Row((attended,), ("projected",), "attention.projection"),
             *normed[0],
             Add(("input", outputs[0]), ("residual",)),
             Norm(("residual",), ("mlp_norm",), "mlp_norm"),

@@ -132,6 +132,12 @@ class Attention(Operation):
     token_wise = False
 
 
+class Gate(Operation):
+    """What attention gives, times a gate of as many channels."""
+
+    replays = True
+
+
 class Opaque(Operation):
     """One half of a custom layer (memo.spec.custom_layer): `module` is a method of the layer.
 

@@ -34,6 +34,7 @@ class ModelShape:
         norm_vectors: vectors of a norm: 2 with weight and bias (LayerNorm), 1 with a weight (RMSNorm).
         norms_per_layer: 2; 1 where attention and MLP share a norm; 4 with norms after them too.
         norms_from_zero: whether norms multiply by 1 + weight, which is 0 at first.
+        output_gate: whether a matrix as large as that of the queries makes a gate on attention's output.
         positions: rows of a learned position table, 0 without one.
         embedding_width: width of the embedding's rows where a projection widens them to hidden.
         rotary: whether q and k are rotated.
@@ -65,6 +66,7 @@ class ModelShape:
     mlp_bias: bool = True
     qk_norm: bool = False
     sinks: bool = False
+    output_gate: bool = False
     positions: int = 0
     embedding_width: int | None = None
     embedding_norm: bool = False
@@ -103,11 +105,13 @@ class ModelShape:
         norms = {name: self._norm(name, hidden) for name in names}
         heads = [self._norm(f"attention.{name}_norm", self.head_dim) for name in "qk" if self.qk_norm]
         sinks = (one("attention.sinks", self.heads, None, "rows", "zeros"),) if self.sinks else ()
+        gate = (("gate", self.q_size),)
         return (
             *norms.pop("attention_norm"),
             *sinks,
             *_linear("attention", "qkv", qkv, hidden, self.qkv_bias, "rows"),
             *(weight for norm in heads for weight in norm),
+            *(_linear("attention", "gate", gate, hidden, self.qkv_bias, "rows") if self.output_gate else ()),
             *_linear(
                 "attention", "projection", (("projection", hidden),), self.q_size, self.projection_bias, "columns"
             ),
@@ -262,6 +266,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         mlp_bias=model.add_bias_linear,
         qk_norm=model.qk_layernorm,
         sinks=model.attention_sinks,
+        output_gate=model.attention_output_gate,
         positions=(model.max_position_embeddings or seq_length) if learned else 0,
         rotary=not learned,
         experts=model.num_experts,

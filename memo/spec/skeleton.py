@@ -17,6 +17,11 @@ Attention costs O(s^2) to recompute, so its output always moves to host memory, 
 which all else is rebuilt. Norms and activations cost next to nothing to recompute and never pay for the link;
 the paper moves a share of them all the same (MEMO, section 4.1).
 
+With a gate on attention's output (--attention-output-gate),
+
+    gate            a d         heads   token-wise    token-wise
+    gated           a d         heads   never         token-wise      as the activation
+
 With experts (memo.parallel.experts), fc1 and activation have a row for each of a token's K experts; shared_fc1 and
 shared_activation are those of the experts that all tokens share, and go with them; and
 
@@ -49,8 +54,8 @@ from memo.units import element_bytes
 Kind = Literal["always", "token_wise", "never"]
 Layout = Literal["tokens", "heads", "whole"]
 Group = str
-"""In memo's own layer qkv, projected, residual, fc1, mlp_out, norm or activation, or none (""); in a custom layer qkv,
-or the name of a matrix."""
+"""In memo's own layer qkv, gate, projected, residual, fc1, mlp_out, norm or activation, or none (""); in a custom layer
+qkv, or the name of a matrix."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,10 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         SkeletalTensor("attention_out", "always", "", "heads", q_size),
         SkeletalTensor("lse", "always", "", "heads", model.num_attention_heads, "wide"),
     )
+    gates = (
+        SkeletalTensor("gate", "token_wise", "gate", "heads", q_size),
+        SkeletalTensor("gated", "never", "activation", "heads", q_size),
+    )
     if model.custom_layer:
         recalled = custom_facts(model).recalled
         matrices = (SkeletalTensor(name, "token_wise", name, "heads", width) for name, width in recalled)
@@ -111,6 +120,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         SkeletalTensor("attention_norm", "never", "norm", "tokens", hidden),
         qkv,
         *attended,
+        *(gates if model.attention_output_gate else ()),
         *([_normed("projected", hidden)] if outputs_normed else []),
         replace(residual, kind="never", group="norm") if outputs_normed else residual,
         SkeletalTensor("mlp_norm", "never", "norm", "tokens", hidden),

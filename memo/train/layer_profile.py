@@ -51,6 +51,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         layer_types=model.layer_types,
         norm_placement=model.norm_placement,
         attention_sinks=model.attention_sinks,
+        attention_output_gate=model.attention_output_gate,
         experts=_experts(model),
         moe_layer_freq=model.moe_layer_freq,
         seq_length=config.data.seq_length,

@@ -76,6 +76,7 @@ MORE_LAYOUTS: list[Layout] = [
 def config_of(model: str, **layout: object) -> RunConfig:
     if model == KINDS:
         kinds = {"window_size": 7, "layer_types": "sliding,full", "attention_sinks": True}
+        kinds |= {"attention_output_gate": True}
         return tiny(LLAMA, num_layers=4, **kinds, **layout)
     if model == SOME_EXPERTS:
         dense_first = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size": 96, "moe_ffn_hidden_size": 32}

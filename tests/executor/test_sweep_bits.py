@@ -36,6 +36,7 @@ BREADTH_FIRST: dict[str, Any] = {"gradient_accumulation_order": "breadth_first",
 GATHERED: dict[str, Any] = {"cp": 2, "cp_comm_type": "all_gather"}
 EXCHANGED: dict[str, Any] = {"cp": 2, "cp_comm_type": "a2a"}
 KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "attention_sinks": True}
+KINDS |= {"attention_output_gate": True}
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "gpt": (1, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 2}),
     "gpt2": (1, "gpt2-tiny", ONE_STAGE),  # biases, LayerNorm, learned positions

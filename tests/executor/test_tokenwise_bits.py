@@ -37,6 +37,7 @@ ONE_STAGE: dict[str, Any] = {"num_layers": 3, "global_batch_size": 1}
 TWO_STAGES: dict[str, Any] = {"pp": 2, "num_layers": 4, "global_batch_size": 2}
 TIED: dict[str, Any] = {"untie_embeddings_and_output_weights": False}
 KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "attention_sinks": True}
+KINDS |= {"attention_output_gate": True}
 DENSE_FIRST: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*2", "ffn_hidden_size": 176, "moe_ffn_hidden_size": 48}
 DENSE_FIRST |= {"moe_shared_expert_intermediate_size": 40, "rotary_percent": 0.5}
 """Layers whose weights, and whose rows in a slot, differ."""

@@ -18,6 +18,8 @@ from memo.estimate.program.tokenwise import (
     Normed,
     activation_backward,
     activation_forward,
+    gate_backward,
+    gate_forward,
     heads_backward,
     heads_forward,
     norm_backward,
@@ -118,6 +120,8 @@ class TileLedger(Machine):
         if isinstance(step.operation, op.Norm):
             normed = norm_forward(self.ledger, self.z, name, self.rows, self.z.hidden, graph=True)
             output, self.graphs[name] = normed.out, normed
+        elif isinstance(step.operation, op.Gate):
+            output, self.graphs[name] = gate_forward(self.ledger, self.z, self.tokens, graph=True)
         elif isinstance(step.operation, op.ActivateExperts):
             self.sort_rows()
             output, self.graphs[name] = experts.activate_again(self.ledger, self.z, self.tokens)
@@ -130,9 +134,11 @@ class TileLedger(Machine):
         assert step.operation is not None
         self.reads = step.reads
         made = _BACKWARD[type(step.operation)](self, step.operation)
-        if step.adds_to and step.place:
-            self.ledger.free(made[0])
-            made = (None, *made[1:])
+        if step.adds_to:
+            term = made[0]
+            total = None if step.place or term is None else self.ledger.make("sum of gradients", term.num_bytes)
+            self.ledger.free(term)
+            made = (total, *made[1:])
         self.live |= zip(step.makes, made, strict=True)
 
     def add_weight_gradient(self, operation: Operation) -> None:
@@ -183,6 +189,10 @@ def _activate_experts(machine: TileLedger, operation: Operation) -> Made:
 
 def _activate(machine: TileLedger, operation: Operation) -> Made:
     return (activation_forward(machine.ledger, machine.of_mlp(operation), machine.tokens, graph=False)[0],)
+
+
+def _gate(machine: TileLedger, operation: Operation) -> Made:
+    return (gate_forward(machine.ledger, machine.z, machine.tokens, graph=False)[0],)
 
 
 def _rotated_heads(machine: TileLedger, operation: Operation) -> Made:
@@ -247,6 +257,10 @@ def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
     return (activation_backward(machine.ledger, machine.of_mlp(operation), machine.tokens, kept),)
 
 
+def _gate_backward(machine: TileLedger, operation: Operation) -> Made:
+    return gate_backward(machine.ledger, machine.z, machine.tokens, machine.graphs.pop(operation.makes[0]))
+
+
 def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
     ledger, z, tokens = machine.ledger, machine.z, machine.tokens
     if z.rope:
@@ -281,6 +295,7 @@ _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.ExpertColumn: _expert_column,
     op.ActivateExperts: _activate_experts,
     op.ExpertRow: _expert_row,
+    op.Gate: _gate,
     op.Heads: _rotated_heads,
     op.Opaque: _half,
 }
@@ -292,6 +307,7 @@ _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.ExpertColumn: _expert_column_backward,
     op.ActivateExperts: _activate_experts_backward,
     op.ExpertRow: _expert_row_backward,
+    op.Gate: _gate_backward,
     op.Heads: _heads_backward,
     op.Opaque: _half_backward,
 }

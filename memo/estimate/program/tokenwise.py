@@ -127,3 +127,23 @@ def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[
     grad_inner = ledger.make("fc1 gradient", 2 * num_bytes)
     ledger.free(grad_gate, grad_up)
     return grad_inner
+
+
+def gate_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, tuple[Block, ...]]:
+    """(attention's output times its gate, what the backward needs besides input and output)."""
+    num_bytes = tokens * z.q * z.narrow
+    sigmoid = ledger.make("sigmoid of the gate", num_bytes)
+    gated = ledger.make("gated", num_bytes)
+    if graph:
+        return gated, (sigmoid,)
+    ledger.free(sigmoid)
+    return gated, ()
+
+
+def gate_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> tuple[Block, Block]:
+    """Gradients of attention's output and of the gate."""
+    num_bytes = tokens * z.q * z.narrow
+    of_output, of_sigmoid = (ledger.make(name, num_bytes) for name in ("output gradient", "sigmoid gradient"))
+    of_gate = ledger.make("gate gradient", num_bytes)
+    ledger.free(of_sigmoid, *kept)
+    return of_output, of_gate
