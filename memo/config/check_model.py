@@ -134,6 +134,9 @@ def _check_experts(config: RunConfig) -> None:
     experts, top_k = model.num_experts, model.moe_router_topk
     for name in ROUTED:
         require_read(model, name, experts, f"--num-experts {experts}", "--num-experts")
+    has_shared = model.moe_shared_expert_intermediate_size
+    use = "--moe-shared-expert-intermediate-size"
+    require_read(model, "moe_shared_expert_gate", has_shared, f"{use} {has_shared}", use)
     for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
         require_read(config.training, name, experts, f"--num-experts {experts}", "--num-experts")
     require(

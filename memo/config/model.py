@@ -30,6 +30,7 @@ ROUTED = (
     "moe_ffn_hidden_size",
     "moe_layer_freq",
     "moe_shared_expert_intermediate_size",
+    "moe_shared_expert_gate",
     "moe_router_topk",
     "moe_router_pre_softmax",
 )
@@ -130,6 +131,8 @@ class ModelConfig:
     [0]*3+[1]*43. Default: all of them."""
     moe_shared_expert_intermediate_size: Annotated[int, in_range(0, 1 << 26)] = 0
     """Inner width of the shared experts, an MLP for all tokens beside those that the router chooses; 0: none."""
+    moe_shared_expert_gate: bool = False
+    """Multiply what the shared experts give by the sigmoid of one number a token, which a matrix makes (Qwen3-Next)."""
     moe_router_topk: Annotated[int, in_range(1, 1 << 16)] = 2
     """Experts that a token runs through: those to which the router gives the highest scores."""
     moe_router_pre_softmax: bool = False
@@ -210,6 +213,10 @@ class ModelConfig:
     def shared_ffn_size(self) -> int:
         """Inner width of the experts that all tokens share; 0: there are none."""
         return self.moe_shared_expert_intermediate_size if self.num_experts else 0
+
+    @property
+    def shared_is_gated(self) -> bool:
+        return self.moe_shared_expert_gate and self.shared_ffn_size > 0
 
     @property
     def gated(self) -> bool:

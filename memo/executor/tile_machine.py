@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.executor.expert_pieces import (
@@ -189,16 +189,12 @@ def _combine(machine: TileMachine, operation: Operation, x: Tensor, routing: Ten
     return (combine_forward(x, routing, machine.on.layer.mlp, machine.expert_rows, machine.group),)
 
 
-def _activate(machine: TileMachine, operation: Operation, x: Tensor) -> Made:
-    return (machine.on.module_of[operation](x),)
+def _applied(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
+    return (machine.on.module_of[operation](*x),)
 
 
 def _activate_experts(machine: TileMachine, operation: Operation, routing: Tensor, x: Tensor) -> Made:
     return (machine.on.module_of[operation](routing, x, machine.expert_rows),)
-
-
-def _gated(machine: TileMachine, operation: Operation, x: Tensor, gate: Tensor) -> Made:
-    return (machine.on.module_of[operation](x, gate),)
 
 
 def _rotated_heads(machine: TileMachine, operation: Operation, qkv: Tensor) -> Made:
@@ -238,18 +234,9 @@ def _combine_backward(
     return made if operation.takes else (*made, biases_backward(grad, routing, mlp, rows, machine.group, machine.sink))
 
 
-def _replayed_norm(machine: TileMachine, operation: Operation, x: Tensor) -> Replayed:
+def _replayed(machine: TileMachine, operation: Operation, *x: Tensor) -> Replayed:
     module = machine.on.module_of[operation]
-    return Replayed(module, x, parameters=module.parameters())
-
-
-def _replayed_gate(machine: TileMachine, operation: Operation, x: Tensor, gate: Tensor) -> Replayed:
-    module = machine.on.module_of[operation]
-    return Replayed(module, x, gate, parameters=module.parameters())
-
-
-def _replayed_activation(machine: TileMachine, operation: Operation, x: Tensor) -> Replayed:
-    return Replayed(machine.on.module_of[operation], x)
+    return Replayed(module, *x, parameters=module.parameters() if isinstance(module, nn.Module) else ())
 
 
 def _replayed_experts(machine: TileMachine, operation: Operation, routing: Tensor, x: Tensor) -> Replayed:
@@ -283,25 +270,30 @@ _FORWARD: dict[type[Any], Callable[..., Made]] = {
     op.Add: _add,
     op.Column: _column,
     op.Row: _row,
-    op.Activate: _activate,
+    op.Activate: _applied,
+    op.ActivateScored: _applied,
+    op.Scores: _column,
     op.ExpertColumn: _experts,
     op.ActivateExperts: _activate_experts,
     op.ExpertRow: _combine,
-    op.Gate: _gated,
+    op.Gate: _applied,
     op.Heads: _rotated_heads,
     op.Opaque: _half,
 }
 _REPLAY: dict[type[Any], Callable[..., Replayed]] = {
-    op.Norm: _replayed_norm,
-    op.Activate: _replayed_activation,
+    op.Norm: _replayed,
+    op.Activate: _replayed,
+    op.ActivateScored: _replayed,
     op.ActivateExperts: _replayed_experts,
-    op.Gate: _replayed_gate,
+    op.Gate: _replayed,
 }
 _BACKWARD: dict[type[Any], Callable[..., Made]] = {
     op.Norm: _replayed_backward,
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Activate: _replayed_backward,
+    op.ActivateScored: _replayed_backward,
+    op.Scores: _column_backward,
     op.ExpertColumn: _experts_backward,
     op.ActivateExperts: _replayed_backward,
     op.ExpertRow: _combine_backward,

@@ -175,6 +175,30 @@ class MLP(nn.Module):
         return self.ops.activate(inner, self.activation)
 
 
+class SharedExperts(MLP):
+    """Through which all tokens run; `score` makes the gate on what they give, if they have one."""
+
+    score: "_Matrix | None"
+
+    def __init__(self, parts: ModelParts, layer: int) -> None:
+        super().__init__(parts, layer, "mlp.shared")
+        self.group = parts.tp_group
+        has_gate = parts.config.moe_shared_expert_gate
+        self.score = _Matrix(*parts.of_layer(layer, "mlp.shared.score")) if has_gate else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Without gradients."""
+        if self.score is None:
+            return super().forward(x)
+        score = nn.functional.linear(all_gather(x, self.group), self.score.weight)
+        y: Tensor = self.fc2(self.activate_scored(score, self.fc1(x)))
+        return y
+
+    def activate_scored(self, score: Tensor, inner: Tensor) -> Tensor:
+        """As `activate`, for scores [s, b, 1], whose sigmoid may as well multiply what fc2 gives."""
+        return self.activate(inner) * score.sigmoid()
+
+
 class _Matrix(nn.Module):
     """Weight and bias alone; whoever has them multiplies."""
 
@@ -197,7 +221,7 @@ class Experts(nn.Module):
         self.router = _Matrix(*parts.of_layer(layer, "mlp.router"))
         self.fc1 = _Matrix(*parts.of_layer(layer, "mlp.fc1"))
         self.fc2 = _Matrix(*parts.of_layer(layer, "mlp.fc2"))
-        self.shared = MLP(parts, layer, "mlp.shared") if parts.config.shared_ffn_size else None
+        self.shared = SharedExperts(parts, layer) if parts.config.shared_ffn_size else None
         self.losses: LayerLosses | None = None
         """Of the router, in training."""
 

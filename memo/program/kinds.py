@@ -7,6 +7,7 @@ from memo.config.model import ModelConfig
 from memo.program.operations import (
     Activate,
     ActivateExperts,
+    ActivateScored,
     Add,
     Attention,
     Column,
@@ -18,6 +19,7 @@ from memo.program.operations import (
     Opaque,
     Operation,
     Row,
+    Scores,
 )
 from memo.spec.custom_layer import custom_facts
 from memo.spec.skeleton import Layout
@@ -74,8 +76,15 @@ _GATING = (
 _OUT_NORMS = ("attention_out_norm", "mlp_out_norm")
 
 
-def _experts(biased: bool, shared: bool) -> tuple[Operation, ...]:
-    """`shared`: beside experts through which all tokens run."""
+_SHARED = (Activate(("shared_fc1",), ("shared_activation",), "mlp.shared.activate"),)
+_SHARED_GATED = (
+    Scores(("mlp_norm",), ("shared_score",), "mlp.shared.score"),
+    ActivateScored(("shared_score", "shared_fc1"), ("shared_activation",), "mlp.shared.activate_scored"),
+)
+
+
+def _experts(biased: bool, shared: bool, is_gated: bool) -> tuple[Operation, ...]:
+    """`shared`: beside experts through which all tokens run; these may have a gate."""
     chosen = (
         ExpertColumn(("mlp_norm",), ("fc1", "routing"), "mlp.fc1"),
         ActivateExperts(("routing", "fc1"), ("activation",), "mlp.activate"),
@@ -86,7 +95,7 @@ def _experts(biased: bool, shared: bool) -> tuple[Operation, ...]:
     return (
         *chosen,
         Column(("mlp_norm",), ("shared_fc1",), "mlp.shared.fc1"),
-        Activate(("shared_fc1",), ("shared_activation",), "mlp.shared.activate"),
+        *(_SHARED_GATED if is_gated else _SHARED),
         Row(("shared_activation",), ("shared_out",), "mlp.shared.fc2"),
         Add(("mlp_out", "shared_out"), ("experts_out",)),
     )
@@ -106,7 +115,9 @@ def kind_of(model: ModelConfig) -> Kind:
                 Opaque(("input", "attention_out"), ("layer_output", *recalled), "after_attention"),
             )
         )
-    mlp = _experts(model.add_bias_linear, model.shared_ffn_size > 0) if model.num_experts else _MLP
+    mlp = (
+        _experts(model.add_bias_linear, model.shared_ffn_size > 0, model.shared_is_gated) if model.num_experts else _MLP
+    )
     gating, attended = (_GATING, "gated") if model.attention_output_gate else ((), "attention_out")
     outputs, normed = ("projected", mlp[-1].makes[0]), tuple[tuple[Operation, ...], ...](((), ()))
     if model.norm_placement == "around":

@@ -85,6 +85,16 @@ class Activate(Operation):
     replays = True
 
 
+class Scores(Column):
+    """A matrix whose outputs are few: each rank of tp has all of them, and a part of their gradients."""
+
+    layout = "whole"
+
+
+class ActivateScored(Activate):
+    """The activation of an MLP, times the sigmoid of a token's score."""
+
+
 class ExpertColumn(Column):
     """The router, and the first matrix of the experts that it chooses for each token (memo.parallel.experts).
 

@@ -177,9 +177,14 @@ def _backward(operation: Operation, given: Sequence[str], gradients: dict[str, s
     reads += map(gathered, operation.needs) if operation.gathers else operation.needs
     reads += operation.recalled + operation.takes
     exist = [gradients[name] for name in operation.reads if name in gradients]
-    makes = (f"sum of {name}" if gradient(name) in exist else gradient(name) for name in operation.reads)
+    makes = (_sum_with(gradients.get(name, ""), gradient(name)) for name in operation.reads)
     adds_to = exist[0] if exist else ""
     return Step("backward", operation, tuple(reads), tuple(makes), adds_to=adds_to, holds=(*holds, *exist))
+
+
+def _sum_with(exists: str, added: str) -> str:
+    """The name of a gradient to which one more is added; `exists` may be of another value, through a sum."""
+    return f"sum with {exists}" if exists.endswith(added) else added
 
 
 def rebuilt(operations: Sequence[Operation], kept: Collection[str]) -> set[Operation]:

@@ -280,6 +280,8 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step], None]] = {
     op.Norm: _moves,
     op.Add: _moves,
     op.Activate: _moves,
+    op.ActivateScored: _moves,
+    op.Scores: _column,
     op.ActivateExperts: _moves,
     op.Gate: _moves,
     op.ExpertColumn: _expert_column,
@@ -292,6 +294,8 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step], None]] = {
 _BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     op.Norm: _replayed_backward,
     op.Activate: _replayed_backward,
+    op.ActivateScored: _replayed_backward,
+    op.Scores: _column_backward,
     op.ActivateExperts: _replayed_backward,
     op.Gate: _replayed_backward,
     op.ExpertColumn: _expert_column_backward,

@@ -40,6 +40,7 @@ class ModelShape:
         rotary: whether q and k are rotated.
         experts, experts_per_token: MLPs of `ffn` in a layer, and how many of them a token runs through; 0: one for all.
         shared_ffn: of the MLP beside them, through which all tokens run; 0: there is none.
+        shared_gate: whether a matrix with one output makes a gate on what that MLP gives.
         extra: parameters of the ends that no other field covers.
         own_layer: the parameters of a custom layer (memo.spec.custom_layer), which no field above describes.
         stack: the shape of each layer, where they are of several kinds; what is said of layers here is then of one.
@@ -76,6 +77,7 @@ class ModelShape:
     experts: int = 0
     experts_per_token: int = 0
     shared_ffn: int = 0
+    shared_gate: bool = False
     extra: int = 0
     own_layer: tuple[Weight, ...] = ()
     stack: tuple["ModelShape", ...] = ()
@@ -135,6 +137,8 @@ class ModelShape:
         yield from _linear("mlp", "fc2", outer, self.ffn, bias, "columns", self.experts)
         if self.shared_ffn:
             yield from _linear("mlp.shared", "fc1", self._inner(self.shared_ffn), self.hidden, bias, "rows")
+            if self.shared_gate:
+                yield from _linear("mlp.shared", "score", (("score", 1),), self.hidden, False, "whole")
             yield from _linear("mlp.shared", "fc2", (("fc2", self.hidden),), self.shared_ffn, bias, "columns")
 
     def _inner(self, size: int) -> _Parts:
@@ -272,6 +276,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         experts=model.num_experts,
         experts_per_token=model.moe_router_topk if model.num_experts else 0,
         shared_ffn=model.shared_ffn_size,
+        shared_gate=model.shared_is_gated,
         own_layer=custom_facts(model).weights if model.custom_layer else (),
         nearest=model,
     )

@@ -23,7 +23,8 @@ With a gate on attention's output (--attention-output-gate),
     gated           a d         heads   never         token-wise      as the activation
 
 With experts (memo.parallel.experts), fc1 and activation have a row for each of a token's K experts; shared_fc1 and
-shared_activation are those of the experts that all tokens share, and go with them; and
+shared_activation are those of the experts that all tokens share, and go with them, and so does their gate,
+shared_score; and
 
     routing         2 K, wide   whole   always        always
 
@@ -99,6 +100,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
     shared_fc1 = model.shared_ffn_size * (2 if model.gated else 1)
     shared = (
         SkeletalTensor("shared_fc1", "token_wise", "fc1", "heads", shared_fc1),
+        *([SkeletalTensor("shared_score", "token_wise", "fc1", "whole", 1)] if model.shared_is_gated else []),
         SkeletalTensor("shared_activation", "never", "activation", "heads", model.shared_ffn_size),
     )
     attended = (

@@ -78,7 +78,8 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
 def _experts(model: ModelConfig) -> str:
     if not model.num_experts:
         return ""
-    return f"{model.moe_router_topk} of {model.num_experts} x {model.mlp_size}, shared {model.shared_ffn_size}"
+    shared = f"{model.shared_ffn_size}{' gated' * model.shared_is_gated}"
+    return f"{model.moe_router_topk} of {model.num_experts} x {model.mlp_size}, shared {shared}"
 
 
 def given_profile(config: RunConfig, device: torch.device) -> LayerProfile | None:

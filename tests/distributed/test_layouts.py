@@ -80,7 +80,11 @@ def config_of(model: str, **layout: object) -> RunConfig:
         return tiny(LLAMA, num_layers=4, **kinds, **layout)
     if model == SOME_EXPERTS:
         dense_first = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size": 96, "moe_ffn_hidden_size": 32}
-        dense_first |= {"moe_shared_expert_intermediate_size": 48, "rotary_percent": 0.5}
+        dense_first |= {
+            "moe_shared_expert_intermediate_size": 48,
+            "moe_shared_expert_gate": True,
+            "rotary_percent": 0.5,
+        }
         return tiny(EXPERTS, num_layers=4, **dense_first, **layout)
     return tiny(model, num_layers=4, **layout)
 

@@ -99,7 +99,7 @@ def executed(config: RunConfig, layer: Any, sink: ScratchGradients) -> nn.Module
 
 ROUTER_LOSSES: dict[str, Any] = {"moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001}
 SOME_EXPERTS: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size": 1024, "moe_ffn_hidden_size": 48}
-SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 512, "rotary_percent": 0.5}
+SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 512, "moe_shared_expert_gate": True, "rotary_percent": 0.5}
 SLOT_GROUPS = {"qkv": False, "residual": True, "fc1": False}
 
 

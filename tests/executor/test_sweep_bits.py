@@ -54,7 +54,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
         1,
         "qwen3-moe-tiny",
         {**ONE_STAGE, "moe_layer_freq": "[1,0,1]", "ffn_hidden_size": 176, "moe_ffn_hidden_size": 48}
-        | {"moe_shared_expert_intermediate_size": 40, "rotary_percent": 0.25},
+        | {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True, "rotary_percent": 0.25},
     ),
     "breadth first": (1, "llama-tiny", {**ONE_STAGE, **BREADTH_FIRST}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),

@@ -39,7 +39,7 @@ TIED: dict[str, Any] = {"untie_embeddings_and_output_weights": False}
 KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "attention_sinks": True}
 KINDS |= {"attention_output_gate": True}
 DENSE_FIRST: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*2", "ffn_hidden_size": 176, "moe_ffn_hidden_size": 48}
-DENSE_FIRST |= {"moe_shared_expert_intermediate_size": 40, "rotary_percent": 0.5}
+DENSE_FIRST |= {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True, "rotary_percent": 0.5}
 """Layers whose weights, and whose rows in a slot, differ."""
 WHOLE_GRID = "gpt"
 """The model that runs under all swaps."""

@@ -126,8 +126,8 @@ class TileLedger(Machine):
             self.sort_rows()
             output, self.graphs[name] = experts.activate_again(self.ledger, self.z, self.tokens)
         else:
-            z = self.of_mlp(step.operation)
-            output, self.graphs[name] = activation_forward(self.ledger, z, self.tokens, graph=True)
+            z, is_scored = self.of_mlp(step.operation), isinstance(step.operation, op.ActivateScored)
+            output, self.graphs[name] = activation_forward(self.ledger, z, self.tokens, graph=True, is_scored=is_scored)
         self.live |= dict.fromkeys((graph(name), *step.makes), output)
 
     def backward(self, step: Step) -> None:
@@ -188,7 +188,8 @@ def _activate_experts(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _activate(machine: TileLedger, operation: Operation) -> Made:
-    return (activation_forward(machine.ledger, machine.of_mlp(operation), machine.tokens, graph=False)[0],)
+    z, is_scored = machine.of_mlp(operation), isinstance(operation, op.ActivateScored)
+    return (activation_forward(machine.ledger, z, machine.tokens, graph=False, is_scored=is_scored)[0],)
 
 
 def _gate(machine: TileLedger, operation: Operation) -> Made:
@@ -252,6 +253,16 @@ def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
     return (norm_backward(machine.ledger, machine.z, normed),)
 
 
+def _activate_scored_backward(machine: TileLedger, operation: Operation) -> Made:
+    z, (*kept, active) = machine.of_mlp(operation), machine.graphs.pop(operation.makes[0])
+    num_bytes = machine.tokens * z.ffn * z.narrow
+    grad, of_score = (machine.ledger.make(name, num_bytes) for name in ("activation gradient", "score gradients"))
+    machine.ledger.free(active, of_score)
+    made = activation_backward(machine.ledger, z, machine.tokens, tuple(kept))
+    machine.ledger.free(grad)
+    return (None, made)
+
+
 def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
     kept = machine.graphs.pop(operation.makes[0])
     return (activation_backward(machine.ledger, machine.of_mlp(operation), machine.tokens, kept),)
@@ -292,6 +303,8 @@ _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.Column: _column,
     op.Row: _row,
     op.Activate: _activate,
+    op.ActivateScored: _activate,
+    op.Scores: _column,
     op.ExpertColumn: _expert_column,
     op.ActivateExperts: _activate_experts,
     op.ExpertRow: _expert_row,
@@ -304,6 +317,8 @@ _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Activate: _activate_backward,
+    op.ActivateScored: _activate_scored_backward,
+    op.Scores: _column_backward,
     op.ExpertColumn: _expert_column_backward,
     op.ActivateExperts: _activate_experts_backward,
     op.ExpertRow: _expert_row_backward,

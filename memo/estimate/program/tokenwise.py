@@ -101,11 +101,16 @@ def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
         ledger.pulse(("rope half", half), ("rope term", half))
 
 
-def activation_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, tuple[Block, ...]]:
-    """(activation, what the backward needs besides input and output)."""
+def activation_forward(
+    ledger: Ledger, z: LayerSizes, tokens: int, graph: bool, is_scored: bool = False
+) -> tuple[Block, tuple[Block, ...]]:
+    """(activation, what the backward needs besides input and output); `is_scored`: times a score of each token."""
     num_bytes = tokens * z.ffn * z.narrow
     kept = [ledger.make("activation term", num_bytes) for _ in range(z.activation_terms)]
     active = ledger.make("activation", num_bytes)
+    if is_scored:
+        kept.append(active)
+        active = ledger.make("scored activation", num_bytes)
     if graph:
         return active, tuple(kept)
     ledger.free(*kept)
