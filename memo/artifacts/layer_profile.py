@@ -68,6 +68,7 @@ class ProfileKey:
     norm_placement: str = "before"
     attention_sinks: bool = False
     attention_output_gate: bool = False
+    delta_nets: str = ""
     experts: str = ""
     moe_layer_freq: str = ""
     offload_sections: int = 1

@@ -1,6 +1,7 @@
 """Rules about spreading the model, the sequence and the batch over the ranks."""
 
 from memo.config.derived import data_parallel_size, global_batch_size, num_microbatches, sequence_step
+from memo.config.model import LINEAR
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
 from memo.config.unread import require_read
@@ -12,6 +13,7 @@ def check_layout(config: RunConfig, world_size: int) -> None:
     _check_tensor(config)
     _check_sequence(config)
     _check_ulysses(config)
+    _check_linear(config)
     _check_pipeline(config)
 
 
@@ -88,6 +90,24 @@ def _check_ulysses(config: RunConfig) -> None:
             f"{flag} {count * tp} / --tp {tp} = {count} does not divide by --cp-a2a-size {size}: "
             f"use --cp-a2a-size {divisors(cp, heads, groups)}",
         )
+
+
+def _check_linear(config: RunConfig) -> None:
+    """Heads of gated delta nets are split over tp, and exchanged over cp, along which a recurrence cannot be split."""
+    model, tp, cp = config.model, config.parallel.tp, config.parallel.cp
+    if LINEAR not in model.types_of_layers:
+        return
+    keys = model.linear_num_key_heads
+    require(
+        cp == 1 or config.parallel.cp_comm_type == "a2a",
+        f"--cp-comm-type {config.parallel.cp_comm_type} splits the sequence, along which {LINEAR} layers carry a "
+        "state: use --cp-comm-type a2a",
+    )
+    require(
+        keys % (tp * cp) == 0,
+        f"--linear-num-key-heads {keys} does not divide by --tp {tp} x --cp {cp} = {tp * cp}: use --tp and --cp whose "
+        f"product is {divisors(keys)}",
+    )
 
 
 def _check_pipeline(config: RunConfig) -> None:

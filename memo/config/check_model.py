@@ -1,7 +1,7 @@
 """Rules about the shape of the model."""
 
 from memo.artifacts.reading import shown
-from memo.config.model import FULL, ROUTED, SCALING_READ_BY, SLIDING, ModelConfig
+from memo.config.model import FULL, LINEAR, ROUTED, SCALING_READ_BY, SLIDING, ModelConfig
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
 from memo.config.unread import require_read, require_with
@@ -95,21 +95,50 @@ def _check_heads(model: ModelConfig) -> None:
 def _check_layer_types(model: ModelConfig) -> None:
     types = model.layer_types
     require(
-        not types or set(types.split(",")) <= {SLIDING, FULL},
-        f"--layer-types is {shown(types)}: give {SLIDING} and {FULL} with commas, such as {SLIDING},{FULL}",
+        not types or set(types.split(",")) <= {SLIDING, FULL, LINEAR},
+        f"--layer-types is {shown(types)}: give {SLIDING}, {FULL} and {LINEAR} with commas, such as {SLIDING},{FULL}",
     )
+    has_window = not types or SLIDING in types.split(",") or LINEAR not in types
     require(
-        not types or model.window_size > 0,
+        not types or not has_window or model.window_size > 0,
         f"--layer-types {types} fights with --window-size {model.window_size}: give the window of the layers that are "
         f"{SLIDING}, or leave --layer-types out",
     )
 
+    require(
+        has_window or model.window_size == 0,
+        f"--window-size {model.window_size} fights with --layer-types {types}, where no layer is {SLIDING}: leave it "
+        "out, or name the layers that have it",
+    )
     require_with(model, "sliding_rotary_base", types, "--layer-types", f"{SLIDING},{FULL}")
+    _check_linear(model)
     is_rope = model.position_embedding_type == "rope"
     use = "--position-embedding-type rope"
     require_read(
         model, "sliding_rotary_base", is_rope, f"--position-embedding-type {model.position_embedding_type}", use
     )
+
+
+def _check_linear(model: ModelConfig) -> None:
+    """Of layers that are gated delta nets."""
+    types = model.layer_types.split(",")
+    keys, values = model.linear_num_key_heads, model.linear_num_value_heads
+    for name in ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"):
+        require_with(model, name, LINEAR in types, "--layer-types", f"{LINEAR},{FULL}")
+    if LINEAR not in types:
+        return
+    require(
+        set(types) != {LINEAR},
+        f"--layer-types {model.layer_types} has no layer with attention: name at least one {FULL}, such as "
+        f"{LINEAR},{LINEAR},{LINEAR},{FULL}",
+    )
+    require(
+        keys > 0 and values > 0 and values % keys == 0,
+        f"--linear-num-value-heads {values} does not divide into --linear-num-key-heads {keys}: each head of keys "
+        "serves as many of values, such as 32 into 16",
+    )
+    for flag, is_on in (("--add-bias-linear", model.add_bias_linear), ("--custom-layer", model.custom_layer)):
+        require(not is_on, f"{flag} fights with --layer-types {model.layer_types}: memo has {LINEAR} layers without it")
 
 
 def _check_norms(model: ModelConfig) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from memo.config.derived import num_position_embeddings
-from memo.config.model import ROUTED, SCALING_READ_BY, ModelConfig
+from memo.config.model import LINEAR, ROUTED, SCALING_READ_BY, ModelConfig
 from memo.config.run import RunConfig, canonical_name
 
 Fact = str | int | float | bool
@@ -59,6 +59,8 @@ def differences(then: Mapping[str, Fact], now: Mapping[str, Fact], accepted: Col
 def _unread(model: ModelConfig) -> set[str]:
     """Fields that change nothing of what this model computes from its weights."""
     unread = {*_ONLY_AT_THE_START} if model.num_experts else {*_ONLY_AT_THE_START, *ROUTED}
+    if LINEAR not in model.types_of_layers:
+        unread.update(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"))
     if model.mlp_size == model.ffn_size:
         unread.add("moe_ffn_hidden_size")
     if model.position_embedding_type != "rope":

@@ -21,8 +21,8 @@ RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 
 _FACTOR = in_range(above=0, high=10**9)
 
-SLIDING, FULL = "sliding", "full"
-"""Names in layer_types: layers with the window, and those that attend to all tokens before."""
+SLIDING, FULL, LINEAR = "sliding", "full", "linear"
+"""Names in layer_types: layers with the window, those that attend to all tokens before, and gated delta nets."""
 
 _LIST = re.compile(r"\[\s*([01](?:\s*,\s*[01])*)\s*\](?:\s*\*\s*([1-9]\d{0,5}))?")
 
@@ -114,7 +114,14 @@ class ModelConfig:
     """Sliding window: the last tokens of its document that a token attends to, itself included (Megatron-LM's pair
     (N - 1, 0)); 0: all."""
     layer_types: str = ""
-    """Which layers have the window, repeated over all layers: sliding,sliding,sliding,full. Default: all of them."""
+    """Which layers have the window (sliding), or a gated delta net in the place of attention (linear), repeated over
+    all layers: linear,linear,linear,full. Default: all have the window."""
+    linear_num_key_heads: Annotated[int, in_range(0, 1 << 16)] = 0
+    """Heads of queries and keys in layers that layer-types calls linear."""
+    linear_num_value_heads: Annotated[int, in_range(0, 1 << 16)] = 0
+    """Heads of values in these layers; each head of keys serves as many of them."""
+    linear_key_head_dim: Annotated[int, in_range(1, 1 << 16)] = 128
+    """Size of a head in these layers, of queries, keys and values."""
     query_pre_attn_scalar: Annotated[int, in_range(0, 1 << 16)] = 0
     """Scores of attention are divided by its square root; 0: by that of the size of a head."""
     attention_sinks: bool = False
@@ -175,8 +182,14 @@ class ModelConfig:
 
         Of a model all of whose layers are alike, as memo.spec.stack has one for each kind of layer.
         """
-        assert not self.layer_types, "layers are of several kinds: ask for one of them (memo.spec.stack)"
+        is_kind = not self.layer_types or self.is_linear
+        assert is_kind, "layers are of several kinds: ask for one of them (memo.spec.stack)"
         return self.window_size if 0 < self.window_size < seq_length else None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether all layers are gated delta nets, as in a kind of memo.spec.stack, whose heads are then theirs."""
+        return self.layer_types == LINEAR
 
     @property
     def types_of_layers(self) -> tuple[str, ...]:

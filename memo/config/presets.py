@@ -82,6 +82,26 @@ _GEMMA_3 = ModelConfig(
     rotary_base=1e6,
     sliding_rotary_base=10000.0,
 )
+_QWEN_35 = replace(
+    _QWEN_3,
+    vocab_size=248320,
+    kv_channels=256,
+    apply_layernorm_1p=True,
+    attention_output_gate=True,
+    rotary_base=1e7,
+    rotary_percent=0.25,
+    max_position_embeddings=262144,
+    layer_types="linear,linear,linear,full",
+    linear_num_key_heads=16,
+    linear_num_value_heads=32,
+)
+_QWEN_35_MOE = replace(
+    _QWEN_35,
+    num_experts=256,
+    moe_router_topk=8,
+    moe_shared_expert_intermediate_size=512,
+    moe_shared_expert_gate=True,
+)
 _QWEN_3_SMALL = replace(_QWEN_3, untie_embeddings_and_output_weights=False)
 
 PRESETS: dict[str, ModelConfig] = {
@@ -142,6 +162,22 @@ PRESETS: dict[str, ModelConfig] = {
         layer_types="sliding,full",
     ),
     "gemma-3-1b": _sized(_GEMMA_3, 26, 1152, 4, 1, 6912, vocab_size=262144),
+    "qwen3.5-tiny": replace(
+        _QWEN_35,
+        vocab_size=None,
+        num_query_groups=2,
+        ffn_hidden_size=352,
+        kv_channels=32,
+        layer_types="linear,full",
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=16,
+    ),
+    "qwen3.5-9b": _sized(_QWEN_35, 32, 4096, 16, 4, 12288),
+    "qwen3.5-35b-a3b": _sized(_QWEN_35_MOE, 40, 2048, 16, 2, 512),
+    "qwen3-next-80b-a3b": _sized(
+        replace(_QWEN_35_MOE, vocab_size=151936, num_experts=512, moe_router_topk=10), 48, 2048, 16, 2, 512
+    ),
     "qwen3-30b-a3b": _sized(_QWEN_3_MOE, 48, 2048, 32, 4, 768),
     "qwen3-235b-a22b": _sized(_QWEN_3_MOE, 94, 4096, 64, 4, 1536),
     "mixtral-8x7b": _sized(replace(_MISTRAL, vocab_size=32000, num_experts=8), 32, 4096, 32, 8, 14336),

@@ -58,6 +58,9 @@ class WholeLayer(LayerOnTiles):
 
     def attend(self, kept: dict[str, Tensor], context: Context) -> None:
         """From qkv to attention's output and log-sum-exp."""
+        if self.kind.is_linear:
+            self.layer.attention.core.forward(kept["qkv"], kept["attention_out"], context.documents)
+            return
         q, k, v = self._attention_inputs(kept["qkv"], context.rope)
         out = kept["attention_out"].unflatten(-1, (-1, self.layer.attention.head_dim))
         _, lse = self.layer.attention.core.forward(q, k, v, context.documents, out, self._sinks())
@@ -84,23 +87,33 @@ class WholeLayer(LayerOnTiles):
             del of_attention
         assert grad_out is not None
         self.drop(kept, {name for operation in self.kind.after for name in operation.makes})
+        del out
+        grads = self._attention_backward(kept, grad_out, context)
+        del grad_out
+        self.drop(kept, {"attention_out", "lse"})
+        grad_x = torch.empty_like(grad)
+        for tile in reversed(self.tiles):
+            of_tile = [grad[tile.full] for grad in grads]
+            of_met = of_tile[0] if self.kind.is_linear else tuple(of_tile)
+            self._qkv_backward(kept, tile, context, of_met, grad_residual[tile.shard], grad_x[tile.shard])
+        return grad_x
+
+    def _attention_backward(self, kept: dict[str, Tensor], grad_out: Tensor, context: Context) -> tuple[Tensor, ...]:
+        """Gradients of q, k and v, or that of qkv of a gated delta net."""
+        attention = self.layer.attention
+        if self.kind.is_linear:
+            return attention.core.backward(grad_out, kept["qkv"], self.sink.main_gradient, context.documents)[:1]
         q, k, v = self._attention_inputs(kept["qkv"], context.rope)
-        heads = (-1, self.layer.attention.head_dim)
-        grads = self.layer.attention.core.backward(
+        heads = (-1, attention.head_dim)
+        grads: tuple[Tensor, ...] = attention.core.backward(
             grad_out.unflatten(-1, heads),
             *(q, k, v),
-            out.unflatten(-1, heads),
+            kept["attention_out"].unflatten(-1, heads),
             kept["lse"].view(self._lse_shape),
             context.documents,
             self._sinks(backward=True),
         )
-        del q, k, v, grad_out, out
-        self.drop(kept, {"attention_out", "lse"})
-        grad_x = torch.empty_like(grad)
-        for tile in reversed(self.tiles):
-            of_heads = tuple(grad[tile.full] for grad in grads)
-            self._qkv_backward(kept, tile, context, of_heads, grad_residual[tile.shard], grad_x[tile.shard])
-        return grad_x
+        return grads
 
     def drop(self, kept: dict[str, Tensor], names: Collection[str]) -> None:
         """Called when nothing needs these values any more; a slot keeps its memory."""

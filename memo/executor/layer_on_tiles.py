@@ -137,17 +137,17 @@ class LayerOnTiles(nn.Module):
         return found
 
     def _qkv_backward(
-        self, kept: dict[str, Tensor], tile: Tile, context: Context, grads: tuple[Tensor, ...], *grad_input: Tensor
+        self, kept: dict[str, Tensor], tile: Tile, context: Context, grads: Any, *grad_input: Tensor
     ) -> None:
-        """From the tile's gradients of q, k and v, [s / T, b, heads, d] each, which are overwritten, to that of its
-        input.
+        """From the tile's gradients of q, k and v, [s / T, b, heads, d] each, which are overwritten, or of a gated
+        delta net from that of qkv, to that of its input.
 
         Args:
             grad_input: what reaches the input beside attention, [n / T, b, h], and where the sum of both goes.
         """
         machine = TileMachine(self, kept, tile, context)
-        walk = backward(self.kind.before, machine.kept | {WHOLE_GROUP}, frozenset({"heads", "input"}))
-        machine.live |= {gradient("heads"): grads, gradient("input"): grad_input[0]}
+        walk = backward(self.kind.before, machine.kept | {WHOLE_GROUP}, frozenset({self.kind.met, "input"}))
+        machine.live |= {gradient(self.kind.met): grads, gradient("input"): grad_input[0]}
         machine.places["input"] = grad_input[1]
         machine.run(walk.steps)
         machine.put("input", walk.gradients["input"])
@@ -156,7 +156,7 @@ class LayerOnTiles(nn.Module):
         """What attention takes, of the rows `qkv` of the slot, whose positions `rope` has."""
         attention = self.layer.attention
         q, k, v = attention.normed_heads(qkv)
-        if not self.kind.heads.in_place:
+        if self.kind.norms_heads:
             attention.rotate_(q, k, rope)  # not views of the slot, which keeps unrotated heads
         return q, k, v
 

@@ -90,6 +90,7 @@ class SweptLayer(LayerOnTiles):
         super().__init__(layer, kind, layout, memory, sink, tp_group)
         self.index, self.sections, self.tiles, self.hidden = index, sections, tiles, hidden
         self.recomputes_attention = recomputes_attention
+        self._carry: Tensor | None = None  # of a gated delta net, in backward its gradient; None at the first tile
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if not torch.is_grad_enabled():
@@ -102,7 +103,7 @@ class SweptLayer(LayerOnTiles):
         return self._forward(x, context, self.memory, self.hidden)
 
     def _forward(self, x: Tensor, context: Context, memory: SectionBuffers, hidden: Hidden) -> Tensor:
-        y = same_memory(x)
+        y, self._carry = same_memory(x), None
         for section in self.sections:
             positions = _positions(section, context)
             kept = self.own(memory.begin_section("F", self.index, section.index))
@@ -120,6 +121,7 @@ class SweptLayer(LayerOnTiles):
 
     def _forward_again(self, context: Context) -> None:
         """Leaves each section's activations in its slot, from the inputs that the first forward has put by."""
+        self._carry = None
         for section in self.sections:
             positions = _positions(section, context)
             kept = self.own(self.memory.begin_section("F", self.index, section.index))
@@ -133,12 +135,29 @@ class SweptLayer(LayerOnTiles):
     def _attend(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
         """One tile's keys and values go to the store, and its output of attention to the slot."""
         self.compute_qkv(kept, tile, positions)
+        if self.kind.is_linear:
+            self._carry_on(kept, section, tile, positions)
+            return
         qkv, rows = self._tile_heads(kept, tile, positions), _rows(section, tile)
         own, before = self.memory.keys.own(rows), self.memory.keys.before(rows.stop)
         out = kept["attention_out"][tile.full].unflatten(-1, (-1, self.layer.attention.head_dim))
         core, sinks, first = self.layer.attention.core, self._sinks(), self.memory.keys.first_token
         lse = context_sweep.forward_rows(core, qkv, own, before, positions.documents, out, sinks, first)
         kept["lse"][tile.full].view(lse.shape).copy_(lse)
+
+    def _carry_on(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
+        """As `_attend`, of a gated delta net."""
+        carries, qkv, out = kept["carries"], kept["qkv"][tile.full], kept["attention_out"][tile.full]
+        if self._carry is None:
+            carries[tile.index].zero_()
+        else:
+            carries[tile.index].copy_(self._carry)
+        core, start = self.layer.attention.core, self._first_token(section, tile)
+        self._carry = core.forward(qkv, out, positions.documents, start, carries[tile.index])
+
+    def _first_token(self, section: Tile, tile: Tile) -> int:
+        """The place in the sequence of a tile's first token; context-parallel ranks share the tile."""
+        return _rows(section, tile).start * self.memory.keys.layout.cp
 
     def _gather_again(self, section: Tile) -> None:
         """Keys and values of a section, if those of this rank's tokens alone have come back from host memory."""
@@ -153,6 +172,7 @@ class SweptLayer(LayerOnTiles):
         if self.recomputes_attention:
             self._forward_again(context)
         gathers_again = not self.recomputes_attention or self.memory.keys.layout.slides
+        gathers_again, self._carry = gathers_again and not self.kind.is_linear, None
         grad = self.hidden.whole(grad)
         self.memory.keys.sums.zero_()
         for section in self.sections[::-1]:
@@ -187,8 +207,13 @@ class SweptLayer(LayerOnTiles):
 
     def _attention_backward(
         self, kept: dict[str, Tensor], section: Tile, tile: Tile, grad_out: Tensor, positions: _Positions
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of the tile's q, k and v."""
+    ) -> Any:
+        """Gradients of the tile's q, k and v, or that of qkv of a gated delta net."""
+        if self.kind.is_linear:
+            given = (grad_out, kept["qkv"][tile.full], self.sink.main_gradient, positions.documents)
+            carried = (self._first_token(section, tile), kept["carries"][tile.index], self._carry)
+            of_qkv, self._carry = self.layer.attention.core.backward(*given, *carried)
+            return of_qkv
         core, heads = self.layer.attention.core, (-1, self.layer.attention.head_dim)
         q, _, _ = self._tile_heads(kept, tile, positions)
         stop = _rows(section, tile).stop

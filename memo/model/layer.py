@@ -7,6 +7,7 @@ b = micro-batch; a, k = query and key/value heads of this tp rank; d = size of a
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from memo.config.model import ModelConfig
 from memo.model.norm import Norm
 from memo.model.rope import RopeRows, RopeTable
 from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
+from memo.parallel.context_delta import ContextDelta
 from memo.parallel.experts import ExpertRows, Router, route, route_backward, shares
 from memo.parallel.router_losses import LayerLosses
 from memo.parallel.shards import ShardedParameter, sharded_parameter
@@ -23,7 +25,7 @@ from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.spec.shapes import shape_of
 from memo.spec.stack import stack_of
 from memo.spec.weights import Weight
-from memo_kernels import Ops, select_ops
+from memo_kernels import Ops, select_ops, wide_dtype
 
 Documents = tuple[tuple[int, ...], ...] | None
 """Document boundaries of each row of the micro-batch, 0 ... s_total; None: one document a row."""
@@ -61,13 +63,17 @@ class ModelParts:
 
     def of_layer(self, layer: int, name: str) -> tuple[ShardedParameter, ShardedParameter | None]:
         """Weight and bias of the module `name` of a layer, as the table of parameters has them."""
-        weight = self.in_layer(layer, f"{name}.weight")
-        assert weight is not None, f"layer {layer} has no {name}"
-        return weight, self.in_layer(layer, f"{name}.bias")
+        return self.parameter_of(layer, f"{name}.weight"), self.in_layer(layer, f"{name}.bias")
 
     def kind(self, layer: int) -> ModelConfig:
         """A model all of whose layers are as this one."""
         return stack_of(self.config)[layer]
+
+    def parameter_of(self, layer: int, name: str) -> ShardedParameter:
+        """The parameter `name` of a layer, which has it."""
+        found = self.in_layer(layer, name)
+        assert found is not None, f"layer {layer} has no {name}"
+        return found
 
     def in_layer(self, layer: int, name: str) -> ShardedParameter | None:
         """The parameter `name` of a layer, if it has it."""
@@ -154,6 +160,39 @@ class SelfAttention(Heads):
         if self.gate is not None:
             attended = self.gating(attended, self.gate(x))
         y: Tensor = self.projection(attended)
+        return y
+
+
+class NormedGate(Norm):
+    """Of a gated delta net: the norm of each head, times the SiLU of the gate."""
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]  # it takes the gate as well
+        normed = super().forward(x.unflatten(-1, (-1, self.weight.shape[0]))).flatten(2)
+        return (normed * nn.functional.silu(gate.to(wide_dtype(x.dtype)))).to(x.dtype)
+
+
+class DeltaAttention(nn.Module):
+    """A gated delta net in the place of attention: q, k, v and the logits of two gates (column-parallel), convolution
+    and rule (memo.attention.delta_rule), gate (column-parallel), projection (row-parallel). `forward` is for
+    evaluation."""
+
+    def __init__(self, parts: ModelParts, layer: int) -> None:
+        super().__init__()
+        self.kernels = parts.parameter_of(layer, "attention.kernels")
+        self.rates = parts.parameter_of(layer, "attention.rates")
+        self.biases = parts.parameter_of(layer, "attention.biases")
+        self.qkv = ColumnParallelLinear(*parts.of_layer(layer, "attention.qkv"), parts.tp_group)
+        self.gate = ColumnParallelLinear(*parts.of_layer(layer, "attention.gate"), parts.tp_group)
+        self.gating = NormedGate(*parts.of_layer(layer, "attention.gating"), parts.config.norm_epsilon, parts.ops)
+        self.projection = RowParallelLinear(*parts.of_layer(layer, "attention.projection"), parts.tp_group)
+        exchange: Any = parts.attention(layer)
+        self.core = ContextDelta(exchange, self, parts.kind(layer).head_dim)
+
+    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
+        mixed, gate = self.qkv(x), self.gate(x)
+        out = torch.empty_like(gate)
+        self.core.forward(mixed, out, context.documents)
+        y: Tensor = self.projection(self.gating(out, gate))
         return y
 
 
@@ -283,7 +322,7 @@ class TransformerLayer(nn.Module):
     def __init__(self, parts: ModelParts, index: int) -> None:
         super().__init__()
         self.attention_norm = parts.norm(*parts.of_layer(index, "attention_norm"))
-        self.attention = SelfAttention(parts, index)
+        self.attention = (DeltaAttention if parts.kind(index).is_linear else SelfAttention)(parts, index)
         self.mlp_norm = parts.norm(*parts.of_layer(index, "mlp_norm"))
         self.mlp = Experts(parts, index) if parts.kind(index).num_experts else MLP(parts, index)
         self.attention_out_norm = self.mlp_out_norm = None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.parallel.collectives import group_rank, group_size
+from memo.spec.delta import RATES
 from memo.spec.weights import Init, Replicated, Weight
 
 
@@ -138,10 +139,13 @@ def initialize(parameter: ShardedParameter, seed: int) -> None:
     parameter.zero_()
     for piece in parameter.shard.pieces:
         target = piece.of_local(parameter)
-        if parameter.shard.init == "normal":
+        if parameter.shard.init in ("normal", "log_uniform"):
             generator = torch.Generator(device=parameter.device).manual_seed(_name_seed(piece.name, seed))
             values = torch.empty(piece.global_shape, dtype=torch.float32, device=parameter.device)
-            values.normal_(0.0, parameter.shard.std, generator=generator)
+            if parameter.shard.init == "normal":
+                values.normal_(0.0, parameter.shard.std, generator=generator)
+            else:
+                values.uniform_(*RATES, generator=generator).log_()
             target.copy_(piece.of_global(values))
         else:
             target.fill_(1.0 if parameter.shard.init == "ones" else 0.0)

@@ -74,7 +74,15 @@ def swap_problem(
         recompute_s: by group of `memo.spec.skeleton`, to recompute all of it, of a whole layer.
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
-    sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
+    sizes = layer_bytes(
+        config.model,
+        dims.tokens * dims.batch,
+        dims.tp,
+        dims.dtype,
+        memory.offload_policy,
+        dims.carried * dims.batch,
+        dims.cp,
+    )
     always, fixed_bytes = sizes.always, fixed_buffer_bytes(config.model, dims, num_slots)
     keys, input_bytes = NO_RECORDS, sizes.always["input"]
     if memory.sweeps:

@@ -11,6 +11,7 @@ from memo.program.operations import (
     Add,
     Attention,
     Column,
+    DeltaNet,
     ExpertColumn,
     ExpertRow,
     Gate,
@@ -42,14 +43,29 @@ class Kind:
         return self.operations[self._middle + 1 :]
 
     @cached_property
-    def heads(self) -> Heads:
-        """What prepares queries, keys and values."""
-        return next(operation for operation in self.operations if isinstance(operation, Heads))
+    def heads(self) -> Heads | None:
+        """What prepares queries, keys and values for attention; a gated delta net prepares them itself."""
+        return next((operation for operation in self.operations if isinstance(operation, Heads)), None)
+
+    @cached_property
+    def is_linear(self) -> bool:
+        """Whether its operation over the sequence is a gated delta net."""
+        return self.heads is None
+
+    @cached_property
+    def norms_heads(self) -> bool:
+        """Whether what a slot holds of queries and keys is not yet normed, nor rotated."""
+        return self.heads is not None and not self.heads.in_place
 
     @cached_property
     def attended(self) -> str:
         """What a slot holds of queries, keys and values."""
-        return self.heads.makes[0] if self.heads.in_place else self.heads.reads[0]
+        return self.heads.reads[0] if self.heads is not None and self.norms_heads else self.met
+
+    @cached_property
+    def met(self) -> str:
+        """What the operation over the sequence takes."""
+        return self.operations[self._middle].reads[0]
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
@@ -118,6 +134,12 @@ def kind_of(model: ModelConfig) -> Kind:
     mlp = (
         _experts(model.add_bias_linear, model.shared_ffn_size > 0, model.shared_is_gated) if model.num_experts else _MLP
     )
+    middle: tuple[Operation, ...] = (
+        Heads(("qkv",), ("heads",), "attention", normed=model.qk_layernorm),
+        attention,
+    )
+    if model.is_linear:
+        middle = (DeltaNet(("qkv",), ("attention_out",), "attention.core"),)
     gating, attended = (_GATING, "gated") if model.attention_output_gate else ((), "attention_out")
     outputs, normed = ("projected", mlp[-1].makes[0]), tuple[tuple[Operation, ...], ...](((), ()))
     if model.norm_placement == "around":
@@ -127,8 +149,7 @@ def kind_of(model: ModelConfig) -> Kind:
         (
             Norm(("input",), ("attention_norm",), "attention_norm"),
             Column(("attention_norm",), ("qkv",), "attention.qkv"),
-            Heads(("qkv",), ("heads",), "attention", normed=model.qk_layernorm),
-            attention,
+            *middle,
             *gating,
             Row((attended,), ("projected",), "attention.projection"),
             *normed[0],

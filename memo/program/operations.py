@@ -142,6 +142,12 @@ class Attention(Operation):
     token_wise = False
 
 
+class DeltaNet(Operation):
+    """A gated delta net over all tokens before (memo.attention.delta_rule)."""
+
+    token_wise = False
+
+
 class Gate(Operation):
     """What attention gives, times a gate of as many channels."""
 

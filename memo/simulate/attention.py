@@ -5,7 +5,8 @@ Known error: documents are not packed, attention is that of one causal document.
 """
 
 from memo.config.derived import resolved_a2a_size
-from memo.simulate.cost import Cost
+from memo.simulate.cost import NOTHING, Cost
+from memo.simulate.delta import delta_cost
 from memo.simulate.kernels import Group
 from memo.simulate.layer_shape import LayerShape
 from memo.simulate.sweep import SUM_PASSES
@@ -19,6 +20,9 @@ def attention_cost(shape: LayerShape, backward: bool) -> Cost:
     """Causal attention of one rank: zigzag gives each cp rank the same share of the triangle."""
     config, kernels = shape.config, shape.kernels
     parallel = config.parallel
+    if shape.kind.is_linear:
+        exchange = _head_exchange(shape, Group(parallel.cp, parallel.tp), backward) if parallel.cp > 1 else NOTHING
+        return delta_cost(shape, backward) + exchange
     seq_length, batch = config.data.seq_length, config.training.micro_batch_size
     pairs = 0.5 * seq_length * seq_length if shape.window is None else attended_pairs(seq_length, shape.window)
     flops = 4.0 * pairs * batch * shape.q / parallel.cp * (2 if backward else 1)

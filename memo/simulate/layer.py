@@ -98,6 +98,10 @@ def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
 def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
     """A layer that recomputes attention offloads its input once more, and fetches it again."""
     config, cp = shape.config, Group(shape.config.parallel.cp, shape.tp.size)
+    share = config.memory.recompute_attention_layers / layers_per_chunk(config)
+    if shape.kind.is_linear:  # tile by tile it does what it does at once
+        again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + Cost(elementwise=shape.hidden_s(4))
+        return replace(whole, attention_again=again * share)
     gathered_from = cp.size if config.parallel.cp_comm_type == "all_gather" else 1
     met = 2 * shape.kv * shape.tokens * gathered_from
     swept = SweptAttention(shape.kernels, shape.tiles, shape.q * shape.tokens, met, gathered_from, shape.window is None)
@@ -106,7 +110,6 @@ def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
     again += Cost(elementwise=shape.hidden_s(4))
     if gathered_from > 1 and not key_value_layout(config).slides:
         again += gathered_keys(shape, cp) * -1  # its backward finds the keys and values that it has gathered
-    share = config.memory.recompute_attention_layers / layers_per_chunk(config)
     return LayerCost(whole.forward + forward, whole.backward + backward, whole.recompute, attention_again=again * share)
 
 
@@ -141,7 +144,7 @@ def _attention(shape: LayerShape, backward: bool) -> Cost:
 
 def _backward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
     """With queries, keys, values and attention's output there."""
-    of_qkv = backward(shape.kind.before, kept | {WHOLE_GROUP}, frozenset({"heads", "input"})).steps
+    of_qkv = backward(shape.kind.before, kept | {WHOLE_GROUP}, frozenset({shape.kind.met, "input"})).steps
     cost = _after_backward(shape, kept) + _attention(shape, backward=True) + _on_tiles(shape, kept, of_qkv)
     if shape.tiles > 1 and not shape.sweeps:
         cost += _copied_outputs(shape)  # gradients of tiles, for attention, which takes them whole

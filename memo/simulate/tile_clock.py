@@ -113,7 +113,7 @@ class TileClock(Machine):
 
     def prepare_heads(self) -> None:
         """Queries and keys as attention takes them, where the slot keeps them before their norms."""
-        if not self.shape.kind.heads.in_place:
+        if self.shape.kind.norms_heads:
             self.pass_heads(2)
             self.rotate()
 

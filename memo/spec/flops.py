@@ -31,10 +31,16 @@ def model_flops_per_token(model: ModelConfig, seq_length: int) -> int:
     Attention: scores and weighted sum take 4 s h FLOPs a token forward, half of it under the causal
     mask, and twice as much backward. Under a sliding window a token has fewer scores than s / 2.
     """
-    width = model.num_attention_heads * model.head_dim
-    windows = (kind.window(seq_length) for kind in stack_of(model))
-    scores = sum(seq_length if w is None else 2 * attended_pairs(seq_length, w) // seq_length for w in windows)
-    return 6 * matmul_parameters(model) + 6 * width * scores
+    return 6 * matmul_parameters(model) + 6 * sum(_attention_elements(kind, seq_length) for kind in stack_of(model))
+
+
+def _attention_elements(kind: ModelConfig, seq_length: int) -> int:
+    """Width of all heads, times the scores of a token. Of a gated delta net a head's matrix is read for its key,
+    written, and read for its query."""
+    width, window = kind.num_attention_heads * kind.head_dim, kind.window(seq_length)
+    if kind.is_linear:
+        return width * 3 * kind.head_dim
+    return width * (seq_length if window is None else 2 * attended_pairs(seq_length, window) // seq_length)
 
 
 def microbatch_flops(config: RunConfig) -> float:

@@ -17,6 +17,7 @@ from functools import cached_property, lru_cache
 
 from memo.config import ModelConfig
 from memo.spec.custom_layer import custom_facts
+from memo.spec.delta import TAPS
 from memo.spec.stack import kinds_of, stack_of
 from memo.spec.weights import Init, Split, Weight, one
 
@@ -34,6 +35,8 @@ class ModelShape:
         norm_vectors: vectors of a norm: 2 with weight and bias (LayerNorm), 1 with a weight (RMSNorm).
         norms_per_layer: 2; 1 where attention and MLP share a norm; 4 with norms after them too.
         norms_from_zero: whether norms multiply by 1 + weight, which is 0 at first.
+        delta: whether a gated delta net stands in the place of attention; q, k and v are then of its heads, whose
+            values are as many as `heads`.
         output_gate: whether a matrix as large as that of the queries makes a gate on attention's output.
         positions: rows of a learned position table, 0 without one.
         embedding_width: width of the embedding's rows where a projection widens them to hidden.
@@ -67,6 +70,7 @@ class ModelShape:
     mlp_bias: bool = True
     qk_norm: bool = False
     sinks: bool = False
+    delta: bool = False
     output_gate: bool = False
     positions: int = 0
     embedding_width: int | None = None
@@ -103,15 +107,19 @@ class ModelShape:
         if self.own_layer:
             return self.own_layer
         hidden, qkv = self.hidden, (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size))
+        if self.delta:
+            qkv = (("q", self.kv_size), ("k", self.kv_size), ("v", self.q_size))
         names = ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")[: self.norms_per_layer]
         norms = {name: self._norm(name, hidden) for name in names}
         heads = [self._norm(f"attention.{name}_norm", self.head_dim) for name in "qk" if self.qk_norm]
         sinks = (one("attention.sinks", self.heads, None, "rows", "zeros"),) if self.sinks else ()
+        logits = (("beta", self.heads), ("decay", self.heads)) if self.delta else ()
         gate = (("gate", self.q_size),)
         return (
             *norms.pop("attention_norm"),
             *sinks,
-            *_linear("attention", "qkv", qkv, hidden, self.qkv_bias, "rows"),
+            *(self._delta_net(qkv) if self.delta else ()),
+            *_linear("attention", "qkv", qkv + logits, hidden, self.qkv_bias, "rows"),
             *(weight for norm in heads for weight in norm),
             *(_linear("attention", "gate", gate, hidden, self.qkv_bias, "rows") if self.output_gate else ()),
             *_linear(
@@ -121,6 +129,14 @@ class ModelShape:
             *self._mlp(),
             *(weight for norm in norms.values() for weight in norm),
         )
+
+    def _delta_net(self, channels: _Parts) -> Iterator[Weight]:
+        """Beside its matrices: kernels of a convolution, rates and biases of the decay, and the norm of the output."""
+        parts = tuple((f"attention.convolution.{name}.weight", rows) for name, rows in channels)
+        yield Weight("attention.kernels", parts, TAPS, "rows")
+        yield one("attention.rates", self.heads, None, "rows", "log_uniform")
+        yield one("attention.biases", self.heads, None, "rows", "ones")
+        yield one("attention.gating.weight", self.head_dim, init="ones")
 
     def _mlp(self) -> Iterator[Weight]:
         """Of all experts, if there are any, one below the other, behind the matrix of their router."""
@@ -270,6 +286,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         mlp_bias=model.add_bias_linear,
         qk_norm=model.qk_layernorm,
         sinks=model.attention_sinks,
+        delta=model.is_linear,
         output_gate=model.attention_output_gate,
         positions=(model.max_position_embeddings or seq_length) if learned else 0,
         rotary=not learned,

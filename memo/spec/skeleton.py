@@ -17,6 +17,11 @@ Attention costs O(s^2) to recompute, so its output always moves to host memory, 
 which all else is rebuilt. Norms and activations cost next to nothing to recompute and never pay for the link;
 the paper moves a share of them all the same (MEMO, section 4.1).
 
+A gated delta net (memo.attention.delta_rule) has two numbers more a value head in qkv, q and k as wide as k above, and
+in the place of lse, where layers are swept,
+
+    carries         carry, wide carried always        always          of each tile: what reaches it from before
+
 With a gate on attention's output (--attention-output-gate),
 
     gate            a d         heads   token-wise    token-wise
@@ -49,11 +54,12 @@ from memo.config.memory import OffloadPolicy
 from memo.config.model import ModelConfig
 from memo.config.training import Dtype
 from memo.spec.custom_layer import custom_facts
+from memo.spec.delta import carry_size
 from memo.spec.stack import kinds_of
 from memo.units import element_bytes
 
 Kind = Literal["always", "token_wise", "never"]
-Layout = Literal["tokens", "heads", "whole"]
+Layout = Literal["tokens", "heads", "whole", "carried"]
 Group = str
 """In memo's own layer qkv, gate, projected, residual, fc1, mlp_out, norm or activation, or none (""); in a custom layer
 qkv, or the name of a matrix."""
@@ -67,7 +73,8 @@ class SkeletalTensor:
         kind: moves to host memory always, its first tokens do, or never (under policy auto).
         group: tensors that move the same share of their tokens; "" for what always moves.
         layout: what tp splits: the tokens (each rank has s / tp of them, in full width), the heads, that is the width
-            (each rank has width / tp of all s tokens), or nothing ("whole").
+            (each rank has width / tp of all s tokens), or nothing ("whole"). What is "carried" has a row for each
+            tile, and its width is split over cp as well.
         width: elements a token before any split.
         dtype: "model", or "wide": fp32, and fp64 in an fp64 model.
     """
@@ -103,10 +110,12 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         *([SkeletalTensor("shared_score", "token_wise", "fc1", "whole", 1)] if model.shared_is_gated else []),
         SkeletalTensor("shared_activation", "never", "activation", "heads", model.shared_ffn_size),
     )
-    attended = (
-        SkeletalTensor("attention_out", "always", "", "heads", q_size),
-        SkeletalTensor("lse", "always", "", "heads", model.num_attention_heads, "wide"),
-    )
+    beside = SkeletalTensor("lse", "always", "", "heads", model.num_attention_heads, "wide")
+    if model.is_linear:
+        qkv = replace(qkv, width=qkv.width + 2 * model.num_attention_heads)
+        size = carry_size(model.num_attention_heads, model.kv_heads, model.head_dim)
+        beside = SkeletalTensor("carries", "always", "", "carried", size, "wide")
+    attended = (SkeletalTensor("attention_out", "always", "", "heads", q_size), beside)
     gates = (
         SkeletalTensor("gate", "token_wise", "gate", "heads", q_size),
         SkeletalTensor("gated", "never", "activation", "heads", q_size),
@@ -139,16 +148,19 @@ def _normed(name: str, hidden: int) -> SkeletalTensor:
     return SkeletalTensor(name, "token_wise", name, "tokens", hidden)
 
 
-def bytes_of(tensor: SkeletalTensor, num_tokens: int, tp: int, dtype: Dtype) -> int:
+def bytes_of(tensor: SkeletalTensor, num_tokens: int, tp: int, dtype: Dtype, carried_rows: int = 0, cp: int = 1) -> int:
     """Bytes of one tensor on one rank.
 
     Args:
         num_tokens: tokens of one context-parallel rank, s / cp x micro-batch, before tp splits them.
+        carried_rows: tiles x micro-batch, where layers are swept.
 
     Raises:
         ValueError: tp does not divide what it has to split.
     """
     narrow, wide = element_bytes(dtype)
+    if tensor.layout == "carried":
+        return carried_rows * tensor.width // (tp * cp) * wide
     whole_bytes = num_tokens * tensor.width * (narrow if tensor.dtype == "model" else wide)
     if tensor.layout == "whole":
         return whole_bytes
@@ -178,11 +190,19 @@ class LayerBytes:
     never: dict[str, int]
 
 
-def layer_bytes(model: ModelConfig, num_tokens: int, tp: int, dtype: Dtype, policy: OffloadPolicy) -> LayerBytes:
-    """The table in bytes; `num_tokens` as in `bytes_of`, which raises."""
+def layer_bytes(
+    model: ModelConfig,
+    num_tokens: int,
+    tp: int,
+    dtype: Dtype,
+    policy: OffloadPolicy,
+    carried_rows: int = 0,
+    cp: int = 1,
+) -> LayerBytes:
+    """The table in bytes; `num_tokens` and the rest as in `bytes_of`, which raises."""
     sizes = LayerBytes({}, {}, {})
     for tensor in skeletal_tensors(model):
-        num_bytes = bytes_of(tensor, num_tokens, tp, dtype)
+        num_bytes = bytes_of(tensor, num_tokens, tp, dtype, carried_rows, cp)
         if tensor.kind == "always":
             sizes.always[tensor.name] = num_bytes
         elif moves_in_part(tensor, policy):

@@ -41,13 +41,16 @@ def wide_dtype(dtype: Dtype) -> Dtype:
 
 @dataclass(frozen=True)
 class SlotDims:
-    """What decides the shapes on one rank: s tokens that a slot holds, after gathering, b sequences, tp, T tiles."""
+    """What decides the shapes on one rank: s tokens that a slot holds, after gathering, b sequences, tp, T tiles, of
+    which each keeps what it was carried where `carried` is T and not 0, and cp."""
 
     tokens: int
     batch: int
     tp: int
     tiles: int
     dtype: Dtype
+    carried: int = 0
+    cp: int = 1
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,15 @@ class SlotLayout:
 def slot_dims(config: RunConfig) -> SlotDims:
     """Of a rank of this run; the dtype is the device's default where the configuration names none."""
     sections = resolved_sections(config)
+    tiles = resolved_offload_tiles(config) // sections
     return SlotDims(
         tokens=config.data.seq_length // config.parallel.cp // sections,
         batch=config.training.micro_batch_size,
         tp=config.parallel.tp,
-        tiles=resolved_offload_tiles(config) // sections,
+        tiles=tiles,
         dtype=resolved_dtype(config, config.hardware.device),
+        carried=tiles if config.memory.sweeps else 0,
+        cp=config.parallel.cp,
     )
 
 
@@ -163,7 +169,7 @@ def resident(config: RunConfig) -> Resident:
     layout = plan_slot(skeleton, replace(slot_dims(config), tiles=1), whole)  # all rows or none
     made = {**layout.places, **({} if layout.workspace is None else {WHOLE_GROUP: layout.workspace})}
     del made["input"]
-    of_attention = frozenset({"attention_out", "lse"})
+    of_attention = frozenset({"attention_out", "lse"}) & made.keys()
     dropped = {"none": frozenset[str](), "selective": of_attention, "full": of_attention | {WHOLE_GROUP}}[granularity]
     return Resident(layout, made, dropped)
 
@@ -199,6 +205,8 @@ def plan_slot(
 def _local(tensor: SkeletalTensor, dims: SlotDims) -> tuple[int, int, Dtype]:
     """Rows, width and dtype on this rank."""
     dtype = wide_dtype(dims.dtype) if tensor.dtype == "wide" else dims.dtype
+    if tensor.layout == "carried":
+        return dims.carried, tensor.width // (dims.tp * dims.cp), dtype
     if tensor.layout == "tokens":
         return dims.tokens // dims.tp, tensor.width, dtype
     return dims.tokens, tensor.width // (dims.tp if tensor.layout == "heads" else 1), dtype

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.model import FULL, SLIDING
+from memo.config.model import FULL, LINEAR, SLIDING
 from memo.spec.schedule import Pipeline
 
 _Of = TypeVar("_Of")
@@ -20,13 +20,34 @@ _Of = TypeVar("_Of")
 @lru_cache(maxsize=64)
 def stack_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The kind of each layer."""
-    if not model.layer_types and not model.moe_layer_freq:
+    if (not model.layer_types or _is_kind_of_linear(model)) and not model.moe_layer_freq:
         return (model,) * model.num_layers
     alike = replace(model, layer_types="", moe_layer_freq="", sliding_rotary_base=0.0)
     attention = {SLIDING: _rotating(alike, model.sliding_rotary_base), FULL: replace(alike, window_size=0)}
+    if LINEAR in model.types_of_layers:
+        attention[LINEAR] = _linear(alike)
     types = [attention[name] for name in model.types_of_layers] if model.layer_types else [alike] * model.num_layers
     dense = {of: replace(of, num_experts=0) for of in types}
     return tuple(of if has else dense[of] for of, has in zip(types, model.layers_with_experts, strict=True))
+
+
+def _linear(model: ModelConfig) -> ModelConfig:
+    """With a gated delta net, whose heads stand where those of attention did: of values for queries."""
+    return replace(
+        model,
+        layer_types=LINEAR,
+        window_size=0,
+        num_attention_heads=model.linear_num_value_heads,
+        num_query_groups=model.linear_num_key_heads,
+        kv_channels=model.linear_key_head_dim,
+        qk_layernorm=False,
+        attention_sinks=False,
+        attention_output_gate=True,
+    )
+
+
+def _is_kind_of_linear(model: ModelConfig) -> bool:
+    return model.is_linear and model == _linear(model)
 
 
 def _rotating(model: ModelConfig, base: float) -> ModelConfig:

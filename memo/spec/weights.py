@@ -18,7 +18,7 @@ from memo.config.derived import vocab_rows_per_rank
 Split = Literal["rows", "columns", "vocabulary", "whole"]
 Replicated = Literal["", "tp", "embedding"]
 """Ranks that hold the same values but see other tokens or uses: the gradient is summed over them."""
-Init = Literal["normal", "ones", "zeros"]
+Init = Literal["normal", "ones", "zeros", "log_uniform"]
 
 
 class Weight(NamedTuple):

@@ -16,6 +16,7 @@ from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.artifacts.profile_cache import cache_file
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles, resolved_sections
+from memo.config.model import LINEAR
 from memo.errors import ArtifactError, ConfigError, warn
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
@@ -52,6 +53,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         norm_placement=model.norm_placement,
         attention_sinks=model.attention_sinks,
         attention_output_gate=model.attention_output_gate,
+        delta_nets=_delta_nets(model),
         experts=_experts(model),
         moe_layer_freq=model.moe_layer_freq,
         seq_length=config.data.seq_length,
@@ -73,6 +75,12 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         memo=__version__,
         custom_layer=f"{model.custom_layer} {custom_facts(model).digest}" if model.custom_layer else "",
     )
+
+
+def _delta_nets(model: ModelConfig) -> str:
+    if LINEAR not in model.types_of_layers:
+        return ""
+    return f"{model.linear_num_value_heads} of {model.linear_num_key_heads} x {model.linear_key_head_dim}"
 
 
 def _experts(model: ModelConfig) -> str:
@@ -208,7 +216,8 @@ def tensor_bytes(config: RunConfig) -> dict[str, int]:
     num_tokens = config.data.seq_length // config.parallel.cp * config.training.micro_batch_size
     dtype = config.training.params_dtype
     assert dtype is not None, "prepare() resolves the dtype"
-    return {t.name: bytes_of(t, num_tokens, config.parallel.tp, dtype) for t in skeletal_tensors(config.model)}
+    of_tokens = (tensor for tensor in skeletal_tensors(config.model) if tensor.layout != "carried")
+    return {tensor.name: bytes_of(tensor, num_tokens, config.parallel.tp, dtype) for tensor in of_tokens}
 
 
 def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: ProfileKey) -> LayerProfile | None:

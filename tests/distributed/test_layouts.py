@@ -20,7 +20,7 @@ STEPS = 2
 """The loss of the second step shows the weights of the first; its weights show the moments."""
 
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
-EXPERTS, OSS = "qwen3-moe-tiny", "gpt-oss-tiny"
+EXPERTS, OSS, DELTA = "qwen3-moe-tiny", "gpt-oss-tiny", "qwen3.5-tiny"
 SOME_EXPERTS = "qwen3-moe-tiny, the first layer without experts"
 KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
@@ -33,6 +33,9 @@ LAYOUTS: list[Layout] = [
     (QWEN, 2, {"tp": 2}),
     (EXPERTS, 2, {"tp": 2}),
     (EXPERTS, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
+    (DELTA, 2, {"tp": 2}),
+    (DELTA, 2, {"cp": 2, "cp_comm_type": "a2a"}),
+    (DELTA, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "p2p"}),
     (KINDS, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "a2a"}),
@@ -45,6 +48,7 @@ LAYOUTS: list[Layout] = [
     (GPT, 4, {"tp": 2, "pp": 2}),
     (OSS, 4, {"tp": 2, "cp": 2}),
     (SOME_EXPERTS, 4, {"tp": 2, "pp": 2}),
+    (DELTA, 4, {"cp": 2, "pp": 2, "cp_comm_type": "a2a"}),
     (GPT2, 4, {"tp": 2}),
     (KINDS, 4, {"cp": 2, "pp": 2}),
     (QWEN, 4, {"cp": 2, "cp_comm_type": "all_gather"}),

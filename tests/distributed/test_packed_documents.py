@@ -23,6 +23,7 @@ KINDS: dict[str, Any] = {"window_size": 7, "layer_types": "sliding,full", "atten
 MODELS: dict[str, tuple[str, dict[str, Any], float]] = {
     "full attention": ("llama-tiny", {"params_dtype": "bf16"}, 0.0),
     "window and sinks": ("llama-tiny", {"params_dtype": "bf16", **KINDS}, 0.0),
+    "delta nets": ("qwen3.5-tiny", {"params_dtype": "bf16", "cp_comm_type": "a2a", "num_query_groups": 4}, 0.0),
     "experts": ("qwen3-moe-tiny", {"params_dtype": "fp64"}, 1e-12),
     "experts with biases, window and sinks": ("gpt-oss-tiny", {"params_dtype": "fp64", **KINDS}, 1e-12),
 }
@@ -46,7 +47,7 @@ class OneDocumentChanged:
 def losses_by_document(model: str, document: int | None, flags: dict[str, Any], world_size: int) -> dict[int, Tensor]:
     """Losses of this rank's tokens of one global batch, by the number of the document in its sample."""
     preset, own, _ = MODELS[model]
-    parts, feed = make(tiny(preset, init_method_std=0.3, global_batch_size=1, **own, **flags), world_size)
+    parts, feed = make(tiny(preset, init_method_std=0.3, global_batch_size=1, **{**flags, **own}), world_size)
     if document is not None:
         feed.dataset = OneDocumentChanged(feed.dataset, document)  # type: ignore[assignment]
     batches = feed.next_global_batch()

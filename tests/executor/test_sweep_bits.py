@@ -49,6 +49,8 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "cp2 a2a window": (2, "qwen3-tiny", {**EXCHANGED, **ONE_STAGE, "window_size": 17}),
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated, the store rotated
     "norms around": (1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}),
+    "delta nets": (1, "qwen3.5-tiny", ONE_STAGE),
+    "cp2 a2a delta nets": (2, "qwen3.5-tiny", {**EXCHANGED, **ONE_STAGE}),
     "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
     "experts in some layers": (
         1,

@@ -51,6 +51,8 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "window": (1, "llama-tiny", {**ONE_STAGE, "window_size": 5}),  # shorter than a tile
     "layers of two kinds": (1, "llama-tiny", {**ONE_STAGE, **KINDS}),
     "norms around": (1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}),
+    "delta nets": (1, "qwen3.5-tiny", ONE_STAGE),
+    "tp2 delta nets": (2, "qwen3.5-tiny", {"tp": 2, **ONE_STAGE}),
     "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
     "experts in some layers": (1, "qwen3-moe-tiny", {**ONE_STAGE, **DENSE_FIRST}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),

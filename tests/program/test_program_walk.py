@@ -10,7 +10,7 @@ from memo.program.kinds import Kind, kind_of
 from memo.program.operations import Operation
 from memo.program.walk import Machine, Step, backward, forward, gathered, gradient, graph, rebuilt
 
-MODELS = ("gpt-tiny", "llama-tiny", "qwen3-tiny", "gemma-3-tiny")
+MODELS = ("gpt-tiny", "llama-tiny", "qwen3-tiny", "gemma-3-tiny", "qwen3.5-tiny")
 OUTSIDE = {"input", "attention_out", "qkv"}
 KEEPABLE = ("attention_norm", "residual", "mlp_norm", "fc1", "activation")
 OUTPUT = frozenset({"layer_output"})

@@ -7,6 +7,7 @@ smaller.
 
 from collections.abc import Callable, Iterable
 
+from memo.estimate.program import delta
 from memo.estimate.program.attention_calls import (
     Call,
     different_steps,
@@ -26,7 +27,13 @@ from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
 
 def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tuple[Block, Block]:
-    """(output, log-sum-exp); an output that is `placed` is written to a slot, which exists already, and is empty."""
+    """(output, log-sum-exp); an output that is `placed` is written to a slot, which exists already, and is empty.
+
+    Of a gated delta net, whose output is always placed, both are empty.
+    """
+    if z.delta:
+        _delta_forward(ledger, z)
+        return ledger.make("attention_out", 0), ledger.make("lse", 0)
     if z.a2a == 1:
         return _ring_forward(ledger, z, placed)
     inner, shared = _exchanged(z), z.tokens * z.narrow
@@ -38,13 +45,17 @@ def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tu
 
 
 def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
-    """Gradients of q, k and v; those that one message carries are one tensor."""
+    """Gradients of q, k and v; those that one message carries are one tensor. Of a gated delta net that of qkv."""
+    if z.delta:
+        return [_delta_backward(ledger, z)]
     return _with_exchange(ledger, z, z.qkv + 2 * z.q, lambda inner, row: _ring_backward(ledger, inner, row))
 
 
 def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
     """Log-sum-exp of `z.tokens` queries of a tile, which is shared by cp ranks and has `before` tokens of all ranks
-    before it; the output is in a slot, keys and values are in their store."""
+    before it; the output is in a slot, keys and values are in their store. That of a gated delta net is empty."""
+    if z.delta:
+        return attention_forward(ledger, z, placed=True)[1]
     if z.a2a == 1:
         gather_rows(ledger, z)
         return _rows_forward(ledger, z, before, placed=True)[1]
@@ -53,6 +64,35 @@ def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
     (out,) = _join_heads(ledger, z, (z.q, 1))
     ledger.free(inner_out, heads, out)
     return lse
+
+
+def _delta_forward(ledger: Ledger, z: LayerSizes) -> None:
+    if z.a2a == 1:
+        return delta.run_forward(ledger, z)
+    inner = _exchanged(z)
+    own = _all_of_heads(ledger, z.qkv * z.tokens * z.narrow)
+    out = ledger.make("heads", _q_bytes(inner))
+    delta.run_forward(ledger, inner)
+    ledger.free(*_join_heads(ledger, z, (z.q, 1)), own, out)
+
+
+def _delta_backward(ledger: Ledger, z: LayerSizes) -> Block:
+    if z.a2a == 1:
+        return delta.run_backward(ledger, z)
+    own, grad_out = (_all_of_heads(ledger, width * z.tokens * z.narrow) for width in (z.qkv, z.q))
+    grad = delta.run_backward(ledger, _exchanged(z))
+    parts = _join_heads(ledger, z, (z.qkv, 2))
+    whole = ledger.make("delta net gradient", z.qkv * z.tokens * z.narrow)
+    ledger.free(*parts, grad, own, grad_out)
+    return whole
+
+
+def _all_of_heads(ledger: Ledger, num_bytes: int) -> Block:
+    """All tokens of some heads, of which several parts are put side by side."""
+    parts = _split_heads(ledger, num_bytes)
+    whole = ledger.make("heads", num_bytes)
+    ledger.free(parts)
+    return whole
 
 
 def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
@@ -67,7 +107,9 @@ def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> t
 
 
 def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
-    """Gradients of these queries and of their keys and values, whose sums are in their store."""
+    """Gradients of these queries and of their keys and values, whose sums are in their store, or of qkv."""
+    if z.delta:
+        return attention_backward(ledger, z)
     return _with_exchange(ledger, z, 3 * z.q, lambda inner, row: _rows_backward(ledger, inner, before, row))
 
 

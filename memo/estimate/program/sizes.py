@@ -49,6 +49,7 @@ class LayerSizes(NamedTuple):
         sections: parts of the sequence along which a swap plan sweeps layers; 0: it does not.
         hidden_on_host: whether what layers pass on is in host memory.
         on_cuda: whether the device is a GPU.
+        delta: whether a gated delta net stands in the place of attention.
         halves: bytes of the halves of a custom layer (memo.spec.custom_layer); None for memo's own.
     """
 
@@ -86,6 +87,7 @@ class LayerSizes(NamedTuple):
     sections: int
     hidden_on_host: bool
     on_cuda: bool
+    delta: bool = False
     halves: tuple[Half, Half] | None = None
 
     @property
@@ -102,7 +104,7 @@ class LayerSizes(NamedTuple):
 
     @property
     def qkv(self) -> int:
-        return self.q + 2 * self.kv
+        return self.q + 2 * self.kv + (2 * self.heads if self.delta else 0)
 
     @property
     def fc1(self) -> int:
@@ -189,6 +191,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         sections=resolved_sections(config) if config.memory.sweeps else 0,
         hidden_on_host=config.memory.sweeps and config.memory.offload_hidden_states,
         on_cuda=device == "cuda",
+        delta=model.is_linear,
         halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
     )
 

@@ -81,7 +81,7 @@ def resident_backward(
     grad_residual, grad_out = _after_gradients(ledger, z, kind, of.kept, grad)
     ledger.free(*(filled.pop(name, None) for operation in kind.after for name in operation.makes))
     grads = _attention_gradients(ledger, z, grad_out)
-    ledger.free(filled.pop("attention_out"), filled.pop("lse"))
+    ledger.free(filled.pop("attention_out"), filled.pop("lse", None))
     _before_gradients(ledger, z, kind, of.kept, z.tokens // z.tiles, (grad_residual, *grads, grad))
     ledger.free(*filled.values(), x)
 
@@ -199,7 +199,7 @@ def _after_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, token
 
 
 def _before_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, tokens: int) -> None:
-    walk = backward(kind.before, kept | {WHOLE_GROUP}, frozenset({"heads", "input"}))
+    walk = backward(kind.before, kept | {WHOLE_GROUP}, frozenset({kind.met, "input"}))
     TileLedger(ledger, z, tokens).run(walk.steps)
 
 

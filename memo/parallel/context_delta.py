@@ -1,0 +1,120 @@
+"""A gated delta net (memo.attention.delta_rule) of a sequence that is split over ranks.
+
+A recurrence runs through all tokens in their order. So ranks exchange heads: each has all tokens of some heads, and
+gives back what these make (--cp-comm-type a2a).
+
+Legend: s tokens of this rank, b batch, n value heads of this rank of tp, d head dim; mixed [s, b, W] as in
+memo.attention.delta_rule, its tokens those of memo.parallel.zigzag.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from memo.attention import delta_rule
+from memo.attention.blocks import Documents
+from memo.attention.delta_rule import DeltaNet
+from memo.parallel.context import ContextAttention
+
+MainGradient = Callable[[nn.Parameter], Tensor]
+
+
+class Parameters(Protocol):
+    """Of all heads of this rank of tp, as of DeltaNet."""
+
+    @property
+    def kernels(self) -> nn.Parameter: ...
+    @property
+    def rates(self) -> nn.Parameter: ...
+    @property
+    def biases(self) -> nn.Parameter: ...
+
+
+class ContextDelta:
+    def __init__(self, exchange: ContextAttention, of: Parameters, head_dim: int) -> None:
+        """`exchange` has the groups of cp."""
+        self._exchange, self._of, self._head_dim = exchange, of, head_dim
+        whole = DeltaNet(of.kernels, of.rates, of.biases, head_dim)
+        channels = [whole.key_heads * head_dim, whole.key_heads * head_dim, whole.heads * head_dim]
+        self._widths = [*channels, whole.heads, whole.heads]
+        self._widths_of = (channels, [whole.heads], [whole.heads])
+
+    def forward(
+        self, mixed: Tensor, out: Tensor, documents: Documents | None, start: int = 0, carry: Tensor | None = None
+    ) -> Tensor:
+        """Writes `out` [s, b, n d] of tokens from `start` of the sequence on, and returns the carry after them; `carry`
+        is that before them, None at the beginning. Carries are of the heads of which this rank has all tokens."""
+        net, own = self._share(), self._split(mixed, self._widths)
+        carry = net.empty_carry(own) if carry is None else carry
+        is_whole = self._exchange.a2a_size == 1
+        place = out if is_whole else own.new_empty((*own.shape[:2], net.heads * net.head_dim))
+        carry = delta_rule.forward(net, own, carry, positions_of(documents, start, own), place)
+        if not is_whole:
+            self._exchange.join_heads(place.unsqueeze(-1), out=out.unsqueeze(-1))
+        return carry
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        mixed: Tensor,
+        main_gradient: MainGradient,
+        documents: Documents | None,
+        start: int = 0,
+        carry: Tensor | None = None,
+        grad_carry: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of `mixed` and of `carry`; those of the parameters are added to their main gradients.
+
+        `grad_carry`: of the carry that `forward` returned; None: nothing was made of it.
+        """
+        net, own = self._share(), self._split(mixed, self._widths)
+        carry = net.empty_carry(own) if carry is None else carry
+        grad_carry = torch.zeros_like(carry) if grad_carry is None else grad_carry
+        grad_out, grad = self._split(grad_out, [grad_out.shape[-1]]), torch.empty_like(own)
+        positions = positions_of(documents, start, own)
+        grad_carry, sums = delta_rule.backward(net, grad_out, own, carry, positions, grad_carry, grad)
+        for parameter, widths, found in zip(self._parameters, self._widths_of, sums, strict=True):
+            views = self._own_rows(main_gradient(parameter), widths)
+            for view, part in zip(views, found.split([len(view) for view in views]), strict=True):
+                view.add_(part)
+        if self._exchange.a2a_size > 1:
+            parts = grad.unsqueeze(-1).split([width // self._exchange.a2a_size for width in self._widths], dim=2)
+            grad = torch.cat(self._exchange.join_heads(*parts), dim=2).squeeze(-1)
+        return grad, grad_carry
+
+    @property
+    def _parameters(self) -> tuple[nn.Parameter, ...]:
+        """Asked for each time, because their memory changes."""
+        return self._of.kernels, self._of.rates, self._of.biases
+
+    def _split(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """[s, b, W] of all heads -> [A s, b, W / A] of some; its parts have so many channels."""
+        if self._exchange.a2a_size == 1:
+            return x
+        return torch.cat(self._exchange.split_heads(*x.unsqueeze(-1).split(widths, dim=2)), dim=2).squeeze(-1)
+
+    def _share(self) -> DeltaNet:
+        """The parameters of the heads of which this rank has all tokens."""
+        rows = (self._own_rows(each.data, of) for each, of in zip(self._parameters, self._widths_of, strict=True))
+        kernels, rates, biases = (torch.cat(parts) for parts in rows)
+        return DeltaNet(kernels, rates, biases, self._head_dim)
+
+    def _own_rows(self, parameter: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        """Views of its rows of these heads, in each part of so many rows."""
+        exchange = self._exchange
+        return [part.chunk(exchange.a2a_size)[exchange.a2a_rank] for part in parameter.split(widths)]
+
+
+def positions_of(documents: Documents | None, start: int, like: Tensor) -> Tensor:
+    """[b, t]: how many tokens of its document stand before each token of `like` [t, b, ...], whose first one is token
+    `start` of the sequence."""
+    tokens = torch.arange(start, start + len(like), device=like.device)
+    if documents is None:
+        return tokens.expand(like.shape[1], -1)
+    rows = []
+    for row in documents:
+        bounds = torch.tensor(row, device=like.device)
+        rows.append(tokens - bounds[torch.searchsorted(bounds, tokens, right=True) - 1])
+    return torch.stack(rows)

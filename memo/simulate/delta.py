@@ -1,0 +1,32 @@
+"""What a gated delta net costs on one rank (memo.attention.delta_rule), by its products and by the bytes that it moves.
+
+Its products are in fp32, and each value that a group of tokens makes is taken to be written and read once. A backward
+runs the forward again twice: for the carries before each group, and under a graph. Known error: not compared with a
+measurement; kernels that do all of it in one, such as fla's, take a small part of this.
+"""
+
+from memo.simulate.cost import Cost
+from memo.simulate.layer_shape import LayerShape
+from memo.spec.delta import CHUNK, GROUP
+
+GROUP_KERNELS = (70, 330)
+"""Of a group of tokens, in forward and backward, beside those of its chunks."""
+CHUNK_KERNELS = (9, 40)
+
+
+def delta_cost(shape: LayerShape, backward: bool) -> Cost:
+    """Of all tokens of some heads, as many as all heads of some tokens."""
+    kernels, d = shape.kernels, shape.config.model.head_dim
+    elements = shape.tokens * shape.q
+    flops = elements * (8 * CHUNK + 6 * d)
+    num_bytes = elements * 2 * 20 * kernels.wide
+    passes = 4 if backward else 1
+    peaks = kernels.hardware.peak_tflops  # in the dtype of the run, if no other is known
+    peak = peaks.get("fp32", peaks[kernels.dtype]) * 1e12 * kernels.hardware.efficiency.matmul
+    moving_s = kernels.memory_s(passes * num_bytes, kernels_of_delta(shape, backward))
+    return Cost(attention=passes * flops / peak, elementwise=moving_s)
+
+
+def kernels_of_delta(shape: LayerShape, backward: bool) -> int:
+    tokens = shape.config.data.seq_length
+    return int(tokens / GROUP * GROUP_KERNELS[backward] + tokens / CHUNK * CHUNK_KERNELS[backward])
