@@ -217,9 +217,9 @@ def _state_dict(segments: Sequence[SegmentState]) -> dict[str, GlobalTensor]:
 
 
 def _written_here(segments: Sequence[SegmentState], mesh: Mesh) -> list[SegmentState]:
-    """The segments that this rank writes: of a parameter that several ranks hold, the first tp rank or the first stage
-    writes it."""
-    writes = {"": True, "tp": mesh.at.tp == 0, "embedding": mesh.is_first_stage}
+    """The segments that this rank writes: of a parameter that several ranks hold, the first tp rank, the first stage or
+    the first rank of all writes it."""
+    writes = {"": True, "tp": mesh.at.tp == 0, "embedding": mesh.is_first_stage, "all": mesh.rank == 0}
     return [entry for entry in segments if writes[entry[0].shard.replicated]]
 
 

@@ -1,7 +1,7 @@
 """Rules about the shape of the model."""
 
 from memo.artifacts.reading import shown
-from memo.config.model import FULL, LINEAR, ROUTED, SCALING_READ_BY, SLIDING, ModelConfig
+from memo.config.model import FULL, LINEAR, OF_SIGMOID, ROUTED, SCALING_READ_BY, SLIDING, ModelConfig
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
 from memo.config.unread import require_read, require_with
@@ -172,12 +172,37 @@ def _check_experts(config: RunConfig) -> None:
         not experts or top_k <= experts,
         f"--moe-router-topk {top_k} is more than --num-experts {experts}: give {experts} or less",
     )
+    _check_sigmoid(config)
     if model.moe_layer_freq:
         _check_layers_with_experts(model)
     require(
         not (experts and model.custom_layer),
         f"--custom-layer {model.custom_layer} fights with --num-experts {experts}, which is of memo's own layer: leave "
         "one of the two out",
+    )
+
+
+def _check_sigmoid(config: RunConfig) -> None:
+    model, function = config.model, "--moe-router-score-function"
+    experts, groups, of_groups = model.num_experts, model.moe_router_num_groups, model.moe_router_group_topk
+    for name in OF_SIGMOID:
+        is_read = model.moe_router_score_function == "sigmoid"
+        require_read(model, name, is_read, f"{function} {model.moe_router_score_function}", f"{function} sigmoid")
+    biased, switch = model.moe_router_enable_expert_bias, "--moe-router-enable-expert-bias"
+    require_read(config.training, "moe_router_bias_update_rate", biased, f"a model without {switch}", switch)
+    require(
+        groups == 1 or (experts % groups == 0 and experts >= 2 * groups),
+        f"--num-experts {experts} do not divide into --moe-router-num-groups {groups} of at least two experts: give a "
+        f"divisor of {experts} that is no more than {experts // 2}",
+    )
+    require(
+        of_groups <= groups,
+        f"--moe-router-group-topk {of_groups} is more than --moe-router-num-groups {groups}: give {groups} or less",
+    )
+    require(
+        groups == 1 or model.moe_router_topk <= of_groups * experts // groups,
+        f"--moe-router-topk {model.moe_router_topk} is more than the {of_groups * experts // groups} experts of "
+        f"--moe-router-group-topk {of_groups} groups: give as many or fewer, or more groups",
     )
 
 

@@ -15,7 +15,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.fields import checked
+from memo.artifacts.fields import Count, checked
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
@@ -191,6 +191,7 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
     model = ModelConfig(
         **numbers,
         **family.fixed,
+        **_layers_and_shared(keys, numbers),
         activation="swiglu" if family.gated else "gelu",
         untie_embeddings_and_output_weights=not keys.switch("tie_word_embeddings"),
         add_bias_linear=on_all,
@@ -216,8 +217,25 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
     return model, biases
 
 
+def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that a family states in its own way: which layers have experts, what these share, norms of heads."""
+    family, found = keys.family, dict[str, Any]()
+    if family.qk_norm_switch:
+        found["qk_layernorm"] = keys.switch(family.qk_norm_switch)
+    if family.dense_first:
+        layers = numbers["num_layers"]
+        dense = min(layers, checked(Count, keys.get(family.dense_first), family.dense_first, keys.source))
+        found["moe_layer_freq"] = "+".join(f"[{n}]*{count}" for n, count in ((0, dense), (1, layers - dense)) if count)
+    if family.shared_experts:
+        count = checked(Count, keys.get(family.shared_experts), family.shared_experts, keys.source)
+        found["moe_shared_expert_intermediate_size"] = count * numbers["moe_ffn_hidden_size"]
+    return found
+
+
 def _check_only(content: Mapping[str, Any], family: TrainedFamily, source: Source) -> None:
     for name, accepted in {**_ONLY, **family.only}.items():
+        if name in family.names.values():
+            continue
         value = content.get(name, accepted[0])
         if value not in accepted:
             found = "set" if isinstance(value, dict) else shown(value)

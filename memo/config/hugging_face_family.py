@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from memo.artifacts.fields import accepted, checked, field_types
 from memo.artifacts.reading import Source, shown
-from memo.config.model import Activation, ModelConfig, Normalization, NormPlacement, PositionEmbedding
+from memo.config.model import Activation, ModelConfig, Normalization, NormPlacement, PositionEmbedding, ScoreFunction
 from memo.errors import MemoError
 
 
@@ -35,6 +35,8 @@ class Family:
         one_kv_head: the switch with which all heads share a single key/value head; empty: the family has none.
         spare_positions: rows of a learned table of positions before the first one.
         renormalises: the switch with which the weights of a token's experts sum to 1; empty: they always do.
+        dense_first: the key of how many layers, the first ones, have no experts; empty: none.
+        shared_experts: the key of how many experts, of the width of the others, all tokens share; empty: none.
         beyond: what no ModelConfig says, as fields of memo.spec.shapes.ModelShape; it is given the file and the
             nearest ModelConfig.
     """
@@ -44,7 +46,8 @@ class Family:
     defaults: Mapping[str, Any]
     normalization: Normalization = "RMSNorm"
     position_embedding_type: PositionEmbedding = "rope"
-    qk_layernorm: bool = False
+    qk_layernorm: bool | str = False
+    """Always, never, or as the switch of that name says."""
     attention_sinks: bool = False
     attention_output_gate: bool = False
     norm_placement: NormPlacement = "before"
@@ -54,6 +57,10 @@ class Family:
     one_kv_head: str = ""
     spare_positions: int = 0
     renormalises: str = ""
+    dense_first: str = ""
+    shared_experts: str = ""
+    moe_router_score_function: ScoreFunction = "softmax"
+    moe_router_enable_expert_bias: bool = False
     biases: Biases = NO_BIASES
     beyond: Callable[["ConfigKeys", ModelConfig], Mapping[str, Any]] = lambda keys, model: {}
 
@@ -62,7 +69,17 @@ class Family:
         """Fields of ModelConfig that all of its models share, besides activation and biases."""
         names = ["normalization", "position_embedding_type", "qk_layernorm", "attention_sinks"]
         names += ["attention_output_gate", "norm_placement", "apply_layernorm_1p", "scale_embeddings"]
-        return {name: getattr(self, name) for name in names}
+        names += ["moe_router_score_function", "moe_router_enable_expert_bias"]
+        return {name: getattr(self, name) for name in names if name != "qk_layernorm" or not self.qk_norm_switch}
+
+    @property
+    def qk_norm_switch(self) -> str:
+        return self.qk_layernorm if isinstance(self.qk_layernorm, str) else ""
+
+    @property
+    def qkv_bias_switch(self) -> str:
+        """Their switch of biases of q, k and v alone; empty: there is none."""
+        return self.biases.qkv if isinstance(self.biases.qkv, str) and self.biases.projection is False else ""
 
 
 @dataclass(frozen=True)
@@ -146,6 +163,7 @@ class TrainedFamily(Family):
         sliding_base: the key of RoPE's base in layers with the window, whose frequencies nothing stretches; empty: all
             layers rotate alike.
         packed: whether experts may be published in MXFP4.
+        layers_beyond: the key of how many layers stand behind the last, to predict further tokens; they are left out.
     """
 
     architecture: str
@@ -159,6 +177,7 @@ class TrainedFamily(Family):
     layer_pattern: str = ""
     sliding_base: str = ""
     packed: bool = False
+    layers_beyond: str = ""
     own_activation: Activation | None = None
 
     @property

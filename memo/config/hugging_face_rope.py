@@ -21,6 +21,7 @@ _KEYS = {
 }
 _LENGTH = "rope_original_max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_SHARE = "partial_rotary_factor"
 # Keys that ask for nothing: names, and what rope_theta's own reader takes.
 _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", "finetuned", "max_position_embeddings")
 
@@ -31,7 +32,12 @@ def read_rope(keys: ConfigKeys, family: TrainedFamily, model: ModelConfig) -> di
     content, source = keys.content, keys.source
     if not family.sliding_base:
         name = _name_of_rope(content, source)
-        return _read_rotation(content, name, content.get(name) or {}, source)
+        given = content.get(name) or {}
+        if _SHARE not in family.names.values() or not isinstance(given, dict) or given.get(_SHARE) is None:
+            return _read_rotation(content, name, given, source)
+        share = checked(field_types(ModelConfig)["rotary_percent"], given[_SHARE], f"{name}.{_SHARE}", source)
+        rest = {key: value for key, value in given.items() if key != _SHARE}
+        return {**_read_rotation(content, name, rest, source), "rotary_percent": share}
     newer, older = content.get("rope_parameters") or {}, content.get("rope_scaling") or {}
     is_joined = isinstance(newer, dict) and newer.keys() <= {_FULL, _SLIDING}
     if not is_joined or (newer and older):
@@ -111,7 +117,7 @@ def write_rope(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
 
 def _check_keys(given: Mapping[str, Any], kind: str, name: str, source: Source) -> None:
     """Refuse what would change an angle or its factor."""
-    neutral = {"partial_rotary_factor": 1.0, "truncate": True}
+    neutral = {_SHARE: 1.0, "truncate": True}
     for key, value in given.items():
         is_read = key in _KEYS[kind] or key in _OTHER_KEYS or value is None
         # Without stretching nothing else is read, except which part of a head is rotated.

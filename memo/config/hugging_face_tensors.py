@@ -30,6 +30,18 @@ QWEN3_MOE_TENSORS = TensorNames(
     },
     _ENDS,
 )
+GLM4_MOE_TENSORS = TensorNames(
+    "model.layers",
+    {
+        **LLAMA_TENSORS.modules,
+        **QWEN3_MOE_TENSORS.modules,
+        "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
+        "mlp.shared.gate": "mlp.shared_experts.gate_proj",
+        "mlp.shared.up": "mlp.shared_experts.up_proj",
+        "mlp.shared.fc2": "mlp.shared_experts.down_proj",
+    },
+    _ENDS,
+)
 MIXTRAL_TENSORS = TensorNames(
     "model.layers",
     {

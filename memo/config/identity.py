@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from memo.config.derived import num_position_embeddings
-from memo.config.model import LINEAR, ROUTED, SCALING_READ_BY, ModelConfig
+from memo.config.model import LINEAR, OF_SIGMOID, ROUTED, SCALING_READ_BY, ModelConfig
 from memo.config.run import RunConfig, canonical_name
 
 Fact = str | int | float | bool
@@ -61,6 +61,8 @@ def _unread(model: ModelConfig) -> set[str]:
     unread = {*_ONLY_AT_THE_START} if model.num_experts else {*_ONLY_AT_THE_START, *ROUTED}
     if LINEAR not in model.types_of_layers:
         unread.update(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"))
+    if model.moe_router_score_function != "sigmoid":
+        unread.update(OF_SIGMOID)
     if model.mlp_size == model.ffn_size:
         unread.add("moe_ffn_hidden_size")
     if model.position_embedding_type != "rope":

@@ -18,6 +18,7 @@ Normalization = Literal["LayerNorm", "RMSNorm"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tanh"]
 NormPlacement = Literal["before", "around"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+ScoreFunction = Literal["softmax", "sigmoid"]
 
 _FACTOR = in_range(above=0, high=10**9)
 
@@ -33,8 +34,17 @@ ROUTED = (
     "moe_shared_expert_gate",
     "moe_router_topk",
     "moe_router_pre_softmax",
+    "moe_router_score_function",
 )
 """Fields that only models with experts read."""
+
+OF_SIGMOID = (
+    "moe_router_enable_expert_bias",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_topk_scaling_factor",
+)
+"""Fields that only routers by sigmoid read."""
 
 SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
     "rope_scaling_factor": ("linear", "llama3", "yarn"),
@@ -143,7 +153,18 @@ class ModelConfig:
     moe_router_topk: Annotated[int, in_range(1, 1 << 16)] = 2
     """Experts that a token runs through: those to which the router gives the highest scores."""
     moe_router_pre_softmax: bool = False
-    """Weights of a token's experts are their shares among all experts; default: among those that it runs through."""
+    """Weights of a token's experts are their shares among all experts; default: among those that it runs through. By
+    sigmoid: they are the scores, which do not sum to 1."""
+    moe_router_score_function: ScoreFunction = "softmax"
+    """How the router makes scores of its products: softmax over all experts, or sigmoid of each (GLM-4.5)."""
+    moe_router_enable_expert_bias: bool = False
+    """Experts are chosen by sigmoid + a bias of each, which no gradient changes (--moe-router-bias-update-rate)."""
+    moe_router_num_groups: Annotated[int, in_range(1, 1 << 16)] = 1
+    """Groups of experts with equal numbers of them, of which a token meets the best moe-router-group-topk."""
+    moe_router_group_topk: Annotated[int, in_range(1, 1 << 16)] = 1
+    """Groups in which a token may choose: those whose two best experts have the highest sums."""
+    moe_router_topk_scaling_factor: Annotated[float, in_range(above=0, high=10**9)] = 1.0
+    """Factor on the weights of a token's experts (GLM-4.5's 2.5)."""
     scale_embeddings: bool = False
     """Multiply what the embedding gives by the square root of hidden-size, which is rounded to the model's dtype."""
     untie_embeddings_and_output_weights: bool = False

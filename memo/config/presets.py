@@ -102,6 +102,18 @@ _QWEN_35_MOE = replace(
     moe_shared_expert_intermediate_size=512,
     moe_shared_expert_gate=True,
 )
+_GLM_45 = replace(
+    _LLAMA,
+    kv_channels=128,
+    add_qkv_bias=True,
+    rotary_base=1e6,
+    rotary_percent=0.5,
+    max_position_embeddings=131072,
+    vocab_size=151552,
+    moe_router_topk=8,
+    moe_router_score_function="sigmoid",
+    moe_router_enable_expert_bias=True,
+)
 _QWEN_3_SMALL = replace(_QWEN_3, untie_embeddings_and_output_weights=False)
 
 PRESETS: dict[str, ModelConfig] = {
@@ -177,6 +189,31 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen3.5-35b-a3b": _sized(_QWEN_35_MOE, 40, 2048, 16, 2, 512),
     "qwen3-next-80b-a3b": _sized(
         replace(_QWEN_35_MOE, vocab_size=151936, num_experts=512, moe_router_topk=10), 48, 2048, 16, 2, 512
+    ),
+    "glm-4.5-tiny": replace(
+        _GLM_45,
+        num_query_groups=2,
+        kv_channels=32,
+        ffn_hidden_size=352,
+        vocab_size=None,
+        max_position_embeddings=None,
+        qk_layernorm=True,
+        num_experts=8,
+        moe_ffn_hidden_size=64,
+        moe_layer_freq="[0]*1+[1]*3",
+        moe_shared_expert_intermediate_size=64,
+        moe_router_topk=2,
+        moe_router_num_groups=4,
+        moe_router_group_topk=2,
+        moe_router_topk_scaling_factor=2.5,
+    ),
+    "glm-4.5-air": _sized(
+        _GLM_45,
+        *(46, 4096, 96, 8, 10944),
+        num_experts=128,
+        moe_ffn_hidden_size=1408,
+        moe_layer_freq="[0]*1+[1]*45",
+        moe_shared_expert_intermediate_size=1408,
     ),
     "qwen3-30b-a3b": _sized(_QWEN_3_MOE, 48, 2048, 32, 4, 768),
     "qwen3-235b-a22b": _sized(_QWEN_3_MOE, 94, 4096, 64, 4, 1536),

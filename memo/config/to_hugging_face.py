@@ -49,6 +49,8 @@ def write_config(
         dtype = dtype or like.content.get("dtype", like.content.get("torch_dtype"))
     if dtype is not None:
         content["torch_dtype"] = dtype
+    if family.layers_beyond:
+        content[family.layers_beyond] = 0
     return HuggingFaceModel(model_of(content, "config.json"), model_type, content)
 
 
@@ -76,7 +78,7 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
     fixed = family.fixed
     if isinstance(mlp, bool):
         fixed["add_bias_linear"] = mlp
-    if not model.add_bias_linear:  # which includes them
+    if not model.add_bias_linear and not family.qkv_bias_switch:  # which include them
         fixed["add_qkv_bias"] = qkv is True and mlp is not True
     found = [
         f"{name} must be {value}, not {getattr(model, name)}"
@@ -91,12 +93,15 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
     has_experts = "num_experts" in family.names
     if bool(model.num_experts) != has_experts:
         found.append(f"num_experts must be {'above 0' if has_experts else '0'}, not {model.num_experts}")
-    if len(set(model.layers_with_experts)) > 1:
-        found.append(f"moe_layer_freq must be empty, not {model.moe_layer_freq}")
-    if model.rotary_percent != 1:
+    experts = model.layers_with_experts
+    if list(experts) != sorted(experts) or (len(set(experts)) > 1 and not family.dense_first):
+        layers = "zeros before ones" if family.dense_first else "empty"
+        found.append(f"moe_layer_freq must be {layers}, not {model.moe_layer_freq}")
+    if model.rotary_percent != 1 and "rotary_percent" not in family.names:
         found.append(f"rotary_percent must be 1, not {model.rotary_percent}")
-    if model.shared_ffn_size:
-        found.append(f"moe_shared_expert_intermediate_size must be 0, not {model.shared_ffn_size}")
+    if model.shared_ffn_size and (not family.shared_experts or model.shared_ffn_size % model.mlp_size):
+        sizes = f"a multiple of {model.mlp_size}" if family.shared_experts else "0"
+        found.append(f"moe_shared_expert_intermediate_size must be {sizes}, not {model.shared_ffn_size}")
     if model.moe_router_pre_softmax and not family.renormalises:
         found.append("moe_router_pre_softmax must be off")
     if model.window_size and not family.window:
@@ -121,7 +126,8 @@ def _sizes(model: ModelConfig, family: TrainedFamily, num_positions: int) -> dic
         "num_query_groups": model.kv_heads,
         "kv_channels": model.head_dim,
         "query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_dim,
-        "ffn_hidden_size": model.mlp_size,
+        "ffn_hidden_size": model.ffn_size if family.dense_first else model.mlp_size,
+        "moe_ffn_hidden_size": model.mlp_size,
         "vocab_size": model.vocabulary,
         "max_position_embeddings": num_positions,
     }
@@ -135,6 +141,10 @@ def _switches(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         **dict.fromkeys(family.bias_switches, model.add_bias_linear),
         **({family.renormalises: not model.moe_router_pre_softmax} if family.renormalises else {}),
+        **({family.qk_norm_switch: model.qk_layernorm} if family.qk_norm_switch else {}),
+        **({family.qkv_bias_switch: model.qkv_bias} if family.qkv_bias_switch else {}),
+        **({family.dense_first: model.layers_with_experts.count(False)} if family.dense_first else {}),
+        **({family.shared_experts: model.shared_ffn_size // model.mlp_size} if family.shared_experts else {}),
         **(write_rope(model, family) if model.position_embedding_type == "rope" else {}),
         **_window(model, family),
     }

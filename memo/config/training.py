@@ -55,6 +55,9 @@ class TrainingConfig:
     --moe-router-load-balancing-type global_aux_loss; it recommends to begin with 1e-2."""
     moe_z_loss_coeff: NonNegativeFloat = 0.0
     """Coefficient of the loss that keeps the router's scores small; Megatron-LM recommends to begin with 1e-3."""
+    moe_router_bias_update_rate: NonNegativeFloat = 0.0
+    """What each step adds to the bias of an expert that has had fewer tokens than the mean of its layer, and takes from
+    that of one that has had more; needs moe-router-enable-expert-bias. Megatron-LM's default is 1e-3."""
     loss_chunk_size: Annotated[PositiveInt, TOKENS] = 1024
     """Tokens whose logits exist at one time on one rank."""
     max_consecutive_skips: NonNegativeInt = 10

@@ -18,7 +18,7 @@ from memo.model.norm import Norm
 from memo.model.rope import RopeRows, RopeTable
 from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
 from memo.parallel.context_delta import ContextDelta
-from memo.parallel.experts import ExpertRows, Router, route, route_backward, shares
+from memo.parallel.experts import ExpertRows, Router, Sigmoid, route, route_backward, shares
 from memo.parallel.router_losses import LayerLosses
 from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -263,6 +263,8 @@ class Experts(nn.Module):
         self.shared = SharedExperts(parts, layer) if parts.config.shared_ffn_size else None
         self.losses: LayerLosses | None = None
         """Of the router, in training."""
+        self.expert_bias: Tensor | None = None
+        """[E] fp32, of a router by sigmoid (memo.parallel.router_losses); None: zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, b, h] -> [n, b, h], without gradients."""
@@ -294,7 +296,19 @@ class Experts(nn.Module):
     @property
     def _router(self) -> Router:
         config = self.config
-        return Router(self.router.weight, self.router.bias, config.moe_router_topk, config.moe_router_pre_softmax)
+        sigmoid = Sigmoid(
+            self.expert_bias,
+            config.moe_router_num_groups,
+            config.moe_router_group_topk,
+            config.moe_router_topk_scaling_factor,
+        )
+        return Router(
+            self.router.weight,
+            self.router.bias,
+            config.moe_router_topk,
+            config.moe_router_pre_softmax,
+            sigmoid if config.moe_router_score_function == "sigmoid" else None,
+        )
 
     def add_biases_(self, y: Tensor, routing: Tensor) -> Tensor:
         """Adds what the biases of fc2 give to y [n, b, h], the sums over tp; `routing` [s, b, 2 K]."""

@@ -118,6 +118,8 @@ class ShardedDataParallel:
         self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self._nothing = nothing(dtype, device)
+        self.constants: list[MasterSegment] = []
+        """What every rank has beside parameters; there is no gradient, and no optimizer sees it."""
         self.parameters = self._replaced(named)
         for unit in self.units:
             self.bind_weights(unit, None)
@@ -162,8 +164,8 @@ class ShardedDataParallel:
             self.bind_gradients(unit, None)
 
     def master_segments(self) -> list[MasterSegment]:
-        """What this rank's optimizer updates; the gradients are valid after `finish_reduction`."""
-        return [segment for bucket in self.buckets for segment in self.segments_of(bucket)]
+        """What this rank's optimizer updates, and the constants; gradients are valid after `finish_reduction`."""
+        return [*(segment for bucket in self.buckets for segment in self.segments_of(bucket)), *self.constants]
 
     def segments_of(self, bucket: Bucket) -> list[MasterSegment]:
         segments = []

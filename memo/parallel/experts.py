@@ -27,13 +27,53 @@ class Router(NamedTuple):
     Attributes:
         weight, bias: [E, h], and [E] or None.
         top_k: K.
-        pre_softmax: whether weights are the experts' shares among all, not among those that are chosen.
+        pre_softmax: whether weights are the experts' shares among all, not among those that are chosen; of sigmoid:
+            whether they are scores, not shares among these.
+        sigmoid: how scores are made by sigmoid; None: by softmax.
     """
 
     weight: Tensor
     bias: Tensor | None
     top_k: int
     pre_softmax: bool
+    sigmoid: "Sigmoid | None" = None
+
+
+class Sigmoid(NamedTuple):
+    """A router by sigmoid: experts are chosen by score + bias, and weighed by score (DeepSeek-V3, GLM-4.5).
+
+    Attributes:
+        expert_bias: [E] fp32, or None for zeros.
+        groups, of_groups: equal groups of experts, and in how many of them a token may choose: those in which its two
+            best experts have the highest sums.
+        scale: factor on the weights.
+    """
+
+    expert_bias: Tensor | None
+    groups: int
+    of_groups: int
+    scale: float
+
+    def choice(self, logits: Tensor) -> Tensor:
+        """What ranks the experts, [t, E]; minus infinity where a token may not go."""
+        scores = logits.sigmoid()
+        if self.expert_bias is not None:
+            scores.add_(self.expert_bias)
+        if self.groups > 1:
+            groups = scores.unflatten(-1, (self.groups, -1))
+            best = groups.topk(2, dim=-1).values.sum(-1).topk(self.of_groups, dim=-1).indices
+            left_out = torch.ones(groups.shape[:-1], dtype=torch.bool, device=scores.device).scatter_(-1, best, False)
+            groups.masked_fill_(left_out.unsqueeze(-1), -torch.inf)
+        return scores
+
+    def weights(self, logits: Tensor, is_share: bool) -> Tensor:
+        """[t, K], of the products of the experts that were chosen."""
+        scores = logits.sigmoid()
+        return (scores / (scores.sum(-1, keepdim=True) + _TINY) if is_share else scores) * self.scale
+
+
+_TINY = 1e-20
+"""Added to sums of scores, as Megatron-LM and transformers do."""
 
 
 class ScoreLosses(Protocol):
@@ -43,10 +83,10 @@ class ScoreLosses(Protocol):
 
 
 def route(x: Tensor, router: Router) -> Tensor:
-    """The routing of x [t, h]; scores are products and softmax in the wide dtype."""
-    logits, top_k, pre_softmax = _logits(x, router), router.top_k, router.pre_softmax
-    chosen = logits.topk(top_k, dim=-1).indices
-    return torch.cat((_weights(logits, chosen, pre_softmax), chosen.to(logits.dtype)), dim=-1)
+    """The routing of x [t, h]; scores are products and softmax or sigmoid in the wide dtype."""
+    logits, sigmoid = _logits(x, router), router.sigmoid
+    chosen = (logits if sigmoid is None else sigmoid.choice(logits)).topk(router.top_k, dim=-1).indices
+    return torch.cat((_weights(logits, chosen, router), chosen.to(logits.dtype)), dim=-1)
 
 
 def route_backward(
@@ -56,7 +96,7 @@ def route_backward(
     choice that was made, and of `losses`."""
     logits = _logits(x, router).requires_grad_()
     with torch.enable_grad():
-        weights = _weights(logits, _chosen(routing), router.pre_softmax)
+        weights = _weights(logits, _chosen(routing), router)
     (grad,) = torch.autograd.grad(weights, logits, grad_weights)
     del weights
     if losses is not None:
@@ -81,9 +121,11 @@ def of_shares(grad: Tensor, routing: Tensor) -> Tensor:
     return grad.gather(1, _chosen(routing))
 
 
-def _weights(logits: Tensor, chosen: Tensor, pre_softmax: bool) -> Tensor:
-    """The softmax over all experts, or over those that were chosen."""
-    return logits.softmax(-1).gather(-1, chosen) if pre_softmax else logits.gather(-1, chosen).softmax(-1)
+def _weights(logits: Tensor, chosen: Tensor, router: Router) -> Tensor:
+    """By sigmoid, or the softmax over all experts, or over those that were chosen."""
+    if router.sigmoid is not None:
+        return router.sigmoid.weights(logits.gather(-1, chosen), not router.pre_softmax)
+    return logits.softmax(-1).gather(-1, chosen) if router.pre_softmax else logits.gather(-1, chosen).softmax(-1)
 
 
 def _chosen(routing: Tensor) -> Tensor:

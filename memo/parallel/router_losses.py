@@ -1,4 +1,4 @@
-"""Losses that keep routers in balance, and the load of each expert: the tokens that it has had in a step.
+"""Losses and biases that keep routers in balance, and the load of each expert: the tokens that it has had in a step.
 
 Both are of one layer, and join the loss of the language model with a coefficient each, as in Megatron-LM:
 
@@ -6,12 +6,15 @@ Both are of one layer, and join the loss of the language model with a coefficien
     load-balancing loss    E sum over e of f_e P_e; f_e: share of expert e in the load, P_e: mean of its probabilities
 
 Means are over all tokens of the global batch, with and without a loss; probabilities are the softmax over the scores of
-all experts. Where the load is even the second is 1.
+all experts, or their sigmoids over the sum of these. Where the load is even the second is 1.
 
 The gradient of the second loss reaches the scores through P alone and is linear in f, which is known only after the
 last forward of a step, when a pipeline has gone backward through many microbatches. So f is that of the step before, in
 the first step 1/E, which has no gradient. These are whole numbers over all ranks: no layout changes a bit of them. What
 is told of a step are the losses by its own f and P.
+
+The bias by which a router of sigmoids chooses (Wang et al., 2024) has no gradient either, and every rank has those of
+all layers, in fp32: a step adds one amount to those of experts with less than the mean load, and takes it from others.
 
 Shapes: E experts, K of them a token; t tokens of a tile, T of a global batch; L layers that have experts.
 """
@@ -21,12 +24,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.config import RunConfig
 from memo.parallel.collectives import all_reduce
+from memo.parallel.data import MasterSegment
 from memo.parallel.experts import ExpertRows
+from memo.parallel.shards import Shard, whole
+from memo.spec.buckets import Segment, Slot
+from memo.spec.shapes import EXPERT_BIAS
 
 
 class LayerLosses:
@@ -38,12 +45,13 @@ class LayerLosses:
         pull: [E], the gradient of the load-balancing loss by the probabilities of one token.
         z_slope: that of the z-loss by z of one token, divided by z.
         is_on: whether there is any loss; the load is counted in any case.
+        is_sigmoid: whether probabilities are shares of sigmoids.
     """
 
-    def __init__(self, sums: Tensor, pull: Tensor, z_slope: float, is_on: bool) -> None:
+    def __init__(self, sums: Tensor, pull: Tensor, z_slope: float, is_on: bool, is_sigmoid: bool = False) -> None:
         num_experts = len(pull)
         self.ends, self.probabilities, self.z_squares = sums.split([num_experts, num_experts, 1])
-        self.pull, self.z_slope, self.is_on = pull, z_slope, is_on
+        self.pull, self.z_slope, self.is_on, self.is_sigmoid = pull, z_slope, is_on, is_sigmoid
 
     def count(self, rows: ExpertRows) -> None:
         """Called in backward, which goes through each tile once."""
@@ -56,9 +64,14 @@ class LayerLosses:
         z = scores.logsumexp(-1, keepdim=True)
         probabilities = (scores - z).exp_()
         self.z_squares.add_(z.square().sum())
+        grad.addcmul_(probabilities, z.mul_(self.z_slope))
+        slopes = probabilities
+        if self.is_sigmoid:
+            slopes = scores.sigmoid()
+            torch.div(slopes, slopes.sum(-1, keepdim=True), out=probabilities)
+            slopes.neg_().add_(1).mul_(probabilities)
         self.probabilities.add_(probabilities.sum(0))
-        grad.addcmul_(probabilities, self.pull)
-        grad.addcmul_(probabilities, z.mul_(self.z_slope).sub_(probabilities @ self.pull.unsqueeze(1)))
+        grad.addcmul_(slopes, self.pull).addcmul_(slopes, probabilities @ self.pull.unsqueeze(1), value=-1)
 
 
 class RouterLosses:
@@ -66,6 +79,7 @@ class RouterLosses:
 
     Attributes:
         load: [L, E] fp64, choices of each expert in the last step; the same on every rank.
+        biases: [L, E] fp32, by which experts are chosen; None where they are chosen by scores alone.
     """
 
     def __init__(self, config: RunConfig, num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -78,12 +92,36 @@ class RouterLosses:
         self.load = torch.ones(shape, dtype=torch.float64, device=device)
         self._sums = torch.zeros(shape[0], 2 * shape[1] + 1, dtype=torch.float64, device=device)
         self._pulls = torch.zeros(shape, dtype=dtype, device=device)
+        self.is_sigmoid = config.model.moe_router_score_function == "sigmoid"
+        self.bias_rate = config.training.moe_router_bias_update_rate
+        is_biased = config.model.moe_router_enable_expert_bias
+        self.biases = torch.zeros(shape, dtype=torch.float32, device=device) if is_biased else None
 
     def of_layer(self, layer: int) -> LayerLosses:
         """Each rank of tp has all tokens, and adds its share of their gradient: gradients are summed over tp."""
         place = self._places[layer]
         z_slope = 2 * self.z_coeff / (self.num_tokens * self.tp)
-        return LayerLosses(self._sums[place], self._pulls[place], z_slope, self.z_coeff > 0 or self.aux_coeff > 0)
+        is_on = self.z_coeff > 0 or self.aux_coeff > 0
+        return LayerLosses(self._sums[place], self._pulls[place], z_slope, is_on, self.is_sigmoid)
+
+    def bias_of(self, layer: int) -> Tensor | None:
+        """A view, [E]."""
+        return None if self.biases is None else self.biases[self._places[layer]]
+
+    def bias_segments(self) -> list[MasterSegment]:
+        """The biases as checkpoints and files of weights have them."""
+        found = []
+        for layer in self._places if self.biases is not None else ():
+            name, bias = f"layers.{layer}.{EXPERT_BIAS}", self.bias_of(layer)
+            assert bias is not None
+            slot, shard = Slot(name, tuple(bias.shape), 0), Shard((whole(name, tuple(bias.shape)),), replicated="all")
+            found.append(MasterSegment(Segment(slot, 0, len(bias), 0), shard, nn.Parameter(bias, requires_grad=False)))
+        return found
+
+    def update_biases(self) -> None:
+        """By the load of the step that has ended."""
+        if self.biases is not None and self.bias_rate > 0:
+            self.biases.add_((self.load.mean(1, keepdim=True) - self.load).sign(), alpha=self.bias_rate)
 
     def begin_step(self) -> None:
         self._sums.zero_()
@@ -99,10 +137,11 @@ class RouterLosses:
 
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Inside, steps leave the load of the last real step."""
-        load = self.load.clone()
+        """Inside, steps leave the load and the biases of the last real step."""
+        kept = [(each, each.clone()) for each in (self.load, self.biases) if each is not None]
         yield
-        self.load.copy_(load)
+        for each, then in kept:
+            each.copy_(then)
 
     def state(self) -> list[list[int]]:
         """What the next step needs of this one: the load, where it is read."""

@@ -195,7 +195,7 @@ def title(question: Question) -> str:
 def _active(question: Question) -> str:
     """Of a mixture of experts, its parameters and how many of them a token meets."""
     shape = question.model.shape
-    if not shape.experts:
+    if not any(layer.experts for layer in shape.of_layers):
         return ""
     return f" ({format_count(shape.parameters)} parameters, {format_count(shape.active_parameters)} of them a token)"
 

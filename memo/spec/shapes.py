@@ -22,6 +22,8 @@ from memo.spec.stack import kinds_of, stack_of
 from memo.spec.weights import Init, Split, Weight, one
 
 _WIDENING = "embedding_projection.weight"
+EXPERT_BIAS = "mlp.router.expert_bias"
+"""The tensor in a layer of what its router adds to scores where it chooses."""
 _Parts = tuple[tuple[str, int], ...]
 """Names of tensors, and their rows."""
 
@@ -44,6 +46,7 @@ class ModelShape:
         experts, experts_per_token: MLPs of `ffn` in a layer, and how many of them a token runs through; 0: one for all.
         shared_ffn: of the MLP beside them, through which all tokens run; 0: there is none.
         shared_gate: whether a matrix with one output makes a gate on what that MLP gives.
+        expert_bias: whether the router of the experts has a bias for its choice, which is no parameter.
         extra: parameters of the ends that no other field covers.
         own_layer: the parameters of a custom layer (memo.spec.custom_layer), which no field above describes.
         stack: the shape of each layer, where they are of several kinds; what is said of layers here is then of one.
@@ -82,6 +85,7 @@ class ModelShape:
     experts_per_token: int = 0
     shared_ffn: int = 0
     shared_gate: bool = False
+    expert_bias: bool = False
     extra: int = 0
     own_layer: tuple[Weight, ...] = ()
     stack: tuple["ModelShape", ...] = ()
@@ -129,6 +133,11 @@ class ModelShape:
             *self._mlp(),
             *(weight for norm in norms.values() for weight in norm),
         )
+
+    @property
+    def constants(self) -> tuple[Weight, ...]:
+        """What a layer has beside its parameters, in fp32 whatever the dtype of these."""
+        return (one(EXPERT_BIAS, self.experts, init="zeros"),) if self.expert_bias else ()
 
     def _delta_net(self, channels: _Parts) -> Iterator[Weight]:
         """Beside its matrices: kernels of a convolution, rates and biases of the decay, and the norm of the output."""
@@ -294,6 +303,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         experts_per_token=model.moe_router_topk if model.num_experts else 0,
         shared_ffn=model.shared_ffn_size,
         shared_gate=model.shared_is_gated,
+        expert_bias=model.num_experts > 0 and model.moe_router_enable_expert_bias,
         own_layer=custom_facts(model).weights if model.custom_layer else (),
         nearest=model,
     )

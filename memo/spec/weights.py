@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple
 from memo.config.derived import vocab_rows_per_rank
 
 Split = Literal["rows", "columns", "vocabulary", "whole"]
-Replicated = Literal["", "tp", "embedding"]
-"""Ranks that hold the same values but see other tokens or uses: the gradient is summed over them."""
+Replicated = Literal["", "tp", "embedding", "all"]
+"""Ranks that hold the same values but see other tokens or uses: the gradient is summed over them; all: every rank, and
+there is no gradient."""
 Init = Literal["normal", "ones", "zeros", "log_uniform"]
 
 

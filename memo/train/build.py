@@ -88,12 +88,14 @@ class ParallelModel:
             loss_sum = self.forward_backward(batches, update)
             self._begin_phase("optimizer")
             with self.mesh.watch.work("optimizer"):
-                if agreement is None:
-                    return loss_sum, *self.optimizer.step(lr)
-                agreement.send(loss_sum)
-                if self.router_losses is not None:
-                    agreement.read_too(self.router_losses.figures())
-                return loss_sum, *self.optimizer.step(lr, agreement.read)
+                if agreement is not None:
+                    agreement.send(loss_sum)
+                    if self.router_losses is not None:
+                        agreement.read_too(self.router_losses.figures())
+                norm, updated = self.optimizer.step(lr, Tensor.item if agreement is None else agreement.read)
+                if updated and self.router_losses is not None:  # no checkpoint still reads what the optimizer changes
+                    self.router_losses.update_biases()
+                return loss_sum, norm, updated
 
     def forward_backward(self, batches: list[Microbatch], update: Update | None = None) -> Tensor:
         """Compute and reduce the gradients of one global batch; returns this rank's share of the loss.
@@ -258,7 +260,7 @@ def build_stage(
 def add_router_losses(
     config: RunConfig, mesh: Mesh, chunks: Sequence[TransformerChunk], device: torch.device
 ) -> RouterLosses | None:
-    """Give the routers of these plain layers their losses; None in models without experts."""
+    """Give the routers of these plain layers their losses and biases; None in models without experts."""
     if not config.model.num_experts:
         return None
     num_tokens = global_batch_size(config, mesh.grid.world_size) * config.data.seq_length
@@ -266,7 +268,7 @@ def add_router_losses(
     for chunk in chunks:
         for layer, index in zip(chunk.layers, chunk.layer_indices, strict=True):
             if isinstance(layer.mlp, Experts):
-                layer.mlp.losses = losses.of_layer(index)
+                layer.mlp.losses, layer.mlp.expert_bias = losses.of_layer(index), losses.bias_of(index)
     return losses
 
 
@@ -301,8 +303,9 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         consumes_gradients=training.clip_grad == 0,
         squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
     )
-    _first_weights(config, data_parallel, mesh)
     router_losses = add_router_losses(config, mesh, chunks, device)
+    data_parallel.constants = [] if router_losses is None else router_losses.bias_segments()
+    _first_weights(config, data_parallel, mesh)
     # 5. The executor wraps layers after the gradients have memory, because it adds to them. Streaming of states wraps
     # the result.
     actions = one_f_one_b(pipeline, mesh.at.pp)

@@ -86,8 +86,10 @@ def _delta_nets(model: ModelConfig) -> str:
 def _experts(model: ModelConfig) -> str:
     if not model.num_experts:
         return ""
+    router = f", {model.moe_router_score_function} in {model.moe_router_num_groups} groups"
     shared = f"{model.shared_ffn_size}{' gated' * model.shared_is_gated}"
-    return f"{model.moe_router_topk} of {model.num_experts} x {model.mlp_size}, shared {shared}"
+    experts = f"{model.moe_router_topk} of {model.num_experts} x {model.mlp_size}, shared {shared}"
+    return experts + (router if model.moe_router_score_function != "softmax" else "")
 
 
 def given_profile(config: RunConfig, device: torch.device) -> LayerProfile | None:

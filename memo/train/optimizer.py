@@ -180,14 +180,15 @@ class Optimizer:
                     adam.found_inf = None
 
     def segment_states(self) -> list[tuple[MasterSegment, dict[str, Tensor]]]:
-        """The masters and moments of every segment, 1-D, without copies; the moments are zero before the first step."""
+        """The masters and moments of every segment, 1-D, without copies; the moments are zero before the first step.
+        The last ones have no moments: nothing updates them here."""
         states = []
         for part in self.parts:
             for segment in part.segments:
                 state = part.state(segment)
                 tensors = {"master": segment.weight.detach()}
                 states.append((segment, tensors | {kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}))
-        return states
+        return states + [(segment, {"master": segment.weight.detach()}) for segment in self.data_parallel.constants]
 
     def resume(self, optimizer_steps: int) -> None:
         """Call it after masters and moments were loaded: sets the step counts, and publishes the weights."""

@@ -16,7 +16,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from forward import Result, run_once
-from hugging_face import Sources, gemma3_sources, gpt2_sources, gpt_oss_sources, llama_sources, to_global
+from hugging_face import (
+    Sources,
+    gemma3_sources,
+    glm4_moe_sources,
+    gpt2_sources,
+    gpt_oss_sources,
+    llama_sources,
+    to_global,
+)
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -110,6 +118,38 @@ _QWEN3_MOE_THEIRS = {
 _QWEN3_MOE = replace(
     _LLAMA_OURS, kv_channels=16, qk_layernorm=True, ffn_hidden_size=24, num_experts=6, moe_router_topk=3
 )
+_GLM4_MOE_THEIRS = {
+    **_LLAMA_THEIRS,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
+_GLM4_MOE = replace(
+    _LLAMA_OURS,
+    num_layers=3,
+    kv_channels=16,
+    add_qkv_bias=True,
+    qk_layernorm=True,
+    rotary_percent=0.5,
+    num_experts=8,
+    moe_ffn_hidden_size=24,
+    moe_layer_freq="[0]+[1]*2",
+    moe_shared_expert_intermediate_size=48,
+    moe_router_topk=3,
+    moe_router_score_function="sigmoid",
+    moe_router_enable_expert_bias=True,
+    moe_router_num_groups=4,
+    moe_router_group_topk=2,
+    moe_router_topk_scaling_factor=2.5,
+)
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
 FAMILIES = {
     "llama": _llama(),
@@ -186,6 +226,22 @@ FAMILIES = {
         ),
         gpt_oss_sources,
     ),
+    "glm4_moe": Family("Glm4MoeConfig", "Glm4MoeForCausalLM", _GLM4_MOE_THEIRS, _GLM4_MOE, glm4_moe_sources),
+    "glm4_moe-one-group-of-scores": Family(
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
+        {**_GLM4_MOE_THEIRS, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "attention_bias": False}
+        | {"use_qk_norm": False},
+        replace(
+            _GLM4_MOE,
+            moe_router_num_groups=1,
+            moe_router_group_topk=1,
+            moe_router_pre_softmax=True,
+            add_qkv_bias=False,
+            qk_layernorm=False,
+        ),
+        glm4_moe_sources,
+    ),
     "mixtral": Family(
         "MixtralConfig",
         "MixtralForCausalLM",
@@ -256,7 +312,14 @@ def build_theirs(family: Family, dtype: torch.dtype, attention: str) -> Any:
             noise = 0.2 * torch.randn(parameter.shape, generator=generator)
             is_norm_weight = parameter.ndim == 1 and name.endswith("weight")
             parameter.copy_(noise + 1.0 if is_norm_weight else noise)
+        for _, bias in biases_of_choice(model):
+            bias.copy_(0.05 * torch.randn(bias.shape, generator=generator))
     return model
+
+
+def biases_of_choice(model: Any) -> list[tuple[str, Tensor]]:
+    """Buffers by which experts are chosen."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 ROUTER_LOSSES = {"moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0.02}
@@ -306,9 +369,11 @@ def run_theirs(
     (loss + of_routers).backward()
     parameters = dict(model.named_parameters())
     sources = family.sources(family.ours)
-    gradients = to_global({name: p.grad for name, p in parameters.items()}, sources)
-    weights = to_global({name: p.detach() for name, p in parameters.items()}, sources)
-    assert sum(w.numel() for w in weights.values()) == sum(p.numel() for p in parameters.values())
+    biases = dict(biases_of_choice(model))
+    of_parameters = {name: source for name, source in sources.items() if source.name not in biases}
+    gradients = to_global({name: p.grad for name, p in parameters.items()}, of_parameters)
+    weights = to_global({name: p.detach() for name, p in (parameters | biases).items()}, sources)
+    assert sum(weights[name].numel() for name in of_parameters) == sum(p.numel() for p in parameters.values())
     return Result(logits.detach(), losses.detach(), loss.detach(), gradients), weights
 
 
@@ -370,7 +435,7 @@ def _summary(found: dict[str, float]) -> dict[str, float]:
     return kinds | {"gradients": math.sqrt(sum(error**2 for error in found.values()) / len(found))}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_moe", "gpt_oss", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_moe", "gpt_oss", "glm4_moe", "gemma3_text"])
 def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""
     truth, weights = run_theirs(name, torch.float64, wide=True)

@@ -64,6 +64,8 @@ def run_on_rank(
 @torch.no_grad()
 def load(model: ParallelModel, weights: dict[str, Tensor]) -> None:
     """Give every parameter its part of the global `weights`; raises KeyError for one that is missing."""
+    for segment in model.data_parallel.constants:
+        segment.weight.copy_(weights[segment.segment.slot.name])
     for parameter in model.data_parallel.parameters.values():
         for piece in parameter.shard.pieces:
             source = weights[piece.name]

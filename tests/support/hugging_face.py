@@ -87,6 +87,23 @@ def llama_sources(model: ModelConfig) -> Sources:
     return found
 
 
+def glm4_moe_sources(model: ModelConfig) -> Sources:
+    """The first layers have one MLP, and the others experts of which all tokens share some, and biases of the router's
+    choice."""
+    found = llama_sources(model)
+    dense = llama_sources(replace(model, num_experts=0))
+    for layer, has_experts in enumerate(model.layers_with_experts):
+        ours, theirs = f"layers.{layer}.mlp", f"model.layers.{layer}.mlp"
+        if not has_experts:
+            found = {name: source for name, source in found.items() if not name.startswith(f"{ours}.")}
+            found |= {name: source for name, source in dense.items() if name.startswith(f"{ours}.")}
+            continue
+        found[f"{ours}.router.expert_bias"] = Source(f"{theirs}.gate.e_score_correction_bias")
+        for name, their_name in {"gate": "gate_proj", "up": "up_proj", "fc2": "down_proj"}.items():
+            found[f"{ours}.shared.{name}.weight"] = Source(f"{theirs}.shared_experts.{their_name}.weight")
+    return found
+
+
 def gemma3_sources(model: ModelConfig) -> Sources:
     """Norms before and after attention and MLP."""
     found = llama_sources(model)

@@ -31,6 +31,7 @@ from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config
 from memo.data.chat_template import TEMPLATE_FILE
 from memo.errors import CheckpointError, ConfigError, writing
+from memo.spec.shapes import EXPERT_BIAS
 from memo.units import GIB
 
 ExportDtype = Literal["bf16", "fp16", "fp32", "fp64"]
@@ -192,7 +193,8 @@ def _their_tensors(
     check_shapes(str(source.final), shapes, stored, _REMEDY)
     found: dict[str, _Theirs] = {}
     for name, place in places(model_type, shapes).items():
-        new = _Theirs(place.whole_shape(shapes[name]), dtype or stored[name].torch_dtype, {})
+        of_parameters = None if name.endswith(EXPERT_BIAS) else dtype
+        new = _Theirs(place.whole_shape(shapes[name]), of_parameters or stored[name].torch_dtype, {})
         found.setdefault(place.name, new).parts[name] = place
     return found
 

@@ -75,6 +75,8 @@ _EXPERT = re.compile(r"experts\.(\d+)")
 BASE_PREFIXES = ("model.", "transformer.")
 """Prefixes that the names lack in a model that was saved without its head."""
 
+_THEIR_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
 # Masks and angles, which some versions store and memo computes.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|rope\.freqs)")
 
@@ -85,7 +87,9 @@ def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, Shape]:
     `num_positions`: rows of a learned position table, if the model has one.
     """
     shape = shape_of(model, "", num_positions)
-    layers = [(f"layers.{index}.", layer.layer_weights) for index, layer in enumerate(shape.of_layers)]
+    layers = [
+        (f"layers.{index}.", (*layer.layer_weights, *layer.constants)) for index, layer in enumerate(shape.of_layers)
+    ]
     return {
         f"{prefix}{name}": size
         for prefix, weights in [("", shape.embedding_weights), *layers, ("", shape.head_weights)]
@@ -101,9 +105,11 @@ def places(model_type: str, names: Iterable[str]) -> dict[str, HuggingFacePlace]
     return {name: _place(TRAINED[model_type].tensors, name, num_experts) for name in names}
 
 
-def is_no_weight(name: str) -> bool:
-    """Whether a tensor of the Hugging Face model is one that memo computes instead of storing it."""
-    return _NO_WEIGHTS.fullmatch(name) is not None
+def is_no_weight(name: str, model_type: str, num_layers: int) -> bool:
+    """Whether a tensor of the Hugging Face model is one that memo computes instead of storing it, or of a layer beyond
+    the last that a family may have there."""
+    layer = _THEIR_LAYER.search(name) if TRAINED[model_type].layers_beyond else None
+    return _NO_WEIGHTS.fullmatch(name) is not None or (layer is not None and int(layer[1]) >= num_layers)
 
 
 def _place(theirs: TensorNames, name: str, num_experts: int) -> HuggingFacePlace:

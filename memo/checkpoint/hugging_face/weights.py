@@ -36,7 +36,7 @@ class PretrainedWeights:
         self.places = {name: self._stored_as(place) for name, place in places(model_type, self.shapes).items()}
         for name in self.shapes:
             (self._check_packed if self._is_packed(name) else self._check)(name)
-        self._check_rest()
+        self._check_rest(model_type, model.num_layers)
 
     def dtype(self, name: str) -> torch.dtype:
         """Of what `read` gives."""
@@ -108,11 +108,11 @@ class PretrainedWeights:
                 "use the model's version that is not quantised"
             )
 
-    def _check_rest(self) -> None:
+    def _check_rest(self, model_type: str, num_layers: int) -> None:
         """Raises CheckpointError for a weight in the files that this model does not have."""
         used = {place.name + kind for place in self.places.values() for kind in ("", mxfp4.BLOCKS, mxfp4.SCALES)}
         for name in self.files.tensors:
-            if name in used or is_no_weight(name):
+            if name in used or is_no_weight(name, model_type, num_layers):
                 continue
             if name == "lm_head.weight" and "head.weight" not in self.shapes:
                 self._check_tied(name)
