@@ -15,7 +15,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.fields import Count, checked
+from memo.artifacts.fields import Count, checked, field_types
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
@@ -228,7 +228,9 @@ def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str
         found["moe_layer_freq"] = "+".join(f"[{n}]*{count}" for n, count in ((0, dense), (1, layers - dense)) if count)
     if family.shared_experts:
         count = checked(Count, keys.get(family.shared_experts), family.shared_experts, keys.source)
-        found["moe_shared_expert_intermediate_size"] = count * numbers["moe_ffn_hidden_size"]
+        what, width = f"{family.shared_experts} x moe_intermediate_size", count * numbers["moe_ffn_hidden_size"]
+        ours = "moe_shared_expert_intermediate_size"
+        found[ours] = checked(field_types(ModelConfig)[ours], width, what, keys.source)
     return found
 
 

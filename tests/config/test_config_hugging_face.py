@@ -10,7 +10,7 @@ import pytest
 from memo.config import PRESETS, ModelConfig, RunConfig
 from memo.config.checks import check
 from memo.config.flags import parse_run
-from memo.config.hugging_face import model_of, read_config
+from memo.config.hugging_face import HuggingFaceModel, model_of, read_config
 from memo.config.hugging_face_families import FAMILIES, TRAINED
 from memo.config.hugging_face_family import TrainedFamily
 from memo.config.model_name import choose_model
@@ -151,7 +151,40 @@ GEMMA_3_1B: dict[str, Any] = {
     "sliding_window_pattern": 6,
     "vocab_size": 262144,
 }
+GLM_45_AIR: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 131072,
+    "model_type": "glm4_moe",
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 8,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.0,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_qk_norm": False,
+    "vocab_size": 151552,
+}
 PUBLISHED = [
+    (GLM_45_AIR, "glm-4.5-air"),
     (GEMMA_3_1B, "gemma-3-1b"),
     (LLAMA_31_8B, "llama-3.1-8b"),
     (QWEN3_8B, "qwen3-8b"),
@@ -177,6 +210,36 @@ def test_every_preset_survives_the_round_trip(name: str) -> None:
         del sizes["num_query_groups"], sizes["kv_channels"]
     assert back == replace(model, max_position_embeddings=num_positions, **sizes)  # type: ignore[arg-type]
     assert written.content["torch_dtype"] == "bfloat16"
+
+
+def test_a_file_may_say_among_rotations_which_part_of_a_head_is_rotated() -> None:
+    """It then says so to transformers, whatever stands beside it; and layers that are left out are not promised."""
+    joined = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    model = model_of({**GLM_45_AIR, "rope_parameters": joined}, "x")
+    assert model == replace(PRESETS["glm-4.5-air"], rotary_percent=0.25)
+    yarn = {**GLM_45_AIR, "rope_scaling": {**YARN, "partial_rotary_factor": 0.75}}
+    assert model_of(yarn, "x").rotary_percent == 0.75
+    absent = {key: value for key, value in GLM_45_AIR.items() if key != "partial_rotary_factor"}
+    assert model_of(absent, "x") == PRESETS["glm-4.5-air"]
+    written = write_config(model, 131072, None, HuggingFaceModel(model, "glm4_moe", {**GLM_45_AIR, **joined}))
+    assert written.content["num_nextn_predict_layers"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"moe_layer_freq": "[0,1]*23"}, r"moe_layer_freq must be zeros before ones, not \[0,1\]\*23"),
+        (
+            {"moe_shared_expert_intermediate_size": 1000},
+            "moe_shared_expert_intermediate_size must be a multiple of 1408, not 1000",
+        ),
+        ({"moe_router_score_function": "softmax"}, "moe_router_score_function must be sigmoid, not softmax"),
+        ({"moe_router_enable_expert_bias": False}, "moe_router_enable_expert_bias must be True, not False"),
+    ],
+)
+def test_no_family_has_such_routers_or_layers(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"Glm4MoeForCausalLM is the nearest, but {message}"):
+        write_config(replace(PRESETS["glm-4.5-air"], **changes), 131072, None)
 
 
 _FULL_AND_SLIDING = {
@@ -274,9 +337,9 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
     read |= {"do_layer_norm_before", "layer_norm_elementwise_affine"} if model_type == "opt" else set()
     for name in read & set(family.defaults):
         value = family.defaults[name]
-        if name == "rope_theta":
+        if name in ("rope_theta", "partial_rotary_factor"):
             of_full = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
-            assert value == of_full["rope_theta"]
+            assert value == of_full[name]
         elif name in ("num_key_value_heads", "head_dim", "max_position_embeddings") and value is None:
             pass  # filled in from the other sizes, or needed for training alone, where it must be in the file
         else:
@@ -373,6 +436,11 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             "rope_scaling.factor is '4' .a string.: give a number from 1 to 1000000000",
         ),
         ({**QWEN3_8B, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor is"),
+        ({**GLM_45_AIR, "partial_rotary_factor": 2}, "partial_rotary_factor is 2: give a number above 0 and up to 1"),
+        ({**GLM_45_AIR, "rope_parameters": {"partial_rotary_factor": "x"}}, "rope_parameters.partial_rotary_factor is"),
+        ({**GLM_45_AIR, "first_k_dense_replace": -1}, "first_k_dense_replace is -1: give a whole number of 0 or more"),
+        ({**GLM_45_AIR, "n_shared_experts": 10**9}, "n_shared_experts x moe_intermediate_size is 1408000000000: give"),
+        ({**GLM_45_AIR, "n_shared_experts": "1"}, "n_shared_experts is '1' .a string.: give a whole number"),
         ({**QWEN3_8B, "rope_parameters": {"full": {}, "window": {}}}, "one rotation for all layers"),
         ({**LLAMA_31_8B, "tie_word_embeddings": "no"}, "tie_word_embeddings is 'no' .a string.: give true or false"),
         ({**LLAMA_31_8B, "attention_bias": "no", "mlp_bias": "no"}, "attention_bias is 'no' .a string.: give true or"),

@@ -50,6 +50,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "max_window_layers": (1, "counts layers without a window, where one is switched on"),
     "name_or_path": ("other", _NAMES),
     "num_labels": (3, _LABELS),
+    "num_mtp_layers": (2, _GENERATION),
     "output_attentions": (True, _OUTPUTS),
     "output_router_logits": (True, _BALANCE),
     "router_aux_loss_coef": (0.5, _BALANCE),

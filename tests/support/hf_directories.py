@@ -59,6 +59,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SIZES, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9}
         | {"rope_theta": 500.0, "rope_scaling": {**_YARN, "truncate": False}},
     ),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {**_SIZES, "head_dim": 16, "attention_bias": True, "use_qk_norm": True, "moe_intermediate_size": 24}
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
+        | {"routed_scaling_factor": 2.5, "rope_theta": 500.0, "rope_scaling": {**_YARN}},
+    ),
     "gemma3_text": (
         "Gemma3TextConfig",
         {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
@@ -86,6 +92,11 @@ def make_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
             noise = 0.2 * torch.randn(parameter.shape, generator=generator)
             is_norm_weight = parameter.ndim == 1 and key.endswith("weight")
             parameter.copy_(noise + 1.0 if is_norm_weight else noise)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):  # of fp32 in any model
+                model.get_submodule(key.rpartition(".")[0]).e_score_correction_bias = 0.05 * torch.randn(
+                    buffer.shape, generator=generator
+                )
     return model
 
 
