@@ -21,7 +21,7 @@ from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
 from memo.config.hugging_face_family import Biases, ConfigKeys, TrainedFamily
 from memo.config.hugging_face_rope import read_rope
-from memo.config.model import FULL, SLIDING, ModelConfig
+from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
 from memo.errors import ConfigError
 
 CONFIG_FILE = "config.json"
@@ -99,7 +99,7 @@ def other_format(path: str | Path) -> str:
 
 
 _SUFFIX = "_attention"
-_FULL, _SLIDING = FULL + _SUFFIX, SLIDING + _SUFFIX
+_FULL, _SLIDING, _LINEAR = FULL + _SUFFIX, SLIDING + _SUFFIX, LINEAR + _SUFFIX
 _FULL_LAYERS_OF_QWEN = 28
 """max_window_layers of a file that states none (Qwen2Config and Qwen3Config of transformers)."""
 
@@ -261,6 +261,8 @@ def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, sour
         pattern = checked(int | None, content.get(family.layer_pattern), family.layer_pattern, source)
         default = [*[_SLIDING] * (pattern - 1), _FULL] if pattern else family.default_layer_types or [_SLIDING]
         kinds = kinds or list(islice(cycle(default), layers))
+    elif family.has_delta_nets:
+        return 0, _delta_nets(content, family, kinds, layers, source)
     found = set(kinds) or {_FULL}
     longest = checked(int | None, content.get("max_position_embeddings"), "max_position_embeddings", source)
     is_long = family.window and longest is not None and window >= longest and not family.sliding_base
@@ -279,6 +281,28 @@ def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, sour
         + ("" if family.sliding_base else _SHORT)
         + "; use another model",
     )
+
+
+def _delta_nets(
+    content: Mapping[str, Any], family: TrainedFamily, kinds: list[str], layers: int, source: Source
+) -> str:
+    """Which layers are gated delta nets, as in ModelConfig."""
+    every = checked(int | None, content.get("full_attention_interval"), "full_attention_interval", source)
+    default = [*[_LINEAR] * (every - 1), _FULL] if every else family.default_layer_types
+    kinds = kinds or list(islice(cycle(default), layers))
+    if set(kinds) != {_LINEAR, _FULL} or len(kinds) != layers:
+        raise source.refusal(
+            f"layer_types has {' and '.join(map(shown, sorted(set(kinds))[:3]))} for {len(kinds)} of {layers} layers",
+            f"memo computes layers of {family.architecture} that are {_LINEAR} or {_FULL}, at least one of each; use "
+            "another model",
+        )
+    key, value = content.get("linear_key_head_dim", 128), content.get("linear_value_head_dim", 128)
+    if key != value:
+        raise source.refusal(
+            f"linear_key_head_dim is {shown(key)} and linear_value_head_dim {shown(value)}",
+            "memo computes gated delta nets whose heads of keys and values are of one size; use another model",
+        )
+    return ",".join(name.removesuffix(_SUFFIX) for name in _period(kinds))
 
 
 _SHORT = (

@@ -24,6 +24,8 @@ from memo.config.hugging_face_tensors import (
     LLAMA_TENSORS,
     MIXTRAL_TENSORS,
     QWEN3_MOE_TENSORS,
+    QWEN3_NEXT_TENSORS,
+    QWEN35_TENSORS,
     STARCODER2_TENSORS,
 )
 from memo.config.model import ModelConfig
@@ -133,6 +135,48 @@ _QWEN3 = replace(
     window="use_sliding_window",
     layer_types=True,
 )
+_QWEN35 = replace(
+    _LLAMA,
+    architecture="Qwen3_5ForCausalLM",
+    names={
+        **_LLAMA_NAMES,
+        "rotary_percent": "partial_rotary_factor",
+        "linear_num_key_heads": "linear_num_key_heads",
+        "linear_num_value_heads": "linear_num_value_heads",
+        "linear_key_head_dim": "linear_key_head_dim",
+    },
+    defaults={
+        **_DEFAULTS,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+    },
+    biases=NO_BIASES,
+    qk_layernorm=True,
+    apply_layernorm_1p=True,
+    attention_output_gate=True,
+    only={"attention_bias": (False,), "linear_conv_kernel_dim": (4,)},
+    layer_types=True,
+    default_layer_types=(*["linear_attention"] * 3, "full_attention"),
+    tensors=QWEN35_TENSORS,
+)
+_QWEN35_MOE = replace(
+    _QWEN35,
+    architecture="Qwen3_5MoeForCausalLM",
+    names={
+        **_QWEN35.names,
+        "ffn_hidden_size": "moe_intermediate_size",
+        "num_experts": "num_experts",
+        "moe_router_topk": "num_experts_per_tok",
+        "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+    },
+    aliases={"num_experts": "num_local_experts"},
+    defaults={**_QWEN35.defaults, "num_key_value_heads": 2, "num_experts_per_tok": 8},
+    moe_shared_expert_gate=True,
+)
 FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
     "mistral": _MISTRAL,
@@ -166,6 +210,16 @@ FAMILIES: dict[str, Family] = {
         window="",
         layer_types=False,
         tensors=QWEN3_MOE_TENSORS,
+    ),
+    "qwen3_5_text": _QWEN35,
+    "qwen3_5_moe_text": _QWEN35_MOE,
+    "qwen3_next": replace(
+        _QWEN35_MOE,
+        architecture="Qwen3NextForCausalLM",
+        defaults={**_QWEN35_MOE.defaults, "num_experts_per_tok": 10},
+        renormalises="norm_topk_prob",
+        only={**_QWEN35.only, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+        tensors=QWEN3_NEXT_TENSORS,
     ),
     "gpt_oss": replace(
         _LLAMA,

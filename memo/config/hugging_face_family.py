@@ -53,6 +53,7 @@ class Family:
     norm_placement: NormPlacement = "before"
     apply_layernorm_1p: bool = False
     scale_embeddings: bool = False
+    moe_shared_expert_gate: bool = False
     gated: bool = True
     one_kv_head: str = ""
     spare_positions: int = 0
@@ -69,8 +70,12 @@ class Family:
         """Fields of ModelConfig that all of its models share, besides activation and biases."""
         names = ["normalization", "position_embedding_type", "qk_layernorm", "attention_sinks"]
         names += ["attention_output_gate", "norm_placement", "apply_layernorm_1p", "scale_embeddings"]
-        names += ["moe_router_score_function", "moe_router_enable_expert_bias"]
+        names += ["moe_router_score_function", "moe_router_enable_expert_bias", "moe_shared_expert_gate"]
         return {name: getattr(self, name) for name in names if name != "qk_layernorm" or not self.qk_norm_switch}
+
+    @property
+    def has_delta_nets(self) -> bool:
+        return "linear_num_key_heads" in self.names
 
     @property
     def qk_norm_switch(self) -> str:
@@ -131,10 +136,12 @@ class TensorNames:
 
     Attributes:
         layers: what stands before the number of a layer.
-        modules: memo's modules of a layer -> theirs. Modules of one name are equal parts of its rows, in this order.
+        modules: memo's modules of a layer -> theirs. Modules of one name are parts of its rows, in this order.
         ends: memo's modules before and after the layers -> theirs.
             A * stands for the number of an expert; without one, the name is of a tensor that has all experts', [in,
-            out] each, whose parts alternate.
+            out] each.
+        groups: their modules in which parts take turns -> how many turns: one a row, head, or head of keys in a delta
+            net; else one part stands below the other.
         transposed: whether matrices of layers are stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
     """
 
@@ -142,6 +149,7 @@ class TensorNames:
     modules: Mapping[str, str]
     ends: Mapping[str, str]
     transposed: bool = False
+    groups: Mapping[str, Literal["rows", "heads", "key_heads"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

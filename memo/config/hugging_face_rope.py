@@ -22,6 +22,8 @@ _KEYS = {
 _LENGTH = "rope_original_max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SHARE = "partial_rotary_factor"
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+"""Of Qwen3.5: which channels turn with which of the positions of an image; all positions of text are the same."""
 # Keys that ask for nothing: names, and what rope_theta's own reader takes.
 _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", "finetuned", "max_position_embeddings")
 
@@ -33,6 +35,8 @@ def read_rope(keys: ConfigKeys, family: TrainedFamily, model: ModelConfig) -> di
     if not family.sliding_base:
         name = _name_of_rope(content, source)
         given = content.get(name) or {}
+        if family.has_delta_nets and isinstance(given, dict):
+            given = {key: value for key, value in given.items() if key not in _OF_IMAGES}
         if _SHARE not in family.names.values() or not isinstance(given, dict) or given.get(_SHARE) is None:
             return _read_rotation(content, name, given, source)
         share = checked(field_types(ModelConfig)["rotary_percent"], given[_SHARE], f"{name}.{_SHARE}", source)

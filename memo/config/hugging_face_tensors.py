@@ -63,6 +63,61 @@ GPT_OSS_TENSORS = TensorNames(
         "mlp.experts.*.fc2": "mlp.experts.down_proj",
     },
     _ENDS,
+    groups={"mlp.experts.gate_up_proj": "rows"},
+)
+_DELTA_NET = {
+    **_NORMS_AND_ATTENTION,
+    "attention.gate": "self_attn.q_proj",
+    "attention.delta.q.kernels": "linear_attn.conv1d",
+    "attention.delta.k.kernels": "linear_attn.conv1d",
+    "attention.delta.v.kernels": "linear_attn.conv1d",
+    "attention.delta.rates": "linear_attn.A_log",
+    "attention.delta.biases": "linear_attn.dt_bias",
+    "attention.delta.norm": "linear_attn.norm",
+    "attention.delta.projection": "linear_attn.out_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.fc2": "mlp.down_proj",
+    "mlp.router": "mlp.gate",
+    "mlp.experts.*.gate": "mlp.experts.*.gate_proj",
+    "mlp.experts.*.up": "mlp.experts.*.up_proj",
+    "mlp.experts.*.fc2": "mlp.experts.*.down_proj",
+    "mlp.shared.gate": "mlp.shared_expert.gate_proj",
+    "mlp.shared.up": "mlp.shared_expert.up_proj",
+    "mlp.shared.fc2": "mlp.shared_expert.down_proj",
+    "mlp.shared.score": "mlp.shared_expert_gate",
+}
+QWEN35_TENSORS = TensorNames(
+    "model.layers",
+    {
+        **_DELTA_NET,
+        "attention.delta.q": "linear_attn.in_proj_qkv",
+        "attention.delta.k": "linear_attn.in_proj_qkv",
+        "attention.delta.v": "linear_attn.in_proj_qkv",
+        "attention.delta.gate": "linear_attn.in_proj_z",
+        "attention.delta.beta": "linear_attn.in_proj_b",
+        "attention.delta.decay": "linear_attn.in_proj_a",
+    },
+    _ENDS,
+    groups={"self_attn.q_proj": "heads"},
+)
+QWEN3_NEXT_TENSORS = TensorNames(
+    "model.layers",
+    {
+        **_DELTA_NET,
+        "attention.delta.q": "linear_attn.in_proj_qkvz",
+        "attention.delta.k": "linear_attn.in_proj_qkvz",
+        "attention.delta.v": "linear_attn.in_proj_qkvz",
+        "attention.delta.gate": "linear_attn.in_proj_qkvz",
+        "attention.delta.beta": "linear_attn.in_proj_ba",
+        "attention.delta.decay": "linear_attn.in_proj_ba",
+    },
+    _ENDS,
+    groups={
+        "self_attn.q_proj": "heads",
+        "linear_attn.in_proj_qkvz": "key_heads",
+        "linear_attn.in_proj_ba": "key_heads",
+    },
 )
 GEMMA3_TENSORS = TensorNames(
     "model.layers",

@@ -8,7 +8,7 @@ from memo.config.hugging_face import HuggingFaceModel, model_of
 from memo.config.hugging_face_families import TRAINED
 from memo.config.hugging_face_family import TrainedFamily
 from memo.config.hugging_face_rope import write_rope
-from memo.config.model import ModelConfig
+from memo.config.model import LINEAR, ModelConfig
 from memo.errors import ConfigError
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -99,13 +99,16 @@ def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
         found.append(f"moe_layer_freq must be {layers}, not {model.moe_layer_freq}")
     if model.rotary_percent != 1 and "rotary_percent" not in family.names:
         found.append(f"rotary_percent must be 1, not {model.rotary_percent}")
-    if model.shared_ffn_size and (not family.shared_experts or model.shared_ffn_size % model.mlp_size):
+    is_free = "moe_shared_expert_intermediate_size" in family.names
+    if not is_free and model.shared_ffn_size and (not family.shared_experts or model.shared_ffn_size % model.mlp_size):
         sizes = f"a multiple of {model.mlp_size}" if family.shared_experts else "0"
         found.append(f"moe_shared_expert_intermediate_size must be {sizes}, not {model.shared_ffn_size}")
     if model.moe_router_pre_softmax and not family.renormalises:
         found.append("moe_router_pre_softmax must be off")
     if model.window_size and not family.window:
         found.append(f"window_size must be 0, not {model.window_size}")
+    if (LINEAR in model.types_of_layers) != family.has_delta_nets:
+        found.append(f"layer_types must {'' if family.has_delta_nets else 'not '}name {LINEAR}")
     if model.layer_types and not family.layer_types:
         found.append(f"layer_types must be empty, not {model.layer_types}")
     if "query_pre_attn_scalar" not in family.names and model.query_pre_attn_scalar not in (0, model.head_dim):
@@ -154,6 +157,8 @@ def _window(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
     found: dict[str, Any] = {"sliding_window": model.window_size or None} if family.window else {}
     if family.window == "use_sliding_window" and model.window_size:
         found |= {"use_sliding_window": True, "max_window_layers": 0}
+    if family.has_delta_nets:
+        found |= {"linear_value_head_dim": model.linear_key_head_dim, "linear_conv_kernel_dim": 4}
     if model.layer_types:
         found["layer_types"] = [f"{name}_attention" for name in model.types_of_layers]
     return found

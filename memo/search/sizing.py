@@ -12,6 +12,7 @@ from memo.estimate.verdict import Verdict, judge
 from memo.search.candidates import Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
 from memo.spec.slots import Moved
+from memo.spec.stack import runs_of_kinds
 from memo.units import GIB
 
 
@@ -69,7 +70,7 @@ def may_fit(question: Question, layout: Layout) -> bool:
     """Whether a layout may fit under any strategy, by a part of what it takes that costs little to count: a step's
     batch on the device, and the input of each layer for one microbatch, wherever that waits."""
     config, limits = config_of(question, layout), question.limits
-    z = layer_sizes(config, 0, 1)
+    z = layer_sizes(runs_of_kinds(config)[0], 0, 1)
     batch = num_microbatches(question, layout) * batch_bytes(z)
     inputs = config.model.num_layers // layout.pp * z.between_layers
     beside = (limits.host_bytes + (limits.disk_bytes if question.hardware.nvme_gib else 0)) / limits.local_ranks

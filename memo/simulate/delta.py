@@ -5,13 +5,14 @@ runs the forward again twice: for the carries before each group, and under a gra
 measurement; kernels that do all of it in one, such as fla's, take a small part of this.
 """
 
+from memo.config import RunConfig
 from memo.simulate.cost import Cost
 from memo.simulate.layer_shape import LayerShape
 from memo.spec.delta import CHUNK, GROUP
 
-GROUP_KERNELS = (70, 330)
-"""Of a group of tokens, in forward and backward, beside those of its chunks."""
-CHUNK_KERNELS = (9, 40)
+GROUP_KERNELS = (80, 295)
+"""Of a group of tokens, in forward and backward, beside those of its chunks; counted, as torch was asked for them."""
+CHUNK_KERNELS = (9, 45)
 
 
 def delta_cost(shape: LayerShape, backward: bool) -> Cost:
@@ -23,10 +24,10 @@ def delta_cost(shape: LayerShape, backward: bool) -> Cost:
     passes = 4 if backward else 1
     peaks = kernels.hardware.peak_tflops  # in the dtype of the run, if no other is known
     peak = peaks.get("fp32", peaks[kernels.dtype]) * 1e12 * kernels.hardware.efficiency.matmul
-    moving_s = kernels.memory_s(passes * num_bytes, kernels_of_delta(shape, backward))
+    moving_s = kernels.memory_s(passes * num_bytes, kernels_of_delta(shape.config, backward))
     return Cost(attention=passes * flops / peak, elementwise=moving_s)
 
 
-def kernels_of_delta(shape: LayerShape, backward: bool) -> int:
-    tokens = shape.config.data.seq_length
+def kernels_of_delta(config: RunConfig, backward: bool) -> int:
+    tokens = config.data.seq_length  # ranks of cp have all tokens of some heads
     return int(tokens / GROUP * GROUP_KERNELS[backward] + tokens / CHUNK * CHUNK_KERNELS[backward])

@@ -14,6 +14,9 @@ Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emula
     more, with norms around        10 + 20 T   31 + 47 T       24 T
     by 1 + weight, of Gemma 3
 
+    more, of a gate on attention         5 T         16 T   by estimate
+    more, of a gated delta net: those of memo.simulate.delta, in the place of attention's
+
 Of the last line the sum was counted, and is divided among the passes by estimate.
 
 Known error: on a GPU Triton's kernels do in one what torch composes of several here, and other families have some
@@ -26,6 +29,7 @@ from dataclasses import replace
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import resident_tiles, resolved_offload_tiles
 from memo.simulate.cost import Cost, LayerCost
+from memo.simulate.delta import kernels_of_delta
 from memo.simulate.kernels import Kernels
 
 
@@ -33,6 +37,10 @@ def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
     """Of the forward and of the backward of one layer and microbatch; `swaps`: under a swap plan."""
     tiles = resolved_offload_tiles(config) if swaps else resident_tiles(config)
     forward, backward = (count * tiles for count in _of_experts(config.model))
+    if config.model.attention_output_gate:
+        forward, backward = forward + 5 * tiles, backward + 16 * tiles
+    if config.model.is_linear:
+        forward, backward = (n + kernels_of_delta(config, back) for n, back in ((forward, False), (backward, True)))
     is_gemma = config.model.norm_placement == "around" and config.model.apply_layernorm_1p
     if is_gemma:
         forward, backward = forward + 10 + 20 * tiles, backward + 31 + 47 * tiles

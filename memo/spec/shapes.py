@@ -112,13 +112,14 @@ class ModelShape:
             return self.own_layer
         hidden, qkv = self.hidden, (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size))
         if self.delta:
-            qkv = (("q", self.kv_size), ("k", self.kv_size), ("v", self.q_size))
+            qkv = (("delta.q", self.kv_size), ("delta.k", self.kv_size), ("delta.v", self.q_size))
         names = ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")[: self.norms_per_layer]
         norms = {name: self._norm(name, hidden) for name in names}
         heads = [self._norm(f"attention.{name}_norm", self.head_dim) for name in "qk" if self.qk_norm]
         sinks = (one("attention.sinks", self.heads, None, "rows", "zeros"),) if self.sinks else ()
-        logits = (("beta", self.heads), ("decay", self.heads)) if self.delta else ()
-        gate = (("gate", self.q_size),)
+        logits = (("delta.beta", self.heads), ("delta.decay", self.heads)) if self.delta else ()
+        own = "delta." if self.delta else ""
+        gate = ((f"{own}gate", self.q_size),)
         return (
             *norms.pop("attention_norm"),
             *sinks,
@@ -127,7 +128,7 @@ class ModelShape:
             *(weight for norm in heads for weight in norm),
             *(_linear("attention", "gate", gate, hidden, self.qkv_bias, "rows") if self.output_gate else ()),
             *_linear(
-                "attention", "projection", (("projection", hidden),), self.q_size, self.projection_bias, "columns"
+                "attention", "projection", ((f"{own}projection", hidden),), self.q_size, self.projection_bias, "columns"
             ),
             *norms.pop("mlp_norm", ()),
             *self._mlp(),
@@ -141,11 +142,12 @@ class ModelShape:
 
     def _delta_net(self, channels: _Parts) -> Iterator[Weight]:
         """Beside its matrices: kernels of a convolution, rates and biases of the decay, and the norm of the output."""
-        parts = tuple((f"attention.convolution.{name}.weight", rows) for name, rows in channels)
-        yield Weight("attention.kernels", parts, TAPS, "rows")
-        yield one("attention.rates", self.heads, None, "rows", "log_uniform")
-        yield one("attention.biases", self.heads, None, "rows", "ones")
-        yield one("attention.gating.weight", self.head_dim, init="ones")
+        kernels = tuple((f"attention.{name}.kernels.weight", rows) for name, rows in channels)
+        yield Weight("attention.kernels", kernels, TAPS, "rows")
+        yield Weight("attention.rates", (("attention.delta.rates", self.heads),), None, "rows", "log_uniform")
+        yield Weight("attention.biases", (("attention.delta.biases", self.heads),), None, "rows", "ones")
+        norm = (("attention.delta.norm.weight", self.head_dim),)
+        yield Weight("attention.gating.weight", norm, None, "whole", "ones")
 
     def _mlp(self) -> Iterator[Weight]:
         """Of all experts, if there are any, one below the other, behind the matrix of their router."""

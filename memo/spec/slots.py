@@ -169,7 +169,7 @@ def resident(config: RunConfig) -> Resident:
     layout = plan_slot(skeleton, replace(slot_dims(config), tiles=1), whole)  # all rows or none
     made = {**layout.places, **({} if layout.workspace is None else {WHOLE_GROUP: layout.workspace})}
     del made["input"]
-    of_attention = frozenset({"attention_out", "lse"}) & made.keys()
+    of_attention = frozenset(name for name in ("attention_out", "lse") if name in made)
     dropped = {"none": frozenset[str](), "selective": of_attention, "full": of_attention | {WHOLE_GROUP}}[granularity]
     return Resident(layout, made, dropped)
 

@@ -24,7 +24,7 @@ from memo.checkpoint.hugging_face.load import _read_masters, open_pretrained
 from memo.checkpoint.hugging_face.names import places
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import load_checkpoint, save_checkpoint
-from memo.config import RunConfig
+from memo.config import ModelConfig, RunConfig
 from memo.config.hugging_face_families import TRAINED
 from memo.config.model_name import choose_model
 from memo.errors import CheckpointError
@@ -313,6 +313,7 @@ def test_table_of_names_covers_every_family() -> None:
 
 def test_a_vector_that_is_no_weight_or_bias_of_a_module_has_its_name() -> None:
     """The sinks of gpt-oss."""
-    names = places("llama", ["layers.3.attention.sinks", "layers.3.attention.q.weight"])
+    shapes = {"layers.3.attention.sinks": (4,), "layers.3.attention.q.weight": (64, 64)}
+    names = places(ModelConfig(), "llama", shapes)
     assert names["layers.3.attention.sinks"].name == "model.layers.3.self_attn.sinks"
     assert names["layers.3.attention.q.weight"].name == "model.layers.3.self_attn.q_proj.weight"

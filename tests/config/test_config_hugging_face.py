@@ -199,7 +199,7 @@ def test_published_files_are_the_presets(content: dict[str, Any], name: str, tmp
     assert read_config(write(tmp_path, content)).model == PRESETS[name]
 
 
-@pytest.mark.parametrize("name", [name for name, model in PRESETS.items() if "linear" not in model.layer_types])
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_survives_the_round_trip(name: str) -> None:
     model = replace(PRESETS[name], vocab_size=PRESETS[name].vocab_size or 61)
     num_positions = model.max_position_embeddings or 512

@@ -78,7 +78,11 @@ WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
 _ROPE_OF_NO_GPT2 = {"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings", "head_dim"}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 _OF_IMAGES = {"image_token_id", "mm_tokens_per_image", "text_config", "token_type_ids", "vision_config"}
-_NO_KEYS = {"json", "allow_is_causal_skip", "crossattention", "q_attn", *_OF_IMAGES}
+_OF_IMAGES |= {"depth", "image_grid_thw", "in_channels", "mm_token_type_ids", "num_heads", "num_position_embeddings"}
+_OF_IMAGES |= {"out_hidden_size", "patch_size", "spatial_merge_size", "temporal_patch_size"}
+_OF_IMAGES |= {"video_grid_thw", "video_token_id"}
+_OF_CALLS = {"allow_is_causal_skip", "cu_seq_lens_q", "past_key_values"}
+_NO_KEYS = {"json", "crossattention", "q_attn", *_OF_CALLS, *_OF_IMAGES}
 """What the patterns below find in the code of transformers beside keys of the family's files."""
 
 

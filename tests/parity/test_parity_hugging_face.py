@@ -23,6 +23,8 @@ from hugging_face import (
     gpt2_sources,
     gpt_oss_sources,
     llama_sources,
+    qwen3_next_sources,
+    qwen35_sources,
     to_global,
 )
 from torch import Tensor
@@ -150,6 +152,42 @@ _GLM4_MOE = replace(
     moe_router_group_topk=2,
     moe_router_topk_scaling_factor=2.5,
 )
+_QWEN35_THEIRS = {
+    **_LLAMA_THEIRS,
+    "head_dim": 16,
+    "partial_rotary_factor": 0.5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_QWEN35 = replace(
+    _LLAMA_OURS,
+    kv_channels=16,
+    qk_layernorm=True,
+    apply_layernorm_1p=True,
+    attention_output_gate=True,
+    rotary_percent=0.5,
+    layer_types="linear,full",
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=16,
+)
+_QWEN35_MOE_THEIRS = {
+    **_QWEN35_THEIRS,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+_QWEN35_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "moe_router_topk": 3,
+    "ffn_hidden_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "moe_shared_expert_gate": True,
+}
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
 FAMILIES = {
     "llama": _llama(),
@@ -241,6 +279,21 @@ FAMILIES = {
             qk_layernorm=False,
         ),
         glm4_moe_sources,
+    ),
+    "qwen3_5_text": Family("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN35_THEIRS, _QWEN35, qwen35_sources),
+    "qwen3_5_moe_text": Family(
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
+        _QWEN35_MOE_THEIRS,
+        replace(_QWEN35, **_QWEN35_EXPERTS),
+        qwen35_sources,
+    ),
+    "qwen3_next": Family(
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {**_QWEN35_MOE_THEIRS, "norm_topk_prob": False},
+        replace(_QWEN35, **_QWEN35_EXPERTS, moe_router_pre_softmax=True),
+        qwen3_next_sources,
     ),
     "mixtral": Family(
         "MixtralConfig",
@@ -435,7 +488,9 @@ def _summary(found: dict[str, float]) -> dict[str, float]:
     return kinds | {"gradients": math.sqrt(sum(error**2 for error in found.values()) / len(found))}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_moe", "gpt_oss", "glm4_moe", "gemma3_text"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "qwen3_moe", "gpt_oss", "glm4_moe", "gemma3_text", "qwen3_5_moe_text", "qwen3_next"]
+)
 def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""
     truth, weights = run_theirs(name, torch.float64, wide=True)

@@ -33,6 +33,20 @@ _LLAMA3 = {
 }
 _GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": VOCAB}
 
+_DELTA_NETS = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_GATED_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**_SIZES, "rms_norm_eps": 1e-5, "rope_theta": 500.0}),
     "llama3": ("LlamaConfig", {**_SIZES, "rope_theta": 500.0, "rope_scaling": _LLAMA3}),
@@ -65,6 +79,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
         | {"routed_scaling_factor": 2.5, "rope_theta": 500.0, "rope_scaling": {**_YARN}},
     ),
+    "qwen3_5_text": ("Qwen3_5TextConfig", {**_SIZES, **_DELTA_NETS}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", {**_SIZES, **_DELTA_NETS, **_GATED_EXPERTS}),
+    "qwen3_next": ("Qwen3NextConfig", {**_SIZES, **_DELTA_NETS, **_GATED_EXPERTS, "norm_topk_prob": False}),
     "gemma3_text": (
         "Gemma3TextConfig",
         {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}

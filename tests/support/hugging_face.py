@@ -43,6 +43,16 @@ class Source:
         return tensor.chunk(self.num_parts)[self.part]
 
 
+@dataclass(frozen=True)
+class Rows(Source):
+    """Rows of a tensor, one by one; of kernels of a convolution, without their dimension of one."""
+
+    rows: tuple[int, ...] = ()
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return tensors[self.name].squeeze(1)[list(self.rows)]
+
+
 Sources = dict[str, Source]
 
 
@@ -101,6 +111,67 @@ def glm4_moe_sources(model: ModelConfig) -> Sources:
         found[f"{ours}.router.expert_bias"] = Source(f"{theirs}.gate.e_score_correction_bias")
         for name, their_name in {"gate": "gate_proj", "up": "up_proj", "fc2": "down_proj"}.items():
             found[f"{ours}.shared.{name}.weight"] = Source(f"{theirs}.shared_experts.{their_name}.weight")
+    return found
+
+
+def qwen35_sources(model: ModelConfig) -> Sources:
+    """Gated delta nets in some layers, gates on attention's output in the others; in each head the rows of its query
+    stand before those of its gate."""
+    return _delta_net_sources(model, is_grouped=False)
+
+
+def qwen3_next_sources(model: ModelConfig) -> Sources:
+    """As qwen35_sources, but all inputs of a head of keys in a delta net stand together."""
+    return _delta_net_sources(model, is_grouped=True)
+
+
+def _delta_net_sources(model: ModelConfig, is_grouped: bool) -> Sources:
+    found, size, heads = llama_sources(model), model.head_dim, model.num_attention_heads
+    keys, each = model.linear_num_key_heads, model.linear_num_value_heads // model.linear_num_key_heads
+    dim = model.linear_key_head_dim
+    sizes = {"q": dim, "k": dim, "v": each * dim}
+
+    def below(sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
+        starts = [sum(list(sizes.values())[:index]) for index in range(len(sizes))]
+        return {name: tuple(range(o, o + n)) for (name, n), o in zip(sizes.items(), starts, strict=True)}
+
+    def in_turn(sizes: dict[str, int], count: int) -> dict[str, tuple[int, ...]]:
+        total = sum(sizes.values())
+        groups = [range(group * total, group * total + total) for group in range(count)]
+        return {name: tuple(g[i] for g in groups for i in rows) for name, rows in below(sizes).items()}
+
+    channels = {name: keys * n for name, n in sizes.items()}
+    for layer, kind in enumerate(model.types_of_layers):
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+        if model.num_experts:
+            for name, their_name in {"gate": "gate_proj", "up": "up_proj", "fc2": "down_proj"}.items():
+                found[f"{ours}.mlp.shared.{name}.weight"] = Source(f"{theirs}.mlp.shared_expert.{their_name}.weight")
+            found[f"{ours}.mlp.shared.score.weight"] = Source(f"{theirs}.mlp.shared_expert_gate.weight")
+        if kind == "full":
+            for name, rows in in_turn({"q": size, "gate": size}, heads).items():
+                found[f"{ours}.attention.{name}.weight"] = Rows(f"{theirs}.self_attn.q_proj.weight", rows=rows)
+            continue
+        found = {name: source for name, source in found.items() if not name.startswith(f"{ours}.attention.")}
+        own, net = f"{ours}.attention.delta", f"{theirs}.linear_attn"
+        for name, rows in below(channels).items():
+            found[f"{own}.{name}.kernels.weight"] = Rows(f"{net}.conv1d.weight", rows=rows)
+        found |= {f"{own}.rates": Source(f"{net}.A_log"), f"{own}.biases": Source(f"{net}.dt_bias")}
+        found[f"{own}.norm.weight"] = Source(f"{net}.norm.weight")
+        found[f"{own}.projection.weight"] = Source(f"{net}.out_proj.weight")
+        inputs = {
+            "in_proj_qkv": below(channels),
+            "in_proj_z": below({"gate": keys * each * dim}),
+            "in_proj_b": below({"beta": keys * each}),
+            "in_proj_a": below({"decay": keys * each}),
+        }
+        if is_grouped:
+            inputs = {
+                "in_proj_qkvz": in_turn({**sizes, "gate": each * dim}, keys),
+                "in_proj_ba": in_turn({"beta": each, "decay": each}, keys),
+            }
+        for their_name, parts in inputs.items():
+            for name, rows in parts.items():
+                found[f"{own}.{name}.weight"] = Rows(f"{net}.{their_name}.weight", rows=rows)
     return found
 
 

@@ -57,7 +57,7 @@ class _Theirs:
 
     shape: Shape
     dtype: torch.dtype
-    parts: dict[str, HuggingFacePlace]
+    parts: dict[str, tuple[HuggingFacePlace, Shape]]
 
     @property
     def num_bytes(self) -> int:
@@ -72,9 +72,9 @@ class _Source:
     index: Index
     verify: bool
 
-    def fill(self, masters: Mapping[str, Tensor]) -> None:
+    def fill(self, masters: Mapping[str, GlobalTensor]) -> None:
         """Raises CheckpointError."""
-        tensors = {f"{MASTER}{name}": GlobalTensor.whole(values) for name, values in masters.items()}
+        tensors = {f"{MASTER}{name}": values for name, values in masters.items()}
         read_tensors(self.final, self.index, tensors, verify=self.verify)
 
 
@@ -192,10 +192,10 @@ def _their_tensors(
     stored = {name.removeprefix(MASTER): tensor for name, tensor in source.index.items() if name.startswith(MASTER)}
     check_shapes(str(source.final), shapes, stored, _REMEDY)
     found: dict[str, _Theirs] = {}
-    for name, place in places(model_type, shapes).items():
+    for name, place in places(config.model, model_type, shapes).items():
         of_parameters = None if name.endswith(EXPERT_BIAS) else dtype
         new = _Theirs(place.whole_shape(shapes[name]), of_parameters or stored[name].torch_dtype, {})
-        found.setdefault(place.name, new).parts[name] = place
+        found.setdefault(place.name, new).parts[name] = (place, shapes[name])
     return found
 
 
@@ -230,9 +230,9 @@ def _read(source: _Source, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
     """The tensors of the Hugging Face model, which are filled through views of the form that memo stores."""
     whole = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
     ours = {
-        name: place.of_whole(whole[theirs])
+        name: GlobalTensor(shape, tensor.dtype, place.parts_of(shape, whole[theirs]))
         for theirs, tensor in tensors.items()
-        for name, place in tensor.parts.items()
+        for name, (place, shape) in tensor.parts.items()
     }
     source.fill(ours)
     return whole

@@ -5,11 +5,12 @@ transposes its matrices, which is in `memo.config.hugging_face_tensors`.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from memo.checkpoint.chunks import Part
 from memo.config.hugging_face_families import TRAINED
 from memo.config.hugging_face_family import TensorNames
 from memo.config.model import ModelConfig
@@ -22,51 +23,68 @@ Shape = tuple[int, ...]
 class HuggingFacePlace:
     """Where one of memo's global tensors lies: in a tensor of the Hugging Face model, or in a part of it.
 
+    A fused matrix has groups of rows, one or several, and in each of them a block of every part.
+
     Attributes:
         name: name of the tensor in the Hugging Face model.
         transposed: whether that is stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
-        part, num_parts: which of several equal parts of the rows of a fused matrix, counted as memo stores it.
-        alternating: whether rows of the parts take turns; else one part stands below the other.
+        block, before, total: rows of a block of this part, of the blocks before it in its group, and of the group,
+            counted as memo stores them; 0: it is the whole matrix.
+        convolves: whether it has a dimension of one in the middle, as kernels of a convolution.
         expert, num_experts: which of the matrices of a tensor that has those of all experts; 0: it is one matrix.
     """
 
     name: str
     transposed: bool = False
-    part: int = 0
-    num_parts: int = 1
-    alternating: bool = False
+    block: int = 0
+    before: int = 0
+    total: int = 0
+    convolves: bool = False
     expert: int = 0
     num_experts: int = 0
 
     def whole_shape(self, shape: Shape) -> Shape:
         """Shape of the tensor in the Hugging Face model, given that of memo's."""
-        fused = (shape[0] * self.num_parts, *shape[1:])
+        fused = (shape[0] // self.block * self.total, *shape[1:]) if self.total else shape
         found = fused[::-1] if self.transposed else fused
+        found = (found[0], 1, *found[1:]) if self.convolves else found
         return (self.num_experts, *found) if self.num_experts else found
 
     def slices(self, shape: Shape, offset: Shape, size: Shape) -> tuple[slice, ...]:
-        """Where the rectangle `size` at `offset` of memo's tensor of `shape` lies in that of the Hugging Face model;
-        where rows alternate, with those of the other parts between them."""
-        if self.alternating:
-            rows = slice(offset[0] * self.num_parts, (offset[0] + size[0]) * self.num_parts)
-        else:
-            rows = slice(offset[0] + self.part * shape[0], offset[0] + self.part * shape[0] + size[0])
-        ours = (rows, *(slice(start, start + length) for start, length in zip(offset[1:], size[1:], strict=True)))
+        """Where the rectangle `size` at `offset` of memo's tensor of `shape` lies in that of the Hugging Face model; of
+        several groups, whose blocks it has whole, with those of other parts between them."""
+        start, stop = offset[0] + self.before, offset[0] + self.before + size[0]
+        if self._has_groups(shape):
+            start, stop = (row // self.block * self.total for row in (offset[0], offset[0] + size[0]))
+        ours = (slice(start, stop), *(slice(o, o + length) for o, length in zip(offset[1:], size[1:], strict=True)))
         found = ours[::-1] if self.transposed else ours
+        found = (found[0], slice(0, 1), *found[1:]) if self.convolves else found
         return (slice(self.expert, self.expert + 1), *found) if self.num_experts else found
 
-    def of_slices(self, theirs: Tensor) -> Tensor:
-        """A view, as memo stores it, of what `slices` select of the tensor in the Hugging Face model."""
+    def of_slices(self, shape: Shape, theirs: Tensor) -> Tensor:
+        """As memo stores it, of what `slices` select of the tensor in the Hugging Face model."""
         rows = self._rows(theirs[0] if self.num_experts else theirs)
-        return rows[self.part :: self.num_parts] if self.alternating else rows
+        if not self._has_groups(shape):
+            return rows
+        return rows.unflatten(0, (-1, self.total))[:, self.before : self.before + self.block].flatten(0, 1)
 
-    def of_whole(self, theirs: Tensor) -> Tensor:
-        """A view, as memo stores it, of its tensor in the whole one of the Hugging Face model."""
+    def parts_of(self, shape: Shape, theirs: Tensor) -> list[Part]:
+        """Views of the whole tensor in the Hugging Face model, as memo stores them: all of its own tensor."""
         rows = self._rows(theirs[self.expert] if self.num_experts else theirs)
-        return rows[self.part :: self.num_parts] if self.alternating else rows.chunk(self.num_parts)[self.part]
+        if not self._has_groups(shape):
+            return [Part.of((0,) * len(shape), rows[self.before : self.before + shape[0]])]
+        if self.block == 1:
+            return [Part.of((0,) * len(shape), rows[self.before :: self.total])]
+        starts = range(0, shape[0], self.block)
+        groups = rows.unflatten(0, (-1, self.total))[:, self.before : self.before + self.block]
+        return [Part.of((start, *(0,) * (len(shape) - 1)), group) for start, group in zip(starts, groups, strict=True)]
+
+    def _has_groups(self, shape: Shape) -> bool:
+        return 0 < self.block < shape[0]
 
     def _rows(self, matrix: Tensor) -> Tensor:
-        return matrix.t() if self.transposed else matrix
+        found = matrix.squeeze(1) if self.convolves else matrix
+        return found.t() if self.transposed else found
 
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+?)(\.weight|\.bias|)")
@@ -77,8 +95,8 @@ BASE_PREFIXES = ("model.", "transformer.")
 
 _THEIR_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
-# Masks and angles, which some versions store and memo computes.
-_NO_WEIGHTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|rope\.freqs)")
+# Masks and angles, which some versions store and memo computes; Qwen's layers that predict further tokens.
+_NO_WEIGHTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|rope\.freqs)|mtp\..*")
 
 
 def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, Shape]:
@@ -98,11 +116,11 @@ def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, Shape]:
     }
 
 
-def places(model_type: str, names: Iterable[str]) -> dict[str, HuggingFacePlace]:
-    """{memo's global name: its place} in a model of a family that memo trains; `names` are all of a model."""
-    names = list(names)
-    num_experts = len({expert[1] for name in names if (expert := _EXPERT.search(name))})
-    return {name: _place(TRAINED[model_type].tensors, name, num_experts) for name in names}
+def places(model: ModelConfig, model_type: str, shapes: Mapping[str, Shape]) -> dict[str, HuggingFacePlace]:
+    """{memo's global name: its place} in a model of a family that memo trains; `shapes` are all of it."""
+    num_experts = len({expert[1] for name in shapes if (expert := _EXPERT.search(name))})
+    groups = {"": 1, "heads": model.num_attention_heads, "key_heads": model.linear_num_key_heads}
+    return {name: _place(TRAINED[model_type].tensors, name, shapes, num_experts, groups) for name in shapes}
 
 
 def is_no_weight(name: str, model_type: str, num_layers: int) -> bool:
@@ -112,16 +130,27 @@ def is_no_weight(name: str, model_type: str, num_layers: int) -> bool:
     return _NO_WEIGHTS.fullmatch(name) is not None or (layer is not None and int(layer[1]) >= num_layers)
 
 
-def _place(theirs: TensorNames, name: str, num_experts: int) -> HuggingFacePlace:
+def _place(
+    theirs: TensorNames, name: str, shapes: Mapping[str, Shape], num_experts: int, groups: Mapping[str, int]
+) -> HuggingFacePlace:
     layer = _LAYER.fullmatch(name)
     if layer is None:
         module, kind = name.rsplit(".", 1)
         return HuggingFacePlace(f"{theirs.ends[module]}.{kind}")
-    index, module, kind = layer.groups()
-    expert = _EXPERT.search(module)
-    module = _EXPERT.sub("experts.*", module)
+    index, own, kind = layer.groups()
+    expert = _EXPERT.search(own)
+    module = _EXPERT.sub("experts.*", own)
     found = theirs.modules[module]
-    fused = [each for each in theirs.modules if theirs.modules[each] == found]
+    parts = [
+        shapes[f"layers.{index}.{each.replace('*', expert[1] if expert else '')}{kind}"][0]
+        for each in theirs.modules
+        if theirs.modules[each] == found and each != module
+    ]
+    before = 0
+    if parts:
+        order = [each for each in theirs.modules if theirs.modules[each] == found]
+        before = sum(parts[: order.index(module)])
+    count = shapes[name][0] if theirs.groups.get(found) == "rows" else groups[theirs.groups.get(found, "")]
     is_stacked = expert is not None and "*" not in found
     if is_stacked:
         kind = kind.removeprefix(".weight").replace(".", "_")
@@ -130,9 +159,10 @@ def _place(theirs: TensorNames, name: str, num_experts: int) -> HuggingFacePlace
     return HuggingFacePlace(
         f"{theirs.layers}.{index}.{found}{kind}",
         transposed=is_stacked or (theirs.transposed and kind == ".weight" and not module.endswith("norm")),
-        part=fused.index(module),
-        num_parts=len(fused),
-        alternating=is_stacked and len(fused) > 1,
+        block=shapes[name][0] // count if parts else 0,
+        before=before // count,
+        total=(sum(parts) + shapes[name][0]) // count if parts else 0,
+        convolves=module.endswith(".kernels"),
         expert=int(expert[1]) if expert is not None and is_stacked else 0,
         num_experts=num_experts if is_stacked else 0,
     )

@@ -33,7 +33,7 @@ class PretrainedWeights:
         """Raises CheckpointError unless the directory holds exactly the weights of `model`."""
         self.files = TensorFiles(directory)
         self.shapes = global_shapes(model, num_positions)
-        self.places = {name: self._stored_as(place) for name, place in places(model_type, self.shapes).items()}
+        self.places = {name: self._stored_as(place) for name, place in places(model, model_type, self.shapes).items()}
         for name in self.shapes:
             (self._check_packed if self._is_packed(name) else self._check)(name)
         self._check_rest(model_type, model.num_layers)
@@ -48,12 +48,12 @@ class PretrainedWeights:
 
     def read(self, name: str, offset: Shape, size: Shape) -> Tensor:
         """The rectangle `size` at `offset` of memo's global tensor `name`, in the dtype in which it is stored."""
-        place = self.places[name]
+        place, shape = self.places[name], self.shapes[name]
         if not self._is_packed(name):
-            return place.of_slices(self.files.read(place.name, place.slices(self.shapes[name], offset, size)))
-        expert, columns, rows = place.slices(self.shapes[name], offset, size)
+            return place.of_slices(shape, self.files.read(place.name, place.slices(shape, offset, size)))
+        expert, columns, rows = place.slices(shape, offset, size)
         blocks, scales = (self.files.read(place.name + kind, (expert, rows)) for kind in (mxfp4.BLOCKS, mxfp4.SCALES))
-        return place.of_slices(mxfp4.unpack(blocks, scales)[..., columns].transpose(1, 2))
+        return place.of_slices(shape, mxfp4.unpack(blocks, scales)[..., columns].transpose(1, 2))
 
     def _is_packed(self, name: str) -> bool:
         return self.places[name].name + mxfp4.BLOCKS in self.files.tensors
