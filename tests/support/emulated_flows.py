@@ -57,6 +57,7 @@ SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles"
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
 GEMMA: dict[str, Any] = {"model": "gemma-3-tiny"}
+DELTA_NETS: dict[str, Any] = {"model": "qwen3.5-tiny"}
 EXPERTS: dict[str, Any] = {"model": "qwen3-moe-tiny", "moe_aux_loss_coeff": 0.1, "moe_z_loss_coeff": 0.01}
 SOME_EXPERTS = {**EXPERTS, "moe_layer_freq": "[0]+[1]*2", "moe_ffn_hidden_size": 48}
 SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True}
@@ -372,6 +373,12 @@ FLOWS: dict[str, Flow] = {
     "experts with biases, alpha 0": Flow("experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 0.0}),
     "experts with biases, alpha 1, planned": Flow(
         "experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 1.0, **PLANNED}
+    ),
+    "delta nets": Flow("delta nets", DELTA_NETS),
+    "delta nets, alpha 1/2, planned": Flow("delta nets, on tiles", {**DELTA_NETS, "offload_alpha": 0.5, **PLANNED}),
+    "delta nets, swept": Flow("delta nets, swept", {**DELTA_NETS, **SWEPT, "offload_alpha": 0.0}),
+    "delta nets, swept, attention again": Flow(
+        "delta nets, swept", {**DELTA_NETS, **SWEPT, "offload_alpha": 1.0, **AGAIN}
     ),
     "norms around": Flow("norms around", GEMMA),
     "norms around, recompute, planned, states": Flow(
