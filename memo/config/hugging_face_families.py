@@ -396,7 +396,7 @@ FAMILIES: dict[str, Family] = {
         defaults={**_DEFAULTS, "n_positions": 2048},
         position_embedding_type="rope",
         biases=Biases(False, False, True),
-        beyond=lambda keys, model: {"norms_per_layer": 1, "head_bias": True},
+        beyond=lambda keys, model: {"norms": ("attention_norm",), "head_bias": True},
     ),
     "gpt_neo": replace(
         _GPT2,

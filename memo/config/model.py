@@ -16,11 +16,14 @@ from memo.config.flag import LARGEST, TOKENS, Flag
 PositionEmbedding = Literal["rope", "learned_absolute"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tanh"]
-NormPlacement = Literal["before", "around"]
+NormPlacement = Literal["before", "around", "after"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 ScoreFunction = Literal["softmax", "sigmoid"]
 
 _FACTOR = in_range(above=0, high=10**9)
+
+_BEFORE, _AFTER = ("attention_norm", "mlp_norm"), ("attention_out_norm", "mlp_out_norm")
+_NORMS: dict[NormPlacement, tuple[str, ...]] = {"before": _BEFORE, "around": (*_BEFORE, *_AFTER), "after": _AFTER}
 
 SLIDING, FULL, LINEAR = "sliding", "full", "linear"
 """Names in layer_types: layers with the window, those that attend to all tokens before, and gated delta nets."""
@@ -81,7 +84,8 @@ class ModelConfig:
     norm_epsilon: Annotated[float, Flag(aliases=("layernorm_epsilon",)), in_range(above=0, high=1)] = 1e-5
     """Added to the variance inside every norm."""
     norm_placement: NormPlacement = "before"
-    """Norms before attention and MLP, or around them: before each, and of its output, before the residual's sum."""
+    """Norms before attention and MLP, after them, which is of their outputs, before the residual's sum, or around them:
+    before each and after it."""
     apply_layernorm_1p: bool = False
     """Norms multiply by 1 + weight, so that their weights are around 0 (Gemma)."""
     activation: Activation = "gelu"
@@ -178,6 +182,11 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The norms of hidden states that a layer has, by name."""
+        return _NORMS[self.norm_placement]
 
     @property
     def attention_scale(self) -> float:

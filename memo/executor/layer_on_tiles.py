@@ -180,8 +180,8 @@ class LayerOnTiles(nn.Module):
         return works
 
     def _stand_ins(self, x: Tensor, tile: Tile) -> dict[str, Tensor]:
-        """Tensors of the shapes of what replays after attention: of norms the layer's input."""
-        found = {name: x[tile.shard] for op in self.kind.after if op.replays for name in op.makes}
+        """Tensors of the shapes of what replays after attention, and of sums: of these and norms the layer's input."""
+        found = {name: x[tile.shard] for op in self.kind.after if op.replays or op.is_sum for name in op.makes}
         taken = {name: op for op in self.kind.after if op.scatters for name in op.reads if name in found}
         rows = (tile.full.stop - tile.full.start, x.shape[1])
         return found | {name: x.new_zeros(*rows, self.module_of[op].weight.shape[1]) for name, op in taken.items()}

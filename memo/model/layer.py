@@ -327,30 +327,30 @@ class Experts(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); or a norm of what attention gives is added, and one of the MLP's.
+    """x + attention(norm(x)), then x + mlp(norm(x)); norms of what both give are added as well, or instead.
     Input and output [n, b, h]."""
-
-    attention_out_norm: Norm | None
-    mlp_out_norm: Norm | None
 
     def __init__(self, parts: ModelParts, index: int) -> None:
         super().__init__()
-        self.attention_norm = parts.norm(*parts.of_layer(index, "attention_norm"))
+
+        def norm(name: str) -> Norm | None:
+            return parts.norm(*parts.of_layer(index, name)) if name in parts.config.norms else None
+
+        self.attention_norm = norm("attention_norm")
         self.attention = (DeltaAttention if parts.kind(index).is_linear else SelfAttention)(parts, index)
-        self.mlp_norm = parts.norm(*parts.of_layer(index, "mlp_norm"))
+        self.mlp_norm = norm("mlp_norm")
         self.mlp = Experts(parts, index) if parts.kind(index).num_experts else MLP(parts, index)
-        self.attention_out_norm = self.mlp_out_norm = None
-        if parts.config.norm_placement == "around":
-            self.attention_out_norm = parts.norm(*parts.of_layer(index, "attention_out_norm"))
-            self.mlp_out_norm = parts.norm(*parts.of_layer(index, "mlp_out_norm"))
+        self.attention_out_norm, self.mlp_out_norm = norm("attention_out_norm"), norm("mlp_out_norm")
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        attended = self.attention(self.attention_norm(x), context)
-        if self.attention_out_norm is not None:
-            attended = self.attention_out_norm(attended)
-        x, normed = self.mlp_norm.of_sum(x, attended)
-        made = self.mlp(normed)
-        if self.mlp_out_norm is not None:
-            made = self.mlp_out_norm(made)
-        y: Tensor = x + made
-        return y
+        attended = _normed(self.attention_out_norm, self.attention(_normed(self.attention_norm, x), context))
+        if self.mlp_norm is None:
+            x = normed = x + attended
+        else:
+            x, normed = self.mlp_norm.of_sum(x, attended)
+        return x + _normed(self.mlp_out_norm, self.mlp(normed))
+
+
+def _normed(norm: Norm | None, x: Tensor) -> Tensor:
+    y: Tensor = x if norm is None else norm(x)
+    return y

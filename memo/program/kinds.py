@@ -78,18 +78,23 @@ class Kind:
         return next(index for index, operation in enumerate(self.operations) if not operation.token_wise)
 
 
-_MLP = (
-    Column(("mlp_norm",), ("fc1",), "mlp.fc1"),
-    Activate(("fc1",), ("activation",), "mlp.activate"),
-    Row(("activation",), ("mlp_out",), "mlp.fc2"),
-)
-_GATING = (
-    # Of the norm before attention again: its output is kept nowhere.
-    Norm(("input",), ("gate_norm",), "attention_norm"),
-    Column(("gate_norm",), ("gate",), "attention.gate"),
-    Gate(("attention_out", "gate"), ("gated",), "attention.gating"),
-)
-_OUT_NORMS = ("attention_out_norm", "mlp_out_norm")
+def _mlp(x: str) -> tuple[Operation, ...]:
+    return (
+        Column((x,), ("fc1",), "mlp.fc1"),
+        Activate(("fc1",), ("activation",), "mlp.activate"),
+        Row(("activation",), ("mlp_out",), "mlp.fc2"),
+    )
+
+
+def _gating(model: ModelConfig) -> tuple[Operation, ...]:
+    norm: tuple[Operation, ...] = ()
+    if "attention_norm" in model.norms:  # again: its output is kept nowhere
+        norm = (Norm(("input",), ("gate_norm",), "attention_norm"),)
+    return (
+        *norm,
+        Column(("gate_norm" if norm else "input",), ("gate",), "attention.gate"),
+        Gate(("attention_out", "gate"), ("gated",), "attention.gating"),
+    )
 
 
 _SHARED = (Activate(("shared_fc1",), ("shared_activation",), "mlp.shared.activate"),)
@@ -131,32 +136,37 @@ def kind_of(model: ModelConfig) -> Kind:
                 Opaque(("input", "attention_out"), ("layer_output", *recalled), "after_attention"),
             )
         )
-    mlp = (
-        _experts(model.add_bias_linear, model.shared_ffn_size > 0, model.shared_is_gated) if model.num_experts else _MLP
-    )
+    before, into_attention = _norm(model, "input", "attention_norm")
+    between, into_mlp = _norm(model, "residual", "mlp_norm")
+    mlp = _mlp(into_mlp)
+    if model.num_experts:
+        mlp = _experts(model.add_bias_linear, model.shared_ffn_size > 0, model.shared_is_gated)
     middle: tuple[Operation, ...] = (
         Heads(("qkv",), ("heads",), "attention", normed=model.qk_layernorm),
         attention,
     )
     if model.is_linear:
         middle = (DeltaNet(("qkv",), ("attention_out",), "attention.core"),)
-    gating, attended = (_GATING, "gated") if model.attention_output_gate else ((), "attention_out")
-    outputs, normed = ("projected", mlp[-1].makes[0]), tuple[tuple[Operation, ...], ...](((), ()))
-    if model.norm_placement == "around":
-        normed = tuple((Norm((made,), (norm,), norm),) for made, norm in zip(outputs, _OUT_NORMS, strict=True))
-        outputs = _OUT_NORMS
+    gating = _gating(model) if model.attention_output_gate else ()
+    after_attention, attended = _norm(model, "projected", "attention_out_norm")
+    after_mlp, made = _norm(model, mlp[-1].makes[0], "mlp_out_norm")
     return Kind(
         (
-            Norm(("input",), ("attention_norm",), "attention_norm"),
-            Column(("attention_norm",), ("qkv",), "attention.qkv"),
+            *before,
+            Column((into_attention,), ("qkv",), "attention.qkv"),
             *middle,
             *gating,
-            Row((attended,), ("projected",), "attention.projection"),
-            *normed[0],
-            Add(("input", outputs[0]), ("residual",)),
-            Norm(("residual",), ("mlp_norm",), "mlp_norm"),
+            Row(("gated" if gating else "attention_out",), ("projected",), "attention.projection"),
+            *after_attention,
+            Add(("input", attended), ("residual",)),
+            *between,
             *mlp,
-            *normed[1],
-            Add(("residual", outputs[1]), ("layer_output",)),
+            *after_mlp,
+            Add(("residual", made), ("layer_output",)),
         )
     )
+
+
+def _norm(model: ModelConfig, x: str, name: str) -> tuple[tuple[Operation, ...], str]:
+    """The norm of `x`, if the model's layers have the one of this name; and the value that is read in its place."""
+    return ((Norm((x,), (name,), name),), name) if name in model.norms else ((), x)

@@ -35,7 +35,7 @@ class ModelShape:
     Attributes:
         head_dim: size of one head; heads x head_dim may differ from hidden.
         norm_vectors: vectors of a norm: 2 with weight and bias (LayerNorm), 1 with a weight (RMSNorm).
-        norms_per_layer: 2; 1 where attention and MLP share a norm; 4 with norms after them too.
+        norms: those of a layer over its width, as in ModelConfig; one where attention and MLP share it.
         norms_from_zero: whether norms multiply by 1 + weight, which is 0 at first.
         delta: whether a gated delta net stands in the place of attention; q, k and v are then of its heads, whose
             values are as many as `heads`.
@@ -66,7 +66,7 @@ class ModelShape:
     gated: bool = False
     tied: bool = True
     norm_vectors: int = 2
-    norms_per_layer: int = 2
+    norms: tuple[str, ...] = ("attention_norm", "mlp_norm")
     norms_from_zero: bool = False
     qkv_bias: bool = True
     projection_bias: bool = True
@@ -113,15 +113,14 @@ class ModelShape:
         hidden, qkv = self.hidden, (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size))
         if self.delta:
             qkv = (("delta.q", self.kv_size), ("delta.k", self.kv_size), ("delta.v", self.q_size))
-        names = ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")[: self.norms_per_layer]
-        norms = {name: self._norm(name, hidden) for name in names}
+        norms = {name: self._norm(name, hidden) for name in self.norms}
         heads = [self._norm(f"attention.{name}_norm", self.head_dim) for name in "qk" if self.qk_norm]
         sinks = (one("attention.sinks", self.heads, None, "rows", "zeros"),) if self.sinks else ()
         logits = (("delta.beta", self.heads), ("delta.decay", self.heads)) if self.delta else ()
         own = "delta." if self.delta else ""
         gate = ((f"{own}gate", self.q_size),)
         return (
-            *norms.pop("attention_norm"),
+            *norms.pop("attention_norm", ()),
             *sinks,
             *(self._delta_net(qkv) if self.delta else ()),
             *_linear("attention", "qkv", qkv + logits, hidden, self.qkv_bias, "rows"),
@@ -290,7 +289,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         gated=model.gated,
         tied=not model.untie_embeddings_and_output_weights,
         norm_vectors=2 if model.normalization == "LayerNorm" else 1,
-        norms_per_layer=4 if model.norm_placement == "around" else 2,
+        norms=model.norms,
         norms_from_zero=model.apply_layernorm_1p,
         qkv_bias=model.qkv_bias,
         projection_bias=model.add_bias_linear,

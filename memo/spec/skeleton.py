@@ -35,12 +35,14 @@ shared_score; and
 
 is kept in any case: which experts a token has, and their weights.
 
-With norms around attention and MLP (--norm-placement), the outputs of both matrices before them are token-wise too,
+With norms after attention and MLP, or around them (--norm-placement), the outputs of both matrices before them are
+token-wise too,
 
     projected       h           tokens  token-wise    token-wise
     mlp_out         h           tokens  token-wise    token-wise
 
-from which the residual is made again without a matrix: it is as the norms are.
+from which the residual is made again without a matrix: it is as the norms are. With norms after them alone there are no
+attention_norm and mlp_norm.
 
 Of a custom layer (memo.spec.custom_layer) memo knows input, qkv, attention_out and lse, and the outputs of the
 column-parallel matrices after attention, token-wise as fc1's. All else is computed again in backward.
@@ -124,17 +126,17 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         recalled = custom_facts(model).recalled
         matrices = (SkeletalTensor(name, "token_wise", name, "heads", width) for name, width in recalled)
         return (SkeletalTensor("input", "always", "", "tokens", hidden), qkv, *attended, *matrices)
-    outputs_normed = model.norm_placement == "around"
+    outputs_normed, inputs_normed = (name in model.norms for name in ("mlp_out_norm", "mlp_norm"))
     residual = SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden)
     return (
         SkeletalTensor("input", "always", "", "tokens", hidden),
-        SkeletalTensor("attention_norm", "never", "norm", "tokens", hidden),
+        *([SkeletalTensor("attention_norm", "never", "norm", "tokens", hidden)] if inputs_normed else []),
         qkv,
         *attended,
         *(gates if model.attention_output_gate else ()),
         *([_normed("projected", hidden)] if outputs_normed else []),
         replace(residual, kind="never", group="norm") if outputs_normed else residual,
-        SkeletalTensor("mlp_norm", "never", "norm", "tokens", hidden),
+        *([SkeletalTensor("mlp_norm", "never", "norm", "tokens", hidden)] if inputs_normed else []),
         *([routing] if model.num_experts else []),
         SkeletalTensor("fc1", "token_wise", "fc1", "heads", fc1_size),
         SkeletalTensor("activation", "never", "activation", "heads", model.token_ffn_size),

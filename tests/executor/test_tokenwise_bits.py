@@ -53,6 +53,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "norms around": (1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}),
     "delta nets": (1, "qwen3.5-tiny", ONE_STAGE),
     "tp2 delta nets": (2, "qwen3.5-tiny", {"tp": 2, **ONE_STAGE}),
+    "norms after": (1, "qwen3-tiny", {**ONE_STAGE, "norm_placement": "after"}),
     "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
     "experts in some layers": (1, "qwen3-moe-tiny", {**ONE_STAGE, **DENSE_FIRST}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
