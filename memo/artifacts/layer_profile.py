@@ -66,6 +66,7 @@ class ProfileKey:
     window_size: int = 0
     layer_types: str = ""
     norm_placement: str = "before"
+    qk_layernorm_across_heads: bool = False
     attention_sinks: bool = False
     attention_output_gate: bool = False
     delta_nets: str = ""

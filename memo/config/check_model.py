@@ -152,6 +152,13 @@ def _check_norms(model: ModelConfig) -> None:
         f"--norm-placement {model.norm_placement} fights with --num-experts {model.num_experts}: memo has norms of the "
         "outputs of one MLP for all tokens; leave one of the two out",
     )
+    across = model.qk_layernorm_across_heads
+    require_with(model, "qk_layernorm_across_heads", model.qk_layernorm, "--qk-layernorm", "too")
+    require(
+        not across or model.normalization == "RMSNorm",
+        f"--qk-layernorm-across-heads fights with --normalization {model.normalization}: use --normalization RMSNorm, "
+        "or leave it out",
+    )
     for name in ("norm_placement", "apply_layernorm_1p"):
         require_read(
             model, name, not model.custom_layer, f"--custom-layer {model.custom_layer}", "norms of the layer's own"

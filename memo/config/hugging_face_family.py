@@ -48,6 +48,7 @@ class Family:
     position_embedding_type: PositionEmbedding = "rope"
     qk_layernorm: bool | str = False
     """Always, never, or as the switch of that name says."""
+    qk_layernorm_across_heads: bool = False
     attention_sinks: bool = False
     attention_output_gate: bool = False
     norm_placement: NormPlacement = "before"
@@ -68,8 +69,14 @@ class Family:
     @property
     def fixed(self) -> dict[str, Any]:
         """Fields of ModelConfig that all of its models share, besides activation and biases."""
-        names = ["normalization", "position_embedding_type", "qk_layernorm", "attention_sinks"]
-        names += ["attention_output_gate", "norm_placement", "apply_layernorm_1p", "scale_embeddings"]
+        names = ["normalization", "position_embedding_type", "qk_layernorm", "qk_layernorm_across_heads"]
+        names += [
+            "attention_sinks",
+            "attention_output_gate",
+            "norm_placement",
+            "apply_layernorm_1p",
+            "scale_embeddings",
+        ]
         names += ["moe_router_score_function", "moe_router_enable_expert_bias", "moe_shared_expert_gate"]
         return {name: getattr(self, name) for name in names if name != "qk_layernorm" or not self.qk_norm_switch}
 
@@ -168,8 +175,8 @@ class TrainedFamily(Family):
         default_layer_types: which have it in a file that does not say so, repeated; empty: all.
         layer_pattern: the key of how many layers are repeated, of which the last alone has no window, in a file that
             does not say which layers have it; empty: the family has none.
-        sliding_base: the key of RoPE's base in layers with the window, whose frequencies nothing stretches; empty: all
-            layers rotate alike.
+        sliding_base: the key of RoPE's base in layers with the window, whose frequencies nothing stretches, which may
+            be that of all layers; empty: all layers rotate alike.
         packed: whether experts may be published in MXFP4.
         layers_beyond: the key of how many layers stand behind the last, to predict further tokens; they are left out.
     """

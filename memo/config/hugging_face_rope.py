@@ -44,7 +44,7 @@ def read_rope(keys: ConfigKeys, family: TrainedFamily, model: ModelConfig) -> di
         return {**_read_rotation(content, name, rest, source), "rotary_percent": share}
     newer, older = content.get("rope_parameters") or {}, content.get("rope_scaling") or {}
     is_joined = isinstance(newer, dict) and newer.keys() <= {_FULL, _SLIDING}
-    if not is_joined or (newer and older):
+    if not is_joined or (newer and older and not _repeats(newer.get(_FULL), older)):
         raise source.refusal(
             f"rope_parameters is {shown(json.dumps(newer))} and rope_scaling {shown(json.dumps(older))}",
             f"keep rope_scaling, which is of layers without a window, beside rope_theta and {family.sliding_base}; or "
@@ -62,6 +62,11 @@ def read_rope(keys: ConfigKeys, family: TrainedFamily, model: ModelConfig) -> di
     if model.layer_types:
         return {**found, "sliding_rotary_base": base}
     return {**own, "rotary_base": base} if model.window_size else found
+
+
+def _repeats(newer: Any, older: Any) -> bool:
+    """Whether the older keys, beside the newer ones, say nothing else."""
+    return isinstance(newer, dict) and isinstance(older, dict) and older.items() <= newer.items()
 
 
 def _read_rotation(content: Mapping[str, Any], name: str, given: Any, source: Source) -> dict[str, Any]:
@@ -112,11 +117,18 @@ def _name_of_rope(content: Mapping[str, Any], source: Source) -> str:
 
 
 def write_rope(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
-    """The older field beside rope_theta; every version of transformers reads both."""
+    """The older field beside rope_theta; every version of transformers reads both. Where layers with a window rotate by
+    rope_theta too, from 5.0 on it reads that for the other layers alone, so the newer field is there as well."""
     kind = "default" if model.rope_scaling_type == "none" else model.rope_scaling_type
     scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _KEYS[kind].items()}}
-    own = {family.sliding_base: model.sliding_rotary_base or model.rotary_base} if family.sliding_base else {}
-    return {"rope_scaling": None if kind == "default" else scaling, **own}
+    found: dict[str, Any] = {"rope_scaling": None if kind == "default" else scaling}
+    own = model.sliding_rotary_base or model.rotary_base
+    if family.sliding_base == "rope_theta":
+        parts = {_FULL: {**scaling, "rope_theta": model.rotary_base}}
+        found["rope_parameters"] = {**parts, _SLIDING: {"rope_type": "default", "rope_theta": own}}
+    elif family.sliding_base:
+        found[family.sliding_base] = own
+    return found
 
 
 def _check_keys(given: Mapping[str, Any], kind: str, name: str, source: Source) -> None:

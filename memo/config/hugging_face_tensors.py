@@ -2,8 +2,7 @@
 
 from memo.config.hugging_face_family import TensorNames
 
-_NORMS_AND_ATTENTION = {
-    "attention_norm": "input_layernorm",
+_ATTENTION = {
     "attention.q": "self_attn.q_proj",
     "attention.k": "self_attn.k_proj",
     "attention.v": "self_attn.v_proj",
@@ -11,14 +10,15 @@ _NORMS_AND_ATTENTION = {
     "attention.k_norm": "self_attn.k_norm",
     "attention.sinks": "self_attn.sinks",
     "attention.projection": "self_attn.o_proj",
+}
+_NORMS_AND_ATTENTION = {
+    "attention_norm": "input_layernorm",
+    **_ATTENTION,
     "mlp_norm": "post_attention_layernorm",
 }
+_MLP = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"}
 _ENDS = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
-LLAMA_TENSORS = TensorNames(
-    "model.layers",
-    {**_NORMS_AND_ATTENTION, "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"},
-    _ENDS,
-)
+LLAMA_TENSORS = TensorNames("model.layers", {**_NORMS_AND_ATTENTION, **_MLP}, _ENDS)
 QWEN3_MOE_TENSORS = TensorNames(
     "model.layers",
     {
@@ -125,6 +125,16 @@ GEMMA3_TENSORS = TensorNames(
         **LLAMA_TENSORS.modules,
         "attention_out_norm": "post_attention_layernorm",
         "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_out_norm": "post_feedforward_layernorm",
+    },
+    _ENDS,
+)
+OLMO3_TENSORS = TensorNames(
+    "model.layers",
+    {
+        **_ATTENTION,
+        "attention_out_norm": "post_attention_layernorm",
+        **_MLP,
         "mlp_out_norm": "post_feedforward_layernorm",
     },
     _ENDS,

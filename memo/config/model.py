@@ -124,6 +124,9 @@ class ModelConfig:
     """Biases on the q, k and v projections alone (Qwen2)."""
     qk_layernorm: bool = False
     """Norm of every q and k head before RoPE (Qwen3)."""
+    qk_layernorm_across_heads: bool = False
+    """These norms are over all heads of q together, and over all of k (OLMo 2 and 3). Ranks of tensor parallelism add
+    up the squares of their heads, in one small message."""
     window_size: Annotated[int, TOKENS, in_range(0, LARGEST)] = 0
     """Sliding window: the last tokens of its document that a token attends to, itself included (Megatron-LM's pair
     (N - 1, 0)); 0: all."""

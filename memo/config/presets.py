@@ -114,6 +114,21 @@ _GLM_45 = replace(
     moe_router_score_function="sigmoid",
     moe_router_enable_expert_bias=True,
 )
+_OLMO_3 = replace(
+    _LLAMA,
+    norm_epsilon=1e-6,
+    norm_placement="after",
+    qk_layernorm=True,
+    qk_layernorm_across_heads=True,
+    window_size=4096,
+    layer_types="sliding,sliding,sliding,full",
+    max_position_embeddings=65536,
+    rotary_base=500000.0,
+    sliding_rotary_base=500000.0,
+    rope_scaling_type="yarn",
+    rope_scaling_factor=8.0,
+    rope_original_max_position_embeddings=8192,
+)
 _QWEN_3_SMALL = replace(_QWEN_3, untie_embeddings_and_output_weights=False)
 
 PRESETS: dict[str, ModelConfig] = {
@@ -215,6 +230,11 @@ PRESETS: dict[str, ModelConfig] = {
         moe_layer_freq="[0]*1+[1]*45",
         moe_shared_expert_intermediate_size=1408,
     ),
+    "olmo-3-tiny": replace(
+        _OLMO_3, num_query_groups=2, ffn_hidden_size=352, window_size=128, layer_types="sliding,full"
+    ),
+    "olmo-3-7b": _sized(_OLMO_3, 32, 4096, 32, 32, 11008, vocab_size=100278),
+    "olmo-3-32b": _sized(_OLMO_3, 64, 5120, 40, 8, 27648, vocab_size=100278),
     "qwen3-30b-a3b": _sized(_QWEN_3_MOE, 48, 2048, 32, 4, 768),
     "qwen3-235b-a22b": _sized(_QWEN_3_MOE, 94, 4096, 64, 4, 1536),
     "mixtral-8x7b": _sized(replace(_MISTRAL, vocab_size=32000, num_experts=8), 32, 4096, 32, 8, 14336),

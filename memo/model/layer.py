@@ -21,6 +21,7 @@ from memo.parallel.context_delta import ContextDelta
 from memo.parallel.experts import ExpertRows, Router, Sigmoid, route, route_backward, shares
 from memo.parallel.router_losses import LayerLosses
 from memo.parallel.shards import ShardedParameter, sharded_parameter
+from memo.parallel.split_norm import split_norms
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.spec.shapes import shape_of
 from memo.spec.stack import stack_of
@@ -86,7 +87,7 @@ class ModelParts:
 
 
 class Heads(nn.Module):
-    """From q, k and v side by side to the output of attention: norm of heads, RoPE, causal attention."""
+    """From q, k and v side by side to the output of attention: norms of heads, RoPE, causal attention."""
 
     q_norm: Norm | None
     k_norm: Norm | None
@@ -97,6 +98,7 @@ class Heads(nn.Module):
         config, tp = parts.config, group_size(parts.tp_group)
         self.head_dim = config.head_dim
         self.heads = [config.num_attention_heads // tp, config.kv_heads // tp, config.kv_heads // tp]
+        self.across_heads, self.group = config.qk_layernorm_across_heads, parts.tp_group
         self.core, self.ops = parts.attention(layer), parts.ops
         self.q_norm = self.k_norm = self.sinks = None
 
@@ -121,14 +123,28 @@ class Heads(nn.Module):
         """Heads of q, k and v, [..., d]: parts of qkv, but q and k tensors of their own where they are normed."""
         q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            norm = self._across_heads if self.across_heads else _each_head
+            q, k = norm((self.q_norm, self.k_norm), (q, k))
         return q, k, v
+
+    def _across_heads(self, norms: tuple[Norm, Norm], heads: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """Norms of all heads of q together, and of those of k, whichever rank of tp has them."""
+        flat = tuple(x.flatten(2) for x in heads)
+        if group_size(self.group) == 1:
+            made = _each_head(norms, flat)
+        else:
+            made = split_norms(flat, [norm.factor for norm in norms], norms[0].epsilon, self.group)
+        return tuple(y.view_as(x) for y, x in zip(made, heads, strict=True))
 
     def rotate_(self, q: Tensor, k: Tensor, rope: RopeTable | None, *, back: bool = False) -> None:
         """RoPE on q and k where they lie, outside of autograd; `back` on their gradients."""
         if rope is not None:
             for heads in (q, k):
                 self.ops.rotate_(heads[..., : 2 * rope.cos.shape[-1]], rope.cos, rope.sin, back=back)
+
+
+def _each_head(norms: tuple[Norm, Norm], heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(norm(x) for norm, x in zip(norms, heads, strict=True))
 
 
 class SigmoidGate(nn.Module):

@@ -42,6 +42,7 @@ class ModelShape:
         output_gate: whether a matrix as large as that of the queries makes a gate on attention's output.
         positions: rows of a learned position table, 0 without one.
         embedding_width: width of the embedding's rows where a projection widens them to hidden.
+        qk_norm, qk_norm_across: whether each head of q and k is normed, or all heads of each together.
         rotary: whether q and k are rotated.
         experts, experts_per_token: MLPs of `ffn` in a layer, and how many of them a token runs through; 0: one for all.
         shared_ffn: of the MLP beside them, through which all tokens run; 0: there is none.
@@ -72,6 +73,7 @@ class ModelShape:
     projection_bias: bool = True
     mlp_bias: bool = True
     qk_norm: bool = False
+    qk_norm_across: bool = False
     sinks: bool = False
     delta: bool = False
     output_gate: bool = False
@@ -114,7 +116,13 @@ class ModelShape:
         if self.delta:
             qkv = (("delta.q", self.kv_size), ("delta.k", self.kv_size), ("delta.v", self.q_size))
         norms = {name: self._norm(name, hidden) for name in self.norms}
-        heads = [self._norm(f"attention.{name}_norm", self.head_dim) for name in "qk" if self.qk_norm]
+        across = self.qk_norm_across
+        sizes = {"q": self.q_size, "k": self.kv_size} if across else dict.fromkeys("qk", self.head_dim)
+        heads = [
+            self._norm(f"attention.{name}_norm", size, "rows" if across else "whole")
+            for name, size in sizes.items()
+            if self.qk_norm
+        ]
         sinks = (one("attention.sinks", self.heads, None, "rows", "zeros"),) if self.sinks else ()
         logits = (("delta.beta", self.heads), ("delta.decay", self.heads)) if self.delta else ()
         own = "delta." if self.delta else ""
@@ -187,9 +195,9 @@ class ModelShape:
         norm = self._norm("final_norm", self.hidden) if self.final_norm else ()
         return (one(f"{name}.weight", self.vocab, width, "vocabulary", tied=self.tied), *bias, *norm)
 
-    def _norm(self, name: str, size: int) -> tuple[Weight, ...]:
+    def _norm(self, name: str, size: int, split: Split = "whole") -> tuple[Weight, ...]:
         init: Init = "zeros" if self.norms_from_zero else "ones"
-        vectors = (one(f"{name}.weight", size, init=init), one(f"{name}.bias", size, init="zeros"))
+        vectors = (one(f"{name}.weight", size, None, split, init), one(f"{name}.bias", size, None, split, "zeros"))
         return vectors[: self.norm_vectors]
 
     # Counts of the model without padding, as its checkpoint holds it.
@@ -295,6 +303,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         projection_bias=model.add_bias_linear,
         mlp_bias=model.add_bias_linear,
         qk_norm=model.qk_layernorm,
+        qk_norm_across=model.qk_layernorm_across_heads,
         sinks=model.attention_sinks,
         delta=model.is_linear,
         output_gate=model.attention_output_gate,

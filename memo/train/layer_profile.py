@@ -48,6 +48,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         add_bias_linear=model.add_bias_linear,
         add_qkv_bias=model.qkv_bias,
         qk_layernorm=model.qk_layernorm,
+        qk_layernorm_across_heads=model.qk_layernorm_across_heads,
         window_size=model.window_size,
         layer_types=model.layer_types,
         norm_placement=model.norm_placement,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hf_directories import CONFIGS, write_model
-from hugging_face import gemma3_sources, gpt2_sources, llama_sources, to_global
+from hugging_face import gemma3_sources, gpt2_sources, llama_sources, olmo3_sources, to_global
 from layouts import assemble, global_pieces, make, one_step_backward, tiny
 from ranks import run_ranks
 from safetensors.torch import load_file, save_file
@@ -43,10 +43,11 @@ LAYOUTS: list[tuple[str, Layout]] = [
     ("qwen2", (2, {"pp": 2})),
     ("qwen2", (4, {"tp": 2})),
     ("gemma3_text", (4, {"tp": 2, "pp": 2})),
+    ("olmo3", (2, {"tp": 2})),
 ]
-FAMILIES = ["llama", "gpt2", "qwen2", "gemma3_text"]
-"""q, k, v apart; fused and transposed; a tied embedding on two stages; norms around attention and MLP."""
-_SOURCES = {"gpt2": gpt2_sources, "gemma3_text": gemma3_sources}
+FAMILIES = ["llama", "gpt2", "qwen2", "gemma3_text", "olmo3"]
+"""q, k, v apart; fused and transposed; a tied embedding on two stages; norms around the MLP; norms that tp splits."""
+_SOURCES = {"gpt2": gpt2_sources, "gemma3_text": gemma3_sources, "olmo3": olmo3_sources}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +132,9 @@ def test_masters_keep_the_precision_that_weights_in_bf16_lose(published: Path) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen3", "gpt2-untied", "starcoder2", "gemma3_text"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases", "mistral", "qwen3", "gpt2-untied", "starcoder2", "gemma3_text", "olmo3"]
+)
 def test_in_and_out_again_gives_the_same_bytes(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     source = write_model(name, tmp_path, dtype, max_shard="20KB")

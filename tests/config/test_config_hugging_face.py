@@ -183,8 +183,36 @@ GLM_45_AIR: dict[str, Any] = {
     "use_qk_norm": False,
     "vocab_size": 151552,
 }
+OLMO_3_7B: dict[str, Any] = {
+    "architectures": ["Olmo3ForCausalLM"],
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 8,
+    "max_position_embeddings": 65536,
+    "model_type": "olmo3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    },
+    "rope_theta": 500000,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "vocab_size": 100278,
+}
 PUBLISHED = [
     (GLM_45_AIR, "glm-4.5-air"),
+    (OLMO_3_7B, "olmo-3-7b"),
     (GEMMA_3_1B, "gemma-3-1b"),
     (LLAMA_31_8B, "llama-3.1-8b"),
     (QWEN3_8B, "qwen3-8b"),
@@ -240,6 +268,20 @@ def test_a_file_may_say_among_rotations_which_part_of_a_head_is_rotated() -> Non
 def test_no_family_has_such_routers_or_layers(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"Glm4MoeForCausalLM is the nearest, but {message}"):
         write_config(replace(PRESETS["glm-4.5-air"], **changes), 131072, None)
+
+
+def test_layers_with_a_window_rotate_by_the_base_of_all_and_are_not_stretched() -> None:
+    """OLMo 3 says so by its class; files of transformers from 5.0 on have the newer key, and those of memo both, which
+    may not differ."""
+    model = model_of(OLMO_3_7B, "x")
+    sliding, full = kinds_of(model)
+    assert (sliding.rotation, full.rotation) == ((5e5, "none"), (5e5, "yarn"))
+    written = write_config(replace(model, rotary_base=3e6, sliding_rotary_base=2e6), 65536, None).content
+    newer = {key: value for key, value in written.items() if key not in ("rope_scaling", "rope_theta")}
+    for content in (written, newer):
+        assert [kind.rotary_base for kind in kinds_of(model_of(content, "x"))] == [2e6, 3e6]
+    with pytest.raises(ConfigError, match=r"rope_parameters is .* and rope_scaling"):
+        model_of({**written, "rope_scaling": {**written["rope_scaling"], "factor": 4.0}}, "x")
 
 
 _FULL_AND_SLIDING = {

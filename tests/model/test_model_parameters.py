@@ -73,7 +73,14 @@ def suits(name: str, tp: int, pp: int) -> bool:
 
 
 KINDS = {
-    (m.normalization, m.qkv_bias, m.qk_layernorm, m.untie_embeddings_and_output_weights, m.num_experts > 0): name
+    (
+        m.normalization,
+        m.qkv_bias,
+        m.qk_layernorm,
+        m.untie_embeddings_and_output_weights,
+        m.num_experts > 0,
+        m.norms,
+    ): name
     for name, m in reversed(PRESETS.items())
 }
 NAMES = sorted({*KINDS.values(), "llama-3.1-8b", "llama-3.1-70b", "gpt-7b", "gpt-65b", "mistral-small-24b"})
@@ -150,6 +157,8 @@ def test_published_sizes() -> None:
         "gpt-oss-20b": 20_914_757_184,
         "gpt-oss-120b": 116_829_156_672,
         "gemma-3-1b": 999_885_952,
+        "olmo-3-7b": 7_298_011_136,
+        "olmo-3-32b": 32_233_522_176,
         "qwen3-30b-a3b": 30_532_122_624,
         "qwen3-235b-a22b": 235_093_634_560,
         "mixtral-8x7b": 46_702_792_704,

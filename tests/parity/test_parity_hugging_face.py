@@ -23,6 +23,7 @@ from hugging_face import (
     gpt2_sources,
     gpt_oss_sources,
     llama_sources,
+    olmo3_sources,
     qwen3_next_sources,
     qwen35_sources,
     to_global,
@@ -325,6 +326,31 @@ FAMILIES = {
         ),
         gemma3_sources,
     ),
+    "olmo3": Family(
+        "Olmo3Config",
+        "Olmo3ForCausalLM",
+        {**_LLAMA_THEIRS, "sliding_window": 5, "layer_types": _LAYER_TYPES}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 100.0, "original_max_position_embeddings": 64}
+                | {"rope_type": "yarn", "factor": 4.0},
+                "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+            }
+        },
+        replace(
+            _LLAMA_OURS,
+            norm_placement="after",
+            qk_layernorm=True,
+            qk_layernorm_across_heads=True,
+            window_size=5,
+            layer_types="sliding,full",
+            sliding_rotary_base=100.0,
+            rope_scaling_type="yarn",
+            rope_scaling_factor=4.0,
+            rope_original_max_position_embeddings=64,
+        ),
+        olmo3_sources,
+    ),
     "gpt2": Family(
         "GPT2Config",
         "GPT2LMHeadModel",
@@ -489,7 +515,8 @@ def _summary(found: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", "qwen3_moe", "gpt_oss", "glm4_moe", "gemma3_text", "qwen3_5_moe_text", "qwen3_next"]
+    "name",
+    ["llama", "gpt2", "qwen3_moe", "gpt_oss", "glm4_moe", "gemma3_text", "qwen3_5_moe_text", "qwen3_next", "olmo3"],
 )
 def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""

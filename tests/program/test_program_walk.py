@@ -10,7 +10,7 @@ from memo.program.kinds import Kind, kind_of
 from memo.program.operations import Operation
 from memo.program.walk import Machine, Step, backward, forward, gathered, gradient, graph, rebuilt
 
-MODELS = ("gpt-tiny", "llama-tiny", "qwen3-tiny", "gemma-3-tiny", "qwen3.5-tiny")
+MODELS = ("gpt-tiny", "llama-tiny", "qwen3-tiny", "gemma-3-tiny", "qwen3.5-tiny", "olmo-3-tiny")
 OUTSIDE = {"input", "attention_out", "qkv"}
 KEEPABLE = ("attention_norm", "residual", "mlp_norm", "fc1", "activation")
 OUTPUT = frozenset({"layer_output"})
@@ -52,8 +52,8 @@ def test_a_forward_has_what_it_takes_and_leaves_its_targets(model: str) -> None:
         machine = Watching(OUTSIDE)
         machine.run(forward(layer.after, OUTPUT, kept))
         assert set(machine.live) == OUTPUT
-        copied = kept - {"attention_norm", "fc1"}  # made before attention; written to its place by the product
-        assert machine.kept == copied
+        made = {name for operation in layer.after for name in operation.makes}
+        assert machine.kept == (kept & made) - {"fc1"}  # which the product writes to its place
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -152,6 +152,26 @@ def test_heads_that_are_normed_are_kept_raw() -> None:
             step.operation for step in forward(layer.before, frozenset({layer.attended}), frozenset())
         ]
         assert (layer.heads in operations) == layer.heads.in_place
+
+
+def test_without_norms_before_them_matrices_read_what_is_added_up() -> None:
+    layer = kind("olmo-3-tiny")
+    assert lines(forward(layer.before, frozenset({"qkv"}), frozenset())) == ["gather gathered input", "forward qkv"]
+    assert lines(backward(layer.after, frozenset({"projected", "fc1", "mlp_out"}), OUTPUT).steps) == [
+        "replay graph of attention_out_norm attention_out_norm",
+        "forward residual",
+        "replay graph of activation activation",
+        "replay graph of mlp_out_norm mlp_out_norm",
+        "backward gradient of mlp_out",
+        "gather gathered gradient of mlp_out",
+        "gather gathered residual",
+        "backward gradient of activation",
+        "backward gradient of fc1",
+        "backward gradient of residual",
+        "backward gradient of projected",
+        "gather gathered gradient of projected",
+        "backward gradient of attention_out",
+    ]
 
 
 def test_normed_outputs_that_are_kept_spare_their_products() -> None:

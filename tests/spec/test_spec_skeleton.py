@@ -48,6 +48,8 @@ def test_norms_around_need_the_outputs_that_they_take() -> None:
     table = {tensor.name: (tensor.kind, tensor.group) for tensor in skeletal_tensors(preset("gemma-3-tiny"))}
     assert table["projected"] == ("token_wise", "projected") and table["mlp_out"] == ("token_wise", "mlp_out")
     assert table["residual"] == ("never", "norm")
+    after = {tensor.name for tensor in skeletal_tensors(preset("olmo-3-tiny"))}
+    assert table.keys() - after == {"attention_norm", "mlp_norm"} and after < table.keys()
 
 
 def test_gqa_gated_mlp_and_own_head_size_show_in_the_widths() -> None:

@@ -88,6 +88,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"query_pre_attn_scalar": 24, "rope_local_base_freq": 30.0, "rope_theta": 500.0}
         | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
+    "olmo3": (
+        "Olmo3Config",
+        {**_SIZES, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+        | {
+            "rope_parameters": {
+                "full_attention": {**_YARN, "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            }
+        },
+    ),
     "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 4}),
     "gpt2": ("GPT2Config", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
     "gpt2-untied": ("GPT2Config", {**_GPT2, "activation_function": "gelu", "tie_word_embeddings": False}),

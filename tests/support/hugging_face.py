@@ -189,6 +189,15 @@ def gemma3_sources(model: ModelConfig) -> Sources:
     return found
 
 
+def olmo3_sources(model: ModelConfig) -> Sources:
+    """Norms after attention and MLP alone."""
+    found = gemma3_sources(model)
+    absent = tuple(
+        f"layers.{layer}.{name}." for layer in range(model.num_layers) for name in ("attention_norm", "mlp_norm")
+    )
+    return {name: source for name, source in found.items() if not name.startswith(absent)}
+
+
 def gpt_oss_sources(model: ModelConfig) -> Sources:
     """Biases everywhere, sinks, and matrices of all experts in one tensor, as [in, out], gate and up in turn."""
     found = {

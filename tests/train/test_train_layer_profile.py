@@ -133,6 +133,8 @@ CHANGES: list[dict[str, Any]] = [
     {"add_bias_linear": True},
     {"add_qkv_bias": True},
     {"qk_layernorm": True},
+    {"qk_layernorm": True, "qk_layernorm_across_heads": True},
+    {"norm_placement": "after"},
     {"attention_sinks": True},
     {"seq_length": 128},
     {"micro_batch_size": 2},
