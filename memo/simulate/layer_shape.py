@@ -65,6 +65,11 @@ class LayerShape:
         return self.config.model.kv_heads * self.config.model.head_dim / self.tp.size
 
     @property
+    def splits_norms(self) -> bool:
+        """Whether the norms of q and k are over heads of several ranks."""
+        return self.config.model.qk_layernorm_across_heads and self.tp.size > 1
+
+    @property
     def adds_in_products(self) -> bool:
         """Whether the product of a weight gradient adds to the main gradient. On CPUs autograd's hook does it."""
         return self.kernels.adds_in_products and not (self.under_autograd and self.kernels.hardware.device == "cpu")

@@ -114,8 +114,20 @@ class TileClock(Machine):
     def prepare_heads(self) -> None:
         """Queries and keys as attention takes them, where the slot keeps them before their norms."""
         if self.shape.kind.norms_heads:
-            self.pass_heads(2)
+            self.norm_heads()
             self.rotate()
+
+    def norm_heads(self) -> None:
+        """Norms of queries and keys; where tp splits their width, ranks add up squares first, and no kernel is fused
+        (memo.parallel.split_norm)."""
+        self.pass_heads(5 if self.shape.splits_norms else 2)
+        self.add_up_squares()
+
+    def add_up_squares(self) -> None:
+        """A number a token for q and one for k, over tp; nothing hides it."""
+        if self.shape.splits_norms:
+            num_bytes = 2 * self.shape.tile_tokens * self.shape.kernels.wide
+            self.waiting_s += self.shape.kernels.all_reduce_s(num_bytes, self.shape.tp)
 
     # What a step does.
 
@@ -231,7 +243,12 @@ def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
     """Rotated back, and gathered in one value; norms of queries and keys run again and backward."""
     clock.rotate()
     if operation.normed:
-        clock.pass_heads(3 if clock.shape.under_autograd else 5)
+        wide = clock.shape.kernels.wide // clock.shape.kernels.narrow
+        backward = 3 if not clock.shape.splits_norms else 6 + 12 * wide  # its terms are in the wide dtype
+        clock.pass_heads(backward)
+        clock.add_up_squares()
+        if not clock.shape.under_autograd:
+            clock.norm_heads()
     if not clock.shape.under_autograd:
         clock.move(*operation.reads * 2)
 

@@ -35,6 +35,7 @@ class LayerSizes(NamedTuple):
         heads, kv_heads, head_dim: heads of this tp rank and their width.
         ffn: width of the activation, over all experts of a token.
         activation_terms: values as wide that the kernels of the activation make besides.
+        qk_norm, qk_across: whether each head of q and k is normed, or all heads of each together.
         experts, top_k: of a layer, and of each token; no experts: one MLP for all tokens.
         matrices: outputs and inputs of each matrix, by the path of its module.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
@@ -71,6 +72,7 @@ class LayerSizes(NamedTuple):
     rms: bool
     norms_from_zero: bool
     qk_norm: bool
+    qk_across: bool
     linear_bias: bool
     rotary_dim: int
     ring: int
@@ -175,6 +177,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         rms=model.normalization == "RMSNorm",
         norms_from_zero=model.apply_layernorm_1p,
         qk_norm=model.qk_layernorm and not model.custom_layer,
+        qk_across=model.qk_layernorm_across_heads,
         linear_bias=model.add_bias_linear,
         rotary_dim=model.rotary_dim if model.position_embedding_type == "rope" else 0,
         ring=parallel.cp // a2a,

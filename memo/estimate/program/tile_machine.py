@@ -216,6 +216,7 @@ def _column_backward(machine: TileLedger, operation: Operation) -> Made:
         ledger.free(whole)  # gloo works on a copy of it
     machine.wait()
     machine.add_weight_gradient(operation)
+    ledger.begin_tail()  # unless a norm stands before it
     ledger.free_late(copy)
     return (grad_x,)
 

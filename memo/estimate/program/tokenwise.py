@@ -82,13 +82,48 @@ def heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> He
     """The norms of q and k, if the model has them."""
     if not z.qk_norm:
         return Heads()
-    q = norm_forward(ledger, z, "normed q", tokens * z.heads, z.head_dim, graph)
-    return Heads(q, norm_forward(ledger, z, "normed k", tokens * z.kv_heads, z.head_dim, graph))
+    if z.qk_across and z.tp > 1:
+        return _split_forward(ledger, z, tokens, graph)
+    (rows, of_k), sizes = (z.heads, z.kv_heads), (z.head_dim, z.head_dim)
+    if z.qk_across:
+        (rows, of_k), sizes = (1, 1), (z.q, z.kv)
+    q = norm_forward(ledger, z, "normed q", tokens * rows, sizes[0], graph)
+    return Heads(q, norm_forward(ledger, z, "normed k", tokens * of_k, sizes[1], graph))
+
+
+def _split_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
+    """Norms over a width that tp splits (memo.parallel.split_norm). CPUs cast narrow inputs and outputs."""
+    scratch = [tokens * width * z.wide if z.mixed else 0 for width in (z.q, z.kv)]
+    ledger.pulse(*(("norm scratch", size) for size in scratch[:1]))
+    statistics, made = ledger.make("statistics", 4 * tokens * z.wide), []
+    for name, width, size in zip("qk", (z.q, z.kv), scratch, strict=True):
+        made.append(Normed(tokens, width, ledger.make(f"normed {name}", tokens * width * z.narrow)))
+        ledger.pulse(("norm scratch", size), ("norm scratch", size))
+    if graph:
+        return Heads(Normed(tokens, z.q, made[0].out, (statistics,)), made[1])
+    ledger.free(statistics)
+    return Heads(*made)
+
+
+def _split_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) -> list[Block]:
+    """Gradients of q and k, beside two terms of both in the wide dtype."""
+    assert heads.q is not None
+    terms = [ledger.make("norm terms", tokens * (z.q + z.kv) * z.wide) for _ in range(2)]
+    ledger.pulse(("norm gradient terms", 2 * tokens * z.q * z.wide))
+    grads = [ledger.make("norm gradient", tokens * width * z.narrow) for width in (z.q, z.kv)]
+    ledger.free(*terms, *heads.q.kept)
+    return grads
 
 
 def heads_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) -> Block:
     """Gradient of qkv."""
-    grads = [norm_backward(ledger, z, norm) for norm in (heads.k, heads.q) if norm is not None]
+    if z.qk_norm and z.qk_across and z.tp > 1:
+        grads = _split_backward(ledger, z, tokens, heads)
+    else:
+        grads = []
+        for norm in (heads.k, heads.q):
+            if norm is not None:
+                grads += [norm_backward(ledger, z, norm), ledger.make("norm weight gradient", norm.width * z.narrow)]
     whole = ledger.make("qkv gradient", tokens * z.qkv * z.narrow)
     ledger.free(*grads)
     return whole
