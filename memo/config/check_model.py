@@ -153,7 +153,7 @@ def _check_norms(model: ModelConfig) -> None:
         "outputs of one MLP for all tokens; leave one of the two out",
     )
     across = model.qk_layernorm_across_heads
-    require_with(model, "qk_layernorm_across_heads", model.qk_layernorm, "--qk-layernorm", "too")
+    require_with(model, "qk_layernorm_across_heads", model.qk_layernorm, "--qk-layernorm", "as well")
     require(
         not across or model.normalization == "RMSNorm",
         f"--qk-layernorm-across-heads fights with --normalization {model.normalization}: use --normalization RMSNorm, "

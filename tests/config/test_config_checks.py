@@ -86,6 +86,14 @@ WRONG = [
         "--model qwen3-moe-tiny --norm-placement around",
         ("--norm-placement around", "--num-experts 8", "leave one of the two out"),
     ),
+    Wrong(
+        "--qk-layernorm-across-heads --normalization RMSNorm",
+        ("--qk-layernorm-across-heads needs --qk-layernorm, which is not given", "give --qk-layernorm"),
+    ),
+    Wrong(
+        "--qk-layernorm-across-heads --qk-layernorm",
+        ("--qk-layernorm-across-heads fights with --normalization LayerNorm", "use --normalization RMSNorm"),
+    ),
     Wrong("--layer-types sliding,full", ("--layer-types sliding,full", "--window-size 0", "leave --layer-types out")),
     Wrong(
         "--model gpt2-tiny --rope-scaling-type linear",

@@ -4,16 +4,18 @@ In fp64 to 1e-9 and in fp32 to 1e-4 of the largest value; tests/parity holds one
 """
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from layouts import Outcome, relative_error, tiny, train_all
+from layouts import Outcome, global_pieces, relative_error, tiny, train_all
 from ranks import run_ranks
 from torch import Tensor
 
+from memo import Trainer
 from memo.config import RunConfig
 from memo.parallel.split_norm import split_norms
 
@@ -99,3 +101,32 @@ def test_layouts_train_as_one_process(name: str) -> None:
         assert relative_error(outcome.gradients, expected.gradients) < bound
         if dtype == "fp64":
             assert relative_error(outcome.weights, expected.weights) < bound
+
+
+def resumed(folder: Path) -> bool:
+    """Whether a run that stops and goes on ends with the weights of one that does not, on this rank of tp 2; what moves
+    is decided by measuring."""
+    flags: dict[str, Any] = {
+        "lr": 1e-2,
+        "lr_decay_style": "constant",
+        "train_iters": 4,
+        "tp": 2,
+        "offload_alpha": "auto",
+        "offload_tiles": 4,
+    }
+    flags |= {"progress": False, "num_threads": 1, "log_interval": 100, "global_batch_size": 1, "num_layers": 3}
+    base = config("fp32", **flags, profile_cache="off")
+    with Trainer(config=base) as trainer:
+        trainer.train()
+        expected = global_pieces(trainer.parts, "master")
+    with Trainer(config=base.override({"save": str(folder), "train_iters": 2})) as trainer:
+        trainer.train()
+    with Trainer(config=base.override({"load": str(folder)})) as trainer:
+        assert trainer.iteration == 2
+        trainer.train()
+        found = global_pieces(trainer.parts, "master")
+    return all(torch.equal(found[name].nan_to_num(), value.nan_to_num()) for name, value in expected.items())
+
+
+def test_a_run_that_resumes_has_the_same_bits(tmp_path: Path) -> None:
+    assert run_ranks(2, resumed, tmp_path) == [True, True]
