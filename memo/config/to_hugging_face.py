@@ -8,7 +8,7 @@ from memo.config.hugging_face import HuggingFaceModel, model_of
 from memo.config.hugging_face_families import TRAINED
 from memo.config.hugging_face_family import TrainedFamily
 from memo.config.hugging_face_rope import write_rope
-from memo.config.model import LINEAR, ModelConfig
+from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
 from memo.errors import ConfigError
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -159,6 +159,8 @@ def _window(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
         found |= {"use_sliding_window": True, "max_window_layers": 0}
     if family.has_delta_nets:
         found |= {"linear_value_head_dim": model.linear_key_head_dim, "linear_conv_kernel_dim": 4}
-    if model.layer_types:
-        found["layer_types"] = [f"{name}_attention" for name in model.types_of_layers]
+    if model.layer_types or family.default_layer_types:  # which a file without them has
+        alike = SLIDING if model.window_size else FULL
+        types = model.types_of_layers if model.layer_types else (alike,) * model.num_layers
+        found["layer_types"] = [f"{name}_attention" for name in types]
     return found

@@ -284,6 +284,17 @@ def test_layers_with_a_window_rotate_by_the_base_of_all_and_are_not_stretched() 
         model_of({**written, "rope_scaling": {**written["rope_scaling"], "factor": 4.0}}, "x")
 
 
+@pytest.mark.parametrize("window", [0, 128])
+@pytest.mark.parametrize("name", ["olmo-3-tiny", "gemma-3-tiny", "gpt-oss-tiny"])
+def test_layers_that_are_all_alike_are_written_as_such(name: str, window: int) -> None:
+    """In families whose files mean several kinds where they say nothing."""
+    alike = {"layer_types": "", "sliding_rotary_base": 0.0, "rope_scaling_type": "none", "rope_truncate": True}
+    model = replace(PRESETS[name], vocab_size=61, window_size=window, **alike)
+    written = write_config(model, 512, None)
+    assert len(kinds_of(written.model)) == 1
+    assert (written.model.window_size, written.model.rotation) == (window, model.rotation)
+
+
 _FULL_AND_SLIDING = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
