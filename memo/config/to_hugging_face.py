@@ -154,7 +154,9 @@ def _switches(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
 
 
 def _window(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
-    found: dict[str, Any] = {"sliding_window": model.window_size or None} if family.window else {}
+    # transformers makes the mask of a window for each such family, also where all layers are full.
+    unused = family.default_window if family.default_layer_types else None
+    found: dict[str, Any] = {"sliding_window": model.window_size or unused} if family.window else {}
     if family.window == "use_sliding_window" and model.window_size:
         found |= {"use_sliding_window": True, "max_window_layers": 0}
     if family.has_delta_nets:
