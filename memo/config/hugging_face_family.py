@@ -1,7 +1,7 @@
 """What memo has to know of a family of models of Hugging Face: its config.json, and how it calls its weights."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from memo.artifacts.fields import accepted, checked, field_types
@@ -69,16 +69,9 @@ class Family:
     @property
     def fixed(self) -> dict[str, Any]:
         """Fields of ModelConfig that all of its models share, besides activation and biases."""
-        names = ["normalization", "position_embedding_type", "qk_layernorm", "qk_layernorm_across_heads"]
-        names += [
-            "attention_sinks",
-            "attention_output_gate",
-            "norm_placement",
-            "apply_layernorm_1p",
-            "scale_embeddings",
-        ]
-        names += ["moe_router_score_function", "moe_router_enable_expert_bias", "moe_shared_expert_gate"]
-        return {name: getattr(self, name) for name in names if name != "qk_layernorm" or not self.qk_norm_switch}
+        ours, switch = {entry.name for entry in fields(ModelConfig)}, self.qk_norm_switch
+        names = [entry.name for entry in fields(Family) if entry.name in ours]
+        return {name: getattr(self, name) for name in names if name != "qk_layernorm" or not switch}
 
     @property
     def has_delta_nets(self) -> bool:
