@@ -83,6 +83,31 @@ WRONG = [
         ("--apply-layernorm-1p", "--normalization LayerNorm", "--normalization RMSNorm"),
     ),
     Wrong(
+        "--model qwen3-moe-tiny --moe-router-num-groups 2",
+        ("--moe-router-num-groups 2", "--moe-router-score-function softmax", "use --moe-router-score-function sigmoid"),
+    ),
+    Wrong(
+        "--model llama-tiny --moe-router-score-function sigmoid",
+        ("--moe-router-score-function sigmoid", "--num-experts 0", "use --num-experts"),
+    ),
+    Wrong(
+        "--model qwen3-moe-tiny --moe-router-bias-update-rate 1e-3",
+        ("--moe-router-bias-update-rate 0.001", "without --moe-router-enable-expert-bias", "or leave it out"),
+    ),
+    Wrong(
+        "--model glm-4.5-tiny --moe-router-num-groups 3",
+        ("--num-experts 8", "--moe-router-num-groups 3", "a divisor of 8 that is no more than 4"),
+    ),
+    Wrong("--model glm-4.5-tiny --moe-router-num-groups 8", ("--num-experts 8", "--moe-router-num-groups 8")),
+    Wrong(
+        "--model glm-4.5-tiny --moe-router-group-topk 5",
+        ("--moe-router-group-topk 5", "--moe-router-num-groups 4", "give 4 or less"),
+    ),
+    Wrong(
+        "--model glm-4.5-tiny --moe-router-group-topk 1 --moe-router-topk 3",
+        ("--moe-router-topk 3", "the 2 experts of --moe-router-group-topk 1", "or more groups"),
+    ),
+    Wrong(
         "--model qwen3-moe-tiny --norm-placement around",
         ("--norm-placement around", "--num-experts 8", "leave one of the two out"),
     ),

@@ -22,6 +22,7 @@ STEPS = 2
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
 EXPERTS, OSS, DELTA = "qwen3-moe-tiny", "gpt-oss-tiny", "qwen3.5-tiny"
 SOME_EXPERTS = "qwen3-moe-tiny, the first layer without experts"
+GLM = "glm-4.5-tiny"
 KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
 Layout = tuple[str, int, dict[str, object]]
@@ -36,6 +37,7 @@ LAYOUTS: list[Layout] = [
     (DELTA, 2, {"tp": 2}),
     (DELTA, 2, {"cp": 2, "cp_comm_type": "a2a"}),
     (DELTA, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
+    (GLM, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "p2p"}),
     (KINDS, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "a2a"}),
@@ -47,6 +49,7 @@ LAYOUTS: list[Layout] = [
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (GPT, 4, {"tp": 2, "pp": 2}),
     (OSS, 4, {"tp": 2, "cp": 2}),
+    (GLM, 4, {"tp": 2, "cp": 2}),
     (SOME_EXPERTS, 4, {"tp": 2, "pp": 2}),
     (DELTA, 4, {"cp": 2, "pp": 2, "cp_comm_type": "a2a"}),
     (GPT2, 4, {"tp": 2}),
@@ -74,6 +77,8 @@ MORE_LAYOUTS: list[Layout] = [
     (QWEN, 8, {"tp": 2, "cp": 2, "micro_batch_size": 2}),
     *((EXPERTS, 2, {"cp": 2, "cp_comm_type": kind}) for kind in ("p2p", "all_gather", "a2a")),
     (EXPERTS, 4, {"pp": 2, "micro_batch_size": 2}),
+    (EXPERTS, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
+    *((GLM, 2, {axis: 2}) for axis in ("tp", "cp", "pp")),
 ]
 
 

@@ -60,6 +60,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "tp2 norms around": (2, "gemma-3-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "tp2 norms across heads": (2, "olmo-3-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "tp2 experts": (2, "qwen3-moe-tiny", {"tp": 2, **ONE_STAGE}),
+    "tp2 experts by sigmoid": (2, "glm-4.5-tiny", {"tp": 2, **ONE_STAGE, "moe_layer_freq": "[0]+[1]*2"}),
     "tp2 experts with biases": (2, "gpt-oss-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "cp2 ring": (2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE}),
     "cp2 gathered": (2, "qwen3-tiny", {"cp": 2, "cp_comm_type": "all_gather", **ONE_STAGE}),

@@ -9,7 +9,8 @@ from layouts import make, tiny
 from torch import Tensor
 
 from memo.model.layer import Experts
-from memo.parallel.experts import ExpertRows, Router, of_shares, route, route_backward, shares
+from memo.parallel.experts import ExpertRows, Router, Sigmoid, of_shares, route, route_backward, shares
+from memo.parallel.router_losses import LayerLosses
 
 TOKENS, TOP_K, NUM_EXPERTS, HIDDEN, WIDTH = 40, 3, 5, 16, 8
 
@@ -74,6 +75,47 @@ def test_gradients_of_the_router_are_autograds(pre_softmax: bool) -> None:
     assert torch.equal(of_shares(shares(routing, NUM_EXPERTS, torch.float64), routing), routing[:, :TOP_K])
 
 
+@pytest.mark.parametrize("is_share", [True, False], ids=["shares", "scores"])
+@pytest.mark.parametrize("groups", [1, 3], ids=["alone", "groups"])
+def test_a_router_by_sigmoid_chooses_by_bias_and_weighs_without(groups: int, is_share: bool) -> None:
+    """1e-12 in fp64, against a loop over tokens in plain numbers; gradients are autograd's for the same choice."""
+    count, of_groups = 6, min(groups, 2)
+    x, weight = random(TOKENS, HIDDEN).requires_grad_(), random(count, HIDDEN, seed=1).mul(0.3).requires_grad_()
+    bias = random(count, seed=2).mul(0.5).float()
+    router = Router(weight.detach(), None, TOP_K, not is_share, Sigmoid(bias, groups, of_groups, 2.5))
+    routing = route(x.detach(), router)
+    scores = (x @ weight.t()).sigmoid()
+    choices = []
+    for row in (scores.detach() + bias).tolist():
+        members = [range(g * count // groups, (g + 1) * count // groups) for g in range(groups)]
+        best = sorted(members, key=lambda each, row=row: -sum(sorted(row[e] for e in each)[-2:]))[:of_groups]
+        choices.append(sorted((e for each in best for e in each), key=row.__getitem__, reverse=True)[:TOP_K])
+    chosen = torch.tensor(choices)
+    assert torch.equal(routing[:, TOP_K:], chosen.double())
+    assert not torch.equal(chosen, scores.topk(TOP_K).indices)  # the bias, or the groups, has moved tokens
+    values = scores.gather(1, chosen)
+    expected = 2.5 * (values / values.sum(-1, keepdim=True) if is_share else values)
+    torch.testing.assert_close(routing[:, :TOP_K], expected, atol=1e-12, rtol=0)
+
+    grad = random(TOKENS, TOP_K, seed=7)
+    found = route_backward(grad, x.detach(), router, routing)
+    for actual, true in zip(found, torch.autograd.grad(expected, [x, weight], grad), strict=False):
+        torch.testing.assert_close(actual, true, atol=1e-12, rtol=0)
+
+
+def test_losses_of_a_router_by_sigmoid_have_autograds_gradients() -> None:
+    """1e-12 in fp64: of the z-loss of scores, and of shares of sigmoids, as Megatron-LM has them."""
+    scores, pull, slope = random(TOKENS, NUM_EXPERTS).requires_grad_(), random(NUM_EXPERTS, seed=1), 0.3
+    sums, grad = torch.zeros(2 * NUM_EXPERTS + 1, dtype=torch.float64), torch.zeros(TOKENS, NUM_EXPERTS).double()
+    LayerLosses(sums, pull, slope, True, True).add_gradient_(grad, scores.detach())
+    chances, z_squares = scores.sigmoid(), scores.logsumexp(-1).square().sum()
+    shares_of_all = chances / chances.sum(-1, keepdim=True)
+    (expected,) = torch.autograd.grad((shares_of_all * pull).sum() + slope / 2 * z_squares, scores)
+    torch.testing.assert_close(grad, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(sums[NUM_EXPERTS:-1], shares_of_all.sum(0), atol=1e-12, rtol=0)
+    torch.testing.assert_close(sums[-1], z_squares, atol=1e-12, rtol=1e-12)
+
+
 def test_shared_experts_are_the_mlp_of_a_dense_model() -> None:
     """Where the chosen experts give nothing: loss and gradients are those of the dense model, in fp64 to 1e-12."""
     dense, feed = make(tiny("qwen3-tiny"), 1)
@@ -102,17 +144,21 @@ def test_shared_experts_are_the_mlp_of_a_dense_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("name", "flags"),
     [
-        {"recompute_granularity": "full"},
-        {"offload_alpha": 0.0, "offload_tiles": 4},
-        {"offload_alpha": 0.0, "offload_tiles": 8, "offload_granularity": "tile", "offload_slot_tiles": 2},
+        ("qwen3-moe-tiny", {"recompute_granularity": "full"}),
+        ("qwen3-moe-tiny", {"offload_alpha": 0.0, "offload_tiles": 4}),
+        (
+            "qwen3-moe-tiny",
+            {"offload_alpha": 0.0, "offload_tiles": 8, "offload_granularity": "tile", "offload_slot_tiles": 2},
+        ),
+        ("glm-4.5-tiny", {"offload_alpha": 0.0, "offload_tiles": 4, "moe_layer_freq": ""}),
     ],
-    ids=["recomputed", "alpha 0", "swept"],
+    ids=["recomputed", "alpha 0", "swept", "sigmoid"],
 )
-def test_a_token_is_routed_once(flags: dict[str, Any]) -> None:
+def test_a_token_is_routed_once(name: str, flags: dict[str, Any]) -> None:
     """Backward rebuilds all else, in bf16, and finds the experts of forward: the router runs once for each tile."""
-    model, feed = make(tiny("qwen3-moe-tiny", dtype="bf16", global_batch_size=2, **flags), 1)
+    model, feed = make(tiny(name, dtype="bf16", global_batch_size=2, **flags), 1)
     routed: list[int] = []
     original = Experts.route
 

@@ -63,6 +63,59 @@ def test_each_loss_moves_the_router(name: str) -> None:
     assert relative_error(one_process()[0], without) > 1e-3
 
 
+BIASED = {"num_layers": 4, "moe_router_bias_update_rate": 0.01, "moe_ffn_hidden_size": 16}
+
+
+def two_steps(flags: dict[str, Any], world_size: int) -> tuple[dict[str, Tensor], list[list[float]], list[Any]]:
+    """Gradients of the last of three steps; biases after each, and the loads by which they moved."""
+    model, feed = make(tiny("glm-4.5-tiny", **{**BIASED, **flags}), world_size)
+    losses = model.router_losses
+    assert losses is not None and losses.biases is not None
+    biases, loads = [losses.biases.clone()], []
+    for _ in range(2):
+        model.train_step(feed.next_global_batch(), lr=1e-3)
+        biases.append(losses.biases.clone())
+        loads.append(losses.load.clone())
+    with model.rehearsing():
+        model.train_step(feed.next_global_batch(), lr=1e-3)
+    assert torch.equal(losses.biases, biases[-1])
+    one_step_backward(model, feed)
+    return global_pieces(model, "grad"), torch.stack(biases).tolist(), torch.stack(loads).tolist()
+
+
+@functools.cache
+def two_steps_of_one_process() -> tuple[dict[str, Tensor], list[list[float]], list[Any]]:
+    return two_steps({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "flags"),
+    [
+        (2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),
+        (4, {"cp": 2, "data_parallel_sharding_strategy": "optim_grads_params"}),
+        (4, {"tp": 2, "pp": 2}),
+        (2, {"offload_states": "all"}),
+    ],
+    ids=str,
+)
+def test_biases_follow_the_load_alike_in_every_layout(world_size: int, flags: dict[str, Any]) -> None:
+    """Biases and loads exactly, on every rank; gradients of the step after to 1e-9 in fp64, as weights are."""
+    expected, biases, loads = two_steps_of_one_process()
+    ranks = run_ranks(world_size, two_steps, flags, world_size)
+    for _, found, of_rank in ranks:
+        assert found == biases and of_rank == loads
+    assert relative_error(assemble([gradients for gradients, _, _ in ranks]), expected) <= 1e-9
+
+
+def test_experts_with_fewer_tokens_than_the_mean_get_a_higher_bias() -> None:
+    _, biases, loads = two_steps_of_one_process()
+    before, after = torch.tensor(biases[:-1]), torch.tensor(biases[1:])
+    load = torch.tensor(loads)
+    expected = before + 0.01 * (load.mean(-1, keepdim=True) - load).sign()
+    torch.testing.assert_close(after, expected, atol=1e-8, rtol=0)
+    assert before[0].abs().max() == 0 and (after[-1].abs() > 0.019).any()
+
+
 def test_figures_are_of_the_choices_and_scores_of_a_step() -> None:
     """The imbalance by counting, the losses by their formulas from the scores of each router."""
     scores: list[Tensor] = []

@@ -56,6 +56,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"num_experts": 5, "moe_aux_loss_coeff": 0.3, "data_parallel_sharding_strategy": "optim_grads_params"},
     ),
+    "bf16 experts with biases that move": (
+        2,
+        {"num_experts": 6, "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True, "tp": 2}
+        | {"moe_router_num_groups": 3, "moe_router_group_topk": 2, "moe_router_bias_update_rate": 0.1}
+        | {"params_dtype": "bf16", "async_save": True},
+    ),
 }
 
 
