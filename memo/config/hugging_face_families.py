@@ -16,6 +16,7 @@ from memo.config.hugging_face_family import (
     Family,
     TrainedFamily,
 )
+from memo.config.hugging_face_keys import DEFAULTS, GPT2_NAMES, LLAMA_NAMES, MIXTRAL_NAMES, ROPE_NAMES, SIZES, TIED
 from memo.config.hugging_face_tensors import (
     GEMMA3_TENSORS,
     GLM4_MOE_TENSORS,
@@ -30,59 +31,6 @@ from memo.config.hugging_face_tensors import (
     STARCODER2_TENSORS,
 )
 from memo.config.model import ModelConfig
-
-_SIZES = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_attention_heads",
-    "ffn_hidden_size": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "max_position_embeddings",
-}
-_ROPE_NAMES = {
-    **_SIZES,
-    "num_query_groups": "num_key_value_heads",
-    "kv_channels": "head_dim",
-    "init_method_std": "initializer_range",
-    "rotary_base": "rope_theta",
-}
-_LLAMA_NAMES = {**_ROPE_NAMES, "norm_epsilon": "rms_norm_eps"}
-_MIXTRAL_NAMES = {**_LLAMA_NAMES, "num_experts": "num_local_experts", "moe_router_topk": "num_experts_per_tok"}
-_GPT2_NAMES = {
-    "num_layers": "n_layer",
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "ffn_hidden_size": "n_inner",
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "n_positions",
-    "init_method_std": "initializer_range",
-    "norm_epsilon": "layer_norm_epsilon",
-}
-
-# What classes take for keys that a file leaves out; where they differ, a family says so itself. None: what ModelConfig
-# takes.
-_DEFAULTS = {
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "n_inner": None,
-    "max_position_embeddings": None,
-    "n_positions": 1024,
-    "rms_norm_eps": 1e-6,
-    "layer_norm_eps": 1e-5,
-    "layer_norm_epsilon": 1e-5,
-    "norm_epsilon": 1e-5,
-    "rope_theta": 10000.0,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "activation_function": "gelu_new",
-    "use_bias": True,
-    "enable_bias": True,
-    "multi_query": True,
-    "do_layer_norm_before": True,
-    "layer_norm_elementwise_affine": True,
-}
-_TIED = {**_DEFAULTS, "tie_word_embeddings": True}
 
 
 def _opt(keys: ConfigKeys, model: ModelConfig) -> Mapping[str, Any]:
@@ -99,20 +47,20 @@ def _opt(keys: ConfigKeys, model: ModelConfig) -> Mapping[str, Any]:
 
 _LLAMA = TrainedFamily(
     architecture="LlamaForCausalLM",
-    names=_LLAMA_NAMES,
-    defaults=_DEFAULTS,
+    names=LLAMA_NAMES,
+    defaults=DEFAULTS,
     biases=Biases("attention_bias", "attention_bias", "mlp_bias"),
     tensors=LLAMA_TENSORS,
 )
 _GPT2 = Family(
-    names=_GPT2_NAMES,
+    names=GPT2_NAMES,
     aliases={
         "n_layer": "num_hidden_layers",
         "n_embd": "hidden_size",
         "n_head": "num_attention_heads",
         "n_positions": "max_position_embeddings",
     },
-    defaults=_TIED,
+    defaults=TIED,
     normalization="LayerNorm",
     position_embedding_type="learned_absolute",
     gated=False,
@@ -121,7 +69,7 @@ _GPT2 = Family(
 _MISTRAL = replace(
     _LLAMA,
     architecture="MistralForCausalLM",
-    defaults={**_DEFAULTS, "num_key_value_heads": 8},
+    defaults={**DEFAULTS, "num_key_value_heads": 8},
     biases=NO_BIASES,
     window="sliding_window",
     default_window=4096,
@@ -129,7 +77,7 @@ _MISTRAL = replace(
 _QWEN3 = replace(
     _LLAMA,
     architecture="Qwen3ForCausalLM",
-    defaults={**_DEFAULTS, "head_dim": 128},
+    defaults={**DEFAULTS, "head_dim": 128},
     qk_layernorm=True,
     biases=Biases("attention_bias", "attention_bias", False),
     only={"attention_bias": (False,)},
@@ -140,14 +88,14 @@ _QWEN35 = replace(
     _LLAMA,
     architecture="Qwen3_5ForCausalLM",
     names={
-        **_LLAMA_NAMES,
+        **LLAMA_NAMES,
         "rotary_percent": "partial_rotary_factor",
         "linear_num_key_heads": "linear_num_key_heads",
         "linear_num_value_heads": "linear_num_value_heads",
         "linear_key_head_dim": "linear_key_head_dim",
     },
     defaults={
-        **_DEFAULTS,
+        **DEFAULTS,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "partial_rotary_factor": 0.25,
@@ -194,13 +142,13 @@ FAMILIES: dict[str, Family] = {
         _QWEN3,
         architecture="Qwen3MoeForCausalLM",
         names={
-            **_LLAMA_NAMES,
+            **LLAMA_NAMES,
             "ffn_hidden_size": "moe_intermediate_size",
             "num_experts": "num_experts",
             "moe_router_topk": "num_experts_per_tok",
         },
         aliases={"num_experts": "num_local_experts"},
-        defaults={**_DEFAULTS, "num_experts_per_tok": 8},
+        defaults={**DEFAULTS, "num_experts_per_tok": 8},
         renormalises="norm_topk_prob",
         only={
             "attention_bias": (False,),
@@ -225,10 +173,10 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": replace(
         _LLAMA,
         architecture="GptOssForCausalLM",
-        names=_MIXTRAL_NAMES,
+        names=MIXTRAL_NAMES,
         aliases={"num_local_experts": "num_experts"},
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             "head_dim": 64,
             "num_key_value_heads": 8,
             "num_local_experts": 128,
@@ -251,7 +199,7 @@ FAMILIES: dict[str, Family] = {
         _LLAMA,
         architecture="Glm4MoeForCausalLM",
         names={
-            **_LLAMA_NAMES,
+            **LLAMA_NAMES,
             "rotary_percent": "partial_rotary_factor",
             "moe_ffn_hidden_size": "moe_intermediate_size",
             "num_experts": "n_routed_experts",
@@ -262,7 +210,7 @@ FAMILIES: dict[str, Family] = {
         },
         aliases={"n_routed_experts": "num_local_experts"},
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
             "partial_rotary_factor": 0.5,
@@ -289,10 +237,10 @@ FAMILIES: dict[str, Family] = {
     "mixtral": replace(
         _MISTRAL,
         architecture="MixtralForCausalLM",
-        names=_MIXTRAL_NAMES,
+        names=MIXTRAL_NAMES,
         aliases={"num_local_experts": "num_experts"},
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             "num_key_value_heads": 8,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
@@ -305,9 +253,9 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": replace(
         _LLAMA,
         architecture="Gemma3ForCausalLM",
-        names={**_LLAMA_NAMES, "query_pre_attn_scalar": "query_pre_attn_scalar"},
+        names={**LLAMA_NAMES, "query_pre_attn_scalar": "query_pre_attn_scalar"},
         defaults={
-            **_TIED,
+            **TIED,
             "num_key_value_heads": 4,
             "head_dim": 256,
             "query_pre_attn_scalar": 256,
@@ -338,7 +286,7 @@ FAMILIES: dict[str, Family] = {
     "olmo3": replace(
         _LLAMA,
         architecture="Olmo3ForCausalLM",
-        defaults={**_DEFAULTS, "rms_norm_eps": 1e-5, "rope_theta": 500000.0},
+        defaults={**DEFAULTS, "rms_norm_eps": 1e-5, "rope_theta": 500000.0},
         biases=NO_BIASES,
         qk_layernorm=True,
         qk_layernorm_across_heads=True,
@@ -365,8 +313,8 @@ FAMILIES: dict[str, Family] = {
     # The one trained family with LayerNorm and rotary positions: the paper's GPTs are written as it.
     "starcoder2": TrainedFamily(
         architecture="Starcoder2ForCausalLM",
-        names={**_ROPE_NAMES, "norm_epsilon": "norm_epsilon"},
-        defaults={**_TIED, "num_key_value_heads": 2, "initializer_range": 0.018042, "hidden_act": "gelu_pytorch_tanh"},
+        names={**ROPE_NAMES, "norm_epsilon": "norm_epsilon"},
+        defaults={**TIED, "num_key_value_heads": 2, "initializer_range": 0.018042, "hidden_act": "gelu_pytorch_tanh"},
         normalization="LayerNorm",
         gated=False,
         biases=Biases("use_bias", "use_bias", "use_bias"),
@@ -374,23 +322,23 @@ FAMILIES: dict[str, Family] = {
         window="sliding_window",
     ),
     # Those below are counted and planned for alone.
-    "phi3": Family(names=_LLAMA_NAMES, defaults={**_DEFAULTS, "rms_norm_eps": 1e-5}),
-    "gemma": Family(names=_LLAMA_NAMES, defaults={**_TIED, "head_dim": 256}),
+    "phi3": Family(names=LLAMA_NAMES, defaults={**DEFAULTS, "rms_norm_eps": 1e-5}),
+    "gemma": Family(names=LLAMA_NAMES, defaults={**TIED, "head_dim": 256}),
     # Scores of attention and logits are capped.
-    "gemma2": Family(names=_LLAMA_NAMES, defaults={**_TIED, "head_dim": 256}, norm_placement="around"),
+    "gemma2": Family(names=LLAMA_NAMES, defaults={**TIED, "head_dim": 256}, norm_placement="around"),
     "gpt_bigcode": replace(_GPT2, one_kv_head="multi_query"),
     "opt": replace(
         _GPT2,
-        names={**_SIZES, "ffn_hidden_size": "ffn_dim"},
-        defaults={**_TIED, "max_position_embeddings": 2048},
+        names={**SIZES, "ffn_hidden_size": "ffn_dim"},
+        defaults={**TIED, "max_position_embeddings": 2048},
         biases=Biases("enable_bias", "enable_bias", "enable_bias"),
         spare_positions=2,
         beyond=_opt,
     ),
     "gpt_neox": replace(
         _GPT2,
-        names={**_SIZES, "norm_epsilon": "layer_norm_eps"},
-        defaults={**_DEFAULTS, "attention_bias": True},
+        names={**SIZES, "norm_epsilon": "layer_norm_eps"},
+        defaults={**DEFAULTS, "attention_bias": True},
         position_embedding_type="rope",
         biases=Biases("attention_bias", "attention_bias", True),
     ),
@@ -410,7 +358,7 @@ FAMILIES: dict[str, Family] = {
     # Attention and MLP have the same normed input; the head has a bias.
     "codegen": replace(
         _GPT2,
-        defaults={**_DEFAULTS, "n_positions": 2048},
+        defaults={**DEFAULTS, "n_positions": 2048},
         position_embedding_type="rope",
         biases=Biases(False, False, True),
         beyond=lambda keys, model: {"norms": ("attention_norm",), "head_bias": True},
@@ -418,18 +366,18 @@ FAMILIES: dict[str, Family] = {
     "gpt_neo": replace(
         _GPT2,
         names={
-            **_SIZES,
+            **SIZES,
             "num_layers": "num_layers",
             "num_attention_heads": "num_heads",
             "norm_epsilon": "layer_norm_epsilon",
         },
-        defaults={**_TIED, "intermediate_size": None, "max_position_embeddings": 2048},
+        defaults={**TIED, "intermediate_size": None, "max_position_embeddings": 2048},
         biases=Biases(False, True, True),
     ),
     "biogpt": replace(
         _GPT2,
-        names={**_SIZES, "norm_epsilon": "layer_norm_eps"},
-        defaults={**_TIED, "max_position_embeddings": 1024, "layer_norm_eps": 1e-12},
+        names={**SIZES, "norm_epsilon": "layer_norm_eps"},
+        defaults={**TIED, "max_position_embeddings": 1024, "layer_norm_eps": 1e-12},
         spare_positions=2,
     ),
 }

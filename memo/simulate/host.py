@@ -10,6 +10,8 @@ Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emula
     more, of E experts                  24 T   (38 + 2 E) T
     more, of those with biases     (30 + E) T  (90 + 5 E) T
     more, of shared experts              5 T         11 T
+    more, of a router by sigmoid         6 T         14 T
+    more, which chooses in groups        6 T
 
     more, with norms around        10 + 20 T   31 + 47 T       24 T
     by 1 + weight, of Gemma 3
@@ -17,7 +19,7 @@ Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emula
     more, of a gate on attention         5 T         16 T   by estimate
     more, of a gated delta net: those of memo.simulate.delta, in the place of attention's
 
-Of the last line the sum was counted, and is divided among the passes by estimate.
+Of the line before these and of those of sigmoid the sum was counted, and is divided among the passes by estimate.
 
 Known error: on a GPU Triton's kernels do in one what torch composes of several here, and other families have some
 kernels fewer; a ring's are not counted, nor the loss's, nor those of a custom layer. Megatron-LM's are not known: it is
@@ -59,6 +61,8 @@ def _of_experts(model: ModelConfig) -> tuple[int, int]:
     if not experts:
         return 0, 0
     forward, backward = (30 + experts, 90 + 5 * experts) if model.add_bias_linear else (24, 38 + 2 * experts)
+    if model.moe_router_score_function == "sigmoid":
+        forward, backward = forward + (12 if model.moe_router_num_groups > 1 else 6), backward + 14
     return (forward + 5, backward + 11) if model.shared_ffn_size else (forward, backward)
 
 

@@ -38,6 +38,8 @@ WAYS = {
         "offload_tiles": 8,
         "moe_shared_expert_intermediate_size": 64,
     },
+    "by sigmoid": {"offload_alpha": "off", "moe_layer_freq": ""},
+    "by sigmoid, 8 tiles": {"offload_alpha": 0.5, "offload_tiles": 8, "moe_layer_freq": ""},
     "swept in 4 tiles": {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile"},
 }
 
@@ -45,11 +47,12 @@ WAYS = {
 @pytest.mark.parametrize(
     ("model", "way"),
     [
-        *(("qwen3-tiny", way) for way in WAYS if "shared" not in way),
+        *(("qwen3-tiny", way) for way in WAYS if "shared" not in way and "sigmoid" not in way),
         *(("qwen3-moe-tiny", way) for way in ("kept", "2 tiles")),
         *(("gpt-oss-tiny", way) for way in ("recomputed", "8 tiles")),
         *(("qwen3-moe-tiny", way) for way in ("shared experts", "shared experts, 8 tiles")),
-        *(("gemma-3-tiny", way) for way in WAYS if "shared" not in way),
+        *(("glm-4.5-tiny", way) for way in ("by sigmoid", "by sigmoid, 8 tiles")),
+        *(("gemma-3-tiny", way) for way in WAYS if "shared" not in way and "sigmoid" not in way),
     ],
 )
 def test_as_many_kernels_as_foreseen(tmp_path: Path, model: str, way: str) -> None:

@@ -7,7 +7,6 @@ smaller.
 
 from collections.abc import Callable, Iterable
 
-from memo.estimate.program import delta
 from memo.estimate.program.attention_calls import (
     Call,
     different_steps,
@@ -19,6 +18,8 @@ from memo.estimate.program.attention_calls import (
     window_calls,
     within_reach,
 )
+from memo.estimate.program.delta import delta_backward, delta_forward
+from memo.estimate.program.exchange import exchanged, join_heads, split_heads
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, scattered
 from memo.estimate.program.sizes import LayerSizes
@@ -32,14 +33,14 @@ def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tu
     Of a gated delta net, whose output is always placed, both are empty.
     """
     if z.delta:
-        _delta_forward(ledger, z)
+        delta_forward(ledger, z)
         return ledger.make("attention_out", 0), ledger.make("lse", 0)
     if z.a2a == 1:
         return _ring_forward(ledger, z, placed)
-    inner, shared = _exchanged(z), z.tokens * z.narrow
-    heads = _split_heads(ledger, z.qkv * shared)
+    inner, shared = exchanged(z), z.tokens * z.narrow
+    heads = split_heads(ledger, z.qkv * shared)
     inner_out, lse = _ring_forward(ledger, inner, placed=False)
-    (out,) = _join_heads(ledger, z, (z.q, 1 if placed else inner.heads))  # what is copied to the slot takes nothing
+    (out,) = join_heads(ledger, z, (z.q, 1 if placed else inner.heads))  # what is copied to the slot takes nothing
     ledger.free(inner_out, heads)
     return _left(ledger, out, placed), lse
 
@@ -47,7 +48,7 @@ def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tu
 def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
     """Gradients of q, k and v; those that one message carries are one tensor. Of a gated delta net that of qkv."""
     if z.delta:
-        return [_delta_backward(ledger, z)]
+        return [delta_backward(ledger, z)]
     return _with_exchange(ledger, z, z.qkv + 2 * z.q, lambda inner, row: _ring_backward(ledger, inner, row))
 
 
@@ -59,40 +60,11 @@ def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
     if z.a2a == 1:
         gather_rows(ledger, z)
         return _rows_forward(ledger, z, before, placed=True)[1]
-    heads = _split_heads(ledger, z.qkv * z.tokens * z.narrow)
-    inner_out, lse = _rows_forward(ledger, _exchanged(z), before, placed=False)
-    (out,) = _join_heads(ledger, z, (z.q, 1))
+    heads = split_heads(ledger, z.qkv * z.tokens * z.narrow)
+    inner_out, lse = _rows_forward(ledger, exchanged(z), before, placed=False)
+    (out,) = join_heads(ledger, z, (z.q, 1))
     ledger.free(inner_out, heads, out)
     return lse
-
-
-def _delta_forward(ledger: Ledger, z: LayerSizes) -> None:
-    if z.a2a == 1:
-        return delta.run_forward(ledger, z)
-    inner = _exchanged(z)
-    own = _all_of_heads(ledger, z.qkv * z.tokens * z.narrow)
-    out = ledger.make("heads", _q_bytes(inner))
-    delta.run_forward(ledger, inner)
-    ledger.free(*_join_heads(ledger, z, (z.q, 1)), own, out)
-
-
-def _delta_backward(ledger: Ledger, z: LayerSizes) -> Block:
-    if z.a2a == 1:
-        return delta.run_backward(ledger, z)
-    own, grad_out = (_all_of_heads(ledger, width * z.tokens * z.narrow) for width in (z.qkv, z.q))
-    grad = delta.run_backward(ledger, _exchanged(z))
-    parts = _join_heads(ledger, z, (z.qkv, 2))
-    whole = ledger.make("delta net gradient", z.qkv * z.tokens * z.narrow)
-    ledger.free(*parts, grad, own, grad_out)
-    return whole
-
-
-def _all_of_heads(ledger: Ledger, num_bytes: int) -> Block:
-    """All tokens of some heads, of which several parts are put side by side."""
-    parts = _split_heads(ledger, num_bytes)
-    whole = ledger.make("heads", num_bytes)
-    ledger.free(parts)
-    return whole
 
 
 def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
@@ -126,11 +98,6 @@ def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list
     return [dq, _narrowed(ledger, z, "dk and dv", 2 * _kv_bytes(z), own)]
 
 
-def _exchanged(z: LayerSizes) -> LayerSizes:
-    """The sizes between the two all-to-alls: all tokens of the group that exchanges heads, for a part of the heads."""
-    return z._replace(tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
-
-
 def _with_exchange(
     ledger: Ledger, z: LayerSizes, width: int, backward: Callable[[LayerSizes, int], list[Block]]
 ) -> list[Block]:
@@ -139,37 +106,13 @@ def _with_exchange(
     if z.a2a == 1:
         _pulse_sinks(ledger, z, backward=True)
         return backward(z, fused_row(z))
-    inner = _exchanged(z)
-    heads = _split_heads(ledger, width * z.tokens * z.narrow)
+    inner = exchanged(z)
+    heads = split_heads(ledger, width * z.tokens * z.narrow)
     _pulse_sinks(ledger, inner, backward=True)
     inner_grads = backward(inner, max(fused_row(inner), z.batch * width // z.a2a))
-    grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
+    grads = join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
     ledger.free(*inner_grads, heads)
     return grads
-
-
-def _split_heads(ledger: Ledger, num_bytes: int) -> Block:
-    packed = ledger.make("heads to send", num_bytes)
-    received = ledger.make("heads received", num_bytes)
-    ledger.free(packed)
-    ordered = ledger.make("heads", num_bytes)
-    ledger.free(received)
-    return ordered
-
-
-def _join_heads(ledger: Ledger, z: LayerSizes, *parts: tuple[int, int]) -> list[Block]:
-    """`parts` are (width, heads that one rank has). Parts with one head are views of what was received, not copies."""
-    widths = [width * z.tokens * z.narrow for width, _ in parts]
-    joined = ledger.make("heads to join", sum(widths))
-    packed = ledger.make("heads to send", sum(widths))
-    ledger.free(joined)
-    received = ledger.make("heads received", sum(widths))
-    copies = [ledger.make("heads", n) for n, (_, share) in zip(widths, parts, strict=True) if share > 1]
-    ledger.free(packed)
-    if len(copies) < len(parts):
-        return [*copies, received]
-    ledger.free(received)
-    return copies
 
 
 def _left(ledger: Ledger, out: Block, placed: bool) -> Block:

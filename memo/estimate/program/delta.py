@@ -4,12 +4,44 @@ What a group takes is a bound, fitted to what torch's CPU kernels asked for at h
 value heads a key head: up to 6 % more than was measured (tests/estimate/test_estimate_program_memory.py).
 """
 
+from memo.estimate.program.exchange import exchanged, join_heads, split_heads
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
 from memo.spec.delta import CHUNK, GROUP, carry_size
 
 
-def group_bytes(z: LayerSizes, backward: bool) -> int:
+def delta_forward(ledger: Ledger, z: LayerSizes) -> None:
+    """Of this rank's tokens; the output has its place."""
+    if z.a2a == 1:
+        return _run_forward(ledger, z)
+    inner = exchanged(z)
+    own = _all_of_heads(ledger, z.qkv * z.tokens * z.narrow)
+    out = ledger.make("heads", inner.tokens * inner.q * inner.narrow)
+    _run_forward(ledger, inner)
+    ledger.free(*join_heads(ledger, z, (z.q, 1)), own, out)
+
+
+def delta_backward(ledger: Ledger, z: LayerSizes) -> Block:
+    """The gradient of what the net reads of this rank's tokens."""
+    if z.a2a == 1:
+        return _run_backward(ledger, z)
+    own, grad_out = (_all_of_heads(ledger, width * z.tokens * z.narrow) for width in (z.qkv, z.q))
+    grad = _run_backward(ledger, exchanged(z))
+    parts = join_heads(ledger, z, (z.qkv, 2))
+    whole = ledger.make("delta net gradient", z.qkv * z.tokens * z.narrow)
+    ledger.free(*parts, grad, own, grad_out)
+    return whole
+
+
+def _all_of_heads(ledger: Ledger, num_bytes: int) -> Block:
+    """All tokens of some heads, of which several parts are put side by side."""
+    parts = split_heads(ledger, num_bytes)
+    whole = ledger.make("heads", num_bytes)
+    ledger.free(parts)
+    return whole
+
+
+def _group_bytes(z: LayerSizes, backward: bool) -> int:
     """Of the tensors that one group of tokens makes."""
     d, channels = z.head_dim, z.head_dim + 2 * z.kv // z.heads
     if backward:
@@ -19,22 +51,22 @@ def group_bytes(z: LayerSizes, backward: bool) -> int:
     return int(min(z.tokens, GROUP * z.batch) * z.heads * elements * z.wide)
 
 
-def carry_bytes(z: LayerSizes) -> int:
+def _carry_bytes(z: LayerSizes) -> int:
     return z.batch * carry_size(z.heads, z.kv_heads, z.head_dim) * z.wide
 
 
-def run_forward(ledger: Ledger, z: LayerSizes) -> None:
-    """Of `z.tokens` tokens, all of them of the heads of this rank; the output has its place."""
-    carry = ledger.make("carry", carry_bytes(z))
-    ledger.pulse(("group of a delta net", group_bytes(z, backward=False)))
+def _run_forward(ledger: Ledger, z: LayerSizes) -> None:
+    """Of `z.tokens` tokens of which this rank has all heads that there are."""
+    carry = ledger.make("carry", _carry_bytes(z))
+    ledger.pulse(("group of a delta net", _group_bytes(z, backward=False)))
     ledger.free(carry)
 
 
-def run_backward(ledger: Ledger, z: LayerSizes) -> Block:
+def _run_backward(ledger: Ledger, z: LayerSizes) -> Block:
     """The gradient of what the net reads."""
     grad = ledger.make("delta net gradient", z.tokens * z.qkv * z.narrow)
     groups = -(-z.tokens // (GROUP * z.batch))
-    carries = ledger.make("carries", (groups + 2) * carry_bytes(z))
-    ledger.pulse(("group of a delta net", group_bytes(z, backward=True)))
+    carries = ledger.make("carries", (groups + 2) * _carry_bytes(z))
+    ledger.pulse(("group of a delta net", _group_bytes(z, backward=True)))
     ledger.free(carries)
     return grad

@@ -1,0 +1,33 @@
+"""The exchange of heads between context-parallel ranks (memo.parallel.context): each has all tokens of some heads."""
+
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.sizes import LayerSizes
+
+
+def exchanged(z: LayerSizes) -> LayerSizes:
+    """The sizes between the two all-to-alls: all tokens of the group that exchanges heads, for a part of the heads."""
+    return z._replace(tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
+
+
+def split_heads(ledger: Ledger, num_bytes: int) -> Block:
+    packed = ledger.make("heads to send", num_bytes)
+    received = ledger.make("heads received", num_bytes)
+    ledger.free(packed)
+    ordered = ledger.make("heads", num_bytes)
+    ledger.free(received)
+    return ordered
+
+
+def join_heads(ledger: Ledger, z: LayerSizes, *parts: tuple[int, int]) -> list[Block]:
+    """`parts` are (width, heads that one rank has). Parts with one head are views of what was received, not copies."""
+    widths = [width * z.tokens * z.narrow for width, _ in parts]
+    joined = ledger.make("heads to join", sum(widths))
+    packed = ledger.make("heads to send", sum(widths))
+    ledger.free(joined)
+    received = ledger.make("heads received", sum(widths))
+    copies = [ledger.make("heads", n) for n, (_, share) in zip(widths, parts, strict=True) if share > 1]
+    ledger.free(packed)
+    if len(copies) < len(parts):
+        return [*copies, received]
+    ledger.free(received)
+    return copies
