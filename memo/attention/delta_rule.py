@@ -142,10 +142,14 @@ def _rule(
     place = torch.arange(size, device=q.device)
     back = place[:, None] - place
     shares = (positions.unsqueeze(-1) >= back) & (back >= 0)  # token j is of the same document as i, and not after it
-    # Sums from j to i, not differences of sums, whose rounding would depend on other documents.
-    between = decay.expand(*decay.shape[:-1], size).tril(-1).cumsum(-2).masked_fill(~shares, -torch.inf).exp()
-    total = decay.squeeze(-1).cumsum(-1)
-    entering = (total.exp() * (positions > place)).unsqueeze(-1)  # of S before the chunk, at each of its tokens
+    # Sums from j to i, not differences of sums, whose rounding would depend on other documents; as products, because
+    # torch's cumsum has no fixed order on GPUs.
+    upto = torch.ones(size, size, dtype=q.dtype, device=q.device).triu()
+    sums = decay.mT.expand(*decay.shape[:-1], size).triu(1) @ upto
+    between = sums.mT.masked_fill(~shares, -torch.inf).exp()
+    entering = ((decay.squeeze(-1) @ upto).exp() * (positions > place)).unsqueeze(
+        -1
+    )  # of S before the chunk, at each of its tokens
     weighted = k * beta
     of_values, of_states = torch.linalg.solve_triangular(
         weighted @ k.mT * between,

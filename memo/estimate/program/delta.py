@@ -47,7 +47,7 @@ def _group_bytes(z: LayerSizes, backward: bool) -> int:
     if backward:
         elements = 18.4 * d + 4.1 * channels + 7.6 * CHUNK + 1.1 * d * d / CHUNK
     else:
-        elements = 12.6 * d + 2.1 * channels + 2.4 * CHUNK
+        elements = 12.6 * d + 2.1 * channels + 3.4 * CHUNK
     return int(min(z.tokens, GROUP * z.batch) * z.heads * elements * z.wide)
 
 
