@@ -166,8 +166,11 @@ def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, 
             f"model_type is {shown(family)}{_experts(content)}, which has no rules here",
             f"use {', '.join(FAMILIES)}, or plan for a preset of about its size",
         )
-    keys = ConfigKeys(content, FAMILIES[family], source)
+    known = FAMILIES[family]
+    keys = ConfigKeys(content, known, source)
     model, biases = _read(keys)
+    if isinstance(known, TrainedFamily) and known.has_delta_nets:
+        model = replace(model, layer_types=_window(content, known, model.num_layers, source)[1])
     own = {"qkv_bias": biases.qkv, "projection_bias": biases.projection, "mlp_bias": biases.mlp}
     return model, {**own, **keys.family.beyond(keys, model)}
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from memo.config.hugging_face import CONFIG_FILE, download_hint, hub_name, other_format, read_config
 from memo.config.model import ModelConfig
-from memo.config.presets import PRESETS, PUBLISHED, preset_name
+from memo.config.presets import PRESETS, listed, preset_name
 from memo.config.run import RunConfig
 from memo.errors import ConfigError
 
 _CHECKPOINT_MARKS = ("latest_checkpointed_iteration.txt", "run_state.json")
-_ACCEPTED = f"a preset, one of {', '.join(PUBLISHED)}, or a directory with {CONFIG_FILE}"
+_ACCEPTED = f"a preset, one of {listed()}, or a directory with {CONFIG_FILE}"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -89,7 +89,7 @@ def model_problem(name: str, *, config_is_enough: bool = False) -> str:
     near = near or difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.3)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return (
-        f"no such preset: {hint}use one of {', '.join(PUBLISHED)}; or the directory of a model, which `hf download "
+        f"no such preset: {hint}use one of {listed()}; or the directory of a model, which `hf download "
         "ORG/NAME --local-dir DIR` fetches"
     )
 

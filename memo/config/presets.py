@@ -251,6 +251,16 @@ PUBLISHED = [name for name in PRESETS if not name.endswith("-tiny")]
 """Those that messages list; tiny ones are for tests and examples."""
 
 
+def listed() -> str:
+    """The published ones, a family's sizes behind its first: llama-2-7b, -13b."""
+    parts, last = [], ""
+    for name in PUBLISHED:
+        family, _, size = name.rpartition("-")
+        parts.append(f"-{size}" if family == last else name)
+        last = family
+    return ", ".join(parts)
+
+
 def preset_name(name: str) -> str | None:
     """The preset that is called so, in letters of any case; None where there is none."""
     return next((each for each in (name, name.lower()) if each in PRESETS), None)
