@@ -147,9 +147,8 @@ def _rule(
     upto = torch.ones(size, size, dtype=q.dtype, device=q.device).triu()
     sums = decay.mT.expand(*decay.shape[:-1], size).triu(1) @ upto
     between = sums.mT.masked_fill(~shares, -torch.inf).exp()
-    entering = ((decay.squeeze(-1) @ upto).exp() * (positions > place)).unsqueeze(
-        -1
-    )  # of S before the chunk, at each of its tokens
+    # What is left of S before the chunk at each of its tokens.
+    entering = ((decay.squeeze(-1) @ upto).exp() * (positions > place)).unsqueeze(-1)
     weighted = k * beta
     of_values, of_states = torch.linalg.solve_triangular(
         weighted @ k.mT * between,

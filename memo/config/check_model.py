@@ -137,7 +137,11 @@ def _check_linear(model: ModelConfig) -> None:
         f"--linear-num-value-heads {values} does not divide into --linear-num-key-heads {keys}: each head of keys "
         "serves as many of values, such as 32 into 16",
     )
-    for flag, is_on in (("--add-bias-linear", model.add_bias_linear), ("--custom-layer", model.custom_layer)):
+    for flag, is_on in (
+        ("--add-bias-linear", model.add_bias_linear),
+        ("--add-qkv-bias", model.add_qkv_bias),
+        ("--custom-layer", model.custom_layer),
+    ):
         require(not is_on, f"{flag} fights with --layer-types {model.layer_types}: memo has {LINEAR} layers without it")
 
 

@@ -90,7 +90,9 @@ class SweptLayer(LayerOnTiles):
         super().__init__(layer, kind, layout, memory, sink, tp_group)
         self.index, self.sections, self.tiles, self.hidden = index, sections, tiles, hidden
         self.recomputes_attention = recomputes_attention
-        self._carry: Tensor | None = None  # of a gated delta net, in backward its gradient; None at the first tile
+        self._carry: Tensor | None = None
+        """From one tile to the next of a gated delta net, in backward its gradient; None at the first one, and between
+        passes."""
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if not torch.is_grad_enabled():
@@ -103,7 +105,7 @@ class SweptLayer(LayerOnTiles):
         return self._forward(x, context, self.memory, self.hidden)
 
     def _forward(self, x: Tensor, context: Context, memory: SectionBuffers, hidden: Hidden) -> Tensor:
-        y, self._carry = same_memory(x), None
+        y = same_memory(x)
         for section in self.sections:
             positions = _positions(section, context)
             kept = self.own(memory.begin_section("F", self.index, section.index))
@@ -117,11 +119,11 @@ class SweptLayer(LayerOnTiles):
                 self._finish(kept, tile, positions, part[tile.shard])
             hidden.put(part, section.index)
             memory.end_section("F", self.index, section.index)
+        self._carry = None
         return y
 
     def _forward_again(self, context: Context) -> None:
         """Leaves each section's activations in its slot, from the inputs that the first forward has put by."""
-        self._carry = None
         for section in self.sections:
             positions = _positions(section, context)
             kept = self.own(self.memory.begin_section("F", self.index, section.index))
@@ -131,6 +133,7 @@ class SweptLayer(LayerOnTiles):
                 self._attend(kept, section, tile, positions)
                 self._keep_again(kept, tile, positions)
             self.memory.end_section("F", self.index, section.index)
+        self._carry = None
 
     def _attend(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
         """One tile's keys and values go to the store, and its output of attention to the slot."""
@@ -172,7 +175,7 @@ class SweptLayer(LayerOnTiles):
         if self.recomputes_attention:
             self._forward_again(context)
         gathers_again = not self.recomputes_attention or self.memory.keys.layout.slides
-        gathers_again, self._carry = gathers_again and not self.kind.is_linear, None
+        gathers_again = gathers_again and not self.kind.is_linear
         grad = self.hidden.whole(grad)
         self.memory.keys.sums.zero_()
         for section in self.sections[::-1]:
@@ -187,6 +190,7 @@ class SweptLayer(LayerOnTiles):
                 self._tile_backward(kept, section, tile, part, positions)
             self.hidden.put(part, section.index)
             self.memory.end_section("B", self.index, section.index)
+        self._carry = None
         for parameter in self.layer.parameters():
             self.sink.gradient_done(parameter)
         return grad

@@ -1,14 +1,14 @@
 """What a gated delta net costs on one rank (memo.attention.delta_rule), by its products and by the bytes that it moves.
 
-Its products are in fp32, and each value that a group of tokens makes is taken to be written and read once. A backward
-runs the forward again twice: for the carries before each group, and under a graph. Known error: not compared with a
-measurement; kernels that do all of it in one, such as fla's, take a small part of this.
+Its products are in fp32. What a group of tokens has at its peak (memo.spec.delta) is taken to be written and read once.
+A backward runs the forward again twice: for the carries before each group, and under a graph. Known error: not compared
+with a measurement; kernels that do all of it in one, such as fla's, take a small part of this.
 """
 
 from memo.config import RunConfig
 from memo.simulate.cost import Cost
 from memo.simulate.layer_shape import LayerShape
-from memo.spec.delta import CHUNK, GROUP
+from memo.spec.delta import CHUNK, GROUP, group_elements
 
 GROUP_KERNELS = (80, 295)
 """Of a group of tokens, in forward and backward, beside those of its chunks; counted, as torch was asked for them."""
@@ -18,14 +18,14 @@ CHUNK_KERNELS = (9, 45)
 def delta_cost(shape: LayerShape, backward: bool) -> Cost:
     """Of all tokens of some heads, as many as all heads of some tokens."""
     kernels, d = shape.kernels, shape.config.model.head_dim
-    elements = shape.tokens * shape.q
-    flops = elements * (8 * CHUNK + 6 * d)
-    num_bytes = elements * 2 * 20 * kernels.wide
-    passes = 4 if backward else 1
+    heads = shape.tokens * shape.q / d
+    forward, back = (group_elements(d, d + 2 * d * shape.kv / shape.q, each) for each in (False, True))
+    num_bytes = 2 * heads * (2 * forward + back if backward else forward) * kernels.wide
+    flops = heads * d * (8 * CHUNK + 6 * d) * (4 if backward else 1)
     peaks = kernels.hardware.peak_tflops  # in the dtype of the run, if no other is known
     peak = peaks.get("fp32", peaks[kernels.dtype]) * 1e12 * kernels.hardware.efficiency.matmul
-    moving_s = kernels.memory_s(passes * num_bytes, kernels_of_delta(shape.config, backward))
-    return Cost(attention=passes * flops / peak, elementwise=moving_s)
+    moving_s = kernels.memory_s(num_bytes, kernels_of_delta(shape.config, backward))
+    return Cost(attention=flops / peak, elementwise=moving_s)
 
 
 def kernels_of_delta(config: RunConfig, backward: bool) -> int:

@@ -17,9 +17,9 @@ Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emula
     by 1 + weight, of Gemma 3
 
     more, of a gate on attention         5 T         16 T   by estimate
-    more, of a gated delta net: those of memo.simulate.delta, in the place of attention's
+    more, of a gated delta net      those of memo.simulate.delta
 
-Of the line before these and of those of sigmoid the sum was counted, and is divided among the passes by estimate.
+Of Gemma's line and of those of sigmoid the sum was counted, and is divided among the passes by estimate.
 
 Known error: on a GPU Triton's kernels do in one what torch composes of several here, and other families have some
 kernels fewer; a ring's are not counted, nor the loss's, nor those of a custom layer. Megatron-LM's are not known: it is

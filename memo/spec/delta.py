@@ -15,3 +15,15 @@ def carry_size(heads: int, key_heads: int, head_dim: int) -> int:
     """Elements of what a sequence carries from one range of tokens to the next: a matrix for each value head, and the
     channels of the last tokens."""
     return heads * head_dim**2 + (TAPS - 1) * (heads + 2 * key_heads) * head_dim
+
+
+def group_elements(head_dim: int, channels: float, backward: bool) -> float:
+    """Elements in the wide dtype, a token and value head, of all tensors that a group of tokens makes at its peak;
+    `channels`: of q, k and v for each value head.
+
+    A bound, fitted to what torch's CPU kernels asked for at heads of 16, 64 and 128, with one and two value heads a key
+    head: up to 6 % more than was measured (tests/estimate/test_estimate_program_memory.py).
+    """
+    if backward:
+        return 18.4 * head_dim + 4.1 * channels + 7.6 * CHUNK + 1.1 * head_dim**2 / CHUNK
+    return 12.6 * head_dim + 2.1 * channels + 3.4 * CHUNK

@@ -41,6 +41,7 @@ def _linear(model: ModelConfig) -> ModelConfig:
         num_query_groups=model.linear_num_key_heads,
         kv_channels=model.linear_key_head_dim,
         qk_layernorm=False,
+        qk_layernorm_across_heads=False,
         attention_sinks=False,
         attention_output_gate=True,
     )

@@ -21,7 +21,7 @@ from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.checkpoint.hugging_face.importer import import_checkpoint
 from memo.checkpoint.hugging_face.load import _read_masters, open_pretrained
-from memo.checkpoint.hugging_face.names import places
+from memo.checkpoint.hugging_face.names import is_no_weight, places
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import load_checkpoint, save_checkpoint
 from memo.config import ModelConfig, RunConfig
@@ -320,3 +320,17 @@ def test_a_vector_that_is_no_weight_or_bias_of_a_module_has_its_name() -> None:
     names = places(ModelConfig(), "llama", shapes)
     assert names["layers.3.attention.sinks"].name == "model.layers.3.self_attn.sinks"
     assert names["layers.3.attention.q.weight"].name == "model.layers.3.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "is_left_out"),
+    [
+        ("model.layers.4.mlp.gate.weight", "glm4_moe", True),
+        ("model.layers.3.mlp.gate.weight", "glm4_moe", False),
+        ("model.layers.4.mlp.gate_proj.weight", "llama", False),
+        ("mtp.layers.0.mlp.gate_proj.weight", "qwen3_next", True),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_left_out(name: str, model_type: str, is_left_out: bool) -> None:
+    """Of a model of four layers; what else there is too much of is refused."""
+    assert is_no_weight(name, model_type, 4) == is_left_out

@@ -56,6 +56,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"num_experts": 5, "moe_aux_loss_coeff": 0.3, "data_parallel_sharding_strategy": "optim_grads_params"},
     ),
+    "bf16 delta nets, swept": (
+        1,
+        {"num_layers": 2, "layer_types": "linear,full", "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        | {"linear_key_head_dim": 16, "params_dtype": "bf16"}
+        | {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile", "offload_slot_tiles": 2},
+    ),
     "bf16 experts with biases that move": (
         2,
         {"num_experts": 6, "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True, "tp": 2}

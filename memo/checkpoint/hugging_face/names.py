@@ -141,16 +141,10 @@ def _place(
     expert = _EXPERT.search(own)
     module = _EXPERT.sub("experts.*", own)
     found = theirs.modules[module]
-    parts = [
-        shapes[f"layers.{index}.{each.replace('*', expert[1] if expert else '')}{kind}"][0]
-        for each in theirs.modules
-        if theirs.modules[each] == found and each != module
-    ]
-    before = 0
-    if parts:
-        order = [each for each in theirs.modules if theirs.modules[each] == found]
-        before = sum(parts[: order.index(module)])
-    count = shapes[name][0] if theirs.groups.get(found) == "rows" else groups[theirs.groups.get(found, "")]
+    fused = [each for each in theirs.modules if theirs.modules[each] == found]
+    of_expert = expert[1] if expert is not None else ""
+    rows = [shapes[f"layers.{index}.{each.replace('*', of_expert)}{kind}"][0] for each in fused if len(fused) > 1]
+    count = {**groups, "rows": shapes[name][0]}[theirs.groups.get(found, "")]
     is_stacked = expert is not None and "*" not in found
     if is_stacked:
         kind = kind.removeprefix(".weight").replace(".", "_")
@@ -159,9 +153,9 @@ def _place(
     return HuggingFacePlace(
         f"{theirs.layers}.{index}.{found}{kind}",
         transposed=is_stacked or (theirs.transposed and kind == ".weight" and not module.endswith("norm")),
-        block=shapes[name][0] // count if parts else 0,
-        before=before // count,
-        total=(sum(parts) + shapes[name][0]) // count if parts else 0,
+        block=shapes[name][0] // count if rows else 0,
+        before=sum(rows[: fused.index(module)]) // count,
+        total=sum(rows) // count,
         convolves=module.endswith(".kernels"),
         expert=int(expert[1]) if expert is not None and is_stacked else 0,
         num_experts=num_experts if is_stacked else 0,

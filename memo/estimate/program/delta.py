@@ -1,13 +1,10 @@
-"""A gated delta net of one context-parallel rank (memo.parallel.context_delta): what its groups of tokens take.
-
-What a group takes is a bound, fitted to what torch's CPU kernels asked for at heads of 16, 64 and 128, with one and two
-value heads a key head: up to 6 % more than was measured (tests/estimate/test_estimate_program_memory.py).
-"""
+"""A gated delta net of one context-parallel rank (memo.parallel.context_delta); what a group of tokens takes is a bound
+(memo.spec.delta)."""
 
 from memo.estimate.program.exchange import exchanged, join_heads, split_heads
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
-from memo.spec.delta import CHUNK, GROUP, carry_size
+from memo.spec.delta import GROUP, carry_size, group_elements
 
 
 def delta_forward(ledger: Ledger, z: LayerSizes) -> None:
@@ -42,12 +39,7 @@ def _all_of_heads(ledger: Ledger, num_bytes: int) -> Block:
 
 
 def _group_bytes(z: LayerSizes, backward: bool) -> int:
-    """Of the tensors that one group of tokens makes."""
-    d, channels = z.head_dim, z.head_dim + 2 * z.kv // z.heads
-    if backward:
-        elements = 18.4 * d + 4.1 * channels + 7.6 * CHUNK + 1.1 * d * d / CHUNK
-    else:
-        elements = 12.6 * d + 2.1 * channels + 3.4 * CHUNK
+    elements = group_elements(z.head_dim, z.head_dim + 2 * z.kv / z.heads, backward)
     return int(min(z.tokens, GROUP * z.batch) * z.heads * elements * z.wide)
 
 
