@@ -157,13 +157,15 @@ def _rule(
         unitriangular=True,
     ).chunk(2, dim=-1)
     scores, reads = q @ k.mT * between, q * entering
-    writes, leaving = k * between[..., -1, :].unsqueeze(-1), entering[..., -1:, :]
-    outs = []
-    for chunk in range(chunks):
-        new = of_values[:, :, chunk] - of_states[:, :, chunk] @ state
-        outs.append(reads[:, :, chunk] @ state + scores[:, :, chunk] @ new)
-        state = state * leaving[:, :, chunk] + writes[:, :, chunk].mT @ new
-    return torch.cat(outs, dim=2)[:, :, :length].permute(2, 0, 1, 3), state
+    writes, leaving = (k * between[..., -1, :].unsqueeze(-1)).mT, entering[..., -1:, :]
+    # A chunk takes S to `kept` S + `added`: all that is left to do chunk by chunk.
+    kept = leaving * torch.eye(q.shape[-1], dtype=q.dtype, device=q.device) - writes @ of_states
+    added, states = writes @ of_values, [state.flatten(0, 1)]
+    for of_chunk in zip(added.flatten(0, 1).unbind(1), kept.flatten(0, 1).unbind(1), strict=True):
+        states.append(torch.baddbmm(*of_chunk, states[-1]))
+    before = torch.stack(states[:-1], dim=1).view_as(kept)
+    out = (reads - scores @ of_states) @ before + scores @ of_values
+    return out.flatten(2, 3)[:, :, :length].permute(2, 0, 1, 3), states[-1].view_as(state)
 
 
 def _in_chunks(x: Tensor) -> Tensor:

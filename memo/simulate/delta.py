@@ -10,18 +10,19 @@ from memo.simulate.cost import Cost
 from memo.simulate.layer_shape import LayerShape
 from memo.spec.delta import CHUNK, GROUP, group_elements
 
-GROUP_KERNELS = (80, 295)
+GROUP_KERNELS = (93, 344)
 """Of a group of tokens, in forward and backward, beside those of its chunks; counted, as torch was asked for them."""
-CHUNK_KERNELS = (9, 45)
+CHUNK_KERNELS = (2, 8)
 
 
 def delta_cost(shape: LayerShape, backward: bool) -> Cost:
     """Of all tokens of some heads, as many as all heads of some tokens."""
     kernels, d = shape.kernels, shape.config.model.head_dim
     heads = shape.tokens * shape.q / d
-    forward, back = (group_elements(d, d + 2 * d * shape.kv / shape.q, each) for each in (False, True))
+    channels, mixed = d + 2 * d * shape.kv / shape.q, kernels.narrow < kernels.wide
+    forward, back = (group_elements(d, channels, each, mixed) for each in (False, True))
     num_bytes = 2 * heads * (2 * forward + back if backward else forward) * kernels.wide
-    flops = heads * d * (8 * CHUNK + 6 * d) * (4 if backward else 1)
+    flops = heads * d * (10 * CHUNK + 6 * d + 2 * d * d / CHUNK) * (4 if backward else 1)
     peaks = kernels.hardware.peak_tflops  # in the dtype of the run, if no other is known
     peak = peaks.get("fp32", peaks[kernels.dtype]) * 1e12 * kernels.hardware.efficiency.matmul
     moving_s = kernels.memory_s(num_bytes, kernels_of_delta(shape.config, backward))

@@ -71,7 +71,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "cp4 all_gather": (4, "gpt-tiny", {**GATHERED, **ONE_STAGE, "cp": 4}),
     "tp2 cp2 all_gather": (4, "gpt-tiny", {"tp": 2, **GATHERED, **ONE_STAGE}),
     "tp2 cp2 a2a": (4, "gpt-tiny", {"tp": 2, **EXCHANGED, **ONE_STAGE}),
-    "tp2 cp2 norms across heads": (4, "olmo-3-tiny", {"tp": 2, **EXCHANGED, **ONE_STAGE, "window_size": 11}),
+    "tp2 cp2 norms across heads": (
+        4,
+        "olmo-3-tiny",
+        {"tp": 2, **EXCHANGED, **ONE_STAGE, "window_size": 11, "num_query_groups": 4},
+    ),
     "tp2 pp2": (4, "llama-tiny", {"tp": 2, **TWO_STAGES}),
     "cp2 pp2 all_gather": (4, "gpt2-tiny", {**GATHERED, **TWO_STAGES}),
     "cp2 pp2 a2a": (4, "llama-tiny", {**EXCHANGED, **TWO_STAGES, **KINDS}),

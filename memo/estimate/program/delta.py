@@ -39,7 +39,7 @@ def _all_of_heads(ledger: Ledger, num_bytes: int) -> Block:
 
 
 def _group_bytes(z: LayerSizes, backward: bool) -> int:
-    elements = group_elements(z.head_dim, z.head_dim + 2 * z.kv / z.heads, backward)
+    elements = group_elements(z.head_dim, z.head_dim + 2 * z.kv / z.heads, backward, z.mixed)
     return int(min(z.tokens, GROUP * z.batch) * z.heads * elements * z.wide)
 
 
