@@ -19,7 +19,7 @@ EXAMPLES = ("memo import Llama-3.1-8B --out checkpoints/llama",)
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """Write a Llama, Mistral, Ministral, Qwen2, Qwen3, GPT-2 or StarCoder2 as a checkpoint for `memo train --load`.
+    """Write a model of Hugging Face as a checkpoint for `memo train --load`; docs/models.md has the families.
 
     At most one file of the model is in memory at a time. To train without this step, give the directory to
     `memo train --model`.

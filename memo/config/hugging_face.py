@@ -21,6 +21,7 @@ from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
 from memo.config.hugging_face_family import Biases, ConfigKeys, TrainedFamily
 from memo.config.hugging_face_rope import read_rope
+from memo.config.hugging_face_wrappers import WRAPPERS, in_wrapper, is_wrapper, text_of
 from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
 from memo.errors import ConfigError
 
@@ -46,12 +47,19 @@ class HuggingFaceModel:
     Attributes:
         model: the shape in memo's words.
         model_type: a key of TRAINED.
-        content: the file as it is.
+        content: the keys of the model of text.
+        wrapper: the file as it is where that lies in a larger model, which sees images.
     """
 
     model: ModelConfig
     model_type: str
     content: dict[str, Any]
+    wrapper: dict[str, Any] | None = None
+
+    @property
+    def file(self) -> dict[str, Any]:
+        """The content of the config.json."""
+        return self.content if self.wrapper is None else in_wrapper(self.content, self.wrapper)
 
 
 def read_config(directory: str | Path) -> HuggingFaceModel:
@@ -65,7 +73,8 @@ def read_config(directory: str | Path) -> HuggingFaceModel:
         raise ConfigError(f"{directory}: {other}")
     remedy = f"{download_hint(directory)}, or give a directory with {CONFIG_FILE}"
     content = read_json_object(path, Source(str(path), ConfigError, remedy))
-    return HuggingFaceModel(model_of(content, str(path)), content["model_type"], content)
+    text, wrapper = dict(text_of(content)), content if is_wrapper(content) else None
+    return HuggingFaceModel(model_of(content, str(path)), text["model_type"], text, wrapper)
 
 
 def has_weights(directory: str | Path) -> bool:
@@ -111,14 +120,14 @@ def hub_name(text: str) -> bool:
 
 def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     """ModelConfig of the fields of a config.json; `where` begins the messages. Raises ConfigError."""
-    source = Source(where, ConfigError, "correct the file")
+    source, content = Source(where, ConfigError, "correct the file"), text_of(content)
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in TRAINED:
         if "text_config" in content:
             raise source.refusal(
                 f"model_type is {shown(model_type)}, a model of text with something else, such as images",
-                "memo trains models of text alone, of Gemma 3 gemma-3-1b (gemma3_text), and of others "
-                f"{', '.join(TRAINED)}: give one of these",
+                f"memo trains the text of {', '.join(WRAPPERS)}, and models of text alone, {', '.join(TRAINED)}: give "
+                "one of these",
             )
         alone = "; `memo plan` and `memo estimate` alone know this one" if model_type in tuple(FAMILIES) else ""
         raise source.refusal(
@@ -140,7 +149,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     window, layer_types = _window(content, family, model.num_layers, source)
     model = replace(model, window_size=window, layer_types=layer_types)
     length = family.names["max_position_embeddings"]
-    if not {length, family.aliases.get(length)} & set(content):  # a default would be wrong for most models
+    if keys.get(length) is None and not {length, family.aliases.get(length)} & set(content):  # of no one length
         raise keys.missing("max_position_embeddings", length)
     _check_biases(keys, biases, family)
     activation = keys.get(family.activation)
@@ -159,7 +168,7 @@ def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, 
 
     Raises ConfigError for an unknown model_type, a missing key, a value of the wrong type and a number out of range.
     """
-    source = Source(where, ConfigError, "correct the file")
+    source, content = Source(where, ConfigError, "correct the file"), text_of(content)
     family = content.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise source.refusal(

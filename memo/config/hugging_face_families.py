@@ -256,8 +256,11 @@ FAMILIES: dict[str, Family] = {
         names={**LLAMA_NAMES, "query_pre_attn_scalar": "query_pre_attn_scalar"},
         defaults={
             **TIED,
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
             "num_key_value_heads": 4,
             "head_dim": 256,
+            "max_position_embeddings": 131072,
             "query_pre_attn_scalar": 256,
             "rope_theta": 1e6,
             "rope_local_base_freq": 10000.0,

@@ -1,7 +1,7 @@
 """What memo has to know of a family of models of Hugging Face: its config.json, and how it calls its weights."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from memo.artifacts.fields import accepted, checked, field_types
@@ -138,18 +138,31 @@ class TensorNames:
         layers: what stands before the number of a layer.
         modules: memo's modules of a layer -> theirs. Modules of one name are parts of its rows, in this order.
         ends: memo's modules before and after the layers -> theirs.
-            A * stands for the number of an expert; without one, the name is of a tensor that has all experts', [in,
-            out] each.
+            A * stands for the number of an expert; without one, the name is of a tensor that has all experts'.
         groups: their modules in which parts take turns -> how many turns: one a row, head, or head of keys in a delta
             net; else one part stands below the other.
         transposed: whether matrices of layers are stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
+        transposed_experts: the same of the matrices in a tensor that has all experts'.
     """
 
     layers: str
     modules: Mapping[str, str]
     ends: Mapping[str, str]
     transposed: bool = False
+    transposed_experts: bool = False
     groups: Mapping[str, Literal["rows", "heads", "key_heads"]] = field(default_factory=dict)
+
+    def stacked(self) -> "TensorNames":
+        """The names under which all experts' matrices lie in one tensor, where they have a tensor each."""
+        found = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
+        modules = {
+            ours: theirs if not theirs.startswith(_EXPERTS) else f"{_STACK}{found[theirs.removeprefix(_EXPERTS)]}"
+            for ours, theirs in self.modules.items()
+        }
+        return replace(self, modules=modules)
+
+
+_EXPERTS, _STACK = "mlp.experts.*.", "mlp.experts."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,7 @@ GPT_OSS_TENSORS = TensorNames(
         "mlp.experts.*.fc2": "mlp.experts.down_proj",
     },
     _ENDS,
+    transposed_experts=True,
     groups={"mlp.experts.gate_up_proj": "rows"},
 )
 _DELTA_NET = {

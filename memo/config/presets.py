@@ -82,6 +82,14 @@ _GEMMA_3 = ModelConfig(
     rotary_base=1e6,
     sliding_rotary_base=10000.0,
 )
+_GEMMA_3_SEEING = replace(  # the text of models that see images
+    _GEMMA_3,
+    vocab_size=262208,
+    window_size=1024,
+    max_position_embeddings=131072,
+    rope_scaling_type="linear",
+    rope_scaling_factor=8.0,
+)
 _QWEN_35 = replace(
     _QWEN_3,
     vocab_size=248320,
@@ -189,6 +197,11 @@ PRESETS: dict[str, ModelConfig] = {
         layer_types="sliding,full",
     ),
     "gemma-3-1b": _sized(_GEMMA_3, 26, 1152, 4, 1, 6912, vocab_size=262144),
+    "gemma-3-4b": _sized(_GEMMA_3_SEEING, 34, 2560, 8, 4, 10240),
+    "gemma-3-12b": _sized(_GEMMA_3_SEEING, 48, 3840, 16, 8, 15360),
+    "gemma-3-27b": _sized(
+        replace(_GEMMA_3_SEEING, kv_channels=128, query_pre_attn_scalar=168), 62, 5376, 32, 16, 21504
+    ),
     "qwen3.5-tiny": replace(
         _QWEN_35,
         vocab_size=None,
@@ -200,7 +213,9 @@ PRESETS: dict[str, ModelConfig] = {
         linear_num_value_heads=8,
         linear_key_head_dim=16,
     ),
+    "qwen3.5-4b": _sized(replace(_QWEN_35, untie_embeddings_and_output_weights=False), 32, 2560, 16, 4, 9216),
     "qwen3.5-9b": _sized(_QWEN_35, 32, 4096, 16, 4, 12288),
+    "qwen3.5-27b": _sized(replace(_QWEN_35, linear_num_value_heads=48), 64, 5120, 24, 4, 17408),
     "qwen3.5-35b-a3b": _sized(_QWEN_35_MOE, 40, 2048, 16, 2, 512),
     "qwen3-next-80b-a3b": _sized(
         replace(_QWEN_35_MOE, vocab_size=151936, num_experts=512, moe_router_topk=10), 48, 2048, 16, 2, 512

@@ -51,7 +51,8 @@ def write_config(
         content["torch_dtype"] = dtype
     if family.layers_beyond:
         content[family.layers_beyond] = 0
-    return HuggingFaceModel(model_of(content, "config.json"), model_type, content)
+    wrapper = like.wrapper if like is not None and like.model_type == model_type else None
+    return HuggingFaceModel(model_of(content, "config.json"), model_type, content, wrapper)
 
 
 def _resolved(model: ModelConfig) -> ModelConfig:

@@ -210,7 +210,59 @@ OLMO_3_7B: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 100278,
 }
+_WITH_ROPE = {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000}
+QWEN35_27B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "image_token_id": 248056,
+    "model_type": "qwen3_5",
+    "text_config": {
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 262144,
+        "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
+        "num_attention_heads": 24,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 4,
+        "output_gate_type": "swish",
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {**_WITH_ROPE, "partial_rotary_factor": 0.25},
+        "vocab_size": 248320,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5"},
+}
+GEMMA_3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+}
 PUBLISHED = [
+    (QWEN35_27B, "qwen3.5-27b"),
+    (GEMMA_3_4B, "gemma-3-4b"),
     (GLM_45_AIR, "glm-4.5-air"),
     (OLMO_3_7B, "olmo-3-7b"),
     (GEMMA_3_1B, "gemma-3-1b"),
@@ -429,8 +481,8 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             "rope_parameters.sliding_attention.rope_type is linear: memo stretches RoPE in layers without a window",
         ),
         (
-            {"model_type": "gemma3", "text_config": GEMMA_3_1B},
-            "model_type is 'gemma3', a model of text with something else, such as images: .* gemma3_text",
+            {"model_type": "gemma3n", "text_config": GEMMA_3_1B},
+            "model_type is 'gemma3n', a model of text with something else, .* the text of qwen3_5, .* gemma3_text",
         ),
         ({**QWEN3_8B, "attention_bias": True}, "attention_bias is True, but memo computes Qwen3ForCausalLM only with"),
         ({**LLAMA_31_8B, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but .* only with 1.0"),
@@ -562,6 +614,18 @@ def test_the_ancestor_is_kept_where_it_still_says_the_same(tmp_path: Path) -> No
     assert other.model == replace(stretched, max_position_embeddings=262144, kv_channels=128)
     normed = write_config(replace(ancestor.model, qk_layernorm=True), 131072, None, ancestor)
     assert normed.model_type == "qwen3"
+
+
+def test_the_ancestor_around_a_text_is_kept(tmp_path: Path) -> None:
+    ancestor = read_config(write(tmp_path, GEMMA_3_4B))
+    assert write_config(ancestor.model, 131072, None, ancestor).file == GEMMA_3_4B
+    stretched = write_config(replace(ancestor.model, rope_scaling_factor=16.0), 262144, "float32", ancestor).file
+    assert stretched["text_config"]["rope_scaling"] == {"rope_type": "linear", "factor": 16.0}
+    assert stretched["torch_dtype"] == "float32" and "torch_dtype" not in stretched["text_config"]
+    outside = {key: value for key, value in GEMMA_3_4B.items() if key not in ("text_config", "torch_dtype")}
+    assert outside.items() <= stretched.items()
+    other = write_config(PRESETS["llama-3.1-8b"], 131072, None, ancestor)
+    assert other.wrapper is None and other.file is other.content
 
 
 @pytest.mark.parametrize(

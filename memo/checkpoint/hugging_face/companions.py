@@ -1,4 +1,4 @@
-"""The small files beside a model's weights: tokenizer, chat template, generation settings."""
+"""The files beside the weights of a model of text: tokenizer, chat template, generation settings, other weights."""
 
 import json
 from collections.abc import Sequence
@@ -7,9 +7,11 @@ from pathlib import Path
 from memo.artifacts.model_directory import model_file, path_within
 from memo.artifacts.regular_file import copy_file, replace_file
 from memo.checkpoint.directory import has_checkpoint, resolve_checkpoint
+from memo.checkpoint.hugging_face.load import open_pretrained
+from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.config import RunConfig
 from memo.config.blend import read_blend
-from memo.config.hugging_face import CONFIG_FILE
+from memo.config.hugging_face import CONFIG_FILE, has_weights, read_config
 from memo.data import BPETokenizer, ByteTokenizer
 from memo.data.chat_template import TEMPLATE_SUFFIX
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
@@ -28,9 +30,15 @@ COMPANIONS = (
     "merges.txt",
     "chat_template.jinja",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 LEARNED_TEMPLATE = f"learned{TEMPLATE_SUFFIX}"
 """The chat template of the conversations that a run learns, which its export has in place of the model's."""
+
+REST_FILE = "rest.safetensors"
+"""The tensors around a model of text, which sees no images: as they were, for the export."""
 
 
 def copy_companions(source: Path, target: Path, names: Sequence[str] = COMPANIONS) -> list[str]:
@@ -45,6 +53,16 @@ def copy_companions(source: Path, target: Path, names: Sequence[str] = COMPANION
     return list(found)
 
 
+def keep_rest(weights: PretrainedWeights, target: Path) -> list[str]:
+    """Copy the tensors around a model of text into `target`; returns the names of the files written.
+
+    Raises OSError if `target` cannot be written.
+    """
+    if weights.rest:
+        weights.files.copy(weights.rest, target / REST_FILE)
+    return [REST_FILE] if weights.rest else []
+
+
 def keep_companions(config: RunConfig, save: str) -> None:
     """Copy into SAVE what an export of the run takes from the model that it goes on from, and of its data the tokenizer
     and chat template; remove an earlier run's.
@@ -56,10 +74,12 @@ def keep_companions(config: RunConfig, save: str) -> None:
     sources = [] if checkpoint.pretrained_checkpoint is None else [Path(checkpoint.pretrained_checkpoint)]
     if checkpoint.load is not None and has_checkpoint(checkpoint.load):
         sources.insert(0, path_within(resolve_checkpoint(checkpoint.load).parent, COMPANION_DIR))
-    names = (CONFIG_FILE, *COMPANIONS, LEARNED_TEMPLATE)
+    names = (CONFIG_FILE, *COMPANIONS, LEARNED_TEMPLATE, REST_FILE)
     source = next((each for each in sources if _has_any(each, names)), None)
     if source != target:
         copied = [] if source is None else copy_companions(source, target, names)
+        if source is not None and CONFIG_FILE in copied and has_weights(source) and read_config(source).wrapper:
+            copied += keep_rest(open_pretrained(source, config), target)
         for name in set(names) - set(copied):
             (target / name).unlink(missing_ok=True)
     _keep_of_data(config, target)

@@ -16,8 +16,14 @@ from memo.artifacts.regular_file import copy_file, replace_file
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
-from memo.checkpoint.hugging_face.companions import COMPANION_DIR, COMPANIONS, LEARNED_TEMPLATE, copy_tokenizer
-from memo.checkpoint.hugging_face.files import write_safetensors
+from memo.checkpoint.hugging_face.companions import (
+    COMPANION_DIR,
+    COMPANIONS,
+    LEARNED_TEMPLATE,
+    REST_FILE,
+    copy_tokenizer,
+)
+from memo.checkpoint.hugging_face.files import tensor_bytes, write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
 from memo.checkpoint.index import Index
@@ -26,6 +32,7 @@ from memo.checkpoint.store import MASTER, check_shapes, open_checkpoint, read_te
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, HuggingFaceModel, read_config
+from memo.config.hugging_face_wrappers import WRAPPERS, renamed
 from memo.config.identity import differences, model_identity
 from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config
@@ -114,7 +121,8 @@ def export_checkpoint(
     state, index = open_checkpoint(final, verify=verify)
     _check_model(final, state, config)
     source = _Source(final, index, verify)
-    tensors = _their_tensors(source, config, theirs.model_type, None if chosen is None else DTYPES[chosen])
+    tensors = _their_tensors(source, config, theirs, None if chosen is None else DTYPES[chosen])
+    rest = None if theirs.wrapper is None else model_file(_companions(final), REST_FILE)
     place = Path(os.path.abspath(target))  # of ".", too, which has no name
     partial = place.with_name(f"{place.name}.partial")
     if os.path.lexists(partial):
@@ -127,16 +135,15 @@ def export_checkpoint(
         try:
             copy_tokenizer(_companions(final) if tokenizer is None else Path(tokenizer), partial)
             answers = _copy_template(final, partial)
-            _write_json(partial / CONFIG_FILE, add_token_ids(partial, theirs.content, answers=answers))
+            _write_json(partial / CONFIG_FILE, add_token_ids(partial, theirs.file, answers=answers))
             companions = [name for name in COMPANIONS if (partial / name).exists()]
-            files = _write_weights(source, partial, tensors, max_shard_bytes)
+            files, num_bytes = _write_weights(source, partial, tensors, max_shard_bytes, rest)
             if place.exists():
                 place.rmdir()
             os.rename(partial, place)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
-    return Exported(target, theirs.content["architectures"][0], files, num_bytes, companions)
+    return Exported(target, theirs.file["architectures"][0], files, num_bytes, companions)
 
 
 def _run_config(final: Path, given: str | Path | None) -> RunConfig:
@@ -185,32 +192,42 @@ def _ancestor(final: Path) -> HuggingFaceModel | None:
 
 
 def _their_tensors(
-    source: _Source, config: RunConfig, model_type: str, dtype: torch.dtype | None
+    source: _Source, config: RunConfig, theirs: HuggingFaceModel, dtype: torch.dtype | None
 ) -> dict[str, _Theirs]:
     """The tensors to write, in the model's order. Raises CheckpointError unless the checkpoint has all of them."""
     shapes = global_shapes(config.model, num_position_embeddings(config))
     stored = {name.removeprefix(MASTER): tensor for name, tensor in source.index.items() if name.startswith(MASTER)}
     check_shapes(str(source.final), shapes, stored, _REMEDY)
     found: dict[str, _Theirs] = {}
-    for name, place in places(config.model, model_type, shapes).items():
+    wrapper = None if theirs.wrapper is None else WRAPPERS[theirs.wrapper["model_type"]]
+    stacked = wrapper is not None and wrapper.stacked
+    for name, place in places(config.model, theirs.model_type, shapes, stacked=stacked).items():
         of_parameters = None if name.endswith(EXPERT_BIAS) else dtype
         new = _Theirs(place.whole_shape(shapes[name]), of_parameters or stored[name].torch_dtype, {})
-        found.setdefault(place.name, new).parts[name] = (place, shapes[name])
+        their_name = place.name if wrapper is None else renamed(place.name, wrapper.names) or place.name
+        found.setdefault(their_name, new).parts[name] = (place, shapes[name])
     return found
 
 
-def _write_weights(source: _Source, folder: Path, tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[str]:
+def _write_weights(
+    source: _Source, folder: Path, tensors: Mapping[str, _Theirs], max_shard_bytes: int, rest: Path | None
+) -> tuple[list[str], int]:
+    """`rest`: a file with more tensors, which becomes the last one. Returns the files' names and the bytes in them."""
     shards = _pack(tensors, max_shard_bytes)
-    count = len(shards)
+    others = {} if rest is None else tensor_bytes(rest)
+    count = len(shards) + (rest is not None)
     files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
-    for file, names in zip(files, shards, strict=True):
+    for file, names in zip(files, shards, strict=False):
         # The tensors have no variable, so that those of one file are freed before the next ones are read.
         write_safetensors(folder / file, _read(source, {name: tensors[name] for name in names}))
+    if rest is not None:
+        copy_file(rest, folder / files[-1])
+        shards.append(list(others))
+    total_bytes = sum(tensor.num_bytes for tensor in tensors.values()) + sum(others.values())
     if count > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        total_bytes = sum(tensor.num_bytes for tensor in tensors.values())
         _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
-    return files
+    return files, total_bytes
 
 
 def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str]]:

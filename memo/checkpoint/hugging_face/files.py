@@ -8,6 +8,7 @@ Files are memory-mapped one at a time, so that at most one file of a model is in
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from memo.errors import CheckpointError
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """{name in safetensors: dtype}; all other dtypes (integers, 8-bit floats) are of quantised models or of no weights."""
+
+_COPIED_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,21 @@ class TensorFiles:
         """Unmap the file that was read last."""
         self._open = None
 
+    def copy(self, names: Sequence[str], target: Path) -> None:
+        """Write these tensors, of any dtype, to one file, byte for byte and a part of one at a time. Raises OSError."""
+        headers = {file: _read_header(self.directory / file) for file in {self.tensors[name].file for name in names}}
+        entries = {name: headers[self.tensors[name].file][0][name] for name in names}
+        lengths = {name: end - begin for name, (begin, end) in _offsets(entries).items()}
+        ordered = sorted(names, key=lambda name: -lengths[name] / max(1, math.prod(entries[name]["shape"])))
+        with replacing(target) as file:
+            file.write(_header({n: (entries[n]["dtype"], entries[n]["shape"], lengths[n]) for n in ordered}))
+            for name in ordered:
+                shard = self.tensors[name].file
+                with open(self.directory / shard, "rb") as source:
+                    source.seek(headers[shard][1] + entries[name]["data_offsets"][0])
+                    for start in range(0, lengths[name], _COPIED_BYTES):
+                        file.write(source.read(min(_COPIED_BYTES, lengths[name] - start)))
+
     def _check_presence(self, files: list[str]) -> None:
         missing = [file for file in files if model_file(self.directory, file) is None]
         if missing:
@@ -120,17 +138,45 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     names = {dtype: name for name, dtype in DTYPES.items()}
     ordered = sorted(tensors.items(), key=lambda named: -named[1].dtype.itemsize)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in ordered:
-        begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
     with replacing(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(_header({name: (names[x.dtype], list(x.shape), x.nbytes) for name, x in ordered}))
         for _, tensor in ordered:
             write_values(file, tensor)
+
+
+def _header(tensors: Mapping[str, tuple[str, list[int], int]]) -> bytes:
+    """Of a file with these tensors: {name: dtype, shape, bytes}."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape, length) in tensors.items():
+        begin, end = end, end + length
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def tensor_bytes(path: Path) -> dict[str, int]:
+    """{name: bytes} of the tensors in a file. Raises CheckpointError for one that is damaged."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass  # which checks the header
+        return {name: end - begin for name, (begin, end) in _offsets(_read_header(path)[0]).items()}
+    except (SafetensorError, OSError, MemoryError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}): copy it again from the model that it came from") from error
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """That of a file which safetensors has opened, and where its tensors begin."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def _offsets(header: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    return {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
 
 
 def _read_index(path: Path) -> dict[str, str]:

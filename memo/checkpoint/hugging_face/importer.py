@@ -2,7 +2,7 @@
 
 OUT/iter_0000000/     masters in the dtype in which they were published; no moments
 OUT/config.toml       the shape and the directory, as `memo train --config` reads them
-OUT/hugging_face/     config.json, tokenizer and generation settings, for `memo export`
+OUT/hugging_face/     config.json, tokenizer and generation settings, and the weights around a text, for `memo export`
 """
 
 import math
@@ -15,12 +15,12 @@ from memo.artifacts.regular_file import replace_file
 from memo.checkpoint.chunks import GlobalTensor, Part
 from memo.checkpoint.directory import has_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
-from memo.checkpoint.hugging_face.companions import COMPANION_DIR, COMPANIONS, copy_companions
+from memo.checkpoint.hugging_face.companions import COMPANION_DIR, COMPANIONS, copy_companions, keep_rest
+from memo.checkpoint.hugging_face.load import open_pretrained
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import MASTER, write_tensors
 from memo.config import RunConfig
-from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, read_config
 from memo.config.identity import model_identity
 from memo.config.run import CheckpointConfig
@@ -45,14 +45,15 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     source, root = Path(directory), Path(out)
     theirs = read_config(source)
     config = RunConfig(model=theirs.model, checkpoint=CheckpointConfig(pretrained_checkpoint=str(source)))
-    weights = PretrainedWeights(source, theirs.model, theirs.model_type, num_position_embeddings(config))
+    weights = open_pretrained(source, config)
     if has_checkpoint(root):
         raise CheckpointError(f"--out {root} holds a checkpoint already: choose another directory, or remove it")
     by_file = sorted(weights.shapes, key=weights.file)
     tensors = {f"{MASTER}{name}": _on_disk(weights, name) for name in by_file}
     state = RunState(0, 0, config.training.seed, 0, 0, 0, model=model_identity(config))
     with writing(f"--out {root}", CheckpointError):
-        companions = copy_companions(source, path_within(root, COMPANION_DIR), (CONFIG_FILE, *COMPANIONS))
+        target = path_within(root, COMPANION_DIR)
+        companions = copy_companions(source, target, (CONFIG_FILE, *COMPANIONS)) + keep_rest(weights, target)
         replace_file(root / RUN_CONFIG, config.to_toml())
     # The pointer to the checkpoint is written last, so an import that fails leaves none.
     path = write_tensors(root, state, tensors, flag="--out")

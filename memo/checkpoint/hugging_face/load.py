@@ -27,7 +27,8 @@ def open_pretrained(directory: str | Path, config: RunConfig) -> PretrainedWeigh
     of the weights. Raises ConfigError or CheckpointError.
     """
     theirs = read_config(directory)
-    return PretrainedWeights(directory, config.model, theirs.model_type, num_position_embeddings(config))
+    positions, in_wrapper = num_position_embeddings(config), theirs.wrapper is not None
+    return PretrainedWeights(directory, config.model, theirs.model_type, positions, in_wrapper=in_wrapper)
 
 
 def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:

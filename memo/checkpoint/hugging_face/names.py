@@ -90,9 +90,6 @@ class HuggingFacePlace:
 _LAYER = re.compile(r"layers\.(\d+)\.(.+?)(\.weight|\.bias|)")
 _EXPERT = re.compile(r"experts\.(\d+)")
 
-BASE_PREFIXES = ("model.", "transformer.")
-"""Prefixes that the names lack in a model that was saved without its head."""
-
 _THEIR_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 # Masks and angles, which some versions store and memo computes; Qwen's layers that predict further tokens.
@@ -116,11 +113,18 @@ def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, Shape]:
     }
 
 
-def places(model: ModelConfig, model_type: str, shapes: Mapping[str, Shape]) -> dict[str, HuggingFacePlace]:
-    """{memo's global name: its place} in a model of a family that memo trains; `shapes` are all of it."""
+def places(
+    model: ModelConfig, model_type: str, shapes: Mapping[str, Shape], *, stacked: bool = False
+) -> dict[str, HuggingFacePlace]:
+    """{memo's global name: its place} in a model of a family that memo trains; `shapes` are all of it.
+
+    `stacked`: where all experts' matrices lie in one tensor, as in some models of families that have a tensor for each.
+    """
     num_experts = len({expert[1] for name in shapes if (expert := _EXPERT.search(name))})
     groups = {"": 1, "heads": model.num_attention_heads, "key_heads": model.linear_num_key_heads}
-    return {name: _place(TRAINED[model_type].tensors, name, shapes, num_experts, groups) for name in shapes}
+    tensors = TRAINED[model_type].tensors
+    theirs = tensors.stacked() if stacked else tensors
+    return {name: _place(theirs, name, shapes, num_experts, groups) for name in shapes}
 
 
 def is_no_weight(name: str, model_type: str, num_layers: int) -> bool:
@@ -152,7 +156,9 @@ def _place(
         found = found.replace("*", expert[1])
     return HuggingFacePlace(
         f"{theirs.layers}.{index}.{found}{kind}",
-        transposed=is_stacked or (theirs.transposed and kind == ".weight" and not module.endswith("norm")),
+        transposed=theirs.transposed_experts
+        if is_stacked
+        else theirs.transposed and kind == ".weight" and not module.endswith("norm"),
         block=shapes[name][0] // count if rows else 0,
         before=sum(rows[: fused.index(module)]) // count,
         total=sum(rows) // count,

@@ -8,14 +8,8 @@ from torch import Tensor
 
 from memo.checkpoint.hugging_face import mxfp4
 from memo.checkpoint.hugging_face.files import DTYPES, FileTensor, TensorFiles
-from memo.checkpoint.hugging_face.names import (
-    BASE_PREFIXES,
-    HuggingFacePlace,
-    Shape,
-    global_shapes,
-    is_no_weight,
-    places,
-)
+from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, is_no_weight, places
+from memo.config.hugging_face_wrappers import NAMINGS, renamed
 from memo.config.model import ModelConfig
 from memo.errors import CheckpointError
 
@@ -27,16 +21,25 @@ class PretrainedWeights:
 
     Attributes:
         shapes: {memo's global name: shape}, in the model's order.
+        rest: names of the files' tensors around a text in a wrapper, of which memo trains none.
     """
 
-    def __init__(self, directory: str | Path, model: ModelConfig, model_type: str, num_positions: int) -> None:
-        """Raises CheckpointError unless the directory holds exactly the weights of `model`."""
+    def __init__(
+        self,
+        directory: str | Path,
+        model: ModelConfig,
+        model_type: str,
+        num_positions: int,
+        *,
+        in_wrapper: bool = False,
+    ) -> None:
+        """Raises CheckpointError unless the directory holds exactly the weights of `model`, and others in a wrapper."""
         self.files = TensorFiles(directory)
         self.shapes = global_shapes(model, num_positions)
-        self.places = {name: self._stored_as(place) for name, place in places(model, model_type, self.shapes).items()}
+        self.places = self._find(model, model_type)
         for name in self.shapes:
             (self._check_packed if self._is_packed(name) else self._check)(name)
-        self._check_rest(model_type, model.num_layers)
+        self.rest = self._check_rest(model_type, model.num_layers, in_wrapper)
 
     def dtype(self, name: str) -> torch.dtype:
         """Of what `read` gives."""
@@ -80,13 +83,19 @@ class PretrainedWeights:
         shape = self.shapes[name]
         return self.read(name, (0,) * len(shape), shape).contiguous()
 
-    def _stored_as(self, place: HuggingFacePlace) -> HuggingFacePlace:
-        """The place with the name that the files have: models saved without their head have no prefix."""
-        for prefix in BASE_PREFIXES:
-            bare = place.name.removeprefix(prefix)
-            if place.name not in self.files.tensors and bare in self.files.tensors:
-                return replace(place, name=bare)
-        return place
+    def _find(self, model: ModelConfig, model_type: str) -> dict[str, HuggingFacePlace]:
+        """The place of each weight under the name that the files have, or the family's if they lack the weight."""
+        own = places(model, model_type, self.shapes)
+        found = {name: self._stored_as(place) for name, place in own.items()}
+        stacked = own if all(found.values()) else places(model, model_type, self.shapes, stacked=True)
+        return {name: place or self._stored_as(stacked[name]) or own[name] for name, place in found.items()}
+
+    def _stored_as(self, place: HuggingFacePlace) -> HuggingFacePlace | None:
+        for naming in NAMINGS:
+            name = renamed(place.name, naming)
+            if name is not None and (name in self.files.tensors or name + mxfp4.BLOCKS in self.files.tensors):
+                return replace(place, name=name)
+        return None
 
     def _check(self, name: str) -> None:
         place, directory = self.places[name], self.files.directory
@@ -108,19 +117,25 @@ class PretrainedWeights:
                 "use the model's version that is not quantised"
             )
 
-    def _check_rest(self, model_type: str, num_layers: int) -> None:
-        """Raises CheckpointError for a weight in the files that this model does not have."""
+    def _check_rest(self, model_type: str, num_layers: int, in_wrapper: bool) -> list[str]:
+        """The files' tensors around a text in a wrapper. Raises CheckpointError for one that is in no model."""
         used = {place.name + kind for place in self.places.values() for kind in ("", mxfp4.BLOCKS, mxfp4.SCALES)}
+        heads = {renamed("lm_head.weight", naming) for naming in NAMINGS}
+        text = tuple(instead for _, instead in NAMINGS if "language_model." in instead)
+        rest = []
         for name in self.files.tensors:
-            if name in used or is_no_weight(name, model_type, num_layers):
+            if name in used:
                 continue
-            if name == "lm_head.weight" and "head.weight" not in self.shapes:
+            if name in heads and "head.weight" not in self.shapes:
                 self._check_tied(name)
-                continue
-            raise CheckpointError(
-                f"{self.files.directory} holds {name}, which this model lacks: its files belong to another model "
-                "than its config.json or the model flags say"
-            )
+            elif in_wrapper and not name.startswith(text):
+                rest.append(name)
+            elif not is_no_weight(name, model_type, num_layers):
+                raise CheckpointError(
+                    f"{self.files.directory} holds {name}, which this model lacks: its files belong to another model "
+                    "than its config.json or the model flags say"
+                )
+        return rest
 
     def _check_tied(self, head: str) -> None:
         """Raises CheckpointError unless a stored head equals the embedding with which the model ties it."""

@@ -1,0 +1,49 @@
+"""Tiny models of text that lie in models which see images, written by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from hf_directories import CONFIGS
+
+_TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_PATCHES = {"image_size": 16, "patch_size": 8}
+_QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32} | {
+    "num_position_embeddings": 16,
+    "patch_size": 4,
+}
+WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3_5": ("Qwen3_5", "qwen3_5_text", _QWEN),
+    "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", _QWEN),
+    "gemma3": ("Gemma3", "gemma3_text", {**_TOWER, **_PATCHES}),
+    "mistral3": ("Mistral3", "mistral", {**_TOWER, **_PATCHES, "head_dim": 8, "model_type": "pixtral"}),
+}
+"""By model_type: what its classes begin with, the model of CONFIGS that is its text, and the part that sees."""
+
+
+def wrapper_class(name: str) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{WRAPPED[name][0]}ForConditionalGeneration")
+
+
+def make_wrapper(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A model of transformers with random weights everywhere, in evaluation mode."""
+    import transformers
+
+    prefix, text, tower = WRAPPED[name]
+    fields = {**CONFIGS[text][1], "model_type": text, "max_position_embeddings": 4096}
+    tied = bool(fields.get("tie_word_embeddings", text == "gemma3_text"))
+    config = getattr(transformers, f"{prefix}Config")(text_config=fields, vision_config=tower, tie_word_embeddings=tied)
+    model = wrapper_class(name)(config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(13)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def write_wrapper(name: str, directory: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """`save_pretrained` of make_wrapper(name) into directory/name; returns that."""
+    make_wrapper(name, dtype).save_pretrained(directory / name)
+    return directory / name
