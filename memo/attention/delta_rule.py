@@ -16,13 +16,13 @@ the wide dtype.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memo.spec.delta import CHUNK, GROUP, TAPS, carry_size
+from memo.spec.delta import CHUNK, TAPS, carry_size, group_tokens
 from memo_kernels import wide_dtype
 
 _EPSILON = 1e-6
@@ -54,7 +54,7 @@ class DeltaNet(NamedTuple):
 
 def forward(net: DeltaNet, mixed: Tensor, carry: Tensor, positions: Tensor, out: Tensor) -> Tensor:
     """Writes `out` [t, b, n d], and returns the carry after these tokens."""
-    for rows in _groups(mixed):
+    for rows in _groups(net, mixed):
         out[rows], carry = _run(net, mixed[rows], carry, positions[:, rows])
     return carry
 
@@ -69,11 +69,11 @@ def backward(
         grad: of `mixed`, is written.
     """
     carries = [carry]
-    for rows in list(_groups(mixed))[:-1]:
+    for rows in list(_groups(net, mixed))[:-1]:
         carries.append(_run(net, mixed[rows], carries[-1], positions[:, rows])[1])
     parameters = tuple(net[:3])
     sums = tuple(torch.zeros_like(each, dtype=grad_carry.dtype) for each in parameters)
-    for rows in reversed(list(_groups(mixed))):
+    for rows in reversed(list(_groups(net, mixed))):
         given = (mixed[rows], carries.pop(), *parameters)
         grad[rows], grad_carry, *found = _run_backward(net, given, positions[:, rows], (grad_out[rows], grad_carry))
         for total, part in zip(sums, found, strict=True):
@@ -92,9 +92,10 @@ def _run_backward(
     return torch.autograd.grad(outputs, inputs, grads)
 
 
-def _groups(mixed: Tensor) -> Iterator[slice]:
+def _groups(net: DeltaNet, mixed: Tensor) -> Iterator[slice]:
     """The rows that are computed at a time."""
-    return (slice(start, min(start + GROUP, len(mixed))) for start in range(0, len(mixed), GROUP))
+    rows = group_tokens(net.heads, mixed.shape[1])
+    return (slice(start, min(start + rows, len(mixed))) for start in range(0, len(mixed), rows))
 
 
 def _run(net: DeltaNet, mixed: Tensor, carry: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,12 +161,32 @@ def _rule(
     writes, leaving = (k * between[..., -1, :].unsqueeze(-1)).mT, entering[..., -1:, :]
     # A chunk takes S to `kept` S + `added`: all that is left to do chunk by chunk.
     kept = leaving * torch.eye(q.shape[-1], dtype=q.dtype, device=q.device) - writes @ of_states
-    added, states = writes @ of_values, [state.flatten(0, 1)]
-    for of_chunk in zip(added.flatten(0, 1).unbind(1), kept.flatten(0, 1).unbind(1), strict=True):
-        states.append(torch.baddbmm(*of_chunk, states[-1]))
-    before = torch.stack(states[:-1], dim=1).view_as(kept)
+    states = _States.apply(kept.flatten(0, 1), (writes @ of_values).flatten(0, 1), state.flatten(0, 1))
+    before = states[:-1].transpose(0, 1).view_as(kept)
     out = (reads - scores @ of_states) @ before + scores @ of_values
     return out.flatten(2, 3)[:, :, :length].permute(2, 0, 1, 3), states[-1].view_as(state)
+
+
+class _States(torch.autograd.Function):
+    """The states before each chunk and after the last, [chunks + 1, N, d, d], of `kept` and `added` [N, chunks, d, d]
+    and the first state [N, d, d]: one kernel a chunk, and in backward one more."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: Tensor, added: Tensor, state: Tensor) -> Tensor:
+        states = torch.cat((state.unsqueeze(0), added.transpose(0, 1)))
+        for chunk, keeps in enumerate(kept.unbind(1)):
+            states[chunk + 1].baddbmm_(keeps, states[chunk])
+        ctx.save_for_backward(kept, states)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        kept, states = ctx.saved_tensors
+        grad = grads[0].clone()
+        for chunk, keeps in reversed(list(enumerate(kept.mT.unbind(1)))):
+            grad[chunk].baddbmm_(keeps, grad[chunk + 1])
+        of_added = grad[1:]
+        return (of_added @ states[:-1].mT).transpose(0, 1), of_added.transpose(0, 1), grad[0]
 
 
 def _in_chunks(x: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ with a measurement; kernels that do all of it in one, such as fla's, take a smal
 from memo.config import RunConfig
 from memo.simulate.cost import Cost
 from memo.simulate.layer_shape import LayerShape
-from memo.spec.delta import CHUNK, GROUP, group_elements
+from memo.spec.delta import CHUNK, group_elements, group_tokens
 
-GROUP_KERNELS = (93, 344)
-"""Of a group of tokens, in forward and backward, beside those of its chunks; counted, as torch was asked for them."""
-CHUNK_KERNELS = (2, 8)
+GROUP_KERNELS = (101, 377)
+"""Of a group of tokens, in forward and backward, beside those of its chunks; counted on the emulated GPU."""
+CHUNK_KERNELS = (1, 3)
 
 
 def delta_cost(shape: LayerShape, backward: bool) -> Cost:
@@ -30,5 +30,7 @@ def delta_cost(shape: LayerShape, backward: bool) -> Cost:
 
 
 def kernels_of_delta(config: RunConfig, backward: bool) -> int:
-    tokens = config.data.seq_length  # ranks of cp have all tokens of some heads
-    return int(tokens / GROUP * GROUP_KERNELS[backward] + tokens / CHUNK * CHUNK_KERNELS[backward])
+    tokens, parallel = config.data.seq_length, config.parallel  # ranks of cp have all tokens of some heads
+    heads = config.model.num_attention_heads // (parallel.tp * parallel.cp)
+    group = group_tokens(heads, config.training.micro_batch_size)
+    return int(tokens / group * GROUP_KERNELS[backward] + tokens / CHUNK * CHUNK_KERNELS[backward])

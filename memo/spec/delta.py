@@ -2,10 +2,19 @@
 
 TAPS = 4
 """Tokens that a convolution reaches: a token and those just before it."""
-CHUNK = 64
-"""Tokens of a triangular system."""
-GROUP = 32 * CHUNK
-"""Tokens that are computed at a time; a backward has the graph of so many. Fewer take less memory, and more kernels."""
+CHUNK = 128
+"""Tokens of a triangular system, whose products grow with it. Fewer make more chunks, each of which is one kernel at
+least; for heads of 128 numbers a group takes least memory with so many."""
+_GROUP = 65536
+
+
+def group_tokens(heads: int, batch: int) -> int:
+    """Tokens of each sequence that are computed at a time; a backward has the graph of so many.
+
+    Together the heads of all sequences have 65,536, however many there are: fewer take less memory, and more kernels.
+    """
+    return max(CHUNK, _GROUP // (heads * batch) // CHUNK * CHUNK)
+
 
 RATES = (0.01, 16.0)
 """Bounds of the rates of decay at the start, which are drawn evenly."""
@@ -21,9 +30,9 @@ def group_elements(head_dim: int, channels: float, backward: bool, mixed: bool) 
     """Elements in the wide dtype, a token and value head, of all tensors that a group of tokens makes at its peak;
     `channels`: of q, k and v for each value head; `mixed`: whether the model's dtype is narrower.
 
-    A bound, fitted to what torch's CPU kernels asked for at heads of 16, 64 and 128, with one and two value heads a key
-    head: up to 3 % more than was measured (tests/estimate/test_estimate_program_memory.py).
+    A bound, fitted in chunks of 128 to what torch's CPU kernels asked for at heads of 16, 64 and 128, with one and two
+    value heads a key head: up to 1 % more than was measured (tests/estimate/test_estimate_program_memory.py).
     """
     if backward:
-        return (18.5 - mixed) * head_dim + 3.35 * channels + 7.35 * CHUNK + 4.45 * head_dim**2 / CHUNK
-    return 13.1 * head_dim + 2.1 * channels + 3.35 * CHUNK + 4.05 * head_dim**2 / CHUNK
+        return (15.15 - 1.75 * mixed) * head_dim + 3.8 * channels + 8.1 * CHUNK + 6.15 * head_dim**2 / CHUNK
+    return 11.6 * head_dim + 2.05 * channels + 3.75 * CHUNK + 4.15 * head_dim**2 / CHUNK

@@ -56,13 +56,13 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize("group", [64, 512])
+@pytest.mark.parametrize("group", [128, 512])
 @pytest.mark.parametrize("ends", [(150,), (40, 150), (64, 128, 150)], ids=str)
 @pytest.mark.parametrize("documents", DOCUMENTS)
 def test_chunks_compute_what_tokens_one_after_the_other_do(
     documents: str, ends: tuple[int, ...], group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_rule, "GROUP", group)
+    monkeypatch.setattr(delta_rule, "group_tokens", lambda heads, batch: group)
     of, places = net(), positions(DOCUMENTS[documents])
     mixed = torch.randn(TOKENS, BATCH, CHANNELS + 2 * HEADS, dtype=torch.float64)
     leaves = [x.clone().requires_grad_() for x in (mixed, *of[:3])]

@@ -1,6 +1,7 @@
 """The program starts as many kernels for a layer as memo.simulate.host says, which foresees when small layers wait."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from own_process import run
 
 from memo.config import RunConfig, preset
 from memo.emulated_gpu.launch import Device
+from memo.simulate.delta import kernels_of_delta
 from memo.simulate.host import kernels_of_layer
 
 PROGRAM = """
@@ -26,6 +28,32 @@ for layers in (2, 4):
         trainer.step()
         counts.append(gpu.counts()["kernels"])
 print((counts[1] - counts[0]) / 2)
+"""
+OF_DELTA = """
+import json
+import torch
+from memo.attention import delta_rule
+from memo.emulated_gpu.face import EmulatedGpu
+from memo.spec.delta import group_tokens
+
+heads, dim, gpu, counts = 128, 8, EmulatedGpu(), []
+for groups in (1, 3):
+    tokens = groups * group_tokens(heads, 1)
+    narrow = {"dtype": torch.bfloat16, "device": "cuda"}
+    parameters = (torch.ones(size, **narrow) for size in ((2 * heads * dim, 4), (heads,), (heads,)))
+    net = delta_rule.DeltaNet(*parameters, dim)
+    mixed = torch.ones(tokens, 1, (2 * dim + 2) * heads, **narrow)
+    positions, carry = torch.arange(tokens, device="cuda").unsqueeze(0), net.empty_carry(mixed)
+    out, grad = torch.empty_like(mixed[..., : heads * dim]), torch.empty_like(mixed)
+    gpu.clear()
+    delta_rule.forward(net, mixed, carry, positions, out)
+    torch.cuda.synchronize()
+    counts.append(gpu.counts()["kernels"])
+    gpu.clear()
+    delta_rule.backward(net, out, mixed, carry, positions, carry, grad)
+    torch.cuda.synchronize()
+    counts.append(gpu.counts()["kernels"])
+print(json.dumps([counts[2] - counts[0], counts[3] - counts[1], 2 * group_tokens(heads, 1)]))
 """
 WAYS = {
     "kept": {"offload_alpha": "off"},
@@ -65,3 +93,13 @@ def test_as_many_kernels_as_foreseen(tmp_path: Path, model: str, way: str) -> No
     assert done.returncode == 0, done.stderr
     foreseen = sum(kernels_of_layer(config, swaps=config.memory.swaps))
     assert float(done.stdout.split()[-1]) == pytest.approx(foreseen, rel=0.08)
+
+
+def test_a_delta_net_starts_as_many_kernels_as_foreseen(tmp_path: Path) -> None:
+    """Two groups of tokens more, forward and backward."""
+    done = run(tmp_path, OF_DELTA, Device(without_numbers=True, memory_gib=20, host_memory_gib=64))
+    assert done.returncode == 0, done.stderr
+    forward, backward, tokens = json.loads(done.stdout.splitlines()[-1])
+    model = replace(preset("qwen3.5-tiny"), num_attention_heads=128)
+    config = RunConfig(model=model).override({"seq_length": tokens, "micro_batch_size": 1})
+    assert [forward, backward] == [kernels_of_delta(config, each) for each in (False, True)]

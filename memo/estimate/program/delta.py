@@ -4,7 +4,7 @@
 from memo.estimate.program.exchange import exchanged, join_heads, split_heads
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
-from memo.spec.delta import GROUP, carry_size, group_elements
+from memo.spec.delta import carry_size, group_elements, group_tokens
 
 
 def delta_forward(ledger: Ledger, z: LayerSizes) -> None:
@@ -40,7 +40,12 @@ def _all_of_heads(ledger: Ledger, num_bytes: int) -> Block:
 
 def _group_bytes(z: LayerSizes, backward: bool) -> int:
     elements = group_elements(z.head_dim, z.head_dim + 2 * z.kv / z.heads, backward, z.mixed)
-    return int(min(z.tokens, GROUP * z.batch) * z.heads * elements * z.wide)
+    return int(min(z.tokens, _group(z)) * z.heads * elements * z.wide)
+
+
+def _group(z: LayerSizes) -> int:
+    """Tokens of all sequences that are computed at a time."""
+    return group_tokens(z.heads, z.batch) * z.batch
 
 
 def _carry_bytes(z: LayerSizes) -> int:
@@ -57,7 +62,7 @@ def _run_forward(ledger: Ledger, z: LayerSizes) -> None:
 def _run_backward(ledger: Ledger, z: LayerSizes) -> Block:
     """The gradient of what the net reads."""
     grad = ledger.make("delta net gradient", z.tokens * z.qkv * z.narrow)
-    groups = -(-z.tokens // (GROUP * z.batch))
+    groups = -(-z.tokens // _group(z))
     carries = ledger.make("carries", (groups + 2) * _carry_bytes(z))
     ledger.pulse(("group of a delta net", _group_bytes(z, backward=True)))
     ledger.free(carries)
