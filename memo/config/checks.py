@@ -60,6 +60,22 @@ def check_ranges(config: RunConfig) -> None:
                 checked(field_types(kind)[entry.name], value, dashed(entry.name), Source("", ConfigError, remedy))
 
 
+_LEAST_DECAY_IN_BF16 = 2.0**-8
+"""bf16 has 8 significant bits: from 1 to 2 its numbers lie 2^-7 apart, and rounding undoes a change of less than half
+of that. A step without a gradient takes 1 - beta of a moment: from 2^-8 on that is enough, whatever the moment is."""
+
+
+def _check_moments(training: TrainingConfig) -> None:
+    for name, beta in (("exp_avg_dtype", "adam_beta1"), ("exp_avg_sq_dtype", "adam_beta2")):
+        decay = 1 - getattr(training, beta)
+        require(
+            getattr(training, name) != "bf16" or decay >= _LEAST_DECAY_IN_BF16,
+            f"{dashed(name)} bf16 fights with {dashed(beta)} {getattr(training, beta)}: a step takes {decay:.2g} of a "
+            f"moment, and bf16 rounds changes below {_LEAST_DECAY_IN_BF16:.2g} away, so it would never decay: give "
+            f"{dashed(beta)} {getattr(TrainingConfig, beta)}, or {dashed(name)} fp32",
+        )
+
+
 def _check_optimizer(config: RunConfig) -> None:
     training, lr, warmup = config.training, resolved_lr(config), resolved_lr_warmup_iters(config)
     require(
@@ -75,6 +91,7 @@ def _check_optimizer(config: RunConfig) -> None:
             f"decay ends: give --lr-warmup-iters {decay_iters} or less",
         )
     _check_wsd(config)
+    _check_moments(training)
 
 
 def _check_wsd(config: RunConfig) -> None:

@@ -58,6 +58,7 @@ OTHER_NAMES: dict[str, str] = {
     "lr_scheduler_type": "memo calls it {lr_decay_style}",
     "max_grad_norm": "memo calls it {clip_grad}",
     "optim": "memo's optimizer is AdamW: leave it out",
+    "use_precision_aware_optimizer": "{exp_avg_dtype} bf16 and {exp_avg_sq_dtype} bf16 suffice: leave it out",
     "logging_steps": "memo calls it {log_interval}",
     "save_steps": "memo calls it {save_interval}",
     "eval_steps": "memo calls it {eval_interval}: steps between two evaluations",

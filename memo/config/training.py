@@ -7,6 +7,7 @@ from memo.artifacts.fields import Count, NonNegativeFloat, PositiveFloat, Rule
 from memo.config.flag import COUNT, TOKENS, Flag, NonNegativeInt, PositiveInt
 
 Dtype = Literal["bf16", "fp32", "fp64"]
+MomentDtype = Literal["fp32", "bf16"]
 LrDecayStyle = Literal["constant", "linear", "cosine", "WSD"]
 _Beta = Annotated[float, Rule("of 0 or more and below 1", lambda value: 0 <= value < 1)]
 
@@ -44,6 +45,11 @@ class TrainingConfig:
     """Decay of the first moment."""
     adam_beta2: _Beta = 0.95
     """Decay of the second moment."""
+    exp_avg_dtype: MomentDtype = "fp32"
+    """What the first moments are kept in between steps; bf16 takes 2 bytes a parameter less, and updates are still
+    computed in fp32. fp32: as wide as the masters."""
+    exp_avg_sq_dtype: MomentDtype = "fp32"
+    """The same of the second moments."""
     adam_eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
     clip_grad: NonNegativeFloat = 1.0

@@ -12,9 +12,9 @@
     context           CUDA, holes: 0.1 GiB + 0.12 P       =                       =
     host              states in host memory               =                       = and host records
 
-P is the number of parameters of the rank, with the padding of the vocabulary, counted from the model's shape. The
-number of layers in flight is that of 1F1B, interleaved or not. `communication` and `context` are fitted to published
-runs (memo.estimate.calibration); all other components are counted.
+P is the number of parameters of the rank, with the padding of the vocabulary, counted from the model's shape. Each
+moment in bf16 takes 2 P less. The number of layers in flight is that of 1F1B, interleaved or not. `communication` and
+`context` are fitted to published runs (memo.estimate.calibration); all other components are counted.
 
 Known error: within 2 % of the device's memory on the 232 runs of the calibration. The bytes of a layer are those that
 memo saves, 1.2 times what Megatron-LM saves, whose SwiGLU is one kernel unless told otherwise; the difference makes up

@@ -1,11 +1,11 @@
 """Bytes of weights, gradients and optimizer states of one rank under a placement: closed forms, exact to the byte.
 
 A layer has P elements in its buckets, the states are sharded over N = dp x cp ranks, and an element takes n bytes in
-the dtype of the model and w bytes in that of gradients, masters and moments. One layer takes
+the dtype of the model, w bytes in that of gradients and masters, and m bytes in its two moments. One layer takes
 
     its states are                    of the device                        of the host arena
-    resident                          P n + P w + P w/N [1] + 2 P w/N      0
-    with the optimizer on the host    P n + P w                            4 P w/N  (master, moments, reduced gradient)
+    resident                          P n + P w + P w/N [1] + P m/N        0
+    with the optimizer on the host    P n + P w                            2 P w/N + P m/N (master, gradient; moments)
     ... and the gradient in a slot    less P w, plus P w/N [2]             plus P w    [3]
     ... and the weights in a slot     less P n, plus P n/N [4]             plus P n/N  [1], the copy in n bytes
 
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, num_microbatches, resolved_dtype
 from memo.spec.buckets import RankUnits, Unit, rank_units
+from memo.spec.moments import moment_bytes
 from memo.spec.parameters import count_parameters
 from memo.spec.placement import NUM_STATE_SLOTS, StatePlacement, placement_of
 from memo.units import element_bytes
@@ -65,13 +66,15 @@ class StateSizes:
     """What the bytes of states depend on besides the number of elements.
 
     Attributes:
-        narrow, wide: bytes of an element of the weights, and of gradients, masters and moments.
+        narrow, wide: bytes of an element of the weights, and of gradients and masters.
+        moments: bytes of the two moments of a parameter, together.
         shards: number of shards, dp x cp.
         clips: whether gradients are clipped, so that an update must wait for the norm of all gradients.
     """
 
     narrow: int
     wide: int
+    moments: int
     shards: int
     microbatches: int
     clips: bool
@@ -93,8 +96,11 @@ def state_bytes(config: RunConfig, world_size: int, stage: int, placement: State
 
 def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
     device = "cuda" if config.hardware.device == "cuda" else "cpu"
+    narrow, wide = element_bytes(resolved_dtype(config, device))
     return StateSizes(
-        *element_bytes(resolved_dtype(config, device)),
+        narrow,
+        wide,
+        sum(moment_bytes(config.training, wide)),
         data_parallel_size(config, world_size) * config.parallel.cp,
         num_microbatches(config, world_size),
         config.training.clip_grad > 0,
@@ -107,7 +113,8 @@ def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
     Known error: none for the values. The index and the state of the run, about 100 bytes per rectangle, are not
     counted.
     """
-    return 3 * state_sizes(config, world_size).wide * count_parameters(config)
+    sizes = state_sizes(config, world_size)
+    return (sizes.wide + sizes.moments) * count_parameters(config)
 
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:
@@ -127,7 +134,7 @@ def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes)
         weights=(units.rest(in_weight_slots)[0] + ends + weight_shards) * narrow,
         gradients=(units.rest(in_gradient_slots)[0] + ends + gradient_shards) * wide,
         masters=masters,
-        moments=2 * _shard(here_numel, sizes) * wide,
+        moments=_shard(here_numel, sizes) * sizes.moments,
         slots=layer.size * slots,
         staging=_staging_bytes(layer, placement, sizes),
         host=_host_bytes(units, placement, sizes),
@@ -164,14 +171,14 @@ def _host_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) 
         return 0
     shard = _shard(units.first(on_host), sizes)
     ring = min(on_host, NUM_STATE_SLOTS) * _shard(layer.size, sizes)
-    total = (3 * shard + (ring if rings_gradients(placement, sizes) else shard)) * sizes.wide
+    total = shard * (sizes.wide + sizes.moments) + (ring if rings_gradients(placement, sizes) else shard) * sizes.wide
     if accumulates_whole(placement, sizes) and sizes.shards > 1:
         total += units.first(placement.gradients) * sizes.wide
     if placement.weight_copy and sizes.has_masters:
         total += _shard(units.first(placement.weights_from_host), sizes) * sizes.narrow
     return_whole = [layer.largest] if on_host > placement.weights_from_host else []
     if placement.ends_on_host:
-        total += 4 * sizes.wide * sum(_shard(end.size, sizes) for end in units.ends)
+        total += (2 * sizes.wide + sizes.moments) * sum(_shard(end.size, sizes) for end in units.ends)
         return_whole += [end.largest for end in units.ends]
     if sizes.has_masters and return_whole:
         total += NUM_STATE_SLOTS * _shard(max(return_whole), sizes) * sizes.narrow

@@ -78,6 +78,7 @@ class ShardedDataParallel:
         accumulates: whether a step has several microbatches.
         consumes_gradients: whether the CPU updates a layer as soon as its gradient has arrived in host memory, so that
             two records are enough for the gradients of all layers.
+        moments: dtypes of exp_avg and exp_avg_sq; default: the masters'.
         squared_norm: the kernel (memo_kernels) for the sum of the squares of a gradient on the device. The gradients
             in host memory went through it before they left the device (`complete`).
     """
@@ -95,6 +96,7 @@ class ShardedDataParallel:
         host_memory: Callable[[int], HostMemory] | None = None,
         accumulates: bool = False,
         consumes_gradients: bool = False,
+        moments: tuple[torch.dtype, torch.dtype] | None = None,
         squared_norm: Callable[[Tensor], Tensor] = squared_norm,
     ) -> None:
         self.model, self.mesh, self.overlap = model, mesh, overlap
@@ -110,6 +112,7 @@ class ShardedDataParallel:
         self.host_memory = host_memory
         is_sharded = placement is not None and placement.shards_gradients  # then every microbatch is reduced
         self.rules = HostRules(
+            moments or (wide_dtype(dtype),) * 2,
             weight_copy=placement is None or placement.weight_copy,
             keeps_partial=accumulates and not is_sharded,
             consumes=consumes_gradients and not accumulates,

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
+from memo.config import TrainingConfig
 from memo.spec.buckets import BucketPlan, Slot
+from memo.spec.moments import moment_bytes
 from memo.spec.placement import LayerPlaces
 from memo_kernels import wide_dtype
 
@@ -168,17 +170,28 @@ class Unit:
 
 @dataclass(frozen=True)
 class HostRules:
-    """What a layer whose optimizer is in host memory keeps there, besides masters and moments.
+    """What a layer whose optimizer is in host memory keeps there, besides masters.
 
     Attributes:
+        moments: dtypes of exp_avg and exp_avg_sq, on either side.
         weight_copy: weights that stream have a copy in the dtype of training, instead of being cast from the masters.
         keeps_partial: the sum of the whole gradient goes there between two microbatches.
         consumes: memo.train.optimizer uses each gradient as soon as it arrives, so two records serve all layers.
     """
 
+    moments: tuple[torch.dtype, torch.dtype]
     weight_copy: bool = True
     keeps_partial: bool = False
     consumes: bool = False
+
+
+def moment_dtypes(training: TrainingConfig, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """Of exp_avg and exp_avg_sq of weights of `dtype`."""
+    wide = wide_dtype(dtype)
+    first, second = (
+        wide if size == wide.itemsize else torch.bfloat16 for size in moment_bytes(training, wide.itemsize)
+    )
+    return first, second
 
 
 def host_sizes(
@@ -191,8 +204,9 @@ def host_sizes(
     if not places.optimizer_on_host:
         return {}
     wide = wide_dtype(dtype)
-    names = ("master", "exp_avg", "exp_avg_sq", *(() if in_ring else ("gradient",)))
-    sizes = dict.fromkeys(names, (plan.shard_size, wide))
+    dtypes = {"master": wide, "exp_avg": rules.moments[0], "exp_avg_sq": rules.moments[1]}
+    dtypes |= {} if in_ring else {"gradient": wide}
+    sizes = {name: (plan.shard_size, dtype_of) for name, dtype_of in dtypes.items()}
     if places.gradients_in_slot and rules.keeps_partial and plan.num_shards > 1:
         sizes["partial"] = plan.size, wide
     if places.weights_in_slot and rules.weight_copy and dtype != wide:

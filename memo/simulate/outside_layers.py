@@ -11,7 +11,7 @@ from memo.config.derived import data_parallel_size, rank_tokens, vocab_rows_per_
 from memo.config.grid import AXES, RankGrid, rank_grid
 from memo.simulate.cost import Cost
 from memo.simulate.kernels import Group, Kernels
-from memo.simulate.states import ADAM_BYTES
+from memo.spec.moments import update_bytes, update_kernels
 from memo.spec.parameters import layer_parameters, stage_parameters
 from memo.spec.placement import placement_of
 
@@ -113,13 +113,14 @@ def update_cost(
     # Embedding and head are gathered after the update in any case; layers that the CPU updates are gathered one by one.
     here = (placement.layers - placement.optimizer) * per_layer
     updated, gathered = 0 if placement.ends_on_host else here + rest, rest + (0 if placement.shards_weights else here)
-    adam = updated / group.size * (ADAM_BYTES * kernels.wide / 4 + 3 * kernels.wide + kernels.narrow)
+    num_kernels = 7 + update_kernels(config.training, kernels.wide, updated // group.size)
+    adam = updated / group.size * (update_bytes(config.training, kernels.wide) + 3 * kernels.wide + kernels.narrow)
     return UpdateCost(
         bucket_s=kernels.gather_s(per_layer * kernels.wide, group),
         rest_s=kernels.gather_s(rest * kernels.wide, group) + _tied_s(config, kernels, grid, stage),
         replicas_s=_replicas_s(config, kernels, world_size),
         overlaps=parallel.overlap_grad_reduce,
-        optimizer_s=kernels.memory_s(adam, 8) + 3 * kernels.all_reduce_s(8, Group(world_size, 1)),
+        optimizer_s=kernels.memory_s(adam, num_kernels) + 3 * kernels.all_reduce_s(8, Group(world_size, 1)),
         gather_s=kernels.gather_s(gathered * kernels.narrow, group),
     )
 

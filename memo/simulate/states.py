@@ -20,12 +20,10 @@ from memo.config.derived import data_parallel_size
 from memo.estimate.state_memory import accumulates_whole, rings_gradients, state_sizes
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.state_traffic import StateTraffic, state_traffic
+from memo.spec.moments import update_bytes
 from memo.spec.parameters import layer_parameters, stage_parameters
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.schedule import Pipeline, pipeline_of
-
-ADAM_BYTES = 28
-"""A parameter in fp32: weight, gradient and two moments read, all but the gradient written."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +118,8 @@ def state_times(
     group = Group(data_parallel_size(config, world_size) * parallel.cp, parallel.tp)
     shard = layer / sizes.shards
     h2d, d2h = hardware.prefetch_gb_per_s * 1e9, hardware.offload_gb_per_s * 1e9
-    update = (ADAM_BYTES * kernels.wide / 4 + kernels.narrow) / hardware.host_bytes_per_s(
-        hardware.local_ranks(world_size)
-    )
+    update_bytes_each = update_bytes(config.training, kernels.wide) + kernels.narrow
+    update = update_bytes_each / hardware.host_bytes_per_s(hardware.local_ranks(world_size))
     whole_s = layer * kernels.wide if accumulates_whole(placement, sizes) else 0
     return StateTimes(
         pipeline=pipeline_of(config, world_size),

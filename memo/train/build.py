@@ -38,6 +38,7 @@ from memo.parallel.hidden import HiddenInPlan
 from memo.parallel.pipeline import Enter, PipelineStage
 from memo.parallel.router_losses import RouterLosses
 from memo.parallel.stage_messages import Wire
+from memo.parallel.units import moment_dtypes
 from memo.parallel.weight_gradients import own_sum
 from memo.planner.state_plan import placed_state_plan
 from memo.spec.layer_ops import LayerOp, stage_ops
@@ -301,6 +302,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         host_memory=functools.partial(_host_memory, host, device),
         accumulates=pipeline.microbatches > 1,
         consumes_gradients=training.clip_grad == 0,
+        moments=moment_dtypes(training, dtype),
         squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
     )
     router_losses = add_router_losses(config, mesh, chunks, device)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from memo.executor.layer_states import Update
 from memo.executor.states import StateStreamer
 from memo.parallel.data import MasterSegment, ShardedDataParallel
 from memo.parallel.units import Bucket, Unit
-from memo.train.adamw import AdamW
+from memo.train.adamw import AdamW, zero_moments
 
 
 class _Part:
@@ -44,7 +45,8 @@ class _Part:
         ]
         # A rank whose shard is all padding has nothing to update.
         groups = [group for group in groups if group["params"]]
-        self.adam = _adam(groups, config) if groups else None
+        self._moments = data_parallel.rules.moments
+        self.adam = _adam(groups, config, self._moments) if groups else None
         self.update_s = 0.0
 
     def update(self, lr: float) -> None:
@@ -64,15 +66,15 @@ class _Part:
         state: dict[str, Tensor] = self.adam.state[segment.weight]
         if "exp_avg" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=segment.weight.device)
-            places = segment.moments or (torch.zeros_like(segment.weight), torch.zeros_like(segment.weight))
-            state["exp_avg"], state["exp_avg_sq"] = places
+            state["exp_avg"], state["exp_avg_sq"] = segment.moments or zero_moments(segment.weight, self._moments)
         return state
 
 
 class Optimizer:
     """One AdamW step on this rank's shards, with global-norm clipping before it.
 
-    The update runs in torch's fused kernel, or apex's where apex is importable and the shards are on CUDA. Shards in
+    The update runs in torch's fused kernel, or apex's where apex is importable, the shards are on CUDA, and the moments
+    are as wide as they. Shards in
     host memory are updated by the CPU, unit by unit, the first layer first; the weights of each return to the device
     while the next is updated, and the CPU works while the device updates its own.
 
@@ -235,15 +237,17 @@ class _EarlyUpdates:
         return [self._parts[layer] for layer in self._running]
 
 
-def _adam(groups: list[dict[str, object]], config: TrainingConfig) -> AdamW | torch.optim.Optimizer:
+def _adam(
+    groups: list[dict[str, Any]], config: TrainingConfig, moments: tuple[torch.dtype, torch.dtype]
+) -> AdamW | torch.optim.Optimizer:
     """Its learning rate is set in each update."""
-    betas, device = (config.adam_beta1, config.adam_beta2), groups[0]["params"][0].device  # type: ignore[index]
-    if device.type == "cuda" and _has_apex():
+    betas, master = (config.adam_beta1, config.adam_beta2), groups[0]["params"][0]
+    if master.device.type == "cuda" and {*moments} == {master.dtype} and _has_apex():
         from apex.optimizers import FusedAdam
 
         apex_adam: torch.optim.Optimizer = FusedAdam(groups, lr=0.0, betas=betas, eps=config.adam_eps)
         return apex_adam
-    return AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
+    return AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps, moments=moments)
 
 
 def _has_apex() -> bool:

@@ -108,8 +108,8 @@ class Persistence:
         is_lost = not has_pointer(directory) and resolve_checkpoint(directory) != Path(directory)
         lost = f", the newest whole one there: {LATEST} is missing" if is_lost else ""
         then = loaded_config(self.config) if self.mesh.rank == 0 else None
-        tiles = "" if then is None else self._other_tiles(then)
-        self._print(f"loaded checkpoint {directory} at iteration {state.iteration}{lost}{tiles}")
+        others = "" if then is None else self._other_tiles(then) + self._other_moments(then)
+        self._print(f"loaded checkpoint {directory} at iteration {state.iteration}{lost}{others}")
         if then is not None and (schedule := self._other_schedule(then)):
             self._print(schedule)
         return state
@@ -128,6 +128,12 @@ class Persistence:
         if until.tiles == since.tiles:
             return ""
         return f"; layers were {until} until there and are {since} from here on, which rounds differently"
+
+    def _other_moments(self, then: RunConfig) -> str:
+        """A clause where a moment was of another dtype until here: it is read into that of this run."""
+        flags = {"exp_avg_dtype": "--exp-avg-dtype", "exp_avg_sq_dtype": "--exp-avg-sq-dtype"}
+        both = {flag: [getattr(run.training, name) for run in (then, self.config)] for name, flag in flags.items()}
+        return "".join(f"; {flag} {now} from here on, it was {was}" for flag, (was, now) in both.items() if was != now)
 
     def save(self, state: RunState, directory: str | os.PathLike[str] | None = None) -> Path:
         """Write a checkpoint under `directory`, by default --save; collective. Returns its path.

@@ -191,6 +191,14 @@ WRONG = [
     ),
     # Optimizer and schedule.
     Wrong("--min-lr 1 --lr 0.5", ("--min-lr 1.0", "--lr 0.5", "--min-lr 0.5 or less")),
+    Wrong(
+        "--exp-avg-sq-dtype bf16 --adam-beta2 0.999",
+        ("--exp-avg-sq-dtype bf16", "--adam-beta2 0.999", "would never decay", "--adam-beta2 0.95", "dtype fp32"),
+    ),
+    Wrong(
+        "--exp-avg-dtype bf16 --adam-beta1 0.997",
+        ("--exp-avg-dtype bf16", "--adam-beta1 0.997", "--adam-beta1 0.9, or --exp-avg-dtype fp32"),
+    ),
     Wrong("--adam-beta2 1", ("--adam-beta2 is 1.0: give a number of 0 or more and below 1, or the default 0.95",)),
     Wrong("--lr-warmup-iters 101", ("--lr-warmup-iters 101", "--train-iters 100", "100 or less")),
     Wrong(

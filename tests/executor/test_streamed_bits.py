@@ -31,6 +31,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "pp2": (2, "gpt-tiny", {"pp": 2, "num_layers": 4, "global_batch_size": 3}),  # its embedding is tied over both
     "pp2 interleaved": (2, "llama-tiny", {"pp": 2, "vpp": 2, **ACCUMULATED, **TIED}),
     "dp2": (2, "qwen3-tiny", {"num_layers": 4, "global_batch_size": 4}),
+    "dp2, moments in bf16": (
+        2,
+        "llama-tiny",
+        {"num_layers": 4, "global_batch_size": 4, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
+    ),
     "experts": (1, "qwen3-moe-tiny", {"num_layers": 4, "global_batch_size": 1}),
     "dp2, experts in some layers": (
         2,

@@ -1,5 +1,7 @@
 """States in host memory on a GPU: placements agree with each other to the bit, and with resident states to rounding."""
 
+from functools import partial
+
 import pytest
 import torch
 from gpu_sizes import SHORTER
@@ -13,7 +15,7 @@ ROUNDING = 2e-2
 """Of losses in bf16 after five steps: AdamW rounds otherwise on a CPU, which now and then tips a bf16 weight over."""
 
 
-def losses(**overrides: object) -> list[float]:
+def losses_of(**overrides: object) -> list[float]:
     with Trainer(
         "llama-tiny",
         mock_data=True,
@@ -31,8 +33,9 @@ def losses(**overrides: object) -> list[float]:
         return [trainer.step().lm_loss for _ in range(STEPS)]
 
 
-@pytest.mark.parametrize("plan", ["off", 0.5])
-def test_placements_agree(plan: str | float) -> None:
+@pytest.mark.parametrize(("plan", "moments"), [("off", "fp32"), (0.5, "fp32"), ("off", "bf16")])
+def test_placements_agree(plan: str | float, moments: str) -> None:
+    losses = partial(losses_of, exp_avg_dtype=moments, exp_avg_sq_dtype=moments)
     resident = losses(plan=plan)
     on_host = losses(plan=plan, offload_states="optimizer")
     assert on_host == pytest.approx(resident, rel=ROUNDING)
@@ -46,8 +49,8 @@ def test_placements_agree(plan: str | float) -> None:
 
 def test_updates_beside_backward_change_no_bit() -> None:
     """Without clipping the CPU updates layers while the GPU computes; with a bound that never binds it does not."""
-    beside = losses(plan="off", offload_states="all", clip_grad=0.0)
-    assert losses(plan="off", offload_states="all", clip_grad=1e9) == beside
+    beside = losses_of(plan="off", offload_states="all", clip_grad=0.0)
+    assert losses_of(plan="off", offload_states="all", clip_grad=1e9) == beside
 
 
 def test_states_are_not_on_the_device() -> None:

@@ -93,6 +93,19 @@ def test_adam_updates_a_shard() -> None:
         assert update.optimizer_s == pytest.approx(expected_s, rel=0.001)
 
 
+def test_moments_in_bf16_take_fewer_bytes_and_more_kernels() -> None:
+    """Each is read and written in 2 bytes instead of 4; a piece of 1M elements takes AdamW and two copies of each."""
+    run, narrow = config(tp=4), config(tp=4, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
+    slow = Kernels(replace(IDEAL.hardware, efficiency=replace(IDEAL.hardware.efficiency, kernel_s=1e-3)), "bf16")
+    parameters = stage_parameters(run, 0)
+    fewer, more = (
+        update_cost(narrow, machine, 8, stage=0).optimizer_s - update_cost(run, machine, 8, stage=0).optimizer_s
+        for machine in (IDEAL, slow)
+    )
+    assert fewer == pytest.approx(-8 * parameters / 2 / 1e12, rel=1e-6)
+    assert more - fewer == pytest.approx(1e-3 * (5 * -(-parameters // 2 // 2**20) - 1), rel=1e-6)
+
+
 def test_reduction_is_of_wide_gradients_and_gathering_of_narrow_weights() -> None:
     run = config(tp=4, cp=2)
     update = update_cost(run, IDEAL, 8, stage=0)

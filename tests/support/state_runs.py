@@ -16,6 +16,7 @@ from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.shards import Shard, ShardedParameter, empty_parameter, whole
+from memo.parallel.units import moment_dtypes
 from memo.planner.state_plan import placed_state_plan
 from memo.spec.layer_ops import LayerOp
 from memo.spec.placement import StatePlacement
@@ -102,6 +103,7 @@ class StateRun:
             host_memory=lambda num_bytes: HostPool(1, num_bytes, CPU, contents="states"),
             accumulates=self.num_microbatches > 1,
             consumes_gradients=training.clip_grad == 0,
+            moments=moment_dtypes(training, dtype),
         )
         self.data_parallel.initialize(seed=3)
         self.states: StateStreamer | None = None

@@ -41,12 +41,20 @@ def _record(config: RunConfig, world_size: int) -> Run:
     return run
 
 
+NARROW: dict[str, object] = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+
+
 @pytest.mark.parametrize("clip_grad", [0.0, 0.5])
-@pytest.mark.parametrize(("world_size", "layout"), [(2, {}), (4, {"tp": 2})], ids=["dp2", "tp2-dp2"])
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [(2, {}), (4, {"tp": 2}), (2, NARROW), (4, {"tp": 2, **NARROW})],
+    ids=["dp2", "tp2-dp2", "dp2-bf16-moments", "tp2-dp2-bf16-moments"],
+)
 def test_sharded_adamw_equals_torch_on_whole_weights(
     world_size: int, layout: dict[str, object], clip_grad: float
 ) -> None:
-    """fp64, 1e-12 relative: weights, decay of matrices alone, and the clipping of torch."""
+    """fp64, 1e-12 relative: weights, decay of matrices alone, and the clipping of torch; and that moments in bf16 are
+    those of torch, rounded after each step."""
     config = tiny("gpt2-tiny", clip_grad=clip_grad, weight_decay=0.3, **layout)
     results = run_ranks(world_size, _record, config, world_size)
     gradients = [assemble([r.gradients[i] for r in results]) for i in range(STEPS)]
@@ -68,6 +76,10 @@ def test_sharded_adamw_equals_torch_on_whole_weights(
         for group in adam.param_groups:
             group["lr"] = lr
         adam.step()
+        if training.exp_avg_dtype == "bf16":
+            for state in adam.state.values():
+                for kind in ("exp_avg", "exp_avg_sq"):
+                    state[kind].copy_(state[kind].bfloat16())
         for name, parameter in whole.items():
             torch.testing.assert_close(weights[step + 1][name], parameter.detach(), rtol=1e-12, atol=1e-12)
 

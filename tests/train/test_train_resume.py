@@ -51,6 +51,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16 tp2 dp2": (4, {"tp": 2, "params_dtype": "bf16", "async_save": True}),
     "bf16 swap pp2": (2, {"pp": 2, "params_dtype": "bf16", **SWAP}),
     "fp32 swap": (1, {"async_save": True, **SWAP}),
+    "moments in bf16, dp2, states in host memory": (
+        2,
+        {"num_layers": 4, "params_dtype": "bf16", "offload_states": "all", "optimizer_offload_fraction": 0.5}
+        | {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16", "async_save": True},
+    ),
     "fp32 cp2": (2, {"cp": 2, "params_dtype": "fp32"}),
     "experts on dp2 with ZeRO-3": (
         2,

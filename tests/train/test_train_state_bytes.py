@@ -18,6 +18,7 @@ SOME = {
 }
 ZERO2 = {"data_parallel_sharding_strategy": "optim_grads"}
 ZERO3 = {"data_parallel_sharding_strategy": "optim_grads_params"}
+NARROW = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 ONE_LAYER = {
     **ALL,
     "optimizer_offload_fraction": 0.25,
@@ -35,6 +36,11 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "no copy of weights": {**ALL, "offload_weight_copy": False},
     "without clipping": {**ALL, "clip_grad": 0.0},
     "without clipping, one microbatch": {**ALL, "clip_grad": 0.0, "global_batch_size": 2},
+    "resident, moments in bf16": NARROW,
+    "resident, one moment in bf16": {"exp_avg_sq_dtype": "bf16"},
+    "some, moments in bf16": {**SOME, **NARROW},
+    "all, one moment in bf16": {**ALL, "exp_avg_dtype": "bf16"},
+    "without clipping, one microbatch, moments in bf16": {**ALL, **NARROW, "clip_grad": 0.0, "global_batch_size": 2},
     "ZeRO-2": ZERO2,
     "ZeRO-3": ZERO3,
     "ZeRO-2, some": {**SOME, **ZERO2},
