@@ -19,6 +19,7 @@ from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import changed, dashed, entries_of
 from memo.config.model_name import check_planned_model
 from memo.config.require import require
+from memo.config.training import MomentDtype
 from memo.errors import ConfigError, writing
 from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
 from memo.papers.methods import answer_by_paper
@@ -105,6 +106,10 @@ class _Options:
     none."""
     nvme_gb_per_s: Annotated[str | None, Flag(metavar="NUMBER")] = None
     """Their rate in either direction, of all ranks together; default: the hardware's, else 2."""
+    exp_avg_dtype: MomentDtype | None = None
+    """What the first moments of AdamW are kept in, fp32 (default) or bf16."""
+    exp_avg_sq_dtype: MomentDtype | None = None
+    """The same of the second moments."""
     deterministic: bool = False
     """Of a run with --deterministic, whose attention is slower on GPUs from compute capability 9.0 on."""
 
@@ -281,7 +286,9 @@ def _title(case: Case) -> str:
     layout = ", ".join(f"{name} {getattr(case, name)}" for name in ("tp", "cp", "pp", "mbs", "gpus"))
     alpha = "" if case.alpha is None else f", alpha {case.alpha}"
     repeats = ", deterministic" if case.deterministic else ""
-    return f"{case.method}: {case.model}, {case.seq_len:,} tokens, {layout}{alpha}{repeats}, {case.hardware.name}"
+    narrow = "".join(f", {each} bf16" for each in ("exp_avg", "exp_avg_sq") if getattr(case, f"{each}_dtype") == "bf16")
+    asked = f"{layout}{alpha}{narrow}{repeats}"
+    return f"{case.method}: {case.model}, {case.seq_len:,} tokens, {asked}, {case.hardware.name}"
 
 
 def _as_object(case: Case, result: Answer) -> Mapping[str, object]:

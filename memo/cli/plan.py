@@ -15,6 +15,7 @@ from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import changed, dashed
 from memo.config.require import require
+from memo.config.training import MomentDtype
 from memo.errors import ConfigError, tell
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
@@ -78,6 +79,10 @@ class _Options:
     clip_grad: float = TrainingConfig.clip_grad
     """As of the run; 0 does not clip, so that gradients of layers that the CPU updates need not wait in host memory for
     their norm."""
+    exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype
+    """As of the run: bf16 keeps the first moments of AdamW in 2 bytes a parameter instead of 4."""
+    exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype
+    """The same of the second moments."""
     deterministic: bool = False
     """As of the run: every run gives the same bits, under kernels of attention that are slower on newer GPUs."""
     custom_layer: str = ""
@@ -176,7 +181,8 @@ def _print(told: Any) -> None:
 def _asked(options: _Options) -> dict[str, Any]:
     """The arguments of `ask` that are the same for every machine."""
     names = ("seq_len", "host_memory_gib", "place_states", "nvme_gib", "nvme_gb_per_s", "nvme_path", "clip_grad")
-    return {name: getattr(options, name) for name in (*names, "deterministic", "price_per_gpu_hour", "custom_layer")}
+    more = ("exp_avg_dtype", "exp_avg_sq_dtype", "deterministic", "price_per_gpu_hour", "custom_layer")
+    return {name: getattr(options, name) for name in (*names, *more)}
 
 
 def _compare(model: str, machines: str, options: _Options, columns: int | None) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from memo.artifacts.reading import shown
 from memo.config import PRESETS
@@ -17,6 +17,7 @@ from memo.config.derived import BYTE_VOCAB_SIZE
 from memo.config.flag import LARGEST
 from memo.config.model_name import model_problem
 from memo.config.presets import preset_name
+from memo.config.training import MomentDtype
 from memo.errors import ConfigError
 from memo.estimate.disks import with_disks
 from memo.estimate.hardware import Hardware
@@ -48,6 +49,7 @@ class Case:
         alpha: share of the tokens that moves to the host; auto for what limits and times allow; None if nothing moves.
         method: memo and megatron-lm name the program whose runs are asked about; all others are a paper's formulas.
         loss_chunk_size: tokens whose logits exist at once; 0 for all of them, which is the default of megatron-lm.
+        exp_avg_dtype, exp_avg_sq_dtype: what the moments of AdamW are kept in.
         deterministic: whether every run gives the same bits.
     """
 
@@ -69,6 +71,8 @@ class Case:
     host_memory_gib: float
     nvme_gib: float
     nvme_gb_per_s: float
+    exp_avg_dtype: MomentDtype
+    exp_avg_sq_dtype: MomentDtype
     deterministic: bool
     shape: ModelShape
     node_share: str
@@ -128,6 +132,8 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
         host_memory_gib=hardware.host_memory_gib,
         nvme_gib=hardware.nvme_gib,
         nvme_gb_per_s=hardware.nvme_gb_per_s,
+        exp_avg_dtype=read.choice("exp_avg_dtype", get_args(MomentDtype)),
+        exp_avg_sq_dtype=read.choice("exp_avg_sq_dtype", get_args(MomentDtype)),
         deterministic=read.choice("deterministic", ("false", "true")) == "true",
         shape=read.using("model", lambda name: model_shape(name, seq_len)),
         node_share=share,
@@ -191,7 +197,7 @@ class _Reader:
             raise self.refusal("alpha", remedy)
         return value
 
-    def choice(self, column: str, choices: tuple[str, ...]) -> str:
+    def choice(self, column: str, choices: tuple[Any, ...]) -> Any:
         text = self.text[column] or choices[0]
         if text not in choices:
             raise self.refusal(column, f"use one of {', '.join(choices)}")

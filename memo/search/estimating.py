@@ -146,6 +146,8 @@ def run_config(case: Case) -> RunConfig:
             global_batch_size=case.global_batch_size or _filling_batch(case),
             params_dtype="bf16" if case.hardware.device == "cuda" else "fp32",  # the trainer's defaults
             loss_chunk_size=case.loss_chunk_size or MEMO_LOSS_CHUNK,
+            exp_avg_dtype=case.exp_avg_dtype,
+            exp_avg_sq_dtype=case.exp_avg_sq_dtype,
         ),
         data=DataConfig(seq_length=case.seq_len),
         hardware=_device_of(case.hardware, case.deterministic),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from memo.config import TrainingConfig
+from memo.config.training import MomentDtype
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
@@ -42,6 +43,8 @@ def plan(
     nvme_gb_per_s: float | None = None,
     nvme_path: str = NVME_PATH,
     clip_grad: float = TrainingConfig.clip_grad,
+    exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype,
+    exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype,
     deterministic: bool = False,
     price_per_gpu_hour: float | None = None,
     custom_layer: str | type = "",
@@ -64,6 +67,7 @@ def plan(
         nvme_gb_per_s: their rate in either direction; default: the hardware's, or 2.
         nvme_path: their directory in a run that needs them.
         clip_grad: 0: gradients need not wait in host memory for their norm.
+        exp_avg_dtype, exp_avg_sq_dtype: fp32 or bf16: what the moments of AdamW are kept in.
         deterministic: whether every run gives the same bits.
         price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.
         custom_layer: a layer in the place of the model's (memo.CustomLayer): its class, or FILE.py:CLASS.
@@ -84,6 +88,8 @@ def plan(
         nvme_gb_per_s=nvme_gb_per_s,
         nvme_path=nvme_path,
         clip_grad=clip_grad,
+        exp_avg_dtype=exp_avg_dtype,
+        exp_avg_sq_dtype=exp_avg_sq_dtype,
         deterministic=deterministic,
         price_per_gpu_hour=price_per_gpu_hour,
         custom_layer=custom_layer if isinstance(custom_layer, str) else layer_name(custom_layer),

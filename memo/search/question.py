@@ -17,6 +17,7 @@ from memo.config.model_name import check_planned_model
 from memo.config.presets import preset_name
 from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
+from memo.config.training import MomentDtype
 from memo.errors import ConfigError
 from memo.estimate.accounts import Account
 from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
@@ -71,6 +72,7 @@ class Question:
         nvme_path: directory of the node's disks in a run that needs them, where the hardware has some.
         price: of a GPU; None where none is known.
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
+        exp_avg_dtype, exp_avg_sq_dtype: of the run: what the moments of AdamW are kept in.
         deterministic: whether every run gives the same bits.
     """
 
@@ -85,6 +87,8 @@ class Question:
     host_is_given: bool = False
     place_states: PlaceStates = "needed"
     clip_grad: float = TrainingConfig.clip_grad
+    exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype
+    exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype
     deterministic: bool = False
     nvme_path: str = NVME_PATH
     price: Price | None = None
@@ -114,7 +118,11 @@ class Question:
         return RunConfig(
             model=self.model.sizes,
             training=TrainingConfig(
-                global_batch_size=self.global_batch_size, params_dtype="bf16", clip_grad=self.clip_grad
+                global_batch_size=self.global_batch_size,
+                params_dtype="bf16",
+                clip_grad=self.clip_grad,
+                exp_avg_dtype=self.exp_avg_dtype,
+                exp_avg_sq_dtype=self.exp_avg_sq_dtype,
             ),
             data=DataConfig(seq_length=self.seq_len),
             hardware=HardwareConfig(
@@ -193,6 +201,8 @@ def ask(
     nvme_gb_per_s: float | None = None,
     nvme_path: str = NVME_PATH,
     clip_grad: float = TrainingConfig.clip_grad,
+    exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype,
+    exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype,
     deterministic: bool = False,
     price_per_gpu_hour: float | None = None,
     custom_layer: str = "",
@@ -212,8 +222,13 @@ def ask(
             require_gib(flag, size)
     if price_per_gpu_hour is not None and not 0 < price_per_gpu_hour < math.inf:
         raise ConfigError(f"--price-per-gpu-hour is {price_per_gpu_hour:g}: give dollars above 0, such as 2.5")
-    if place_states not in get_args(PlaceStates):
-        raise ConfigError(f"--place-states is {place_states!r}: use {', '.join(get_args(PlaceStates))}")
+    for flag, choice, kind in (
+        ("--place-states", place_states, PlaceStates),
+        ("--exp-avg-dtype", exp_avg_dtype, MomentDtype),
+        ("--exp-avg-sq-dtype", exp_avg_sq_dtype, MomentDtype),
+    ):
+        if choice not in get_args(kind):
+            raise ConfigError(f"{flag} is {choice!r}: use {', '.join(get_args(kind))}")
     machine = hardware
     if not isinstance(machine, Hardware):
         machine = named_hardware("--hardware", machine, gpu_memory_gib)
@@ -233,6 +248,8 @@ def ask(
         place_states=place_states,
         nvme_path=nvme_path,
         clip_grad=clip_grad,
+        exp_avg_dtype=exp_avg_dtype,
+        exp_avg_sq_dtype=exp_avg_sq_dtype,
         deterministic=deterministic,
         price=PRICES.get(machine.name) if price_per_gpu_hour is None else Price(price_per_gpu_hour, "as given"),
     )

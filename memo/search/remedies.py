@@ -1,4 +1,4 @@
-"""What would fit where nothing does: shorter sequences, more host memory, more GPUs."""
+"""What would fit where nothing does: shorter sequences, more host memory, moments in bf16, more GPUs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +26,9 @@ def remedies(question: Question) -> list[str]:
     host_gib = _least(lambda times: fits(_with_host(question, times)))
     if host_gib is not None:
         found.append(f"--host-memory-gib {question.host_memory_gib * host_gib:g}")
+    narrow = replace(question, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
+    if narrow != question and fits(narrow):
+        found.append("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16")
     gpus = _least(lambda times: fits(_with_gpus(question, times)))
     if gpus is not None:
         found.append(f"--gpus {_with_gpus(question, gpus).gpus}")

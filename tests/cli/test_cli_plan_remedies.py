@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from memo.cli.main import main
+from memo.errors import ConfigError
 from memo.search.question import PlaceStates, ask
 from memo.search.remedies import remedies
 
@@ -30,6 +31,24 @@ def test_states_may_move_for_the_length_that_would_fit(
     monkeypatch.setattr("memo.search.remedies.fits", lambda question: False)
     question = ask("gpt-7b", 8, place_states=states)
     assert remedies(question) == ["--seq-len 1024"] and told == [asked]
+
+
+def test_moments_in_bf16_make_a_model_fit_whose_states_fill_the_host_memory(capsys: Capture) -> None:
+    """gpt-oss-20b on one GPU of a node with 256 GiB: 12 bytes a parameter in host memory instead of 16."""
+    asked = ["--model", "gpt-oss-20b", "--seq-len", "128K", "--gpus", "1", "--gpu", "h100-80"]
+    asked += ["--host-memory-gib", "256", "--json"]
+    flags = "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+    found = json.loads(printed(asked, capsys))
+    assert found["choices"] == [] and flags in found["would_fit"]
+    found = json.loads(printed([*asked, *flags.split()], capsys))
+    best = found["choices"][0]
+    assert best["verdict"] == "fits" and 190 < best["host_gib"] < 0.9 * 256
+    assert f" {flags} " in found["command"]
+
+
+def test_dtypes_that_no_moment_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--exp-avg-sq-dtype is 'fp16': use fp32, bf16"):
+        ask("gpt-7b", 8, exp_avg_sq_dtype="fp16")  # type: ignore[arg-type]
 
 
 @pytest.mark.full

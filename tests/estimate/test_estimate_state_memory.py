@@ -9,12 +9,15 @@ from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.errors import ResourceError
 from memo.estimate.admission import Room, admit
+from memo.estimate.cases import read_case
 from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.program.memory import program_memory
 from memo.estimate.program.state_layout import state_layout
 from memo.estimate.rank_memory import rank_memory
-from memo.estimate.state_memory import StateBytes, state_bytes
+from memo.estimate.state_memory import StateBytes, checkpoint_bytes, state_bytes
+from memo.search.estimating import answer
 from memo.spec.buckets import rank_units
+from memo.spec.parameters import count_parameters
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import shape_of
 from memo.units import GIB
@@ -30,6 +33,7 @@ def one_by_one(config: RunConfig, at: StatePlacement, world_size: int, stage: in
     """The contract, layer by layer. Elements are int, bytes exact, for sizes that divide by the shards."""
     units = rank_units(config, world_size, stage)
     narrow = 2 if config.training.params_dtype == "bf16" else 4
+    moments = 2 * ((config.training.exp_avg_dtype == "fp32") + (config.training.exp_avg_sq_dtype == "fp32")) + 4
     shards = world_size // (config.parallel.tp * config.parallel.pp)
     count = (config.training.global_batch_size or shards) // shards
     has_masters, whole, part = narrow == 2, units.layer.size, units.layer.size // shards
@@ -40,14 +44,14 @@ def one_by_one(config: RunConfig, at: StatePlacement, world_size: int, stage: in
         weights += (part if at.shards_weights and not on_host else 0) if weight_slot else whole
         gradients += (part if at.shards_gradients and not on_host else 0) if gradient_slot else whole
         elements, numel = elements + part * (not on_host), numel + units.layer.numel * (not on_host)
-        host += 16 * part * on_host
+        host += (8 + moments) * part * on_host
         host += 4 * whole * (gradient_slot and not at.shards_gradients and count > 1 < shards)
         host += 2 * part * (on_host and weight_slot and has_masters and at.weight_copy)
     back = [units.layer.largest] if at.optimizer > (at.optimizer if at.shards_weights else at.weights) else []
     for end in units.ends:
         weights, gradients = weights + end.size, gradients + end.size
         if at.ends_on_host:
-            host, back = host + 16 * end.size // shards, [*back, end.largest]
+            host, back = host + (8 + moments) * end.size // shards, [*back, end.largest]
         else:
             elements, numel = elements + end.size // shards, numel + end.numel
     weight_slots = min(2, at.layers if at.shards_weights else at.weights)
@@ -60,13 +64,14 @@ def one_by_one(config: RunConfig, at: StatePlacement, world_size: int, stage: in
         weights * narrow,
         gradients * 4,
         elements * 4 * has_masters,
-        2 * -(-numel // shards) * 4,
+        -(-numel // shards) * moments,
         whole * (narrow * weight_slots + 4 * gradient_slots),
         staging,
         host + 2 * max(back, default=0) // shards * narrow * (at.optimizer > 0 and has_masters),
     )
 
 
+NARROW = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 PLACEMENTS = [
     {},
     {"optimizer": 2},
@@ -88,6 +93,8 @@ PLACEMENTS = [
         ({}, 1),
         ({"params_dtype": "bf16"}, 1),
         ({"params_dtype": "bf16", "gbs": 8}, 2),
+        ({"params_dtype": "bf16", "gbs": 8, **NARROW}, 2),
+        ({"exp_avg_sq_dtype": "bf16"}, 1),
         ({"tp": 2, "cp": 2, "gbs": 4}, 4),
     ],
 )
@@ -104,6 +111,16 @@ def test_without_clipping_two_records_hold_the_gradients() -> None:
     assert saved[0] - saved[1] == 2 * 4 * layer
     many = [state_bytes(run(clip_grad=clip, gbs=8), 2, 0, sharded).host for clip in (1.0, 0.0)]
     assert many[0] == many[1]
+
+
+def test_checkpoints_and_estimates_follow_the_moments() -> None:
+    """12 bytes a parameter in a checkpoint, and of the optimizer on a GPU; 2 less for each moment in bf16."""
+    asked = {"model": "llama-3.1-8b", "tp": "8", "seq_len": "8192"}
+    for dtypes, each in (({}, 12), ({"exp_avg_sq_dtype": "bf16"}, 10), (NARROW, 8)):
+        config = run(**dtypes)
+        assert checkpoint_bytes(config, 8) == each * count_parameters(config)
+        optimizer = answer(read_case({**asked, **dtypes}, "a test")).parts["optimizer"]
+        assert optimizer == pytest.approx(each * 8.03e9 / 8, rel=1e-3)
 
 
 def test_buckets_close_at_the_end_of_each_module() -> None:

@@ -5,6 +5,7 @@ import shlex
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,8 @@ def test_without_a_file_the_command_has_the_whole_run(model: str, strategy: obje
     if model == "weights":
         (folder / "model.safetensors").write_bytes(b"")
     name = {"preset": "llama-3.1-8b", "shape.json": str(config)}.get(model, str(folder))
-    question = ask(name, 16, seq_len=4096, hardware="h100-80", host_memory_gib=1000, clip_grad=0.0)
+    machine: dict[str, Any] = {"hardware": "h100-80", "host_memory_gib": 1000}
+    question = ask(name, 16, seq_len=4096, **machine, clip_grad=0.0, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
     choice = evaluate(question, Layout(2, 2, 2, 2, 1, "all_gather"), strategy)  # type: ignore[arg-type]
     words = shlex.split(command(question, choice, data_path=("0.7", "my data", "0.3", "b")))
     assert words[-4:] == ["--save", "RUN", "--load", "RUN"]
