@@ -74,9 +74,8 @@ class Optimizer:
     """One AdamW step on this rank's shards, with global-norm clipping before it.
 
     The update runs in torch's fused kernel, or apex's where apex is importable, the shards are on CUDA, and the moments
-    are as wide as they. Shards in
-    host memory are updated by the CPU, unit by unit, the first layer first; the weights of each return to the device
-    while the next is updated, and the CPU works while the device updates its own.
+    are as wide as they. Shards in host memory are updated by the CPU, unit by unit, the first layer first; the weights
+    of each return to the device while the next is updated, and the CPU works while the device updates its own.
 
     Without clipping, an update does not depend on the norm of all gradients. Then, within `updating`, a thread updates
     a layer in host memory as soon as its gradient has arrived, while backward goes on with the layers below.

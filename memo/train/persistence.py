@@ -18,6 +18,7 @@ from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import SegmentState, load_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.config.derived import resolved_save_interval_minutes
+from memo.config.flag_table import dashed
 from memo.config.identity import accepted_changes, differences, model_identity
 from memo.data.corpus import data_identity
 from memo.errors import CheckpointError, ConfigError, warn, writing
@@ -131,9 +132,9 @@ class Persistence:
 
     def _other_moments(self, then: RunConfig) -> str:
         """A clause where a moment was of another dtype until here: it is read into that of this run."""
-        flags = {"exp_avg_dtype": "--exp-avg-dtype", "exp_avg_sq_dtype": "--exp-avg-sq-dtype"}
-        both = {flag: [getattr(run.training, name) for run in (then, self.config)] for name, flag in flags.items()}
-        return "".join(f"; {flag} {now} from here on, it was {was}" for flag, (was, now) in both.items() if was != now)
+        names, until, since = ("exp_avg_dtype", "exp_avg_sq_dtype"), vars(then.training), vars(self.config.training)
+        changed = [name for name in names if until[name] != since[name]]
+        return "".join(f"; {dashed(name)} {since[name]} from here on, it was {until[name]}" for name in changed)
 
     def save(self, state: RunState, directory: str | os.PathLike[str] | None = None) -> Path:
         """Write a checkpoint under `directory`, by default --save; collective. Returns its path.
