@@ -6,7 +6,8 @@ what fits                    -> a bound on its speed (memo.search.bounds); simul
                                 the next one lies below the last one shown, so nothing that is faster is missed
 what moves at alpha auto     -> a given alpha tried instead, from the grid
 the fastest                  -> of those as good as the best the one with most room comes first, and none that is tight
-                                before another within its error
+                                before another within its error; where a tight one stands for its grid, another of the
+                                candidates that leaves room is looked for
 what is unsure and faster    -> shown; one that is faster by more than TRIAL_GAIN as what to try first, its risk beside
 what fits under no strategy  -> ZeRO-2, ZeRO-3 and states in host memory, if nothing else fits (memo.search.oversized)
 """
@@ -54,10 +55,8 @@ def search(question: Question, *, top: int = 10, everything: bool = False, below
     choices = _best_of_grids([*choices, *placed_choices], None if everything else top)
     faster = race.run(sifted.unsure, NUM_UNSURE, below_s=min(map(step_s, choices), default=inf))
     choices = _best_first(question, choices)
-    if choices and choices[0].sized.is_tight and not everything:  # perhaps another strategy of a layout leaves room
-        most_s = (1.0 + speed_error(question, choices[0]).share) * min(map(step_s, choices))
-        roomy = race.run(sifted.fits, 1, below_s=most_s, leaves_room=True)
-        choices = (*(_sized(question, timed) for timed in roomy), *choices)
+    if not everything:
+        choices = _with_room(question, choices, race, sifted.fits)
     unsure = tuple(_sized(question, timed) for timed in faster)
     refusals = _after_placing(sifted.refused, placed_layouts)
     num_fitting = len(sifted.fits) + len(placed_layouts.choices)
@@ -110,6 +109,20 @@ def _best_first(question: Question, choices: tuple[Choice, ...]) -> tuple[Choice
         near = as_good(choices, speed_error(question, best).share)
         best = next((choice for choice in near if not choice.sized.is_tight), best)
     return best, *(choice for choice in choices if choice is not best)
+
+
+def _with_room(
+    question: Question, choices: tuple[Choice, ...], race: "_Race", fits: Sequence[tuple[Layout, Strategy]]
+) -> tuple[Choice, ...]:
+    """`choices`, best first; where a tight one stands for its grid and no slower than the best, perhaps another of the
+    candidates leaves room and is faster than the best, or near it if that is tight as well."""
+    if not choices or not any(each.sized.is_tight for each in choices if step_s(each) <= step_s(choices[0])):
+        return choices
+    most_s = step_s(choices[0])
+    if choices[0].sized.is_tight:
+        most_s = (1.0 + speed_error(question, choices[0]).share) * min(map(step_s, choices))
+    roomy = [_sized(question, timed) for timed in race.run(fits, 1, below_s=most_s, leaves_room=True)]
+    return _best_first(question, tuple(sorted([*choices, *roomy], key=step_s)))
 
 
 def _after_placing(refused: list[Refusal], placed_layouts: PlacedLayouts) -> tuple[Refusal, ...]:
