@@ -26,6 +26,7 @@ from memo.config.derived import layers_per_chunk
 from memo.executor.runtime import SweepRuntime
 from memo.parallel.dtypes import torch_dtype
 from memo.spec import reach
+from memo_kernels import wide_dtype
 
 TILES = 8
 DTYPES = ("fp64", "fp32", "bf16")
@@ -207,6 +208,10 @@ def test_sections_change_no_bit(name: str, dtypes: Sequence[str]) -> None:
         wrong, ours = wrongness(plain, exact), wrongness(swept, exact)
         # A single number may be right by chance: then one rounding of it counts.
         wrong["loss"] = max(wrong["loss"], exact["loss"].norm().item() * torch.finfo(torch_dtype(dtype)).eps)
+        # So may one of few numbers. The sum over tiles rounds once a tile, in the wide dtype.
+        size = wrongness(exact, {name: torch.zeros_like(value) for name, value in exact.items()})
+        rounding = TILES**0.5 * torch.finfo(wide_dtype(torch_dtype(dtype))).eps
+        wrong |= {kind: max(wrong[kind], rounding * size[kind]) for kind in wrong if kind.endswith("_norm.weight")}
         too_wrong = {kind: (ours[kind], wrong[kind]) for kind in wrong if ours[kind] > 2 * wrong[kind]}
         assert too_wrong == {}, dtype
 
