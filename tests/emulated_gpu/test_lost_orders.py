@@ -17,6 +17,8 @@ from memo.emulated_gpu.face import EmulatedGpu
         ("engine, 1 stage, 5 layers, 2 microbatches", None),
         ("engine, pp 2 stage 0, 8 layers, 4 microbatches", 10),
         ("states", 1),
+        ("experts, swap", 1),
+        ("delta nets, swept", 1),
     ],
 )
 def test_every_lost_order_is_told_or_redundant(gpu: EmulatedGpu, flow: str, most: int | None) -> None:
@@ -24,8 +26,9 @@ def test_every_lost_order_is_told_or_redundant(gpu: EmulatedGpu, flow: str, most
 
 
 def test_every_lost_message_is_told_or_redundant(gpu: EmulatedGpu) -> None:
-    """Two ranks, whose checkers judge each its own orders."""
-    for flow, verdicts in verdicts_of(["pp, planned", "tp"], most=1).items():
+    """Two ranks, whose checkers judge each its own orders. Experts gather their weights and sum their load."""
+    flows = ["pp, planned", "tp", "tp, experts", "dp, weights in shards, states, experts", "cp by a2a, delta nets"]
+    for flow, verdicts in verdicts_of(flows, most=1).items():
         check(flow, verdicts)
 
 

@@ -5,22 +5,28 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed as dist
 from layouts import tiny
 from ranks import run_ranks
 from swapped_steps import Workplace, differences, observed, profiled_once
 from torch import Tensor
 
+from memo.attention import delta_rule
+from memo.attention.delta_rule import DeltaNet
 from memo.errors import MemoError
 from memo.executor.hidden_states import HiddenOnHost
 from memo.executor.key_values import KeyValues, KeyValueSwapper
 from memo.executor.section_stream import SectionStream
 from memo.executor.swapper import Swapper
 from memo.executor.sweep import SweptLayer
+from memo.executor.tile_machine import Tile
 from memo.parallel import context, context_sweep, stage_messages
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.context import ContextAttention
+from memo.parallel.context_delta import ContextDelta
 from memo.parallel.stage_messages import MessagesInSections
+from memo.spec.delta import TAPS
 from memo.spec.meetings import Meeting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -148,6 +154,47 @@ def sends_nothing(right: Callable[..., Any], x: Tensor, group: Any) -> Tensor:
     return x
 
 
+def begins_anew(right: Callable[..., Any], layer: SweptLayer, kept: Any, section: Tile, tile: Tile, *of: Any) -> None:
+    """A tile of a delta net does not wait for what the one before it carries on."""
+    if (section.index, tile.index) == (1, 0):
+        layer._carry = None
+    right(layer, kept, section, tile, *of)
+
+
+def runs_backwards(right: Callable[..., Any], layer: SweptLayer, *of: Any) -> Any:
+    """A delta net's tiles are computed before their predecessors in the section."""
+    if not layer.kind.is_linear:
+        return right(layer, *of)
+    with patch.object(layer, "tiles", layer.tiles[::-1]):
+        return right(layer, *of)
+
+
+def carries_no_tokens(right: Callable[..., Any], net: DeltaNet, x: Tensor, carry: Tensor, *of: Any) -> Any:
+    """The convolution of a tile begins as if no token stood before it."""
+    carry = carry.clone()
+    carry[:, : (TAPS - 1) * len(net.kernels)] = 0.0
+    return right(net, x, carry, *of)
+
+
+def carries_no_gradient(right: Callable[..., Any], core: ContextDelta, *of: Any) -> Any:
+    """What later tiles give to the gradient of a carry is lost."""
+    return right(core, *of[:-1], None)
+
+
+def takes_the_next_carry(right: Callable[..., Any], core: ContextDelta, *of: Any) -> Any:
+    """A backward begins its tile with what the tile carried on, not with what it was given."""
+    *given, carry, grad_carry = of
+    grad_out, mixed, _, documents, start = given
+    after = core.forward(mixed, torch.empty_like(grad_out), documents, start, carry)
+    return right(core, *given, after, grad_carry)
+
+
+def exchanges_nothing(right: Callable[..., Any], core: ContextDelta, *of: Any) -> Any:
+    """As above, of a delta net alone."""
+    with patch.object(context, "all_to_all", lambda x, _: x):
+        return right(core, *of)
+
+
 def receives_nothing(right: Callable[..., Any], x: Tensor, *of: Any) -> Any:
     """What is received of a section stays elsewhere."""
     return right(x.clone(), *of)
@@ -190,6 +237,15 @@ FAULTS_OF_WINDOWS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "keys are not waited for": (SectionStream, "take", takes_without_waiting("key/value ")),
     "sums do not slide": (KeyValues, "begin", slides_without_sums),
 }
+DELTA_NETS: dict[str, object] = {"model": "qwen3.5-tiny"}
+FAULTS_OF_DELTA_NETS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "a tile does not wait for the carry": (SweptLayer, "_carry_on", begins_anew),
+    "tiles are computed in another order": (SweptLayer, "_forward", runs_backwards),
+    "gradients of tiles are computed in another order": (SweptLayer, "run_backward", runs_backwards),
+    "the convolution carries no tokens": (delta_rule, "_run", carries_no_tokens),
+    "the gradient of a carry is lost": (ContextDelta, "backward", carries_no_gradient),
+    "a backward takes another carry": (ContextDelta, "backward", takes_the_next_carry),
+}
 STAGES: dict[str, object] = {"pp": 2, "num_layers": 4, "global_batch_size": 2}
 GATHERED, EXCHANGED = ({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "a2a"))
 FAULTS_OF_RANKS: dict[str, tuple[dict[str, object], Any, str, Callable[..., Any]]] = {
@@ -197,6 +253,18 @@ FAULTS_OF_RANKS: dict[str, tuple[dict[str, object], Any, str, Callable[..., Any]
     "a backward does not gather": (GATHERED, SweptLayer, "_gather_again", gathers_nothing_again),
     "sums of ranks are not added": (GATHERED, context_sweep, "reduce_scatter", sums_nothing),
     "heads are not exchanged": (EXCHANGED, context, "all_to_all", sends_nothing),
+    "heads of delta nets are not exchanged": (
+        {**EXCHANGED, **DELTA_NETS},
+        ContextDelta,
+        "forward",
+        exchanges_nothing,
+    ),
+    "gradients of delta nets' heads are not exchanged": (
+        {**EXCHANGED, **DELTA_NETS},
+        ContextDelta,
+        "backward",
+        exchanges_nothing,
+    ),
     "a message is lost": (STAGES, stage_messages, "receive", receives_nothing),
     "a message is not what was taken": (STAGES, stage_messages, "send", sends_rows_in_another_order),
     "sections are mixed up": (STAGES, MessagesInSections, "_meet", puts_all_sections_in_one),
@@ -213,6 +281,11 @@ def test_a_fault_of_a_store_that_slides_is_told(name: str) -> None:
     assert tells(WINDOW, *FAULTS_OF_WINDOWS[name])
 
 
+@pytest.mark.parametrize("name", FAULTS_OF_DELTA_NETS)
+def test_a_fault_of_delta_nets_is_told(name: str) -> None:
+    assert tells({**DELTA_NETS, "offload_slot_tiles": 2}, *FAULTS_OF_DELTA_NETS[name])
+
+
 @pytest.mark.parametrize("name", FAULTS_OF_RANKS)
 def test_a_fault_of_ranks_is_told(name: str) -> None:
     assert run_ranks(2, tells_of_ranks, name) == [True, True]
@@ -225,13 +298,14 @@ def tells_of_ranks(name: str) -> bool:
 def tells(layout: dict[str, object], owner: Any, name: str, fault: Callable[..., Any]) -> bool:
     """Whether a step with the fault ends with another result than one without, or with an error."""
     right = getattr(owner, name)
-    how = {"num_layers": 3, "global_batch_size": 1, **layout}
-    workplace = Workplace(tiny("llama-tiny", **how), dist.get_world_size() if dist.is_initialized() else 1)
+    how = {"model": "llama-tiny", "num_layers": 3, "global_batch_size": 1, **layout}
+    swept = {**SWEPT, **{name: how.pop(name) for name in SWEPT.keys() & how.keys()}}
+    workplace = Workplace(tiny(**how), dist.get_world_size() if dist.is_initialized() else 1)
     batches = workplace.batches(TILES, swept=True)
     with profiled_once():
-        expected = workplace.step(workplace.build(**SWEPT), batches)
+        expected = workplace.step(workplace.build(**swept), batches)
         with observed(copies="lazy"):
-            model = workplace.build(**SWEPT)
+            model = workplace.build(**swept)
         assert differences(workplace.step(model, batches), expected) == []
         with patch.object(owner, name, lambda *args: fault(right, *args)):
             try:

@@ -121,6 +121,16 @@ FEW_IN: dict[tuple[str, str], tuple[int, str]] = {
         "two slots are filled with inputs as soon as the last first forward is over, in each of two microbatches; "
         "before a second forward reads them, compute waits for offloads that were issued later",
     ),
+    **{
+        ("delta nets, swept", place): (
+            2,
+            "keys and values of a delta net's layer come back as any layer's, in two parts, and nobody reads them",
+        )
+        for place in (
+            "wait swapper.py _await: self.backend.wait(Stream.COMPUTE, event)",
+            "recording swapper.py _prefetch: done = backend.record(Stream.PREFETCH)",
+        )
+    },
 }
 """By flow and place, how many orders may be needless there, and why: where all others of the place must not be."""
 

@@ -15,6 +15,7 @@ from memo.executor.streams import CudaStreams
 from memo.planner.swap import SwapPlan, swap_plan
 
 BASE: dict[str, Any] = {
+    "model": "llama-tiny",
     "mock_data": True,
     "num_layers": 3,
     "seq_length": SEQ_LENGTH // 2,
@@ -34,6 +35,10 @@ HALF = {"offload_alpha": 0.5, "offload_tiles": 2}
 ALL = {"offload_states": "all"}
 SWEPT = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 4, "offload_slot_tiles": 2}
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
+EXPERTS: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1]*2", "moe_aux_loss_coeff": 0.1}
+# The sum over ranks of what shared experts give would order that of the others, too.
+EXPERTS |= {"moe_shared_expert_intermediate_size": 0}
+DELTA_NETS: dict[str, Any] = {"model": "qwen3.5-tiny"}
 
 
 class Flow(Protocol):
@@ -49,7 +54,7 @@ class Training:
     """Steps of a trainer."""
 
     def __init__(self, **options: Any) -> None:
-        self.trainer = memo.Trainer("llama-tiny", **{**BASE, **options})
+        self.trainer = memo.Trainer(**{**BASE, **options})
         self.found: list[float] = []
         is_planned = options.get("memory_planner") == "auto"
         assert not is_planned or given(self.trainer.parts.transients).planned is not None, "no plan is obeyed"
@@ -166,6 +171,8 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "swept": _training(SWEPT, num_layers=3),
     "swept, attention again": _training(SWEPT, num_layers=4, offload_slot_tiles=1, recompute_attention_layers=2),
     "swept, hidden states": _training(SWEPT, num_layers=3, offload_slot_tiles=1, offload_hidden_states=True),
+    "experts, swap": _training(EXPERTS, HALF),
+    "delta nets, swept": _training(DELTA_NETS, SWEPT, num_layers=2, offload_tiles=2, offload_slot_tiles=1),
     "evaluation": _training(HALF, kind=Evaluating),
     "evaluation, states": _training(ALL, kind=Evaluating),
     "exception": _training(HALF, kind=Interrupted),
@@ -186,6 +193,8 @@ LAYOUTS: dict[str, Callable[[], Flow]] = {
     "cp by p2p, planned": _training(TWO, PLANNED, cp=2),
     "cp by all_gather": _training(TWO, cp=2, cp_comm_type="all_gather"),
     "cp by a2a": _training(TWO, cp=2, cp_comm_type="a2a"),
+    "cp by a2a, delta nets": _training(DELTA_NETS, TWO, cp=2, cp_comm_type="a2a"),
+    "tp, experts": _training(EXPERTS, TWO, tp=2, moe_layer_freq="[0,1]"),
     "pp": _training(TWO, pp=2),
     "pp, planned": _training(TWO, PLANNED, pp=2),
     "pp in chunks": _training(num_layers=4, pp=2, vpp=2),
@@ -196,6 +205,9 @@ LAYOUTS: dict[str, Callable[[], Flow]] = {
     "dp, states, one microbatch": _training(TWO, ALL, clip_grad=0.0),
     "dp, weights in shards": _training(TWO, SHARDED),
     "dp, weights in shards, states": _training(TWO, SHARDED, ALL),
+    "dp, weights in shards, states, experts": _training(
+        EXPERTS, TWO, SHARDED, ALL, moe_layer_freq="[0,1]", global_batch_size=2
+    ),
 }
 """On two GPUs, each with a process of its own."""
 
