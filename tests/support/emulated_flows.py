@@ -61,6 +61,9 @@ DELTA_NETS: dict[str, Any] = {"model": "qwen3.5-tiny"}
 EXPERTS: dict[str, Any] = {"model": "qwen3-moe-tiny", "moe_aux_loss_coeff": 0.1, "moe_z_loss_coeff": 0.01}
 SOME_EXPERTS = {**EXPERTS, "moe_layer_freq": "[0]+[1]*2", "moe_ffn_hidden_size": 48}
 SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True}
+BY_SIGMOID: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1]*2", "moe_aux_loss_coeff": 0.1}
+# Adam makes whole steps of gradients that are nearly zero, also where these are rounded to the other side of it.
+ACROSS_HEADS: dict[str, Any] = {"model": "olmo-3-tiny", "window_size": 11, "lr": 1e-4}
 SLIDING = {"window_size": 11}
 SINKS = {"attention_sinks": True}
 WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}
@@ -361,6 +364,8 @@ FLOWS: dict[str, Flow] = {
     ),
     "sinks, alpha 0": Flow("sinks", {**SINKS, "offload_alpha": 0.0}),
     "sinks, alpha 1/2, planned": Flow("sinks", {**SINKS, "offload_alpha": 0.5, **PLANNED}),
+    "sinks, whole layers": Flow("sinks, whole layers", SINKS),
+    "sinks, swept": Flow("sinks, swept", {**SINKS, **SWEPT, "offload_alpha": 1.0}),
     # Each layer's update then follows its own gradient at once, with no wait for a norm.
     "unclipped": Flow("unclipped", {"clip_grad": 0.0}),
     "unclipped, states": Flow("unclipped", {"clip_grad": 0.0, "offload_states": "all"}),
@@ -369,33 +374,46 @@ FLOWS: dict[str, Flow] = {
     "experts": Flow("experts", EXPERTS),
     "experts, planned, states": Flow("experts", {**EXPERTS, **PLANNED, "offload_states": "all"}),
     "experts, alpha 0": Flow("experts on tiles", {**EXPERTS, "offload_alpha": 0.0}),
-    "experts, alpha 1/2, planned": Flow("experts on tiles", {**EXPERTS, "offload_alpha": 0.5, **PLANNED}),
+    "experts, alpha 1, planned": Flow("experts on tiles", {**EXPERTS, "offload_alpha": 1.0, **PLANNED}),
     "experts with biases, alpha 0": Flow("experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 0.0}),
     "experts with biases, alpha 1, planned": Flow(
         "experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 1.0, **PLANNED}
     ),
     "delta nets": Flow("delta nets", DELTA_NETS),
-    "delta nets, alpha 1/2, planned": Flow("delta nets, on tiles", {**DELTA_NETS, "offload_alpha": 0.5, **PLANNED}),
+    "delta nets, alpha 0": Flow("delta nets, on tiles", {**DELTA_NETS, "offload_alpha": 0.0}),
+    "delta nets, alpha 1, planned": Flow("delta nets, on tiles", {**DELTA_NETS, "offload_alpha": 1.0, **PLANNED}),
     "delta nets, swept": Flow("delta nets, swept", {**DELTA_NETS, **SWEPT, "offload_alpha": 0.0}),
-    "delta nets, swept, attention again": Flow(
-        "delta nets, swept", {**DELTA_NETS, **SWEPT, "offload_alpha": 1.0, **AGAIN}
+    "delta nets, swept, attention again, planned": Flow(
+        "delta nets, swept", {**DELTA_NETS, **SWEPT, "offload_alpha": 1.0, **AGAIN, **PLANNED}
     ),
     "norms around": Flow("norms around", GEMMA),
     "norms around, recompute, planned, states": Flow(
         "norms around", {**GEMMA, "recompute_granularity": "full", **PLANNED, "offload_states": "all"}
     ),
     "norms around, alpha 0": Flow("norms around, on tiles", {**GEMMA, "offload_alpha": 0.0}),
-    "norms around, alpha 1/2, planned": Flow("norms around, on tiles", {**GEMMA, "offload_alpha": 0.5, **PLANNED}),
+    "norms around, alpha 1, planned": Flow("norms around, on tiles", {**GEMMA, "offload_alpha": 1.0, **PLANNED}),
     "norms around, swept": Flow("norms around, swept", {**GEMMA, **SWEPT, "offload_alpha": 0.0}),
     "norms around, swept, attention again": Flow(
         "norms around, swept", {**GEMMA, **SWEPT, "offload_alpha": 1.0, **AGAIN}
     ),
+    "norms across heads": Flow("norms across heads", ACROSS_HEADS),
+    "norms across heads, alpha 0": Flow("norms across heads, on tiles", {**ACROSS_HEADS, "offload_alpha": 0.0}),
+    "norms across heads, alpha 1, planned": Flow(
+        "norms across heads, on tiles", {**ACROSS_HEADS, "offload_alpha": 1.0, **PLANNED}
+    ),
+    "norms across heads, swept": Flow("norms across heads, swept", {**ACROSS_HEADS, **SWEPT, "offload_alpha": 0.5}),
     "experts in some layers": Flow("experts in some layers", SOME_EXPERTS),
     "experts in some layers, alpha 1/2, planned, states": Flow(
         "experts in some layers, on tiles", {**SOME_EXPERTS, "offload_alpha": 0.5, **PLANNED, "offload_states": "all"}
     ),
     "experts, swept": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 0.0}),
     "experts, swept, attention again": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 1.0, **AGAIN}),
+    "experts by sigmoid": Flow("experts by sigmoid", BY_SIGMOID),
+    "experts by sigmoid, alpha 0": Flow("experts by sigmoid, on tiles", {**BY_SIGMOID, "offload_alpha": 0.0}),
+    "experts by sigmoid, alpha 1, planned": Flow(
+        "experts by sigmoid, on tiles", {**BY_SIGMOID, "offload_alpha": 1.0, **PLANNED}
+    ),
+    "experts by sigmoid, swept": Flow("experts by sigmoid, swept", {**BY_SIGMOID, **SWEPT, "offload_alpha": 0.5}),
     "one rank of 16": Flow(
         "one rank of 16", {"simulate_world": "tp=2,cp=2,pp=2,dp=2", "simulate_rank": 15, "num_layers": 4}
     ),
