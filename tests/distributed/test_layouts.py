@@ -23,6 +23,7 @@ GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
 EXPERTS, OSS, DELTA = "qwen3-moe-tiny", "gpt-oss-tiny", "qwen3.5-tiny"
 SOME_EXPERTS = "qwen3-moe-tiny, the first layer without experts"
 GLM = "glm-4.5-tiny"
+DELTA_EXPERTS = "qwen3.5-tiny, with experts"
 KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
 Layout = tuple[str, int, dict[str, object]]
@@ -52,6 +53,7 @@ LAYOUTS: list[Layout] = [
     (GLM, 4, {"tp": 2, "cp": 2}),
     (SOME_EXPERTS, 4, {"tp": 2, "pp": 2}),
     (DELTA, 4, {"cp": 2, "pp": 2, "cp_comm_type": "a2a"}),
+    (DELTA_EXPERTS, 4, {"tp": 2, "cp": 2, "cp_comm_type": "a2a"}),
     (GPT2, 4, {"tp": 2}),
     (KINDS, 4, {"cp": 2, "pp": 2}),
     (QWEN, 4, {"cp": 2, "cp_comm_type": "all_gather"}),
@@ -69,6 +71,7 @@ MORE_LAYOUTS: list[Layout] = [
     (KINDS, 4, {"cp": 4, "cp_comm_type": "p2p"}),  # of the four steps of its ring one has no scores
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "all_gather"}),
     (GPT, 4, {"tp": 2, "cp": 2, "cp_comm_type": "a2a"}),
+    (DELTA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "a2a"}),
     (LLAMA, 4, {"tp": 2, "pp": 2, "vpp": 2}),
     (GPT, 4, {"cp": 2, "pp": 2, "vpp": 2, "cp_comm_type": "a2a"}),
     (GPT2, 4, {"pp": 2, "vpp": 2, "global_batch_size": 4}),
@@ -95,7 +98,11 @@ def config_of(model: str, **layout: object) -> RunConfig:
             "rotary_percent": 0.5,
         }
         return tiny(EXPERTS, num_layers=4, **dense_first, **layout)
-    return tiny(model, num_layers=4, **layout)
+    if model == DELTA_EXPERTS:
+        experts = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 32, "num_query_groups": 4}
+        experts |= {"moe_shared_expert_intermediate_size": 48, "moe_shared_expert_gate": True}
+        return tiny(DELTA, num_layers=4, **experts, **layout)
+    return tiny(model, num_layers=4, **({"num_query_groups": 4} if model == DELTA else {}), **layout)
 
 
 @functools.cache
