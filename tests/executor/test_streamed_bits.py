@@ -42,6 +42,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
         "qwen3-moe-tiny",
         {"num_layers": 4, "global_batch_size": 2, "moe_layer_freq": "[0]*2+[1]*2", "moe_ffn_hidden_size": 48},
     ),
+    "delta nets": (1, "qwen3.5-tiny", {"num_layers": 4, "global_batch_size": 1}),
     "tp2 pp2": (4, "gpt2-tiny", {"tp": 2, "pp": 2, **ACCUMULATED}),
 }
 
