@@ -267,11 +267,23 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         ("qwen3-moe-tiny", 1, {"seq_length": 1024, **SOME_EXPERTS, "offload_alpha": 0.5}),
         ("qwen3-moe-tiny", 2, {"seq_length": 1024, **SOME_EXPERTS, "gbs": 2, "offload_states": "all"}),
         ("glm-4.5-tiny", 1, {"seq_length": 1024, "moe_router_bias_update_rate": 0.01, **ROUTER_LOSSES}),
-        ("glm-4.5-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"}),
+        pytest.param(
+            "glm-4.5-tiny",
+            1,
+            {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"},
+            marks=pytest.mark.full,
+        ),
         ("gemma-3-tiny", 1, {"seq_length": 1024}),
-        ("gemma-3-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"}),
+        pytest.param(
+            "gemma-3-tiny",
+            1,
+            {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"},
+            marks=pytest.mark.full,
+        ),
         ("gemma-3-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
-        ("olmo-3-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"}),
+        pytest.param(
+            "olmo-3-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16"}, marks=pytest.mark.full
+        ),
         ("olmo-3-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
         ("olmo-3-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2, "params_dtype": "bf16"}),
         ("olmo-3-tiny", 2, {"seq_length": 1024, "params_dtype": "bf16", "global_batch_size": 2}),

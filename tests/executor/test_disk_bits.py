@@ -25,7 +25,11 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "alone": (1, "llama-tiny", {"num_layers": 4, "global_batch_size": 1}),
     "tp2": (2, "llama-tiny", {"tp": 2, "num_layers": 3, "global_batch_size": 1}),
     "pp2": (2, "gpt-tiny", {"pp": 2, "num_layers": 6, "global_batch_size": 3}),
+    "delta nets": (1, "qwen3.5-tiny", {"num_layers": 4, "global_batch_size": 1}),
+    "experts": (1, "qwen3-moe-tiny", {"num_layers": 4, "global_batch_size": 1}),
 }
+OTHER_KINDS = ("delta nets", "experts")
+"""Of these a slot holds something else: once in whole layers, once swept."""
 GRANULARITIES: dict[str, dict[str, Any]] = {
     "layer": {},
     "tile": {"offload_granularity": "tile", "offload_slot_tiles": 2},
@@ -93,6 +97,7 @@ PAIRS = [
     pytest.param(name, granularity, marks=[pytest.mark.full] * (LAYOUTS[name][0] > 1 and granularity in MORE))
     for name, granularity in product(LAYOUTS, GRANULARITIES)
     if (name, granularity) != ("pp2", "hidden states")  # refused
+    and (name not in OTHER_KINDS or granularity in ("layer", "tile"))
 ]
 
 
