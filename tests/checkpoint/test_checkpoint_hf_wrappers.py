@@ -136,12 +136,17 @@ def test_weights_that_are_not_of_the_text_are_refused_where_they_can_be_no_rest(
         import_checkpoint(source, tmp_path / "checkpoint")
 
 
-def test_a_damaged_rest_is_refused(tmp_path: Path) -> None:
+def test_a_rest_that_is_damaged_or_gone_is_refused(tmp_path: Path) -> None:
     source = write_wrapper("mistral3", tmp_path)
     import_checkpoint(source, tmp_path / "checkpoint")
     rest = tmp_path / "checkpoint" / COMPANION_DIR / REST_FILE
     rest.write_bytes(rest.read_bytes()[:-8])
     with pytest.raises(CheckpointError, match=r"rest.safetensors is damaged .*: copy it again from the model"):
+        export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
+    rest.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"rest.safetensors is missing, .*: import the model .*, and copy the file"
+    ):
         export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

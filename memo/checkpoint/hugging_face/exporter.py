@@ -122,7 +122,7 @@ def export_checkpoint(
     _check_model(final, state, config)
     source = _Source(final, index, verify)
     tensors = _their_tensors(source, config, theirs, None if chosen is None else DTYPES[chosen])
-    rest = None if theirs.wrapper is None else model_file(_companions(final), REST_FILE)
+    rest = None if theirs.wrapper is None else _rest(final)
     place = Path(os.path.abspath(target))  # of ".", too, which has no name
     partial = place.with_name(f"{place.name}.partial")
     if os.path.lexists(partial):
@@ -184,6 +184,18 @@ def _companions(final: Path) -> Path:
     """Where the run has kept what it needs of the model from which this one was trained. Raises CheckpointError for a
     link that leads out."""
     return path_within(final.parent, COMPANION_DIR)
+
+
+def _rest(final: Path) -> Path:
+    """The file with the tensors around a model of text. Raises CheckpointError where it is gone."""
+    folder = _companions(final)
+    found = model_file(folder, REST_FILE)
+    if found is None:
+        raise CheckpointError(
+            f"{folder / REST_FILE} is missing, with the part of the model that sees images: import the model that this "
+            "one was made from with `memo import`, and copy the file from its hugging_face folder"
+        )
+    return found
 
 
 def _ancestor(final: Path) -> HuggingFaceModel | None:
