@@ -255,7 +255,12 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
             | {"attention_sinks": True},
         ),
         ("qwen3-moe-tiny", 1, {"seq_length": 1024, **ROUTER_LOSSES}),
-        ("qwen3-moe-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16", **ROUTER_LOSSES}),
+        pytest.param(
+            "qwen3-moe-tiny",
+            1,
+            {"seq_length": 2048, "offload_alpha": 0.5, "params_dtype": "bf16", **ROUTER_LOSSES},
+            marks=pytest.mark.full,
+        ),
         ("qwen3-moe-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2, **ROUTER_LOSSES}),
         ("gpt-oss-tiny", 1, {"seq_length": 1024}),
         ("qwen3.5-tiny", 1, {"seq_length": 1024}),

@@ -180,13 +180,17 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
     return findings
 
 
+OTHERS_SHOW_IT = ("breadth first", "experts in some layers", "norms after", "pp2 interleaved")
+"""At less length: depth first, experts in all layers, norms around, and one chunk a stage."""
+
+
 def parts(name: str) -> list[Any]:
     """Several ranks run in fp64, which holds them to the plain model most closely; in other dtypes, eight of them, and
     all but one layout of four, in full tests."""
     world_size = CASES[name][0]
-    is_full = world_size == 8 or (world_size == 4 and name != "tp2 cp2 all_gather")
+    is_full = world_size == 8 or (world_size == 4 and name != "tp2 cp2 all_gather") or name in OTHERS_SHOW_IT
     if world_size == 1:
-        return [pytest.param(name, DTYPES, id=name)]
+        return [pytest.param(name, DTYPES, marks=[pytest.mark.full] if is_full else [], id=name)]
     in_full = [pytest.param(name, (dtype,), marks=pytest.mark.full, id=f"{name} in {dtype}") for dtype in DTYPES[1:]]
     return [pytest.param(name, DTYPES[:1], marks=[pytest.mark.full] if is_full else [], id=name), *in_full]
 
