@@ -5,14 +5,18 @@ A backward runs the forward again twice: for the carries before each group, and 
 with a measurement; kernels that do all of it in one, such as fla's, take a small part of this.
 """
 
+import math
+
 from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles
 from memo.simulate.cost import Cost
 from memo.simulate.layer_shape import LayerShape
 from memo.spec.delta import CHUNK, group_elements, group_tokens
 
-GROUP_KERNELS = (101, 377)
-"""Of a group of tokens, in forward and backward, beside those of its chunks; counted on the emulated GPU."""
-CHUNK_KERNELS = (1, 3)
+GROUP_KERNELS = (101, 276)
+"""Of a group of tokens, beside those of its chunks: in forward, and in backward beside the forward of all groups but
+the last, which runs for the carries; counted on the emulated GPU."""
+CHUNK_KERNELS = (1, 2)
 
 
 def delta_cost(shape: LayerShape, backward: bool) -> Cost:
@@ -30,7 +34,11 @@ def delta_cost(shape: LayerShape, backward: bool) -> Cost:
 
 
 def kernels_of_delta(config: RunConfig, backward: bool) -> int:
+    """Of all tokens of a sequence, in one call or, where layers are swept, in one for each tile."""
     tokens, parallel = config.data.seq_length, config.parallel  # ranks of cp have all tokens of some heads
     heads = config.model.num_attention_heads // (parallel.tp * parallel.cp)
-    group = group_tokens(heads, config.training.micro_batch_size)
-    return int(tokens / group * GROUP_KERNELS[backward] + tokens / CHUNK * CHUNK_KERNELS[backward])
+    calls = resolved_offload_tiles(config) if config.memory.sweeps else 1
+    groups = math.ceil(tokens / calls / group_tokens(heads, config.training.micro_batch_size))
+    chunks = math.ceil(tokens / calls / CHUNK)
+    forward, back = (of * groups + each * chunks for of, each in zip(GROUP_KERNELS, CHUNK_KERNELS, strict=True))
+    return calls * (back + forward * (groups - 1) // groups if backward else forward)

@@ -9,7 +9,7 @@ from own_process import run
 
 from memo.config import RunConfig, preset
 from memo.emulated_gpu.launch import Device
-from memo.simulate.delta import kernels_of_delta
+from memo.simulate.delta import GROUP_KERNELS, kernels_of_delta
 from memo.simulate.host import kernels_of_layer
 
 PROGRAM = """
@@ -53,7 +53,7 @@ for groups in (1, 3):
     delta_rule.backward(net, out, mixed, carry, positions, carry, grad)
     torch.cuda.synchronize()
     counts.append(gpu.counts()["kernels"])
-print(json.dumps([counts[2] - counts[0], counts[3] - counts[1], 2 * group_tokens(heads, 1)]))
+print(json.dumps([counts[2] - counts[0], counts[3] - counts[1], group_tokens(heads, 1)]))
 """
 WAYS = {
     "kept": {"offload_alpha": "off"},
@@ -99,7 +99,9 @@ def test_a_delta_net_starts_as_many_kernels_as_foreseen(tmp_path: Path) -> None:
     """Two groups of tokens more, forward and backward."""
     done = run(tmp_path, OF_DELTA, Device(without_numbers=True, memory_gib=20, host_memory_gib=64))
     assert done.returncode == 0, done.stderr
-    forward, backward, tokens = json.loads(done.stdout.splitlines()[-1])
+    *counted, group = json.loads(done.stdout.splitlines()[-1])
     model = replace(preset("qwen3.5-tiny"), num_attention_heads=128)
-    config = RunConfig(model=model).override({"seq_length": tokens, "micro_batch_size": 1})
-    assert [forward, backward] == [kernels_of_delta(config, each) for each in (False, True)]
+    one, three = (RunConfig(model=model).override({"seq_length": group * n, "micro_batch_size": 1}) for n in (1, 3))
+    assert counted == [kernels_of_delta(three, each) - kernels_of_delta(one, each) for each in (False, True)]
+    swept = one.override({"offload_alpha": 0.5, "offload_tiles": 2, "offload_granularity": "tile"})
+    assert kernels_of_delta(swept, backward=False) == kernels_of_delta(one, backward=False) + GROUP_KERNELS[False]
