@@ -35,6 +35,7 @@ class ProfileKey:
         torch, memo: versions.
         deterministic: whether gradients have the same bits each time.
         custom_layer: name and digest of a layer that is not memo's; "" for memo's own.
+        trained: what is frozen or has adapters; "" where everything is trained.
     """
 
     hidden_size: int
@@ -74,6 +75,7 @@ class ProfileKey:
     moe_layer_freq: str = ""
     offload_sections: int = 1
     custom_layer: str = ""
+    trained: str = ""
     deterministic: bool = False
 
     @property

@@ -42,8 +42,9 @@ class Sinks(NamedTuple):
         torch.logaddexp(lse, logits, out=lse)
 
     def backward(self, grad_out: Tensor, out: Tensor, lse: Tensor) -> None:
-        """Adds to the gradient, from that of the output and from the results with sinks."""
-        assert self.gradient is not None
+        """Adds to the gradient, if there is one, from that of the output and from the results with sinks."""
+        if self.gradient is None:  # frozen
+            return
         logits = self.logits.to(lse.dtype)[:, None]
         for rows in _parts(out):
             given = (grad_out[rows].to(lse.dtype) * out[rows]).sum(-1).permute(1, 2, 0)  # [b, n, s]

@@ -1,6 +1,7 @@
 """Rules about the shape of the model."""
 
 from memo.artifacts.reading import shown
+from memo.config.check_trained import check_trained
 from memo.config.model import FULL, LINEAR, OF_SIGMOID, ROUTED, SCALING_READ_BY, SLIDING, ModelConfig
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
@@ -15,6 +16,7 @@ def check_model(config: RunConfig) -> None:
     _check_layer_types(config.model)
     _check_norms(config.model)
     _check_experts(config)
+    check_trained(config.model)
     model = config.model
     pretrained = config.checkpoint.pretrained_checkpoint
     require(

@@ -35,6 +35,7 @@ def model_identity(config: RunConfig) -> dict[str, Fact]:
         "layer_types": ",".join(model.types_of_layers) if model.layer_types else "",
         "moe_layer_freq": ",".join(map(str, map(int, experts))) if len(set(experts)) > 1 else "",
         "max_position_embeddings": num_position_embeddings(config),
+        "lora_alpha": model.lora_alpha or float(model.lora_rank),
         "custom_layer": model.custom_layer.rpartition(":")[2],  # a file may have moved
     }
     return {name: value for name, value in values.items() if name not in _unread(model)}
@@ -63,6 +64,8 @@ def _unread(model: ModelConfig) -> set[str]:
         unread.update(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"))
     if model.moe_router_score_function != "sigmoid":
         unread.update(OF_SIGMOID)
+    if not model.lora_rank:
+        unread.update(("lora_alpha", "lora_use_rslora", "lora_target_modules"))
     if model.mlp_size == model.ffn_size:
         unread.add("moe_ffn_hidden_size")
     if model.position_embedding_type != "rope":

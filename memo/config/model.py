@@ -49,6 +49,17 @@ OF_SIGMOID = (
 )
 """Fields that only routers by sigmoid read."""
 
+LORA_TARGETS: dict[str, tuple[str, ...]] = {
+    "q_proj": ("attention.q", "attention.gate"),
+    "k_proj": ("attention.k",),
+    "v_proj": ("attention.v",),
+    "o_proj": ("attention.projection",),
+    "gate_proj": ("mlp.gate",),
+    "up_proj": ("mlp.up", "mlp.fc1"),
+    "down_proj": ("mlp.fc2",),
+}
+"""Names in lora_target_modules, which are those of most models of Hugging Face, and the tensors that they name here."""
+
 SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
     "rope_scaling_factor": ("linear", "llama3", "yarn"),
     "rope_original_max_position_embeddings": ("llama3", "yarn"),
@@ -172,6 +183,20 @@ class ModelConfig:
     """Groups in which a token may choose: those whose two best experts have the highest sums."""
     moe_router_topk_scaling_factor: Annotated[float, in_range(above=0, high=10**9)] = 1.0
     """Factor on the weights of a token's experts (GLM-4.5's 2.5)."""
+    freeze: str = ""
+    """Parameters that training leaves as they are: patterns of their names with commas between, where * stands for any
+    letters, such as embedding.weight,layers.[0-7].*; no gradient, master or moment of them takes memory."""
+    train_only: str = ""
+    """The same of those that are trained, beside LoRA's adapters; all others are frozen."""
+    lora_rank: Annotated[int, in_range(0, 1 << 16)] = 0
+    """LoRA: freeze the model, and train two matrices of this rank beside each of lora-target-modules; 0: no LoRA."""
+    lora_alpha: Annotated[float, in_range(0, 10**9)] = 0.0
+    """What they give is multiplied by lora-alpha / lora-rank; 0: lora-rank."""
+    lora_use_rslora: bool = False
+    """It is multiplied by lora-alpha / the square root of lora-rank instead (rank-stabilised LoRA)."""
+    lora_target_modules: str = "all-linear"
+    """Matrices with adapters: all-linear, which is all of layers but routers and experts, or names of q_proj, k_proj,
+    v_proj, o_proj, gate_proj, up_proj and down_proj with commas between."""
     scale_embeddings: bool = False
     """Multiply what the embedding gives by the square root of hidden-size, which is rounded to the model's dtype."""
     untie_embeddings_and_output_weights: bool = False

@@ -46,6 +46,7 @@ from memo.spec.shapes import ModelShape
 from memo.spec.skeleton import skeletal_tensors
 from memo.spec.slots import Moved
 from memo.spec.stack import of_stage
+from memo.spec.weights import Weight
 from memo.units import GIB, element_bytes
 
 WHOLE_LOGIT_BYTES = 10
@@ -139,13 +140,19 @@ def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: in
     layers, ends = [], []
     for layer in of_stage(shape.of_layers, parallel.pp, parallel.vpp, stage):
         largest = layer_unit(layer.nearest, parallel.tp, parallel.ddp_bucket_size, num_shards).largest
-        count = layer.layer_split // parallel.tp + layer.layer_replicated
-        layers.append(Unit(count, count, min(count, largest)))
+        frozen = _frozen(layer.layer_weights, parallel.tp)
+        count = layer.layer_split // parallel.tp + layer.layer_replicated - frozen
+        layers.append(Unit(count, count, min(count, largest), frozen))
     for weights in end_weights(shape, parallel.pp, stage):
         if weights:
-            count = sum(weight.local_numel(parallel.tp) for weight in weights)
-            ends.append(Unit(count, count, count))
+            frozen = _frozen(weights, parallel.tp)
+            count = sum(weight.local_numel(parallel.tp) for weight in weights) - frozen
+            ends.append(Unit(count, count, count, frozen))
     return RankUnits(tuple(layers), tuple(ends))
+
+
+def _frozen(weights: tuple[Weight, ...], tp: int) -> int:
+    return sum(weight.local_numel(tp) for weight in weights if weight.frozen)
 
 
 def _step_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
@@ -156,11 +163,11 @@ def _step_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) 
     """
     layer, ends = units.layer.size, [end.size for end in units.ends]
     if not placement.streams:
-        return math.ceil(STEP_BYTES * (units.rest(0)[0] + sum(ends)) / sizes.shards)
+        return math.ceil(STEP_BYTES * (units.rest(0).size + sum(ends)) / sizes.shards)
     if sizes.shards == 1:
         return 0
     is_whole = not placement.shards_gradients
-    reduced = units.rest(placement.optimizer)[0] * is_whole
+    reduced = units.rest(placement.optimizer).size * is_whole
     passing = [layer] if is_whole and placement.optimizer > placement.gradients else []
     if placement.ends_on_host:
         passing += ends

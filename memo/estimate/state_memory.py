@@ -12,6 +12,7 @@ the dtype of the model, w bytes in that of gradients and masters, and m bytes in
     [1] the master (or copy), only if n differs from w      [3] with several microbatches, unless each is reduced
     [2] ZeRO-2 with the optimizer on the device             [4] ZeRO-3 with the optimizer on the device
 
+Frozen weights take n bytes an element wherever the weights are: on the device, or as shards in host memory.
 All layers share at most 2 slots of P n for weights and 2 of P w for gradients and, if N > 1, a staging buffer of P n/N
 or P w/N for each slot. On the host they share 2 staging buffers for the shard of the largest bucket whose weights are
 copied back whole.
@@ -28,7 +29,7 @@ from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, num_microbatches, resolved_dtype
 from memo.spec.buckets import RankUnits, Unit, rank_units
 from memo.spec.moments import moment_bytes
-from memo.spec.parameters import count_parameters
+from memo.spec.parameters import count_parameters, shape_of_run
 from memo.spec.placement import NUM_STATE_SLOTS, StatePlacement, placement_of
 from memo.units import element_bytes
 
@@ -108,34 +109,33 @@ def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
 
 
 def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
-    """Bytes of one checkpoint on disk: the master and the two moments of every weight.
+    """Bytes of one checkpoint on disk: the master and the two moments of every weight that is trained, and the others.
 
     Known error: none for the values. The index and the state of the run, about 100 bytes per rectangle, are not
     counted.
     """
-    sizes = state_sizes(config, world_size)
-    return (sizes.wide + sizes.moments) * count_parameters(config)
+    sizes, trained = state_sizes(config, world_size), shape_of_run(config).trained_parameters
+    return (sizes.wide + sizes.moments) * trained + sizes.narrow * (count_parameters(config) - trained)
 
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:
     """The same as `state_bytes`, for given parameters."""
     narrow, wide, layer = sizes.narrow, sizes.wide, units.layer
     in_weight_slots, in_gradient_slots = placement.weights_in_slots, placement.gradients_in_slots
-    ends = sum(end.size for end in units.ends)
-    updated_here, numel = units.rest(placement.optimizer)
-    here_size, here_numel = updated_here, numel
+    ends, here = units.end, units.rest(placement.optimizer)
+    here_size, here_numel = here.size, here.numel
     if not placement.ends_on_host:
-        here_size, here_numel = here_size + ends, here_numel + sum(end.numel for end in units.ends)
+        here_size, here_numel = here_size + ends.size, here_numel + ends.numel
     masters = _shard(here_size, sizes) * wide if sizes.has_masters else 0
-    weight_shards = _shard(updated_here, sizes) if placement.shards_weights else 0
-    gradient_shards = _shard(updated_here, sizes) if placement.shards_gradients else 0
-    slots = narrow * min(NUM_STATE_SLOTS, in_weight_slots) + wide * min(NUM_STATE_SLOTS, in_gradient_slots)
+    weight_shards = _shard(here.weights, sizes) if placement.shards_weights else 0
+    gradient_shards = _shard(here.size, sizes) if placement.shards_gradients else 0
+    weight_slots, gradient_slots = (min(NUM_STATE_SLOTS, count) for count in (in_weight_slots, in_gradient_slots))
     return StateBytes(
-        weights=(units.rest(in_weight_slots)[0] + ends + weight_shards) * narrow,
-        gradients=(units.rest(in_gradient_slots)[0] + ends + gradient_shards) * wide,
+        weights=(units.rest(in_weight_slots).weights + ends.weights + weight_shards) * narrow,
+        gradients=(units.rest(in_gradient_slots).size + ends.size + gradient_shards) * wide,
         masters=masters,
         moments=_shard(here_numel, sizes) * sizes.moments,
-        slots=layer.size * slots,
+        slots=layer.weights * narrow * weight_slots + layer.size * wide * gradient_slots,
         staging=_staging_bytes(layer, placement, sizes),
         host=_host_bytes(units, placement, sizes),
     )
@@ -159,7 +159,7 @@ def _staging_bytes(layer: Unit, placement: StatePlacement, sizes: StateSizes) ->
         adds = placement.shards_gradients and placement.optimizer > 0 and sizes.microbatches > 1
         total += (min(NUM_STATE_SLOTS, driven) + adds) * _shard(layer.size, sizes) * sizes.wide
     if sizes.shards > 1 and from_host:
-        total += min(NUM_STATE_SLOTS, placement.weights_in_slots) * _shard(layer.size, sizes) * sizes.narrow
+        total += min(NUM_STATE_SLOTS, placement.weights_in_slots) * _shard(layer.weights, sizes) * sizes.narrow
     if from_host and sizes.has_masters and not placement.weight_copy:
         total += _shard(layer.largest, sizes) * sizes.wide
     return total
@@ -169,13 +169,15 @@ def _host_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) 
     layer, on_host = units.layer, placement.optimizer
     if not on_host:
         return 0
-    shard = _shard(units.first(on_host), sizes)
+    shard = _shard(units.first(on_host).size, sizes)
     ring = min(on_host, NUM_STATE_SLOTS) * _shard(layer.size, sizes)
     total = shard * (sizes.wide + sizes.moments) + (ring if rings_gradients(placement, sizes) else shard) * sizes.wide
     if accumulates_whole(placement, sizes) and sizes.shards > 1:
-        total += units.first(placement.gradients) * sizes.wide
+        total += units.first(placement.gradients).size * sizes.wide
+    streamed = units.first(placement.weights_from_host)
+    total += _shard(streamed.frozen, sizes) * sizes.narrow
     if placement.weight_copy and sizes.has_masters:
-        total += _shard(units.first(placement.weights_from_host), sizes) * sizes.narrow
+        total += _shard(streamed.size, sizes) * sizes.narrow
     return_whole = [layer.largest] if on_host > placement.weights_from_host else []
     if placement.ends_on_host:
         total += (2 * sizes.wide + sizes.moments) * sum(_shard(end.size, sizes) for end in units.ends)

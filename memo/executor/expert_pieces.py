@@ -58,9 +58,10 @@ def experts_backward(
     grad_x, of_router, of_bias = mlp.route_backward(grads[1], x, routing, rows)
     grad_x = rows.sums(rows.products(grad, mlp.fc1.weight, back=True)).add_(grad_x)
     scattered, work = reduce_scatter_async(grad_x.view_as(x), group)
-    sink.main_gradient(mlp.router.weight).add_(of_router)
-    if mlp.router.bias is not None:
-        sink.main_gradient(mlp.router.bias).add_(of_bias)
+    for parameter, found in ((mlp.router.weight, of_router), (mlp.router.bias, of_bias)):
+        main = None if parameter is None else sink.main_gradient(parameter)
+        if main is not None:
+            main.add_(found)
     rows.add_weight_gradients(sink.main_gradient(mlp.fc1.weight), grad, rows.of_tokens(x))
     if mlp.fc1.bias is not None:
         rows.add_bias_gradients(sink.main_gradient(mlp.fc1.bias), grad)
@@ -75,11 +76,14 @@ def combine_forward(x: Tensor, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows
     return mlp.add_biases_(reduce_scatter(y.view(*routing.shape[:2], -1), group), routing)
 
 
-def combine_backward(gathering: Gathering, x: Tensor, mlp: ExpertMlp, rows: ExpertRows, sink: GradientSink) -> Tensor:
-    """Gradient of x [s, b, K f]; `gathering` gathers that of the output."""
+def combine_backward(
+    gathering: Gathering, x: Tensor | None, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows, sink: GradientSink
+) -> Tensor:
+    """Gradient of x [s, b, K f]; `gathering` gathers that of the output. x is None where the matrices are frozen."""
     grad = rows.of_tokens(gathering.wait())
-    rows.add_weight_gradients(sink.main_gradient(mlp.fc2.weight), grad, x.view(rows.count, -1))
-    return rows.products(grad, mlp.fc2.weight, back=True).view_as(x)
+    if x is not None:
+        rows.add_weight_gradients(sink.main_gradient(mlp.fc2.weight), grad, x.view(rows.count, -1))
+    return rows.products(grad, mlp.fc2.weight, back=True).view(*routing.shape[:-1], -1)
 
 
 def biases_backward(
@@ -90,8 +94,9 @@ def biases_backward(
     assert mlp.fc2.bias is not None
     rank, size, flat = group_rank(group), group_size(group), grad.flatten(0, 1)
     own = routing.chunk(size)[rank]
-    biases, main = (each.view(rows.num_experts, -1) for each in (mlp.fc2.bias, sink.main_gradient(mlp.fc2.bias)))
-    add_weight_gradient(main, shares(own, rows.num_experts, flat.dtype), flat)
+    biases, main = mlp.fc2.bias.view(rows.num_experts, -1), sink.main_gradient(mlp.fc2.bias)
+    if main is not None:
+        add_weight_gradient(main.view(rows.num_experts, -1), shares(own, rows.num_experts, flat.dtype), flat)
     found = torch.zeros_like(routing)
     of_own = of_shares(flat @ biases.t(), own)
     found.chunk(size)[rank][..., : rows.top_k] = of_own.view(*own.shape[:-1], -1)

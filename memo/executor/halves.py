@@ -62,7 +62,7 @@ class HalvesOperations(LayerOnTiles):
                 setattr(modules[owner], attribute, kind(module, name, self))
         self._recalled = {name: layer.get_submodule(name).linear for name in layer.recalled}
         of_matrices = {id(p) for m in layer.modules() if isinstance(m, _Tiled) for p in m.linear.parameters()}
-        self._others = [parameter for parameter in layer.parameters() if id(parameter) not in of_matrices]
+        self._others = [p for p in layer.parameters() if id(p) not in of_matrices and p.requires_grad]
 
     def run_half(self, machine: TileMachine, operation: Operation, *x: Tensor) -> Tensor:
         """One half, forward."""
@@ -81,8 +81,9 @@ class HalvesOperations(LayerOnTiles):
                 y = self.module_of[operation](*leaves)
             found = torch.autograd.grad(y, [*leaves, *self._others], grads, allow_unused=True)
         for parameter, value in zip(self._others, found[len(x) :], strict=True):
-            if value is not None:
-                self.sink.main_gradient(parameter).add_(value)
+            main = self.sink.main_gradient(parameter)
+            if value is not None and main is not None:
+                main.add_(value)
         return tuple(torch.zeros_like(each) if g is None else g for each, g in zip(x, found[: len(x)], strict=True))
 
     def recomputations(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> dict[str, Callable[[], object]]:

@@ -22,7 +22,7 @@ from memo.executor.state_buffers import StateBuffers, given, gradient_name, in_t
 from memo.executor.state_slots import Held, Phase, StateSlot
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.parallel.collectives import all_gather_async, reduce_scatter_async
-from memo.parallel.units import Unit
+from memo.parallel.units import Unit, parts_of, shard_parts_of
 from memo.planner.state_plan import StateStep
 
 Update = Callable[[Unit, Callable[[], None]], Future[None]]
@@ -57,7 +57,7 @@ class LayerStates:
 
     def __init__(self, layer: int, unit: Unit, buffers: StateBuffers) -> None:
         self.layer, self.unit, self._buffers = layer, unit, buffers
-        self._away: list[Event] = [None] * len(unit.buckets)  # follows the last copy of the gradient to host memory
+        self._away: list[Event] = [None] * len(unit.trained)  # follows the last copy of the gradient to host memory
         self._reset()
 
     def _reset(self) -> None:
@@ -82,7 +82,7 @@ class LayerStates:
         """Declare what an operation reads and writes of what is resident."""
         for bucket in self.unit.buckets:
             self._buffers.touch_weights(bucket, what)
-            if kind == "B":
+            if kind == "B" and not bucket.plan.frozen:
                 self._buffers.touch_gradient(bucket, what)
 
     # Weights.
@@ -100,7 +100,7 @@ class LayerStates:
         shards = self._bring_shards(slot)
         slot.works = []
         if self._buffers.num_shards > 1:
-            wholes = self.unit.parts(slot.flat)
+            wholes = parts_of(self.unit.buckets, slot.flat)
             with backend.issuing(Stream.PREFETCH):
                 for bucket, shard, whole in zip(self.unit.buckets, shards, wholes, strict=True):
                     if not bucket.places.optimizer_on_host:
@@ -116,7 +116,7 @@ class LayerStates:
         if not self.unit.places.optimizer_on_host:
             return [given(bucket.source) for bucket in self.unit.buckets]
         flat, name = (slot.flat, slot.name) if slot.shard is None else (slot.shard, f"{slot.name} shard")
-        shards = self.unit.shard_parts(flat)
+        shards = shard_parts_of(self.unit.buckets, flat)
         for bucket, shard in zip(self.unit.buckets, shards, strict=True):
             source, place = given(bucket.source), source_name(bucket)
             if source.dtype != shard.dtype:
@@ -138,7 +138,7 @@ class LayerStates:
             work.wait()
         slot.works = []
         self._backend.access(Stream.COMPUTE, slot.name, "r", what)
-        self._buffers.data_parallel.bind_weights(self.unit, self.unit.parts(slot.flat))
+        self._buffers.data_parallel.bind_weights(self.unit, parts_of(self.unit.buckets, slot.flat))
 
     def return_weights(self, what: str) -> None:
         """After an operation: others may take the slot."""
@@ -159,7 +159,7 @@ class LayerStates:
         self.gradient.arrive(slot, f"fetch of the gradient of layer {self.layer}")
         backend.wait(Stream.PREFETCH, slot.free)
         self._buffers.spoil(slot)
-        for bucket, part, away in zip(self.unit.buckets, self.unit.parts(slot.flat), self._away, strict=True):
+        for bucket, part, away in zip(self.unit.trained, self._gradient_parts(slot), self._away, strict=True):
             backend.wait(Stream.PREFETCH, away)
             backend.copy(Stream.PREFETCH, part, given(bucket.partial), slot.name, partial_name(bucket))
         # The record is written next after this unit's backward, which waits for the slot. Every offload waits for
@@ -180,7 +180,7 @@ class LayerStates:
             return
         slot = gradient.slot
         self._backend.access(Stream.COMPUTE, slot.name, "w", what)
-        self._buffers.data_parallel.bind_gradients(self.unit, self.unit.parts(slot.flat))
+        self._buffers.data_parallel.bind_gradients(self.unit, self._gradient_parts(slot))
 
     def return_gradient(self, step: StateStep) -> None:
         """After a backward: the gradient stays where it is, goes to host memory, or is reduced."""
@@ -193,6 +193,9 @@ class LayerStates:
             self.gradient.leave(what)
         self._unbind_gradient()
 
+    def _gradient_parts(self, slot: StateSlot) -> list[Tensor]:
+        return parts_of(self.unit.trained, slot.flat)
+
     def _unbind_gradient(self) -> None:
         if self.unit.places.gradients_in_slot:
             self._buffers.data_parallel.bind_gradients(self.unit, None)
@@ -200,7 +203,7 @@ class LayerStates:
     def _offload_partial(self, slot: StateSlot) -> None:
         """Copy the sum of the microbatches so far, not yet reduced, to host memory."""
         self._buffers.follow(Stream.OFFLOAD, Stream.COMPUTE)
-        for index, (bucket, part) in enumerate(zip(self.unit.buckets, self.unit.parts(slot.flat), strict=True)):
+        for index, (bucket, part) in enumerate(zip(self.unit.trained, self._gradient_parts(slot), strict=True)):
             self._backend.copy(Stream.OFFLOAD, given(bucket.partial), part, partial_name(bucket), slot.name)
             self._away[index] = self._backend.record(Stream.OFFLOAD)
         slot.free = self._backend.record(Stream.OFFLOAD)
@@ -209,7 +212,7 @@ class LayerStates:
 
     def _start_reduction(self, step: StateStep) -> None:
         buffers, gradient, slot = self._buffers, self.gradient, self.gradient.slot
-        wholes = [given(b.gradients) for b in self.unit.buckets] if slot is None else self.unit.parts(slot.flat)
+        wholes = [given(b.gradients) for b in self.unit.trained] if slot is None else self._gradient_parts(slot)
         self.gradient = self._new_gradient()  # the next microbatch may begin before this reduction has ended
         if buffers.num_shards == 1:
             self.reduction = Reduction(step, gradient, wholes, [], None)
@@ -217,7 +220,7 @@ class LayerStates:
         stage = in_turn(buffers.reduced)
         self._backend.wait(Stream.COMPUTE, stage.free)
         self._backend.access(Stream.COMPUTE, stage.name, "w", f"reduction of {step.op}")
-        parts, works = self.unit.shard_parts(stage.flat), []
+        parts, works = shard_parts_of(self.unit.trained, stage.flat), []
         for whole, part in zip(wholes, parts, strict=True):
             _, work = reduce_scatter_async(whole, buffers.data_parallel.group, out=part)
             works += [] if work is None else [work]
@@ -245,7 +248,7 @@ class LayerStates:
         if reduction.gradient.slot is not None:
             reduction.gradient.slot.free = gone
         reduction.gradient.leave(f"end of the reduction of {reduction.step.op}")
-        if on_host and reduction.step.is_last and update is not None:
+        if on_host and self.unit.trained and reduction.step.is_last and update is not None:
             done = self._start_update(update)
             if record is not None:
                 self._buffers.updates[record] = done
@@ -269,14 +272,14 @@ class LayerStates:
 
         def wait() -> None:
             self._backend.wait(Stream.HOST, event)
-            for bucket in self.unit.buckets:
+            for bucket in self.unit.trained:
                 self._backend.access(Stream.HOST, gradient_name(bucket), "r", "update")
 
         return update(self.unit, wait)
 
     def _deliver(self, index: int, shard: Tensor, reduction: Reduction) -> None:
         """Add the reduced gradient of earlier microbatches, complete the sum after the last one, and store it."""
-        bucket, step, data_parallel = self.unit.buckets[index], reduction.step, self._buffers.data_parallel
+        bucket, step, data_parallel = self.unit.trained[index], reduction.step, self._buffers.data_parallel
         if not bucket.places.optimizer_on_host:
             if step.is_first:
                 bucket.gradient_shard.copy_(shard)
@@ -295,7 +298,7 @@ class LayerStates:
 
     def _add_sum(self, index: int, shard: Tensor) -> None:
         """Fetch the sum of earlier microbatches from host memory, and add it to this shard on the device."""
-        bucket, backend, (stage,) = self.unit.buckets[index], self._backend, self._buffers.sum
+        bucket, backend, (stage,) = self.unit.trained[index], self._backend, self._buffers.sum
         part = stage.flat[: shard.numel()]
         backend.wait(Stream.PREFETCH, stage.free)
         backend.wait(Stream.PREFETCH, self._away[index])

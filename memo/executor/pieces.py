@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from memo.parallel.adapter import Adapter
 from memo.parallel.collectives import all_gather_async, reduce_scatter, reduce_scatter_async
 from memo.parallel.weight_gradients import add_weight_gradient
 
@@ -18,7 +19,7 @@ from memo.parallel.weight_gradients import add_weight_gradient
 class GradientSink(Protocol):
     """Receives the gradients of parameters (memo.parallel.data)."""
 
-    def main_gradient(self, parameter: nn.Parameter) -> Tensor: ...
+    def main_gradient(self, parameter: nn.Parameter) -> Tensor | None: ...
     def gradient_done(self, parameter: nn.Parameter) -> None: ...
 
 
@@ -27,6 +28,7 @@ class Linear(Protocol):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    adapter: Adapter | None
 
 
 class Gathering:
@@ -52,17 +54,25 @@ def column_forward(gathered: Tensor, linear: Linear, out: Tensor | None = None) 
         torch.mm(flat_x, linear.weight.t(), out=flat_out)
     else:
         torch.addmm(linear.bias, flat_x, linear.weight.t(), out=flat_out)
+    if linear.adapter is not None:
+        linear.adapter.add_(flat_out, flat_x)
     return out
 
 
 def column_backward(
-    grad_out: Tensor, gathering: Gathering, linear: Linear, group: ProcessGroup | None, sink: GradientSink
+    grad_out: Tensor, gathering: Gathering | None, linear: Linear, group: ProcessGroup | None, sink: GradientSink
 ) -> Tensor:
-    """Gradient [n, b, in] of the sharded input of a column-parallel matrix; `gathering` gathers that input."""
-    grad_x, work = reduce_scatter_async(grad_out @ linear.weight, group)
-    add_weight_gradient(sink.main_gradient(linear.weight), grad_out, gathering.wait())
-    if linear.bias is not None:
-        sink.main_gradient(linear.bias).add_(grad_out.flatten(0, 1).sum(0))
+    """Gradient [n, b, in] of the sharded input of a column-parallel matrix; `gathering` gathers that input, unless
+    nothing of the matrix is trained."""
+    whole, flat = grad_out @ linear.weight, grad_out.flatten(0, 1)
+    narrow = None if linear.adapter is None else linear.adapter.add_gradient_(whole.flatten(0, 1), flat)
+    grad_x, work = reduce_scatter_async(whole, group)
+    if gathering is not None:
+        x = gathering.wait()
+        add_weight_gradient(sink.main_gradient(linear.weight), grad_out, x)
+        if linear.adapter is not None and narrow is not None:
+            linear.adapter.add_weight_gradients(flat, x.flatten(0, 1), narrow, sink.main_gradient)
+    _add_bias_gradient(linear, flat, sink)
     if work is not None:
         work.wait()
     return grad_x
@@ -70,14 +80,29 @@ def column_backward(
 
 def row_forward(x: Tensor, linear: Linear, group: ProcessGroup | None) -> Tensor:
     """reduce_scatter(x [s, b, in/tp] W^T) + bias -> [n, b, out]."""
-    y = reduce_scatter(torch.nn.functional.linear(x, linear.weight), group)
+    partial = torch.nn.functional.linear(x, linear.weight)
+    if linear.adapter is not None:
+        linear.adapter.add_(partial.flatten(0, 1), x.flatten(0, 1))
+    y = reduce_scatter(partial, group)
     return y if linear.bias is None else y + linear.bias
 
 
-def row_backward(grad: Tensor, gathering: Gathering, x: Tensor, linear: Linear, sink: GradientSink) -> Tensor:
-    """Gradient [s, b, in/tp] of the input of a row-parallel matrix; `gathering` gathers grad [n, b, out]."""
-    if linear.bias is not None:
-        sink.main_gradient(linear.bias).add_(grad.flatten(0, 1).sum(0))
+def row_backward(grad: Tensor, gathering: Gathering, x: Tensor | None, linear: Linear, sink: GradientSink) -> Tensor:
+    """Gradient [s, b, in/tp] of the input x of a row-parallel matrix; `gathering` gathers grad [n, b, out]. x is None
+    where nothing of the matrix is trained."""
+    _add_bias_gradient(linear, grad.flatten(0, 1), sink)
     gathered = gathering.wait()
-    add_weight_gradient(sink.main_gradient(linear.weight), gathered, x)
-    return gathered @ linear.weight
+    if x is not None:
+        add_weight_gradient(sink.main_gradient(linear.weight), gathered, x)
+    grad_x = gathered @ linear.weight
+    if linear.adapter is not None and x is not None:
+        flat = gathered.flatten(0, 1)
+        narrow = linear.adapter.add_gradient_(grad_x.flatten(0, 1), flat)
+        linear.adapter.add_weight_gradients(flat, x.flatten(0, 1), narrow, sink.main_gradient)
+    return grad_x
+
+
+def _add_bias_gradient(linear: Linear, grad: Tensor, sink: GradientSink) -> None:
+    main = None if linear.bias is None else sink.main_gradient(linear.bias)
+    if main is not None:
+        main.add_(grad.sum(0))

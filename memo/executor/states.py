@@ -231,7 +231,7 @@ class StateStreamer:
         for stream in (Stream.OFFLOAD, Stream.PREFETCH):
             self._buffers.follow(Stream.HOST, stream)
         self._is_settled = True
-        for bucket in self.data_parallel.buckets:
+        for bucket in self.data_parallel.trained:
             if not bucket.places.optimizer_on_host:
                 self.backend.access(Stream.COMPUTE, name_of("shard", bucket), "w", "update")
                 continue

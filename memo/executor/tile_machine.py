@@ -211,11 +211,13 @@ def _half(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
     return (made if place is None else place.copy_(made), *(None for _ in operation.makes[1:]))
 
 
-def _column_backward(machine: TileMachine, operation: Operation, grad: Tensor, x: Gathering) -> Made:
+def _column_backward(machine: TileMachine, operation: Operation, grad: Tensor, x: Gathering | None = None) -> Made:
     return (column_backward(grad, x, machine.on.module_of[operation], machine.group, machine.sink),)
 
 
-def _row_backward(machine: TileMachine, operation: Operation, grad: Tensor, whole: Gathering, x: Tensor) -> Made:
+def _row_backward(
+    machine: TileMachine, operation: Operation, grad: Tensor, whole: Gathering, x: Tensor | None = None
+) -> Made:
     return (row_backward(grad, whole, x, machine.on.module_of[operation], machine.sink),)
 
 
@@ -227,10 +229,10 @@ def _experts_backward(
 
 
 def _combine_backward(
-    machine: TileMachine, operation: Operation, grad: Tensor, whole: Gathering, x: Tensor, routing: Tensor
+    machine: TileMachine, operation: Operation, grad: Tensor, whole: Gathering, *taken: Tensor
 ) -> Made:
-    mlp, rows = machine.on.layer.mlp, machine.expert_rows
-    made = (combine_backward(whole, x, mlp, rows, machine.sink),)
+    mlp, rows, (*x, routing) = machine.on.layer.mlp, machine.expert_rows, taken
+    made = (combine_backward(whole, x[0] if x else None, routing, mlp, rows, machine.sink),)
     return made if operation.takes else (*made, biases_backward(grad, routing, mlp, rows, machine.group, machine.sink))
 
 

@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from memo.config.model import ModelConfig
 from memo.model.norm import Norm
 from memo.model.rope import RopeRows, RopeTable
+from memo.parallel.adapter import Adapter
 from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
 from memo.parallel.context_delta import ContextDelta
 from memo.parallel.experts import ExpertRows, Router, Sigmoid, route, route_backward, shares
@@ -23,7 +24,8 @@ from memo.parallel.router_losses import LayerLosses
 from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.split_norm import split_norms
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-from memo.spec.shapes import shape_of
+from memo.spec.lora import lora_factor
+from memo.spec.shapes import adapted_rows, shape_of
 from memo.spec.stack import stack_of
 from memo.spec.weights import Weight
 from memo_kernels import Ops, select_ops, wide_dtype
@@ -80,6 +82,22 @@ class ModelParts:
         """The parameter `name` of a layer, if it has it."""
         table = {weight.name: weight for weight in shape_of(self.kind(layer), "", 0).layer_weights}
         return self.parameter(table[name], f"layers.{layer}.") if name in table else None
+
+    def column(self, layer: int, name: str) -> ColumnParallelLinear:
+        weight, bias = self.of_layer(layer, name)
+        return ColumnParallelLinear(weight, bias, self.tp_group, self._adapter(layer, name))
+
+    def row(self, layer: int, name: str) -> RowParallelLinear:
+        weight, bias = self.of_layer(layer, name)
+        return RowParallelLinear(weight, bias, self.tp_group, self._adapter(layer, name))
+
+    def _adapter(self, layer: int, name: str) -> Adapter | None:
+        """Of the matrix `name` of a layer, if it has one."""
+        a, b = (self.in_layer(layer, f"{name}.adapter.{part}") for part in "ab")
+        if a is None or b is None:
+            return None
+        rows = adapted_rows(self.kind(layer), name, group_size(self.tp_group))
+        return Adapter(a, b, lora_factor(self.config), rows)
 
     def norm(self, weight: nn.Parameter, bias: nn.Parameter | None) -> Norm:
         config = self.config
@@ -161,15 +179,15 @@ class SelfAttention(Heads):
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__(parts, layer)
         self.sinks = parts.in_layer(layer, "attention.sinks")
-        self.qkv = ColumnParallelLinear(*parts.of_layer(layer, "attention.qkv"), parts.tp_group)
+        self.qkv = parts.column(layer, "attention.qkv")
         if parts.config.qk_layernorm:
             self.q_norm = parts.norm(*parts.of_layer(layer, "attention.q_norm"))
             self.k_norm = parts.norm(*parts.of_layer(layer, "attention.k_norm"))
         self.gate = None
         if parts.config.attention_output_gate:
-            self.gate = ColumnParallelLinear(*parts.of_layer(layer, "attention.gate"), parts.tp_group)
+            self.gate = parts.column(layer, "attention.gate")
             self.gating = SigmoidGate()
-        self.projection = RowParallelLinear(*parts.of_layer(layer, "attention.projection"), parts.tp_group)
+        self.projection = parts.row(layer, "attention.projection")
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         attended = self.attend(self.qkv(x), context)
@@ -197,10 +215,10 @@ class DeltaAttention(nn.Module):
         self.kernels = parts.parameter_of(layer, "attention.kernels")
         self.rates = parts.parameter_of(layer, "attention.rates")
         self.biases = parts.parameter_of(layer, "attention.biases")
-        self.qkv = ColumnParallelLinear(*parts.of_layer(layer, "attention.qkv"), parts.tp_group)
-        self.gate = ColumnParallelLinear(*parts.of_layer(layer, "attention.gate"), parts.tp_group)
+        self.qkv = parts.column(layer, "attention.qkv")
+        self.gate = parts.column(layer, "attention.gate")
         self.gating = NormedGate(*parts.of_layer(layer, "attention.gating"), parts.config.norm_epsilon, parts.ops)
-        self.projection = RowParallelLinear(*parts.of_layer(layer, "attention.projection"), parts.tp_group)
+        self.projection = parts.row(layer, "attention.projection")
         exchange: Any = parts.attention(layer)
         self.core = ContextDelta(exchange, self, parts.kind(layer).head_dim)
 
@@ -218,8 +236,8 @@ class MLP(nn.Module):
     def __init__(self, parts: ModelParts, layer: int, name: str = "mlp") -> None:
         super().__init__()
         self.activation, self.ops = parts.config.activation, parts.ops
-        self.fc1 = ColumnParallelLinear(*parts.of_layer(layer, f"{name}.fc1"), parts.tp_group)
-        self.fc2 = RowParallelLinear(*parts.of_layer(layer, f"{name}.fc2"), parts.tp_group)
+        self.fc1 = parts.column(layer, f"{name}.fc1")
+        self.fc2 = parts.row(layer, f"{name}.fc2")
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc2(self.activate(self.fc1(x)))
@@ -259,7 +277,7 @@ class _Matrix(nn.Module):
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
-        self.weight, self.bias = weight, bias
+        self.weight, self.bias, self.adapter = weight, bias, None
 
 
 class Experts(nn.Module):

@@ -18,7 +18,7 @@ from memo.attention.blocks import Documents
 from memo.attention.delta_rule import DeltaNet
 from memo.parallel.context import ContextAttention
 
-MainGradient = Callable[[nn.Parameter], Tensor]
+MainGradient = Callable[[nn.Parameter], Tensor | None]
 
 
 class Parameters(Protocol):
@@ -76,7 +76,10 @@ class ContextDelta:
         positions = positions_of(documents, start, own)
         grad_carry, sums = delta_rule.backward(net, grad_out, own, carry, positions, grad_carry, grad)
         for parameter, widths, found in zip(self._parameters, self._widths_of, sums, strict=True):
-            views = self._own_rows(main_gradient(parameter), widths)
+            main = main_gradient(parameter)
+            if main is None:  # frozen
+                continue
+            views = self._own_rows(main, widths)
             for view, part in zip(views, found.split([len(view) for view in views]), strict=True):
                 view.add_(part)
         if self._exchange.a2a_size > 1:

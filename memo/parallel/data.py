@@ -119,6 +119,7 @@ class ShardedDataParallel:
         )
         self.units, self.host = make_units(plans, self.rules, group_rank(self.group), dtype, device, host_memory)
         self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
+        self.trained = [bucket for unit in self.units for bucket in unit.trained]
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self._nothing = nothing(dtype, device)
         self.constants: list[MasterSegment] = []
@@ -128,20 +129,21 @@ class ShardedDataParallel:
             self.bind_weights(unit, None)
             self.bind_gradients(unit, None)
         self._missing: dict[str, int] = {}
-        self._reduced_here = [b for unit in self.units if not unit.is_driven for b in unit.buckets]
+        self._reduced_here = [b for unit in self.units if not unit.is_driven for b in unit.trained]
         self._next_bucket = 0
         # The garbage collector does not see the references that autograd's hooks hold. A hook with a strong reference
         # to this object would keep the model, its gradients and the process groups alive for ever.
         accumulate, added = _weakly(self._accumulate), _weakly(self.gradient_done)
-        for parameter in self.parameters.values():
+        for parameter in filter(_is_trained, self.parameters.values()):
             parameter.register_post_accumulate_grad_hook(accumulate)
             parameter.on_added = added
 
-    def initialize(self, seed: int) -> None:
-        """Set the initial weights and their masters, which are the same for every layout and placement."""
+    def initialize(self, seed: int, wanted: Callable[[ShardedParameter], bool] = lambda _: True) -> None:
+        """Set the initial weights and their masters, which are the same for every layout and placement; what is not
+        `wanted` of a unit may be zero afterwards."""
         for unit in self.units:
             with self.scratch(unit) as weights:
-                for parameter in self._parameters_of(unit):
+                for parameter in filter(wanted, self._parameters_of(unit)):
                     initialize(parameter, seed)
                 for bucket, flat in zip(unit.buckets, weights, strict=True):
                     if bucket.has_own_master:
@@ -158,7 +160,7 @@ class ShardedDataParallel:
         wide = wide_dtype(self.dtype)
         self.bind_weights(unit, weights)
         self.bind_gradients(
-            unit, [_resident_or_zeros(b.gradients, b.plan.size, wide, self.device) for b in unit.buckets]
+            unit, [_resident_or_zeros(b.gradients, b.plan.size, wide, self.device) for b in unit.trained]
         )
         try:
             yield weights
@@ -167,15 +169,20 @@ class ShardedDataParallel:
             self.bind_gradients(unit, None)
 
     def master_segments(self) -> list[MasterSegment]:
-        """What this rank's optimizer updates, and the constants; gradients are valid after `finish_reduction`."""
-        return [*(segment for bucket in self.buckets for segment in self.segments_of(bucket)), *self.constants]
+        """What this rank's optimizer updates, with gradients that are valid after `finish_reduction`, and the rest."""
+        return [*(segment for bucket in self.trained for segment in self.segments_of(bucket)), *self.not_updated()]
+
+    def not_updated(self) -> list[MasterSegment]:
+        """Frozen weights, and the constants."""
+        frozen = (bucket for bucket in self.buckets if bucket.plan.frozen)
+        return [*(segment for bucket in frozen for segment in self.segments_of(bucket)), *self.constants]
 
     def segments_of(self, bucket: Bucket) -> list[MasterSegment]:
         segments = []
         for segment in bucket.plan.segments(group_rank(self.group)):
             part = slice(segment.shard_offset, segment.shard_offset + segment.stop - segment.start)
-            weight = nn.Parameter(bucket.master[part])
-            weight.grad = bucket.gradient_shard[part]
+            weight = nn.Parameter(bucket.master[part], requires_grad=not bucket.plan.frozen)
+            weight.grad = None if bucket.plan.frozen else bucket.gradient_shard[part]
             moments = None if bucket.moments is None else (bucket.moments[0][part], bucket.moments[1][part])
             shard = self.parameters[segment.slot.name].shard
             segments.append(MasterSegment(segment, shard, weight, moments))
@@ -187,12 +194,12 @@ class ShardedDataParallel:
         `used_twice`: a parameter that contributes twice in a microbatch, because its two uses are in different graphs,
         or because backwards add the gradients of both themselves (memo.parallel.weight_gradients).
         """
-        for bucket in self.buckets:
+        for bucket in self.trained:
             if bucket.gradients is not None:
                 bucket.gradients.zero_()
             bucket.pending = bucket.reduced = bucket.squared_norm = None
-        self._missing = dict.fromkeys(self.parameters, num_microbatches)
-        if used_twice is not None:
+        self._missing = {name: num_microbatches for name, each in self.parameters.items() if _is_trained(each)}
+        if used_twice is not None and _is_trained(used_twice):
             self._missing[used_twice.local_name] *= 2
         self._next_bucket = 0
 
@@ -246,7 +253,7 @@ class ShardedDataParallel:
     def gradient_norm(self) -> Tensor:
         """L2 norm of the gradient of the whole model, every weight counted once; an fp64 scalar, equal on all ranks."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for bucket in self.buckets:
+        for bucket in self.trained:
             if self._counts_here(bucket):
                 known = bucket.squared_norm
                 total += self._squared_norm(bucket.gradient_shard) if known is None else known
@@ -256,7 +263,7 @@ class ShardedDataParallel:
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply this rank's gradient shards by a scalar of their dtype, on the CPU even if the shards are not."""
-        for bucket in self.buckets:
+        for bucket in self.trained:
             bucket.gradient_shard.mul_(factor)
 
     def publish_weights(self, buckets: Sequence[Bucket] | None = None, mover: StateMover | None = None) -> None:
@@ -275,7 +282,7 @@ class ShardedDataParallel:
 
     def _publish(self, bucket: Bucket, weights: Tensor, mover: StateMover | None) -> None:
         shard = weights[bucket.mine]
-        if bucket.places.optimizer_on_host and mover is not None:
+        if bucket.has_own_master and bucket.places.optimizer_on_host and mover is not None:
             mover.upload_weights(bucket)
         elif bucket.has_own_master:
             shard.copy_(bucket.master)
@@ -298,12 +305,12 @@ class ShardedDataParallel:
                     parameter.data = bucket.view(slot, part)
 
     def bind_gradients(self, unit: Unit, flats: list[Tensor] | None) -> None:
-        """Make a unit's main gradients views of these flat tensors, one for each bucket.
+        """Make a unit's main gradients views of these flat tensors, one for each trained bucket.
 
         None: of the resident gradients; parameters without any have no main gradient.
         """
-        parts = [bucket.gradients for bucket in unit.buckets] if flats is None else flats
-        for bucket, part in zip(unit.buckets, parts, strict=True):
+        parts = [bucket.gradients for bucket in unit.trained] if flats is None else flats
+        for bucket, part in zip(unit.trained, parts, strict=True):
             for slot in bucket.plan.slots:
                 self.parameters[slot.name].main_grad = None if part is None else bucket.view(slot, part)
 
@@ -323,14 +330,19 @@ class ShardedDataParallel:
                 setattr(module, key, placed[parameter.local_name])
         return placed
 
-    def main_gradient(self, parameter: nn.Parameter) -> Tensor:
-        """The main gradient of a parameter, in its shape and in the wide dtype, for code that adds to it directly."""
-        assert isinstance(parameter, ShardedParameter) and parameter.main_grad is not None, "no memory for its gradient"
+    def main_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """The main gradient of a parameter, in its shape and in the wide dtype, for code that adds to it directly; None
+        of a frozen one."""
+        assert isinstance(parameter, ShardedParameter)
+        assert parameter.main_grad is not None or parameter.shard.frozen, "no memory for its gradient"
         return parameter.main_grad
 
     def gradient_done(self, parameter: nn.Parameter) -> None:
-        """Call it once for each contribution that has been added to a parameter's main gradient."""
+        """Call it once for each contribution that has been added to a parameter's main gradient; does nothing for a
+        frozen one."""
         assert isinstance(parameter, ShardedParameter)
+        if parameter.shard.frozen:
+            return
         self._missing[parameter.local_name] -= 1
         if self.overlap and self._missing[parameter.local_name] == 0:
             self._start_ready_buckets()
@@ -340,7 +352,9 @@ class ShardedDataParallel:
         assert isinstance(parameter, nn.Parameter)
         if parameter.grad is None:
             return  # a backward has added it itself, and has said so (memo.parallel.weight_gradients)
-        self.main_gradient(parameter).add_(parameter.grad)
+        main = self.main_gradient(parameter)
+        assert main is not None, "a frozen parameter has no gradient"
+        main.add_(parameter.grad)
         parameter.grad = None
         self.gradient_done(parameter)
 
@@ -364,6 +378,10 @@ class ShardedDataParallel:
         if bucket.plan.replicated == "embedding":
             return self.mesh.is_first_stage
         return True
+
+
+def _is_trained(parameter: ShardedParameter) -> bool:
+    return not parameter.shard.frozen
 
 
 def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:

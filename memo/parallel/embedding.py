@@ -34,11 +34,11 @@ class VocabParallelEmbedding(nn.Module):
         self.first_row = group_rank(group) * weight.shape[0]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if group_size(self.group) == 1:
+        if group_size(self.group) == 1 and self.weight.requires_grad:
             return _scaled_(F.embedding(tokens, self.weight), self.scale)
         hidden = in_one_section(tokens.shape[0] // group_size(self.group))
         how = _How(self.first_row, self.group, hidden, self.scale)
-        y: Tensor = _Embedding.apply(self.weight, None, tokens, None, how)
+        y: Tensor = _Embedding.apply(self.weight, None, tokens, None, how, _anchor(self.weight))
         return y
 
     def in_sections(
@@ -48,9 +48,8 @@ class VocabParallelEmbedding(nn.Module):
 
         Sums of gradients over tokens are cut at tiles, so that sections change no bit of them.
         """
-        y: Tensor = _Embedding.apply(
-            self.weight, of_positions, tokens, positions, _How(self.first_row, self.group, hidden, self.scale)
-        )
+        how = _How(self.first_row, self.group, hidden, self.scale)
+        y: Tensor = _Embedding.apply(self.weight, of_positions, tokens, positions, how, _anchor(self.weight))
         return y
 
 
@@ -78,7 +77,13 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, of_positions: Tensor | None, tokens: Tensor, positions: Tensor | None, how: _How
+        ctx: Any,
+        weight: Tensor,
+        of_positions: Tensor | None,
+        tokens: Tensor,
+        positions: Tensor | None,
+        how: _How,
+        anchor: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(tokens, positions)
         ctx.how, ctx.weight, ctx.of_positions = how, weight, of_positions
@@ -100,31 +105,41 @@ class _Embedding(torch.autograd.Function):
         tokens, positions = ctx.saved_tensors
         how, hidden = ctx.how, ctx.how.hidden
         grad = hidden.whole(grads[0])
-        total = _sum_of(ctx.weight)
-        of_positions = None if ctx.of_positions is None else _sum_of(ctx.of_positions)
+        total, of_positions = _sum_of(ctx.weight), _sum_of(ctx.of_positions)
         for section in hidden.sections:
             part = hidden.take(grad, section.index)
             for chunk in _chunks(section, tokens, ctx.weight.shape[0], how):
                 own = part[chunk.of_section]
                 if of_positions is not None:
                     _add_rows(of_positions, own, positions[chunk.of_rank])
+                if total is None:
+                    continue
                 gathered = all_gather(own, how.group).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
                 _add_rows(total, _scaled_(gathered, how.scale), chunk.rows)
                 del gathered
-        of_weight = _given(ctx.weight, total)
-        return of_weight, None if of_positions is None else _given(ctx.of_positions, of_positions), None, None, None
+        return _given(ctx.weight, total), _given(ctx.of_positions, of_positions), None, None, None, None
 
 
-def _sum_of(table: Tensor) -> Tensor:
-    """Where the gradients of chunks are added up: not in bf16."""
+def _anchor(like: Tensor) -> Tensor:
+    """For autograd, which leads a gradient here, through layers whose weights it does not know, only if something here
+    needs one: a frozen table does not."""
+    return torch.empty(0, device=like.device, requires_grad=True)
+
+
+def _sum_of(table: Tensor | None) -> Tensor | None:
+    """Where the gradients of chunks are added up: not in bf16. None if there is no table, or it is frozen."""
+    if table is None or not table.requires_grad:
+        return None
     main = own_sum(table)
     if main is not None:
         return main
     return torch.zeros_like(table, dtype=wide_dtype(table.dtype))
 
 
-def _given(table: Tensor, total: Tensor) -> Tensor | None:
+def _given(table: Tensor, total: Tensor | None) -> Tensor | None:
     """What autograd gets of `_sum_of(table)` once it is complete."""
+    if total is None:
+        return None
     if own_sum(table) is None:
         return total.to(table.dtype)
     gradient_added(table)

@@ -199,13 +199,17 @@ class ExpertRows:
                 torch.addmm(biases.unflatten(0, (self.num_experts, -1))[expert], rows[own], each[expert], out=out[own])
         return out
 
-    def add_weight_gradients(self, main: Tensor, grad_out: Tensor, rows: Tensor) -> None:
-        """Add the gradients of `matrices` of products rows W^T to `main` [E out, in]."""
+    def add_weight_gradients(self, main: Tensor | None, grad_out: Tensor, rows: Tensor) -> None:
+        """Add the gradients of `matrices` of products rows W^T to `main` [E out, in]; None: they are frozen."""
+        if main is None:
+            return
         for expert, own in self._ranges:
             add_weight_gradient(main.unflatten(0, (self.num_experts, -1))[expert], grad_out[own], rows[own])
 
-    def add_bias_gradients(self, main: Tensor, grad_out: Tensor) -> None:
-        """Add those of `biases` to `main` [E out]."""
+    def add_bias_gradients(self, main: Tensor | None, grad_out: Tensor) -> None:
+        """Add those of `biases` to `main` [E out]; None: they are frozen."""
+        if main is None:
+            return
         for expert, own in self._ranges:
             main.unflatten(0, (self.num_experts, -1))[expert].add_(grad_out[own].sum(0))
 

@@ -153,9 +153,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         how, wide = ctx.how, log_sum_exp.dtype
         grad_losses = grads[0].contiguous() if weights is None else weights
         # Sums over chunks are not in bf16.
-        sums = {parameter: torch.zeros_like(parameter, dtype=wide) for parameter in ctx.of_norm}
-        main = own_sum(ctx.owner)
-        grad_weight = torch.zeros_like(weight, dtype=wide) if main is None else main
+        sums = {p: torch.zeros_like(p, dtype=wide) for p in ctx.of_norm if p.requires_grad}
+        is_trained, main = ctx.needs_input_grad[1], own_sum(ctx.owner)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if main is None and is_trained else main
         for section in how.parts.sections:
             part = how.parts.take(hidden, section.index)
             for own, rows in _row_ranges(section, part.shape[1], how):
@@ -165,8 +165,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 _backward(part[own], weight, of_chunk, grad_weight, sums, how)
                 del of_chunk
             how.parts.put(part, section.index)
-        of_norm = [total.to(parameter.dtype) for parameter, total in sums.items()]
-        of_weight = grad_weight.to(weight.dtype) if main is None else None
+        of_norm = [sums[p].to(p.dtype) if p.requires_grad else None for p in ctx.of_norm]
+        of_weight = grad_weight.to(weight.dtype) if main is None and grad_weight is not None else None
         if main is not None:
             gradient_added(ctx.owner)
         return hidden.detach(), of_weight, None, None, None, *of_norm
@@ -176,7 +176,7 @@ def _backward(
     hidden: Tensor,
     weight: Tensor,
     of_tokens: list[Tensor],
-    grad_weight: Tensor,
+    grad_weight: Tensor | None,
     sums: dict[nn.Parameter, Tensor],
     how: _How,
 ) -> None:
@@ -185,7 +185,8 @@ def _backward(
     Args:
         hidden: its rows, overwritten by their gradient.
         of_tokens: label, log-sum-exp and gradient of the loss of each of its tokens, as gathered.
-        grad_weight, sums: the chunk's part is added to the gradients of the weight and of the norm's parameters.
+        grad_weight, sums: the chunk's part is added to the gradients of the weight and of the norm's parameters; None,
+            or not in `sums`: they are frozen.
     """
     labels, log_sum_exp, grad_losses = of_tokens
     norm = Replayed(how.norm, hidden, parameters=sums)

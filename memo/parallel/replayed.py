@@ -12,7 +12,7 @@ class Replayed:
     def __init__(
         self, function: Callable[..., Tensor | tuple[Tensor, ...]], *x: Tensor, parameters: Iterable[nn.Parameter] = ()
     ) -> None:
-        self.parameters = list(parameters)
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         with torch.enable_grad():
             self._x = [each.detach().requires_grad_() for each in x]
             outputs = function(*self._x)
@@ -22,12 +22,14 @@ class Replayed:
     def output(self) -> Tensor:
         return self._outputs[0].detach()
 
-    def backward(self, sum_of: Callable[[nn.Parameter], Tensor], *grads: Tensor) -> tuple[Tensor, ...]:
+    def backward(self, sum_of: Callable[[nn.Parameter], Tensor | None], *grads: Tensor) -> tuple[Tensor, ...]:
         """The gradients of the inputs, from those of the outputs. Frees the graph.
 
         The gradient of each parameter is added to `sum_of(parameter)`, which may be in a wider dtype.
         """
         found = torch.autograd.grad(self._outputs, [*self._x, *self.parameters], grads)
         for parameter, value in zip(self.parameters, found[len(self._x) :], strict=True):
-            sum_of(parameter).add_(value)
+            total = sum_of(parameter)
+            assert total is not None, "a frozen parameter has no gradient"
+            total.add_(value)
         return found[: len(self._x)]

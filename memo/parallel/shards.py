@@ -45,6 +45,7 @@ class Shard:
         replicated: names the ranks that hold the same values but compute the gradient from other tokens, or from
             another use of the parameter; the gradient is summed over them after the data-parallel reduction.
         decay: whether weight decay applies.
+        frozen: whether it is not trained, and so has neither gradient nor moments.
     """
 
     pieces: tuple[Piece, ...]
@@ -52,6 +53,7 @@ class Shard:
     std: float = 0.0
     replicated: Replicated = ""
     decay: bool = True
+    frozen: bool = False
 
 
 class ShardedParameter(nn.Parameter):
@@ -70,7 +72,7 @@ class ShardedParameter(nn.Parameter):
     on_added: "Callable[[ShardedParameter], None] | None"
 
     def __new__(cls, data: Tensor, shard: Shard, local_name: str = "") -> "ShardedParameter":
-        parameter = super().__new__(cls, data)
+        parameter = super().__new__(cls, data, requires_grad=not shard.frozen)
         parameter.shard, parameter.local_name = shard, local_name
         parameter.main_grad = parameter.on_added = None
         return parameter
@@ -103,7 +105,7 @@ def sharded_parameter(
             pieces.append(split(name, shape, 0 if weight.split == "rows" else 1, size, rank, start))
         start += pieces[-1].shape[0] if pieces else 0
     std = std if weight.init == "normal" else 0.0
-    shard = Shard(tuple(pieces), weight.init, std, weight.replicated, weight.decays)
+    shard = Shard(tuple(pieces), weight.init, std, weight.replicated, weight.decays, weight.frozen)
     return empty_parameter(weight.local_shape(size), shard, dtype)
 
 
@@ -139,11 +141,14 @@ def initialize(parameter: ShardedParameter, seed: int) -> None:
     parameter.zero_()
     for piece in parameter.shard.pieces:
         target = piece.of_local(parameter)
-        if parameter.shard.init in ("normal", "log_uniform"):
+        if parameter.shard.init not in ("ones", "zeros"):
             generator = torch.Generator(device=parameter.device).manual_seed(_name_seed(piece.name, seed))
             values = torch.empty(piece.global_shape, dtype=torch.float32, device=parameter.device)
             if parameter.shard.init == "normal":
                 values.normal_(0.0, parameter.shard.std, generator=generator)
+            elif parameter.shard.init == "uniform_by_columns":
+                bound = piece.global_shape[-1] ** -0.5
+                values.uniform_(-bound, bound, generator=generator)
             else:
                 values.uniform_(*RATES, generator=generator).log_()
             target.copy_(piece.of_global(values))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from memo.parallel.adapter import Adapter
 from memo.parallel.collectives import (
     all_gather,
     all_gather_async,
@@ -47,11 +48,12 @@ class _ColumnParallel(torch.autograd.Function):
         if gather is not None:
             gather.wait()
         grad_x, scatter = reduce_scatter_async(grad_gathered, ctx.group)
-        grad_weight = weight_gradient(ctx.owner, grad_out, gathered)
+        is_trained = ctx.needs_input_grad[1]
+        grad_weight = weight_gradient(ctx.owner, grad_out, gathered) if is_trained else None
         grad_bias = grad_out.flatten(0, -2).sum(0) if ctx.has_bias else None
         if scatter is not None:
             scatter.wait()
-        if grad_weight is None:
+        if grad_weight is None and is_trained:
             gradient_added(ctx.owner)
         return grad_x, grad_weight, grad_bias, None
 
@@ -70,8 +72,9 @@ class _RowParallel(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_out = all_gather(grads[0], ctx.group)
         grad_x = grad_out @ weight
-        grad_weight = weight_gradient(ctx.owner, grad_out, x)
-        if grad_weight is None:
+        is_trained = ctx.needs_input_grad[1]
+        grad_weight = weight_gradient(ctx.owner, grad_out, x) if is_trained else None
+        if grad_weight is None and is_trained:
             gradient_added(ctx.owner)
         return grad_x, grad_weight, None
 
@@ -82,12 +85,27 @@ class ColumnParallelLinear(nn.Module):
     Input [n, b, in], output [s, b, out/tp].
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: ProcessGroup | None) -> None:
+    adapter: Adapter | None
+
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        group: ProcessGroup | None,
+        adapter: Adapter | None = None,
+    ) -> None:
+        """With an adapter `forward` is for evaluation; training runs the parts (memo.executor.pieces)."""
         super().__init__()
-        self.weight, self.bias, self.group = weight, bias, group
+        self.weight, self.bias, self.group, self.adapter = weight, bias, group, adapter
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _ColumnParallel.apply(x, self.weight, self.bias, self.group)
+        y: Tensor
+        if self.adapter is None:
+            y = _ColumnParallel.apply(x, self.weight, self.bias, self.group)
+            return y
+        x = all_gather(x, self.group)
+        y = F.linear(x, self.weight, self.bias)
+        self.adapter.add_(y.flatten(0, 1), x.flatten(0, 1))
         return y
 
 
@@ -99,10 +117,24 @@ class RowParallelLinear(nn.Module):
     Input [s, b, in/tp], output [n, b, out].
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: ProcessGroup | None) -> None:
+    adapter: Adapter | None
+
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        group: ProcessGroup | None,
+        adapter: Adapter | None = None,
+    ) -> None:
+        """With an adapter `forward` is for evaluation, as above."""
         super().__init__()
-        self.weight, self.bias, self.group = weight, bias, group
+        self.weight, self.bias, self.group, self.adapter = weight, bias, group, adapter
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _RowParallel.apply(x, self.weight, self.group)
+        if self.adapter is None:
+            y: Tensor = _RowParallel.apply(x, self.weight, self.group)
+        else:
+            y = F.linear(x, self.weight)
+            self.adapter.add_(y.flatten(0, 1), x.flatten(0, 1))
+            y = reduce_scatter(y, self.group)
         return y if self.bias is None else y + self.bias

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memo.parallel.shards import ShardedParameter
 from memo.parallel.units import Bucket, Carver, HostMemory, HostRules, Unit, aligned_bytes, host_sizes
-from memo.spec.buckets import BucketPlan, plan_buckets
+from memo.spec.buckets import BucketPlan, Laid, plan_buckets
 from memo.spec.placement import LayerPlaces, StatePlacement
 from memo_kernels import wide_dtype
 
@@ -22,6 +22,10 @@ class UnitPlan:
     places: LayerPlaces
     buckets: tuple[BucketPlan, ...]
 
+    @property
+    def trained_shard_size(self) -> int:
+        return sum(bucket.shard_size for bucket in self.buckets if not bucket.frozen)
+
 
 def plan_units(
     named: Mapping[str, ShardedParameter], bucket_size: int, num_shards: int, placement: StatePlacement | None
@@ -32,7 +36,8 @@ def plan_units(
     """
     plans = []
     for layer, names in in_units(list(named), _layer_positions(list(named))):
-        layout = [(name, tuple(named[name].shape), named[name].shard.replicated) for name in names]
+        shards = {name: named[name].shard for name in names}
+        layout = [Laid(name, tuple(named[name].shape), of.replicated, of.frozen) for name, of in shards.items()]
         places = LayerPlaces()
         if placement is not None:
             places = placement.of_ends if layer is None else placement.of_layer(layer)
@@ -65,8 +70,10 @@ def make_units(
             num_in_ring += 1
         buckets, used = [], 0
         for bucket in plan.buckets:
-            ring = None if record is None else (record, rings[record][used : used + bucket.shard_size])
-            used += bucket.shard_size
+            ring = None
+            if record is not None and not bucket.frozen:
+                ring = (record, rings[record][used : used + bucket.shard_size])
+                used += bucket.shard_size
             buckets.append(Bucket(bucket, rank, dtype, device, plan.places, carver, rules=rules, ring=ring))
         units.append(Unit(plan.layer, plan.places, tuple(buckets)))
     return units, host
@@ -75,7 +82,7 @@ def make_units(
 def ring_sizes(plans: list[UnitPlan]) -> list[int]:
     """Elements of each record of the ring of reduced gradients: one is written while the CPU reads the other."""
     layers = [unit for unit in plans if unit.layer is not None and unit.places.optimizer_on_host]
-    largest = max((sum(bucket.shard_size for bucket in unit.buckets) for unit in layers), default=0)
+    largest = max((unit.trained_shard_size for unit in layers), default=0)
     return [largest] * min(2, len(layers))
 
 

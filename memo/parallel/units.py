@@ -9,7 +9,9 @@
 buffers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -52,7 +54,7 @@ class Bucket:
     Attributes:
         weights, gradients: flat tensors of the whole bucket on the device; None where they exist only in slots.
         master, gradient_shard: this rank's shard as the optimizer sees it, on the device or in host memory, where it
-            is updated.
+            is updated. Of frozen weights the master is this rank's shard of them, and the rest is empty or None.
         has_own_master: whether the master does not share its memory with the weights.
         moments: the first and second moment of the shard, in the host arena; None where the optimizer allocates them.
         ring_record: index of the record in host memory that the gradient shard has in turn with those of other layers;
@@ -80,13 +82,17 @@ class Bucket:
         wide = wide_dtype(dtype)
         self.mine = slice(rank * plan.shard_size, (rank + 1) * plan.shard_size)
         self.weights = None if places.weights_in_slot else torch.zeros(plan.size, dtype=dtype, device=device)
-        self.gradients = None if places.gradients_in_slot else torch.zeros(plan.size, dtype=wide, device=device)
+        self.gradients: Tensor | None = None
+        if not places.gradients_in_slot and not plan.frozen:
+            self.gradients = torch.zeros(plan.size, dtype=wide, device=device)
         self.has_own_master = True
         self.ring_record = None if ring is None else ring[0]
         self.moments: tuple[Tensor, Tensor] | None = None
         self.partial: Tensor | None = None
         self.source: Tensor | None = None
-        if places.optimizer_on_host:
+        if plan.frozen:
+            self._frozen(dtype, host)
+        elif places.optimizer_on_host:
             assert host is not None, "states in host memory need its arena"
             sizes = host_sizes(plan, places, rules, dtype, in_ring=ring is not None)
             own = {name: host.take(*size) for name, size in sizes.items()}
@@ -101,6 +107,16 @@ class Bucket:
         self.squared_norm: Tensor | None = None
         self.pending: Work | None = None
         self.reduced: Tensor | None = None
+
+    def _frozen(self, dtype: torch.dtype, host: Carver | None) -> None:
+        self.gradient_shard, self.has_own_master = torch.empty(0, device=self.device), self.weights is None
+        if self.weights is not None:
+            self.master = self.weights[self.mine]
+        elif self.places.optimizer_on_host:
+            assert host is not None, "states in host memory need its arena"
+            self.master = self.source = host.take(self.plan.shard_size, dtype)
+        else:
+            self.master = self.source = torch.zeros(self.plan.shard_size, dtype=dtype, device=self.device)
 
     def _on_device(self, dtype: torch.dtype, wide: torch.dtype) -> None:
         shard, device = self.plan.shard_size, self.device
@@ -143,29 +159,36 @@ class Unit:
         """Whether memo.executor.states reduces its gradients when its backward ends, instead of bucket by bucket."""
         return self.layer is not None and self.places.is_driven
 
+    @cached_property
+    def trained(self) -> tuple[Bucket, ...]:
+        """The buckets that have gradients."""
+        return tuple(bucket for bucket in self.buckets if not bucket.plan.frozen)
+
     @property
     def ring_record(self) -> int | None:
         """As its buckets'."""
-        return self.buckets[0].ring_record
+        return self.trained[0].ring_record if self.trained else None
 
-    @property
-    def size(self) -> int:
-        """Elements of all buckets, padding included."""
-        return sum(bucket.plan.size for bucket in self.buckets)
 
-    @property
-    def shard_size(self) -> int:
-        return sum(bucket.plan.shard_size for bucket in self.buckets)
+def size_of(buckets: Sequence[Bucket]) -> int:
+    """Elements, padding included."""
+    return sum(bucket.plan.size for bucket in buckets)
 
-    def parts(self, flat: Tensor) -> list[Tensor]:
-        """Split a flat tensor of `size` elements into one part for each bucket."""
-        sizes = [bucket.plan.size for bucket in self.buckets]
-        return list(flat[: sum(sizes)].split(sizes))
 
-    def shard_parts(self, flat: Tensor) -> list[Tensor]:
-        """Split a flat tensor of `shard_size` elements into one part for each bucket."""
-        sizes = [bucket.plan.shard_size for bucket in self.buckets]
-        return list(flat[: sum(sizes)].split(sizes))
+def shard_size_of(buckets: Sequence[Bucket]) -> int:
+    return sum(bucket.plan.shard_size for bucket in buckets)
+
+
+def parts_of(buckets: Sequence[Bucket], flat: Tensor) -> list[Tensor]:
+    """Split a flat tensor of at least `size_of` the buckets into one part for each."""
+    sizes = [bucket.plan.size for bucket in buckets]
+    return list(flat[: sum(sizes)].split(sizes))
+
+
+def shard_parts_of(buckets: Sequence[Bucket], flat: Tensor) -> list[Tensor]:
+    """The same of shards."""
+    sizes = [bucket.plan.shard_size for bucket in buckets]
+    return list(flat[: sum(sizes)].split(sizes))
 
 
 @dataclass(frozen=True)
@@ -203,6 +226,8 @@ def host_sizes(
     """
     if not places.optimizer_on_host:
         return {}
+    if plan.frozen:
+        return {"source": (plan.shard_size, dtype)} if places.weights_in_slot else {}
     wide = wide_dtype(dtype)
     dtypes = {"master": wide, "exp_avg": rules.moments[0], "exp_avg_sq": rules.moments[1]}
     dtypes |= {} if in_ring else {"gradient": wide}

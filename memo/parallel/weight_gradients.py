@@ -19,7 +19,7 @@ def own_sum(weight: Tensor) -> Tensor | None:
     """The main gradient to which backwards under autograd add the gradient of `weight` themselves.
 
     None on CPUs, which have no product of narrow factors that adds to a wide sum, and for a weight without a main
-    gradient: then autograd takes the gradient, and whoever has its hook adds it.
+    gradient: then autograd takes the gradient, unless the weight is frozen, and whoever has its hook adds it.
     """
     main = weight.main_grad if isinstance(weight, ShardedParameter) else None
     return main if main is not None and main.device.type in _ADDING_DEVICES else None
@@ -31,8 +31,11 @@ def gradient_added(weight: Tensor) -> None:
     weight.on_added(weight)
 
 
-def add_weight_gradient(main: Tensor, grad_out: Tensor, x: Tensor) -> None:
-    """Add dW [out, in] of y = x W^T, summed over all leading dims, to `main`."""
+def add_weight_gradient(main: Tensor | None, grad_out: Tensor, x: Tensor) -> None:
+    """Add dW [out, in] of y = x W^T, summed over all leading dims, to `main`; nothing to that of a frozen weight, which
+    is None."""
+    if main is None:
+        return
     left, right = grad_out.flatten(0, -2).t(), x.flatten(0, -2)
     if main.dtype == grad_out.dtype:
         main.addmm_(left, right)

@@ -83,20 +83,22 @@ class FakeGradients:
     def tensors(self) -> list[Tensor]:
         return [*self.parameters, *self._main.values()]
 
-    def main_gradient(self, parameter: torch.nn.Parameter) -> Tensor:
-        return self._main[id(parameter)]
+    def main_gradient(self, parameter: torch.nn.Parameter) -> Tensor | None:
+        return self._main.get(id(parameter))
 
     def gradient_done(self, parameter: torch.nn.Parameter) -> None:
         pass
 
     def _add(self, parameter: torch.nn.Parameter, dtype: torch.dtype) -> torch.nn.Parameter:
-        new = torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype))
+        new = torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype), requires_grad=parameter.requires_grad)
         self.parameters.append(new)
+        if not new.requires_grad:
+            return new
         self._main[id(new)] = torch.empty(parameter.shape, dtype=wide_dtype(dtype))
         new.register_post_accumulate_grad_hook(self._accumulate)
         return new
 
     def _accumulate(self, parameter: Tensor) -> None:
-        assert parameter.grad is not None and isinstance(parameter, torch.nn.Parameter)
-        self.main_gradient(parameter).add_(parameter.grad)
+        assert parameter.grad is not None
+        self._main[id(parameter)].add_(parameter.grad)
         parameter.grad = None

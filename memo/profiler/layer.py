@@ -32,7 +32,7 @@ _LINK_BYTES = 256 << 20
 class ScratchGradients:
     """Adds weight gradients to the memory of training's gradients, which are set to zero before the first step."""
 
-    def __init__(self, main_gradient: Callable[[nn.Parameter], Tensor]) -> None:
+    def __init__(self, main_gradient: Callable[[nn.Parameter], Tensor | None]) -> None:
         self.main_gradient = main_gradient
 
     def gradient_done(self, parameter: nn.Parameter) -> None:

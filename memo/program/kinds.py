@@ -1,6 +1,6 @@
 """Kinds of layers: each is a list of operations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from memo.config.model import ModelConfig
@@ -23,6 +23,7 @@ from memo.program.operations import (
     Scores,
 )
 from memo.spec.custom_layer import custom_facts
+from memo.spec.shapes import shape_of
 from memo.spec.skeleton import Layout
 
 
@@ -150,7 +151,8 @@ def kind_of(model: ModelConfig) -> Kind:
     gating = _gating(model) if model.attention_output_gate else ()
     after_attention, attended = _norm(model, "projected", "attention_out_norm")
     after_mlp, made = _norm(model, mlp[-1].makes[0], "mlp_out_norm")
-    return Kind(
+    return _as_trained(
+        model,
         (
             *before,
             Column((into_attention,), ("qkv",), "attention.qkv"),
@@ -163,8 +165,19 @@ def kind_of(model: ModelConfig) -> Kind:
             *mlp,
             *after_mlp,
             Add(("residual", made), ("layer_output",)),
-        )
+        ),
     )
+
+
+def _as_trained(model: ModelConfig, operations: tuple[Operation, ...]) -> Kind:
+    """Of matrices, whose inputs are not needed where they are frozen; those of experts make their router's scores
+    again."""
+    trained = {
+        weight.name.split(".adapter.")[0] for weight in shape_of(model, "", 0).layer_weights if not weight.frozen
+    }
+    matrices = (op for op in operations if isinstance(op, Column | Row) and not isinstance(op, ExpertColumn))
+    idle = {op for op in matrices if not trained & {op.module, f"{op.module}.weight", f"{op.module}.bias"}}
+    return Kind(tuple(replace(op, frozen=True) if op in idle else op for op in operations))
 
 
 def _norm(model: ModelConfig, x: str, name: str) -> tuple[tuple[Operation, ...], str]:

@@ -4,7 +4,7 @@ Values have names. What a walk (memo.program.walk) must know of an operation sta
 requests and costs is told by the machines that run it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from memo.spec.skeleton import Layout
@@ -15,6 +15,7 @@ class Operation:
     """Attributes:
     reads, makes: names of values.
     module: the path, within a layer, of the module that has its weights.
+    frozen: whether its matrices are not trained, nor adapters beside them, so that their backward needs no input.
     token_wise: whether it may run on any range of tokens by itself.
     layout: what tensor parallelism splits of what it makes: tokens, or heads, which is the width, or nothing (whole).
     gathers: whether it needs all tokens of what it reads, which tensor-parallel ranks share.
@@ -30,6 +31,7 @@ class Operation:
     reads: tuple[str, ...]
     makes: tuple[str, ...]
     module: str = ""
+    frozen: bool = field(default=False, kw_only=True)
 
     token_wise: ClassVar[bool] = True
     layout: ClassVar[Layout] = "heads"
@@ -49,7 +51,7 @@ class Operation:
     @property
     def needs(self) -> tuple[str, ...]:
         """The values that its backward takes; one that replays has them in its graph."""
-        return () if self.replays or self.is_sum else self.reads
+        return () if self.replays or self.is_sum or self.frozen else self.reads
 
 
 class Norm(Operation):
@@ -120,6 +122,10 @@ class ExpertRow(Row):
     @property
     def takes(self) -> tuple[str, ...]:  # type: ignore[override]  # of a class elsewhere
         return () if "routing" in self.reads else ("routing",)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(name for name in self.reads if name == "routing" or not self.frozen)
 
 
 @dataclass(frozen=True, eq=False)

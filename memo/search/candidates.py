@@ -20,6 +20,7 @@ from memo.config.parallel import AccumulationOrder, CpCommType, DataParallelShar
 from memo.errors import ConfigError
 from memo.search.question import Question
 from memo.spec.custom_layer import check_split
+from memo.spec.parameters import check_patterns_of
 from memo.spec.placement import StatePlacement, with_placement
 from memo.spec.sweep import WHOLE, Sweep, with_sweep
 
@@ -169,6 +170,7 @@ def refusal(question: Question, layout: Layout) -> str:
         check_layout(config, question.gpus)
         check_batch(config, question.gpus)
         check_split(config.model, layout.tp)
+        check_patterns_of(config)
     except ConfigError as error:
         return str(error)
     return ""

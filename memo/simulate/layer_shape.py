@@ -80,6 +80,15 @@ class LayerShape:
         outputs, inputs = weight.local_shape(self.tp.size)
         return outputs // max(1, weight.experts), inputs
 
+    def is_frozen(self, module: str) -> bool:
+        """Whether a module's matrix is not trained."""
+        return layer_matrices(self.config.model)[module].frozen
+
+    def adapter(self, module: str) -> tuple[str, ...]:
+        """The two matrices of LoRA beside that of a module, if it has them."""
+        names = tuple(f"{module}.adapter.{part}" for part in "ab")
+        return names if names[0] in layer_matrices(self.config.model) else ()
+
     @property
     def experts(self) -> int:
         """Of a layer, where their matrices are many."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, rank_tokens, vocab_rows_per_rank
 from memo.config.grid import AXES, RankGrid, rank_grid
-from memo.simulate.cost import Cost
+from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.kernels import Group, Kernels
+from memo.spec.lora import is_trained
 from memo.spec.moments import update_bytes, update_kernels
-from memo.spec.parameters import layer_parameters, stage_parameters
+from memo.spec.parameters import layer_parameters, shape_of_run, stage_parameters
 from memo.spec.placement import placement_of
 
 
@@ -60,14 +61,11 @@ def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     tp = Group(config.parallel.tp, 1)
     hidden_bytes = tokens * config.model.hidden_size * kernels.narrow
     scatter_s = kernels.gather_s(hidden_bytes, tp)
-    return EndCost(
-        Cost(elementwise=kernels.memory_s(2 * hidden_bytes, 2), tensor=scatter_s),
-        Cost(
-            elementwise=kernels.memory_s(2 * hidden_bytes, 2)
-            + kernels.sum_s(_head_rows(config), config.model.hidden_size),
-            tensor=scatter_s,
-        ),
-    )
+    forward = Cost(elementwise=kernels.memory_s(2 * hidden_bytes, 2), tensor=scatter_s)
+    if not is_trained(config.model, "embedding.weight"):
+        return EndCost(forward, NOTHING)
+    sum_s = kernels.sum_s(_head_rows(config), config.model.hidden_size)
+    return EndCost(forward, forward + Cost(elementwise=sum_s))
 
 
 def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
@@ -85,6 +83,8 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     adds = kernels.adds_in_products
     weight_s = kernels.adding_matmul_s(rows, hidden, chunk) if adds else kernels.matmul_s(rows, hidden, chunk)
     sum_s = 0.0 if adds else kernels.sum_s(rows, hidden)
+    if not is_trained(config.model, shape_of_run(config).head_weights[0].name):
+        weight_s = sum_s = 0.0
     # The norm reads its input and writes its output; its backward does so twice, and the gradient is copied in place.
     norm_s = kernels.memory_s(2 * chunk_bytes / tp.size)
     forward = Cost(
@@ -107,8 +107,8 @@ def update_cost(
     parallel = config.parallel
     grid = rank_grid(config, world_size, order)
     group = Group.along(grid, "cp", "dp")
-    per_layer = layer_parameters(config.model).of_rank(parallel.tp)
-    rest = stage_parameters(config, stage) - config.model.num_layers // parallel.pp * per_layer
+    per_layer = layer_parameters(config.model, trained=True).of_rank(parallel.tp)
+    rest = stage_parameters(config, stage, trained=True) - config.model.num_layers // parallel.pp * per_layer
     placement = placement_of(config, world_size)
     # Embedding and head are gathered after the update in any case; layers that the CPU updates are gathered one by one.
     here = (placement.layers - placement.optimizer) * per_layer
@@ -130,7 +130,7 @@ def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
     on the device, and one for each layer whose gradients leave it."""
     parallel, placement = config.parallel, placement_of(config, world_size)
     shards, tp = data_parallel_size(config, world_size) * parallel.cp, Group(parallel.tp, 1)
-    layer_bytes = layer_parameters(config.model).replicated / shards * kernels.wide * tp.size
+    layer_bytes = layer_parameters(config.model, trained=True).replicated / shards * kernels.wide * tp.size
     leaving = placement.num_driven
     rest_s = kernels.gather_s((placement.layers - leaving) * layer_bytes, tp)
     return leaving * kernels.gather_s(layer_bytes, tp) + rest_s
@@ -139,6 +139,8 @@ def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
 def _tied_s(config: RunConfig, kernels: Kernels, grid: RankGrid, stage: int) -> float:
     """Sum of a tied embedding's gradients over the first and the last stage; each rank sums its shard."""
     parallel = config.parallel
+    if not is_trained(config.model, "embedding.weight"):
+        return 0.0
     if parallel.pp == 1 or config.model.untie_embeddings_and_output_weights or stage not in (0, parallel.pp - 1):
         return 0.0
     num_bytes = _head_rows(config) * config.model.hidden_size * kernels.wide / (grid.dp * grid.cp)

@@ -2,7 +2,7 @@
 
 P elements of a layer, N = dp x cp, n and w bytes of an element of the model and of its sums:
 
-    link        what moves of one layer                                          when
+    link        what moves of one layer (of frozen weights P n/N, and the gather)  when
     h2d         P n/N of weights (w: from the masters), into a slot              before it runs, if no longer there
     dp          gathered to P n                                                  then
     dp          P w of gradients reduced to P w/N                                after its last backward (or each)
@@ -113,10 +113,12 @@ def state_times(
     if not placement.streams:
         return None
     parallel, hardware, sizes = config.parallel, kernels.hardware, state_sizes(config, world_size)
-    layer = layer_parameters(config.model).of_rank(parallel.tp)
-    ends = stage_parameters(config, stage) - placement.layers * layer if placement.ends_on_host else 0
+    layer = layer_parameters(config.model, trained=True).of_rank(parallel.tp)
+    frozen = layer_parameters(config.model).of_rank(parallel.tp) - layer
+    of_stage = stage_parameters(config, stage, trained=True) if placement.ends_on_host else 0
+    ends = max(0, of_stage - placement.layers * layer)
     group = Group(data_parallel_size(config, world_size) * parallel.cp, parallel.tp)
-    shard = layer / sizes.shards
+    shard, width = layer / sizes.shards, kernels.narrow if placement.weight_copy else kernels.wide
     h2d, d2h = hardware.prefetch_gb_per_s * 1e9, hardware.offload_gb_per_s * 1e9
     update_bytes_each = update_bytes(config.training, kernels.wide) + kernels.narrow
     update = update_bytes_each / hardware.host_bytes_per_s(hardware.local_ranks(world_size))
@@ -125,8 +127,8 @@ def state_times(
         pipeline=pipeline_of(config, world_size),
         stage=stage,
         placement=placement,
-        fill_s=shard * (kernels.narrow if placement.weight_copy else kernels.wide) / h2d,
-        gather_s=kernels.gather_s(layer * kernels.narrow, group),
+        fill_s=(shard * width + frozen / sizes.shards * kernels.narrow) / h2d,
+        gather_s=kernels.gather_s((layer + frozen) * kernels.narrow, group),
         scatter_s=kernels.gather_s(layer * kernels.wide, group),
         whole_out_s=whole_s / d2h,
         whole_in_s=whole_s / h2d,

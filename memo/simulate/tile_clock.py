@@ -68,11 +68,25 @@ class TileClock(Machine):
         self.elementwise_s += self.shape.kernels.memory_s(self.shape.value_bytes(*names))
 
     def multiply(self, module: str) -> None:
-        """The product of all tokens with a matrix, or of their gradients."""
-        self.matmul_s += self.shape.kernels.matmul_s(self.shape.tile_tokens, *self.shape.matrix(module))
+        """The product of all tokens with a matrix, or of their gradients; of an adapter beside it one is added to the
+        sum in place."""
+        kernels, tokens = self.shape.kernels, self.shape.tile_tokens
+        self.matmul_s += kernels.matmul_s(tokens, *self.shape.matrix(module))
+        for part in self.shape.adapter(module):
+            rows, columns = self.shape.matrix(part)
+            sum_s = kernels.memory_s(2 * tokens * max(rows, columns) * kernels.narrow)
+            self.matmul_s += max(kernels.matmul_s(tokens, rows, columns), sum_s)
 
     def multiply_gradients(self, module: str) -> None:
-        """The gradient of a matrix, added to the main gradient."""
+        """The gradient of a matrix, added to the main gradient, unless it is frozen; and those of an adapter, for which
+        the narrow input is made again."""
+        for part in self.shape.adapter(module):
+            self.multiply_gradients(part)
+        if self.shape.adapter(module):
+            a, _ = self.shape.adapter(module)
+            self.matmul_s += self.shape.kernels.matmul_s(self.shape.tile_tokens, *self.shape.matrix(a))
+        if self.shape.is_frozen(module):
+            return
         kernels, (rows, columns) = self.shape.kernels, self.shape.matrix(module)
         if self.shape.adds_in_products:
             self.matmul_s += kernels.adding_matmul_s(rows, columns, self.shape.tile_tokens)
@@ -86,6 +100,8 @@ class TileClock(Machine):
         self.matmul_s += self.shape.experts_s(self.shape.kernels.matmul_s(rows, *self.shape.matrix(module)))
 
     def multiply_expert_gradients(self, module: str) -> None:
+        if self.shape.is_frozen(module):
+            return
         kernels, (outputs, inputs) = self.shape.kernels, self.shape.matrix(module)
         rows = self.shape.expert_rows / self.shape.experts
         if self.shape.adds_in_products:
@@ -205,10 +221,11 @@ def _replayed_backward(clock: TileClock, step: Step, operation: Operation) -> No
 
 
 def _column_backward(clock: TileClock, step: Step, operation: Operation) -> None:
-    arrival_s = clock.arrival_s(step.reads[1])
+    arrival_s = None if operation.frozen else clock.arrival_s(step.reads[1])
     clock.multiply(operation.module)
     scattered_s = clock.send()
-    clock.wait(arrival_s)
+    if arrival_s is not None:
+        clock.wait(arrival_s)
     clock.multiply_gradients(operation.module)
     clock.wait(scattered_s)
 

@@ -60,12 +60,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Slots of one bucket; all share `replicated`, so one extra reduction serves the whole bucket."""
+    """Slots of one bucket; all share `replicated`, so one extra reduction serves the whole bucket, and all are trained,
+    or all are `frozen`."""
 
     slots: tuple[Slot, ...]
     size: int
     num_shards: int
     replicated: Replicated
+    frozen: bool = False
 
     @property
     def numel(self) -> int:
@@ -87,32 +89,50 @@ class BucketPlan:
         return parts
 
 
-def plan_buckets(
-    parameters: Sequence[tuple[str, tuple[int, ...], Replicated]], bucket_size: int, num_shards: int
-) -> list[BucketPlan]:
+class Laid(NamedTuple):
+    """What a parameter's place in the buckets depends on; `kind` says with which others it shares them."""
+
+    name: str
+    shape: tuple[int, ...]
+    replicated: Replicated = ""
+    frozen: bool = False
+
+    @property
+    def kind(self) -> tuple[Replicated, bool]:
+        return self.replicated, self.frozen
+
+
+def plan_buckets(parameters: Sequence[Laid], bucket_size: int, num_shards: int) -> list[BucketPlan]:
     """Lay parameters out in the order given, which should be the order their gradients appear in.
 
-    Parameters that are replicated in the same way share buckets; a bucket is closed once it holds
-    bucket_size elements. A tied embedding gets the same bucket on the first and the last stage,
+    Parameters that are replicated in the same way and trained or frozen alike share buckets; a bucket is closed once it
+    holds bucket_size elements. A tied embedding gets the same bucket on the first and the last stage,
     alone in it, so that both stages shard it alike.
     """
     closed: list[BucketPlan] = []
-    open_slots: dict[Replicated, list[Slot]] = {}
-    for name, shape, replicated in parameters:
-        slots = open_slots.setdefault(replicated, [])
-        slot = Slot(name, shape, _end(slots))
+    open_slots: dict[tuple[Replicated, bool], list[Slot]] = {}
+    for laid in parameters:
+        slots = open_slots.setdefault(laid.kind, [])
+        slot = Slot(laid.name, laid.shape, _end(slots))
         slots.append(slot)
         if _end(slots) >= bucket_size:
-            closed.append(_close(open_slots.pop(replicated), num_shards, replicated))
-    return closed + [_close(slots, num_shards, kind) for kind, slots in open_slots.items() if slots]
+            closed.append(_close(open_slots.pop(laid.kind), num_shards, *laid.kind))
+    return closed + [_close(slots, num_shards, *kind) for kind, slots in open_slots.items() if slots]
 
 
 class Unit(NamedTuple):
-    """Elements of one module's buckets: all with padding, parameters alone, and the largest bucket with padding."""
+    """Elements of one module's buckets: of trained weights all with padding, parameters alone, and the largest bucket
+    with padding; and of frozen weights, with padding."""
 
     size: int
     numel: int
     largest: int
+    frozen: int = 0
+
+    @property
+    def weights(self) -> int:
+        """All of them, with padding."""
+        return self.size + self.frozen
 
 
 @dataclass(frozen=True)
@@ -127,22 +147,25 @@ class RankUnits:
         """The largest layer in each respect; slots have room for it."""
         return Unit(*map(max, zip(*self.layers, strict=True)))
 
-    def first(self, count: int) -> int:
-        """Elements, with padding, of the `count` layers that are the first to go to host memory."""
-        return self._firsts[count][0]
+    def first(self, count: int) -> Unit:
+        """The sum of the `count` layers that are the first to go to host memory."""
+        return self._firsts[count]
 
-    def rest(self, count: int) -> tuple[int, int]:
-        """Elements of all other layers, with padding and without."""
-        (size, numel), (all_sizes, all_numels) = self._firsts[count], self._firsts[-1]
-        return all_sizes - size, all_numels - numel
+    def rest(self, count: int) -> Unit:
+        """The sum of all other layers."""
+        return Unit(*(whole - part for whole, part in zip(self._firsts[-1], self._firsts[count], strict=True)))
 
     @cached_property
-    def _firsts(self) -> list[tuple[int, int]]:
+    def end(self) -> Unit:
+        """The sum of the ends."""
+        return Unit(*map(sum, zip(Unit(0, 0, 0), *self.ends, strict=True)))
+
+    @cached_property
+    def _firsts(self) -> list[Unit]:
         turns = spread(len(self.layers))
-        found = [(0, 0)]
+        found = [Unit(0, 0, 0)]
         for position in sorted(range(len(turns)), key=turns.__getitem__):
-            size, numel, _ = self.layers[position]
-            found.append((found[-1][0] + size, found[-1][1] + numel))
+            found.append(Unit(*map(sum, zip(found[-1], self.layers[position], strict=True))))
         return found
 
 
@@ -175,7 +198,7 @@ def layer_unit(model: ModelConfig, tp: int, bucket_size: int, num_shards: int) -
 @lru_cache(maxsize=256)
 def module_buckets(weights: tuple[Weight, ...], tp: int, bucket_size: int, num_shards: int) -> tuple[BucketPlan, ...]:
     """Of one layer or one end: gradients appear from the last parameter to the first, and so do the buckets."""
-    layout = [(weight.name, weight.local_shape(tp), weight.replicated) for weight in reversed(weights)]
+    layout = [Laid(w.name, w.local_shape(tp), w.replicated, w.frozen) for w in reversed(weights)]
     return tuple(plan_buckets(layout, bucket_size, num_shards))
 
 
@@ -194,8 +217,10 @@ def stage_modules(config: RunConfig, stage: int) -> list[Sequence[Weight]]:
 
 
 def _unit(buckets: Sequence[BucketPlan]) -> Unit:
-    sizes = [bucket.size for bucket in buckets]
-    return Unit(sum(sizes), sum(bucket.numel for bucket in buckets), max(sizes))
+    trained = [bucket for bucket in buckets if not bucket.frozen]
+    sizes = [bucket.size for bucket in trained]
+    frozen = sum(bucket.size for bucket in buckets if bucket.frozen)
+    return Unit(sum(sizes), sum(bucket.numel for bucket in trained), max(sizes, default=0), frozen)
 
 
 def _end(slots: list[Slot]) -> int:
@@ -204,5 +229,5 @@ def _end(slots: list[Slot]) -> int:
     return round_up(slots[-1].offset + slots[-1].numel, ALIGNMENT)
 
 
-def _close(slots: list[Slot], num_shards: int, replicated: Replicated) -> BucketPlan:
-    return BucketPlan(tuple(slots), round_up(_end(slots), ALIGNMENT * num_shards), num_shards, replicated)
+def _close(slots: list[Slot], num_shards: int, replicated: Replicated, frozen: bool) -> BucketPlan:
+    return BucketPlan(tuple(slots), round_up(_end(slots), ALIGNMENT * num_shards), num_shards, replicated, frozen)

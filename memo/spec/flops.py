@@ -26,12 +26,22 @@ def matmul_parameters(model: ModelConfig) -> int:
 
 
 def model_flops_per_token(model: ModelConfig, seq_length: int) -> int:
-    """6 P + 6 n (heads x head size) s: 2 forward and 4 backward FLOPs a weight, and causal attention.
+    """6 P + 6 n (heads x head size) s: 2 forward and 4 backward FLOPs a weight, and causal attention. A frozen weight
+    has no gradient, and so 2 FLOPs less.
 
     Attention: scores and weighted sum take 4 s h FLOPs a token forward, half of it under the causal
     mask, and twice as much backward. Under a sliding window a token has fewer scores than s / 2.
     """
-    return 6 * matmul_parameters(model) + 6 * sum(_attention_elements(kind, seq_length) for kind in stack_of(model))
+    attention = sum(_attention_elements(kind, seq_length) for kind in stack_of(model))
+    return 6 * matmul_parameters(model) - 2 * _frozen_parameters(model) + 6 * attention
+
+
+@lru_cache(maxsize=256)
+def _frozen_parameters(model: ModelConfig) -> int:
+    """Of P, those that are not trained."""
+    shape = shape_of(model, "", 0)
+    head = model.hidden_size * model.vocabulary if shape.head_weights[0].frozen else 0
+    return sum(layer.multiplied_frozen for layer in shape.of_layers) + head
 
 
 def _attention_elements(kind: ModelConfig, seq_length: int) -> int:

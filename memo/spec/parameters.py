@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_position_embeddings
+from memo.spec.lora import check_patterns
 from memo.spec.shapes import ModelShape, shape_of
 from memo.spec.stack import of_stage, stack_of
 from memo.spec.weights import Weight
@@ -29,10 +30,12 @@ class LayerParameters:
 
 
 @lru_cache(maxsize=256)
-def layer_parameters(model: ModelConfig) -> LayerParameters:
-    """Weights and biases of one layer, on the average of all; a search asks for the same few models again and again."""
+def layer_parameters(model: ModelConfig, *, trained: bool = False) -> LayerParameters:
+    """Weights and biases of one layer, or those that are `trained`, on the average of all; a search asks for the same
+    few models again and again."""
     layers = shape_of(model, "", 0).of_layers
-    split, replicated = (sum(getattr(layer, name) for layer in layers) for name in ("layer_split", "layer_replicated"))
+    weights = [w for layer in layers for w in layer.layer_weights if not (trained and w.frozen)]
+    split, replicated = (sum(w.numel for w in weights if (w.split == "whole") is whole) for whole in (False, True))
     return LayerParameters(split // len(layers), replicated // len(layers))
 
 
@@ -41,13 +44,13 @@ def count_parameters(config: RunConfig) -> int:
     return shape_of_run(config).parameters
 
 
-def stage_parameters(config: RunConfig, stage: int) -> int:
-    """Parameters that one rank of a pipeline stage holds, vocabulary padding included."""
+def stage_parameters(config: RunConfig, stage: int, *, trained: bool = False) -> int:
+    """Parameters that one rank of a pipeline stage holds, or those that are `trained`, vocabulary padding included."""
     shape, parallel = shape_of_run(config), config.parallel
     kinds = of_stage(stack_of(config.model), parallel.pp, parallel.vpp, stage)
-    layers = sum(layer_parameters(kind).of_rank(parallel.tp) for kind in kinds)
+    layers = sum(layer_parameters(kind, trained=trained).of_rank(parallel.tp) for kind in kinds)
     ends = end_weights(shape, parallel.pp, stage)
-    return layers + sum(w.local_numel(parallel.tp) for end in ends for w in end)
+    return layers + sum(w.local_numel(parallel.tp) for end in ends for w in end if not (trained and w.frozen))
 
 
 def end_weights(shape: ModelShape, pp: int, stage: int) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:
@@ -58,6 +61,16 @@ def end_weights(shape: ModelShape, pp: int, stage: int) -> tuple[tuple[Weight, .
     is_first, is_last = stage == 0, stage == pp - 1
     head = tuple(w for w in shape.head_weights if not (w.tied and is_first))
     return (shape.embedding_weights if is_first else (), head if is_last else ())
+
+
+def check_patterns_of(config: RunConfig) -> None:
+    """Raises ConfigError for --freeze or --train-only that the parameters of the model do not bear out
+    (memo.spec.lora)."""
+    if config.model.freeze or config.model.train_only:
+        shape = shape_of_run(config)
+        layers = [(f"layers.{index}.", w) for index, of in enumerate(shape.of_layers) for w in of.layer_weights]
+        ends = [("", weight) for weight in shape.embedding_weights], [("", weight) for weight in shape.head_weights]
+        check_patterns(config.model, [*ends[0], *layers, *ends[1]])
 
 
 def shape_of_run(config: RunConfig) -> ModelShape:

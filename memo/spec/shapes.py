@@ -18,6 +18,7 @@ from functools import cached_property, lru_cache
 from memo.config import ModelConfig
 from memo.spec.custom_layer import custom_facts
 from memo.spec.delta import TAPS
+from memo.spec.lora import adapter_names, as_trained
 from memo.spec.stack import kinds_of, stack_of
 from memo.spec.weights import Init, Split, Weight, one
 
@@ -109,7 +110,11 @@ class ModelShape:
 
     @cached_property
     def layer_weights(self) -> tuple[Weight, ...]:
-        """Of one layer; norms after attention and MLP, where a family has them, stand at the end."""
+        """Of one layer, with its adapters."""
+        return as_trained(self.nearest, self._layer_weights(), "layers.*.")
+
+    def _layer_weights(self) -> tuple[Weight, ...]:
+        """Norms after attention and MLP, where a family has them, stand at the end."""
         if self.own_layer:
             return self.own_layer
         hidden, qkv = self.hidden, (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size))
@@ -185,7 +190,8 @@ class ModelShape:
         positions = (one("position_embedding.weight", self.positions, self.hidden),) if self.positions else ()
         widening = () if width == self.hidden else (one(_WIDENING, self.hidden, width),)
         norm = self._norm("embedding_norm", self.hidden) if self.embedding_norm else ()
-        return (*positions, one("embedding.weight", self.vocab, width, "vocabulary", tied=self.tied), *widening, *norm)
+        table = one("embedding.weight", self.vocab, width, "vocabulary", tied=self.tied)
+        return as_trained(self.nearest, (*positions, table, *widening, *norm))
 
     @cached_property
     def head_weights(self) -> tuple[Weight, ...]:
@@ -193,7 +199,8 @@ class ModelShape:
         name, width = "embedding" if self.tied else "head", self.embedding_width or self.hidden
         bias = (one("head.bias", self.vocab, None, "vocabulary", "zeros"),) if self.head_bias else ()
         norm = self._norm("final_norm", self.hidden) if self.final_norm else ()
-        return (one(f"{name}.weight", self.vocab, width, "vocabulary", tied=self.tied), *bias, *norm)
+        table = one(f"{name}.weight", self.vocab, width, "vocabulary", tied=self.tied)
+        return as_trained(self.nearest, (table, *bias, *norm))
 
     def _norm(self, name: str, size: int, split: Split = "whole") -> tuple[Weight, ...]:
         init: Init = "zeros" if self.norms_from_zero else "ones"
@@ -212,8 +219,17 @@ class ModelShape:
     @cached_property
     def multiplied(self) -> int:
         """Weights of the matrices of one layer that multiply a token."""
-        matrices = [weight for weight in self.layer_weights if weight.columns is not None]
-        return sum(w.numel * self.experts_per_token // w.experts if w.experts else w.numel for w in matrices)
+        return sum(map(self._multiplied, self.layer_weights))
+
+    @cached_property
+    def multiplied_frozen(self) -> int:
+        """Those of them that are not trained."""
+        return sum(self._multiplied(weight) for weight in self.layer_weights if weight.frozen)
+
+    def _multiplied(self, weight: Weight) -> int:
+        if weight.columns is None:
+            return 0
+        return weight.numel * self.experts_per_token // weight.experts if weight.experts else weight.numel
 
     @property
     def of_layers(self) -> tuple["ModelShape", ...]:
@@ -226,6 +242,13 @@ class ModelShape:
         matrices = (w for layer in self.of_layers for w in layer.layer_weights if w.columns is not None)
         idle = sum(weight.numel for weight in matrices) - sum(layer.multiplied for layer in self.of_layers)
         return self.parameters - idle
+
+    @cached_property
+    def trained_parameters(self) -> int:
+        """Parameters that are not frozen, without `extra`."""
+        weights = [w for layer in self.of_layers for w in layer.layer_weights]
+        head = (w for w in self.head_weights if not w.tied)
+        return sum(w.numel for w in (*weights, *self.embedding_weights, *head) if not w.frozen)
 
     @cached_property
     def layer_split(self) -> int:
@@ -285,6 +308,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
     if len(kinds_of(model)) > 1:
         layers = tuple(shape_of(kind, name, seq_length) for kind in stack_of(model))
         return replace(layers[0], stack=layers, nearest=model)
+    (model,) = kinds_of(model)
     return ModelShape(
         name=name,
         layers=model.num_layers,
@@ -319,8 +343,21 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
     )
 
 
+def adapted_rows(model: ModelConfig, module: str, tp: int) -> tuple[slice, ...]:
+    """Of the outputs of a matrix of a layer, on a rank of tp, those of each part that has an adapter."""
+    table = {weight.name: weight for weight in shape_of(model, "", 0).layer_weights}
+    matrix, adapted = table[f"{module}.weight"], {name for name, _ in table[f"{module}.adapter.b"].parts}
+    share, start, found = tp if matrix.split == "rows" else 1, 0, []
+    for name, rows in matrix.parts:
+        if adapter_names(name)[1] in adapted:
+            found.append(slice(start, start + rows // share))
+        start += rows // share
+    return tuple(found)
+
+
 @lru_cache(maxsize=64)
 def layer_matrices(model: ModelConfig) -> dict[str, Weight]:
-    """The matrices of a layer by the path of their module, in the order of execution; all layers are alike."""
+    """The matrices of a layer by the path of their module, in the order of execution; all layers are alike. Those of an
+    adapter are behind the matrix that they are beside."""
     weights = shape_of(model, "", 0).layer_weights
     return {weight.name.removesuffix(".weight"): weight for weight in weights if weight.columns is not None}

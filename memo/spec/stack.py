@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.model import FULL, LINEAR, SLIDING
+from memo.spec.lora import of_one_layer
 from memo.spec.schedule import Pipeline
 
 _Of = TypeVar("_Of")
@@ -20,6 +21,11 @@ _Of = TypeVar("_Of")
 @lru_cache(maxsize=64)
 def stack_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The kind of each layer."""
+    return tuple(of_one_layer(kind, layer) for layer, kind in enumerate(_by_operations(model)))
+
+
+def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
+    """The kind of each layer, whichever parameters are trained."""
     if (not model.layer_types or _is_kind_of_linear(model)) and not model.moe_layer_freq:
         return (model,) * model.num_layers
     alike = replace(model, layer_types="", moe_layer_freq="", sliding_rotary_base=0.0)

@@ -19,7 +19,8 @@ Split = Literal["rows", "columns", "vocabulary", "whole"]
 Replicated = Literal["", "tp", "embedding", "all"]
 """Ranks that hold the same values but see other tokens or uses: the gradient is summed over them; all: every rank, and
 there is no gradient."""
-Init = Literal["normal", "ones", "zeros", "log_uniform"]
+Init = Literal["normal", "ones", "zeros", "log_uniform", "uniform_by_columns"]
+"""uniform_by_columns: between -1 and 1 over the square root of the number of columns, as torch.nn.Linear has it."""
 
 
 class Weight(NamedTuple):
@@ -31,6 +32,7 @@ class Weight(NamedTuple):
         columns: None for a vector.
         tied: the table that embedding and head share.
         experts: of matrices of so many experts, one below the other, of which a token meets a few; 0: it meets all.
+        frozen: whether training leaves it as it is, so that it has no gradient, no master and no moments.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Weight(NamedTuple):
     init: Init = "normal"
     tied: bool = False
     experts: int = 0
+    frozen: bool = False
 
     @property
     def rows(self) -> int:
@@ -77,11 +80,17 @@ class Weight(NamedTuple):
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay applies: to what is drawn at random, so not to norms and biases."""
-        return self.init == "normal"
+        """Whether weight decay applies: to what is drawn at random, so not to norms and biases, and to both matrices of
+        an adapter."""
+        return self.init == "normal" or is_of_adapter(self.name)
 
     def _with_columns(self, rows: int) -> tuple[int, ...]:
         return (rows,) if self.columns is None else (rows, self.columns)
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether a parameter is one of the two matrices of LoRA (memo.spec.lora)."""
+    return ".adapter." in name
 
 
 def one(

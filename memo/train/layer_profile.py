@@ -75,7 +75,14 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         torch=torch.__version__,
         memo=__version__,
         custom_layer=f"{model.custom_layer} {custom_facts(model).digest}" if model.custom_layer else "",
+        trained=_trained(model),
     )
+
+
+def _trained(model: ModelConfig) -> str:
+    adapters = f"rank {model.lora_rank} beside {model.lora_target_modules}" if model.lora_rank else ""
+    frozen = f"without {model.freeze}" if model.freeze else ""
+    return ", ".join(filter(None, (adapters, frozen, f"only {model.train_only}" if model.train_only else "")))
 
 
 def _delta_nets(model: ModelConfig) -> str:
@@ -150,7 +157,7 @@ def measure(
     config: RunConfig,
     mesh: Mesh,
     layers: Mapping[int, TransformerLayer | CustomLayer],
-    main_gradient: Callable[[nn.Parameter], Tensor],
+    main_gradient: Callable[[nn.Parameter], Tensor | None],
     device: torch.device,
     states: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> LayerProfile:

@@ -87,12 +87,12 @@ class Optimizer:
         """`states`: what streams the states of this rank, if anything does."""
         self.data_parallel, self.config, self.states = data_parallel, config, states
         units = data_parallel.units
-        on_device = [b for unit in units for b in unit.buckets if not b.places.optimizer_on_host]
+        on_device = [b for b in data_parallel.trained if not b.places.optimizer_on_host]
         self.parts = [_Part(data_parallel, on_device, config)] if on_device else []
         self.parts += [
-            _Part(data_parallel, unit.buckets, config, unit.layer)
+            _Part(data_parallel, unit.trained, config, unit.layer)
             for unit in reversed(units)
-            if unit.places.optimizer_on_host
+            if unit.places.optimizer_on_host and unit.trained
         ]
         for part in self.parts:
             for segment in part.segments:
@@ -136,7 +136,7 @@ class Optimizer:
             self.states.await_gradients()
         norm_value = read(data_parallel.gradient_norm())
         # Allocated even if it is not used, so that every step makes the same memory requests, as a memory plan needs.
-        dtype = data_parallel.buckets[0].gradient_shard.dtype
+        dtype = data_parallel.trained[0].gradient_shard.dtype
         factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=dtype)
         done = [] if self._early is None else self._early.finish()
         if not math.isfinite(norm_value):
@@ -182,14 +182,14 @@ class Optimizer:
 
     def segment_states(self) -> list[tuple[MasterSegment, dict[str, Tensor]]]:
         """The masters and moments of every segment, 1-D, without copies; the moments are zero before the first step.
-        The last ones have no moments: nothing updates them here."""
+        The last ones have no moments: nothing updates them."""
         states = []
         for part in self.parts:
             for segment in part.segments:
                 state = part.state(segment)
                 tensors = {"master": segment.weight.detach()}
                 states.append((segment, tensors | {kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}))
-        return states + [(segment, {"master": segment.weight.detach()}) for segment in self.data_parallel.constants]
+        return states + [(each, {"master": each.weight.detach()}) for each in self.data_parallel.not_updated()]
 
     def resume(self, optimizer_steps: int) -> None:
         """Call it after masters and moments were loaded: sets the step counts, and publishes the weights."""

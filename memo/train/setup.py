@@ -32,6 +32,7 @@ from memo.mesh import local_device
 from memo.parallel.dtypes import torch_dtype
 from memo.spec.custom_layer import check_split, layer_name
 from memo.spec.flops import microbatch_flops
+from memo.spec.parameters import check_patterns_of
 from memo.train.attention import choose_attention
 from memo.train.data_sources import (
     DataSource,
@@ -116,6 +117,7 @@ def prepare(
     config = config.override({"lr": resolved_lr(config), "lr_warmup_iters": resolved_lr_warmup_iters(config)})
     config = _with_vocabulary(config, tokenizer)
     check_split(config.model, config.parallel.tp)
+    check_patterns_of(config)
     _check_packages(config)
     check_files(config)
     if config.memory.offload_nvme_path is not None:

@@ -46,9 +46,12 @@ class MemoryUse:
     def of(cls, parts: ParallelModel) -> "MemoryUse":
         """The bytes of a rank's model; the optimizer's moments exist from its first step on."""
         buckets, swap, states = parts.data_parallel.buckets, parts.swap, parts.states
-        weights = [x for b in buckets for x in (b.weights, b.source) if x is not None and x is not b.master]
-        gradients = [b.gradients if b.gradients is not None else b.gradient_shard for b in buckets]
-        optimizer = [b.master for b in buckets if b.has_own_master]
+        weights = [
+            x for b in buckets for x in (b.weights, b.source) if x is not None and (b.plan.frozen or x is not b.master)
+        ]
+        trained = parts.data_parallel.trained
+        gradients = [b.gradients if b.gradients is not None else b.gradient_shard for b in trained]
+        optimizer = [b.master for b in trained if b.has_own_master]
         for part in parts.optimizer.parts:
             if part.adam is not None:
                 optimizer += [value for state in part.adam.state.values() for value in state.values()]

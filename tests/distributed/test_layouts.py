@@ -24,6 +24,8 @@ EXPERTS, OSS, DELTA = "qwen3-moe-tiny", "gpt-oss-tiny", "qwen3.5-tiny"
 SOME_EXPERTS = "qwen3-moe-tiny, the first layer without experts"
 GLM = "glm-4.5-tiny"
 DELTA_EXPERTS = "qwen3.5-tiny, with experts"
+ADAPTED = "qwen3-tiny, with adapters of LoRA"
+FROZEN = "gpt2-tiny, its tables and every second layer frozen"
 KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
 Layout = tuple[str, int, dict[str, object]]
@@ -46,7 +48,12 @@ LAYOUTS: list[Layout] = [
     (GPT, 2, {"pp": 2}),
     (GPT, 2, {"pp": 2, "vpp": 2}),
     (QWEN, 2, {}),
+    *((ADAPTED, 2, {axis: 2}) for axis in ("tp", "pp")),
+    (ADAPTED, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
+    (FROZEN, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     # pairs
+    (ADAPTED, 4, {"tp": 2, "cp": 2}),
+    (FROZEN, 4, {"tp": 2, "pp": 2}),
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (GPT, 4, {"tp": 2, "pp": 2}),
     (OSS, 4, {"tp": 2, "cp": 2}),
@@ -102,6 +109,10 @@ def config_of(model: str, **layout: object) -> RunConfig:
         experts = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 32, "num_query_groups": 4}
         experts |= {"moe_shared_expert_intermediate_size": 48, "moe_shared_expert_gate": True}
         return tiny(DELTA, num_layers=4, **experts, **layout)
+    if model == ADAPTED:
+        return tiny(QWEN, num_layers=4, lora_rank=3, lora_alpha=5.0, **layout)
+    if model == FROZEN:
+        return tiny(GPT2, num_layers=4, freeze="*embedding.weight,layers.[02].*", **layout)
     return tiny(model, num_layers=4, **({"num_query_groups": 4} if model == DELTA else {}), **layout)
 
 

@@ -33,7 +33,7 @@ from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients
 from memo.search.estimating import answer
 from memo.spec import reach
-from memo.spec.buckets import plan_buckets
+from memo.spec.buckets import Laid, plan_buckets
 from memo.spec.reach import most_tokens
 from memo.spec.slots import slot_dims
 from memo.train.build import build_chunks, build_mesh
@@ -64,7 +64,7 @@ def layer_peaks(config: RunConfig) -> dict[str, int]:
     mesh, dtype = build_mesh(config, 0, 1), torch_dtype(str(config.training.params_dtype))
     layer: nn.Module = build_chunks(config, mesh, dtype, torch.device("cpu"))[1][0].layers[0]
     main = with_memory(layer, dtype)
-    layer = executed(config, layer, ScratchGradients(lambda parameter: main[id(parameter)]))
+    layer = executed(config, layer, ScratchGradients(lambda parameter: main.get(id(parameter))))
     length, batch = config.data.seq_length, config.training.micro_batch_size
     positions = torch.arange(length).unsqueeze(1).expand(length, batch).contiguous()
     rope: RopeRows | RopeTable | None = None
@@ -104,13 +104,15 @@ SLOT_GROUPS = {"qkv": False, "residual": True, "fc1": False}
 
 
 def with_memory(layer: nn.Module, dtype: torch.dtype) -> dict[int, Tensor]:
-    """Parameters, and wide gradients to which theirs are added, by id, as memo.parallel.data has them."""
+    """Parameters, and wide gradients to which theirs are added, by id, as memo.parallel.data has them; not of frozen
+    ones."""
     mains = {}
     for module in layer.modules():
         for key, parameter in list(module.named_parameters(recurse=False)):
-            new = nn.Parameter(torch.randn(parameter.shape).mul(0.02).to(dtype))
+            new = nn.Parameter(torch.randn(parameter.shape).mul(0.02).to(dtype), parameter.requires_grad)
             setattr(module, key, new)
-            mains[id(new)] = torch.zeros(parameter.shape)
+            if new.requires_grad:
+                mains[id(new)] = torch.zeros(parameter.shape)
     return mains
 
 
@@ -160,6 +162,11 @@ LAYERS: list[tuple[str, dict[str, object]]] = [
     ("llama-tiny", {**SWEEP, "offload_tiles": 16, "offload_slot_tiles": 2, "ffn_hidden_size": 16}),
     ("llama-tiny", {**SWEEP, "params_dtype": "bf16", "ffn_hidden_size": 1024}),
     ("qwen3-tiny", {**SWEEP, "offload_slot_tiles": 4, "params_dtype": "bf16", "micro_batch_size": 2}),
+    ("llama-tiny", {"lora_rank": 16, "ffn_hidden_size": 1024}),
+    ("llama-tiny", {"lora_rank": 64, "params_dtype": "bf16", "ffn_hidden_size": 1024}),
+    ("llama-tiny", {"lora_rank": 64, "offload_alpha": 0.5, "lora_target_modules": "q_proj,v_proj,down_proj"}),
+    ("qwen3-tiny", {**SWEEP, "lora_rank": 64, "ffn_hidden_size": 1024}),
+    ("gpt2-tiny", {"freeze": "layers.*"}),
 ]
 ROW_COPY_BYTES = 128 * 4
 """Of the queries of one head in fp32: so much more torch's backward of attention has for several sequences whose
@@ -299,6 +306,10 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
             2,
             {"seq_length": 1024, "params_dtype": "bf16", "loss_chunk_size": 128, "global_batch_size": 2},
         ),
+        ("llama-tiny", 1, {"seq_length": 1024, "lora_rank": 16}),
+        ("llama-tiny", 2, {"seq_length": 1024, "lora_rank": 16, "tp": 2, "params_dtype": "bf16"}),
+        ("llama-tiny", 2, {"seq_length": 64, "lora_rank": 16, "offload_states": "all", "global_batch_size": 2}),
+        ("gpt2-tiny", 1, {"seq_length": 64, "freeze": "*embedding.weight,layers.[02].*", "params_dtype": "bf16"}),
         ("gpt-tiny", 1, {"seq_length": 32}),  # the worst moment is the gradient norm's
         ("gpt-tiny", 2, {"seq_length": 32, "offload_states": "optimizer"}),
         ("gpt-tiny", 2, {"seq_length": 32, "offload_states": "all"}),
@@ -332,6 +343,10 @@ def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
         "norms-after-dp2-bf16",
         "tp2",
         "tail-dp2",
+        "adapters",
+        "adapters-tp2-bf16",
+        "adapters-all-dp2",
+        "frozen-bf16",
         "norm",
         "norm-optimizer-dp2",
         "norm-all-dp2",
@@ -421,7 +436,7 @@ def stage_layout(config: RunConfig, world_size: int, stage: int) -> list[Any]:
         mesh = build_mesh(config, rank, world_size)
         _, chunks = build_chunks(config, mesh, torch.float32, torch.device("cpu"))
         named = reversed(list(nn.ModuleList(chunks).named_parameters()))
-        return [(key, tuple(p.shape), p.shard.replicated) for key, p in named]  # type: ignore[attr-defined]
+        return [Laid(key, tuple(p.shape), p.shard.replicated, p.shard.frozen) for key, p in named]  # type: ignore[attr-defined]
     finally:
         if world_size > 1:
             dist.destroy_process_group()

@@ -76,6 +76,8 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
         {**TWO_STAGES, **DENSE_FIRST, "moe_layer_freq": "[0]*3+[1]", "global_batch_size": 4},
     ),
     "tp2 pp2 dp2": (8, "gpt2-tiny", {"tp": 2, **TWO_STAGES, "global_batch_size": 4}),
+    "adapters": (1, "qwen3-moe-tiny", {**ONE_STAGE, **DENSE_FIRST, "lora_rank": 3}),
+    "tp2 frozen layers": (2, "gpt2-tiny", {"tp": 2, **ONE_STAGE, "freeze": "*embedding.weight,layers.1.*,*mlp.fc2*"}),
 }
 
 

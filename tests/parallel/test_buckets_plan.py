@@ -6,13 +6,15 @@ import random
 import pytest
 
 from memo.parallel.shards import Replicated
-from memo.spec.buckets import ALIGNMENT, plan_buckets
+from memo.spec.buckets import ALIGNMENT, Laid, plan_buckets
 
 
-def random_parameters(rng: random.Random) -> list[tuple[str, tuple[int, ...], Replicated]]:
+def random_parameters(rng: random.Random) -> list[Laid]:
     kinds: list[Replicated] = ["", "tp", "embedding"]
     return [
-        (f"p{i}", tuple(rng.randint(1, 40) for _ in range(rng.randint(1, 3))), rng.choice(kinds))
+        Laid(
+            f"p{i}", tuple(rng.randint(1, 40) for _ in range(rng.randint(1, 3))), rng.choice(kinds), rng.random() < 0.3
+        )
         for i in range(rng.randint(1, 12))
     ]
 
@@ -37,8 +39,8 @@ def test_segments_partition_every_parameter(seed: int) -> None:
             for shard, s in ours:
                 assert shard * bucket.shard_size + s.shard_offset == slot.offset + s.start
                 assert s.shard_offset >= 0 and s.shard_offset + s.stop - s.start <= bucket.shard_size
-    placed = {slot.name: (slot.shape, bucket.replicated) for bucket in buckets for slot in bucket.slots}
-    assert placed == {name: (shape, replicated) for name, shape, replicated in parameters}
+    placed = {Laid(slot.name, slot.shape, b.replicated, b.frozen) for b in buckets for slot in b.slots}
+    assert placed == set(parameters)
 
 
 @pytest.mark.parametrize("num_shards", (1, 2, 3, 8))
@@ -53,27 +55,30 @@ def test_parameters_and_shards_are_aligned_and_padding_is_small(num_shards: int)
 
 
 def test_a_bucket_closes_once_it_is_full_and_kinds_never_mix() -> None:
-    parameters: list[tuple[str, tuple[int, ...], Replicated]] = [
-        ("a", (64, 2), ""),
-        ("norm", (64,), "tp"),
-        ("b", (64, 2), ""),
-        ("tied", (64, 8), "embedding"),
-        ("c", (64,), ""),
+    parameters = [
+        Laid("a", (64, 2)),
+        Laid("norm", (64,), "tp"),
+        Laid("frozen", (64, 2), frozen=True),
+        Laid("b", (64, 2)),
+        Laid("tied", (64, 8), "embedding"),
+        Laid("c", (64,)),
     ]
     buckets = plan_buckets(parameters, 256, 1)
     assert [[slot.name for slot in bucket.slots] for bucket in buckets] == [
         ["a", "b"],
         ["tied"],
         ["norm"],
+        ["frozen"],
         ["c"],
     ]
-    assert [bucket.replicated for bucket in buckets] == ["", "embedding", "tp", ""]
+    assert [bucket.replicated for bucket in buckets] == ["", "embedding", "tp", "", ""]
+    assert [bucket.frozen for bucket in buckets] == [False, False, False, True, False]
 
 
 def test_the_tied_embedding_is_sharded_alike_on_both_stages() -> None:
     shape = (123, 17)
-    first = plan_buckets([("norm", (17,), "tp"), ("tied", shape, "embedding")], 100, 3)
-    last = plan_buckets([("tied", shape, "embedding"), ("w", (9, 9), "")], 10**6, 3)
+    first = plan_buckets([Laid("norm", (17,), "tp"), Laid("tied", shape, "embedding")], 100, 3)
+    last = plan_buckets([Laid("tied", shape, "embedding"), Laid("w", (9, 9))], 10**6, 3)
     plans = [next(b for b in buckets if b.replicated == "embedding") for buckets in (first, last)]
     assert plans[0] == plans[1]
     assert plans[0].size >= math.prod(shape)

@@ -131,7 +131,8 @@ class Workplace:
         """Forward and backward; the weights stay."""
         loss = model.forward_backward(batches)
         sharded = model.data_parallel
-        gradients = {name: sharded.main_gradient(p).clone() for name, p in sharded.parameters.items()}
+        trained = {name: p for name, p in sharded.parameters.items() if p.requires_grad}
+        gradients = {name: sharded.main_gradient(p).clone() for name, p in trained.items()}
         pieces = global_pieces(model, "grad")
         return Step(loss, gradients, pieces | {"loss": self._global(loss)})
 

@@ -158,7 +158,7 @@ def test_every_field_of_the_model_counts_unless_it_is_known_not_to(name: str) ->
     special |= {"custom_layer": "layers.py:Mine", "layer_types": "sliding,full", "moe_layer_freq": "[0]+[1]*3"}
     special |= {"moe_router_score_function": "softmax"}
     base = {"vocab_size": 64, "rope_scaling_type": "yarn", "rope_scaling_factor": 2.0, "num_experts": 4}
-    base |= {"layer_types": "linear,full", "moe_router_score_function": "sigmoid"}
+    base |= {"layer_types": "linear,full", "moe_router_score_function": "sigmoid", "lora_rank": 4}
     model = ModelConfig(**base)  # type: ignore[arg-type]
     changed = dataclasses.replace(model, **{name: special.get(name, _other(getattr(model, name)))})
     before, after = (model_identity(RunConfig(model=m)) for m in (model, changed))

@@ -12,6 +12,7 @@ from memo.config.hugging_face import read_config
 from memo.errors import MemoError
 from memo.mesh import Mesh
 from memo.parallel.data import ShardedDataParallel
+from memo.spec.weights import is_of_adapter
 
 
 def pretrained_directory(config: RunConfig) -> str | None:
@@ -35,9 +36,12 @@ def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: Sha
     """Fill masters and weights from DIR/*.safetensors; collective over all ranks.
 
     A rank reads the rectangles of its own shard of the masters, so that no rank holds the whole model; weights are then
-    gathered from the masters. Raises CheckpointError on every rank if any rank cannot read.
+    gathered from the masters. Adapters, which the files lack, are initialized. Raises CheckpointError on every rank if
+    any rank cannot read.
     """
     failure = None
+    if config.model.lora_rank:
+        data_parallel.initialize(config.training.seed, lambda parameter: is_of_adapter(parameter.local_name))
     try:
         _read_masters(open_pretrained(directory, config), data_parallel)
     except MemoError as error:
@@ -50,6 +54,7 @@ def _read_masters(weights: PretrainedWeights, data_parallel: ShardedDataParallel
     parts = [
         (name, tuple(offset), values)
         for owner in data_parallel.master_segments()
+        if not is_of_adapter(owner.segment.slot.name)
         for name, (_, chunks) in global_chunks(owner.segment, owner.shard, owner.weight.detach()).items()
         for offset, values in chunks
     ]

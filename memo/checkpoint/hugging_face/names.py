@@ -15,6 +15,7 @@ from memo.config.hugging_face_families import TRAINED
 from memo.config.hugging_face_family import TensorNames
 from memo.config.model import ModelConfig
 from memo.spec.shapes import shape_of
+from memo.spec.weights import is_of_adapter
 
 Shape = tuple[int, ...]
 
@@ -97,7 +98,7 @@ _NO_WEIGHTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(bias|masked_bias)
 
 
 def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, Shape]:
-    """{memo's global name: shape} in the model's order.
+    """{memo's global name: shape} in the model's order, without LoRA's adapters.
 
     `num_positions`: rows of a learned position table, if the model has one.
     """
@@ -109,6 +110,7 @@ def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, Shape]:
         f"{prefix}{name}": size
         for prefix, weights in [("", shape.embedding_weights), *layers, ("", shape.head_weights)]
         for weight in weights
+        if not is_of_adapter(weight.name)
         for name, size in weight.part_shapes().items()
     }
 

@@ -9,6 +9,7 @@ from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply
 from memo.estimate.program.messages import all_gather, scattered
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import Normed, norm_backward, norm_forward
+from memo.spec.lora import is_trained
 from memo.spec.stack import num_rotations
 
 _TOKEN_BYTES = 4
@@ -18,6 +19,9 @@ _EMBEDDING_CHUNK = 8192
 """Tokens that are looked up at a time, as in memo.parallel.embedding."""
 _SEGMENT_TOKENS = 10
 """Tokens of one row whose gradients a GPU sums in one piece, in fp32."""
+
+
+_TABLES = ("embedding.weight", "position_embedding.weight", "head.weight", "final_norm.weight")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class EndSizes:
         tied: whether the head is the embedding's matrix and both are on the same stage.
         scaled: whether what the embedding gives is multiplied.
         rotations: tables of RoPE.
+        frozen: global tensors of the ends that are not trained.
     """
 
     rows: int
@@ -39,6 +44,7 @@ class EndSizes:
     tied: bool
     scaled: bool
     rotations: int
+    frozen: frozenset[str] = frozenset()
 
 
 def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
@@ -51,6 +57,7 @@ def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
         tied=parallel.pp == 1 and not model.untie_embeddings_and_output_weights,
         scaled=model.scale_embeddings,
         rotations=num_rotations(model),
+        frozen=frozenset(name for name in _TABLES if not is_trained(model, name)),
     )
 
 
@@ -71,7 +78,7 @@ def order_bytes(z: LayerSizes) -> int:
 
 def embedding_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
     x = ledger.make("input", z.between_layers)
-    if z.tp > 1 or z.sections:
+    if _is_in_chunks(z, ends):
         chunk = _embedding_chunk(z)
         rows = [ledger.make("rows", chunk * _TOKEN_BYTES), ledger.make("foreign", chunk)]
         embedded = ledger.make("embedded", hidden_bytes(z, chunk))
@@ -87,6 +94,10 @@ def embedding_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
     return x
 
 
+def _is_in_chunks(z: LayerSizes, ends: EndSizes) -> bool:
+    return z.tp > 1 or bool(z.sections) or "embedding.weight" in ends.frozen
+
+
 def _embedding_chunk(z: LayerSizes) -> int:
     """Tokens that are looked up at a time, as in memo.parallel.embedding."""
     return min(_EMBEDDING_CHUNK, z.cut)
@@ -96,10 +107,11 @@ def embedding_backward(
     ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Block | None, of_head: Block | None
 ) -> None:
     """Frees `grad`, None if the caller holds it, and `of_head`, the head's part of the gradient of a tied matrix."""
-    size, of_positions = ends.rows * z.hidden, ends.positions * z.hidden
+    has_table, has_positions = (name not in ends.frozen for name in _TABLES[:2])
+    size, of_positions = ends.rows * z.hidden * has_table, ends.positions * z.hidden * has_positions
     if of_positions and not z.sections:
         add_gradient(ledger, z, of_positions)
-    if z.tp == 1 and not z.sections:
+    if not _is_in_chunks(z, ends):
         scaled = ledger.make("scaled gradient", z.between_layers if ends.scaled else 0)
         if ends.scaled:
             ledger.free(grad)
@@ -115,7 +127,7 @@ def embedding_backward(
         rows = [ledger.make("rows", chunk * _TOKEN_BYTES), ledger.make("foreign", chunk)]
         for each in sizes[1:]:
             _add_rows(ledger, z, chunk // z.tp, each)
-        gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, chunk))
+        gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, chunk) * has_table)
         _add_rows(ledger, z, chunk, size)
         ledger.free(gathered, *rows)
         tables = sums
@@ -142,7 +154,7 @@ def _segment_bytes(z: LayerSizes, tokens: int, rows: int) -> int:
     """Bytes of the sums that aten::embedding_dense_backward makes on a GPU: it sorts tokens by row and sums segments of
     them first, of which there are at most this many."""
     segments = -(-tokens // _SEGMENT_TOKENS) + min(tokens, rows)
-    return segments * z.hidden * 4 if z.on_cuda else 0
+    return segments * z.hidden * 4 if z.on_cuda and rows else 0
 
 
 def rope_frequency_bytes(z: LayerSizes, rotations: int) -> int:
@@ -189,8 +201,9 @@ def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
 def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> Block | None:
     """The head's gradient, if a tied embedding adds its own to it. The gradient of the last layer's output takes the
     place of that output. On GPUs products add to the head's main gradient themselves."""
-    size, of_norm = 0 if z.on_cuda else ends.rows * z.hidden, (1 if z.rms else 2) * z.hidden
-    waits = ends.tied and not z.on_cuda
+    size = 0 if z.on_cuda else _trained_head(z, ends)
+    of_norm = 0 if "final_norm.weight" in ends.frozen else (1 if z.rms else 2) * z.hidden
+    waits = ends.tied and size > 0
     sums = ledger.make("norm weight gradients", of_norm * z.wide)
     total = ledger.make("head gradient", size * z.wide)
     _loss_chunk_backward(ledger, z, ends)
@@ -210,7 +223,7 @@ def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> 
 
 
 def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
-    size = ends.rows * z.hidden if z.mixed and not z.on_cuda else 0  # else the product adds to the sum itself
+    size = _trained_head(z, ends) if z.mixed and not z.on_cuda else 0  # else the product adds to the sum itself
     copied = _TOKEN_BYTES + z.wide if z.tp > 1 else 0  # label and log-sum-exp
     of_tokens = ledger.make("tokens of a chunk", ends.chunk * (copied + z.wide))
     norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=True)
@@ -226,6 +239,11 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     ledger.free(weight, logits, gathered if z.tp > 1 else None)
     grad_x = norm_backward(ledger, z, norm)
     ledger.free(grad_x, norm.out, grad_normed, of_tokens)
+
+
+def _trained_head(z: LayerSizes, ends: EndSizes) -> int:
+    """Elements of the head's gradient."""
+    return 0 if ("embedding.weight" if ends.tied else "head.weight") in ends.frozen else ends.rows * z.hidden
 
 
 def _gathered(ledger: Ledger, z: LayerSizes, ends: EndSizes, norm: Normed) -> Block | None:

@@ -5,7 +5,7 @@ largest expert counts; it is taken to have twice its share of the rows. Numbers 
 """
 
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply
+from memo.estimate.program.matrices import add_weight_gradient, hidden_bytes, multiply
 from memo.estimate.program.messages import reduce_scatter, scattered
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import activation_backward, activation_forward
@@ -58,8 +58,7 @@ def _products(ledger: Ledger, z: LayerSizes, elements: int) -> None:
 
 
 def _add_gradients(ledger: Ledger, z: LayerSizes, matrix: int) -> None:
-    if z.mixed and not z.on_cuda:
-        add_gradient(ledger, z, matrix // z.experts)
+    add_weight_gradient(ledger, z, matrix // z.experts)
 
 
 def first_forward(ledger: Ledger, z: LayerSizes, tokens: int, is_placed: bool) -> Block | None:

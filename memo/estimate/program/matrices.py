@@ -1,5 +1,9 @@
 """Column- and row-parallel matrices (memo.executor.pieces), and gradients of weights."""
 
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import scattered
 from memo.estimate.program.sizes import LayerSizes
@@ -26,15 +30,76 @@ def add_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
     ledger.free(gradient)
 
 
+class AdapterSizes(NamedTuple):
+    """Of LoRA's matrices beside one: their shapes on this rank."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    @property
+    def parts(self) -> int:
+        return self.a[0] // self.b[1]
+
+
+def adapter_of(matrices: Mapping[str, tuple[int, ...]], module: str) -> AdapterSizes | None:
+    a, b = (matrices.get(f"{module}.adapter.{part}") for part in "ab")
+    return None if a is None or b is None else AdapterSizes(a, b)
+
+
+def adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
+    """What the adapter gives is added to the output in place (memo.parallel.adapter)."""
+    if adapter is not None:
+        narrow = _adapter_input(ledger, z, tokens, adapter)
+        multiply(ledger, z, tokens * adapter.b[0])
+        ledger.free(narrow)
+
+
+def adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
+    """The gradient of the narrow input, of which that of the input is added in place."""
+    if adapter is None:
+        return None
+    grad = parts = ledger.make("adapter", tokens * adapter.a[0] * z.narrow)
+    if adapter.parts > 1:
+        grad = ledger.make("adapter", tokens * adapter.a[0] * z.narrow)
+        ledger.free(parts)
+    multiply(ledger, z, tokens * adapter.a[1])
+    return grad
+
+
+def adapter_gradients(
+    ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
+) -> None:
+    """Frees `grad`, which `adapter_backward` has returned."""
+    if adapter is None:
+        return
+    add_weight_gradient(ledger, z, math.prod(adapter.a))
+    narrow = _adapter_input(ledger, z, tokens, adapter)
+    add_weight_gradient(ledger, z, math.prod(adapter.b))
+    ledger.free(narrow, grad)
+
+
+def _adapter_input(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes) -> Block:
+    narrow = ledger.make("adapter", tokens * adapter.a[0] * z.narrow)
+    multiply(ledger, z, tokens * adapter.a[0])
+    return narrow
+
+
+def add_weight_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
+    """The matrix product itself adds to the main gradient, but on CPUs where this is wider than the model."""
+    if z.mixed and not z.on_cuda:
+        add_gradient(ledger, z, size)
+
+
 def hidden_bytes(z: LayerSizes, tokens: int) -> int:
     """Bytes of the hidden states of `tokens` tokens, gathered over tp."""
     return tokens * z.hidden * z.narrow
 
 
-def row_forward(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
+def row_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None = None) -> Block:
     """Output of a row-parallel matrix; its input belongs to the caller."""
     partial = ledger.make("row output", hidden_bytes(z, tokens))
     multiply(ledger, z, tokens * z.hidden)
+    adapter_forward(ledger, z, tokens, adapter)
     out = scattered(ledger, z.tp, "row output", partial)
     if z.linear_bias:
         biased = ledger.make("row output", out.num_bytes)

@@ -21,10 +21,11 @@ class Reductions:
         self._ledger, self._z, self._layout, self._layers = ledger, z, layout, layers
         self._reduces_each = config.parallel.shards_gradients
         self._overlaps = config.parallel.overlap_grad_reduce
+        self._buckets = [bucket for bucket in layout.buckets if not bucket.plan.frozen]
         self._driven = {owner for owner, its in layout.places.items() if self._is_layer(owner) and its.is_driven}
-        self._whole = [bucket for bucket in layout.buckets if bucket.owner not in self._driven]
+        self._whole = [bucket for bucket in self._buckets if bucket.owner not in self._driven]
         self._of_driven: dict[int, list[OwnedBucket]] = {owner: [] for owner in self._driven}
-        for bucket in layout.buckets if self._driven else ():
+        for bucket in self._buckets if self._driven else ():
             if bucket.owner in self._driven:
                 self._of_driven[bucket.owner].append(bucket)
         self._reducing: list[Block] = []  # for each bucket in `_whole` its shard and gloo's copy
@@ -81,7 +82,7 @@ class Reductions:
         if layout.num_shards > 1:
             self._pending = [self._ledger.make("gloo", bucket.size * self._z.wide) for bucket in buckets]
         if layout.places[owner].optimizer_on_host and is_last_microbatch:
-            self._pending_squares = max(map(self._squares, buckets))
+            self._pending_squares = max(map(self._squares, buckets), default=None)
         if layout.num_shards == 1:  # there is no message that an operation could hide
             self._finish_pending()
 
@@ -110,7 +111,7 @@ class Reductions:
     def _norm(self) -> None:
         """The norm of gradients that stay on the device; all others were squared before they left it."""
         self._ledger.at = "gradient norm"
-        here = [bucket for bucket in self._layout.buckets if not self._layout.places[bucket.owner].optimizer_on_host]
+        here = [bucket for bucket in self._buckets if not self._layout.places[bucket.owner].optimizer_on_host]
         if here:
             self._ledger.pulse(self._squares(max(here, key=lambda bucket: bucket.size)))
 
@@ -123,7 +124,7 @@ class Reductions:
         """Gather updated weights bucket by bucket, from a copy of each rank's shard into a buffer of gloo's own."""
         self._ledger.at = "weights"
         layout = self._layout
-        whole = [bucket.size for bucket in layout.buckets if not layout.places[bucket.owner].weights_in_slot]
+        whole = [bucket.size for bucket in self._buckets if not layout.places[bucket.owner].weights_in_slot]
         if layout.num_shards > 1 and whole:
             largest = max(whole) * self._z.narrow
             self._ledger.pulse(("weights to send", largest // layout.num_shards), ("gloo", largest))

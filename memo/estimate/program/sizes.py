@@ -37,7 +37,8 @@ class LayerSizes(NamedTuple):
         activation_terms: values as wide that the kernels of the activation make besides.
         qk_norm, qk_across: whether each head of q and k is normed, or all heads of each together.
         experts, top_k: of a layer, and of each token; no experts: one MLP for all tokens.
-        matrices: outputs and inputs of each matrix, by the path of its module.
+        matrices: outputs and inputs of each matrix, by the path of its module; those of an adapter among them.
+        frozen: modules whose matrices are not trained.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
         rotary_dim: dims of a head that RoPE rotates; 0: there is none.
         sinks: whether a logit of each query head joins its softmax.
@@ -91,6 +92,7 @@ class LayerSizes(NamedTuple):
     on_cuda: bool
     delta: bool = False
     halves: tuple[Half, Half] | None = None
+    frozen: frozenset[str] = frozenset()
 
     @property
     def q(self) -> int:
@@ -196,6 +198,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         on_cuda=device == "cuda",
         delta=model.is_linear,
         halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
+        frozen=frozenset(module for module, weight in layer_matrices(model).items() if weight.frozen),
     )
 
 

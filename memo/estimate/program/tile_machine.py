@@ -11,7 +11,17 @@ from typing import Any
 from memo.estimate.program import experts
 from memo.estimate.program.halves import half_again, half_forward
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply, row_forward
+from memo.estimate.program.matrices import (
+    AdapterSizes,
+    adapter_backward,
+    adapter_forward,
+    adapter_gradients,
+    adapter_of,
+    add_weight_gradient,
+    hidden_bytes,
+    multiply,
+    row_forward,
+)
 from memo.estimate.program.messages import all_gather_async, reduce_scatter
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import (
@@ -142,9 +152,12 @@ class TileLedger(Machine):
         self.live |= zip(step.makes, made, strict=True)
 
     def add_weight_gradient(self, operation: Operation) -> None:
-        """The matrix product itself adds to the main gradient, but on CPUs where this is wider than the model."""
-        if self.z.mixed and not self.z.on_cuda:
-            add_gradient(self.ledger, self.z, math.prod(self.matrices[operation.module]))
+        """Unless it is frozen."""
+        if operation.module not in self.z.frozen:
+            add_weight_gradient(self.ledger, self.z, math.prod(self.matrices[operation.module]))
+
+    def adapter_of(self, operation: Operation) -> AdapterSizes | None:
+        return adapter_of(self.matrices, operation.module)
 
 
 def _norm(machine: TileLedger, operation: Operation) -> Made:
@@ -161,11 +174,12 @@ def _column(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     made = machine.make(operation.makes[0], elements * machine.z.narrow)
     multiply(machine.ledger, machine.z, elements)
+    adapter_forward(machine.ledger, machine.z, machine.tokens, machine.adapter_of(operation))
     return (made,)
 
 
 def _row(machine: TileLedger, operation: Operation) -> Made:
-    return (row_forward(machine.ledger, machine.z, machine.tokens),)
+    return (row_forward(machine.ledger, machine.z, machine.tokens, machine.adapter_of(operation)),)
 
 
 def _expert_column(machine: TileLedger, operation: Operation) -> Made:
@@ -211,11 +225,14 @@ def _column_backward(machine: TileLedger, operation: Operation) -> Made:
     ledger, z = machine.ledger, machine.z
     whole = ledger.make("column gradient", machine.whole_bytes)
     multiply(ledger, z, machine.tokens * z.hidden)
+    adapter = machine.adapter_of(operation)
+    narrow = adapter_backward(ledger, z, machine.tokens, adapter)
     grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", whole)
     if z.tp > 1:
         ledger.free(whole)  # gloo works on a copy of it
     machine.wait()
     machine.add_weight_gradient(operation)
+    adapter_gradients(ledger, z, machine.tokens, adapter, narrow)
     ledger.begin_tail()  # unless a norm stands before it
     ledger.free_late(copy)
     return (grad_x,)
@@ -227,19 +244,22 @@ def _row_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.add_weight_gradient(operation)
     grad_x = machine.ledger.make("row gradient", elements * z.narrow)
     multiply(machine.ledger, z, elements)
+    adapter = machine.adapter_of(operation)
+    narrow = adapter_backward(machine.ledger, z, machine.tokens, adapter)
+    adapter_gradients(machine.ledger, z, machine.tokens, adapter, narrow)
     return (grad_x,)
 
 
 def _expert_column_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
-    matrix = math.prod(machine.matrices[operation.module])
+    matrix = 0 if operation.module in machine.z.frozen else math.prod(machine.matrices[operation.module])
     return (experts.first_backward(machine.ledger, machine.z, machine.tokens, matrix),)
 
 
 def _expert_row_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     machine.sort_rows()
-    matrix = math.prod(machine.matrices[operation.module])
+    matrix = 0 if operation.module in machine.z.frozen else math.prod(machine.matrices[operation.module])
     made = experts.second_backward(machine.ledger, machine.z, machine.tokens, matrix)
     return (made, *(None for _ in operation.reads[1:]))
 

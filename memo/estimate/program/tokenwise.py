@@ -44,7 +44,7 @@ def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int
 
 
 def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
-    """Gradient of the input.
+    """Gradient of the input; of a frozen factor it takes less on CPUs, by an input in the wide dtype.
 
     The ledger's tail begins where the weight's gradient is done: the reduction of a module's last bucket starts there.
     """
