@@ -110,6 +110,14 @@ class _Options:
     """What the first moments of AdamW are kept in, fp32 (default) or bf16."""
     exp_avg_sq_dtype: MomentDtype | None = None
     """The same of the second moments."""
+    lora_rank: int | None = None
+    """Rank of LoRA's adapters beside a frozen model; default 0: all of it is trained."""
+    lora_target_modules: str | None = None
+    """The matrices that have them, all-linear by default."""
+    freeze: str | None = None
+    """Patterns of parameters that are not trained, such as layers.[0-7].*."""
+    train_only: str | None = None
+    """The same of those that are trained."""
     deterministic: bool = False
     """Of a run with --deterministic, whose attention is slower on GPUs from compute capability 9.0 on."""
 
@@ -287,7 +295,9 @@ def _title(case: Case) -> str:
     alpha = "" if case.alpha is None else f", alpha {case.alpha}"
     repeats = ", deterministic" if case.deterministic else ""
     narrow = "".join(f", {each} bf16" for each in ("exp_avg", "exp_avg_sq") if getattr(case, f"{each}_dtype") == "bf16")
-    asked = f"{layout}{alpha}{narrow}{repeats}"
+    lora = f", LoRA of rank {case.lora_rank}" if case.lora_rank else ""
+    lora += ", frozen in part" if case.freeze or case.train_only else ""
+    asked = f"{layout}{alpha}{lora}{narrow}{repeats}"
     return f"{case.method}: {case.model}, {case.seq_len:,} tokens, {asked}, {case.hardware.name}"
 
 

@@ -11,7 +11,10 @@ from memo.config.hugging_face import CONFIG_FILE
 from memo.config.require import require
 from memo.units import GIB, format_bytes
 
-EXAMPLES = ("memo export runs/a --out Llama-3.1-8B-mine",)
+EXAMPLES = (
+    "memo export runs/a --out Llama-3.1-8B-mine",
+    "memo export runs/lora --out Llama-3.1-8B-mine --merge-adapters",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,9 @@ class _Options:
     """Weights are cut into files of at most this size, one of which is in memory at a time."""
     tokenizer: str | None = None
     """Directory with the tokenizer's files, or a tokenizer.json; default: the one the run knows."""
+    merge_adapters: bool = False
+    """Of a run with LoRA, write the whole model with its adapters added to the weights; default: the adapters alone, in
+    the files of PEFT."""
     verify_checkpoint: bool = True
     """Compare the checksums of what is read with those that were written; off: take a damaged one as it is."""
     config: Annotated[str | None, Flag(metavar="RUN.TOML")] = None
@@ -59,6 +65,7 @@ def main(argv: Sequence[str]) -> None:
         tokenizer=options.tokenizer,
         config_file=options.config,
         verify=options.verify_checkpoint,
+        merge_adapters=options.merge_adapters,
     )
     tokenizer = ", ".join(exported.companions) or "no tokenizer, as the run knows none (give --tokenizer)"
     print(

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from memo.cli.waiting import waiting
-from memo.config import TrainingConfig
+from memo.config import ModelConfig, TrainingConfig
 from memo.config.check_model import unscaled_length
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import changed, dashed
+from memo.config.model import CHOICES_OF_TRAINED
 from memo.config.require import require
 from memo.config.training import MomentDtype
 from memo.errors import ConfigError, tell
@@ -87,6 +88,14 @@ class _Options:
     """As of the run: every run gives the same bits, under kernels of attention that are slower on newer GPUs."""
     custom_layer: str = ""
     """As of the run: FILE.py:CLASS of a layer of your own in the place of the model's (docs/custom_model.md)."""
+    lora_rank: int = ModelConfig.lora_rank
+    """As of the run: rank of LoRA's adapters beside a frozen model; 0: all of it is trained."""
+    lora_target_modules: str = ModelConfig.lora_target_modules
+    """As of the run: the matrices that have them."""
+    freeze: str = ""
+    """As of the run: patterns of parameters that are not trained, such as layers.[0-7].*."""
+    train_only: str = ""
+    """As of the run: the same of those that are trained."""
     objective: Objective = "tgs"
     """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the
     largest model of --family, or of the shape of --model, then tgs."""
@@ -182,7 +191,7 @@ def _asked(options: _Options) -> dict[str, Any]:
     """The arguments of `ask` that are the same for every machine."""
     names = ("seq_len", "host_memory_gib", "place_states", "nvme_gib", "nvme_gb_per_s", "nvme_path", "clip_grad")
     more = ("exp_avg_dtype", "exp_avg_sq_dtype", "deterministic", "price_per_gpu_hour", "custom_layer")
-    return {name: getattr(options, name) for name in (*names, *more)}
+    return {name: getattr(options, name) for name in (*names, *more, *CHOICES_OF_TRAINED)}
 
 
 def _compare(model: str, machines: str, options: _Options, columns: int | None) -> None:

@@ -16,7 +16,7 @@ def check_model(config: RunConfig) -> None:
     _check_layer_types(config.model)
     _check_norms(config.model)
     _check_experts(config)
-    check_trained(config.model)
+    check_trained(config)
     model = config.model
     pretrained = config.checkpoint.pretrained_checkpoint
     require(

@@ -1,14 +1,18 @@
 """Rules about what is trained: frozen parameters, and the adapters of LoRA."""
 
-from memo.config.model import LORA_TARGETS, ModelConfig
+from memo.config.model import LORA_TARGETS
 from memo.config.require import require
+from memo.config.run import RunConfig
 from memo.config.unread import require_with
 
 _ALL = "all-linear"
 
 
-def check_trained(model: ModelConfig) -> None:
+def check_trained(config: RunConfig) -> None:
     """Raises ConfigError. Whether the patterns name any parameter is checked by memo.spec.parameters."""
+    model, checkpoint = config.model, config.checkpoint
+    require_with(checkpoint, "lora_checkpoint", model.lora_rank, "--lora-rank", "16")
+    require_with(checkpoint, "lora_checkpoint", checkpoint.pretrained_checkpoint, "--model", "DIR")
     require(
         not (model.freeze and model.train_only),
         f"--freeze {model.freeze} fights with --train-only {model.train_only}: give the shorter one of the two",

@@ -60,6 +60,9 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
 }
 """Names in lora_target_modules, which are those of most models of Hugging Face, and the tensors that they name here."""
 
+CHOICES_OF_TRAINED = ("freeze", "train_only", "lora_rank", "lora_target_modules")
+"""Fields by which a plan tells what is trained; others change no size."""
+
 SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
     "rope_scaling_factor": ("linear", "llama3", "yarn"),
     "rope_original_max_position_embeddings": ("llama3", "yarn"),
@@ -195,8 +198,8 @@ class ModelConfig:
     lora_use_rslora: bool = False
     """It is multiplied by lora-alpha / the square root of lora-rank instead (rank-stabilised LoRA)."""
     lora_target_modules: str = "all-linear"
-    """Matrices with adapters: all-linear, which is all of layers but routers and experts, or names of q_proj, k_proj,
-    v_proj, o_proj, gate_proj, up_proj and down_proj with commas between."""
+    """Matrices with adapters: all-linear, which is all of layers but routers, or names of q_proj, k_proj, v_proj,
+    o_proj, gate_proj, up_proj and down_proj with commas between; of experts each has its own."""
     scale_embeddings: bool = False
     """Multiply what the embedding gives by the square root of hidden-size, which is rounded to the model's dtype."""
     untie_embeddings_and_output_weights: bool = False

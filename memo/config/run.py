@@ -40,6 +40,9 @@ class CheckpointConfig:
     names, such as seq_length,rotary_base; any other difference is refused."""
     pretrained_checkpoint: str | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
+    lora_checkpoint: str | None = None
+    """Directory of PEFT whose adapters are the initial ones, as --pretrained-checkpoint says of weights; default: new
+    ones, which change nothing at first."""
     save_interval: Annotated[NonNegativeInt, COUNT] = 0
     """Save after every so many steps, and at the end of the run; 0: not by steps."""
     save_interval_minutes: NonNegativeFloat | None = None

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from memo.artifacts.reading import shown
-from memo.config import PRESETS
+from memo.config import PRESETS, ModelConfig
 from memo.config.derived import BYTE_VOCAB_SIZE
 from memo.config.flag import LARGEST
 from memo.config.model_name import model_problem
@@ -51,6 +51,7 @@ class Case:
         loss_chunk_size: tokens whose logits exist at once; 0 for all of them, which is the default of megatron-lm.
         exp_avg_dtype, exp_avg_sq_dtype: what the moments of AdamW are kept in.
         deterministic: whether every run gives the same bits.
+        lora_rank, lora_target_modules, freeze, train_only: what is trained, as in ModelConfig.
     """
 
     method: str
@@ -74,6 +75,10 @@ class Case:
     exp_avg_dtype: MomentDtype
     exp_avg_sq_dtype: MomentDtype
     deterministic: bool
+    lora_rank: int
+    lora_target_modules: str
+    freeze: str
+    train_only: str
     shape: ModelShape
     node_share: str
 
@@ -113,6 +118,11 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
         raise read.refusal(
             "recompute", f"fights with alpha {alpha}, which decides what is recomputed: empty one of both"
         )
+    trained: dict[str, Any] = {
+        "lora_rank": 0 if read.text["lora_rank"] == "0" else read.count("lora_rank", 0),
+        "lora_target_modules": read.text["lora_target_modules"] or ModelConfig.lora_target_modules,
+        **{name: read.text[name] for name in ("freeze", "train_only")},
+    }
     return Case(
         method=method,
         model=read.text["model"],
@@ -135,9 +145,20 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
         exp_avg_dtype=read.choice("exp_avg_dtype", get_args(MomentDtype)),
         exp_avg_sq_dtype=read.choice("exp_avg_sq_dtype", get_args(MomentDtype)),
         deterministic=read.choice("deterministic", ("false", "true")) == "true",
-        shape=read.using("model", lambda name: model_shape(name, seq_len)),
+        **trained,
+        shape=read.using("model", lambda name: _trained_shape(model_shape(name, seq_len), trained, seq_len)),
         node_share=share,
     )
+
+
+def _trained_shape(shape: ModelShape, trained: Mapping[str, Any], seq_len: int) -> ModelShape:
+    """Of a model of which so much is trained. Raises ConfigError for one that memo can only plan for."""
+    model = replace(shape.nearest, **trained)
+    if model == shape.nearest:
+        return shape
+    if shape.parameters != shape_of(shape.nearest, shape.name, seq_len).parameters:
+        raise ConfigError("memo trains no such model, so nothing of it can be frozen: leave lora_rank and freeze empty")
+    return shape_of(model, shape.name, seq_len)
 
 
 @lru_cache(maxsize=256)

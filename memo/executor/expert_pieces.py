@@ -35,8 +35,10 @@ class ExpertMlp(Protocol):
 
 def experts_forward(x: Tensor, mlp: ExpertMlp, rows: ExpertRows, out: Tensor | None) -> Tensor:
     """x [s, b, h] -> fc1 of each expert of a token, [s, b, K f], in `out` if given; rows stand sorted by expert."""
-    out = None if out is None else out.view(rows.count, -1)
-    made = rows.products(rows.of_tokens(x), mlp.fc1.weight, mlp.fc1.bias, out=out)
+    out, of_tokens = None if out is None else out.view(rows.count, -1), rows.of_tokens(x)
+    made = rows.products(of_tokens, mlp.fc1.weight, mlp.fc1.bias, out=out)
+    if mlp.fc1.adapter is not None:
+        mlp.fc1.adapter.add_(made, of_tokens, rows)
     return made.view(*x.shape[:2], -1)
 
 
@@ -56,13 +58,19 @@ def experts_backward(
     """
     x, grad = gathering.wait(), grads[0].view(rows.count, -1)
     grad_x, of_router, of_bias = mlp.route_backward(grads[1], x, routing, rows)
-    grad_x = rows.sums(rows.products(grad, mlp.fc1.weight, back=True)).add_(grad_x)
+    of_rows, adapter = rows.products(grad, mlp.fc1.weight, back=True), mlp.fc1.adapter
+    narrow = None if adapter is None else adapter.add_gradient_(of_rows, grad, rows)
+    grad_x = rows.sums(of_rows).add_(grad_x)
+    del of_rows
     scattered, work = reduce_scatter_async(grad_x.view_as(x), group)
     for parameter, found in ((mlp.router.weight, of_router), (mlp.router.bias, of_bias)):
         main = None if parameter is None else sink.main_gradient(parameter)
         if main is not None:
             main.add_(found)
-    rows.add_weight_gradients(sink.main_gradient(mlp.fc1.weight), grad, rows.of_tokens(x))
+    of_tokens = rows.of_tokens(x)
+    rows.add_weight_gradients(sink.main_gradient(mlp.fc1.weight), grad, of_tokens)
+    if adapter is not None and narrow is not None:
+        adapter.add_weight_gradients(grad, of_tokens, narrow, sink.main_gradient, rows)
     if mlp.fc1.bias is not None:
         rows.add_bias_gradients(sink.main_gradient(mlp.fc1.bias), grad)
     if work is not None:
@@ -72,7 +80,11 @@ def experts_backward(
 
 def combine_forward(x: Tensor, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows, group: ProcessGroup | None) -> Tensor:
     """Sums over each token's rows of fc2 of x [s, b, K f], and over tp -> [n, b, h]."""
-    y = rows.sums(rows.products(x.view(rows.count, -1), mlp.fc2.weight))
+    made = rows.products(x.view(rows.count, -1), mlp.fc2.weight)
+    if mlp.fc2.adapter is not None:
+        mlp.fc2.adapter.add_(made, x.view(rows.count, -1), rows)
+    y = rows.sums(made)
+    del made
     return mlp.add_biases_(reduce_scatter(y.view(*routing.shape[:2], -1), group), routing)
 
 
@@ -83,7 +95,11 @@ def combine_backward(
     grad = rows.of_tokens(gathering.wait())
     if x is not None:
         rows.add_weight_gradients(sink.main_gradient(mlp.fc2.weight), grad, x.view(rows.count, -1))
-    return rows.products(grad, mlp.fc2.weight, back=True).view(*routing.shape[:-1], -1)
+    grad_x, adapter = rows.products(grad, mlp.fc2.weight, back=True), mlp.fc2.adapter
+    if adapter is not None and x is not None:
+        narrow = adapter.add_gradient_(grad_x, grad, rows)
+        adapter.add_weight_gradients(grad, x.view(rows.count, -1), narrow, sink.main_gradient, rows)
+    return grad_x.view(*routing.shape[:-1], -1)
 
 
 def biases_backward(

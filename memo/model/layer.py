@@ -91,13 +91,18 @@ class ModelParts:
         weight, bias = self.of_layer(layer, name)
         return RowParallelLinear(weight, bias, self.tp_group, self._adapter(layer, name))
 
-    def _adapter(self, layer: int, name: str) -> Adapter | None:
+    def matrix(self, layer: int, name: str) -> "_Matrix":
+        """Of all experts."""
+        weight, bias = self.of_layer(layer, name)
+        return _Matrix(weight, bias, self._adapter(layer, name, is_of_experts=True))
+
+    def _adapter(self, layer: int, name: str, *, is_of_experts: bool = False) -> Adapter | None:
         """Of the matrix `name` of a layer, if it has one."""
         a, b = (self.in_layer(layer, f"{name}.adapter.{part}") for part in "ab")
         if a is None or b is None:
             return None
         rows = adapted_rows(self.kind(layer), name, group_size(self.tp_group))
-        return Adapter(a, b, lora_factor(self.config), rows)
+        return Adapter(a, b, lora_factor(self.config), rows, self.kind(layer).num_experts if is_of_experts else 0)
 
     def norm(self, weight: nn.Parameter, bias: nn.Parameter | None) -> Norm:
         config = self.config
@@ -275,9 +280,9 @@ class SharedExperts(MLP):
 class _Matrix(nn.Module):
     """Weight and bias alone; whoever has them multiplies."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, adapter: Adapter | None = None) -> None:
         super().__init__()
-        self.weight, self.bias, self.adapter = weight, bias, None
+        self.weight, self.bias, self.adapter = weight, bias, adapter
 
 
 class Experts(nn.Module):
@@ -292,8 +297,7 @@ class Experts(nn.Module):
         super().__init__()
         self.config, self.ops, self.group = parts.config, parts.ops, parts.tp_group
         self.router = _Matrix(*parts.of_layer(layer, "mlp.router"))
-        self.fc1 = _Matrix(*parts.of_layer(layer, "mlp.fc1"))
-        self.fc2 = _Matrix(*parts.of_layer(layer, "mlp.fc2"))
+        self.fc1, self.fc2 = parts.matrix(layer, "mlp.fc1"), parts.matrix(layer, "mlp.fc2")
         self.shared = SharedExperts(parts, layer) if parts.config.shared_ffn_size else None
         self.losses: LayerLosses | None = None
         """Of the router, in training."""
@@ -305,11 +309,18 @@ class Experts(nn.Module):
         whole = all_gather(x, self.group)
         routing = self.route(whole)
         rows = self.rows(routing)
-        inner = rows.products(rows.of_tokens(whole), self.fc1.weight, self.fc1.bias)
-        outer = rows.products(self.activate(routing, inner, rows).view(rows.count, -1), self.fc2.weight)
+        inner = self._products(self.fc1, rows.of_tokens(whole), rows, self.fc1.bias)
+        outer = self._products(self.fc2, self.activate(routing, inner, rows).view(rows.count, -1), rows)
         y = reduce_scatter(rows.sums(outer).view_as(whole), self.group)
         y = self.add_biases_(y, routing.view(*whole.shape[:2], -1))
         return y if self.shared is None else y + self.shared(x)
+
+    @staticmethod
+    def _products(matrix: _Matrix, x: Tensor, rows: ExpertRows, bias: Tensor | None = None) -> Tensor:
+        y = rows.products(x, matrix.weight, bias)
+        if matrix.adapter is not None:
+            matrix.adapter.add_(y, x, rows)
+        return y
 
     def rows(self, routing: Tensor) -> ExpertRows:
         return ExpertRows(routing, self.config.num_experts)

@@ -4,10 +4,12 @@ Their products take the input and the gradient of that matrix as they are gather
 scattered with what it makes. So ranks of tp share no message more; the gradient of the matrix that all of them have
 whole is summed over them like that of a norm.
 
-Shapes: t tokens, gathered over tp; r rank, P parts of a fused matrix that have adapters.
+Shapes: t tokens, gathered over tp, or rows of tokens for experts; r rank, P parts of a fused matrix that have adapters;
+E experts, whose matrices are one below the other, or 1.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,39 +17,74 @@ from torch import Tensor, nn
 from memo.parallel.weight_gradients import add_weight_gradient
 
 
+class Products(Protocol):
+    """How rows are multiplied with matrices: all with one, or each with that of its expert
+    (memo.parallel.experts.ExpertRows)."""
+
+    def products(self, rows: Tensor, matrices: Tensor, *, back: bool = False) -> Tensor: ...
+    def add_products_(self, y: Tensor, rows: Tensor, matrices: Tensor, *, back: bool = False) -> None: ...
+    def add_weight_gradients(self, main: Tensor | None, grad_out: Tensor, rows: Tensor) -> None: ...
+
+
+class _WithOneMatrix:
+    def products(self, rows: Tensor, matrices: Tensor, *, back: bool = False) -> Tensor:
+        return rows @ (matrices if back else matrices.t())
+
+    def add_products_(self, y: Tensor, rows: Tensor, matrices: Tensor, *, back: bool = False) -> None:
+        y.addmm_(rows, matrices if back else matrices.t())
+
+    def add_weight_gradients(self, main: Tensor | None, grad_out: Tensor, rows: Tensor) -> None:
+        add_weight_gradient(main, grad_out, rows)
+
+
+_ONE = _WithOneMatrix()
+
+
 class Adapter(nn.Module):
-    """a [P r, in] and b [out of these parts, r] on this rank."""
+    """a [E P r, in] and b [E out of these parts, r] on this rank."""
 
-    def __init__(self, a: nn.Parameter, b: nn.Parameter, factor: float, rows: Sequence[slice]) -> None:
-        """`factor`: c; `rows`: of the outputs of the matrix on this rank, those of each part."""
+    def __init__(
+        self, a: nn.Parameter, b: nn.Parameter, factor: float, rows: Sequence[slice], num_experts: int = 0
+    ) -> None:
+        """`factor`: c; `rows`: of the outputs of one matrix on this rank, those of each part."""
         super().__init__()
-        self.a, self.b, self.factor, self.rows = a, b, factor, rows
+        self.a, self.b, self.factor, self.rows, self.num_experts = a, b, factor, rows, num_experts
 
-    def add_(self, y: Tensor, x: Tensor) -> None:
+    def add_(self, y: Tensor, x: Tensor, by: Products = _ONE) -> None:
         """y [t, out] += c (x A^T) B^T, for x [t, in]."""
-        for own, narrow, b in zip(self.rows, self._down(x).chunk(len(self.rows), 1), self._parts(self.b), strict=True):
-            y[:, own].addmm_(narrow, b.t())
+        narrow = self._down(x, by).chunk(len(self.rows), 1)
+        for own, part, b in zip(self.rows, narrow, self._parts(self.b), strict=True):
+            by.add_products_(y[:, own], part, b)
 
-    def add_gradient_(self, grad_x: Tensor, grad_y: Tensor) -> Tensor:
+    def add_gradient_(self, grad_x: Tensor, grad_y: Tensor, by: Products = _ONE) -> Tensor:
         """Adds the gradient of x to grad_x [t, in], and returns that of x A^T, [t, P r]."""
-        parts = [grad_y[:, own] @ b for own, b in zip(self.rows, self._parts(self.b), strict=True)]
+        parts = [
+            by.products(grad_y[:, own], b, back=True) for own, b in zip(self.rows, self._parts(self.b), strict=True)
+        ]
         grad = (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).mul_(self.factor)
-        grad_x.addmm_(grad, self.a)
+        by.add_products_(grad_x, grad, self.a, back=True)
         return grad
 
     def add_weight_gradients(
-        self, grad_y: Tensor, x: Tensor, grad: Tensor, main_gradient: Callable[[nn.Parameter], Tensor | None]
+        self,
+        grad_y: Tensor,
+        x: Tensor,
+        grad: Tensor,
+        main_gradient: Callable[[nn.Parameter], Tensor | None],
+        by: Products = _ONE,
     ) -> None:
         """`grad`: what `add_gradient_` has returned."""
-        add_weight_gradient(main_gradient(self.a), grad, x)
+        by.add_weight_gradients(main_gradient(self.a), grad, x)
         main = main_gradient(self.b)
         if main is not None:
-            narrow = self._down(x).chunk(len(self.rows), 1)
+            narrow = self._down(x, by).chunk(len(self.rows), 1)
             for own, part, of_part in zip(self.rows, narrow, self._parts(main), strict=True):
-                add_weight_gradient(of_part, grad_y[:, own], part)
+                by.add_weight_gradients(of_part, grad_y[:, own], part)
 
-    def _down(self, x: Tensor) -> Tensor:
-        return (x @ self.a.t()).mul_(self.factor)
+    def _down(self, x: Tensor, by: Products) -> Tensor:
+        return by.products(x, self.a).mul_(self.factor)
 
     def _parts(self, b: Tensor) -> tuple[Tensor, ...]:
-        return b.split([rows.stop - rows.start for rows in self.rows])
+        """Views of B, or of its gradient: the rows of each part, [out, r], or [E, out, r] of experts."""
+        sizes = [rows.stop - rows.start for rows in self.rows]
+        return b.unflatten(0, (self.num_experts, -1)).split(sizes, 1) if self.num_experts else b.split(sizes)

@@ -183,9 +183,9 @@ class ExpertRows:
     ) -> Tensor:
         """Each row with the matrix of its expert: [t K, in] W^T + bias, or for gradients [t K, out] W if `back`.
 
-        `matrices` [E out, in], `biases` [E out].
+        `matrices` [E out, in] or [E, out, in], `biases` [E out].
         """
-        each = matrices.unflatten(0, (self.num_experts, -1))
+        each = self._by_expert(matrices)
         each = each if back else each.transpose(1, 2)
         if biases is None and _has_grouped_product(rows, each):
             found = F.grouped_mm(rows, each, offs=self.ends)
@@ -199,12 +199,19 @@ class ExpertRows:
                 torch.addmm(biases.unflatten(0, (self.num_experts, -1))[expert], rows[own], each[expert], out=out[own])
         return out
 
+    def add_products_(self, y: Tensor, rows: Tensor, matrices: Tensor, *, back: bool = False) -> None:
+        """Add them to y [t K, n]."""
+        y.add_(self.products(rows, matrices, back=back))
+
+    def _by_expert(self, matrices: Tensor) -> Tensor:
+        return matrices if matrices.ndim == 3 else matrices.unflatten(0, (self.num_experts, -1))
+
     def add_weight_gradients(self, main: Tensor | None, grad_out: Tensor, rows: Tensor) -> None:
-        """Add the gradients of `matrices` of products rows W^T to `main` [E out, in]; None: they are frozen."""
+        """Add the gradients of `matrices` of products rows W^T to `main`, which is as these; None: they are frozen."""
         if main is None:
             return
         for expert, own in self._ranges:
-            add_weight_gradient(main.unflatten(0, (self.num_experts, -1))[expert], grad_out[own], rows[own])
+            add_weight_gradient(self._by_expert(main)[expert], grad_out[own], rows[own])
 
     def add_bias_gradients(self, main: Tensor | None, grad_out: Tensor) -> None:
         """Add those of `biases` to `main` [E out]; None: they are frozen."""

@@ -23,6 +23,7 @@ from memo.program.operations import (
     Scores,
 )
 from memo.spec.custom_layer import custom_facts
+from memo.spec.lora import trains_all
 from memo.spec.shapes import shape_of
 from memo.spec.skeleton import Layout
 
@@ -172,6 +173,8 @@ def kind_of(model: ModelConfig) -> Kind:
 def _as_trained(model: ModelConfig, operations: tuple[Operation, ...]) -> Kind:
     """Of matrices, whose inputs are not needed where they are frozen; those of experts make their router's scores
     again."""
+    if trains_all(model):
+        return Kind(operations)
     trained = {
         weight.name.split(".adapter.")[0] for weight in shape_of(model, "", 0).layer_weights if not weight.frozen
     }

@@ -30,6 +30,7 @@ from memo.estimate.verdict import Capacity, Program, Verdict, judge, judge_capac
 from memo.search.swap_choice import choose_swap
 from memo.simulate import StepPrediction, predict_step
 from memo.simulate.trace import trace_step
+from memo.spec.parameters import check_patterns_of
 from memo.spec.slots import Moved
 from memo.units import GIB
 
@@ -155,6 +156,7 @@ def run_config(case: Case) -> RunConfig:
     # memo.config.checks.check would take half of a case's time: the ranges of single cells were checked when they were
     # read, and there is neither data nor an optimizer to check.
     check_model(config)
+    check_patterns_of(config)
     check_layout(config, case.gpus)
     check_batch(config, case.gpus)
     check_memory(config)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
-from memo.config import TrainingConfig
+from memo.config import ModelConfig, TrainingConfig
 from memo.config.training import MomentDtype
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
@@ -48,6 +48,10 @@ def plan(
     deterministic: bool = False,
     price_per_gpu_hour: float | None = None,
     custom_layer: str | type = "",
+    lora_rank: int = ModelConfig.lora_rank,
+    lora_target_modules: str = ModelConfig.lora_target_modules,
+    freeze: str = "",
+    train_only: str = "",
     top: int = 10,
 ) -> Plan:
     """The fastest layouts that fit; or the longest sequence, or the largest model, and the fastest layouts for it.
@@ -71,6 +75,7 @@ def plan(
         deterministic: whether every run gives the same bits.
         price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.
         custom_layer: a layer in the place of the model's (memo.CustomLayer): its class, or FILE.py:CLASS.
+        lora_rank, lora_target_modules, freeze, train_only: what is trained (memo.config.model.ModelConfig).
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
@@ -93,6 +98,10 @@ def plan(
         deterministic=deterministic,
         price_per_gpu_hour=price_per_gpu_hour,
         custom_layer=custom_layer if isinstance(custom_layer, str) else layer_name(custom_layer),
+        lora_rank=lora_rank,
+        lora_target_modules=lora_target_modules,
+        freeze=freeze,
+        train_only=train_only,
     )
     return answer(question, objective, top=top, family=family, min_tgs=min_tgs)
 
@@ -133,6 +142,13 @@ def answer(
         raise ConfigError(
             f"--custom-layer {layer} fights with --objective max-model-size, which scales memo's own layer: ask for "
             "tgs or max-seq-len"
+        )
+    sizes = question.model.sizes
+    if (sizes.freeze or sizes.train_only) and objective == "max-model-size":
+        flag = f"--freeze {sizes.freeze}" if sizes.freeze else f"--train-only {sizes.train_only}"
+        raise ConfigError(
+            f"{flag} fights with --objective max-model-size, under which the number of layers changes: ask for tgs or "
+            "max-seq-len"
         )
     if top < 1:
         raise ConfigError(f"--top is {top}: give 1 or more")

@@ -2,16 +2,18 @@
 
 import math
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from memo.artifacts.reading import Source, read_json_object
 from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
 from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_model import check_model
 from memo.config.derived import GIVEN_WEIGHTS, NEW_WEIGHTS
+from memo.config.flag_table import dashed
 from memo.config.hugging_face import CONFIG_FILE, download_hint, has_weights, model_of
 from memo.config.model_name import check_planned_model
 from memo.config.presets import preset_name
@@ -28,6 +30,7 @@ from memo.estimate.node_share import part_of_node, share_of_node, share_text
 from memo.estimate.prices import PRICES, Price
 from memo.estimate.unseen_memory import links_of
 from memo.estimate.verdict import Capacity, MemoryLimits
+from memo.spec.parameters import check_patterns_of
 from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB
 
@@ -45,6 +48,7 @@ class PlannedModel:
         pretrained: directory whose weights such a run starts from; None: from new ones.
         has_weights: whether they are there; a plan needs only config.json.
         why_not: why there is no `run`.
+        changes: fields of ModelConfig that are not the named model's.
     """
 
     name: str
@@ -54,6 +58,7 @@ class PlannedModel:
     pretrained: str | None = None
     has_weights: bool = False
     why_not: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,9 +187,7 @@ class Question:
         """The same with other sequences. Raises ConfigError where the model has no positions for them."""
         if self.model.sizes.position_embedding_type == "rope":
             return replace(self, seq_len=seq_len)  # nothing of the model depends on the length
-        return replace(
-            self, model=planned_model(self.model.name, seq_len, self.model.sizes.custom_layer), seq_len=seq_len
-        )
+        return replace(self, model=planned_model(self.model.name, seq_len, self.model.changes), seq_len=seq_len)
 
 
 def ask(
@@ -206,6 +209,10 @@ def ask(
     deterministic: bool = False,
     price_per_gpu_hour: float | None = None,
     custom_layer: str = "",
+    lora_rank: int = ModelConfig.lora_rank,
+    lora_target_modules: str = ModelConfig.lora_target_modules,
+    freeze: str = "",
+    train_only: str = "",
 ) -> Question:
     """Read a question; defaults: one sequence for each GPU, the memory, the disks and the price of the hardware.
 
@@ -235,8 +242,9 @@ def ask(
     require_full_nodes("--hardware", gpus, machine)
     node = machine
     machine = with_disks(part_of_node(node, gpus, host_memory_gib), nvme_gib, nvme_gb_per_s)
+    changes = {"custom_layer": custom_layer, "lora_rank": lora_rank, "lora_target_modules": lora_target_modules}
     question = Question(
-        model=planned_model(model, seq_len, custom_layer),
+        model=planned_model(model, seq_len, {**changes, "freeze": freeze, "train_only": train_only}),
         gpus=gpus,
         seq_len=seq_len,
         global_batch_size=global_batch_size or gpus,
@@ -254,22 +262,27 @@ def ask(
         price=PRICES.get(machine.name) if price_per_gpu_hour is None else Price(price_per_gpu_hour, "as given"),
     )
     check_model(question.base)
+    check_patterns_of(question.base)
     return question
 
 
-def planned_model(name: str, seq_len: int, custom_layer: str = "") -> PlannedModel:
-    """A preset, or a config.json of Hugging Face (a file or its directory), with `custom_layer` in the place of its
-    layers if one is named. Raises ConfigError."""
+def planned_model(name: str, seq_len: int, changes: Mapping[str, Any]) -> PlannedModel:
+    """A preset, or a config.json of Hugging Face (a file or its directory), with `changes`, fields of ModelConfig.
+    Raises ConfigError."""
     model = _named_model(name, seq_len)
-    if not custom_layer:
+    changes = {key: value for key, value in changes.items() if value != getattr(ModelConfig, key)}
+    if not changes:
         return model
     if model.run is None:
+        key, value = next(iter(changes.items()))
         raise ConfigError(
-            f"--custom-layer {custom_layer} fights with --model {name}, which memo can only plan for: give a preset, "
-            "or a model that memo trains"
+            f"{dashed(key)} {value} fights with --model {name}, which memo can only plan for: give a preset, or a "
+            "model that memo trains"
         )
-    sizes, run = (replace(each, custom_layer=custom_layer) for each in (model.sizes, model.run))
-    return PlannedModel(name, shape_of(sizes, name, seq_len), sizes, run)  # its weights would be of another layer
+    sizes, run = (replace(each, **changes) for each in (model.sizes, model.run))
+    found = replace(model, shape=shape_of(sizes, name, seq_len), sizes=sizes, run=run, changes=changes)
+    # Weights that are there would be of another layer.
+    return replace(found, pretrained=None, has_weights=False) if "custom_layer" in changes else found
 
 
 def _named_model(name: str, seq_len: int) -> PlannedModel:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memo.config.derived import layers_per_chunk
+from memo.config.model import CHOICES_OF_TRAINED
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.rank_memory import components
 from memo.estimate.time_errors import TIE_SHARE
@@ -88,6 +89,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
     return {
         "model": question.model.name,
         "parameters": question.model.shape.parameters,
+        "trained_parameters": question.model.shape.trained_parameters,
         "runnable": question.model.run is not None,
         "pretrained_checkpoint": question.model.pretrained,
         "has_weights": question.model.has_weights,
@@ -186,18 +188,20 @@ def title(question: Question) -> str:
     hardware = question.hardware
     disk = f", NVMe {hardware.nvme_gib:,g} GiB at {hardware.nvme_gb_per_s:g} GB/s" if hardware.nvme_gib else ""
     return (
-        f"{question.model.name}{_active(question)} on {question.gpus} x {hardware.name} "
+        f"{question.model.name}{_counts(question)} on {question.gpus} x {hardware.name} "
         f"({question.gpu_memory_gib:.4g} GiB, host {question.host_memory_gib:,g} GiB{disk} a node), "
         f"{question.seq_len:,} tokens x {question.global_batch_size} sequences"
     )
 
 
-def _active(question: Question) -> str:
-    """Of a mixture of experts, its parameters and how many of them a token meets."""
-    shape = question.model.shape
-    if not any(layer.experts for layer in shape.of_layers):
-        return ""
-    return f" ({format_count(shape.parameters)} parameters, {format_count(shape.active_parameters)} of them a token)"
+def _counts(question: Question) -> str:
+    """Parameters of the model: of a mixture of experts how many a token meets, and how many are trained if not all."""
+    shape, told = question.model.shape, ""
+    if any(layer.experts for layer in shape.of_layers):
+        told += f", {format_count(shape.active_parameters)} of them a token"
+    if question.model.changes.keys() & set(CHOICES_OF_TRAINED):
+        told += f", {format_count(shape.trained_parameters)} of them trained"
+    return f" ({format_count(shape.parameters)} parameters{told})" if told else ""
 
 
 def _table(

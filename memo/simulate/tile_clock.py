@@ -96,10 +96,22 @@ class TileClock(Machine):
 
     def multiply_experts(self, module: str) -> None:
         """The products of rows, as many for each expert, with its matrix; also of their gradients."""
-        rows = self.shape.expert_rows / self.shape.experts
-        self.matmul_s += self.shape.experts_s(self.shape.kernels.matmul_s(rows, *self.shape.matrix(module)))
+        kernels, rows = self.shape.kernels, self.shape.expert_rows / self.shape.experts
+        self.matmul_s += self.shape.experts_s(kernels.matmul_s(rows, *self.shape.matrix(module)))
+        for part in self.shape.adapter(module):
+            outputs, inputs = self.shape.matrix(part)
+            self.matmul_s += self.shape.experts_s(kernels.matmul_s(rows, outputs, inputs))
+            num_bytes = 3 * self.shape.expert_rows * max(outputs, inputs) * kernels.narrow
+            self.elementwise_s += kernels.memory_s(num_bytes)  # added to the sum of the matrix
 
     def multiply_expert_gradients(self, module: str) -> None:
+        """As `multiply_gradients`."""
+        for part in self.shape.adapter(module):
+            self.multiply_expert_gradients(part)
+        if self.shape.adapter(module):
+            a, _ = self.shape.adapter(module)
+            again_s = self.shape.kernels.matmul_s(self.shape.expert_rows / self.shape.experts, *self.shape.matrix(a))
+            self.matmul_s += self.shape.experts_s(again_s)
         if self.shape.is_frozen(module):
             return
         kernels, (outputs, inputs) = self.shape.kernels, self.shape.matrix(module)

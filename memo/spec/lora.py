@@ -8,17 +8,23 @@ is whole on every rank, and the products need no message beside those of W.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from memo.config.model import LORA_TARGETS, ModelConfig
 from memo.errors import ConfigError
-from memo.spec.weights import Weight, is_of_adapter
+from memo.spec.weights import Split, Weight, is_of_adapter
 
 _A, _B = "lora_A.weight", "lora_B.weight"
 _NONE = "-"
 """A pattern that no name matches."""
+
+
+def trains_all(model: ModelConfig) -> bool:
+    """Whether nothing is frozen."""
+    return not (model.lora_rank or model.freeze or model.train_only)
 
 
 def lora_factor(model: ModelConfig) -> float:
@@ -38,7 +44,7 @@ def as_trained(model: ModelConfig, weights: Iterable[Weight], prefix: str = "") 
 
     `prefix`: before the names of its tensors, "layers.*." of a layer; the model's patterns are then of its kind.
     """
-    if not (model.lora_rank or model.freeze or model.train_only):
+    if trains_all(model):
         return tuple(weights)
     return tuple(_with_adapters(model, [_frozen(model, weight, prefix) for weight in weights], bool(prefix)))
 
@@ -71,13 +77,15 @@ def _with_adapters(model: ModelConfig, weights: list[Weight], in_layer: bool) ->
 def _adapter(model: ModelConfig, matrix: Weight) -> Iterator[Weight]:
     module, rank = matrix.name.removesuffix(".weight"), model.lora_rank
     parts = [(name, rows) for name, rows in matrix.parts if _is_target(model, name)]
-    if matrix.columns is None or matrix.experts or matrix.split not in ("rows", "columns") or not parts:
+    if matrix.columns is None or matrix.split not in ("rows", "columns") or not parts:
         return
     by_rows = matrix.split == "rows"
     a = tuple((adapter_names(name)[0], rank) for name, _ in parts)
     b = tuple((adapter_names(name)[1], rows) for name, rows in parts)
-    yield Weight(f"{module}.adapter.a", a, matrix.columns, "whole" if by_rows else "columns", "uniform_by_columns")
-    yield Weight(f"{module}.adapter.b", b, rank, "rows" if by_rows else "whole", "zeros")
+    splits: tuple[Split, Split] = ("whole", "rows") if by_rows else ("columns", "whole")
+    experts = matrix.experts
+    yield Weight(f"{module}.adapter.a", a, matrix.columns, splits[0], "uniform_by_columns", experts=experts)
+    yield Weight(f"{module}.adapter.b", b, rank, splits[1], "zeros", experts=experts)
 
 
 def _is_target(model: ModelConfig, name: str) -> bool:
@@ -85,7 +93,8 @@ def _is_target(model: ModelConfig, name: str) -> bool:
         return False
     if model.lora_target_modules == "all-linear":
         return True
-    part = name.removesuffix(".weight").replace("mlp.shared.", "mlp.").replace("attention.delta.", "attention.")
+    part = re.sub(r"^mlp\.(shared|experts\.\d+)\.", "mlp.", name.removesuffix(".weight"))
+    part = part.replace("attention.delta.", "attention.")
     return any(part in LORA_TARGETS[target.strip()] for target in model.lora_target_modules.split(","))
 
 

@@ -20,7 +20,7 @@ from memo.spec.custom_layer import custom_facts
 from memo.spec.delta import TAPS
 from memo.spec.lora import adapter_names, as_trained
 from memo.spec.stack import kinds_of, stack_of
-from memo.spec.weights import Init, Split, Weight, one
+from memo.spec.weights import Init, Split, Weight, is_of_adapter, one
 
 _WIDENING = "embedding_projection.weight"
 EXPERT_BIAS = "mlp.router.expert_bias"
@@ -343,12 +343,23 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
     )
 
 
+def adapted_matrices(model: ModelConfig) -> list[str]:
+    """Global tensors of all layers beside which there are adapters, in the model's order."""
+    found = []
+    for index, layer in enumerate(shape_of(model, "", 0).of_layers):
+        of_b = {name for weight in layer.layer_weights if is_of_adapter(weight.name) for name, _ in weight.parts}
+        names = (name for weight in layer.layer_weights if weight.columns is not None for name, _ in weight.parts)
+        found += [f"layers.{index}.{name}" for name in names if adapter_names(name)[1] in of_b]
+    return found
+
+
 def adapted_rows(model: ModelConfig, module: str, tp: int) -> tuple[slice, ...]:
-    """Of the outputs of a matrix of a layer, on a rank of tp, those of each part that has an adapter."""
+    """Of the outputs of a matrix of a layer, or of one expert's, on a rank of tp, those of each part that has an
+    adapter."""
     table = {weight.name: weight for weight in shape_of(model, "", 0).layer_weights}
     matrix, adapted = table[f"{module}.weight"], {name for name, _ in table[f"{module}.adapter.b"].parts}
     share, start, found = tp if matrix.split == "rows" else 1, 0, []
-    for name, rows in matrix.parts:
+    for name, rows in matrix.parts[: len(matrix.parts) // max(1, matrix.experts)]:
         if adapter_names(name)[1] in adapted:
             found.append(slice(start, start + rows // share))
         start += rows // share

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from memo.attention.select import AttentionChoice
-from memo.checkpoint.hugging_face.load import open_pretrained, pretrained_directory
+from memo.checkpoint.hugging_face.load import given_adapters, open_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.check_model import unscaled_length
 from memo.config.checks import check
@@ -203,6 +203,7 @@ def _check_pretrained(config: RunConfig) -> None:
         "must be saved as safetensors first",
     )
     open_pretrained(directory, config)
+    given_adapters(config)
 
 
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: PeakFlops) -> None:

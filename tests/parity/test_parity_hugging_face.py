@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from forward import Result, run_once
 from hugging_face import (
     Sources,
+    Wide,
     gemma3_sources,
     glm4_moe_sources,
     gpt2_sources,
@@ -29,7 +30,6 @@ from hugging_face import (
     to_global,
 )
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from memo.config import RunConfig
 from memo.config.model import ModelConfig
@@ -40,19 +40,6 @@ torch.set_num_threads(1)
 
 SEQ_LENGTH, BATCH = 32, 2
 VOCAB = 97  # at tp 2, 64 rows lie on one rank and 33 and padding on the other
-
-
-class Wide(TorchFunctionMode):
-    """Every explicit request for fp32 gives fp64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def widen(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
-        if func is torch.Tensor.float:
-            func = torch.Tensor.double
-        kwargs = {key: widen(value) for key, value in (kwargs or {}).items()}
-        return func(*(widen(value) for value in args), **kwargs)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,26 @@ gradients as well as weights.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from memo.config.model import ModelConfig
+
+
+class Wide(TorchFunctionMode):
+    """Every explicit request for fp32 gives fp64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def widen(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        kwargs = {key: widen(value) for key, value in (kwargs or {}).items()}
+        return func(*(widen(value) for value in args), **kwargs)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,14 @@ from memo.artifacts.regular_file import copy_file, replace_file
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
+from memo.checkpoint.hugging_face.adapters import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILE,
+    adapted_modules,
+    adapter_config,
+    exported_adapters,
+    merge,
+)
 from memo.checkpoint.hugging_face.companions import (
     COMPANION_DIR,
     COMPANIONS,
@@ -26,19 +34,21 @@ from memo.checkpoint.hugging_face.companions import (
 from memo.checkpoint.hugging_face.files import tensor_bytes, write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
-from memo.checkpoint.index import Index
+from memo.checkpoint.index import Index, StoredTensor
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import MASTER, check_shapes, open_checkpoint, read_tensors
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, HuggingFaceModel, read_config
-from memo.config.hugging_face_wrappers import WRAPPERS, renamed
+from memo.config.hugging_face_wrappers import NAMINGS, WRAPPERS, renamed
 from memo.config.identity import differences, model_identity
+from memo.config.model import ModelConfig
 from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config
 from memo.data.chat_template import TEMPLATE_FILE
 from memo.errors import CheckpointError, ConfigError, writing
-from memo.spec.shapes import EXPERT_BIAS
+from memo.spec.lora import adapter_names
+from memo.spec.shapes import EXPERT_BIAS, adapted_matrices
 from memo.units import GIB
 
 ExportDtype = Literal["bf16", "fp16", "fp32", "fp64"]
@@ -79,6 +89,11 @@ class _Source:
     index: Index
     verify: bool
 
+    @property
+    def stored(self) -> dict[str, StoredTensor]:
+        """Weights by global name."""
+        return {name.removeprefix(MASTER): each for name, each in self.index.items() if name.startswith(MASTER)}
+
     def fill(self, masters: Mapping[str, GlobalTensor]) -> None:
         """Raises CheckpointError."""
         tensors = {f"{MASTER}{name}": values for name, values in masters.items()}
@@ -94,8 +109,10 @@ def export_checkpoint(
     tokenizer: str | Path | None = None,
     config_file: str | Path | None = None,
     verify: bool = True,
+    merge_adapters: bool = False,
 ) -> Exported:
-    """Write OUT: config.json, the weights, and the tokenizer's files where they are known.
+    """Write OUT: config.json, the weights, and the tokenizer's files where they are known; of a run with LoRA its
+    adapters alone, in the files of PEFT.
 
     Args:
         checkpoint: a directory that --save or `memo import` wrote, or one iter_... in it.
@@ -105,6 +122,7 @@ def export_checkpoint(
         tokenizer: a directory with the tokenizer's files, or one file.
         config_file: the run's config.toml; default: the one in `checkpoint`.
         verify: whether to compare the checksums of what is read with those that were written.
+        merge_adapters: of a run with LoRA, write the whole model, to whose weights the adapters are added.
 
     Raises CheckpointError, and ConfigError for a model that no architecture of Hugging Face has. An export that fails
     is removed.
@@ -121,6 +139,9 @@ def export_checkpoint(
     state, index = open_checkpoint(final, verify=verify)
     _check_model(final, state, config)
     source = _Source(final, index, verify)
+    has_adapters = config.model.lora_rank > 0
+    if merge_adapters and not has_adapters:
+        raise ConfigError(f"--merge-adapters: {final} was trained without LoRA: leave the flag out")
     tensors = _their_tensors(source, config, theirs, None if chosen is None else DTYPES[chosen])
     rest = None if theirs.wrapper is None else _rest(final)
     place = Path(os.path.abspath(target))  # of ".", too, which has no name
@@ -135,9 +156,12 @@ def export_checkpoint(
         try:
             copy_tokenizer(_companions(final) if tokenizer is None else Path(tokenizer), partial)
             answers = _copy_template(final, partial)
-            _write_json(partial / CONFIG_FILE, add_token_ids(partial, theirs.file, answers=answers))
+            if has_adapters and not merge_adapters:
+                files, num_bytes = _write_adapters(source, partial, config, theirs, dtype)
+            else:
+                _write_json(partial / CONFIG_FILE, add_token_ids(partial, theirs.file, answers=answers))
+                files, num_bytes = _write_weights(source, config, partial, tensors, max_shard_bytes, rest)
             companions = [name for name in COMPANIONS if (partial / name).exists()]
-            files, num_bytes = _write_weights(source, partial, tensors, max_shard_bytes, rest)
             if place.exists():
                 place.rmdir()
             os.rename(partial, place)
@@ -208,8 +232,10 @@ def _their_tensors(
 ) -> dict[str, _Theirs]:
     """The tensors to write, in the model's order. Raises CheckpointError unless the checkpoint has all of them."""
     shapes = global_shapes(config.model, num_position_embeddings(config))
-    stored = {name.removeprefix(MASTER): tensor for name, tensor in source.index.items() if name.startswith(MASTER)}
-    check_shapes(str(source.final), shapes, stored, _REMEDY)
+    stored = source.stored
+    adapted = adapted_matrices(config.model)
+    own = {name: tensor for name, tensor in stored.items() if name not in set(sum(map(adapter_names, adapted), ()))}
+    check_shapes(str(source.final), shapes, own, _REMEDY)
     found: dict[str, _Theirs] = {}
     wrapper = None if theirs.wrapper is None else WRAPPERS[theirs.wrapper["model_type"]]
     stacked = wrapper is not None and wrapper.stacked
@@ -221,8 +247,34 @@ def _their_tensors(
     return found
 
 
+def _write_adapters(
+    source: _Source, folder: Path, config: RunConfig, theirs: HuggingFaceModel, dtype: ExportDtype | None
+) -> tuple[list[str], int]:
+    """Returns as `_write_weights`; `dtype`: None leaves them as they are stored."""
+    if config.model.train_only:
+        raise ConfigError(
+            f"--train-only {config.model.train_only} has trained more than adapters, which PEFT's files do not hold: "
+            "write the whole model with --merge-adapters"
+        )
+    naming = NAMINGS[0] if theirs.wrapper is None else WRAPPERS[theirs.wrapper["model_type"]].names
+    modules, stored = adapted_modules(config, theirs.model_type), source.stored
+
+    def dtype_of(name: str) -> torch.dtype:
+        return DTYPES[dtype] if dtype is not None else stored[name].torch_dtype
+
+    tensors = exported_adapters(config.model, modules, naming, dtype_of, source.fill)
+    write_safetensors(folder / ADAPTER_FILE, tensors)
+    _write_json(folder / ADAPTER_CONFIG, adapter_config(config, modules, naming))
+    return [ADAPTER_FILE], sum(tensor.nbytes for tensor in tensors.values())
+
+
 def _write_weights(
-    source: _Source, folder: Path, tensors: Mapping[str, _Theirs], max_shard_bytes: int, rest: Path | None
+    source: _Source,
+    config: RunConfig,
+    folder: Path,
+    tensors: Mapping[str, _Theirs],
+    max_shard_bytes: int,
+    rest: Path | None,
 ) -> tuple[list[str], int]:
     """`rest`: a file with more tensors, which becomes the last one. Returns the files' names and the bytes in them."""
     shards = _pack(tensors, max_shard_bytes)
@@ -231,7 +283,7 @@ def _write_weights(
     files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
     for file, names in zip(files, shards, strict=False):
         # The tensors have no variable, so that those of one file are freed before the next ones are read.
-        write_safetensors(folder / file, _read(source, {name: tensors[name] for name in names}))
+        write_safetensors(folder / file, _read(source, config.model, {name: tensors[name] for name in names}))
     if rest is not None:
         copy_file(rest, folder / files[-1])
         shards.append(list(others))
@@ -255,8 +307,9 @@ def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str
     return shards
 
 
-def _read(source: _Source, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
-    """The tensors of the Hugging Face model, which are filled through views of the form that memo stores."""
+def _read(source: _Source, model: ModelConfig, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
+    """The tensors of the Hugging Face model, which are filled through views of the form that memo stores; adapters are
+    added to them."""
     whole = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
     ours = {
         name: GlobalTensor(shape, tensor.dtype, place.parts_of(shape, whole[theirs]))
@@ -264,6 +317,8 @@ def _read(source: _Source, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
         for name, (place, shape) in tensor.parts.items()
     }
     source.fill(ours)
+    for name in set(adapted_matrices(model)) & set(ours):
+        merge(model, name, ours[name].parts, source.stored[adapter_names(name)[0]].torch_dtype, source.fill)
     return whole
 
 

@@ -1,9 +1,13 @@
 """Loads the weights of a Hugging Face directory as the initial weights of a run; each rank reads only its part."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from memo.checkpoint.chunks import global_chunks
+from torch import Tensor
+
+from memo.checkpoint.chunks import global_chunks, slices
 from memo.checkpoint.directory import has_checkpoint
+from memo.checkpoint.hugging_face.adapters import read_adapters
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.checkpoint.store import raise_together
 from memo.config import RunConfig
@@ -44,10 +48,29 @@ def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: Sha
         data_parallel.initialize(config.training.seed, lambda parameter: is_of_adapter(parameter.local_name))
     try:
         _read_masters(open_pretrained(directory, config), data_parallel)
+        _fill(given_adapters(config), data_parallel)
     except MemoError as error:
         failure = str(error)
     raise_together(failure, mesh.world)
     data_parallel.publish_weights()
+
+
+def given_adapters(config: RunConfig) -> dict[str, Tensor]:
+    """Those of --lora-checkpoint, by global name; none without the flag. Raises as `read_adapters`."""
+    checkpoint = config.checkpoint
+    if checkpoint.lora_checkpoint is None or checkpoint.pretrained_checkpoint is None:
+        return {}
+    model_type = read_config(checkpoint.pretrained_checkpoint).model_type
+    return read_adapters(checkpoint.lora_checkpoint, config, model_type)
+
+
+def _fill(given: Mapping[str, Tensor], data_parallel: ShardedDataParallel) -> None:
+    """Copy this rank's part of whole tensors, by global name, into its masters."""
+    for owner in data_parallel.master_segments() if given else ():
+        for name, (_, chunks) in global_chunks(owner.segment, owner.shard, owner.weight.detach()).items():
+            for offset, values in chunks if name in given else ():
+                corner = tuple(o + n for o, n in zip(offset, values.shape, strict=True))
+                values.copy_(given[name][slices(offset, corner, (0,) * len(offset))])
 
 
 def _read_masters(weights: PretrainedWeights, data_parallel: ShardedDataParallel) -> None:

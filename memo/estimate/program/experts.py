@@ -4,8 +4,10 @@ How many rows an expert has depends on the data and changes no size but scratch 
 largest expert counts; it is taken to have twice its share of the rows. Numbers of experts and places of rows are int64.
 """
 
+import math
+
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import add_weight_gradient, hidden_bytes, multiply
+from memo.estimate.program.matrices import AdapterSizes, add_weight_gradient, hidden_bytes, multiply
 from memo.estimate.program.messages import reduce_scatter, scattered
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import activation_backward, activation_forward
@@ -61,18 +63,54 @@ def _add_gradients(ledger: Ledger, z: LayerSizes, matrix: int) -> None:
     add_weight_gradient(ledger, z, matrix // z.experts)
 
 
-def first_forward(ledger: Ledger, z: LayerSizes, tokens: int, is_placed: bool) -> Block | None:
+def _adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
+    """What the adapter gives is added to the output of each row (memo.parallel.adapter)."""
+    if adapter is not None:
+        rows = tokens * z.top_k
+        narrow = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
+        ledger.pulse(("adapter output", rows * adapter.b[0] // adapter.parts * z.narrow))
+        ledger.free(narrow)
+
+
+def _adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
+    """The gradient of the narrow input; that of the input is added to what there is."""
+    if adapter is None:
+        return None
+    rows = tokens * z.top_k
+    grad = parts = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
+    if adapter.parts > 1:
+        grad = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
+        ledger.free(parts)
+    ledger.pulse(("adapter output", rows * adapter.a[1] * z.narrow))
+    return grad
+
+
+def _adapter_gradients(
+    ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
+) -> None:
+    """Frees `grad`, which `_adapter_backward` has returned."""
+    if adapter is not None:
+        add_weight_gradient(ledger, z, math.prod(adapter.a))
+        narrow = ledger.make("adapter", tokens * z.top_k * adapter.a[0] * z.narrow)
+        add_weight_gradient(ledger, z, math.prod(adapter.b) // adapter.parts)
+        ledger.free(narrow, grad)
+
+
+def first_forward(
+    ledger: Ledger, z: LayerSizes, tokens: int, is_placed: bool, adapter: AdapterSizes | None
+) -> Block | None:
     """The output of fc1, unless it has a place."""
     rows, elements = of_tokens(ledger, z, tokens), tokens * z.fc1
     out = None if is_placed else ledger.make("fc1", elements * z.narrow)
     if is_placed and z.on_cuda:
         ledger.pulse(("fc1", elements * z.narrow))
     _products(ledger, z, elements)
+    _adapter_forward(ledger, z, tokens, adapter)
     ledger.free(rows)
     return out
 
 
-def first_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int) -> Block:
+def first_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
     """The gradient of the sharded input; `matrix`: elements of fc1."""
     of_router = ledger.make("wide router", z.experts * z.hidden * z.wide)
     of_tokens_wide = ledger.make("wide tokens", tokens * z.hidden * z.wide)
@@ -80,12 +118,14 @@ def first_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int) -> B
     _wide_inputs(ledger, z, tokens)
     rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
     _products(ledger, z, tokens * z.top_k * z.hidden)
+    narrow = _adapter_backward(ledger, z, tokens, adapter)
     whole = sums(ledger, z, tokens, rows)
     if z.mixed:
         ledger.pulse(("wide part", tokens * z.hidden * z.wide))
     grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", whole)
     rows = of_tokens(ledger, z, tokens)
     _add_gradients(ledger, z, matrix)
+    _adapter_gradients(ledger, z, tokens, adapter, narrow)
     ledger.free(rows, of_router, of_tokens_wide, None if grad_x is whole else whole)
     ledger.free_late(copy)
     return grad_x
@@ -115,18 +155,21 @@ def activate_backward(ledger: Ledger, z: LayerSizes, tokens: int, saved: tuple[B
     return made
 
 
-def second_forward(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
+def second_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block:
     """Output of the layer's experts; their activation belongs to the caller."""
     rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
     _products(ledger, z, tokens * z.top_k * z.hidden)
+    _adapter_forward(ledger, z, tokens, adapter)
     return scattered(ledger, z.tp, "row output", sums(ledger, z, tokens, rows))
 
 
-def second_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int) -> Block:
+def second_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
     """Gradient of the activation; `matrix`: elements of fc2."""
     rows, elements = of_tokens(ledger, z, tokens), tokens * z.ffn
     _add_gradients(ledger, z, matrix)
     grad = ledger.make("row gradient", elements * z.narrow)
     _products(ledger, z, elements)
+    narrow = _adapter_backward(ledger, z, tokens, adapter)
+    _adapter_gradients(ledger, z, tokens, adapter, narrow)
     ledger.free(rows)
     return grad

@@ -31,7 +31,7 @@ def add_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
 
 
 class AdapterSizes(NamedTuple):
-    """Of LoRA's matrices beside one: their shapes on this rank."""
+    """Of LoRA's matrices beside one, or beside that of one expert: their shapes on this rank."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
@@ -41,9 +41,9 @@ class AdapterSizes(NamedTuple):
         return self.a[0] // self.b[1]
 
 
-def adapter_of(matrices: Mapping[str, tuple[int, ...]], module: str) -> AdapterSizes | None:
+def adapter_of(matrices: Mapping[str, tuple[int, ...]], module: str, experts: int = 1) -> AdapterSizes | None:
     a, b = (matrices.get(f"{module}.adapter.{part}") for part in "ab")
-    return None if a is None or b is None else AdapterSizes(a, b)
+    return None if a is None or b is None else AdapterSizes((a[0] // experts, a[1]), (b[0] // experts, b[1]))
 
 
 def adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:

@@ -157,7 +157,8 @@ class TileLedger(Machine):
             add_weight_gradient(self.ledger, self.z, math.prod(self.matrices[operation.module]))
 
     def adapter_of(self, operation: Operation) -> AdapterSizes | None:
-        return adapter_of(self.matrices, operation.module)
+        is_of_experts = isinstance(operation, op.ExpertColumn | op.ExpertRow)
+        return adapter_of(self.matrices, operation.module, self.z.experts if is_of_experts else 1)
 
 
 def _norm(machine: TileLedger, operation: Operation) -> Made:
@@ -189,12 +190,12 @@ def _expert_column(machine: TileLedger, operation: Operation) -> Made:
     if not again:
         experts.route(ledger, z, tokens)
     machine.sort_rows()
-    made = experts.first_forward(ledger, z, tokens, "fc1" in machine.placed)
+    made = experts.first_forward(ledger, z, tokens, "fc1" in machine.placed, machine.adapter_of(operation))
     return (made,) if again else (made, None)
 
 
 def _expert_row(machine: TileLedger, operation: Operation) -> Made:
-    return (experts.second_forward(machine.ledger, machine.z, machine.tokens),)
+    return (experts.second_forward(machine.ledger, machine.z, machine.tokens, machine.adapter_of(operation)),)
 
 
 def _activate_experts(machine: TileLedger, operation: Operation) -> Made:
@@ -253,14 +254,15 @@ def _row_backward(machine: TileLedger, operation: Operation) -> Made:
 def _expert_column_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     matrix = 0 if operation.module in machine.z.frozen else math.prod(machine.matrices[operation.module])
-    return (experts.first_backward(machine.ledger, machine.z, machine.tokens, matrix),)
+    adapter = machine.adapter_of(operation)
+    return (experts.first_backward(machine.ledger, machine.z, machine.tokens, matrix, adapter),)
 
 
 def _expert_row_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     machine.sort_rows()
     matrix = 0 if operation.module in machine.z.frozen else math.prod(machine.matrices[operation.module])
-    made = experts.second_backward(machine.ledger, machine.z, machine.tokens, matrix)
+    made = experts.second_backward(machine.ledger, machine.z, machine.tokens, matrix, machine.adapter_of(operation))
     return (made, *(None for _ in operation.reads[1:]))
 
 
