@@ -106,7 +106,8 @@ def test_all_gives_each_reason(capsys: Capture) -> None:
 def test_json(capsys: Capture) -> None:
     found = json.loads(printed([*LONG, "--json", "--top", "3"], capsys))
     assert set(found) == {
-        "model", "parameters", "trained_parameters", "runnable", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "seq_len",
+        "model", "parameters", "trained_parameters", "runnable", "gpus", "hardware", "gpu_memory_gib",
+        "host_memory_gib", "seq_len",
         "nvme_gib", "nvme_gb_per_s", "global_batch_size", "longest", "largest", "trial", "choices", "unsure",
         "refused", "refusals",
         "num_candidates", "num_fitting", "command", "trial_command", "dollars_per_gpu_hour",

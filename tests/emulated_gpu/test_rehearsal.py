@@ -63,9 +63,14 @@ FLOWS = {
         "--tp 2 --cp 4 --cp-comm-type a2a --window-size 128 --offload-alpha 0.5 --offload-granularity tile",
         "--tp 2 --cp 4 --cp-comm-type all_gather --recompute-granularity full --window-size 4096 "
         "--layer-types full,sliding",
+        "--tp 2 --cp 4 --lora-rank 16 --offload-alpha 0.5",
+        "--tp 8 --lora-rank 64 --recompute-granularity full",
+        "--tp 2 --cp 4 --cp-comm-type a2a --lora-rank 16 --offload-alpha 0.5 --offload-granularity tile",
+        "--cp 8 --lora-rank 16 --data-parallel-sharding-strategy optim_grads_params --offload-states all",
+        "--tp 4 --freeze *embedding.weight,layers.0.* --offload-alpha off",
     ],
 )
-def test_a_sliding_window_is_foreseen(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_adapters_and_frozen_layers_are_foreseen(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     """64K tokens of two layers of Llama 8B, with cuDNN: bytes that torch allocates, within the error of full size."""
     run = "--gpus 8 --hardware h100-80 --model llama-3.1-8b --num-layers 2 --seq-length 64K"
     assert main(["rehearse", "--json", *run.split(), *flags.split()]) == 0
