@@ -34,6 +34,8 @@ class _Options:
     merge_adapters: bool = False
     """Of a run with LoRA, write the whole model with its adapters added to the weights; default: the adapters alone, in
     the files of PEFT."""
+    base: Annotated[str | None, Flag(metavar="DIR")] = None
+    """With it, of a run with --quantize, the Hugging Face directory of the model that it started from."""
     verify_checkpoint: bool = True
     """Compare the checksums of what is read with those that were written; off: take a damaged one as it is."""
     config: Annotated[str | None, Flag(metavar="RUN.TOML")] = None
@@ -66,6 +68,7 @@ def main(argv: Sequence[str]) -> None:
         config_file=options.config,
         verify=options.verify_checkpoint,
         merge_adapters=options.merge_adapters,
+        base=options.base,
     )
     tokenizer = ", ".join(exported.companions) or "no tokenizer, as the run knows none (give --tokenizer)"
     print(

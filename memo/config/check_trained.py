@@ -17,6 +17,17 @@ def check_trained(config: RunConfig) -> None:
         not (model.freeze and model.train_only),
         f"--freeze {model.freeze} fights with --train-only {model.train_only}: give the shorter one of the two",
     )
+    coded = f"--quantize {model.quantize}"
+    is_frozen = model.lora_rank or model.freeze or model.train_only
+    require(
+        model.quantize == "none" or is_frozen,
+        f"{coded} is of frozen matrices, and everything is trained: give --lora-rank 16, --freeze or --train-only",
+    )
+    require(
+        model.quantize == "none" or not model.custom_layer,
+        f"--custom-layer {model.custom_layer} fights with {coded}, which is of memo's own layer: leave one of the two "
+        "out",
+    )
     for name in ("lora_alpha", "lora_use_rslora", "lora_target_modules"):
         require_with(model, name, model.lora_rank, "--lora-rank", "16")
     if not model.lora_rank:

@@ -19,6 +19,7 @@ Activation = Literal["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tan
 NormPlacement = Literal["before", "around", "after"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 ScoreFunction = Literal["softmax", "sigmoid"]
+Quantization = Literal["none", "nf4", "int8"]
 
 _FACTOR = in_range(above=0, high=10**9)
 
@@ -60,7 +61,7 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
 }
 """Names in lora_target_modules, which are those of most models of Hugging Face, and the tensors that they name here."""
 
-CHOICES_OF_TRAINED = ("freeze", "train_only", "lora_rank", "lora_target_modules")
+CHOICES_OF_TRAINED = ("freeze", "train_only", "lora_rank", "lora_target_modules", "quantize")
 """Fields by which a plan tells what is trained; others change no size."""
 
 SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
@@ -200,6 +201,9 @@ class ModelConfig:
     lora_target_modules: str = "all-linear"
     """Matrices with adapters: all-linear, which is all of layers but routers, or names of q_proj, k_proj, v_proj,
     o_proj, gate_proj, up_proj and down_proj with commas between; of experts each has its own."""
+    quantize: Quantization = "none"
+    """What the frozen matrices of layers are kept in, to be made again for each layer that runs: nf4 takes 4.5 bits a
+    number (QLoRA), int8 8.5."""
     scale_embeddings: bool = False
     """Multiply what the embedding gives by the square root of hidden-size, which is rounded to the model's dtype."""
     untie_embeddings_and_output_weights: bool = False

@@ -141,8 +141,9 @@ def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: in
     for layer in of_stage(shape.of_layers, parallel.pp, parallel.vpp, stage):
         largest = layer_unit(layer.nearest, parallel.tp, parallel.ddp_bucket_size, num_shards).largest
         frozen = _frozen(layer.layer_weights, parallel.tp)
+        coded = sum(weight.local_numel(parallel.tp) for weight in layer.layer_weights if weight.coded)
         count = layer.layer_split // parallel.tp + layer.layer_replicated - frozen
-        layers.append(Unit(count, count, min(count, largest), frozen))
+        layers.append(Unit(count, count, min(count, largest), frozen - coded, coded, coded))
     for weights in end_weights(shape, parallel.pp, stage):
         if weights:
             frozen = _frozen(weights, parallel.tp)

@@ -12,7 +12,8 @@ the dtype of the model, w bytes in that of gradients and masters, and m bytes in
     [1] the master (or copy), only if n differs from w      [3] with several microbatches, unless each is reduced
     [2] ZeRO-2 with the optimizer on the device             [4] ZeRO-3 with the optimizer on the device
 
-Frozen weights take n bytes an element wherever the weights are: on the device, or as shards in host memory.
+Frozen weights take n bytes an element wherever the weights are: on the device, or as shards in host memory. Those in
+few bits (memo.spec.quantized) are on the device, whole, and all layers share P n for what is made of them again.
 All layers share at most 2 slots of P n for weights and 2 of P w for gradients and, if N > 1, a staging buffer of P n/N
 or P w/N for each slot. On the host they share 2 staging buffers for the shard of the largest bucket whose weights are
 copied back whole.
@@ -27,10 +28,12 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, num_microbatches, resolved_dtype
+from memo.config.model import Quantization
 from memo.spec.buckets import RankUnits, Unit, rank_units
 from memo.spec.moments import moment_bytes
 from memo.spec.parameters import count_parameters, shape_of_run
 from memo.spec.placement import NUM_STATE_SLOTS, StatePlacement, placement_of
+from memo.spec.quantized import coded_bytes, workspace_bytes
 from memo.units import element_bytes
 
 
@@ -71,6 +74,7 @@ class StateSizes:
         moments: bytes of the two moments of a parameter, together.
         shards: number of shards, dp x cp.
         clips: whether gradients are clipped, so that an update must wait for the norm of all gradients.
+        quantize: what coded weights are kept in.
     """
 
     narrow: int
@@ -79,6 +83,7 @@ class StateSizes:
     shards: int
     microbatches: int
     clips: bool
+    quantize: Quantization = "none"
 
     @property
     def has_masters(self) -> bool:
@@ -105,17 +110,20 @@ def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
         data_parallel_size(config, world_size) * config.parallel.cp,
         num_microbatches(config, world_size),
         config.training.clip_grad > 0,
+        config.model.quantize,
     )
 
 
 def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
-    """Bytes of one checkpoint on disk: the master and the two moments of every weight that is trained, and the others.
+    """Bytes of one checkpoint on disk: the master and the two moments of every weight that is trained, and the others
+    but for those in few bits.
 
     Known error: none for the values. The index and the state of the run, about 100 bytes per rectangle, are not
     counted.
     """
-    sizes, trained = state_sizes(config, world_size), shape_of_run(config).trained_parameters
-    return (sizes.wide + sizes.moments) * trained + sizes.narrow * (count_parameters(config) - trained)
+    sizes, shape = state_sizes(config, world_size), shape_of_run(config)
+    trained, coded = shape.trained_parameters, shape.coded_parameters
+    return (sizes.wide + sizes.moments) * trained + sizes.narrow * (count_parameters(config) - trained - coded)
 
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:
@@ -131,11 +139,15 @@ def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes)
     gradient_shards = _shard(here.size, sizes) if placement.shards_gradients else 0
     weight_slots, gradient_slots = (min(NUM_STATE_SLOTS, count) for count in (in_weight_slots, in_gradient_slots))
     return StateBytes(
-        weights=(units.rest(in_weight_slots).weights + ends.weights + weight_shards) * narrow,
+        weights=(units.rest(in_weight_slots).weights + ends.weights + weight_shards) * narrow
+        + coded_bytes(sizes.quantize, units.rest(0).coded),
         gradients=(units.rest(in_gradient_slots).size + ends.size + gradient_shards) * wide,
         masters=masters,
         moments=_shard(here_numel, sizes) * sizes.moments,
-        slots=layer.weights * narrow * weight_slots + layer.size * wide * gradient_slots,
+        slots=layer.weights * narrow * weight_slots
+        + layer.size * wide * gradient_slots
+        + layer.coded * narrow
+        + workspace_bytes(layer.largest_coded),
         staging=_staging_bytes(layer, placement, sizes),
         host=_host_bytes(units, placement, sizes),
     )

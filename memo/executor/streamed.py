@@ -1,13 +1,22 @@
-"""A wrapper for a layer whose states stream; the layer may be plain, recomputed or token-wise."""
+"""A wrapper for a layer whose weights are not always there: its states stream, or are made again from few bits. The
+layer may be plain, recomputed or token-wise."""
 
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from memo.executor.marks import on_backward
-from memo.executor.states import StateStreamer
+
+
+class LayerStates(Protocol):
+    """What brings the weights of layers (memo.executor.states, memo.executor.coded_weights)."""
+
+    def begin(self, kind: str, layer: int) -> None: ...
+    def end(self, kind: str, layer: int) -> None: ...
+    def begin_unplanned(self, layer: int) -> None: ...
+    def end_unplanned(self, layer: int) -> None: ...
 
 
 class StreamedLayer(nn.Module):
@@ -17,7 +26,7 @@ class StreamedLayer(nn.Module):
     parameter as soon as it is known, and so before the mark at the input.
     """
 
-    def __init__(self, layer: nn.Module, index: int, states: StateStreamer) -> None:
+    def __init__(self, layer: nn.Module, index: int, states: LayerStates) -> None:
         super().__init__()
         self.layer, self.index, self.states = layer, index, states
 

@@ -21,8 +21,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from memo.config.model import Quantization
 from memo.mesh import Mesh
 from memo.parallel.collectives import add_up, all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
+from memo.parallel.quantized import CodedBucket
 from memo.parallel.shards import Shard, ShardedParameter, initialize
 from memo.parallel.unit_plans import make_units, plan_units
 from memo.parallel.units import Bucket, HostMemory, HostRules, Unit, nothing
@@ -79,6 +81,7 @@ class ShardedDataParallel:
         consumes_gradients: whether the CPU updates a layer as soon as its gradient has arrived in host memory, so that
             two records are enough for the gradients of all layers.
         moments: dtypes of exp_avg and exp_avg_sq; default: the masters'.
+        quantize: what coded weights are kept in.
         squared_norm: the kernel (memo_kernels) for the sum of the squares of a gradient on the device. The gradients
             in host memory went through it before they left the device (`complete`).
     """
@@ -97,6 +100,7 @@ class ShardedDataParallel:
         accumulates: bool = False,
         consumes_gradients: bool = False,
         moments: tuple[torch.dtype, torch.dtype] | None = None,
+        quantize: Quantization = "none",
         squared_norm: Callable[[Tensor], Tensor] = squared_norm,
     ) -> None:
         self.model, self.mesh, self.overlap = model, mesh, overlap
@@ -116,6 +120,7 @@ class ShardedDataParallel:
             weight_copy=placement is None or placement.weight_copy,
             keeps_partial=accumulates and not is_sharded,
             consumes=consumes_gradients and not accumulates,
+            quantize=quantize,
         )
         self.units, self.host = make_units(plans, self.rules, group_rank(self.group), dtype, device, host_memory)
         self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
@@ -149,6 +154,28 @@ class ShardedDataParallel:
                     if bucket.has_own_master:
                         bucket.master.copy_(flat[bucket.mine])
                     bucket.refresh_source()
+        self.encode(lambda parameter: initialize(parameter, seed))
+
+    @torch.no_grad()
+    def encode(self, fill: Callable[[ShardedParameter], None]) -> None:
+        """Set the coded weights, a bucket at a time: `fill` sets the values of a parameter, which are zero before."""
+        for bucket in (each for unit in self.units for each in unit.coded):
+            flat = torch.zeros(bucket.plan.size, dtype=self.dtype, device=self.device)
+            self._bind(bucket, flat)
+            for slot in bucket.plan.slots:
+                fill(self.parameters[slot.name])
+            bucket.encode(flat)
+            self._bind(bucket, None)
+
+    def bind_coded(self, unit: Unit, flats: list[Tensor] | None) -> None:
+        """Make a unit's coded parameters views of these flat tensors, one for each bucket; None: they show NaN."""
+        for index, bucket in enumerate(unit.coded):
+            self._bind(bucket, None if flats is None else flats[index])
+
+    def _bind(self, bucket: Bucket | CodedBucket, flat: Tensor | None) -> None:
+        for slot in bucket.plan.slots:
+            of_slot = self._nothing.expand(slot.shape) if flat is None else slot.view(flat)
+            self.parameters[slot.name].data = of_slot
 
     @contextlib.contextmanager
     def scratch(self, unit: Unit) -> Iterator[list[Tensor]]:
@@ -159,6 +186,7 @@ class ShardedDataParallel:
         weights = [_resident_or_zeros(b.weights, b.plan.size, self.dtype, self.device) for b in unit.buckets]
         wide = wide_dtype(self.dtype)
         self.bind_weights(unit, weights)
+        self.bind_coded(unit, [torch.zeros(b.plan.size, dtype=self.dtype, device=self.device) for b in unit.coded])
         self.bind_gradients(
             unit, [_resident_or_zeros(b.gradients, b.plan.size, wide, self.device) for b in unit.trained]
         )
@@ -166,6 +194,7 @@ class ShardedDataParallel:
             yield weights
         finally:
             self.bind_weights(unit, None)
+            self.bind_coded(unit, None)
             self.bind_gradients(unit, None)
 
     def master_segments(self) -> list[MasterSegment]:
@@ -297,12 +326,7 @@ class ShardedDataParallel:
         """
         parts = [bucket.weights for bucket in unit.buckets] if flats is None else flats
         for bucket, part in zip(unit.buckets, parts, strict=True):
-            for slot in bucket.plan.slots:
-                parameter = self.parameters[slot.name]
-                if part is None:
-                    parameter.data = self._nothing.expand(slot.shape)
-                else:
-                    parameter.data = bucket.view(slot, part)
+            self._bind(bucket, part)
 
     def bind_gradients(self, unit: Unit, flats: list[Tensor] | None) -> None:
         """Make a unit's main gradients views of these flat tensors, one for each trained bucket.
@@ -312,7 +336,7 @@ class ShardedDataParallel:
         parts = [bucket.gradients for bucket in unit.trained] if flats is None else flats
         for bucket, part in zip(unit.trained, parts, strict=True):
             for slot in bucket.plan.slots:
-                self.parameters[slot.name].main_grad = None if part is None else bucket.view(slot, part)
+                self.parameters[slot.name].main_grad = None if part is None else slot.view(part)
 
     def _parameters_of(self, unit: Unit) -> list[ShardedParameter]:
         return [self.parameters[slot.name] for bucket in unit.buckets for slot in bucket.plan.slots]
@@ -320,8 +344,10 @@ class ShardedDataParallel:
     def _replaced(self, named: dict[str, ShardedParameter]) -> dict[str, ShardedParameter]:
         """New parameters in the place of those that the model was built of, by name."""
         placed = {}
-        for bucket in self.buckets:
-            for slot in bucket.plan.slots:
+        plans = [b.plan for unit in self.units for b in unit.buckets]
+        plans += [b.plan for unit in self.units for b in unit.coded]
+        for plan in plans:
+            for slot in plan.slots:
                 unseen = self._nothing.expand(slot.shape)
                 placed[slot.name] = ShardedParameter(unseen, named[slot.name].shard, slot.name)
         for module in self.model.modules():

@@ -46,6 +46,7 @@ class Shard:
             another use of the parameter; the gradient is summed over them after the data-parallel reduction.
         decay: whether weight decay applies.
         frozen: whether it is not trained, and so has neither gradient nor moments.
+        coded: whether it is kept in few bits, and has its values only while its layer runs.
     """
 
     pieces: tuple[Piece, ...]
@@ -54,6 +55,7 @@ class Shard:
     replicated: Replicated = ""
     decay: bool = True
     frozen: bool = False
+    coded: bool = False
 
 
 class ShardedParameter(nn.Parameter):
@@ -105,7 +107,7 @@ def sharded_parameter(
             pieces.append(split(name, shape, 0 if weight.split == "rows" else 1, size, rank, start))
         start += pieces[-1].shape[0] if pieces else 0
     std = std if weight.init == "normal" else 0.0
-    shard = Shard(tuple(pieces), weight.init, std, weight.replicated, weight.decays, weight.frozen)
+    shard = Shard(tuple(pieces), weight.init, std, weight.replicated, weight.decays, weight.frozen, weight.coded)
     return empty_parameter(weight.local_shape(size), shard, dtype)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from memo.parallel.quantized import CodedBucket
 from memo.parallel.shards import ShardedParameter
 from memo.parallel.units import Bucket, Carver, HostMemory, HostRules, Unit, aligned_bytes, host_sizes
 from memo.spec.buckets import BucketPlan, Laid, plan_buckets
@@ -37,7 +38,9 @@ def plan_units(
     plans = []
     for layer, names in in_units(list(named), _layer_positions(list(named))):
         shards = {name: named[name].shard for name in names}
-        layout = [Laid(name, tuple(named[name].shape), of.replicated, of.frozen) for name, of in shards.items()]
+        layout = [
+            Laid(name, tuple(named[name].shape), of.replicated, of.frozen, of.coded) for name, of in shards.items()
+        ]
         places = LayerPlaces()
         if placement is not None:
             places = placement.of_ends if layer is None else placement.of_layer(layer)
@@ -69,13 +72,14 @@ def make_units(
             record = num_in_ring % len(rings)
             num_in_ring += 1
         buckets, used = [], 0
-        for bucket in plan.buckets:
+        for bucket in (each for each in plan.buckets if not each.coded):
             ring = None
             if record is not None and not bucket.frozen:
                 ring = (record, rings[record][used : used + bucket.shard_size])
                 used += bucket.shard_size
             buckets.append(Bucket(bucket, rank, dtype, device, plan.places, carver, rules=rules, ring=ring))
-        units.append(Unit(plan.layer, plan.places, tuple(buckets)))
+        coded = tuple(CodedBucket(each, rules.quantize, device) for each in plan.buckets if each.coded)
+        units.append(Unit(plan.layer, plan.places, tuple(buckets), coded))
     return units, host
 
 

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.distributed import Work
 
 from memo.config import TrainingConfig
-from memo.spec.buckets import BucketPlan, Slot
+from memo.config.model import Quantization
+from memo.parallel.quantized import CodedBucket
+from memo.spec.buckets import BucketPlan
 from memo.spec.moments import moment_bytes
 from memo.spec.placement import LayerPlaces
 from memo_kernels import wide_dtype
@@ -137,10 +139,6 @@ class Bucket:
         if self.source is not None and self.source is not self.master:
             self.source.copy_(self.master)
 
-    def view(self, slot: Slot, flat: Tensor) -> Tensor:
-        """The view of one parameter in a flat tensor of the bucket's size."""
-        return flat[slot.offset : slot.offset + slot.numel].view(slot.shape)
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -148,11 +146,13 @@ class Unit:
 
     Attributes:
         layer: position among the rank's layers; None for the embedding and the head.
+        coded: of weights in few bits, which stay where they are, whatever the places of the others.
     """
 
     layer: int | None
     places: LayerPlaces
     buckets: tuple[Bucket, ...]
+    coded: tuple[CodedBucket, ...] = ()
 
     @property
     def is_driven(self) -> bool:
@@ -200,12 +200,14 @@ class HostRules:
         weight_copy: weights that stream have a copy in the dtype of training, instead of being cast from the masters.
         keeps_partial: the sum of the whole gradient goes there between two microbatches.
         consumes: memo.train.optimizer uses each gradient as soon as it arrives, so two records serve all layers.
+        quantize: what coded weights are kept in, in either memory.
     """
 
     moments: tuple[torch.dtype, torch.dtype]
     weight_copy: bool = True
     keeps_partial: bool = False
     consumes: bool = False
+    quantize: Quantization = "none"
 
 
 def moment_dtypes(training: TrainingConfig, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
@@ -224,7 +226,7 @@ def host_sizes(
 
     `in_ring`: the reduced gradient lies in a record that layers have in turn.
     """
-    if not places.optimizer_on_host:
+    if not places.optimizer_on_host or plan.coded:
         return {}
     if plan.frozen:
         return {"source": (plan.shard_size, dtype)} if places.weights_in_slot else {}

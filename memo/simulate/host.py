@@ -18,6 +18,10 @@ Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emula
 
     more, of a gate on attention         5 T         16 T   by estimate
     more, of a gated delta net      those of memo.simulate.delta
+    more, of LoRA beside a matrix
+    of P parts                      (2 + P) T    (5 + 2 P) T   and one where P > 1
+    beside those of E experts      (2 + 2 P) T   (5 + P + (1 + P) E) T
+    less, of a frozen matrix                          T        of experts E T
 
 Of Gemma's line and of those of sigmoid the sum was counted, and is divided among the passes by estimate.
 
@@ -33,12 +37,16 @@ from memo.config.derived import resident_tiles, resolved_offload_tiles
 from memo.simulate.cost import Cost, LayerCost
 from memo.simulate.delta import kernels_of_delta
 from memo.simulate.kernels import Kernels
+from memo.spec.lora import trains_all
+from memo.spec.shapes import layer_matrices
 
 
 def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
     """Of the forward and of the backward of one layer and microbatch; `swaps`: under a swap plan."""
     tiles = resolved_offload_tiles(config) if swaps else resident_tiles(config)
     forward, backward = (count * tiles for count in _of_experts(config.model))
+    trained_forward, trained_backward = _of_trained(config.model)
+    forward, backward = forward + trained_forward * tiles, backward + trained_backward * tiles
     if config.model.attention_output_gate:
         forward, backward = forward + 5 * tiles, backward + 16 * tiles
     if config.model.is_linear:
@@ -52,6 +60,24 @@ def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
     if config.memory.sweeps:
         return forward + 9 + 42 * tiles, backward + 17 + 90 * tiles
     return forward + 17 + 19 * tiles, backward + 35 + 40 * tiles
+
+
+def _of_trained(model: ModelConfig) -> tuple[int, int]:
+    """In forward and backward of a tile, beyond those of a model that is trained whole; backward may be less."""
+    if trains_all(model):
+        return 0, 0
+    forward, backward, matrices = 0, 0, layer_matrices(model)
+    for module, weight in matrices.items():
+        a, experts = matrices.get(f"{module}.adapter.a"), weight.experts
+        backward -= max(1, experts) * weight.frozen
+        if a is None:
+            continue
+        parts = a.rows // (model.lora_rank * max(1, experts))
+        forward += 2 + parts * (2 if experts else 1)
+        backward += 5 + 2 * parts + (parts > 1)
+        if experts:
+            backward += (1 + parts) * (experts - 1) + 1
+    return forward, backward
 
 
 def _of_experts(model: ModelConfig) -> tuple[int, int]:

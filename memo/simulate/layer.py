@@ -6,6 +6,7 @@ between them (memo.simulate.attention), and takes what memo.simulate.sweep says 
 Other frameworks run plain layers under autograd, whose backward recomputes nothing, not even norms and activations.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,6 +21,8 @@ from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer_shape import LayerShape
 from memo.simulate.sweep import SweptAttention
 from memo.simulate.tile_clock import TileClock
+from memo.spec.quantized import CHUNK, KERNELS, passed_bytes
+from memo.spec.shapes import shape_of
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, resident
 from memo.spec.stack import runs_of_kinds, stack_of
@@ -62,6 +65,7 @@ def _of_stack(config: RunConfig, cost_of: Callable[[RunConfig], LayerCost]) -> L
 def _plain(config: RunConfig, kernels: Kernels, framework: Framework) -> LayerCost:
     under_autograd = framework.under_autograd or stays_under_autograd(config)
     found = _under_autograd(config, kernels) if under_autograd else _resident(config, kernels)
+    found = _decoding(found, config, kernels)
     return with_host(found, config, kernels, swaps=False) if framework.host_starts_kernels else found
 
 
@@ -75,7 +79,19 @@ def _swapped(config: RunConfig, kernels: Kernels, framework: Framework) -> Layer
         found = _swept(shape, replace(found, forward=found.forward + inputs))
     else:
         found = replace(found, forward=found.forward + inputs + _copied_outputs(shape))
+    found = _decoding(found, config, kernels)
     return with_host(found, config, kernels, swaps=True) if framework.host_starts_kernels else found
+
+
+def _decoding(layer: LayerCost, config: RunConfig, kernels: Kernels) -> LayerCost:
+    """With the layer's weights made again from few bits before each pass (memo.executor.coded_weights)."""
+    quantize, weights = config.model.quantize, shape_of(config.model, "", 0).layer_weights
+    numel = sum(weight.local_numel(config.parallel.tp) for weight in weights if weight.coded)
+    if not numel:
+        return layer
+    num_bytes = passed_bytes(quantize, numel, kernels.narrow)
+    made = Cost(elementwise=kernels.memory_s(num_bytes, KERNELS * math.ceil(numel / CHUNK)))
+    return replace(layer, forward=layer.forward + made, backward=layer.backward + made)
 
 
 def _under_autograd(config: RunConfig, kernels: Kernels) -> LayerCost:

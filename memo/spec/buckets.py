@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import data_parallel_size, layers_per_chunk, num_position_embeddings
@@ -42,6 +42,10 @@ class Slot:
     def numel(self) -> int:
         return math.prod(self.shape)
 
+    def view(self, flat: Any) -> Any:
+        """The view of the parameter in a flat tensor of the bucket's size."""
+        return flat[self.offset : self.offset + self.numel].view(self.shape)
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -61,13 +65,14 @@ class Segment:
 @dataclass(frozen=True)
 class BucketPlan:
     """Slots of one bucket; all share `replicated`, so one extra reduction serves the whole bucket, and all are trained,
-    or all are `frozen`."""
+    or all are `frozen`, of which some are `coded`."""
 
     slots: tuple[Slot, ...]
     size: int
     num_shards: int
     replicated: Replicated
     frozen: bool = False
+    coded: bool = False
 
     @property
     def numel(self) -> int:
@@ -96,10 +101,11 @@ class Laid(NamedTuple):
     shape: tuple[int, ...]
     replicated: Replicated = ""
     frozen: bool = False
+    coded: bool = False
 
     @property
-    def kind(self) -> tuple[Replicated, bool]:
-        return self.replicated, self.frozen
+    def kind(self) -> tuple[Replicated, bool, bool]:
+        return self.replicated, self.frozen, self.coded
 
 
 def plan_buckets(parameters: Sequence[Laid], bucket_size: int, num_shards: int) -> list[BucketPlan]:
@@ -110,7 +116,7 @@ def plan_buckets(parameters: Sequence[Laid], bucket_size: int, num_shards: int) 
     alone in it, so that both stages shard it alike.
     """
     closed: list[BucketPlan] = []
-    open_slots: dict[tuple[Replicated, bool], list[Slot]] = {}
+    open_slots: dict[tuple[Replicated, bool, bool], list[Slot]] = {}
     for laid in parameters:
         slots = open_slots.setdefault(laid.kind, [])
         slot = Slot(laid.name, laid.shape, _end(slots))
@@ -122,16 +128,18 @@ def plan_buckets(parameters: Sequence[Laid], bucket_size: int, num_shards: int) 
 
 class Unit(NamedTuple):
     """Elements of one module's buckets: of trained weights all with padding, parameters alone, and the largest bucket
-    with padding; and of frozen weights, with padding."""
+    with padding; of frozen weights, with padding; and of those that are coded, with padding, the largest bucket too."""
 
     size: int
     numel: int
     largest: int
     frozen: int = 0
+    coded: int = 0
+    largest_coded: int = 0
 
     @property
     def weights(self) -> int:
-        """All of them, with padding."""
+        """All in the dtype of the model, with padding."""
         return self.size + self.frozen
 
 
@@ -198,7 +206,7 @@ def layer_unit(model: ModelConfig, tp: int, bucket_size: int, num_shards: int) -
 @lru_cache(maxsize=256)
 def module_buckets(weights: tuple[Weight, ...], tp: int, bucket_size: int, num_shards: int) -> tuple[BucketPlan, ...]:
     """Of one layer or one end: gradients appear from the last parameter to the first, and so do the buckets."""
-    layout = [Laid(w.name, w.local_shape(tp), w.replicated, w.frozen) for w in reversed(weights)]
+    layout = [Laid(w.name, w.local_shape(tp), w.replicated, w.frozen, w.coded) for w in reversed(weights)]
     return tuple(plan_buckets(layout, bucket_size, num_shards))
 
 
@@ -219,8 +227,10 @@ def stage_modules(config: RunConfig, stage: int) -> list[Sequence[Weight]]:
 def _unit(buckets: Sequence[BucketPlan]) -> Unit:
     trained = [bucket for bucket in buckets if not bucket.frozen]
     sizes = [bucket.size for bucket in trained]
-    frozen = sum(bucket.size for bucket in buckets if bucket.frozen)
-    return Unit(sum(sizes), sum(bucket.numel for bucket in trained), max(sizes, default=0), frozen)
+    frozen = sum(bucket.size for bucket in buckets if bucket.frozen and not bucket.coded)
+    coded = [bucket.size for bucket in buckets if bucket.coded]
+    numel = sum(bucket.numel for bucket in trained)
+    return Unit(sum(sizes), numel, max(sizes, default=0), frozen, sum(coded), max(coded, default=0))
 
 
 def _end(slots: list[Slot]) -> int:
@@ -229,5 +239,7 @@ def _end(slots: list[Slot]) -> int:
     return round_up(slots[-1].offset + slots[-1].numel, ALIGNMENT)
 
 
-def _close(slots: list[Slot], num_shards: int, replicated: Replicated, frozen: bool) -> BucketPlan:
-    return BucketPlan(tuple(slots), round_up(_end(slots), ALIGNMENT * num_shards), num_shards, replicated, frozen)
+def _close(slots: list[Slot], num_shards: int, replicated: Replicated, frozen: bool, coded: bool) -> BucketPlan:
+    """What is coded is not sharded."""
+    shards = 1 if coded else num_shards
+    return BucketPlan(tuple(slots), round_up(_end(slots), ALIGNMENT * shards), shards, replicated, frozen, coded)

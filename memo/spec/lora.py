@@ -50,7 +50,10 @@ def as_trained(model: ModelConfig, weights: Iterable[Weight], prefix: str = "") 
 
 
 def _frozen(model: ModelConfig, weight: Weight, prefix: str) -> Weight:
-    return weight._replace(frozen=not any(is_trained(model, prefix + name) for name, _ in weight.parts))
+    frozen = not any(is_trained(model, prefix + name) for name, _ in weight.parts)
+    is_matrix = bool(prefix) and weight.name.endswith(".weight") and weight.split in ("rows", "columns")
+    coded = frozen and is_matrix and weight.columns is not None and model.quantize != "none"
+    return weight._replace(frozen=frozen, coded=coded)
 
 
 def is_trained(model: ModelConfig, name: str) -> bool:

@@ -251,6 +251,11 @@ class ModelShape:
         return sum(w.numel for w in (*weights, *self.embedding_weights, *head) if not w.frozen)
 
     @cached_property
+    def coded_parameters(self) -> int:
+        """Parameters of layers that are kept in few bits."""
+        return sum(weight.numel for layer in self.of_layers for weight in layer.layer_weights if weight.coded)
+
+    @cached_property
     def layer_split(self) -> int:
         """Parameters of a layer that tensor parallelism divides: matrices, and biases of their outputs' parts."""
         return sum(weight.numel for weight in self.layer_weights if weight.split != "whole")

@@ -33,6 +33,7 @@ class Weight(NamedTuple):
         tied: the table that embedding and head share.
         experts: of matrices of so many experts, one below the other, of which a token meets a few; 0: it meets all.
         frozen: whether training leaves it as it is, so that it has no gradient, no master and no moments.
+        coded: whether it is frozen, and kept in few bits (memo.spec.quantized).
     """
 
     name: str
@@ -43,6 +44,7 @@ class Weight(NamedTuple):
     tied: bool = False
     experts: int = 0
     frozen: bool = False
+    coded: bool = False
 
     @property
     def rows(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memo.attention.select import select_backend
-from memo.checkpoint.hugging_face.load import load_pretrained, pretrained_directory
+from memo.checkpoint.hugging_face.load import load_coded, load_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.derived import (
     global_batch_size,
@@ -19,6 +19,7 @@ from memo.config.derived import (
     resolved_offload_tiles,
 )
 from memo.config.grid import rank_grid
+from memo.executor.coded_weights import CodedWeights
 from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
 from memo.executor.layer_states import Update
@@ -67,6 +68,7 @@ class ParallelModel:
     optimizer: Optimizer
     swap: SwapRuntime | None
     states: StateStreamer | None
+    coded: CodedWeights | None
     chosen_swap: ChosenSwap | None
     transients: Transients | None
     router_losses: RouterLosses | None
@@ -279,6 +281,8 @@ def _first_weights(config: RunConfig, data_parallel: ShardedDataParallel, mesh: 
         data_parallel.initialize(config.training.seed)
     else:
         load_pretrained(pretrained, config, data_parallel, mesh)
+    if config.model.quantize != "none" and config.checkpoint.pretrained_checkpoint is not None:
+        load_coded(config.checkpoint.pretrained_checkpoint, config, data_parallel, mesh)
 
 
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
@@ -303,6 +307,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         accumulates=pipeline.microbatches > 1,
         consumes_gradients=training.clip_grad == 0,
         moments=moment_dtypes(training, dtype),
+        quantize=config.model.quantize,
         squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
     )
     router_losses = add_router_losses(config, mesh, chunks, device)
@@ -321,6 +326,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
             runtime = swap.start(config, mesh, chosen, chunks, data_parallel, backend, host)
     if runtime is None:
         keep_on_device(config, mesh, chunks, data_parallel, device)
+    coded = decode_weights(chunks, data_parallel)
     states = None
     if placement.streams:
         states = stream_states(placement, ops, chunks, data_parallel, backend)
@@ -341,6 +347,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         optimizer,
         runtime,
         states,
+        coded,
         chosen,
         transients,
         router_losses,
@@ -351,6 +358,26 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     )
 
 
+def decode_weights(chunks: Sequence[TransformerChunk], data_parallel: ShardedDataParallel) -> CodedWeights | None:
+    """Wrap every layer that has weights in few bits; None where there is none."""
+    units, positions = data_parallel.layer_units, _positions(chunks)
+    with_codes = {layer: position for layer, position in positions.items() if units[position].coded}
+    if not with_codes:
+        return None
+    coded = CodedWeights(data_parallel, with_codes)
+    for chunk in chunks:
+        for place, (index, layer) in enumerate(zip(chunk.layer_indices, chunk.layers, strict=True)):
+            if index in with_codes:
+                chunk.layers[place] = StreamedLayer(layer, index, coded)
+    return coded
+
+
+def _positions(chunks: Sequence[TransformerChunk]) -> dict[int, int]:
+    """Of this rank's layers, by their global index."""
+    layers = [index for chunk in chunks for index in chunk.layer_indices]
+    return {layer: position for position, layer in enumerate(layers)}
+
+
 def stream_states(
     placement: StatePlacement,
     ops: Sequence[LayerOp],
@@ -359,9 +386,7 @@ def stream_states(
     backend: StreamBackend,
 ) -> StateStreamer:
     """Make the state plan of a rank, allocate its slots, and wrap every layer."""
-    layers = [index for chunk in chunks for index in chunk.layer_indices]
-    positions = {layer: position for position, layer in enumerate(layers)}
-    states = StateStreamer(placed_state_plan(ops, placement), data_parallel, positions, backend)
+    states = StateStreamer(placed_state_plan(ops, placement), data_parallel, _positions(chunks), backend)
     for chunk in chunks:
         for place, layer in enumerate(chunk.layers):
             chunk.layers[place] = StreamedLayer(layer, chunk.layer_indices[place], states)

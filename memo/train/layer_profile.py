@@ -82,7 +82,8 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
 def _trained(model: ModelConfig) -> str:
     adapters = f"rank {model.lora_rank} beside {model.lora_target_modules}" if model.lora_rank else ""
     frozen = f"without {model.freeze}" if model.freeze else ""
-    return ", ".join(filter(None, (adapters, frozen, f"only {model.train_only}" if model.train_only else "")))
+    only, coded = f"only {model.train_only}" if model.train_only else "", model.quantize.removeprefix("none")
+    return ", ".join(filter(None, (adapters, frozen, only, coded)))
 
 
 def _delta_nets(model: ModelConfig) -> str:

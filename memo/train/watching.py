@@ -51,6 +51,7 @@ class MemoryUse:
         ]
         trained = parts.data_parallel.trained
         gradients = [b.gradients if b.gradients is not None else b.gradient_shard for b in trained]
+        weights += [coded.code for unit in parts.data_parallel.units for coded in unit.coded]
         optimizer = [b.master for b in trained if b.has_own_master]
         for part in parts.optimizer.parts:
             if part.adam is not None:
@@ -61,7 +62,7 @@ class MemoryUse:
             weights_bytes=_outside_bytes(weights, arena),
             gradients_bytes=_outside_bytes(gradients, arena),
             optimizer_bytes=_outside_bytes([x for x in optimizer if isinstance(x, torch.Tensor)], arena),
-            rounding_buffers_bytes=sum(x.device_bytes for x in (swap, states) if x is not None),
+            rounding_buffers_bytes=sum(x.device_bytes for x in (swap, states, parts.coded) if x is not None),
             host_records_bytes=sum(x.host_bytes for x in (swap, states) if x is not None),
         )
 

@@ -25,6 +25,7 @@ SOME_EXPERTS = "qwen3-moe-tiny, the first layer without experts"
 GLM = "glm-4.5-tiny"
 DELTA_EXPERTS = "qwen3.5-tiny, with experts"
 ADAPTED = "qwen3-tiny, with adapters of LoRA"
+CODED = "llama-tiny, with adapters beside a model in 4 bits"
 FROZEN = "gpt2-tiny, its tables and every second layer frozen"
 KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
@@ -51,6 +52,8 @@ LAYOUTS: list[Layout] = [
     *((ADAPTED, 2, {axis: 2}) for axis in ("tp", "pp")),
     (ADAPTED, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (FROZEN, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
+    *((CODED, 2, layout) for layout in ({"tp": 2}, {"pp": 2}, {})),
+    (CODED, 2, {"data_parallel_sharding_strategy": "optim_grads_params", "offload_states": "all"}),
     # pairs
     (ADAPTED, 4, {"tp": 2, "cp": 2}),
     (FROZEN, 4, {"tp": 2, "pp": 2}),
@@ -111,6 +114,9 @@ def config_of(model: str, **layout: object) -> RunConfig:
         return tiny(DELTA, num_layers=4, **experts, **layout)
     if model == ADAPTED:
         return tiny(QWEN, num_layers=4, lora_rank=3, lora_alpha=5.0, **layout)
+    if model == CODED:
+        wide = {"hidden_size": 128, "kv_channels": 32, "ffn_hidden_size": 128, "lora_rank": 3, "quantize": "nf4"}
+        return tiny(LLAMA, num_layers=4, **wide, **layout)
     if model == FROZEN:
         return tiny(GPT2, num_layers=4, freeze="*embedding.weight,layers.[02].*", **layout)
     return tiny(model, num_layers=4, **({"num_query_groups": 4} if model == DELTA else {}), **layout)

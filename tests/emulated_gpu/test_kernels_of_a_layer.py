@@ -68,6 +68,8 @@ WAYS = {
     },
     "by sigmoid": {"offload_alpha": "off", "moe_layer_freq": ""},
     "by sigmoid, 8 tiles": {"offload_alpha": 0.5, "offload_tiles": 8, "moe_layer_freq": ""},
+    "adapters": {"offload_alpha": "off", "lora_rank": 8},
+    "adapters, 8 tiles": {"offload_alpha": 0.5, "offload_tiles": 8, "lora_rank": 8},
     "swept in 4 tiles": {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile"},
 }
 
@@ -76,16 +78,21 @@ WAYS = {
     ("model", "way"),
     [
         *(("qwen3-tiny", way) for way in WAYS if "shared" not in way and "sigmoid" not in way),
-        *(("qwen3-moe-tiny", way) for way in ("kept", "2 tiles")),
+        *(("qwen3-moe-tiny", way) for way in ("kept", "2 tiles", "adapters")),
         *(("gpt-oss-tiny", way) for way in ("recomputed", "8 tiles")),
         *(("qwen3-moe-tiny", way) for way in ("shared experts", "shared experts, 8 tiles")),
         *(("glm-4.5-tiny", way) for way in ("by sigmoid", "by sigmoid, 8 tiles")),
-        *(("gemma-3-tiny", way) for way in WAYS if "shared" not in way and "sigmoid" not in way),
+        *(
+            ("gemma-3-tiny", way)
+            for way in WAYS
+            if not {"shared", "sigmoid", "adapters"} & set(way.replace(",", "").split())
+        ),
     ],
 )
 def test_as_many_kernels_as_foreseen(tmp_path: Path, model: str, way: str) -> None:
     """Of experts with numbers: without any, all tokens go to one of them."""
     values = {"mock_data": True, "seq_length": 512, "global_batch_size": 1, "train_iters": 2, "device": "cuda"}
+    values |= {"vocab_size": 257}
     values |= {"num_threads": 1, "profile_cache": "off", "progress": False, "memory_planner": "off", **WAYS[way]}
     config = RunConfig(model=preset(model)).override(values)
     device = Device(without_numbers=not config.model.num_experts, memory_gib=20, host_memory_gib=64)

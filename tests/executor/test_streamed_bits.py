@@ -45,6 +45,11 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "delta nets": (1, "qwen3.5-tiny", {"num_layers": 4, "global_batch_size": 1}),
     "tp2 pp2": (4, "gpt2-tiny", {"tp": 2, "pp": 2, **ACCUMULATED}),
     "dp2, adapters": (2, "qwen3-tiny", {"num_layers": 4, "global_batch_size": 4, "lora_rank": 3, "clip_grad": 0.02}),
+    "a model in 8 bits": (
+        1,
+        "llama-tiny",
+        {"num_layers": 4, "global_batch_size": 2, "lora_rank": 3, "quantize": "int8", "clip_grad": 0.02},
+    ),
     "frozen layers": (1, "llama-tiny", {"num_layers": 4, "global_batch_size": 2, "freeze": "layers.[13].*"}),
 }
 

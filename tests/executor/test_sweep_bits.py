@@ -83,6 +83,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "cp2 dp2 all_gather": (4, "llama-tiny", {**GATHERED, **ONE_STAGE, "global_batch_size": 4}),
     "cp2 dp2 a2a": (4, "llama-tiny", {**EXCHANGED, **ONE_STAGE, "global_batch_size": 4}),
     "tp2 pp2 dp2": (8, "gpt2-tiny", {"tp": 2, **TWO_STAGES, "global_batch_size": 4}),
+    "4 bits": (1, "qwen3-tiny", {**ONE_STAGE, "lora_rank": 3, "quantize": "nf4"}),
     "frozen layers": (1, "gpt2-tiny", {**ONE_STAGE, "freeze": "*embedding.weight,layers.1.*,*mlp.fc2*"}),
     "tp2 cp2 adapters": (4, "qwen3-tiny", {"tp": 2, **EXCHANGED, **ONE_STAGE, "lora_rank": 3, "num_query_groups": 4}),
 }

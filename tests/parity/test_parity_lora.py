@@ -7,7 +7,10 @@ document of a packed sequence goes through their model by itself.
 
 import itertools
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,15 +22,20 @@ from layouts import Outcome, make, relative_error, tiny, train
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.hugging_face.adapters import ADAPTER_CONFIG, ADAPTER_FILE, read_adapters
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.run_state import RunState
-from memo.checkpoint.store import save_checkpoint
+from memo.checkpoint.store import load_checkpoint, open_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.config.hugging_face import read_config
 from memo.config.identity import model_identity
+from memo.config.model import Quantization
 from memo.config.model_name import choose_model
+from memo.errors import ConfigError
 from memo.model.transformer import Microbatch
+from memo.parallel.quantized import CodedBucket, Decoder
+from memo.spec.buckets import BucketPlan, Slot
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -43,6 +51,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fused": ("gpt2", {}),  # q, k and v are one matrix of theirs, stored as [in, out]
     "experts": ("qwen3_moe", {}),
     "experts of Mixtral": ("mixtral", {"lora_target_modules": "q_proj,gate_proj,up_proj,down_proj"}),
+    "4 bits": ("llama", {"quantize": "nf4"}),
     "delta nets": ("qwen3_5_text", {}),  # rows of queries and gates take turns in one of theirs
 }
 """A family, and flags."""
@@ -56,6 +65,8 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("q and v", 1, {}),
     ("fused", 1, {}),
     ("delta nets", 1, {}),
+    ("4 bits", 1, {}),
+    ("4 bits", 2, {"pp": 2}),
     ("llama", 2, {"tp": 2}),
     ("llama", 2, {"cp": 2}),
     ("fused", 2, {"pp": 2}),
@@ -70,6 +81,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("lora")
     for case, (family, flags) in CASES.items():
         directory = write_model(family, root / case, torch.float64)
+        if "quantize" in flags:
+            _write_in_bits(directory, flags["quantize"])
         if case in OF_EXPERTS:
             _write_adapter(directory, OF_EXPERTS[case], root / case / "adapter")
         else:
@@ -92,17 +105,34 @@ def _write_adapter(directory: Path, targets: list[str], adapter: Path) -> None:
     (adapter / ADAPTER_CONFIG).write_text(json.dumps({**facts, "target_modules": targets}))
 
 
-def _base(directory: Path) -> Any:
-    """Their model, within `Wide`."""
+def _base(directory: Path, flags: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Their model, within `Wide`; its matrices of layers as they are made again from few bits."""
     return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+        directory.parent / "in bits" if "quantize" in flags else directory,
+        dtype=torch.float64,
+        attn_implementation="eager",
+        experts_implementation="eager",
     )
+
+
+def _write_in_bits(directory: Path, quantize: Quantization) -> None:
+    """The same model beside it, with those of its matrices of layers that few bits make."""
+    target = directory.parent / "in bits"
+    shutil.copytree(directory, target)
+    tensors = load_file(directory / "model.safetensors")
+    for name, weight in tensors.items():
+        if name.endswith("_proj.weight"):
+            plan = BucketPlan((Slot("w", tuple(weight.shape), 0),), weight.numel(), 1, "", frozen=True, coded=True)
+            bucket = CodedBucket(plan, quantize, torch.device("cpu"))
+            bucket.encode(weight.flatten())
+            Decoder(weight.numel(), torch.device("cpu")).decode(bucket, weight.view(-1))
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
 
 
 def _theirs(directory: Path, flags: dict[str, Any]) -> Any:
     """Their model with new adapters, which are random."""
     with Wide():
-        base = _base(directory)
+        base = _base(directory, flags)
         named = [name for name, module in base.named_modules() if _is_target(name, module, flags)]
         config = peft.LoraConfig(
             r=RANK,
@@ -150,10 +180,10 @@ def _their_loss(model: Any, batch: Microbatch) -> Tensor:
 def _train_theirs(folder: Path, case: str, batches: list[list[Microbatch]]) -> tuple[list[float], dict[str, Tensor]]:
     """Losses; and the adapters by the names in PEFT's file."""
     training = _config(folder, case).training
-    family, _ = CASES[case]
+    family, flags = CASES[case]
     with Wide():
         model = peft.PeftModel.from_pretrained(
-            _base(folder / case / family),
+            _base(folder / case / family, flags),
             folder / case / "adapter",
             is_trainable=True,
             autocast_adapter_dtype=False,
@@ -254,7 +284,7 @@ def _saved(config: RunConfig, run: Path) -> tuple[float, list[Microbatch]]:
     return float(model.forward(batches)), batches
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case, (_, flags) in CASES.items() if "quantize" not in flags])
 def test_an_export_is_what_peft_and_transformers_load(folder: Path, tmp_path: Path, case: str) -> None:
     """Adapters alone in PEFT, and merged into the weights in transformers: the loss is ours, to 1e-9."""
     config = _config(folder, case)
@@ -279,3 +309,36 @@ def test_an_export_is_what_peft_and_transformers_load(folder: Path, tmp_path: Pa
         load_file(tmp_path / "adapter" / ADAPTER_FILE).keys()
         == load_file(folder / case / "adapter" / ADAPTER_FILE).keys()
     )
+
+
+def test_a_run_in_4_bits_is_merged_into_the_model_that_it_started_from(folder: Path, tmp_path: Path) -> None:
+    """Its checkpoint has no matrices of layers; adapters alone give its loss beside what 4 bits made of them."""
+    config, (family, flags) = _config(folder, "4 bits"), CASES["4 bits"]
+    directory = folder / "4 bits" / family
+    loss, batches = _saved(config, tmp_path / "run")
+    stored = open_checkpoint(resolve_checkpoint(tmp_path / "run"))[1]
+    assert "master/layers.0.attention_norm.weight" in stored and "master/layers.0.mlp.fc2.weight" not in stored
+    export_checkpoint(tmp_path / "run", tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=r"--quantize nf4 kept in few bits: name the .* with --base"):
+        export_checkpoint(tmp_path / "run", tmp_path / "merged", merge_adapters=True)
+    export_checkpoint(tmp_path / "run", tmp_path / "merged", merge_adapters=True, base=directory)
+    with Wide():
+        model = peft.PeftModel.from_pretrained(
+            _base(directory, flags), tmp_path / "adapter", autocast_adapter_dtype=False
+        )
+        assert abs(sum(float(_their_loss(model, batch)) for batch in batches) - loss) <= LOSS_BOUND * loss
+        whole = peft.PeftModel.from_pretrained(_base(directory), tmp_path / "adapter", autocast_adapter_dtype=False)
+        merged, ours = whole.merge_and_unload().state_dict(), _base(tmp_path / "merged").state_dict()
+    assert ours.keys() == merged.keys()
+    assert all((ours[name] - merged[name]).abs().max() <= LOSS_BOUND for name in merged)
+
+
+def test_a_run_in_4_bits_resumes_to_the_bit(folder: Path, tmp_path: Path) -> None:
+    """What no checkpoint has is read from the model again."""
+    config = _config(folder, "4 bits")
+    loss, batches = _saved(config, tmp_path / "run")
+    again = config.override({"load": str(tmp_path / "run")})
+    model, _ = make(again, 1)
+    load_checkpoint(tmp_path / "run", model.optimizer.segment_states(), model.mesh)
+    model.optimizer.resume(3)
+    assert float(model.forward(batches)) == loss

@@ -33,10 +33,11 @@ from memo.checkpoint.hugging_face.companions import (
 )
 from memo.checkpoint.hugging_face.files import tensor_bytes, write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
+from memo.checkpoint.hugging_face.load import open_pretrained
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
-from memo.checkpoint.index import Index, StoredTensor
+from memo.checkpoint.hugging_face.run_weights import RunWeights, check_base
 from memo.checkpoint.run_state import RunState
-from memo.checkpoint.store import MASTER, check_shapes, open_checkpoint, read_tensors
+from memo.checkpoint.store import check_shapes, open_checkpoint
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, HuggingFaceModel, read_config
@@ -81,25 +82,6 @@ class _Theirs:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The checkpoint that is read."""
-
-    final: Path
-    index: Index
-    verify: bool
-
-    @property
-    def stored(self) -> dict[str, StoredTensor]:
-        """Weights by global name."""
-        return {name.removeprefix(MASTER): each for name, each in self.index.items() if name.startswith(MASTER)}
-
-    def fill(self, masters: Mapping[str, GlobalTensor]) -> None:
-        """Raises CheckpointError."""
-        tensors = {f"{MASTER}{name}": values for name, values in masters.items()}
-        read_tensors(self.final, self.index, tensors, verify=self.verify)
-
-
 def export_checkpoint(
     checkpoint: str | Path,
     out: str | Path,
@@ -110,6 +92,7 @@ def export_checkpoint(
     config_file: str | Path | None = None,
     verify: bool = True,
     merge_adapters: bool = False,
+    base: str | Path | None = None,
 ) -> Exported:
     """Write OUT: config.json, the weights, and the tokenizer's files where they are known; of a run with LoRA its
     adapters alone, in the files of PEFT.
@@ -123,6 +106,7 @@ def export_checkpoint(
         config_file: the run's config.toml; default: the one in `checkpoint`.
         verify: whether to compare the checksums of what is read with those that were written.
         merge_adapters: of a run with LoRA, write the whole model, to whose weights the adapters are added.
+        base: with it, of a run with --quantize, the Hugging Face directory of the model that it had in few bits.
 
     Raises CheckpointError, and ConfigError for a model that no architecture of Hugging Face has. An export that fails
     is removed.
@@ -138,11 +122,14 @@ def export_checkpoint(
     theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), _ancestor(final))
     state, index = open_checkpoint(final, verify=verify)
     _check_model(final, state, config)
-    source = _Source(final, index, verify)
+    source = RunWeights(final, index, verify, None if base is None else open_pretrained(base, config))
     has_adapters = config.model.lora_rank > 0
     if merge_adapters and not has_adapters:
         raise ConfigError(f"--merge-adapters: {final} was trained without LoRA: leave the flag out")
-    tensors = _their_tensors(source, config, theirs, None if chosen is None else DTYPES[chosen])
+    tensors: dict[str, _Theirs] = {}
+    if merge_adapters or not has_adapters:
+        check_base(final, config, base)
+        tensors = _their_tensors(source, config, theirs, None if chosen is None else DTYPES[chosen])
     rest = None if theirs.wrapper is None else _rest(final)
     place = Path(os.path.abspath(target))  # of ".", too, which has no name
     partial = place.with_name(f"{place.name}.partial")
@@ -228,7 +215,7 @@ def _ancestor(final: Path) -> HuggingFaceModel | None:
 
 
 def _their_tensors(
-    source: _Source, config: RunConfig, theirs: HuggingFaceModel, dtype: torch.dtype | None
+    source: RunWeights, config: RunConfig, theirs: HuggingFaceModel, dtype: torch.dtype | None
 ) -> dict[str, _Theirs]:
     """The tensors to write, in the model's order. Raises CheckpointError unless the checkpoint has all of them."""
     shapes = global_shapes(config.model, num_position_embeddings(config))
@@ -248,7 +235,7 @@ def _their_tensors(
 
 
 def _write_adapters(
-    source: _Source, folder: Path, config: RunConfig, theirs: HuggingFaceModel, dtype: ExportDtype | None
+    source: RunWeights, folder: Path, config: RunConfig, theirs: HuggingFaceModel, dtype: ExportDtype | None
 ) -> tuple[list[str], int]:
     """Returns as `_write_weights`; `dtype`: None leaves them as they are stored."""
     if config.model.train_only:
@@ -269,7 +256,7 @@ def _write_adapters(
 
 
 def _write_weights(
-    source: _Source,
+    source: RunWeights,
     config: RunConfig,
     folder: Path,
     tensors: Mapping[str, _Theirs],
@@ -307,7 +294,7 @@ def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str
     return shards
 
 
-def _read(source: _Source, model: ModelConfig, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
+def _read(source: RunWeights, model: ModelConfig, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
     """The tensors of the Hugging Face model, which are filled through views of the form that memo stores; adapters are
     added to them."""
     whole = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}

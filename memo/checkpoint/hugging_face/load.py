@@ -16,6 +16,7 @@ from memo.config.hugging_face import read_config
 from memo.errors import MemoError
 from memo.mesh import Mesh
 from memo.parallel.data import ShardedDataParallel
+from memo.parallel.shards import ShardedParameter
 from memo.spec.weights import is_of_adapter
 
 
@@ -53,6 +54,27 @@ def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: Sha
         failure = str(error)
     raise_together(failure, mesh.world)
     data_parallel.publish_weights()
+
+
+def load_coded(directory: str | Path, config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:
+    """Fill the weights that are kept in few bits from DIR/*.safetensors, also of a run that resumes, as no checkpoint
+    has them; collective over all ranks, each of which reads its part of tensor and pipeline parallelism.
+
+    Raises CheckpointError on every rank if any rank cannot read.
+    """
+    failure = None
+    try:
+        weights = open_pretrained(directory, config)
+
+        def fill(parameter: ShardedParameter) -> None:
+            for piece in parameter.shard.pieces:
+                piece.of_local(parameter).copy_(weights.read(piece.name, piece.offset, piece.shape))
+
+        data_parallel.encode(fill)
+        weights.files.close()
+    except MemoError as error:
+        failure = str(error)
+    raise_together(failure, mesh.world)
 
 
 def given_adapters(config: RunConfig) -> dict[str, Tensor]:

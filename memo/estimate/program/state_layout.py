@@ -30,7 +30,7 @@ class StateLayout:
 
     Attributes:
         num_shards: dp x cp.
-        buckets: in the order in which the backward completes their gradients.
+        buckets: in the order in which the backward completes their gradients, without those that are coded.
         places: where the states of each module lie, by the owner of its buckets.
     """
 
@@ -47,7 +47,8 @@ def state_layout(config: RunConfig, world_size: int, stage: int) -> StateLayout:
     plans: tuple[BucketPlan, ...] = ()
     for owner, weights in reversed([*enumerate(stage_modules(config, stage))]):
         if weights is not last:  # those of the layers of a kind are the same
-            plans = module_buckets(tuple(weights), config.parallel.tp, config.parallel.ddp_bucket_size, num_shards)
+            of_all = module_buckets(tuple(weights), config.parallel.tp, config.parallel.ddp_bucket_size, num_shards)
+            plans = tuple(plan for plan in of_all if not plan.coded)
             last = weights
         buckets += [OwnedBucket(owner, plan) for plan in plans]
     places = _places(config, world_size, {bucket.owner for bucket in buckets})

@@ -1,0 +1,62 @@
+"""The weights of a run as an export reads them: from its checkpoint, and of those in few bits from the model itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from memo.checkpoint.chunks import GlobalTensor
+from memo.checkpoint.hugging_face.names import Shape
+from memo.checkpoint.hugging_face.weights import PretrainedWeights
+from memo.checkpoint.index import Index, StoredTensor
+from memo.checkpoint.store import MASTER, read_tensors
+from memo.config import RunConfig
+from memo.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunWeights:
+    """The checkpoint that is read.
+
+    Attributes:
+        base: the model whose weights a run had in few bits, so that its checkpoints lack them; None where they have
+            all.
+    """
+
+    final: Path
+    index: Index
+    verify: bool
+    base: PretrainedWeights | None = None
+
+    @cached_property
+    def stored(self) -> dict[str, StoredTensor]:
+        """Weights by global name."""
+        own = {name.removeprefix(MASTER): each for name, each in self.index.items() if name.startswith(MASTER)}
+        shapes = {} if self.base is None else self.base.shapes
+        others = {name: self._of_base(name, shape) for name, shape in shapes.items() if name not in own}
+        return own | others
+
+    def _of_base(self, name: str, shape: Shape) -> StoredTensor:
+        assert self.base is not None
+        return StoredTensor(shape, str(self.base.dtype(name)).removeprefix("torch."), ())
+
+    def fill(self, masters: Mapping[str, GlobalTensor]) -> None:
+        """Raises CheckpointError."""
+        tensors = {key: values for name, values in masters.items() if (key := f"{MASTER}{name}") in self.index}
+        read_tensors(self.final, self.index, tensors, verify=self.verify)
+        for name in masters.keys() - {key.removeprefix(MASTER) for key in tensors}:
+            assert self.base is not None, f"nothing has {name}"
+            for part in masters[name].parts:
+                part.values().copy_(self.base.read(name, part.offset, part.shape))
+
+
+def check_base(final: Path, config: RunConfig, base: str | Path | None) -> None:
+    """Raises ConfigError where the whole model is to be written, and `base` is missing or of no use."""
+    is_needed = config.model.quantize != "none"
+    if is_needed and base is None:
+        raise ConfigError(
+            f"{final} has no weights that --quantize {config.model.quantize} kept in few bits: name the Hugging Face "
+            "directory of the model that the run started from with --base"
+        )
+    if base is not None and not is_needed:
+        raise ConfigError(f"--base {base}: {final} has all weights of its model: leave the flag out")
