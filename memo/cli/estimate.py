@@ -17,6 +17,7 @@ from memo.artifacts.regular_file import replacing
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import changed, dashed, entries_of
+from memo.config.model import Quantization
 from memo.config.model_name import check_planned_model
 from memo.config.require import require
 from memo.config.training import MomentDtype
@@ -114,6 +115,8 @@ class _Options:
     """Rank of LoRA's adapters beside a frozen model; default 0: all of it is trained."""
     lora_target_modules: str | None = None
     """The matrices that have them, all-linear by default."""
+    quantize: Quantization | None = None
+    """What the frozen matrices of layers are kept in: none (default), nf4 or int8."""
     freeze: str | None = None
     """Patterns of parameters that are not trained, such as layers.[0-7].*."""
     train_only: str | None = None
@@ -296,6 +299,7 @@ def _title(case: Case) -> str:
     repeats = ", deterministic" if case.deterministic else ""
     narrow = "".join(f", {each} bf16" for each in ("exp_avg", "exp_avg_sq") if getattr(case, f"{each}_dtype") == "bf16")
     lora = f", LoRA of rank {case.lora_rank}" if case.lora_rank else ""
+    lora += "" if case.quantize == "none" else f", {case.quantize}"
     lora += ", frozen in part" if case.freeze or case.train_only else ""
     asked = f"{layout}{alpha}{lora}{narrow}{repeats}"
     return f"{case.method}: {case.model}, {case.seq_len:,} tokens, {asked}, {case.hardware.name}"

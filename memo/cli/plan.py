@@ -14,7 +14,7 @@ from memo.config.check_model import unscaled_length
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import changed, dashed
-from memo.config.model import CHOICES_OF_TRAINED
+from memo.config.model import CHOICES_OF_TRAINED, Quantization
 from memo.config.require import require
 from memo.config.training import MomentDtype
 from memo.errors import ConfigError, tell
@@ -92,6 +92,11 @@ class _Options:
     """As of the run: rank of LoRA's adapters beside a frozen model; 0: all of it is trained."""
     lora_target_modules: str = ModelConfig.lora_target_modules
     """As of the run: the matrices that have them."""
+    quantize: Quantization = ModelConfig.quantize
+    """As of the run: what the frozen matrices of layers are kept in, nf4 or int8 (QLoRA)."""
+    train_as: str | None = None
+    """Ways of training that are compared, a line each: some of full, lora and qlora (adapters beside a model in 4 bits)
+    with commas between; adapters have the rank of --lora-rank, or 16."""
     freeze: str = ""
     """As of the run: patterns of parameters that are not trained, such as layers.[0-7].*."""
     train_only: str = ""
@@ -146,6 +151,9 @@ def main(argv: Sequence[str]) -> None:
         return
     if options.gpus is None:
         raise ConfigError("--gpus is not given: say how many there are, such as 8, or --compare machines")
+    if options.train_as is not None:
+        _compare_ways(model, options.gpus, options, columns)
+        return
     question = ask(
         model,
         options.gpus,
@@ -202,6 +210,16 @@ def _compare(model: str, machines: str, options: _Options, columns: int | None) 
     _print(comparison_object(plans) if options.json else comparison(plans, columns))
 
 
+def _compare_ways(model: str, gpus: int, options: _Options, columns: int | None) -> None:
+    from memo.search.comparing import compare_ways, comparison, comparison_object
+
+    names = ("hardware", "gpu_memory_gib", "global_batch_size")
+    asked = {**{name: getattr(options, name) for name in names}, **_asked(options)}
+    with _collecting_rarely(), waiting("planning for each way of training"):
+        plans = compare_ways(model, gpus, str(options.train_as), **asked)
+    _print(comparison_object(plans) if options.json else comparison(plans, columns))
+
+
 _RARELY = 1_000_000
 """Objects that a search may make before Python looks for garbage: more than most searches make."""
 
@@ -225,7 +243,12 @@ def _collecting_rarely() -> Iterator[None]:
 _OF_LLMEM = {"gpus", "model", "seq_len", "hardware", "gpu_memory_gib", "method", "llmem_corrected", "json"}
 _OF_ONE_MACHINE = {
     *("gpus", "hardware", "gpu_memory_gib", "objective", "family", "min_tgs", "method", "llmem_corrected"),
-    *("top", "all", "explain", "out", "data_path", "trace_out", "plot", "html"),
+    *("top", "all", "explain", "out", "data_path", "trace_out", "plot", "html", "train_as"),
+}
+_NOT_COMPARED = (_OF_ONE_MACHINE - {"gpus", "hardware", "gpu_memory_gib", "train_as"}) | {
+    "freeze",
+    "train_only",
+    "quantize",
 }
 _OF_ALL_LAYOUTS = {"objective", "all", "json", "out", "trace_out", "plot", "html"}
 
@@ -240,6 +263,10 @@ def _check(options: _Options) -> None:
         require(
             options.compare is None or name not in _OF_ONE_MACHINE,
             f"{flag} fights with --compare {options.compare}, which shows one line a machine: drop one",
+        )
+        require(
+            options.train_as is None or name not in _NOT_COMPARED,
+            f"{flag} fights with --train-as {options.train_as}, which shows one line a way of training: drop one",
         )
         require(
             options.explain is None or name not in _OF_ALL_LAYOUTS,

@@ -15,6 +15,7 @@ from memo.artifacts.reading import shown
 from memo.config import PRESETS, ModelConfig
 from memo.config.derived import BYTE_VOCAB_SIZE
 from memo.config.flag import LARGEST
+from memo.config.model import Quantization
 from memo.config.model_name import model_problem
 from memo.config.presets import preset_name
 from memo.config.training import MomentDtype
@@ -51,7 +52,7 @@ class Case:
         loss_chunk_size: tokens whose logits exist at once; 0 for all of them, which is the default of megatron-lm.
         exp_avg_dtype, exp_avg_sq_dtype: what the moments of AdamW are kept in.
         deterministic: whether every run gives the same bits.
-        lora_rank, lora_target_modules, freeze, train_only: what is trained, as in ModelConfig.
+        lora_rank, lora_target_modules, quantize, freeze, train_only: what is trained, as in ModelConfig.
     """
 
     method: str
@@ -77,6 +78,7 @@ class Case:
     deterministic: bool
     lora_rank: int
     lora_target_modules: str
+    quantize: Quantization
     freeze: str
     train_only: str
     shape: ModelShape
@@ -121,6 +123,7 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
     trained: dict[str, Any] = {
         "lora_rank": 0 if read.text["lora_rank"] == "0" else read.count("lora_rank", 0),
         "lora_target_modules": read.text["lora_target_modules"] or ModelConfig.lora_target_modules,
+        "quantize": read.choice("quantize", get_args(Quantization)),
         **{name: read.text[name] for name in ("freeze", "train_only")},
     }
     return Case(

@@ -1,4 +1,4 @@
-"""One job on several machines: the best plan of each, and which is cheapest or fastest."""
+"""One job on several machines, or trained in several ways: the best plan of each, and which is cheapest or fastest."""
 
 import re
 from collections.abc import Sequence
@@ -80,6 +80,28 @@ def compare(model: str, machines: Sequence[Machine], global_batch_size: int | No
     return sorted(plans, key=_rank)
 
 
+WAYS = ("full", "lora", "qlora")
+"""All weights are trained; adapters beside a frozen model; and beside one in 4 bits."""
+DEFAULT_RANK = 16
+
+
+def compare_ways(model: str, gpus: int, ways: str, **asked: Any) -> list[Plan]:
+    """The best plan for each of `ways` of training, with commas between, ordered as of `compare`.
+
+    Args:
+        asked: further arguments of `memo.search.question.ask`; LoRA has its rank, or DEFAULT_RANK.
+
+    Raises as that function, and ConfigError for a way that is not known.
+    """
+    plans, rank = [], asked.pop("lora_rank", 0) or DEFAULT_RANK
+    for way in (name.strip() for name in ways.split(",")):
+        if way not in WAYS:
+            raise ConfigError(f"--train-as {ways} names {way or 'nothing'}: give some of {', '.join(WAYS)}")
+        changes = {} if way == "full" else {"lora_rank": rank, "quantize": "nf4" if way == "qlora" else "none"}
+        plans.append(search(ask(model, gpus, **{**asked, "quantize": "none", **changes})))
+    return sorted(plans, key=_rank)
+
+
 def _rank(plan: Plan) -> tuple[int, float]:
     question, best = plan.question, plan.best
     if best is None:
@@ -140,6 +162,8 @@ def _object(plan: Plan) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "hardware": question.hardware.name,
         "gpus": question.gpus,
+        "lora_rank": question.model.sizes.lora_rank,
+        "quantize": question.model.sizes.quantize,
         "node_share": question.node_share,
         "host_memory_gib": question.host_memory_gib,
         **dict.fromkeys(("layout", "activations", "tokens_per_s", "step_time_s", "mfu_percent", "tgs_error_percent")),
@@ -171,4 +195,7 @@ def _row(rank: int, plan: Plan) -> tuple[str, ...]:
 
 
 def _machine(question: Question) -> str:
-    return f"{question.gpus} x {question.hardware.name}"
+    model = question.model.sizes
+    way = f", LoRA of rank {model.lora_rank}" if model.lora_rank else ""
+    way += f" beside {model.quantize}" if model.quantize != "none" else ""
+    return f"{question.gpus} x {question.hardware.name}{way}"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from memo.config import ModelConfig, TrainingConfig
+from memo.config.model import Quantization
 from memo.config.training import MomentDtype
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
@@ -50,6 +51,7 @@ def plan(
     custom_layer: str | type = "",
     lora_rank: int = ModelConfig.lora_rank,
     lora_target_modules: str = ModelConfig.lora_target_modules,
+    quantize: Quantization = ModelConfig.quantize,
     freeze: str = "",
     train_only: str = "",
     top: int = 10,
@@ -75,7 +77,7 @@ def plan(
         deterministic: whether every run gives the same bits.
         price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.
         custom_layer: a layer in the place of the model's (memo.CustomLayer): its class, or FILE.py:CLASS.
-        lora_rank, lora_target_modules, freeze, train_only: what is trained (memo.config.model.ModelConfig).
+        lora_rank, lora_target_modules, quantize, freeze, train_only: what is trained (memo.config.model.ModelConfig).
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
@@ -100,6 +102,7 @@ def plan(
         custom_layer=custom_layer if isinstance(custom_layer, str) else layer_name(custom_layer),
         lora_rank=lora_rank,
         lora_target_modules=lora_target_modules,
+        quantize=quantize,
         freeze=freeze,
         train_only=train_only,
     )

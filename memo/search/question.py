@@ -15,6 +15,7 @@ from memo.config.check_model import check_model
 from memo.config.derived import GIVEN_WEIGHTS, NEW_WEIGHTS
 from memo.config.flag_table import dashed
 from memo.config.hugging_face import CONFIG_FILE, download_hint, has_weights, model_of
+from memo.config.model import Quantization
 from memo.config.model_name import check_planned_model
 from memo.config.presets import preset_name
 from memo.config.require import require_count, require_gib
@@ -211,6 +212,7 @@ def ask(
     custom_layer: str = "",
     lora_rank: int = ModelConfig.lora_rank,
     lora_target_modules: str = ModelConfig.lora_target_modules,
+    quantize: Quantization = ModelConfig.quantize,
     freeze: str = "",
     train_only: str = "",
 ) -> Question:
@@ -233,6 +235,7 @@ def ask(
         ("--place-states", place_states, PlaceStates),
         ("--exp-avg-dtype", exp_avg_dtype, MomentDtype),
         ("--exp-avg-sq-dtype", exp_avg_sq_dtype, MomentDtype),
+        ("--quantize", quantize, Quantization),
     ):
         if choice not in get_args(kind):
             raise ConfigError(f"{flag} is {choice!r}: use {', '.join(get_args(kind))}")
@@ -243,8 +246,9 @@ def ask(
     node = machine
     machine = with_disks(part_of_node(node, gpus, host_memory_gib), nvme_gib, nvme_gb_per_s)
     changes = {"custom_layer": custom_layer, "lora_rank": lora_rank, "lora_target_modules": lora_target_modules}
+    changes |= {"quantize": quantize, "freeze": freeze, "train_only": train_only}
     question = Question(
-        model=planned_model(model, seq_len, {**changes, "freeze": freeze, "train_only": train_only}),
+        model=planned_model(model, seq_len, changes),
         gpus=gpus,
         seq_len=seq_len,
         global_batch_size=global_batch_size or gpus,

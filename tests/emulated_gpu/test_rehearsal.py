@@ -68,6 +68,8 @@ FLOWS = {
         "--tp 2 --cp 4 --cp-comm-type a2a --lora-rank 16 --offload-alpha 0.5 --offload-granularity tile",
         "--cp 8 --lora-rank 16 --data-parallel-sharding-strategy optim_grads_params --offload-states all",
         "--tp 4 --freeze *embedding.weight,layers.0.* --offload-alpha off",
+        "--tp 8 --lora-rank 16 --quantize nf4 --offload-alpha 0.5",
+        "--tp 2 --cp 4 --lora-rank 16 --quantize int8 --recompute-granularity full",
     ],
 )
 def test_windows_adapters_and_frozen_layers_are_foreseen(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
