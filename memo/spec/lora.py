@@ -96,9 +96,13 @@ def _is_target(model: ModelConfig, name: str) -> bool:
         return False
     if model.lora_target_modules == "all-linear":
         return True
+    return any(_named(name) in LORA_TARGETS[target.strip()] for target in model.lora_target_modules.split(","))
+
+
+def _named(name: str) -> str:
+    """A tensor of a layer as LORA_TARGETS has it."""
     part = re.sub(r"^mlp\.(shared|experts\.\d+)\.", "mlp.", name.removesuffix(".weight"))
-    part = part.replace("attention.delta.", "attention.")
-    return any(part in LORA_TARGETS[target.strip()] for target in model.lora_target_modules.split(","))
+    return part.replace("attention.delta.", "attention.")
 
 
 def of_one_layer(model: ModelConfig, layer: int) -> ModelConfig:
@@ -123,8 +127,10 @@ def _of_layer(patterns: str, layer: int) -> str:
 
 def check_patterns(model: ModelConfig, parameters: Iterable[tuple[str, Weight]]) -> None:
     """Raises ConfigError for a pattern of --freeze or --train-only that no tensor matches, and for a fused matrix that
-    is trained in part; and where nothing is trained. `parameters`: with the prefix of their tensors' names."""
+    is trained in part; for a name in --lora-target-modules of which the model has no matrix; and where nothing is
+    trained. `parameters`: with the prefix of their tensors' names, which is empty outside of layers."""
     known = [(prefix, weight) for prefix, weight in parameters if not is_of_adapter(weight.name)]
+    _check_targets(model, [name for prefix, weight in known if prefix for name, _ in weight.parts])
     names = [prefix + name for prefix, weight in known for name, _ in weight.parts]
     for flag, patterns in (("--freeze", model.freeze), ("--train-only", model.train_only)):
         for pattern in filter(None, patterns.split(",")):
@@ -143,3 +149,16 @@ def check_patterns(model: ModelConfig, parameters: Iterable[tuple[str, Weight]])
             )
     if not model.lora_rank and not any(is_trained(model, name) for name in names):
         raise ConfigError(f"--freeze {model.freeze} leaves no parameter to train: freeze fewer")
+
+
+def _check_targets(model: ModelConfig, in_layers: list[str]) -> None:
+    if not model.lora_rank or model.lora_target_modules == "all-linear":
+        return
+    matrices = {_named(name) for name in in_layers if name.endswith(".weight")}
+    has = [target for target, parts in LORA_TARGETS.items() if matrices.intersection(parts)]
+    for target in model.lora_target_modules.split(","):
+        if target.strip() not in has:
+            raise ConfigError(
+                f"--lora-target-modules {model.lora_target_modules} names {target.strip()}, and the model has no such "
+                f"matrix: give all-linear, or some of {', '.join(has)}"
+            )

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_position_embeddings
-from memo.spec.lora import check_patterns
+from memo.spec.lora import check_patterns, trains_all
 from memo.spec.shapes import ModelShape, shape_of
 from memo.spec.stack import of_stage, stack_of
 from memo.spec.weights import Weight
@@ -64,9 +64,9 @@ def end_weights(shape: ModelShape, pp: int, stage: int) -> tuple[tuple[Weight, .
 
 
 def check_patterns_of(config: RunConfig) -> None:
-    """Raises ConfigError for --freeze or --train-only that the parameters of the model do not bear out
-    (memo.spec.lora)."""
-    if config.model.freeze or config.model.train_only:
+    """Raises ConfigError for --freeze, --train-only or --lora-target-modules that the parameters of the model do not
+    bear out (memo.spec.lora)."""
+    if not trains_all(config.model):
         shape = shape_of_run(config)
         layers = [(f"layers.{index}.", w) for index, of in enumerate(shape.of_layers) for w in of.layer_weights]
         ends = [("", weight) for weight in shape.embedding_weights], [("", weight) for weight in shape.head_weights]
