@@ -56,8 +56,8 @@ NOT_BORNE_OUT = {
     "--model llama-tiny --train-only layers.*.moe.*": f"--train-only layers.*.moe.* matches no parameter: {_LLAMA}, ",
     "--model llama-tiny --lora-rank 4 --train-only head": f"--train-only head matches no parameter: {_LLAMA}, ",
     "--model llama-tiny --freeze *.q.weight": (
-        "--freeze trains layers.0.attention.k.weight and not layers.0.attention.q.weight, which memo has in one matrix: "
-        "name both or neither"
+        "--freeze trains layers.0.attention.k.weight and not layers.0.attention.q.weight, which memo has in one "
+        "matrix: name both or neither"
     ),
     "--model llama-tiny --train-only *.gate.weight": (
         "--train-only trains layers.0.mlp.gate.weight and not layers.0.mlp.up.weight, which memo has in one matrix: "
