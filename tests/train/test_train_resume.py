@@ -61,6 +61,16 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"num_experts": 5, "moe_aux_loss_coeff": 0.3, "data_parallel_sharding_strategy": "optim_grads_params"},
     ),
+    "bf16 adapters, dp2, states in host memory": (
+        2,
+        {"num_layers": 4, "params_dtype": "bf16", "lora_rank": 3, "lora_alpha": 5.0, "offload_states": "all"}
+        | {"async_save": True},
+    ),
+    "bf16 adapters, tp2, ZeRO-3": (
+        4,
+        {"params_dtype": "bf16", "tp": 2, "lora_rank": 3, "data_parallel_sharding_strategy": "optim_grads_params"},
+    ),
+    "fp32 frozen layers, swap": (1, {"freeze": "embedding.weight,layers.[02].*", **SWAP}),
     "bf16 delta nets, swept": (
         1,
         {"num_layers": 2, "layer_types": "linear,full", "linear_num_key_heads": 2, "linear_num_value_heads": 4}
