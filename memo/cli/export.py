@@ -72,6 +72,6 @@ def main(argv: Sequence[str]) -> None:
     )
     tokenizer = ", ".join(exported.companions) or "no tokenizer, as the run knows none (give --tokenizer)"
     print(
-        f"{exported.path}: {exported.architecture}, {format_bytes(exported.num_bytes)} in {len(exported.files)} "
+        f"{exported.path}: {exported.content}, {format_bytes(exported.num_bytes)} in {len(exported.files)} "
         f"file{'s' * (len(exported.files) > 1)}; beside them {tokenizer}"
     )

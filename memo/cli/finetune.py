@@ -1,8 +1,9 @@
 """`memo finetune`: a Hugging Face model learns conversations; the loss is that of the assistant's answers alone.
 
 Renders the data with the model's own chat template, holds some out, trains, says what answers cost before and after,
-and exports to SAVE/hf. On several GPUs `memo.plan` chooses how to spread the model and what activations do, unless
-flags do. docs/finetuning.md has the forms of the data and what is masked.
+and exports to SAVE/hf: the model, or LoRA's adapters where PEFT's files hold all that was trained. On several GPUs
+`memo.plan` chooses how to spread the model and what activations do, unless flags do. docs/finetuning.md has the forms
+of the data and what is masked.
 """
 
 import math
@@ -68,7 +69,9 @@ def main(argv: Sequence[str]) -> None:
     if export.exists():  # better told now than after the training
         raise ConfigError(f"--save {save}: {export} exists: choose another directory, or remove it")
     with GracefulStop().listening() as stop:
+        from memo.checkpoint.hugging_face.adapters import stand_alone
         from memo.checkpoint.hugging_face.exporter import export_checkpoint
+        from memo.config.hugging_face import read_config
         from memo.train.outputs import check_files
         from memo.train.trainer import Trainer
 
@@ -78,8 +81,11 @@ def main(argv: Sequence[str]) -> None:
         with Trainer(config=config, eval_data=f"{corpus}-eval", stop=stop) as trainer:
             _finetune(trainer)
             if not trainer.was_stopped and trainer.mesh.rank == 0:
-                exported = export_checkpoint(save, export)
-                print(f"exported {exported.architecture} to {exported.path}")
+                merges = trainer.config.model.lora_rank > 0 and not stand_alone(
+                    trainer.config, read_config(model).model_type
+                )
+                exported = export_checkpoint(save, export, merge_adapters=merges)
+                print(f"exported {exported.content} to {exported.path}")
 
 
 def _finetune(trainer: "Trainer") -> None:

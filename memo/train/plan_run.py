@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from memo.config import RunConfig
+from memo.config.model import CHOICES_OF_TRAINED
 from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import machine_of_gpu, nearest_hardware
@@ -38,7 +39,12 @@ def plan_run(config: RunConfig, model: str, gpus: int, hardware: str | None = No
     training = config.training
     machine = hardware or gpu_machine()
     found = plan(
-        model, gpus, seq_len=config.data.seq_length, global_batch_size=training.global_batch_size, hardware=machine
+        model,
+        gpus,
+        seq_len=config.data.seq_length,
+        global_batch_size=training.global_batch_size,
+        hardware=machine,
+        **{name: getattr(config.model, name) for name in CHOICES_OF_TRAINED},
     )
     if found.best is None:
         name = found.question.hardware.name

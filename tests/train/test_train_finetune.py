@@ -248,6 +248,32 @@ def test_plan_run_takes_the_plan_and_keeps_the_rest() -> None:
         plan_run(RunConfig().override({"seq_length": 1 << 24}), "gpt-65b", 1, "a800-80")  # states might go to the host
 
 
+def test_a_plan_knows_what_is_trained() -> None:
+    """64K tokens of an 8B model on one GPU: all of its states do not fit there, those of adapters do."""
+    config = RunConfig().override({"seq_length": 65536, "global_batch_size": 1})
+    both = config, config.override({"lora_rank": 16})
+    whole, adapters = (plan_run(each, "llama-3.1-8b", 1, "h100-80")[0] for each in both)
+    assert (whole.memory.offload_states, adapters.memory.offload_states) == ("all", "none")
+    assert adapters.model == both[1].model
+
+
+@pytest.mark.parametrize(
+    ("flags", "content", "file"),
+    [
+        ((), "an adapter of LlamaForCausalLM", "adapter_model.safetensors"),
+        (("--train-only", "*norm.weight"), "LlamaForCausalLM", "model.safetensors"),
+    ],
+)
+def test_adapters_are_written_alone_where_peft_holds_all_that_was_trained(
+    model: Path, tmp_path: Path, flags: tuple[str, ...], content: str, file: str
+) -> None:
+    lora = ("--lora-rank", "4", "--lr", "1e-2", "--offload-alpha", "off", *flags)
+    before, after, printed = finetune(model, tmp_path / "one", *lora, epochs=8)
+    assert after < 0.9 * before
+    assert f"exported {content} to {tmp_path / 'one' / 'hf'}\n" in printed
+    assert [path.name for path in (tmp_path / "one" / "hf").glob("*.safetensors")] == [file]
+
+
 def test_the_machine_is_that_of_the_gpu_and_a_gpu_that_none_has_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     """test_estimate_machines.py has the names of all."""
     pretend(monkeypatch, "NVIDIA H100 80GB HBM3", 79.18)

@@ -32,7 +32,7 @@ from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face_wrappers import NAMINGS, renamed
 from memo.config.model import ModelConfig
 from memo.config.require import require
-from memo.errors import CheckpointError
+from memo.errors import CheckpointError, ConfigError
 from memo.spec.lora import adapter_names, lora_factor
 from memo.spec.shapes import adapted_matrices
 
@@ -89,6 +89,15 @@ def adapted_modules(config: RunConfig, model_type: str) -> dict[str, AdaptedMatr
         rows = shape[0] // place.block * place.total if place.total else shape[0]
         modules[module] = AdaptedMatrix(tuple(parts), rows, shape[1])
     return modules
+
+
+def stand_alone(config: RunConfig, model_type: str) -> bool:
+    """Whether PEFT's files hold all that a run with LoRA trains."""
+    try:
+        adapted_modules(config, model_type)
+    except ConfigError:
+        return False
+    return not config.model.train_only
 
 
 def adapter_config(config: RunConfig, modules: Mapping[str, AdaptedMatrix], naming: tuple[str, str]) -> dict[str, Any]:

@@ -68,6 +68,11 @@ class Exported:
     num_bytes: int
     companions: list[str]
 
+    @property
+    def content(self) -> str:
+        """What it is, for people."""
+        return f"an adapter of {self.architecture}" if self.files == [ADAPTER_FILE] else self.architecture
+
 
 @dataclass(frozen=True)
 class _Theirs:
