@@ -95,8 +95,9 @@ def other_format(path: str | Path) -> str:
     path = Path(path)
     if (path / "adapter_config.json").exists():
         return (
-            "that is an adapter of PEFT, without the weights of its model, and memo trains whole models: merge the two "
-            f"in Python, AutoPeftModelForCausalLM.from_pretrained({str(path)!r}).merge_and_unload()"
+            "that is an adapter of PEFT, without the weights of its model: give that model, and --lora-checkpoint "
+            f"{path} to train the adapter, or merge the two in Python, "
+            f"AutoPeftModelForCausalLM.from_pretrained({str(path)!r}).merge_and_unload()"
             ".save_pretrained('MERGED'), and give MERGED"
         )
     if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf"))):

@@ -14,10 +14,14 @@ _MICRO = (
     "memo's {micro_batch_size} is the sequences of one forward and backward pass of one model copy, and "
     "{global_batch_size} those of a whole optimizer step over all GPUs: give these"
 )
-_ADAPTERS = (
-    "memo trains all weights and has no adapters or quantised weights: leave it out, and where states do not fit, use "
-    "{offload_states} auto, which keeps a part of them in host memory"
+_ADAPTERS = "memo's adapters are LoRA's: give {lora_rank} 16, say, and `memo finetune` trains and writes them"
+_QUANTISED = (
+    "memo has no quantised weights: give {lora_rank} alone, and where the model does not fit, {offload_states} auto, "
+    "which keeps a part of it in host memory"
 )
+_MODEL = "memo calls it {model}: a preset, or the directory of a model of Hugging Face"
+_SCHEDULE = "memo calls it {lr_decay_style}"
+_ADAMW = "memo's optimizer is AdamW: leave it out"
 _SHARDING = (
     "memo shards by itself: {data_parallel_sharding_strategy} optim is ZeRO-1, the default, optim_grads ZeRO-2, "
     "optim_grads_params ZeRO-3"
@@ -53,21 +57,28 @@ OTHER_NAMES: dict[str, str] = {
     ),
     "max_length": _LENGTH,
     "max_seq_length": _LENGTH,
+    "sequence_len": _LENGTH,
     "warmup_steps": "memo calls it {lr_warmup_iters}: optimizer steps",
     "warmup_ratio": "memo counts steps: give {lr_warmup_iters}, which is the ratio x {train_iters}",
-    "lr_scheduler_type": "memo calls it {lr_decay_style}",
+    "lr_scheduler_type": _SCHEDULE,
+    "lr_scheduler": _SCHEDULE,
     "max_grad_norm": "memo calls it {clip_grad}",
-    "optim": "memo's optimizer is AdamW: leave it out",
+    "optim": _ADAMW,
+    "optimizer": _ADAMW,
     "use_precision_aware_optimizer": "{exp_avg_dtype} bf16 and {exp_avg_sq_dtype} bf16 suffice: leave it out",
     "logging_steps": "memo calls it {log_interval}",
     "save_steps": "memo calls it {save_interval}",
+    "saves_per_epoch": "memo counts steps: give {save_interval}, or minutes with {save_interval_minutes}",
     "eval_steps": "memo calls it {eval_interval}: steps between two evaluations",
     "save_total_limit": "memo calls it {keep_latest_k}",
     "output_dir": "memo calls it {save}: the directory of checkpoints, log and configuration",
     "resume_from_checkpoint": "memo calls it {load}: the directory of {save} of the run that goes on",
-    "model_name_or_path": "memo calls it {model}: a preset, or the directory of a model of Hugging Face",
+    "model_name_or_path": _MODEL,
+    "base_model": _MODEL,
     "dataset": _DATA,
     "dataset_name": _DATA,
+    "sample_packing": "memo calls it {packing}, and does it unless told otherwise",
+    "val_set_size": "`memo finetune` calls it --eval-fraction: the share of the conversations that is held out",
     "tokenizer_model": (
         "memo calls it {tokenizer}: `byte`, or a tokenizer.json; by default the one that the corpus was built with"
     ),
@@ -81,8 +92,17 @@ OTHER_NAMES: dict[str, str] = {
     "deepspeed": _SHARDING,
     **dict.fromkeys(RANKS, "torchrun decides it: `torchrun --nproc-per-node 8 -m memo train ...` starts eight"),
     "nnodes": "torchrun decides it: see docs/launching.md",
-    "lora_r": _ADAPTERS,
-    "peft": _ADAPTERS,
+    "lora_r": "memo calls it {lora_rank}",
+    **dict.fromkeys(("peft", "use_peft", "adapter"), _ADAPTERS),
+    **dict.fromkeys(("qlora", "load_in_4bit", "load_in_8bit"), _QUANTISED),
+    "lora_target_linear": "memo calls it {lora_target_modules} all-linear, which is the default",
+    "target_modules": "memo calls it {lora_target_modules}",
+    **dict.fromkeys(("use_rslora", "peft_use_rslora"), "memo calls it {lora_use_rslora}"),
+    "lora_model_dir": "memo calls it {lora_checkpoint}: a directory that PEFT or `memo export` wrote",
+    **dict.fromkeys(
+        ("modules_to_save", "lora_modules_to_save", "unfrozen_parameters"),
+        "memo calls it {train_only}: patterns of the names of parameters that are trained beside LoRA's adapters",
+    ),
     "dpo": _PREFERENCES,
     "tasks": (
         "memo runs no benchmark tasks: `memo evaluate` tells losses by position and, with --needle, what a model finds "
@@ -99,13 +119,14 @@ OTHER_NAMES: dict[str, str] = {
     "torch_dtype": "memo calls it {params_dtype}: bf16, fp32 or fp64",
     "attention_dropout": _NO_DROPOUT,
     "hidden_dropout": _NO_DROPOUT,
+    "lora_dropout": _NO_DROPOUT,
     "report_to": "memo calls it {wandb_project} NAME, or {tensorboard_dir} DIR",
 }
 """{name: what to do}; names in braces are fields of memo."""
 
 OTHER_COMMANDS: dict[str, str] = {
     "sft": "memo calls it finetune: `memo finetune --model DIR --train-data chats.jsonl --save OUT`",
-    "lora": "memo trains all weights and has no adapters: `memo finetune` learns conversations",
+    "lora": ("`memo finetune --lora-rank 16 --model DIR --train-data chats.jsonl --save OUT` trains adapters of LoRA"),
     "dpo": _PREFERENCES,
     "chat": "`memo generate --chat --model DIR --prompt TEXT` prints what a model answers",
     "serve": (

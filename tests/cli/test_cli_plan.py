@@ -313,7 +313,7 @@ def test_in_python() -> None:
         ({"max_seq_length": 4096}, "there is no argument 'max_seq_length': memo calls it seq_length"),
         ({"num_gpus": 8}, "there is no argument 'num_gpus': memo calls it gpus"),
         ({"tensor_model_parallel_size": 8}, "there is no argument 'tensor_model_parallel_size': memo.plan chooses it"),
-        ({"lora_r": 8}, "memo trains all weights"),
+        ({"lora_r": 8}, "there is no argument 'lora_r': memo calls it lora_rank"),
         ({"hardwar": "h200"}, "there is no argument 'hardwar': did you mean 'hardware'?"),
         ({"seq_len": "long"}, "seq_len is 'long': give a whole number of tokens, such as 131072 or 128K"),
     ],
