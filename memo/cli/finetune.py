@@ -81,10 +81,10 @@ def main(argv: Sequence[str]) -> None:
         with Trainer(config=config, eval_data=f"{corpus}-eval", stop=stop) as trainer:
             _finetune(trainer)
             if not trainer.was_stopped and trainer.mesh.rank == 0:
-                merges = trainer.config.model.lora_rank > 0 and not stand_alone(
-                    trainer.config, read_config(model).model_type
-                )
-                exported = export_checkpoint(save, export, merge_adapters=merges)
+                own = trainer.config.model
+                merges = own.lora_rank > 0 and not stand_alone(trainer.config, read_config(model).model_type)
+                base = model if own.quantize != "none" and (merges or not own.lora_rank) else None
+                exported = export_checkpoint(save, export, merge_adapters=merges, base=base)
                 print(f"exported {exported.content} to {exported.path}")
 
 

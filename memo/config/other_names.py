@@ -15,10 +15,7 @@ _MICRO = (
     "{global_batch_size} those of a whole optimizer step over all GPUs: give these"
 )
 _ADAPTERS = "memo's adapters are LoRA's: give {lora_rank} 16, say, and `memo finetune` trains and writes them"
-_QUANTISED = (
-    "memo has no quantised weights: give {lora_rank} alone, and where the model does not fit, {offload_states} auto, "
-    "which keeps a part of it in host memory"
-)
+_QUANTISED = "memo calls it {quantize} nf4 (4 bits) or int8, beside {lora_rank} 16, say"
 _MODEL = "memo calls it {model}: a preset, or the directory of a model of Hugging Face"
 _SCHEDULE = "memo calls it {lr_decay_style}"
 _ADAMW = "memo's optimizer is AdamW: leave it out"

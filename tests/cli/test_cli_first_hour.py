@@ -139,7 +139,7 @@ WRONG = [
     ("train --rotary-percent 0.3 --mock-data", "--rotary-percent 0.3 of heads of 32 are 9 channels"),
     ("finetune --peft lora", "memo's adapters are LoRA's: give --lora-rank 16, say, and `memo finetune`"),
     ("lora --model Llama", "`memo finetune --lora-rank 16 --model DIR --train-data chats.jsonl --save OUT` trains"),
-    ("train --load-in-4bit", "memo has no quantised weights: give --lora-rank alone"),
+    ("train --load-in-4bit", "memo calls it --quantize nf4 (4 bits) or int8"),
     ("finetune --dpo", "memo has no training by preferences or rewards"),
     ("evaluate --tasks mmlu", "memo runs no benchmark tasks: `memo evaluate` tells losses by position"),
     ("train --model lama-tiny --mock-data", "--model lama-tiny: no such preset: did you mean 'llama-tiny'?"),
