@@ -119,6 +119,16 @@ def hub_name(text: str) -> bool:
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
 
 
+def _is_read(quantised: object, model_type: str) -> bool:
+    """Whether memo makes numbers of a model's codes again: gpt-oss's MXFP4, and NF4 of bitsandbytes."""
+    if not isinstance(quantised, dict):
+        return False
+    method = quantised.get("quant_method")
+    if method == "bitsandbytes":
+        return quantised.get("load_in_4bit") is True and quantised.get("bnb_4bit_quant_type") == "nf4"
+    return TRAINED[model_type].packed and method == "mxfp4"
+
+
 def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     """ModelConfig of the fields of a config.json; `where` begins the messages. Raises ConfigError."""
     source, content = Source(where, ConfigError, "correct the file"), text_of(content)
@@ -137,10 +147,10 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
             "of your own, --custom-layer (docs/custom_model.md)",
         )
     quantised = content.get("quantization_config")
-    is_packed = TRAINED[model_type].packed and isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4"
-    if quantised is not None and not is_packed:
+    if quantised is not None and not _is_read(quantised, model_type):
         raise source.refusal(
-            "quantization_config is set, but memo trains weights that are not quantised",
+            "quantization_config is set, but memo trains weights that are not quantised, or read from NF4 of "
+            "bitsandbytes",
             "download the model that it was made from, whose name mostly lacks GPTQ, AWQ, FP8, 4bit and the like",
         )
     family = TRAINED[model_type]

@@ -158,9 +158,9 @@ class ShardedDataParallel:
 
     @torch.no_grad()
     def encode(self, fill: Callable[[ShardedParameter], None]) -> None:
-        """Set the coded weights, a bucket at a time: `fill` sets the values of a parameter, which are zero before."""
+        """Set the coded weights, a bucket at a time: `fill` sets the values of a parameter, fp32 and zero before."""
         for bucket in (each for unit in self.units for each in unit.coded):
-            flat = torch.zeros(bucket.plan.size, dtype=self.dtype, device=self.device)
+            flat = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.device)
             self._bind(bucket, flat)
             for slot in bucket.plan.slots:
                 fill(self.parameters[slot.name])

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memo.checkpoint.hugging_face import mxfp4
+from memo.checkpoint.hugging_face import bnb_nf4, mxfp4
 from memo.checkpoint.hugging_face.files import DTYPES, FileTensor, TensorFiles
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, is_no_weight, places
 from memo.config.hugging_face_wrappers import NAMINGS, renamed
@@ -38,11 +38,16 @@ class PretrainedWeights:
         self.shapes = global_shapes(model, num_positions)
         self.places = self._find(model, model_type)
         for name in self.shapes:
-            (self._check_packed if self._is_packed(name) else self._check)(name)
+            if bnb_nf4.is_coded(self.files, self.places[name].name):
+                bnb_nf4.check(self.files, self.places[name].name, self.places[name].whole_shape(self.shapes[name]))
+            else:
+                (self._check_packed if self._is_packed(name) else self._check)(name)
         self.rest = self._check_rest(model_type, model.num_layers, in_wrapper)
 
     def dtype(self, name: str) -> torch.dtype:
         """Of what `read` gives."""
+        if bnb_nf4.is_coded(self.files, self.places[name].name):
+            return bnb_nf4.DTYPE
         return mxfp4.DTYPE if self._is_packed(name) else DTYPES[self._stored(name).dtype]
 
     def file(self, name: str) -> str:
@@ -50,8 +55,10 @@ class PretrainedWeights:
         return self._stored(name).file
 
     def read(self, name: str, offset: Shape, size: Shape) -> Tensor:
-        """The rectangle `size` at `offset` of memo's global tensor `name`, in the dtype in which it is stored."""
+        """The rectangle `size` at `offset` of memo's global tensor `name`, in `dtype(name)`."""
         place, shape = self.places[name], self.shapes[name]
+        if bnb_nf4.is_coded(self.files, place.name):
+            return place.of_slices(shape, bnb_nf4.read(self.files, place.name, place.slices(shape, offset, size)))
         if not self._is_packed(name):
             return place.of_slices(shape, self.files.read(place.name, place.slices(shape, offset, size)))
         expert, columns, rows = place.slices(shape, offset, size)
@@ -119,7 +126,8 @@ class PretrainedWeights:
 
     def _check_rest(self, model_type: str, num_layers: int, in_wrapper: bool) -> list[str]:
         """The files' tensors around a text in a wrapper. Raises CheckpointError for one that is in no model."""
-        used = {place.name + kind for place in self.places.values() for kind in ("", mxfp4.BLOCKS, mxfp4.SCALES)}
+        kinds = ("", mxfp4.BLOCKS, mxfp4.SCALES, *bnb_nf4.SUFFIXES)
+        used = {place.name + kind for place in self.places.values() for kind in kinds}
         heads = {renamed("lm_head.weight", naming) for naming in NAMINGS}
         text = tuple(instead for _, instead in NAMINGS if "language_model." in instead)
         rest = []

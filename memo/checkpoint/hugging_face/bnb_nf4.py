@@ -1,0 +1,82 @@
+"""Matrices in NF4 as bitsandbytes saves them: 4 bits a number, with scales that are quantised once more, or not.
+
+    NAME                                         uint8 [n / 2, 1], the first number in the upper half of a byte
+    NAME.quant_map                               fp32 [16], what the codes stand for
+    NAME.absmax                                  the scale of each 64 numbers: fp32, or uint8 and then with
+    NAME.nested_quant_map, NAME.nested_absmax    fp32 [256], and the scale of each 256 scales
+    NAME.quant_state.bitsandbytes__nf4           JSON as bytes: shape, block sizes, what is added to each scale
+
+What is read of them is fp32: with NF4 (--quantize nf4) the same codes and scales are made of it again.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memo.artifacts.reading import shown
+from memo.checkpoint.hugging_face.files import TensorFiles
+from memo.errors import CheckpointError
+
+STATE = ".quant_state.bitsandbytes__nf4"
+SUFFIXES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE)
+DTYPE = torch.float32
+
+
+def is_coded(files: TensorFiles, name: str) -> bool:
+    return name + STATE in files.tensors
+
+
+def check(files: TensorFiles, name: str, expected: tuple[int, ...]) -> None:
+    """Raises CheckpointError for another shape than `expected`, and for tensors that are missing."""
+    state = _state(files, name)
+    kinds = (".absmax", ".quant_map") + ((".nested_absmax", ".nested_quant_map") if "nested_offset" in state else ())
+    missing = [kind for kind in kinds if name + kind not in files.tensors]
+    if missing:
+        raise CheckpointError(f"{files.directory} holds no {name}{missing[0]}: download the model again")
+    if tuple(state["shape"]) != expected:
+        raise CheckpointError(
+            f"{files.directory}: {name} has shape {tuple(state['shape'])} there and {expected} in this model: leave "
+            "out the model flags that change it, or restore config.json"
+        )
+
+
+def read(files: TensorFiles, name: str, slices: Sequence[slice]) -> Tensor:
+    """The rectangle of the matrix, fp32; of its rows whole blocks are read."""
+    state, (rows, columns) = _state(files, name), slices
+    width, size = int(state["shape"][1]), int(state["blocksize"])
+    first, last = rows.start * width, rows.stop * width
+    blocks = slice(first // size, -(-last // size))
+    codes = files.read(name, (slice(blocks.start * size // 2, blocks.stop * size // 2), slice(0, 1))).flatten().int()
+    levels = files.read(f"{name}.quant_map", (slice(0, 16),))
+    numbers = levels[torch.stack((codes >> 4, codes & 15), 1)].view(-1, size)
+    values = (numbers * _scales(files, name, state, blocks).unsqueeze(1)).flatten()
+    own = values[first - blocks.start * size : last - blocks.start * size]
+    return own.view(-1, width)[:, columns]
+
+
+def _scales(files: TensorFiles, name: str, state: dict[str, Any], blocks: slice) -> Tensor:
+    scales = files.read(f"{name}.absmax", (blocks,))
+    if "nested_offset" not in state:
+        return scales
+    levels = files.read(f"{name}.nested_quant_map", (slice(0, 256),))[scales.int()]
+    of_scales = files.read(f"{name}.nested_absmax", (slice(None),))
+    numbers = torch.arange(blocks.start, blocks.stop) // int(state["nested_blocksize"])
+    return levels * of_scales[numbers] + float(state["nested_offset"])
+
+
+def _state(files: TensorFiles, name: str) -> dict[str, Any]:
+    content = bytes(files.read(name + STATE, (slice(None),)).tolist())
+    try:
+        state: dict[str, Any] = json.loads(content)
+        is_known = len(state["shape"]) == 2 and state["quant_type"] == "nf4" and int(state["blocksize"]) > 0
+    except (ValueError, KeyError, TypeError):
+        is_known = False
+    if not is_known:
+        raise CheckpointError(
+            f"{files.directory}: {name}{STATE} says {shown(content.decode(errors='replace'))}, which is no matrix in "
+            "NF4: download the model again, or the one that is not quantised"
+        )
+    return state
