@@ -42,10 +42,9 @@ def check_trained(config: RunConfig) -> None:
         f"--custom-layer {model.custom_layer} fights with --lora-rank {model.lora_rank}: memo has adapters beside the "
         "matrices of its own layer; leave one of the two out",
     )
-    known = [_ALL, *LORA_TARGETS]
     for target in model.lora_target_modules.split(","):
         require(
             target.strip() in LORA_TARGETS or model.lora_target_modules == _ALL,
             f"--lora-target-modules {model.lora_target_modules} names {target.strip() or 'nothing'}, which is none of "
-            f"{', '.join(known)}: give {_ALL}, or the others with commas between",
+            f"{', '.join(LORA_TARGETS)}: give some of these with commas between, or {_ALL} alone",
         )

@@ -79,11 +79,9 @@ class _RowParallel(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-class ColumnParallelLinear(nn.Module):
-    """One matrix, or several fused ones with a common input; each of them is split by its rows, the outputs.
-
-    Input [n, b, in], output [s, b, out/tp].
-    """
+class _ParallelLinear(nn.Module):
+    """A matrix, its bias, and LoRA's adapter beside it. With an adapter `forward` is for evaluation; training runs the
+    parts (memo.executor.pieces)."""
 
     adapter: Adapter | None
 
@@ -94,22 +92,31 @@ class ColumnParallelLinear(nn.Module):
         group: ProcessGroup | None,
         adapter: Adapter | None = None,
     ) -> None:
-        """With an adapter `forward` is for evaluation; training runs the parts (memo.executor.pieces)."""
         super().__init__()
         self.weight, self.bias, self.group, self.adapter = weight, bias, group, adapter
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor
-        if self.adapter is None:
-            y = _ColumnParallel.apply(x, self.weight, self.bias, self.group)
-            return y
-        x = all_gather(x, self.group)
-        y = F.linear(x, self.weight, self.bias)
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Of the matrix and the adapter; without gradients."""
+        assert self.adapter is not None
+        y = F.linear(x, self.weight, bias)
         self.adapter.add_(y.flatten(0, 1), x.flatten(0, 1))
         return y
 
 
-class RowParallelLinear(nn.Module):
+class ColumnParallelLinear(_ParallelLinear):
+    """One matrix, or several fused ones with a common input; each of them is split by its rows, the outputs.
+
+    Input [n, b, in], output [s, b, out/tp].
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.adapter is not None:
+            return self._product(all_gather(x, self.group), self.bias)
+        y: Tensor = _ColumnParallel.apply(x, self.weight, self.bias, self.group)
+        return y
+
+
+class RowParallelLinear(_ParallelLinear):
     """A matrix split by its columns, the inputs.
 
     Its bias is the same on all ranks, and is added to this rank's tokens after the sum over the ranks.
@@ -117,24 +124,10 @@ class RowParallelLinear(nn.Module):
     Input [s, b, in/tp], output [n, b, out].
     """
 
-    adapter: Adapter | None
-
-    def __init__(
-        self,
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
-        group: ProcessGroup | None,
-        adapter: Adapter | None = None,
-    ) -> None:
-        """With an adapter `forward` is for evaluation, as above."""
-        super().__init__()
-        self.weight, self.bias, self.group, self.adapter = weight, bias, group, adapter
-
     def forward(self, x: Tensor) -> Tensor:
-        if self.adapter is None:
-            y: Tensor = _RowParallel.apply(x, self.weight, self.group)
+        y: Tensor
+        if self.adapter is not None:
+            y = reduce_scatter(self._product(x, None), self.group)
         else:
-            y = F.linear(x, self.weight)
-            self.adapter.add_(y.flatten(0, 1), x.flatten(0, 1))
-            y = reduce_scatter(y, self.group)
+            y = _RowParallel.apply(x, self.weight, self.group)
         return y if self.bias is None else y + self.bias

@@ -6,7 +6,7 @@ from memo.config.flags import load_run, parse_run
 from memo.errors import ConfigError
 from memo.spec.parameters import check_patterns_of
 
-_TARGETS = "all-linear, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+_TARGETS = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
 REFUSED = {
     "--freeze layers.* --train-only embedding.weight": (
         "--freeze layers.* fights with --train-only embedding.weight: give the shorter one of the two"
@@ -33,16 +33,16 @@ REFUSED = {
         "layer; leave one of the two out"
     ),
     "--lora-rank 4 --lora-target-modules q_proj,c_attn": (
-        f"--lora-target-modules q_proj,c_attn names c_attn, which is none of {_TARGETS}: give all-linear, or the "
-        "others with commas between"
+        f"--lora-target-modules q_proj,c_attn names c_attn, which is none of {_TARGETS}: give some of these "
+        "with commas between, or all-linear alone"
     ),
     "--lora-rank 4 --lora-target-modules q_proj,,v_proj": (
-        f"--lora-target-modules q_proj,,v_proj names nothing, which is none of {_TARGETS}: give all-linear, or the "
-        "others with commas between"
+        f"--lora-target-modules q_proj,,v_proj names nothing, which is none of {_TARGETS}: give some of these "
+        "with commas between, or all-linear alone"
     ),
     "--lora-rank 4 --lora-target-modules all-linear,q_proj": (
-        f"--lora-target-modules all-linear,q_proj names all-linear, which is none of {_TARGETS}: give all-linear, or "
-        "the others with commas between"
+        f"--lora-target-modules all-linear,q_proj names all-linear, which is none of {_TARGETS}: give some of "
+        "these with commas between, or all-linear alone"
     ),
     "--lora-rank -1": "--lora-rank is -1: give a whole number from 0 to 65536, or the default 0",
     "--lora-rank 4 --lora-alpha -1": "--lora-alpha is -1.0: give a number from 0 to 1000000000, or the default 0.0",
