@@ -42,6 +42,8 @@ class RunState:
     """Steps that were skipped since the last one that was not; 0 if the checkpoint does not say it."""
     expert_load: list[list[Count]] = field(default_factory=list)
     """Of each layer, the choices of each expert in the last step, which --moe-aux-loss-coeff reads; else empty."""
+    base: str = ""
+    """Fingerprint of the files whose weights are frozen, which the checkpoint therefore lacks; empty if it has all."""
     by_time: bool = False
     """Whether --save-interval-minutes alone has asked for this checkpoint; then it goes once a newer one is whole."""
 

@@ -35,7 +35,8 @@ class _Options:
     """Of a run with LoRA, write the whole model with its adapters added to the weights; default: the adapters alone, in
     the files of PEFT."""
     base: Annotated[str | None, Flag(metavar="DIR")] = None
-    """With it, of a run with --quantize, the Hugging Face directory of the model that it started from."""
+    """Where the whole model is written, of a run with frozen weights: the Hugging Face directory that it started from,
+    as its checkpoints lack them."""
     verify_checkpoint: bool = True
     """Compare the checksums of what is read with those that were written; off: take a damaged one as it is."""
     config: Annotated[str | None, Flag(metavar="RUN.TOML")] = None

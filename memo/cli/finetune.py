@@ -21,6 +21,7 @@ from memo.data import PackedConversations, PackedDataset, Reading, build_chat
 from memo.data.chat_template import TEMPLATE_SUFFIX
 from memo.data.conversations import ChatForm
 from memo.errors import ConfigError, is_first_of_node
+from memo.spec.lora import trains_all
 from memo.train.stop import GracefulStop
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def main(argv: Sequence[str]) -> None:
             if not trainer.was_stopped and trainer.mesh.rank == 0:
                 own = trainer.config.model
                 merges = own.lora_rank > 0 and not stand_alone(trainer.config, read_config(model).model_type)
-                base = model if own.quantize != "none" and (merges or not own.lora_rank) else None
+                base = None if trains_all(own) or (own.lora_rank and not merges) else model
                 exported = export_checkpoint(save, export, merge_adapters=merges, base=base)
                 print(f"exported {exported.content} to {exported.path}")
 

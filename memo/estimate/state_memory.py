@@ -115,15 +115,17 @@ def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
 
 
 def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
-    """Bytes of one checkpoint on disk: the master and the two moments of every weight that is trained, and the others
-    but for those in few bits.
+    """Bytes of one checkpoint on disk: the master and the two moments of every weight that is trained; frozen weights
+    of no Hugging Face directory, but for those in few bits.
 
     Known error: none for the values. The index and the state of the run, about 100 bytes per rectangle, are not
     counted.
     """
     sizes, shape = state_sizes(config, world_size), shape_of_run(config)
     trained, coded = shape.trained_parameters, shape.coded_parameters
-    return (sizes.wide + sizes.moments) * trained + sizes.narrow * (count_parameters(config) - trained - coded)
+    frozen = count_parameters(config) - trained - coded
+    is_saved = config.checkpoint.pretrained_checkpoint is None
+    return (sizes.wide + sizes.moments) * trained + sizes.narrow * frozen * is_saved
 
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:

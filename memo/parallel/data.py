@@ -82,6 +82,7 @@ class ShardedDataParallel:
             two records are enough for the gradients of all layers.
         moments: dtypes of exp_avg and exp_avg_sq; default: the masters'.
         quantize: what coded weights are kept in.
+        saves_frozen: whether checkpoints have frozen weights, as nothing else does.
         squared_norm: the kernel (memo_kernels) for the sum of the squares of a gradient on the device. The gradients
             in host memory went through it before they left the device (`complete`).
     """
@@ -101,11 +102,12 @@ class ShardedDataParallel:
         consumes_gradients: bool = False,
         moments: tuple[torch.dtype, torch.dtype] | None = None,
         quantize: Quantization = "none",
+        saves_frozen: bool = True,
         squared_norm: Callable[[Tensor], Tensor] = squared_norm,
     ) -> None:
         self.model, self.mesh, self.overlap = model, mesh, overlap
         self.group, self.device, self.dtype = mesh.dp_cp, device, dtype
-        self._squared_norm = squared_norm
+        self._squared_norm, self.saves_frozen = squared_norm, saves_frozen
         # Backward produces gradients from the last layer to the first.
         named: dict[str, ShardedParameter] = {}
         for name, parameter in reversed(list(model.named_parameters())):
@@ -199,11 +201,11 @@ class ShardedDataParallel:
 
     def master_segments(self) -> list[MasterSegment]:
         """What this rank's optimizer updates, with gradients that are valid after `finish_reduction`, and the rest."""
-        return [*(segment for bucket in self.trained for segment in self.segments_of(bucket)), *self.not_updated()]
+        return [*(segment for bucket in self.buckets for segment in self.segments_of(bucket)), *self.constants]
 
-    def not_updated(self) -> list[MasterSegment]:
-        """Frozen weights, and the constants."""
-        frozen = (bucket for bucket in self.buckets if bucket.plan.frozen)
+    def saved_unchanged(self) -> list[MasterSegment]:
+        """What checkpoints have that no optimizer updates."""
+        frozen = (bucket for bucket in self.buckets if bucket.plan.frozen and self.saves_frozen)
         return [*(segment for bucket in frozen for segment in self.segments_of(bucket)), *self.constants]
 
     def segments_of(self, bucket: Bucket) -> list[MasterSegment]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memo.attention.select import select_backend
-from memo.checkpoint.hugging_face.load import load_coded, load_pretrained, pretrained_directory
+from memo.checkpoint.hugging_face.load import frozen_from, load_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.derived import (
     global_batch_size,
@@ -281,8 +281,6 @@ def _first_weights(config: RunConfig, data_parallel: ShardedDataParallel, mesh: 
         data_parallel.initialize(config.training.seed)
     else:
         load_pretrained(pretrained, config, data_parallel, mesh)
-    if config.model.quantize != "none" and config.checkpoint.pretrained_checkpoint is not None:
-        load_coded(config.checkpoint.pretrained_checkpoint, config, data_parallel, mesh)
 
 
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
@@ -308,6 +306,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         consumes_gradients=training.clip_grad == 0,
         moments=moment_dtypes(training, dtype),
         quantize=config.model.quantize,
+        saves_frozen=frozen_from(config) is None,
         squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
     )
     router_losses = add_router_losses(config, mesh, chunks, device)

@@ -189,7 +189,7 @@ class Optimizer:
                 state = part.state(segment)
                 tensors = {"master": segment.weight.detach()}
                 states.append((segment, tensors | {kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}))
-        return states + [(each, {"master": each.weight.detach()}) for each in self.data_parallel.not_updated()]
+        return states + [(each, {"master": each.weight.detach()}) for each in self.data_parallel.saved_unchanged()]
 
     def resume(self, optimizer_steps: int) -> None:
         """Call it after masters and moments were loaded: sets the step counts, and publishes the weights."""

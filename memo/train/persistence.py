@@ -13,6 +13,8 @@ from memo.checkpoint.disk_space import check_disk_space
 from memo.checkpoint.files import RUN_CONFIG
 from memo.checkpoint.finite import check_finite
 from memo.checkpoint.hugging_face.companions import keep_companions
+from memo.checkpoint.hugging_face.files import TensorFiles
+from memo.checkpoint.hugging_face.load import frozen_from
 from memo.checkpoint.owner import Ownership, claim
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import SegmentState, load_checkpoint, save_checkpoint
@@ -59,6 +61,12 @@ def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
     return owned[0] if owned else None
 
 
+def _base_of(config: RunConfig) -> str:
+    """The fingerprint of the model whose weights are frozen; empty where checkpoints have all."""
+    directory = frozen_from(config)
+    return "" if directory is None else TensorFiles(directory).fingerprint()
+
+
 class Persistence:
     """Keeps one run on disk. What says so is collective over all ranks.
 
@@ -72,6 +80,7 @@ class Persistence:
         self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, feed.sampler
         self.router_losses = parts.router_losses
         self.model, self.data = model_identity(config), data_identity(config.data, feed.dataset)
+        self.base = _base_of(config) if self.mesh.rank == 0 else ""
         self.background = BackgroundWriter(parts.device) if config.checkpoint.async_save else None
         if self.background is not None:
             self.optimizer.before_update = self.background.wait_until_read
@@ -147,7 +156,7 @@ class Persistence:
         if target is None:
             raise ConfigError("save() needs a directory: give --save or save(directory)")
         load = [] if self.router_losses is None else self.router_losses.state()
-        state = replace(state, model=self.model, data=self.data, expert_load=load)
+        state = replace(state, model=self.model, data=self.data, expert_load=load, base=self.base)
         segments = self.optimizer.segment_states()
         if self.background is None:
             path = self._write(Path(target), state, segments, lambda: None)
@@ -220,7 +229,25 @@ class Persistence:
                 f"--load {checkpoint.load}: its run was another: {'; '.join(f'{k} {v}' for k, v in changed.items())}: "
                 f"give the flags of that run, or accept what changes with --load-accept-changes {','.join(changed)}"
             )
+        self._check_base(str(checkpoint.load), state)
         self._check_global_batch(str(checkpoint.load), state)
+
+    def _check_base(self, directory: str, state: RunState) -> None:
+        given = self.config.checkpoint.pretrained_checkpoint
+        if state.base == self.base:
+            return
+        if not state.base:
+            raise CheckpointError(
+                f"--load {directory} has the frozen weights of its run, which are those of no directory, and "
+                f"--pretrained-checkpoint {given} names one: give --pretrained-checkpoint None"
+            )
+        remedy = "give the Hugging Face directory that its run started from with --pretrained-checkpoint"
+        if not self.base:
+            raise CheckpointError(f"--load {directory} lacks the weights that its run had frozen: {remedy}")
+        raise CheckpointError(
+            f"--load {directory} is of adapters beside other weights than those of --pretrained-checkpoint {given}: "
+            f"{remedy}"
+        )
 
     def _check_global_batch(self, directory: str, state: RunState) -> None:
         then, now = state.global_batch_size, self.sampler.global_batch_size

@@ -25,6 +25,7 @@ from torch import Tensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.hugging_face.adapters import ADAPTER_CONFIG, ADAPTER_FILE, read_adapters
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
+from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import load_checkpoint, open_checkpoint, save_checkpoint
 from memo.config import RunConfig
@@ -277,7 +278,8 @@ def _saved(config: RunConfig, run: Path) -> tuple[float, list[Microbatch]]:
     for _ in range(3):
         model.forward_backward(feed.next_global_batch())
         model.optimizer.step(config.training.lr)
-    state = RunState(3, 0, 1, 0, 3, 3, model=model_identity(config))
+    base = TensorFiles(str(config.checkpoint.pretrained_checkpoint)).fingerprint()
+    state = RunState(3, 0, 1, 0, 3, 3, model=model_identity(config), base=base)
     save_checkpoint(run, state, model.optimizer.segment_states(), model.mesh)
     (run / "config.toml").write_text(config.to_toml())
     batches = feed.next_global_batch()
@@ -291,7 +293,7 @@ def test_an_export_is_what_peft_and_transformers_load(folder: Path, tmp_path: Pa
     loss, batches = _saved(config, tmp_path / "run")
     family, _ = CASES[case]
     exported = export_checkpoint(tmp_path / "run", tmp_path / "adapter")
-    merged = export_checkpoint(tmp_path / "run", tmp_path / "merged", merge_adapters=True)
+    merged = export_checkpoint(tmp_path / "run", tmp_path / "merged", merge_adapters=True, base=folder / case / family)
     assert exported.files == [ADAPTER_FILE] and merged.num_bytes > 2 * exported.num_bytes
     with Wide():
         base = _base(folder / case / family)
@@ -312,14 +314,14 @@ def test_an_export_is_what_peft_and_transformers_load(folder: Path, tmp_path: Pa
 
 
 def test_a_run_in_4_bits_is_merged_into_the_model_that_it_started_from(folder: Path, tmp_path: Path) -> None:
-    """Its checkpoint has no matrices of layers; adapters alone give its loss beside what 4 bits made of them."""
+    """Its checkpoint has adapters alone; these alone give its loss beside what 4 bits made of them."""
     config, (family, flags) = _config(folder, "4 bits"), CASES["4 bits"]
     directory = folder / "4 bits" / family
     loss, batches = _saved(config, tmp_path / "run")
     stored = open_checkpoint(resolve_checkpoint(tmp_path / "run"))[1]
-    assert "master/layers.0.attention_norm.weight" in stored and "master/layers.0.mlp.fc2.weight" not in stored
+    assert all("lora_" in name for name in stored) and "master/layers.0.mlp.fc2.lora_A.weight" in stored
     export_checkpoint(tmp_path / "run", tmp_path / "adapter")
-    with pytest.raises(ConfigError, match=r"--quantize nf4 kept in few bits: name the .* with --base"):
+    with pytest.raises(ConfigError, match=r"no weights that its run had frozen: name the .* with --base"):
         export_checkpoint(tmp_path / "run", tmp_path / "merged", merge_adapters=True)
     export_checkpoint(tmp_path / "run", tmp_path / "merged", merge_adapters=True, base=directory)
     with Wide():

@@ -111,7 +111,8 @@ def export_checkpoint(
         config_file: the run's config.toml; default: the one in `checkpoint`.
         verify: whether to compare the checksums of what is read with those that were written.
         merge_adapters: of a run with LoRA, write the whole model, to whose weights the adapters are added.
-        base: with it, of a run with --quantize, the Hugging Face directory of the model that it had in few bits.
+        base: where the whole model is written, of a run with frozen weights the Hugging Face directory that it started
+            from.
 
     Raises CheckpointError, and ConfigError for a model that no architecture of Hugging Face has. An export that fails
     is removed.
@@ -133,7 +134,7 @@ def export_checkpoint(
         raise ConfigError(f"--merge-adapters: {final} was trained without LoRA: leave the flag out")
     tensors: dict[str, _Theirs] = {}
     if merge_adapters or not has_adapters:
-        check_base(final, config, base)
+        check_base(final, state, base)
         tensors = _their_tensors(source, config, theirs, None if chosen is None else DTYPES[chosen])
     rest = None if theirs.wrapper is None else _rest(final)
     place = Path(os.path.abspath(target))  # of ".", too, which has no name

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from memo.artifacts.checksum import checksum
 from memo.artifacts.fields import FileName, checked
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, opened, read_json_object, shown
@@ -30,6 +31,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F
 """{name in safetensors: dtype}; all other dtypes (integers, 8-bit floats) are of quantised models or of no weights."""
 
 _COPIED_BYTES = 1 << 24
+_SAMPLED_BYTES = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,20 @@ class TensorFiles:
     def close(self) -> None:
         """Unmap the file that was read last."""
         self._open = None
+
+    def fingerprint(self) -> str:
+        """A checksum that tells a model from others, of all that files say of their tensors and of a few of the bytes
+        of each: the whole would take minutes. Raises OSError."""
+        digest = checksum()
+        for file in sorted({tensor.file for tensor in self.tensors.values()}):
+            path = self.directory / file
+            header, begin = _read_header(path)
+            digest.update(json.dumps(header, sort_keys=True).encode())
+            with open(path, "rb") as opened_file:
+                for start, end in _offsets(header).values():
+                    opened_file.seek(begin + start)
+                    digest.update(opened_file.read(min(end - start, _SAMPLED_BYTES)))
+        return digest.hexdigest()
 
     def copy(self, names: Sequence[str], target: Path) -> None:
         """Write these tensors, of any dtype, to one file, byte for byte and a part of one at a time. Raises OSError."""

@@ -17,13 +17,25 @@ from memo.errors import MemoError
 from memo.mesh import Mesh
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.shards import ShardedParameter
+from memo.spec.lora import trains_all
 from memo.spec.weights import is_of_adapter
 
 
 def pretrained_directory(config: RunConfig) -> str | None:
-    """The directory whose weights a run starts from; None for random ones, and for a run that resumes."""
+    """The directory whose weights a run starts from; None for random ones, and for a run that resumes, unless it reads
+    what is frozen again."""
+    return frozen_from(config) if _resumes(config) else config.checkpoint.pretrained_checkpoint
+
+
+def _resumes(config: RunConfig) -> bool:
     load = config.checkpoint.load
-    return None if load is not None and has_checkpoint(load) else config.checkpoint.pretrained_checkpoint
+    return load is not None and has_checkpoint(load)
+
+
+def frozen_from(config: RunConfig) -> str | None:
+    """The directory whose weights are frozen, so that no checkpoint of the run has them; None where all are trained,
+    and where there is no such directory."""
+    return None if trains_all(config.model) else config.checkpoint.pretrained_checkpoint
 
 
 def open_pretrained(directory: str | Path, config: RunConfig) -> PretrainedWeights:
@@ -48,7 +60,10 @@ def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: Sha
     if config.model.lora_rank:
         data_parallel.initialize(config.training.seed, lambda parameter: is_of_adapter(parameter.local_name))
     try:
-        _read_masters(open_pretrained(directory, config), data_parallel)
+        weights = open_pretrained(directory, config)
+        _read_masters(weights, data_parallel)
+        _read_coded(weights, data_parallel)
+        weights.files.close()
         _fill(given_adapters(config), data_parallel)
     except MemoError as error:
         failure = str(error)
@@ -56,31 +71,11 @@ def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: Sha
     data_parallel.publish_weights()
 
 
-def load_coded(directory: str | Path, config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:
-    """Fill the weights that are kept in few bits from DIR/*.safetensors, also of a run that resumes, as no checkpoint
-    has them; collective over all ranks, each of which reads its part of tensor and pipeline parallelism.
-
-    Raises CheckpointError on every rank if any rank cannot read.
-    """
-    failure = None
-    try:
-        weights = open_pretrained(directory, config)
-
-        def fill(parameter: ShardedParameter) -> None:
-            for piece in parameter.shard.pieces:
-                piece.of_local(parameter).copy_(weights.read(piece.name, piece.offset, piece.shape))
-
-        data_parallel.encode(fill)
-        weights.files.close()
-    except MemoError as error:
-        failure = str(error)
-    raise_together(failure, mesh.world)
-
-
 def given_adapters(config: RunConfig) -> dict[str, Tensor]:
-    """Those of --lora-checkpoint, by global name; none without the flag. Raises as `read_adapters`."""
+    """Those of --lora-checkpoint, by global name; none without the flag, or in a run that resumes. Raises as
+    `read_adapters`."""
     checkpoint = config.checkpoint
-    if checkpoint.lora_checkpoint is None or checkpoint.pretrained_checkpoint is None:
+    if checkpoint.lora_checkpoint is None or checkpoint.pretrained_checkpoint is None or _resumes(config):
         return {}
     model_type = read_config(checkpoint.pretrained_checkpoint).model_type
     return read_adapters(checkpoint.lora_checkpoint, config, model_type)
@@ -105,4 +100,13 @@ def _read_masters(weights: PretrainedWeights, data_parallel: ShardedDataParallel
     ]
     for name, offset, values in sorted(parts, key=lambda part: weights.file(part[0])):
         values.copy_(weights.read(name, offset, tuple(values.shape)))
-    weights.files.close()
+
+
+def _read_coded(weights: PretrainedWeights, data_parallel: ShardedDataParallel) -> None:
+    """Of weights in few bits each rank reads its part of tensor and pipeline parallelism."""
+
+    def fill(parameter: ShardedParameter) -> None:
+        for piece in parameter.shard.pieces:
+            piece.of_local(parameter).copy_(weights.read(piece.name, piece.offset, piece.shape))
+
+    data_parallel.encode(fill)

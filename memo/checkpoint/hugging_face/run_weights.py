@@ -1,4 +1,4 @@
-"""The weights of a run as an export reads them: from its checkpoint, and of those in few bits from the model itself."""
+"""The weights of a run as an export reads them: from its checkpoint, and frozen ones from the model they are of."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.hugging_face.names import Shape
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.checkpoint.index import Index, StoredTensor
+from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import MASTER, read_tensors
-from memo.config import RunConfig
 from memo.errors import ConfigError
 
 
@@ -19,8 +19,7 @@ class RunWeights:
     """The checkpoint that is read.
 
     Attributes:
-        base: the model whose weights a run had in few bits, so that its checkpoints lack them; None where they have
-            all.
+        base: the model whose weights a run had frozen, so that its checkpoints lack them; None where they have all.
     """
 
     final: Path
@@ -50,13 +49,12 @@ class RunWeights:
                 part.values().copy_(self.base.read(name, part.offset, part.shape))
 
 
-def check_base(final: Path, config: RunConfig, base: str | Path | None) -> None:
+def check_base(final: Path, state: RunState, base: str | Path | None) -> None:
     """Raises ConfigError where the whole model is to be written, and `base` is missing or of no use."""
-    is_needed = config.model.quantize != "none"
-    if is_needed and base is None:
+    if state.base and base is None:
         raise ConfigError(
-            f"{final} has no weights that --quantize {config.model.quantize} kept in few bits: name the Hugging Face "
-            "directory of the model that the run started from with --base"
+            f"{final} has no weights that its run had frozen: name the Hugging Face directory of the model that it "
+            "started from with --base"
         )
-    if base is not None and not is_needed:
+    if base is not None and not state.base:
         raise ConfigError(f"--base {base}: {final} has all weights of its model: leave the flag out")
