@@ -68,7 +68,9 @@ def test_help_is_a_table_of_commands_and_loads_no_flags() -> None:
     assert rows == [command.name for command in COMMANDS] and {"train", "profile", "data"} <= set(rows)
 
 
-@pytest.mark.parametrize(("script", "command"), [("finetune", "finetune"), ("extend_context", "extend")])
+@pytest.mark.parametrize(
+    ("script", "command"), [("finetune", "finetune"), ("lora", "finetune"), ("extend_context", "extend")]
+)
 def test_scripts_of_examples_are_the_commands(script: str, command: str) -> None:
     same = python("-m", "memo", command, "--help")
     told = python(f"{ROOT}/examples/{script}.py", "--help", PYTHONPATH=str(ROOT))
