@@ -73,11 +73,16 @@ def plan(
         nvme_gb_per_s: their rate in either direction; default: the hardware's, or 2.
         nvme_path: their directory in a run that needs them.
         clip_grad: 0: gradients need not wait in host memory for their norm.
-        exp_avg_dtype, exp_avg_sq_dtype: fp32 or bf16: what the moments of AdamW are kept in.
+        exp_avg_dtype: fp32 or bf16: what the first moments of AdamW are kept in.
+        exp_avg_sq_dtype: the same of the second moments.
         deterministic: whether every run gives the same bits.
         price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.
         custom_layer: a layer in the place of the model's (memo.CustomLayer): its class, or FILE.py:CLASS.
-        lora_rank, lora_target_modules, quantize, freeze, train_only: what is trained (memo.config.model.ModelConfig).
+        lora_rank: of LoRA's adapters beside a frozen model; 0: all of it is trained.
+        lora_target_modules: the matrices that have them.
+        quantize: nf4 or int8: what the frozen matrices of layers are kept in.
+        freeze: patterns of parameters that are not trained, such as layers.[0-7].*.
+        train_only: the same of those that are trained.
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.

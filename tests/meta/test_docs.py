@@ -101,7 +101,7 @@ def _some_files(folder: Path) -> Path:
     (folder / "runs" / "a").mkdir(parents=True)
     (folder / "runs" / "a" / "config.toml").write_text("num_attention_heads = 8\n")
     models = ("Llama-3.1-8B", "Llama-3.1-8B-512K", "Llama-3.1-8B-Instruct", "Qwen3-0.6B", "Qwen2.5-7B-Instruct")
-    for model in (*models, "runs/demo/model", "runs/mine/hf", "runs/c/hf", "runs/chat/hf"):
+    for model in (*models, "runs/demo/model", "runs/mine/hf", "runs/c/hf", "runs/chat/hf", "merged"):
         (folder / model).mkdir(parents=True)
         (folder / model / "config.json").write_text(
             '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,'
