@@ -28,6 +28,9 @@ class Wrapper:
 
 
 _INNER, _OUTER = ("model.", "model.language_model."), ("", "language_model.")
+MODULES = _INNER
+"""How transformers 5 calls the modules of a text in any wrapper, whatever its files call the weights: by these PEFT
+finds where an adapter belongs."""
 NAMINGS = (("", ""), ("model.", ""), ("transformer.", ""), _INNER, _OUTER)
 """Forms of a weight's name, as `Wrapper.names`: the family's, those of a model that was saved without its head, and
 those of a text in a wrapper."""

@@ -101,7 +101,7 @@ def stand_alone(config: RunConfig, model_type: str) -> bool:
 
 
 def adapter_config(config: RunConfig, modules: Mapping[str, AdaptedMatrix], naming: tuple[str, str]) -> dict[str, Any]:
-    """The content of adapter_config.json; `naming`: of the Hugging Face model's tensors, as in NAMINGS."""
+    """The content of adapter_config.json; `naming`: of the Hugging Face model's modules, as in NAMINGS."""
     model, alpha = config.model, config.model.lora_alpha or float(config.model.lora_rank)
     names = {module: renamed(module, naming) or module for module in modules}
     targets = (name.rpartition(".")[2] if ".experts." in name else name for name in names.values())

@@ -41,7 +41,7 @@ from memo.checkpoint.store import check_shapes, open_checkpoint
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, HuggingFaceModel, read_config
-from memo.config.hugging_face_wrappers import NAMINGS, WRAPPERS, renamed
+from memo.config.hugging_face_wrappers import MODULES, NAMINGS, WRAPPERS, renamed
 from memo.config.identity import differences, model_identity
 from memo.config.model import ModelConfig
 from memo.config.run import read_toml
@@ -249,7 +249,7 @@ def _write_adapters(
             f"--train-only {config.model.train_only} has trained more than adapters, which PEFT's files do not hold: "
             "write the whole model with --merge-adapters"
         )
-    naming = NAMINGS[0] if theirs.wrapper is None else WRAPPERS[theirs.wrapper["model_type"]].names
+    naming = NAMINGS[0] if theirs.wrapper is None else MODULES
     modules, stored = adapted_modules(config, theirs.model_type), source.stored
 
     def dtype_of(name: str) -> torch.dtype:
