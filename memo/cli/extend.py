@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     check_ranks(config, "memo extend", argv)
     extended = replace(config, model=extend_context(config.model, config.data.seq_length, options.method))
     with GracefulStop().listening() as stop:
-        from memo.checkpoint.hugging_face.exporter import export_checkpoint
+        from memo.checkpoint.hugging_face.exporter import export_run
         from memo.train.evaluation import compare_positions
         from memo.train.outputs import check_files
         from memo.train.trainer import Trainer
@@ -75,7 +75,8 @@ def main(argv: Sequence[str]) -> None:
             trainer.print(compare_positions(found))
             is_first = trainer.mesh.rank == 0
         if is_first and options.out is not None:
-            exported = export_checkpoint(str(config.checkpoint.save), options.out)
+            # Adapters alone do not tell how positions are stretched.
+            exported = export_run(config, options.out, alone=False)
             print(f"{exported.path}: {exported.architecture} for {config.data.seq_length} tokens")
 
 

@@ -21,7 +21,6 @@ from memo.data import PackedConversations, PackedDataset, Reading, build_chat
 from memo.data.chat_template import TEMPLATE_SUFFIX
 from memo.data.conversations import ChatForm
 from memo.errors import ConfigError, is_first_of_node
-from memo.spec.lora import trains_all
 from memo.train.stop import GracefulStop
 
 if TYPE_CHECKING:
@@ -70,9 +69,7 @@ def main(argv: Sequence[str]) -> None:
     if export.exists():  # better told now than after the training
         raise ConfigError(f"--save {save}: {export} exists: choose another directory, or remove it")
     with GracefulStop().listening() as stop:
-        from memo.checkpoint.hugging_face.adapters import stand_alone
-        from memo.checkpoint.hugging_face.exporter import export_checkpoint
-        from memo.config.hugging_face import read_config
+        from memo.checkpoint.hugging_face.exporter import export_run
         from memo.train.outputs import check_files
         from memo.train.trainer import Trainer
 
@@ -82,10 +79,7 @@ def main(argv: Sequence[str]) -> None:
         with Trainer(config=config, eval_data=f"{corpus}-eval", stop=stop) as trainer:
             _finetune(trainer)
             if not trainer.was_stopped and trainer.mesh.rank == 0:
-                own = trainer.config.model
-                merges = own.lora_rank > 0 and not stand_alone(trainer.config, read_config(model).model_type)
-                base = None if trains_all(own) or (own.lora_rank and not merges) else model
-                exported = export_checkpoint(save, export, merge_adapters=merges, base=base)
+                exported = export_run(trainer.config, export, alone=True)
                 print(f"exported {exported.content} to {exported.path}")
 
 

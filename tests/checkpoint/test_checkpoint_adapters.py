@@ -23,11 +23,14 @@ from memo.checkpoint.hugging_face.adapters import (
     adapted_modules,
     adapter_config,
     read_adapters,
+    stand_alone,
 )
+from memo.checkpoint.hugging_face.companions import keep_companions
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import save_checkpoint
 from memo.config import RunConfig
+from memo.config.hugging_face import read_config
 from memo.config.hugging_face_wrappers import NAMINGS
 from memo.config.identity import model_identity
 from memo.config.model_name import choose_model
@@ -396,6 +399,25 @@ def test_more_than_adapters_was_trained(tmp_path: Path, capsys: pytest.CaptureFi
     )
     assert not list(tmp_path.glob("out*"))
     assert export_checkpoint(run, tmp_path / "out", merge_adapters=True).files == ["model.safetensors"]
+
+
+def test_adapters_of_a_model_that_was_changed_are_merged_or_nothing(tmp_path: Path) -> None:
+    """PEFT would add them to the model as its config.json says: other positions, and nobody would be told."""
+    export_checkpoint(_saved(tiny("llama-tiny", dtype="fp32"), tmp_path / "plain"), tmp_path / "model")
+    config = choose_model(tiny(dtype="fp32"), tmp_path / "model").override({**FLAGS, "save": str(tmp_path / "run")})
+    longer = config.override({"seq_length": 128, "rope_scaling_type": "linear", "rope_scaling_factor": 2.0})
+    assert stand_alone(config, read_config(tmp_path / "model"))
+    assert not stand_alone(longer, read_config(tmp_path / "model"))
+    keep_companions(longer, str(tmp_path / "run"))
+    run = _saved(longer, tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        export_checkpoint(run, tmp_path / "adapter")
+    assert str(refused.value) == (
+        "the adapters were trained with another --rope-scaling-type than config.json of the model says (none then, "
+        "linear now), which PEFT's files do not tell: write the whole model with --merge-adapters"
+    )
+    export_checkpoint(run, tmp_path / "merged", merge_adapters=True)
+    assert read_config(tmp_path / "merged").model.rope_scaling_type == "linear"
 
 
 def test_a_run_refuses_the_adapter_of_another(adapters: Path, tmp_path: Path) -> None:

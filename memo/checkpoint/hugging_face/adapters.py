@@ -14,7 +14,7 @@ of a module's name, and would take those of any other MLP of the model for them.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ from memo.checkpoint.chunks import GlobalTensor, Part
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
+from memo.config.flag_table import dashed
+from memo.config.hugging_face import HuggingFaceModel
 from memo.config.hugging_face_wrappers import NAMINGS, renamed
+from memo.config.identity import differences, model_identity
 from memo.config.model import ModelConfig
 from memo.config.require import require
 from memo.errors import CheckpointError, ConfigError
@@ -40,6 +43,11 @@ ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors
 _PREFIX = "base_model.model."
 _KINDS = (".lora_A.weight", ".lora_B.weight")
 _TASK = "CAUSAL_LM"
+_OF_TRAINING = tuple(
+    entry.name for entry in fields(ModelConfig) if entry.name.startswith(("lora_", "freeze", "train_", "quantize"))
+)
+_OF_THE_RUN = (*_OF_TRAINING, "vocab_size", "max_position_embeddings")
+"""Fields that do not say what the model computes from its weights."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +99,33 @@ def adapted_modules(config: RunConfig, model_type: str) -> dict[str, AdaptedMatr
     return modules
 
 
-def stand_alone(config: RunConfig, model_type: str) -> bool:
-    """Whether PEFT's files hold all that a run with LoRA trains."""
+def stand_alone(config: RunConfig, base: HuggingFaceModel) -> bool:
+    """Whether PEFT's files hold all that makes a run with LoRA another model than `base`."""
     try:
-        adapted_modules(config, model_type)
+        adapted_modules(config, base.model_type)
+        check_alone(config, base)
     except ConfigError:
         return False
-    return not config.model.train_only
+    return True
+
+
+def check_alone(config: RunConfig, base: HuggingFaceModel | None) -> None:
+    """Raises ConfigError for a run that has trained more than adapters, or another model than `base` with the same
+    weights; None: nobody knows what it began from."""
+    require(
+        not config.model.train_only,
+        f"--train-only {config.model.train_only} has trained more than adapters, which PEFT's files do not hold: "
+        "write the whole model with --merge-adapters",
+    )
+    if base is None:
+        return
+    own = {name: getattr(config.model, name) for name in _OF_THE_RUN}
+    before = model_identity(replace(config, model=replace(base.model, **own)))
+    for name, values in differences(before, model_identity(config)).items():
+        raise ConfigError(
+            f"the adapters were trained with another {dashed(name)} than config.json of the model says ({values}), "
+            "which PEFT's files do not tell: write the whole model with --merge-adapters"
+        )
 
 
 def adapter_config(config: RunConfig, modules: Mapping[str, AdaptedMatrix], naming: tuple[str, str]) -> dict[str, Any]:

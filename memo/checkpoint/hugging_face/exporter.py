@@ -21,8 +21,10 @@ from memo.checkpoint.hugging_face.adapters import (
     ADAPTER_FILE,
     adapted_modules,
     adapter_config,
+    check_alone,
     exported_adapters,
     merge,
+    stand_alone,
 )
 from memo.checkpoint.hugging_face.companions import (
     COMPANION_DIR,
@@ -33,7 +35,7 @@ from memo.checkpoint.hugging_face.companions import (
 )
 from memo.checkpoint.hugging_face.files import tensor_bytes, write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
-from memo.checkpoint.hugging_face.load import open_pretrained
+from memo.checkpoint.hugging_face.load import frozen_from, open_pretrained
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
 from memo.checkpoint.hugging_face.run_weights import RunWeights, check_base
 from memo.checkpoint.run_state import RunState
@@ -125,7 +127,8 @@ def export_checkpoint(
     if tokenizer is not None and not Path(tokenizer).exists():
         raise ConfigError(f"--tokenizer {tokenizer} does not exist: give the directory of a tokenizer's files")
     chosen = dtype or config.training.params_dtype
-    theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), _ancestor(final))
+    ancestor = _ancestor(final)
+    theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), ancestor)
     state, index = open_checkpoint(final, verify=verify)
     _check_model(final, state, config)
     source = RunWeights(final, index, verify, None if base is None else open_pretrained(base, config))
@@ -150,7 +153,7 @@ def export_checkpoint(
             copy_tokenizer(_companions(final) if tokenizer is None else Path(tokenizer), partial)
             answers = _copy_template(final, partial)
             if has_adapters and not merge_adapters:
-                files, num_bytes = _write_adapters(source, partial, config, theirs, dtype)
+                files, num_bytes = _write_adapters(source, partial, config, theirs, ancestor, dtype)
             else:
                 _write_json(partial / CONFIG_FILE, add_token_ids(partial, theirs.file, answers=answers))
                 files, num_bytes = _write_weights(source, config, partial, tensors, max_shard_bytes, rest)
@@ -161,6 +164,15 @@ def export_checkpoint(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return Exported(target, theirs.file["architectures"][0], files, num_bytes, companions)
+
+
+def export_run(config: RunConfig, out: str | Path, *, alone: bool) -> Exported:
+    """The same of a run that has just ended; adapters in PEFT's files if they may be `alone` there, and these hold all
+    that makes it another model than the one it started from."""
+    model, directory = config.model, str(config.checkpoint.pretrained_checkpoint)
+    merges = model.lora_rank > 0 and not (alone and stand_alone(config, read_config(directory)))
+    base = frozen_from(config) if merges or not model.lora_rank else None
+    return export_checkpoint(str(config.checkpoint.save), out, merge_adapters=merges, base=base)
 
 
 def _run_config(final: Path, given: str | Path | None) -> RunConfig:
@@ -241,14 +253,15 @@ def _their_tensors(
 
 
 def _write_adapters(
-    source: RunWeights, folder: Path, config: RunConfig, theirs: HuggingFaceModel, dtype: ExportDtype | None
+    source: RunWeights,
+    folder: Path,
+    config: RunConfig,
+    theirs: HuggingFaceModel,
+    base: HuggingFaceModel | None,
+    dtype: ExportDtype | None,
 ) -> tuple[list[str], int]:
     """Returns as `_write_weights`; `dtype`: None leaves them as they are stored."""
-    if config.model.train_only:
-        raise ConfigError(
-            f"--train-only {config.model.train_only} has trained more than adapters, which PEFT's files do not hold: "
-            "write the whole model with --merge-adapters"
-        )
+    check_alone(config, base)
     naming = NAMINGS[0] if theirs.wrapper is None else MODULES
     modules, stored = adapted_modules(config, theirs.model_type), source.stored
 
