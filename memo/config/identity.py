@@ -53,8 +53,12 @@ def differences(then: Mapping[str, Fact], now: Mapping[str, Fact], accepted: Col
     for name in now if then else ():
         was = then.get(name, defaults.get(name, now[name]))
         if was != now[name] and name not in accepted:
-            found[name] = f"{was} then, {now[name]} now"
+            found[name] = f"{_told(was)} then, {_told(now[name])} now"
     return found
+
+
+def _told(fact: object) -> object:
+    return "nothing" if fact == "" else fact
 
 
 def _unread(model: ModelConfig) -> set[str]:

@@ -22,6 +22,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_save_interval_minutes
 from memo.config.flag_table import dashed
 from memo.config.identity import accepted_changes, differences, model_identity
+from memo.config.model import CHOICES_OF_TRAINED
 from memo.data.corpus import data_identity
 from memo.errors import CheckpointError, ConfigError, warn, writing
 from memo.estimate.state_memory import checkpoint_bytes
@@ -223,6 +224,13 @@ class Persistence:
         """Raises CheckpointError unless the state is of this model and these data, but for accepted changes."""
         checkpoint = self.config.checkpoint
         accepted = accepted_changes(checkpoint.load_accept_changes)
+        trained = [f"{k} {v}" for k, v in differences(state.model, self.model).items() if k in CHOICES_OF_TRAINED]
+        if trained:
+            raise CheckpointError(
+                f"--load {checkpoint.load}: its run trained other parameters: {'; '.join(trained)}; a checkpoint has "
+                "the moments of those alone: give the flags of that run, or write its model with `memo export "
+                f"{checkpoint.load} --out DIR` and start from it with --model DIR"
+            )
         changed = differences(state.model, self.model, accepted) | differences(state.data, self.data, accepted)
         if changed:
             raise CheckpointError(

@@ -93,6 +93,28 @@ def test_what_changes_no_shape_is_refused_by_name_and_may_be_accepted(folder: Pa
     assert run_ranks(1, _goes_on, folder, {**overrides, "load_accept_changes": accepted}) == [3]
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"lora_rank": 2}, "lora_rank 0 then, 2 now"),
+        ({"freeze": "layers.0.*"}, "freeze nothing then, layers.0.* now"),
+        ({"train_only": "layers.1.*"}, "train_only nothing then, layers.1.* now"),
+    ],
+)
+@pytest.mark.parametrize("accepts", [False, True])
+def test_other_trained_parameters_are_never_accepted(
+    folder: Path, flags: dict[str, Any], expected: str, accepts: bool
+) -> None:
+    """Their moments are not there."""
+    accepted = {"load_accept_changes": ",".join((*flags, "lora_alpha"))} if accepts else {}
+    message = run_ranks(1, _refused, folder, {**flags, **accepted})[0]
+    assert message == (
+        f"--load {folder / 'run'}: its run trained other parameters: {expected}; a checkpoint has the moments of those "
+        f"alone: give the flags of that run, or write its model with `memo export {folder / 'run'} --out DIR` and "
+        "start from it with --model DIR"
+    )
+
+
 def test_every_rank_refuses_alike(folder: Path) -> None:
     first, second = run_ranks(2, _refused, folder, {"rotary_base": 500000.0, "seq_length": 32, "global_batch_size": 4})
     assert first == second and first.endswith("--load-accept-changes rotary_base,seq_length")
