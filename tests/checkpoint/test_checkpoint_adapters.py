@@ -27,6 +27,7 @@ from memo.checkpoint.hugging_face.adapters import (
 )
 from memo.checkpoint.hugging_face.companions import keep_companions
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
+from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import save_checkpoint
 from memo.config import RunConfig
@@ -353,7 +354,9 @@ def test_a_fused_matrix_becomes_an_adapter_of_each_part(adapters: Path, family: 
 
 def _saved(config: RunConfig, run: Path) -> Path:
     model, _ = make(config, 1)
-    state = RunState(1, 4, 7, 1, 0, 0, model=model_identity(config))
+    base = config.checkpoint.pretrained_checkpoint
+    fingerprint = "" if base is None else TensorFiles(base).fingerprint()
+    state = RunState(1, 4, 7, 1, 0, 0, model=model_identity(config), base=fingerprint)
     save_checkpoint(run, state, model.optimizer.segment_states(), model.mesh)
     (run / "config.toml").write_text(config.to_toml())
     return run
@@ -416,7 +419,7 @@ def test_adapters_of_a_model_that_was_changed_are_merged_or_nothing(tmp_path: Pa
         "the adapters were trained with another --rope-scaling-type than config.json of the model says (none then, "
         "linear now), which PEFT's files do not tell: write the whole model with --merge-adapters"
     )
-    export_checkpoint(run, tmp_path / "merged", merge_adapters=True)
+    export_checkpoint(run, tmp_path / "merged", merge_adapters=True, base=tmp_path / "model")
     assert read_config(tmp_path / "merged").model.rope_scaling_type == "linear"
 
 

@@ -32,7 +32,7 @@ def test_an_adapter_in_peft_is_the_merged_model(name: str, tmp_path: Path) -> No
     with memo.Trainer(config=config, **QUIET) as trainer:
         trainer.train()
     export_checkpoint(tmp_path / "run", tmp_path / "adapter")
-    export_checkpoint(tmp_path / "run", tmp_path / "merged", merge_adapters=True)
+    export_checkpoint(tmp_path / "run", tmp_path / "merged", merge_adapters=True, base=source)
     ids = torch.randint(0, 97, (1, 40), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         merged, base = (wrapper_class(name).from_pretrained(each).eval() for each in (tmp_path / "merged", source))
