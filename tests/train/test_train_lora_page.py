@@ -22,7 +22,7 @@ SMALL = [text for kind, text in BLOCKS if not kind and re.search(r"runs/(demo|lo
 PYTHON = [text for kind, text in BLOCKS if kind == "python"]
 FLAGS_OF_COMMANDS = {
     *("train-data", "chat-form", "chat-template", "eval-fraction"),
-    *("merge-adapters", "model", "objective"),
+    *("merge-adapters", "base", "model", "objective"),
 }
 """Of commands, and no fields of a run."""
 
@@ -60,7 +60,7 @@ def _run(folder: Path, *command: str) -> str:
 
 @pytest.mark.full
 def test_the_page_works_word_by_word(folder: Path) -> None:
-    assert len(SMALL) == 3 and len(PYTHON) == 1
+    assert len(SMALL) == 4 and len(PYTHON) == 1
     memo = f'memo() {{ "{sys.executable}" -m memo "$@" ; }}\n'
     learned = _run(folder, "bash", "-e", "-c", memo + SMALL[0])
     before, after = map(float, re.findall(r"nats a token: ([\d.]+) before, ([\d.]+) after", learned)[0])
@@ -74,6 +74,9 @@ def test_the_page_works_word_by_word(folder: Path) -> None:
     more = _run(folder, "bash", "-e", "-c", memo + SMALL[2])
     begun = float(re.findall(r"nats a token: ([\d.]+) before", more)[0])
     assert abs(begun - after) < 2e-4  # two roundings to the digits that are printed
+    in_4_bits = _run(folder, "bash", "-e", "-c", memo + SMALL[3])
+    before, after = map(float, re.findall(r"nats a token: ([\d.]+) before, ([\d.]+) after", in_4_bits)[0])
+    assert after < before - 0.5
 
 
 def test_the_tables_name_flags_that_there_are() -> None:
