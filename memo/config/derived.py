@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 
 from memo.config.memory import MemoryPlanner
+from memo.config.model import ModelConfig
 from memo.config.require import require
 from memo.config.run import RunConfig
 from memo.config.training import Dtype
@@ -48,6 +49,8 @@ NEW_WEIGHTS = LearningRate(3e-4, 100)
 GIVEN_WEIGHTS = LearningRate(1e-5, 10)
 """As the scripts of ProLong train Llama 3 8B on texts of 64K tokens (arXiv 2410.02660); for 512K tokens they take half
 of this peak, for chats twice."""
+ADAPTERS = LearningRate(1e-4, 10)
+"""As QLoRA trains its largest models, 33B and 65B; 7B and 13B get twice as much (arXiv 2305.14314, table 9)."""
 SAVE_INTERVAL_MINUTES = 30.0
 """What a killed run may lose. A checkpoint of an 8B model, 90 GiB, takes 1.6 minutes of it at 1 GB/s."""
 
@@ -159,8 +162,15 @@ def num_position_embeddings(config: RunConfig) -> int:
 
 
 def default_lr(config: RunConfig) -> LearningRate:
-    """What fits the weights from which a run starts: new ones, or those of --pretrained-checkpoint."""
-    return NEW_WEIGHTS if config.checkpoint.pretrained_checkpoint is None else GIVEN_WEIGHTS
+    """What fits what a run trains: new weights, those of --pretrained-checkpoint, or adapters."""
+    return default_lr_of(config.model, config.checkpoint.pretrained_checkpoint is not None)
+
+
+def default_lr_of(model: ModelConfig, has_weights: bool) -> LearningRate:
+    """The same of a model, which starts from given weights or from new ones."""
+    if model.lora_rank:
+        return ADAPTERS
+    return GIVEN_WEIGHTS if has_weights else NEW_WEIGHTS
 
 
 def resolved_lr(config: RunConfig) -> float:

@@ -27,14 +27,14 @@ class TrainingConfig:
     params_dtype: Annotated[Dtype | None, Flag(aliases=("dtype",))] = None
     """Weights and activations; default: bf16 on CUDA, fp32 on CPU. Gradients add up in fp32 or wider."""
     lr: PositiveFloat | None = None
-    """Peak learning rate; default: 1e-5 from given weights, 3e-4 for new ones."""
+    """Peak learning rate; default: 1e-5 from given weights, 1e-4 for their adapters, 3e-4 for new weights."""
     min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of the decay."""
     lr_decay_style: LrDecayStyle = "cosine"
     """WSD: warm-up, stable, then a linear decay over the last lr-wsd-decay-iters."""
     lr_warmup_iters: Annotated[NonNegativeInt | None, COUNT] = None
-    """Steps of linear warm-up from zero; default: of lr-decay-iters a tenth from given weights, a hundredth for new
-    ones."""
+    """Steps of linear warm-up from zero; default: of lr-decay-iters a tenth from given weights and for adapters, a
+    hundredth for new weights."""
     lr_decay_iters: Annotated[PositiveInt | None, COUNT] = None
     """Step at which min-lr is reached; default: train-iters."""
     lr_wsd_decay_iters: Annotated[PositiveInt | None, COUNT] = None

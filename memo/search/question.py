@@ -12,7 +12,7 @@ from memo.artifacts.reading import Source, read_json_object
 from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
 from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_model import check_model
-from memo.config.derived import GIVEN_WEIGHTS, NEW_WEIGHTS
+from memo.config.derived import default_lr_of
 from memo.config.flag_table import dashed
 from memo.config.hugging_face import CONFIG_FILE, download_hint, has_weights, model_of
 from memo.config.model import Quantization
@@ -167,9 +167,9 @@ class Question:
         """Which weights a run starts from, and the learning rate that it has by default."""
         directory = self.model.pretrained
         if directory is None:
-            return f"weights: new; by default {NEW_WEIGHTS}"
+            return f"weights: new; by default {default_lr_of(self.model.sizes, has_weights=False)}"
         if self.model.has_weights:
-            return f"weights: from {directory}; by default {GIVEN_WEIGHTS}"
+            return f"weights: from {directory}; by default {default_lr_of(self.model.sizes, has_weights=True)}"
         return (
             f"weights: from {directory}, which has none yet: before training, {download_hint(directory)}, or train new "
             "ones with --pretrained-checkpoint None"

@@ -77,6 +77,10 @@ def test_a_run_starts_from_the_weights_beside_the_config_also_before_they_are_th
             assert run.checkpoint.pretrained_checkpoint == str(tmp_path)
             assert tomllib.loads(run.to_toml())["model"]["rotary_base"] == 5e5
             assert (resolved_lr(run), resolved_lr_warmup_iters(run)) == (1e-5, 10)
+    adapters = ask(str(file), 2, seq_len=1024, lora_rank=4)
+    assert adapters.weights_text.endswith("; by default --lr 0.0001 after a warm-up of 1/10 of the steps")
+    run = run_of(adapters, evaluate(adapters, Layout(2), KEEP))
+    assert (resolved_lr(run), resolved_lr_warmup_iters(run)) == (1e-4, 10)
 
 
 def test_a_shape_without_a_model_directory_starts_from_new_weights(tmp_path: Path) -> None:
