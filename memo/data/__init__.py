@@ -5,6 +5,7 @@ from memo.data.blended import BlendedDataset
 from memo.data.chat import build_chat
 from memo.data.chat_packing import PackedConversations
 from memo.data.checked import checked_sample
+from memo.data.completions import pack_completions
 from memo.data.corpus import open_corpora, open_corpus, training_part
 from memo.data.corpus_builder import BuildSummary, Reading, build_corpus, build_demo
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
@@ -45,6 +46,7 @@ __all__ = [
     "load_tokenizer",
     "open_corpora",
     "open_corpus",
+    "pack_completions",
     "train_bpe",
     "training_part",
 ]

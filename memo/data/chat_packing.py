@@ -11,16 +11,16 @@ windows plus 4, Johnson et al., SIAM J. Comput. 3, 1974). So all epochs have the
 """
 
 from bisect import bisect_left, insort
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memo.config.data import LongConversations
 from memo.config.identity import Fact
+from memo.data.completions import sample_of
 from memo.data.hashing import permutation
 from memo.data.indexed import IndexedDataset
-from memo.data.sample import Sample, cut_sample
+from memo.data.sample import Sample
 from memo.errors import ConfigError, DataError
 
 _CONVERSATION_STREAM, _SAMPLE_STREAM = range(2)
@@ -86,16 +86,9 @@ class PackedConversations:
 
     def sample(self, index: int) -> Sample:
         """Sample `index`, a function of (corpus, seq_length, seed, index). Raises IndexError for a negative index."""
-        documents = self._documents(index)
-        window = np.full(self.seq_length + 1, self._fill, dtype=np.int64)
-        answers = np.zeros(self.seq_length + 1, dtype=np.float32)
-        ends = np.cumsum(self._lengths[documents])
-        for document, end in zip(documents, ends, strict=True):
-            length = int(self._lengths[document])
-            window[end - length : end] = self._indexed[document][:length]
-            answers[end - length : end] = self._answers[document][:length]
-        sample = cut_sample(window, ends[ends <= self.seq_length])
-        return replace(sample, loss_mask=sample.loss_mask * answers[1:])
+        lengths = [(document, int(self._lengths[document])) for document in self._documents(index)]
+        documents = ((self._indexed[d][:length], self._answers[d][:length]) for d, length in lengths)
+        return sample_of(documents, self.seq_length, self._fill)
 
     def where(self, index: int, offset: int) -> str:
         """Of token `offset` of the window of sample `index`: file, document and token, all counted from 0."""

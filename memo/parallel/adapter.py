@@ -8,7 +8,8 @@ Shapes: t tokens, gathered over tp, or rows of tokens for experts; r rank, P par
 E experts, whose matrices are one below the other, or 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -49,9 +50,13 @@ class Adapter(nn.Module):
         """`factor`: c; `rows`: of the outputs of one matrix on this rank, those of each part."""
         super().__init__()
         self.a, self.b, self.factor, self.rows, self.num_experts = a, b, factor, rows, num_experts
+        self.is_on = True
+        """Whether forwards add anything (`adapters_off`)."""
 
     def add_(self, y: Tensor, x: Tensor, by: Products = _ONE) -> None:
-        """y [t, out] += c (x A^T) B^T, for x [t, in]."""
+        """y [t, out] += c (x A^T) B^T, for x [t, in]; nothing within `adapters_off`."""
+        if not self.is_on:
+            return
         narrow = self._down(x, by).chunk(len(self.rows), 1)
         for own, part, b in zip(self.rows, narrow, self._parts(self.b), strict=True):
             by.add_products_(y[:, own], part, b)
@@ -88,3 +93,16 @@ class Adapter(nn.Module):
         """Views of B, or of its gradient: the rows of each part, [out, r], or [E, out, r] of experts."""
         sizes = [rows.stop - rows.start for rows in self.rows]
         return b.unflatten(0, (self.num_experts, -1)).split(sizes, 1) if self.num_experts else b.split(sizes)
+
+
+@contextmanager
+def adapters_off(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, forwards without gradients are those of the model that the adapters stand beside."""
+    adapters = [module for model in models for module in model.modules() if isinstance(module, Adapter)]
+    for adapter in adapters:
+        adapter.is_on = False
+    try:
+        yield
+    finally:
+        for adapter in adapters:
+            adapter.is_on = True

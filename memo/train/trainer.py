@@ -31,13 +31,14 @@ from memo.train.evaluation import LossByPosition, as_record
 from memo.train.feed import Feed, run_feed
 from memo.train.header import describe_start
 from memo.train.history import History
+from memo.train.log_probs import Drawn
 from memo.train.memory_choice import agreed
 from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, speed
 from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
+from memo.train.over_log_probs import OverLogProbs
 from memo.train.persistence import Persistence, own_directory
 from memo.train.planned_memory import batches_to_record, describe_run
-from memo.train.questions import Questions
 from memo.train.same_flags import check_same_flags
 from memo.train.setup import field_keywords, prepare
 from memo.train.stop import GracefulStop
@@ -59,7 +60,7 @@ class _Opened:
     watchdog: Watchdog
 
 
-class Trainer(Questions):
+class Trainer(OverLogProbs):
     """Trains a model under plain python or torchrun; every rank builds one.
 
     Args:
@@ -171,11 +172,14 @@ class Trainer(Questions):
 
     def step(self) -> StepRecord:
         """One optimizer step on the next global batch; collective over all ranks. Raises OutOfMemory as train()."""
+        return self._step(lambda: (self.feed.next_global_batch(), {}))
+
+    def _step(self, draw: Callable[[], Drawn]) -> StepRecord:
         start_s, opened, iteration = time.perf_counter(), self._still_open, self.iteration + 1
         parts, feed, agreement = opened.parts, opened.feed, opened.agreement
         opened.watchdog.begin(f"step {iteration}")
         with explained(self.config, parts, self.meter, iteration):
-            batches, lr = feed.next_global_batch(), learning_rate(self.config, iteration)
+            (batches, figures), lr = draw(), learning_rate(self.config, iteration)
             with self.meter.step(parts, iteration) as copies:
                 _, grad_norm, updated = parts.train_step(batches, lr, agreement)
         self._stop.agreed = agreement.stops
@@ -196,7 +200,6 @@ class Trainer(Questions):
         return StepRecord(
             iteration=iteration,
             consumed_samples=state.consumed_samples,
-            lm_loss=agreement.loss,
             grad_norm=grad_norm,
             lr=lr,
             step_time_s=step_time_s,
@@ -204,6 +207,7 @@ class Trainer(Questions):
             global_batch_size=self.global_batch_size,
             skipped_iterations=state.skipped_iterations,
             nan_iterations=state.nan_iterations,
+            **{"lm_loss": agreement.loss, **figures},
             **self.meter.figures(parts, copies),
             **({} if parts.router_losses is None else parts.router_losses.as_fields(agreement.figures)),
         )

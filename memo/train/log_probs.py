@@ -1,0 +1,178 @@
+"""Log-probs of the labels of samples, and training steps on any loss over them (preferences, policies).
+
+All that memo trains is a sum over tokens of loss_weight x (-log p of the label). For any other loss L of log-probs
+
+    dL/d(parameters)  =  sum over tokens of  dL/d(log p of the token)  x  d(log p of the token)/d(parameters)
+
+so one step on L is a forward without gradients, which tells log p of every label; L as a function of these numbers
+alone, whose gradient gives each token the weight -dL/d(log p); and then an ordinary step with these weights. It costs
+one forward more than a step, and nothing else changes: logits still exist one chunk at a time, and every layout, swap
+plan and sweep trains it as it trains a language model. A loss may couple tokens of different ranks, as each rank has
+the log-probs of the whole global batch: 8 bytes a token.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memo.config.model import ModelConfig
+from memo.data import Sample
+from memo.errors import ConfigError
+from memo.model.transformer import Head, Microbatch
+from memo.parallel.adapter import adapters_off
+from memo.parallel.collectives import all_reduce
+from memo.train.build import ParallelModel
+from memo.train.feed import Feed
+
+LossOfLogProbs = Callable[[Tensor], Tensor]
+"""From log-probs [samples, s], fp64 on the host, to a scalar; computed on every rank, so it must not be random."""
+
+
+Drawn = tuple[list[Microbatch], dict[str, Any]]
+"""What a step trains on, and fields of its StepRecord."""
+
+
+class GivenSamples:
+    """A caller's samples as a dataset; those after the last one repeat it, with no label that counts."""
+
+    def __init__(self, samples: Sequence[Sample], seq_length: int) -> None:
+        self.samples, self.seq_length = list(samples), seq_length
+        last = self.samples[-1]
+        self._more = replace(last, loss_mask=last.loss_mask * 0)
+
+    def sample(self, index: int) -> Sample:
+        return self.samples[index] if index < len(self.samples) else self._more
+
+
+def read_log_probs(parts: ParallelModel, feed: Feed, num_samples: int, *, reference: bool = False) -> Tensor:
+    """log p of each label of the next samples of a feed, [num_samples, s] fp64 on the host; 0 where it does not count.
+
+    Collective, and the same bits on all ranks. `feed` as of an evaluation; it advances by whole global batches.
+    `reference`: of the model without its adapters.
+    """
+    found = []
+    for _ in range(0, num_samples, feed.sampler.global_batch_size):
+        if reference:
+            with adapters_off(parts.chunks):
+                found.append(_of_global_batch(parts, feed))
+        else:
+            found.append(_of_global_batch(parts, feed))
+    return torch.cat(found)[:num_samples]
+
+
+def _of_global_batch(parts: ParallelModel, feed: Feed) -> Tensor:
+    rows = rows_of_microbatches(parts, feed)
+    batches = feed.next_global_batch(per_token=True)
+    shape = (feed.sampler.global_batch_size, feed.dataset.seq_length)
+    found = torch.zeros(shape, dtype=torch.float64, device=parts.device)
+    order = feed.shard_order.to(parts.device)
+
+    def read(head: Head, hidden: Tensor, microbatch: int) -> None:
+        batch = batches[microbatch]
+        losses = head.token_losses(hidden, batch.labels).double()
+        of_labels = losses.neg_().masked_fill_(batch.loss_weight == 0, 0.0)
+        for row, of_sample in zip(rows[microbatch], of_labels.unbind(1), strict=True):
+            if parts.mesh.at.tp == 0:  # all tp ranks have the same
+                found[row, order] = of_sample
+
+    parts.at_head(batches, read)
+    return all_reduce(found, parts.mesh.world).cpu()  # each is on one rank, so no sum rounds
+
+
+def rows_of_microbatches(parts: ParallelModel, feed: Feed) -> list[list[int]]:
+    """Of each microbatch of the next global batch on this rank the samples, counted from the first of that batch."""
+    groups = feed.sampler.indices(parts.mesh.at.dp, parts.mesh.grid.dp, feed.micro_batch_size)
+    return [[index - feed.sampler.consumed_samples for index in group] for group in groups]
+
+
+def token_weights(log_probs: Tensor, loss: LossOfLogProbs, counts: Tensor) -> tuple[Tensor, float]:
+    """-dL/d(log p) of every token, as `log_probs`, and L; 0 where `counts` is false.
+
+    Raises ConfigError for an L that is no function of them.
+    """
+    leaf = log_probs.detach().requires_grad_()
+    with torch.enable_grad():
+        value = loss(leaf)
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ConfigError(
+            f"the loss over log-probs has returned {found}{_is_constant(value)}: return one number, a tensor that "
+            "torch has computed from the log-probs that the loss was given"
+        )
+    (grad,) = torch.autograd.grad(value.reshape(()), leaf)
+    return -grad.masked_fill(~counts, 0.0), float(value.detach())  # a gradient may share the memory of its elements
+
+
+def _is_constant(value: object) -> str:
+    return " without a gradient" if isinstance(value, Tensor) and not value.requires_grad else ""
+
+
+def batches_over_log_probs(
+    parts: ParallelModel, asks: Feed, trains: Feed, samples: Sequence[Sample], loss: LossOfLogProbs
+) -> Drawn:
+    """What a step trains on, so that its gradient is that of `loss` of the log-probs of `samples`.
+
+    Two feeds whose next global batch begins with these samples: as an evaluation reads them, and as training does.
+    """
+    log_probs = read_log_probs(parts, asks, len(samples))
+    counts = torch.from_numpy(np.stack([sample.loss_mask for sample in samples]) > 0)
+    weights, value = token_weights(log_probs, loss, counts)
+    return weighted(parts, trains, weights), {"lm_loss": value}
+
+
+def completion_numbers(samples: Sequence[Sample]) -> Tensor:
+    """[samples, s] int64: the number of the document that a label belongs to, -1 for a label that does not count.
+
+    Documents with a label that counts are numbered from 0 on, in the order of samples and of documents in them.
+    """
+    numbers, known = [], 0
+    for sample in samples:
+        counts = sample.loss_mask > 0
+        has_some = np.add.reduceat(counts, sample.cu_seqlens[:-1], dtype=np.int64) > 0
+        own = np.repeat(known + np.cumsum(has_some) - 1, np.diff(sample.cu_seqlens))
+        numbers.append(np.where(counts, own, -1))
+        known += int(has_some.sum())
+    return torch.from_numpy(np.stack(numbers))
+
+
+def sums_by_completion(values: Tensor, numbers: Tensor) -> Tensor:
+    """The sum of `values` over the labels of each completion, [completions]; of log-probs it is log p of a completion.
+
+    `numbers`: as of `completion_numbers`. Autograd knows it; on the host it adds in the order of tokens.
+    """
+    counts = numbers >= 0
+    return values.new_zeros(int(numbers.max()) + 1).index_add(0, numbers[counts], values[counts])
+
+
+def weighted(parts: ParallelModel, feed: Feed, weights: Tensor) -> list[Microbatch]:
+    """This rank's microbatches of the next global batch of a feed, in which token i of sample n has the weight
+    weights[n, i]; samples beyond `weights` have none."""
+    rows = rows_of_microbatches(parts, feed)
+    missing = feed.sampler.global_batch_size - len(weights)
+    whole = torch.cat([weights, weights.new_zeros(missing, weights.shape[1])])
+    batches = feed.next_global_batch(per_token=True)
+    return [
+        replace(batch, loss_weight=feed.in_shard_order(whole[own])) for own, batch in zip(rows, batches, strict=True)
+    ]
+
+
+def check_samples(samples: Sequence[Sample], name: str, most: int | None = None) -> Sequence[Sample]:
+    """`samples`. Raises ConfigError for none, or for more than `most`, which is one global batch."""
+    if not samples or (most is not None and len(samples) > most):
+        limit = "at least one" if most is None else f"1 to {most}, as --global-batch-size is {most}"
+        raise ConfigError(f"{name}() got {len(samples)} samples: give {limit}")
+    return samples
+
+
+def check_reference(model: ModelConfig) -> None:
+    """Raises ConfigError where the model without adapters is not what training began with."""
+    if not model.lora_rank or model.train_only:
+        told = f"--train-only {model.train_only}" if model.lora_rank else "--lora-rank 0"
+        raise ConfigError(
+            f"{told} leaves no reference in memory, which is the model without its adapters: train adapters alone, "
+            "with --lora-rank, or compute the reference's log-probs before the first step"
+        )

@@ -1,0 +1,87 @@
+"""A tiny Llama of transformers with adapters of PEFT that are not zero, in fp64, as files and in memory."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hf_directories import VOCAB, write_model
+from hugging_face import Wide
+from layouts import tiny
+from torch import Tensor
+
+from memo.config import RunConfig
+from memo.config.model_name import choose_model
+from memo.data import Sample, pack_completions
+
+RANK, ALPHA = 3, 5.0
+FAMILY = "llama"
+
+
+def write_lora_model(root: Path) -> Path:
+    """`root`, with the model in root/llama and the adapter in root/adapter."""
+    import peft
+
+    directory = write_model(FAMILY, root, torch.float64)
+    with Wide():
+        base = _base(directory)
+        config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = peft.get_peft_model(base, config, autocast_adapter_dtype=False)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    model.save_pretrained(root / "adapter")
+    return root
+
+
+def lora_config(root: Path, **flags: Any) -> RunConfig:
+    """Of a run that begins with both."""
+    lora = {"lora_rank": RANK, "lora_alpha": ALPHA, "lora_checkpoint": str(root / "adapter"), "clip_grad": 0.0}
+    quiet = {"peak_tflops": 1.0, "num_threads": 1, "progress": False}
+    config = choose_model(tiny(dtype="fp64"), root / FAMILY)
+    return config.override({**lora, **quiet, "global_batch_size": 2, **flags})
+
+
+def their_model(root: Path) -> Any:
+    """The model with its adapters, which are trained; call it within `Wide`."""
+    import peft
+
+    return peft.PeftModel.from_pretrained(
+        _base(root / FAMILY), root / "adapter", is_trainable=True, autocast_adapter_dtype=False
+    )
+
+
+def _base(directory: Path) -> Any:
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float64, attn_implementation="eager"
+    )
+
+
+def their_log_probs(model: Any, samples: Sequence[Sample]) -> Tensor:
+    """[samples, s], of all logits of a document at once; 0 where a label does not count. Call it within `Wide`."""
+    rows = []
+    for sample in samples:
+        parts = []
+        for start, stop in itertools.pairwise(sample.cu_seqlens.tolist()):
+            tokens, labels = (torch.from_numpy(ids[start:stop]) for ids in (sample.tokens, sample.labels))
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0]
+            of_labels = logits.log_softmax(-1).gather(1, labels[:, None])[:, 0]
+            parts.append(of_labels * (torch.from_numpy(sample.loss_mask[start:stop]) > 0))
+        rows.append(torch.cat(parts))
+    return torch.stack(rows)
+
+
+def some_samples(num_documents: int, seq_length: int = 64) -> list[Sample]:
+    """Random prompts and completions, packed; of the completions every token counts."""
+    random, documents = np.random.default_rng(5), []
+    for _ in range(num_documents):
+        prompt, completion = random.integers(1, 12, 2)
+        marks = [0] * int(prompt) + [1] * int(completion)
+        documents.append((random.integers(0, VOCAB, len(marks)).tolist(), marks))
+    return pack_completions(documents, seq_length, fill=2)
