@@ -55,6 +55,10 @@ class StepRecord:
             have as many.
         load_balancing_loss, z_loss: of routers, means over layers, before they are multiplied with their coefficients
             (--moe-aux-loss-coeff, --moe-z-loss-coeff); no part of lm_loss.
+        rewards_chosen, rewards_rejected: of --preference, whose loss lm_loss then is: beta times log p of the answers
+            less the same of the reference, means over the pairs of the global batch.
+        rewards_margins: their difference.
+        rewards_accuracies: the share of pairs, 0 to 1, of which the chosen answer has the larger reward.
     """
 
     iteration: Count
@@ -89,6 +93,10 @@ class StepRecord:
     load_imbalance: AnyFloat | None = None
     load_balancing_loss: AnyFloat | None = None
     z_loss: AnyFloat | None = None
+    rewards_chosen: AnyFloat | None = None
+    rewards_rejected: AnyFloat | None = None
+    rewards_margins: AnyFloat | None = None
+    rewards_accuracies: AnyFloat | None = None
 
 
 @dataclass(frozen=True)

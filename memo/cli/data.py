@@ -1,4 +1,4 @@
-"""`memo data demo`, `build` and `chat`: from text to a corpus that `memo train --data-path` reads."""
+"""`memo data demo`, `build`, `chat` and `pairs`: from text to a corpus that `memo train --data-path` reads."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from memo.cli.commands import Command, dispatch
 from memo.config.command_line import parse_options
 from memo.config.flag import Flag
 from memo.config.require import require
-from memo.data import BuildSummary, CorpusFacts, Reading, build_chat, build_corpus, build_demo
+from memo.data import BuildSummary, CorpusFacts, Reading, build_chat, build_corpus, build_demo, build_pairs
 from memo.data.conversations import ChatForm
 from memo.data.progress import speed_line
 from memo.units import format_count
@@ -18,6 +18,7 @@ COMMANDS = (
     Command("demo", "a corpus that every machine has: Python's standard library", "memo.cli.data", "demo"),
     Command("build", "a corpus of lines and tables of JSON, Parquet or CSV, and of texts", "memo.cli.data", "build"),
     Command("chat", "a corpus of conversations, whose answers alone are learned", "memo.cli.data", "chat"),
+    Command("pairs", "a corpus of preferences, for memo train --preference", "memo.cli.data", "pairs"),
 )
 BUILD_EXAMPLES = (
     "memo data build texts.jsonl data/mine --tokenizer Llama-3.1-8B",
@@ -25,6 +26,7 @@ BUILD_EXAMPLES = (
     "memo data build fineweb/ data/web --tokenizer Llama-3.1-8B --json-key text --skip-unreadable   # *.parquet in it",
 )
 CHAT_EXAMPLES = ("memo data chat chats.jsonl data/chat --tokenizer Llama-3.1-8B-Instruct --eval-fraction 0.05",)
+PAIRS_EXAMPLES = ("memo data pairs pairs.jsonl data/pairs --tokenizer Llama-3.1-8B-Instruct --eval-fraction 0.05",)
 _SPEED_FROM_BYTES = 1 << 20
 """Bytes of texts from which the speed is printed: the speed of fewer says nothing."""
 ABOUT = "Write OUT.bin, OUT.idx and OUT.json, in Megatron-LM's format."
@@ -101,6 +103,20 @@ class _Chat(_Files):
     the one whose fields a record has."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Pairs(_Files):
+    """Build a corpus of preferences: records of prompt, chosen and rejected, as texts or as lists of messages, whose
+    prompt may also be what chosen and rejected begin with."""
+
+    paths: Annotated[tuple[str, ...], Flag(metavar="IN... OUT", is_positional=True)]
+    """.jsonl, .json (lists), .parquet and .arrow files (a pair a record) and directories that hold some; last the
+    prefix of the files to write."""
+    tokenizer: str
+    """Directory of the model, or its tokenizer.json; byte for bytes."""
+    chat_template: str | None = None
+    """Of messages, as in `memo data chat`."""
+
+
 def demo(argv: Sequence[str]) -> None:
     """`memo data demo OUT`."""
     options = parse_options(_Demo, argv, prog="memo data demo", examples=("memo data demo data/demo",))
@@ -117,6 +133,12 @@ def chat(argv: Sequence[str]) -> None:
     """`memo data chat IN... OUT`."""
     options = parse_options(_Chat, argv, prog="memo data chat", examples=CHAT_EXAMPLES)
     _build(build_chat, options, *_inputs_and_output(options.paths, "memo data chat"))
+
+
+def pairs(argv: Sequence[str]) -> None:
+    """`memo data pairs IN... OUT`."""
+    options = parse_options(_Pairs, argv, prog="memo data pairs", examples=PAIRS_EXAMPLES)
+    _build(build_pairs, options, *_inputs_and_output(options.paths, "memo data pairs"))
 
 
 def _inputs_and_output(paths: Sequence[str], command: str) -> tuple[Sequence[str], str]:
@@ -140,12 +162,13 @@ def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str |
         print(line)
     if summary.num_text_bytes >= _SPEED_FROM_BYTES:
         print(speed_line(summary.num_text_bytes, summary.seconds))
-    print(f"train on it: memo train --data-path {shlex.quote(str(summary.prefix))}")
+    flags = "" if summary.train.num_pairs is None else " --preference dpo"
+    print(f"train on it: memo train --data-path {shlex.quote(str(summary.prefix))}{flags}")
 
 
 def _line(prefix: str, facts: CorpusFacts) -> str:
     answers = facts.num_answer_tokens
-    documents = "documents" if answers is None else "conversations"
+    documents = "documents" if answers is None else "conversations" if facts.num_pairs is None else "answers in pairs"
     learned = "" if answers is None else f" ({format_count(answers)} of answers)"
     return (
         f"{prefix}: {facts.num_documents:,} {documents}, {format_count(facts.num_tokens)} tokens{learned}, "

@@ -16,7 +16,6 @@ from memo.config import RunConfig
 from memo.config.derived import world_size_from_env
 from memo.config.flags import parse_command
 from memo.config.launching import require_started
-from memo.config.parallel import ParallelConfig
 from memo.data import PackedConversations, PackedDataset, Reading, build_chat
 from memo.data.chat_template import TEMPLATE_SUFFIX
 from memo.data.conversations import ChatForm
@@ -110,14 +109,8 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
                 f"--data-path {' '.join(words)} is no corpus of `memo data chat`: give one, or --train-data"
             )
         return words[0]
-    import torch
-    import torch.distributed as dist
+    from memo.train.first_rank import on_first_rank
 
-    from memo.mesh import init_distributed
-    from memo.mesh.objects import from_rank_zero
-    from memo.train.ending import shutdown
-
-    world = init_distributed(torch.device("cpu"), ParallelConfig(distributed_timeout_minutes=24 * 60.0))
     prefix = f"{save}/data/chat"
 
     def build() -> None:
@@ -131,10 +124,7 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
             reading=Reading(progress=config.logging.progress),
         )
 
-    try:
-        from_rank_zero(build, dist.group.WORLD if world.size > 1 else None)
-    finally:
-        shutdown()
+    on_first_rank(build)
     return prefix
 
 

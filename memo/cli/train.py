@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from memo.config.flags import load_run
 from memo.data.find import check_corpora
+from memo.data.pairs_of_run import pairs_file
 from memo.train.stop import GracefulStop
 
 
@@ -15,7 +16,9 @@ def main(argv: Sequence[str]) -> int | None:
     """
     with GracefulStop().listening() as stop:
         if os.environ.get("WORLD_SIZE", "1") == "1":
-            check_corpora(load_run(argv, prog="memo train"))
+            config = load_run(argv, prog="memo train")
+            if pairs_file(config) is None:
+                check_corpora(config)
         from memo.train.entry import main as train
 
         return train(argv, stop)

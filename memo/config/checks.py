@@ -14,6 +14,7 @@ from memo.config.blend import read_blend, read_eval_sets
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
+from memo.config.check_preference import check_preference
 from memo.config.derived import (
     resolved_lr,
     resolved_lr_decay_iters,
@@ -45,6 +46,7 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True, needs_
     _check_optimizer(config)
     _check_epochs(config)
     _check_data(config, needs_data, needs_data and needs_eval_data)
+    check_preference(config, world_size)
     _check_hardware(config)
 
 

@@ -32,6 +32,9 @@ class DataConfig:
     one in each sample."""
     long_conversations: LongConversations = "truncate"
     """What becomes of conversations of more than seq-length + 1 tokens; drop: they are left out."""
+    reference_log_probs: str | None = None
+    """File with the log-probs of the pairs of preference under the reference, which the run writes before its first
+    step where it is not there; needed where more than LoRA's adapters is trained."""
 
     @property
     def holds_out(self) -> bool:

@@ -89,7 +89,8 @@ def data_parallel_size(config: RunConfig, world_size: int) -> int:
 def global_batch_size(config: RunConfig, world_size: int) -> int:
     """Sequences in one optimizer step over all ranks."""
     one_microbatch_each = config.training.micro_batch_size * data_parallel_size(config, world_size)
-    return config.training.global_batch_size or one_microbatch_each
+    is_odd_of_pairs = config.training.preference is not None and one_microbatch_each % 2
+    return config.training.global_batch_size or one_microbatch_each * (2 if is_odd_of_pairs else 1)
 
 
 def num_microbatches(config: RunConfig, world_size: int) -> int:

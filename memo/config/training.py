@@ -8,6 +8,7 @@ from memo.config.flag import COUNT, TOKENS, Flag, NonNegativeInt, PositiveInt
 
 Dtype = Literal["bf16", "fp32", "fp64"]
 MomentDtype = Literal["fp32", "bf16"]
+Preference = Literal["dpo", "ipo"]
 LrDecayStyle = Literal["constant", "linear", "cosine", "WSD"]
 _Beta = Annotated[float, Rule("of 0 or more and below 1", lambda value: 0 <= value < 1)]
 
@@ -19,7 +20,8 @@ class TrainingConfig:
     micro_batch_size: Annotated[PositiveInt, Flag(aliases=("mbs",))] = 1
     """Sequences in one forward and backward pass of one model copy."""
     global_batch_size: Annotated[PositiveInt | None, COUNT, Flag(aliases=("gbs",))] = None
-    """Sequences in one optimizer step over all ranks; default: micro-batch-size x dp."""
+    """Sequences in one optimizer step over all ranks; default: micro-batch-size x dp, of pairs twice
+    that where it is odd."""
     train_iters: Annotated[PositiveInt, COUNT] = 100
     """Optimizer steps of the run."""
     num_epochs: PositiveFloat | None = None
@@ -64,6 +66,11 @@ class TrainingConfig:
     moe_router_bias_update_rate: NonNegativeFloat = 0.0
     """What each step adds to the bias of an expert that has had fewer tokens than the mean of its layer, and takes from
     that of one that has had more; needs moe-router-enable-expert-bias. Megatron-LM's default is 1e-3."""
+    preference: Preference | None = None
+    """Learn from pairs of answers (`memo data pairs`), of which one was chosen and the other rejected, by this loss, as
+    TRL has it; the reference is the model without LoRA's adapters, or reference-log-probs. Default: learn texts."""
+    preference_beta: PositiveFloat = 0.1
+    """Of preference: how strongly the model is held to the reference."""
     loss_chunk_size: Annotated[PositiveInt, TOKENS] = 1024
     """Tokens whose logits exist at one time on one rank."""
     max_consecutive_skips: NonNegativeInt = 10

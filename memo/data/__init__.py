@@ -13,6 +13,8 @@ from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.data.mock import MockDataset
 from memo.data.needle import NeedleDataset
 from memo.data.packing import PackedDataset
+from memo.data.pairs import build_pairs
+from memo.data.preference_pairs import PreferencePairs
 from memo.data.sample import Sample, SampleDataset
 from memo.data.sampler import GlobalBatchSampler
 from memo.data.token_stream import TokenStream
@@ -32,6 +34,7 @@ __all__ = [
     "NeedleDataset",
     "PackedConversations",
     "PackedDataset",
+    "PreferencePairs",
     "Reading",
     "Sample",
     "SampleDataset",
@@ -40,6 +43,7 @@ __all__ = [
     "build_chat",
     "build_corpus",
     "build_demo",
+    "build_pairs",
     "checked_sample",
     "collate",
     "load_corpus_tokenizer",

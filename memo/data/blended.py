@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from memo.config.identity import Fact
 from memo.data.chat_packing import PackedConversations
 from memo.data.packing import PackedDataset
+from memo.data.preference_pairs import PreferencePairs
 from memo.data.sample import Sample
 
 _BLOCK = 1024
@@ -31,7 +32,7 @@ _MOST_BLOCKS = 4096
 _CACHED_BLOCKS = 2
 """A global batch can reach from the end of one block into the next."""
 
-Corpus = PackedDataset | PackedConversations
+Corpus = PackedDataset | PackedConversations | PreferencePairs
 
 
 class BlendOrder:

@@ -6,17 +6,16 @@ Conversations are laid into windows of s + 1 tokens, none across two, and what s
     loss             answers of 7                 answers of 2
 
 Each conversation is a document of its own: attention, positions and loss stay inside, and so does the fill, which no
-loss sees. Which conversations share a window is decided once (best fit, longest first: at most 11/9 of the fewest
-windows plus 4, Johnson et al., SIAM J. Comput. 3, 1974). So all epochs have the same samples, each in its own order.
+loss sees. Which conversations share a window is decided once (memo.data.best_fit), so all epochs have the same samples,
+each in its own order.
 """
-
-from bisect import bisect_left, insort
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memo.config.data import LongConversations
 from memo.config.identity import Fact
+from memo.data.best_fit import best_fit
 from memo.data.completions import sample_of
 from memo.data.hashing import permutation
 from memo.data.indexed import IndexedDataset
@@ -80,7 +79,8 @@ class PackedConversations:
         self.num_conversations = len(kept)
         self.num_tokens = int(self._lengths[kept].sum())
         """Tokens of an epoch, without the fill."""
-        self._windows = self._pack(kept)
+        shuffled = kept[permutation((seed, _CONVERSATION_STREAM), len(kept))]
+        self._windows = best_fit(shuffled, self._lengths, window) if packing else [[int(d)] for d in shuffled]
         self.samples_per_epoch = len(self._windows)
         self._orders: dict[int, NDArray[np.int64]] = {}
 
@@ -121,32 +121,6 @@ class PackedConversations:
             raise IndexError(f"sample index {index} is negative")
         epoch, offset = divmod(index, self.samples_per_epoch)
         return self._windows[self._order(epoch)[offset]]
-
-    def _pack(self, documents: NDArray[np.int64]) -> list[list[int]]:
-        """Which documents share a window: each, from the longest on, goes where it leaves least space."""
-        shuffled = documents[permutation((self.seed, _CONVERSATION_STREAM), len(documents))]
-        if not self.packing:
-            return [[int(document)] for document in shuffled]
-        longest_first = shuffled[np.argsort(-self._lengths[shuffled], kind="stable")]
-        windows: list[list[int]] = []
-        spaces: list[int] = []  # numbers of free tokens that some window has, ascending
-        by_space: dict[int, list[int]] = {}  # the windows that have so many
-        for document in longest_first.tolist():
-            length = int(self._lengths[document])
-            place = bisect_left(spaces, length)
-            if place == len(spaces):
-                number, left = len(windows), self.seq_length + 1 - length
-                windows.append([])
-            else:
-                left = spaces[place] - length
-                number = by_space[spaces[place]].pop()
-                if not by_space[spaces[place]]:
-                    del by_space[spaces.pop(place)]
-            windows[number].append(document)
-            if left not in by_space:
-                insort(spaces, left)
-            by_space.setdefault(left, []).append(number)
-        return windows
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:

@@ -79,9 +79,9 @@ def conversations_of(
 def _read(piece: RecordPiece, form: ChatForm | None, place: int) -> Conversation:
     record, where = piece.read(place), piece.where(place)
     if not isinstance(record, dict):
-        raise DataError(f"{where}: found {_kind(record)} where a conversation should be; give a JSON object")
+        raise DataError(f"{where}: found {kind_of(record)} where a conversation should be; give a JSON object")
     if piece.unit == "row":  # a table has every column in every row
-        record = _without_nulls(record)
+        record = without_nulls(record)
     form = form or _form(record, where)
     messages = _messages_of(record, form, where)
     if form != "messages" and record.get("system") and messages[0]["role"] != "system":
@@ -111,7 +111,7 @@ def _form(record: Mapping[str, Any], where: str) -> ChatForm:
 
 def _messages_of(record: dict[str, Any], form: ChatForm, where: str) -> list[Message]:
     if form in ("messages", "conversations"):
-        return _messages(record.get(form), form, where)
+        return read_messages(record.get(form), form, where)
     if form == "prompt":
         return _turn(record, _text(record, "prompt", where), "completion", where)
     question = _text(record, "instruction", where)
@@ -126,7 +126,7 @@ def _conversation(record: dict[str, Any], messages: list[Message], where: str) -
         raise DataError(f"{where}: no message of the role {ASSISTANT} to learn from; add one or remove the line")
     tools = record.get("tools")
     if tools is not None and not isinstance(tools, list):
-        raise DataError(f"{where}: tools is {_kind(tools)}; give a list of functions")
+        raise DataError(f"{where}: tools is {kind_of(tools)}; give a list of functions")
     plain = tuple({key: value for key, value in message.items() if key != "weight"} for message in messages)
     return Conversation(where, plain, learned, tools)
 
@@ -136,25 +136,26 @@ def _turn(record: dict[str, Any], question: str, answer_field: str, where: str) 
     return [{"role": "user", "content": question}, {"role": ASSISTANT, "content": _text(record, answer_field, where)}]
 
 
-def _messages(given: Any, field: str, where: str) -> list[Message]:
+def read_messages(given: Any, field: str, where: str) -> list[Message]:
+    """The messages of a list that a record has under `field`. Raises DataError."""
     if not isinstance(given, list) or not given:
-        raise DataError(f"{where}: {field} is {_kind(given)}; give a list of at least two")
+        raise DataError(f"{where}: {field} is {kind_of(given)}; give a list of at least two")
     return [_message(message, f"{where}: {field}[{i}]") for i, message in enumerate(given)]
 
 
 def _message(given: Any, where: str) -> Message:
     if not isinstance(given, dict):
-        raise DataError(f"{where} is {_kind(given)}; give an object with role and content, or from and value")
+        raise DataError(f"{where} is {kind_of(given)}; give an object with role and content, or from and value")
     if "from" in given and "role" not in given:
         given = _in_roles(given, where)
     # OpenAI writes content: null beside tool_calls; a template that meets null would render "None".
     message = {key: value for key, value in given.items() if value is not None}
     if not isinstance(message.get("role"), str):
-        raise DataError(f"{where}.role is {_kind(given.get('role'))}; give a text such as user or {ASSISTANT}")
+        raise DataError(f"{where}.role is {kind_of(given.get('role'))}; give a text such as user or {ASSISTANT}")
     if isinstance(message.get("content"), list):
         message["content"] = "".join(_part(p, f"{where}.content[{i}]") for i, p in enumerate(message["content"]))
     elif not isinstance(message.get("content"), str) and "tool_calls" not in message:
-        raise DataError(f"{where}.content is {_kind(given.get('content'))}; give a text")
+        raise DataError(f"{where}.content is {kind_of(given.get('content'))}; give a text")
     return message
 
 
@@ -162,22 +163,22 @@ def _in_roles(given: dict[str, Any], where: str) -> dict[str, Any]:
     """A message of ShareGPT's form in OpenAI's."""
     speaker = given["from"]
     if not isinstance(speaker, str) or speaker.lower() not in _SPEAKERS:
-        raise DataError(f"{where}.from is {_kind(speaker)}; give one of {', '.join(_SPEAKERS)}")
+        raise DataError(f"{where}.from is {kind_of(speaker)}; give one of {', '.join(_SPEAKERS)}")
     rest = {key: value for key, value in given.items() if key not in ("from", "value")}
     return {**rest, "role": _SPEAKERS[speaker.lower()] or speaker.lower(), "content": given.get("value")}
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """A value without the fields that are null: a row of a table has a null for each field that only other rows use."""
     if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _part(part: Any, where: str) -> str:
     """The text of one part of a message that comes in parts."""
     if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        kind = part.get("type", "an object without type") if isinstance(part, dict) else _kind(part)
+        kind = part.get("type", "an object without type") if isinstance(part, dict) else kind_of(part)
         raise DataError(f'{where} is {kind}; memo trains on texts: give {{"type": "text", "text": ...}}')
     text: str = part["text"]
     return text
@@ -193,10 +194,10 @@ def _is_learned(message: Message, where: str) -> bool:
 def _text(record: dict[str, Any], field: str, where: str) -> str:
     value = record.get(field)
     if not isinstance(value, str):
-        raise DataError(f"{where}: {field} is {_kind(value)}; give a text")
+        raise DataError(f"{where}: {field} is {kind_of(value)}; give a text")
     return value
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """A value that is not what it should be."""
     return "missing or null" if value is None else shown(value)

@@ -14,8 +14,9 @@ from memo.data.chat_packing import PackedConversations
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, mask_prefix
 from memo.data.indexed import IndexedDataset
 from memo.data.packing import PackedDataset
+from memo.data.preference_pairs import PreferencePairs
 from memo.data.sample import SampleDataset
-from memo.errors import DataError
+from memo.errors import ConfigError, DataError
 
 
 def open_corpora(
@@ -27,7 +28,15 @@ def open_corpora(
     """
     blend = read_blend(flag, words)
     corpora = [open_corpus(prefix, data, seed, part) for prefix in blend.prefixes]
-    return corpora[0] if len(corpora) == 1 else BlendedDataset(corpora, blend.prefixes, blend.weights)
+    if len(corpora) == 1:
+        return corpora[0]
+    for prefix, corpus in zip(blend.prefixes, corpora, strict=True):
+        if isinstance(corpus, PreferencePairs):
+            raise ConfigError(
+                f"{flag} {' '.join(words)} names {len(corpora)} corpora, but {prefix} holds pairs of preferences, "
+                "which are not blended: build one corpus of all pairs, with `memo data pairs`"
+            )
+    return BlendedDataset(corpora, blend.prefixes, blend.weights)
 
 
 def training_part(data: DataConfig) -> Part:
@@ -36,7 +45,8 @@ def training_part(data: DataConfig) -> Part:
 
 
 def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int, part: Part = WHOLE) -> Corpus:
-    """Samples of `data.seq_length` tokens: of conversations if `memo data chat` wrote the corpus, else of texts.
+    """Samples of `data.seq_length` tokens: of conversations if `memo data chat` wrote the corpus, of pairs of
+    preferences if `memo data pairs` did, else of texts.
 
     Raises ConfigError when the corpus is too short, DataError when its files do not belong together.
     """
@@ -51,7 +61,12 @@ def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int, par
     indexed = IndexedDataset(name, part)
     if facts is None or facts.num_answer_tokens is None:
         return PackedDataset(indexed, data.seq_length, seed, packing=data.packing)
-    return PackedConversations(
+    if facts.num_pairs is not None and part != WHOLE:
+        raise ConfigError(
+            f"--split {data.split} fights with {name}, which holds pairs of preferences: hold some out with the "
+            "--eval-fraction of `memo data pairs`, and name them with --eval-data-path"
+        )
+    return (PackedConversations if facts.num_pairs is None else PreferencePairs)(
         indexed,
         IndexedDataset(mask, part),
         data.seq_length,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memo.data.chat_template import TEMPLATE_SUFFIX
+from memo.data.completions import Document
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, mask_prefix
 from memo.data.hashing import uniform
 from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
@@ -40,29 +41,47 @@ class CorpusWriter:
     Args:
         stack: whose end moves the files in place, or removes them.
         template: Jinja, of conversations, each of which is added with the mask of its answers; None: of texts.
+        pairs: documents are added in pairs of preferences, each with a mask.
     """
 
     def __init__(
-        self, stack: ExitStack, prefix: Path, split_eval: float, tokenizer: Tokenizer, template: str | None = None
+        self,
+        stack: ExitStack,
+        prefix: Path,
+        split_eval: float,
+        tokenizer: Tokenizer,
+        template: str | None = None,
+        *,
+        pairs: bool = False,
     ) -> None:
         # Writers close in reverse order: the training corpus is moved into place last.
-        self._train = _Part(stack, prefix, tokenizer, template)
+        self._train = _Part(stack, prefix, tokenizer, template, pairs)
         self._evaluation = None
         if split_eval > 0.0:
-            self._evaluation = _Part(stack, Path(f"{prefix}{EVAL_SUFFIX}"), tokenizer, template)
+            self._evaluation = _Part(stack, Path(f"{prefix}{EVAL_SUFFIX}"), tokenizer, template, pairs)
         self._split_eval = split_eval
         self.num_documents = self.num_empty_documents = 0
+        """Of pairs, how many pairs."""
 
     def add(self, ids: NDArray[Any], mask: NDArray[np.uint8] | None = None) -> None:
         """Write one document, shape [n] each; an empty one is counted and left out."""
-        part = self._train
-        if self._evaluation is not None and _places(np.array([self.num_documents]))[0] < self._split_eval:
-            part = self._evaluation
-        self.num_documents += 1
+        part = self._next_part()
         if len(ids):
             part.add(ids, mask)
         else:
             self.num_empty_documents += 1
+
+    def add_pair(self, *pair: Document) -> None:
+        """Write two documents, neither of them empty, to the same part."""
+        part = self._next_part()
+        for ids, mask in pair:
+            part.add(ids, mask)
+
+    def _next_part(self) -> "_Part":
+        number, self.num_documents = self.num_documents, self.num_documents + 1
+        if self._evaluation is not None and _places(np.array([number]))[0] < self._split_eval:
+            return self._evaluation
+        return self._train
 
     def complete(self) -> tuple[CorpusFacts, CorpusFacts | None]:
         """The facts of both parts, now on the disk. Raises DataError where a split leaves one without documents."""
@@ -82,14 +101,14 @@ class CorpusWriter:
 class _Part:
     """Tokens and mask of one corpus, moved in place together, the tokens last."""
 
-    def __init__(self, stack: ExitStack, prefix: Path, tokenizer: Tokenizer, template: str | None) -> None:
-        self._tokenizer, self._template, self._num_answer_tokens = tokenizer, template, 0
+    def __init__(self, stack: ExitStack, prefix: Path, tokenizer: Tokenizer, template: str | None, pairs: bool) -> None:
+        self._tokenizer, self._template, self._pairs, self._num_answer_tokens = tokenizer, template, pairs, 0
         self.tokens = stack.enter_context(IndexedDatasetWriter(prefix, smallest_dtype(tokenizer.vocab_size)))
         self._mask = None
-        if template is not None:
+        if template is not None or pairs:
             self._mask = stack.enter_context(IndexedDatasetWriter(mask_prefix(prefix), np.uint8))
 
-    def add(self, ids: NDArray[Any], mask: NDArray[np.uint8] | None) -> None:
+    def add(self, ids: NDArray[Any], mask: NDArray[Any] | None) -> None:
         self.tokens.add_document(ids)
         if self._mask is not None and mask is not None:
             self._mask.add_document(mask)
@@ -105,13 +124,15 @@ class _Part:
             eod=tokenizer.eod,
             num_documents=tokens.num_documents,
             num_tokens=tokens.num_tokens,
-            num_answer_tokens=None if template is None else self._num_answer_tokens,
+            num_answer_tokens=None if self._mask is None else self._num_answer_tokens,
+            num_pairs=tokens.num_documents // 2 if self._pairs else None,
         )
         tokens.add_side_file(".json", facts.to_json().encode())
         if isinstance(tokenizer, BPETokenizer):
             tokens.add_side_file(TOKENIZER_SUFFIX, tokenizer.definition)
-        if self._mask is not None and template is not None:
+        if template is not None:
             tokens.add_side_file(TEMPLATE_SUFFIX, template.encode())
+        if self._mask is not None:
             self._mask.complete()
         tokens.complete()
         return facts

@@ -26,6 +26,8 @@ class CorpusFacts:
     num_tokens: Count
     num_answer_tokens: Count | None = None
     """Of conversations, whose answers alone are learned (`memo data chat`): tokens of answers. None: of texts."""
+    num_pairs: Count | None = None
+    """Of preferences (`memo data pairs`), whose documents are a chosen and a rejected answer in turn."""
 
     def to_json(self) -> str:
         known = {name: value for name, value in asdict(self).items() if value is not None}

@@ -12,6 +12,8 @@ from memo.config.hugging_face import hub_name
 from memo.data.conversations import read_conversations
 from memo.data.facts import mask_prefix
 from memo.data.file_kinds import ALL_KINDS, CHAT_KINDS, file_kind
+from memo.data.left_out import raise_it
+from memo.data.records import read_pieces
 from memo.errors import ConfigError, DataError
 
 _PAIR = (".bin", ".idx")
@@ -60,7 +62,9 @@ def _problem(flag: str, prefix: str, model: str | None) -> str:
         return _of_folder(flag, path, model)
     if path.exists():
         kind = file_kind(path)
-        command = "chat" if kind in CHAT_KINDS and _holds_conversations(path) else "build"
+        command = "build"
+        if kind in CHAT_KINDS:
+            command = "chat" if _holds_conversations(path) else "pairs" if _holds_pairs(path) else "build"
         out = f"data/{path.name.partition('.')[0] or 'texts'}"
         remedy = _build(flag, prefix, out, model, command)
         if kind in ("csv", "parquet", "arrow"):
@@ -122,9 +126,23 @@ def _holds_conversations(path: Path) -> bool:
         return False
 
 
+def _holds_pairs(path: Path) -> bool:
+    """Whether the first record of a file is one of `memo data pairs`."""
+    try:
+        piece = next(read_pieces([path], None, raise_it, lines_of_text=True), None)
+        record = None if piece is None or not piece.records else piece.read(0)
+    except (DataError, ConfigError):
+        return False
+    return isinstance(record, dict) and {"chosen", "rejected"} <= record.keys()
+
+
 def _build(flag: str, source: str, prefix: str, model: str | None, command: str = "build") -> str:
     tokenizer = (
-        f" --tokenizer {shlex.quote(model)}" if model is not None else " --tokenizer MODEL" if command == "chat" else ""
+        f" --tokenizer {shlex.quote(model)}"
+        if model is not None
+        else " --tokenizer MODEL"
+        if command != "build"
+        else ""
     )
     source, prefix = shlex.quote(source), shlex.quote(prefix)
     return f"`memo data {command} {source} {prefix}{tokenizer}` makes one, for {flag} {prefix}"

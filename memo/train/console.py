@@ -49,7 +49,15 @@ def _short_line(record: StepRecord, train_iters: int) -> str:
     ]
     mfu = [] if record.mfu_percent is None else [f"MFU {record.mfu_percent:.1f}%"]
     skipped = [f"{record.skipped_iterations} skipped"] if record.skipped_iterations else []
-    return " | ".join(fields + mfu + _routers(record, ("balance", "z", "imbalance"), "{} {:.3g}") + skipped)
+    return " | ".join(
+        fields + mfu + _rewards(record) + _routers(record, ("balance", "z", "imbalance"), "{} {:.3g}") + skipped
+    )
+
+
+def _rewards(record: StepRecord) -> list[str]:
+    """Of preferences, by TRL's names."""
+    values = {"rewards/margins": record.rewards_margins, "rewards/accuracies": record.rewards_accuracies}
+    return [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
 
 
 def _routers(record: StepRecord, names: Sequence[str], form: str) -> list[str]:
@@ -74,6 +82,7 @@ def _megatron_line(record: StepRecord, train_iters: int) -> str:
         f"learning rate: {record.lr:.6E}",
         f"global batch size: {record.global_batch_size:5d}",
         f"lm loss: {record.lm_loss:.6E}",
+        *_rewards(record),
         *_routers(record, ("load_balancing_loss", "z_loss", "load imbalance"), "{}: {:.6E}"),
         f"grad norm: {record.grad_norm:.3f}",
         f"number of skipped iterations: {record.skipped_iterations:3d}",

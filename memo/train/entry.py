@@ -4,8 +4,11 @@ import sys
 from collections.abc import Sequence
 
 from memo.config.flags import load_run
+from memo.data.pairs_of_run import build_pairs_of_run, corpus_of_pairs, pairs_file
 from memo.errors import exit_on_error
 from memo.mesh import refusals_are_heard
+from memo.train.first_rank import on_first_rank
+from memo.train.outputs import check_files
 from memo.train.stop import GracefulStop
 from memo.train.trainer import Trainer
 
@@ -20,6 +23,12 @@ def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None, pr
     with exit_on_error(needs_output=False), (stop or GracefulStop()).listening() as stop:
         with refusals_are_heard():
             config = load_run(sys.argv[1:] if argv is None else argv, prog=prog)
+            file = pairs_file(config)
+            if file is not None:
+                check_files(config)
+        if file is not None:
+            on_first_rank(lambda: build_pairs_of_run(config, file))
+            config = config.override({"data_path": corpus_of_pairs(config)})
         with Trainer(config=config, stop=stop) as trainer:
             trainer.print_header()
             trainer.train()

@@ -5,7 +5,7 @@
 
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
-from memo.data import BlendedDataset, PackedConversations, PackedDataset, TokenStream
+from memo.data import BlendedDataset, PackedConversations, PackedDataset, PreferencePairs, TokenStream
 from memo.spec.parameters import count_parameters
 from memo.spec.sweep import sweep_of
 from memo.train.build import ParallelModel
@@ -88,6 +88,6 @@ def _data(dataset: object, num_samples: int) -> str:
         return f"data: {dataset.describe(num_samples)}\n"
     return (
         f"data: {dataset.describe()}\n"
-        if isinstance(dataset, PackedDataset | PackedConversations | TokenStream)
+        if isinstance(dataset, PackedDataset | PackedConversations | PreferencePairs | TokenStream)
         else ""
     )

@@ -11,7 +11,7 @@ plan and sweep trains it as it trains a language model. A loss may couple tokens
 the log-probs of the whole global batch: 8 bytes a token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,8 @@ LossOfLogProbs = Callable[[Tensor], Tensor]
 
 Drawn = tuple[list[Microbatch], dict[str, Any]]
 """What a step trains on, and fields of its StepRecord."""
+Draw = Callable[[int], Drawn]
+"""Takes this rank's part of the next step from its data; given the number of steps that are complete."""
 
 
 class GivenSamples:
@@ -124,7 +126,7 @@ def batches_over_log_probs(
     return weighted(parts, trains, weights), {"lm_loss": value}
 
 
-def completion_numbers(samples: Sequence[Sample]) -> Tensor:
+def completion_numbers(samples: Iterable[Sample]) -> Tensor:
     """[samples, s] int64: the number of the document that a label belongs to, -1 for a label that does not count.
 
     Documents with a label that counts are numbered from 0 on, in the order of samples and of documents in them.

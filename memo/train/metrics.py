@@ -218,4 +218,9 @@ def _scalars(record: StepRecord) -> dict[str, float]:
     """The record's values by the names that trackers show, without those that were not measured."""
     values = dataclasses.asdict(record)
     del values["iteration"]
-    return {name.replace("_", "-"): value for name, value in values.items() if value is not None}
+    return {_shown_name(name): value for name, value in values.items() if value is not None}
+
+
+def _shown_name(field: str) -> str:
+    """Rewards are called as TRL calls them, rewards/margins."""
+    return field.replace("rewards_", "rewards/").replace("_", "-")

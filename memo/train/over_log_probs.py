@@ -1,6 +1,6 @@
 """The part of a Trainer for whoever writes a loss: log-probs of samples, and steps on a function of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from memo.artifacts.run_log import StepRecord
 from memo.data import Sample
 from memo.train.feed import run_feed
 from memo.train.log_probs import (
-    Drawn,
+    Draw,
     GivenSamples,
     LossOfLogProbs,
     batches_over_log_probs,
@@ -48,8 +48,8 @@ class OverLogProbs(Questions):
         """
         own = GivenSamples(check_samples(samples, "step_on", self.global_batch_size), self.config.data.seq_length)
         training = run_feed(self.config, self.parts.mesh, self.parts.device, own, self.parts.tiles)
-        return self._step(lambda: batches_over_log_probs(self.parts, self._feed(own), training, samples, loss))
+        return self._step(lambda _: batches_over_log_probs(self.parts, self._feed(own), training, samples, loss))
 
-    def _step(self, draw: Callable[[], Drawn]) -> StepRecord:
+    def _step(self, draw: Draw) -> StepRecord:
         """One step on this rank's microbatches, which `draw` gives with fields of the record that it alone knows."""
         raise NotImplementedError

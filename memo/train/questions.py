@@ -8,7 +8,7 @@ import numpy as np
 
 from memo.checkpoint.run_state import RunState
 from memo.config import RunConfig
-from memo.data import NeedleDataset, SampleDataset, Tokenizer, load_tokenizer
+from memo.data import NeedleDataset, PreferencePairs, SampleDataset, Tokenizer, load_tokenizer
 from memo.data.chat_template import load_run_template
 from memo.errors import ConfigError
 from memo.mesh.objects import from_rank_zero
@@ -26,6 +26,7 @@ from memo.train.evaluation import (
 from memo.train.feed import Feed, run_feed
 from memo.train.generate import Prompt, Sampling, continuations, decode, encode
 from memo.train.metrics import Reporter
+from memo.train.preference import mean_preference_loss
 from memo.train.setup import Prepared
 
 
@@ -52,9 +53,13 @@ class Questions:
         """Mean loss in nats a token over `iters` global batches of one of `eval_sets`, always the same ones.
 
         `iters` defaults to config.training.eval_iters, `name` to the first set. Changes no training state, as the other
-        two evaluations. Raises ConfigError without such a set or for iters below 1, DataError when no token counts.
+        two evaluations. Of pairs of preferences it is the mean loss of a pair. Raises ConfigError without such a set or
+        for iters below 1, DataError when no token counts.
         """
-        return mean_loss(self.parts, self._eval_feed(name), num_batches(self.config, iters))
+        feed, iters = self._eval_feed(name), num_batches(self.config, iters)
+        if isinstance(feed.dataset, PreferencePairs):
+            return mean_preference_loss(self.config, self.parts, feed, iters)
+        return mean_loss(self.parts, feed, iters)
 
     def evaluate_positions(
         self, iters: int | None = None, edges: Sequence[int] | None = None, name: str | None = None

@@ -50,6 +50,7 @@ from memo.train.layer_profile import given_profile
 from memo.train.memory_choice import choose_memory, is_undecided, overrule, room_of, sweeping_helps
 from memo.train.outputs import check_files
 from memo.train.planned_memory import prepare_allocator
+from memo.train.preference import check_pairs, stored_reference
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,9 @@ def prepare(
         given_profile(config, device)
     if must_fit and not is_undecided(config):
         _admit(config, world_size, device, peak)
+    trained = open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0)
+    evaluated = evaluation_data(config, eval_data, tokenizer)
+    _check_pairs(config, trained, evaluated)
     return Prepared(
         config,
         world_size,
@@ -145,10 +149,20 @@ def prepare(
         placement,
         is_chosen,
         attention,
-        open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0),
-        evaluation_data(config, eval_data, tokenizer),
+        trained,
+        evaluated,
         tokenizer,
     )
+
+
+def _check_pairs(config: RunConfig, trained: SampleDataset, evaluated: dict[str, SampleDataset]) -> None:
+    """Pairs of preferences where they are learned, and nowhere else."""
+    check_pairs(config, trained, "--data-path (train_data)", is_trained=True)
+    for dataset in evaluated.values():
+        check_pairs(config, dataset, "--eval-data-path (eval_data)", is_trained=False)
+    path = config.data.reference_log_probs
+    if path is not None:
+        stored_reference(path, trained)
 
 
 def field_keywords(keywords: dict[str, object]) -> dict[str, object]:

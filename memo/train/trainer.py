@@ -31,7 +31,7 @@ from memo.train.evaluation import LossByPosition, as_record
 from memo.train.feed import Feed, run_feed
 from memo.train.header import describe_start
 from memo.train.history import History
-from memo.train.log_probs import Drawn
+from memo.train.log_probs import Draw
 from memo.train.memory_choice import agreed
 from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, speed
 from memo.train.oom import explained
@@ -39,6 +39,7 @@ from memo.train.optimizer import learning_rate
 from memo.train.over_log_probs import OverLogProbs
 from memo.train.persistence import Persistence, own_directory
 from memo.train.planned_memory import batches_to_record, describe_run
+from memo.train.preference import draw_of
 from memo.train.same_flags import check_same_flags
 from memo.train.setup import field_keywords, prepare
 from memo.train.stop import GracefulStop
@@ -58,6 +59,7 @@ class _Opened:
     persistence: Persistence
     agreement: Agreement
     watchdog: Watchdog
+    draw: Draw
 
 
 class Trainer(OverLogProbs):
@@ -140,7 +142,8 @@ class Trainer(OverLogProbs):
         self.eval_data = next(iter(self.eval_sets.values()), None)
         persistence = Persistence(self.config, parts, feed, self._owned)
         agreement = Agreement(mesh, self._stop, lambda: persistence.failed, lambda: persistence.is_due)
-        self._opened = _Opened(parts, feed, persistence, agreement, watchdog)
+        draw = draw_of(self.config, parts, feed, self._feed, self.print)
+        self._opened = _Opened(parts, feed, persistence, agreement, watchdog, draw)
         self._load()
         self._plan_transients()
 
@@ -172,14 +175,14 @@ class Trainer(OverLogProbs):
 
     def step(self) -> StepRecord:
         """One optimizer step on the next global batch; collective over all ranks. Raises OutOfMemory as train()."""
-        return self._step(lambda: (self.feed.next_global_batch(), {}))
+        return self._step(self._still_open.draw)
 
-    def _step(self, draw: Callable[[], Drawn]) -> StepRecord:
+    def _step(self, draw: Draw) -> StepRecord:
         start_s, opened, iteration = time.perf_counter(), self._still_open, self.iteration + 1
         parts, feed, agreement = opened.parts, opened.feed, opened.agreement
         opened.watchdog.begin(f"step {iteration}")
         with explained(self.config, parts, self.meter, iteration):
-            (batches, figures), lr = draw(), learning_rate(self.config, iteration)
+            (batches, figures), lr = draw(self.iteration), learning_rate(self.config, iteration)
             with self.meter.step(parts, iteration) as copies:
                 _, grad_norm, updated = parts.train_step(batches, lr, agreement)
         self._stop.agreed = agreement.stops

@@ -12,14 +12,11 @@ import pytest
 import torch
 from hugging_face import Wide
 from layouts import assemble, global_pieces, relative_error
-from lora_models import lora_config, some_samples, their_log_probs, their_model, write_lora_model
+from lora_models import lora_config, our_gradients, some_samples, their_log_probs, their_model, write_lora_model
 from ranks import run_ranks
-from safetensors.torch import save_file
 from torch import Tensor
 
 import memo
-from memo.checkpoint.hugging_face.adapters import ADAPTER_CONFIG, ADAPTER_FILE, read_adapters
-from memo.config.hugging_face import read_config
 from memo.data import Sample
 from memo.train.log_probs import completion_numbers
 
@@ -140,21 +137,12 @@ def test_a_step_has_the_gradient_of_the_loss(folder: Path, world_size: int, layo
     ratios = (log_probs - old)[NUMBERS >= 0].exp()
     assert (ratios > 1.2).any() and (ratios < 0.8).any() and ((ratios - 1).abs() < 0.2).any()
     norm = torch.cat([grad.flatten() for grad in tensors.values()]).norm()
-    wanted = _by_our_names(folder, tensors)
+    wanted = our_gradients(folder, tensors)
     ranks = run_ranks(world_size, _step_on, folder, layout)
     for found_loss, found_norm, _ in ranks:
         assert abs(found_loss - value) <= BOUND * abs(value)
         assert abs(found_norm - float(norm)) <= BOUND * float(norm)
     assert relative_error(assemble([found for _, _, found in ranks]), wanted) <= BOUND
-
-
-def _by_our_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of PEFT's parameters, read as an adapter's file is."""
-    target = folder / "gradients"
-    target.mkdir(exist_ok=True)
-    (target / ADAPTER_CONFIG).write_bytes((folder / "adapter" / ADAPTER_CONFIG).read_bytes())
-    save_file({name.replace(".default", ""): grad for name, grad in tensors.items()}, target / ADAPTER_FILE)
-    return read_adapters(target, lora_config(folder), read_config(str(folder / "llama")).model_type)
 
 
 def _both_ways(folder: Path, layout: dict[str, Any]) -> tuple[Any, Any]:

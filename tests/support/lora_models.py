@@ -10,9 +10,12 @@ import torch
 from hf_directories import VOCAB, write_model
 from hugging_face import Wide
 from layouts import tiny
+from safetensors.torch import save_file
 from torch import Tensor
 
+from memo.checkpoint.hugging_face.adapters import ADAPTER_CONFIG, ADAPTER_FILE, read_adapters
 from memo.config import RunConfig
+from memo.config.hugging_face import read_config
 from memo.config.model_name import choose_model
 from memo.data import Sample, pack_completions
 
@@ -75,6 +78,15 @@ def their_log_probs(model: Any, samples: Sequence[Sample]) -> Tensor:
             parts.append(of_labels * (torch.from_numpy(sample.loss_mask[start:stop]) > 0))
         rows.append(torch.cat(parts))
     return torch.stack(rows)
+
+
+def our_gradients(root: Path, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of PEFT's parameters by our names, read as an adapter's file is."""
+    target = root / "gradients"
+    target.mkdir(exist_ok=True)
+    (target / ADAPTER_CONFIG).write_bytes((root / "adapter" / ADAPTER_CONFIG).read_bytes())
+    save_file({name.replace(".default", ""): grad for name, grad in gradients.items()}, target / ADAPTER_FILE)
+    return read_adapters(target, lora_config(root), read_config(str(root / FAMILY)).model_type)
 
 
 def some_samples(num_documents: int, seq_length: int = 64) -> list[Sample]:

@@ -1,0 +1,22 @@
+"""What the first rank of a run does before it starts, while the others wait."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from memo.config.parallel import ParallelConfig
+from memo.mesh import init_distributed
+from memo.mesh.objects import from_rank_zero
+from memo.train.ending import shutdown
+
+_PATIENCE_MINUTES = 24 * 60.0
+
+
+def on_first_rank(action: Callable[[], None]) -> None:
+    """Run `action` on rank 0, and return or raise its outcome on all ranks; no process group is left."""
+    world = init_distributed(torch.device("cpu"), ParallelConfig(distributed_timeout_minutes=_PATIENCE_MINUTES))
+    try:
+        from_rank_zero(action, dist.group.WORLD if world.size > 1 else None)
+    finally:
+        shutdown()

@@ -1,0 +1,42 @@
+"""Corpora of pairs of token ids, for training on preferences."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memo.data import IndexedDatasetWriter, PreferencePairs
+from memo.data.facts import CorpusFacts, mask_prefix
+from memo.data.indexed import IndexedDataset
+
+Answer = tuple[NDArray[np.int64], int]
+"""Ids of prompt and answer, and how many of them are the prompt."""
+
+
+def some_pairs(count: int, vocab_size: int, longest: int = 14) -> list[tuple[Answer, Answer]]:
+    """Random ones: chosen and rejected of each, which have a prompt in common."""
+    random, pairs = np.random.default_rng(8), []
+    for _ in range(count):
+        prompt, *lengths = random.integers(1, longest, 3)
+        shared = random.integers(0, vocab_size, prompt)
+        first, second = (np.concatenate((shared, random.integers(0, vocab_size, n))) for n in lengths)
+        pairs.append(((first, int(prompt)), (second, int(prompt))))
+    return pairs
+
+
+def write_pairs(prefix: Path, pairs: list[tuple[Answer, Answer]], vocab_size: int) -> str:
+    """What `memo data pairs` writes; returns the prefix."""
+    documents = [answer for pair in pairs for answer in pair]
+    with IndexedDatasetWriter(prefix, np.uint16) as tokens, IndexedDatasetWriter(mask_prefix(prefix), np.uint8) as mask:
+        for ids, prompt in documents:
+            tokens.add_document(ids)
+            mask.add_document((np.arange(len(ids)) >= prompt).astype(np.uint8))
+        facts = CorpusFacts("byte", vocab_size, 0, len(documents), 1, 1, len(pairs))
+        tokens.add_side_file(".json", facts.to_json().encode())
+    return str(prefix)
+
+
+def open_pairs(prefix: str, seq_length: int, **how: Any) -> PreferencePairs:
+    indexed, answers = IndexedDataset(prefix), IndexedDataset(mask_prefix(prefix))
+    return PreferencePairs(indexed, answers, seq_length, seed=3, fill=0, **how)

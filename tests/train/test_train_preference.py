@@ -1,0 +1,235 @@
+"""Runs with --preference: references from memory and from files, resumption, evaluation, logs, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chats import write_lines, write_tokenizer
+from forked import Kind
+from pairs import open_pairs, some_pairs, write_pairs
+from processes import alone, by_hand
+from ranks import run_ranks
+from trainers import tiny_trainer
+
+from memo.artifacts.reference_log_probs import ReferenceLogProbs
+from memo.artifacts.run_log import RunLog
+from memo.data import load_tokenizer
+from memo.errors import ConfigError
+from memo.train.preference import Objective
+
+torch.set_num_threads(1)
+
+VOCAB, STEPS = 257, 3
+FLAGS: dict[str, Any] = {
+    "mock_data": False,
+    "train_iters": STEPS,
+    "lr_decay_iters": 10,
+    "params_dtype": "fp64",
+    "vocab_size": VOCAB,
+}
+DPO: dict[str, Any] = {**FLAGS, "preference": "dpo"}
+LORA: dict[str, Any] = {**DPO, "lora_rank": 2}
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_pairs(tmp_path_factory.mktemp("preference") / "pairs", some_pairs(40, VOCAB), VOCAB)
+
+
+def _losses(prefix: str, flags: dict[str, Any]) -> list[float]:
+    with tiny_trainer(data_path=prefix, **flags) as trainer:
+        return [record.lm_loss for record in trainer.train()]
+
+
+def test_the_loss_begins_at_that_of_equal_models_and_falls(prefix: str) -> None:
+    """New adapters change nothing: log 2 for DPO, 1 / (2 beta)^2 for IPO, whatever the pairs are."""
+    flags = {**LORA, "train_iters": 20, "lr": 0.1, "lr_warmup_iters": 0}
+    (losses,) = run_ranks(1, _losses, prefix, flags)
+    assert losses[0] == pytest.approx(torch.tensor(2.0).log().item()) and losses[-1] < 0.685
+    (losses,) = run_ranks(1, _losses, prefix, {**flags, "preference": "ipo", "preference_beta": 0.5})
+    assert losses[0] == pytest.approx(1.0) and losses[-1] < 0.99
+
+
+def test_a_file_of_log_probs_is_a_reference_to_the_bit(prefix: str, tmp_path: Path) -> None:
+    """New adapters add nothing, so the model before its first step is the model without them. Any layout may write the
+    file, and any may read it: 1e-12."""
+    file = tmp_path / "reference.json"
+    stored = {**LORA, "reference_log_probs": str(file)}
+    (plain,) = run_ranks(1, _losses, prefix, LORA)
+    (written,) = run_ranks(1, _losses, prefix, stored)
+    content = ReferenceLogProbs.load(file)
+    assert content.pairs == list(range(40)) and all(value < 0 for value in (*content.chosen, *content.rejected))
+    (again,) = run_ranks(1, _losses, prefix, stored)
+    assert plain == written == again and len({*plain}) == STEPS
+    assert all(each == pytest.approx(plain, rel=1e-12) for each in run_ranks(2, _losses, prefix, {**stored, "tp": 2}))
+    file.unlink()
+    run_ranks(2, _losses, prefix, {**stored, "cp": 2})
+    wanted = ReferenceLogProbs.load(file)
+    assert content.data == wanted.data and content.chosen == pytest.approx(wanted.chosen, rel=1e-12)
+
+
+def test_all_weights_may_be_trained_beside_a_file(prefix: str, tmp_path: Path) -> None:
+    stored = {**DPO, "reference_log_probs": str(tmp_path / "reference.json"), "lr_warmup_iters": 0, "train_iters": 8}
+    (alone_,) = run_ranks(1, _losses, prefix, stored)
+    assert alone_[0] == pytest.approx(torch.tensor(2.0).log().item()) and alone_[-1] < alone_[0]
+    for layout in ({"pp": 2}, {"data_parallel_sharding_strategy": "optim_grads_params"}):
+        for found in run_ranks(2, _losses, prefix, {**stored, **layout}):
+            assert found == pytest.approx(alone_, rel=1e-9)
+
+
+def _resumed(prefix: str, folder: Path) -> list[float]:
+    saved = {**LORA, "save": str(folder / "run")}
+    with tiny_trainer(data_path=prefix, **saved) as trainer:
+        trainer.train()
+    with tiny_trainer(data_path=prefix, **{**saved, "load": str(folder / "run"), "train_iters": 5}) as trainer:
+        found = [record.lm_loss for record in trainer.train()]
+    with pytest.raises(
+        ConfigError, match=r"reference\.json does not exist, and this run is at iteration 5: its weights"
+    ):
+        stored = {**LORA, "load": str(folder / "run"), "reference_log_probs": str(folder / "reference.json")}
+        with tiny_trainer(data_path=prefix, **{**stored, "train_iters": 6}) as trainer:
+            trainer.train()
+    return found
+
+
+def test_a_resumed_run_goes_on_with_the_next_pairs(prefix: str, tmp_path: Path) -> None:
+    (whole,) = run_ranks(1, _losses, prefix, {**LORA, "train_iters": 5})
+    assert run_ranks(1, _resumed, prefix, tmp_path)[0] == whole[3:]
+
+
+def test_evaluation_tells_the_loss_of_held_out_pairs(prefix: str, tmp_path: Path) -> None:
+    held_out = write_pairs(tmp_path / "eval", some_pairs(9, VOCAB), VOCAB)
+    with tiny_trainer(data_path=prefix, eval_data_path=held_out, eval_interval=2, **LORA) as trainer:
+        assert trainer.evaluate(iters=2) == pytest.approx(torch.tensor(2.0).log().item())
+        before = trainer.log_probs(_one(prefix))
+        history = trainer.train()
+        assert len(history.evaluations) == 1 and history.evaluations[0][1] != pytest.approx(0.6931, abs=1e-4)
+        assert not trainer.log_probs(_one(prefix)).equal(before)
+
+
+def _one(prefix: str) -> list[Any]:
+    return [open_pairs(prefix, 64).sample(0)]
+
+
+def test_the_log_has_the_rewards_by_their_names(
+    prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.jsonl"
+    with tiny_trainer(data_path=prefix, log_jsonl=str(log), **LORA) as trainer:
+        record = trainer.train().last
+    assert record is not None and record.rewards_margins is not None and record.rewards_accuracies is not None
+    assert record.rewards_margins == pytest.approx((record.rewards_chosen or 0) - (record.rewards_rejected or 0))
+    line = f"rewards/margins {record.rewards_margins:.4g} | rewards/accuracies {record.rewards_accuracies:.4g}"
+    assert line in capsys.readouterr().out
+    assert RunLog.load(log).steps[-1].rewards_margins == record.rewards_margins
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"preference_beta": 0.2, "preference": None}, "--preference-beta 0.2 needs --preference, which is not given"),
+        (
+            {"reference_log_probs": "x", "preference": None},
+            "--reference-log-probs x needs --preference, which is not given",
+        ),
+        ({"lora_rank": 0}, "--preference dpo needs a reference.*but --lora-rank is 0: give --lora-rank 16, or"),
+        ({"train_only": "head.weight"}, r"--train-only head\.weight trains more than adapters: give --lora-rank"),
+        ({"data_path": None, "mock_data": True}, "--preference dpo fights with --mock-data, which has no pairs"),
+        ({"eval_positions": True, "eval_interval": 1, "eval_data_path": "x"}, "dpo fights with --eval-positions"),
+        ({"global_batch_size": 3}, "but --global-batch-size is 3: give an even number"),
+        ({"preference": None}, r"--data-path \(train_data\) holds pairs of .* texts to imitate: give --preference dpo"),
+    ],
+)
+def test_what_cannot_be_is_refused(prefix: str, flags: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        tiny_trainer(**{**LORA, "data_path": prefix, **flags})
+
+
+def test_other_data_and_other_files_are_refused(prefix: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--preference dpo learns from pairs of answers, but --data-path .* holds none"
+    ):
+        tiny_trainer(**LORA, train_data=[list(range(50))] * 20)
+    file = tmp_path / "reference.json"
+    facts = {"seq_length": 32, "data_path": "other", "long_conversations": "truncate"}
+    ReferenceLogProbs(facts, [0], [-1.0], [-2.0]).save(file)
+    with pytest.raises(
+        ConfigError, match=r"reference\.json is of other data: seq_length 32 then, 64 now; data_path other"
+    ):
+        tiny_trainer(**LORA, data_path=prefix, reference_log_probs=str(file))
+
+
+def test_evaluation_without_a_reference_in_memory_is_refused(prefix: str, tmp_path: Path) -> None:
+    flags = {**DPO, "reference_log_probs": str(tmp_path / "reference.json")}
+    with (
+        tiny_trainer(data_path=prefix, eval_data_path=prefix, eval_interval=5, **flags) as trainer,
+        pytest.raises(ConfigError, match="--lora-rank 0 leaves no reference in memory"),
+    ):
+        trainer.evaluate()
+
+
+def test_ipo_divides_by_the_lengths_of_answers() -> None:
+    zeros = torch.zeros(1, dtype=torch.float64)
+    policy, lengths = (zeros + 6.0, zeros - 4.0), (zeros + 3.0, zeros + 2.0)
+    assert Objective("ipo", 0.5).losses(policy, (zeros, zeros), lengths).item() == (2.0 + 2.0 - 1.0) ** 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with random weights, and pairs.jsonl beside it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = write_tokenizer(tmp_path_factory.mktemp("dpo") / "model", "chatml", marks=False)
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    vocab = load_tokenizer(folder).vocab_size
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=vocab, bos_token_id=None, eos_token_id=0, **sizes, **heads)
+    ).save_pretrained(folder)
+
+    def messages(role: str, text: str) -> list[dict[str, str]]:
+        return [{"role": role, "content": text}]
+
+    records = [
+        {
+            "prompt": messages("user", f"{a} or {b}?"),
+            "chosen": messages("assistant", "yes please"),
+            "rejected": messages("assistant", "no"),
+        }
+        for a in ("red", "blue", "sun", "moon")
+        for b in ("one", "two", "cat")
+    ]
+    write_lines(folder.parent / "pairs.jsonl", records)
+    return folder
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_command_makes_a_corpus_of_a_file_and_learns_it(model: Path, tmp_path: Path, ranks: int) -> None:
+    words = ["train", "--preference", "dpo", "--model", str(model), "--lora-rank", "4", "--save", str(tmp_path / "run")]
+    words += ["--data-path", str(model.parent / "pairs.jsonl"), "--num-epochs", "12", "--gbs", "2", "--seq-len", "128"]
+    words += ["--lr", "1e-2", "--device", "cpu", "--params-dtype", "fp32", "--num-threads", "1"]
+    program: tuple[Kind, str] = ("module", "memo")
+    with alone(tmp_path, program, words) if ranks == 1 else by_hand(ranks, tmp_path, program, words) as run:
+        ends = [run.ended(rank) for rank in range(ranks)]
+        output = run.output(0)
+    assert [end.status for end in ends] == [0] * ranks, ends[0].errors[-3000:]
+    assert "12 pairs in" in output and "rewards/accuracies 1" in output
+    steps = RunLog.load(tmp_path / "run").steps
+    assert steps[0].lm_loss == pytest.approx(0.6931, abs=1e-3) and steps[-1].lm_loss < 0.4
+    assert json.loads((tmp_path / "run" / "data" / "pairs.json").read_text())["num_pairs"] == 12
+
+
+def test_a_file_of_pairs_needs_a_place_and_a_tokenizer(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from memo.cli.main import main
+
+    file = str(model.parent / "pairs.jsonl")
+    for given, missing in ((["--save", "x"], "--model"), (["--model", str(model)], "--save")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["train", "--preference", "dpo", "--lora-rank", "4", "--data-path", file, *given])
+        told = capsys.readouterr().err
+        assert (
+            f"is a file of preferences, of which a corpus is made, but {missing} is not given: give --save OUT" in told
+        )
