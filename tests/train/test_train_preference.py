@@ -1,6 +1,10 @@
 """Runs with --preference: references from memory and from files, resumption, evaluation, logs, and what is refused."""
 
+import functools
 import json
+import re
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from processes import alone, by_hand
 from ranks import run_ranks
 from trainers import tiny_trainer
 
+import memo
 from memo.artifacts.reference_log_probs import ReferenceLogProbs
 from memo.artifacts.run_log import RunLog
 from memo.data import load_tokenizer
@@ -233,3 +238,34 @@ def test_a_file_of_pairs_needs_a_place_and_a_tokenizer(model: Path, capsys: pyte
         assert (
             f"is a file of preferences, of which a corpus is made, but {missing} is not given: give --save OUT" in told
         )
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_example_of_the_page_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/preference.md; the loss falls from step to step."""
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/preference.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    monkeypatch.setattr(
+        memo, "Trainer", functools.partial(memo.Trainer, num_threads=1, device="cpu", lr_warmup_iters=0)
+    )
+    exec(compile(example, "docs/preference.md", "exec"), {"__name__": "__main__"})
+    losses = [float(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 3 and losses[2] < losses[0]
+
+
+def test_the_example_of_grpo_runs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Thirty completions in more than one global batch. In the first step of each batch ratios are 1, so the loss is the
+    mean of advantages there, with the sign turned, and what little the model has left the reference."""
+    records = [{"prompt": "say yes", "completion": " yes" * (i % 5 + 1), "advantage": 0.5} for i in range(30)]
+    file = write_lines(tmp_path / "scored.jsonl", records)
+    argv = ["--model", str(model), "--completions", str(file), "--seq-len", "64", "--gbs", "2", "--steps", "2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["grpo.py", *argv])
+        patch.setattr(memo, "Trainer", functools.partial(memo.Trainer, num_threads=1, device="cpu"))
+        runpy.run_path(str(ROOT / "examples/grpo.py"), run_name="__main__")
+    losses = [float(loss) for loss in re.findall(r"loss (-?[\d.]+)", capsys.readouterr().out)]
+    assert len(losses) >= 4 and len(losses) % 2 == 0
+    assert losses[0] == -0.5 and losses[::2] == pytest.approx([-0.5] * (len(losses) // 2), abs=1e-3)
