@@ -51,6 +51,9 @@ GIVEN_WEIGHTS = LearningRate(1e-5, 10)
 of this peak, for chats twice."""
 ADAPTERS = LearningRate(1e-4, 10)
 """As QLoRA trains its largest models, 33B and 65B; 7B and 13B get twice as much (arXiv 2305.14314, table 9)."""
+PREFERENCES = LearningRate(5e-7, 10)
+ADAPTERS_OF_PREFERENCES = LearningRate(5e-6, 10)
+"""As Zephyr 7B was made by DPO, whole and by QLoRA (recipes/zephyr-7b-beta/dpo of huggingface/alignment-handbook)."""
 SAVE_INTERVAL_MINUTES = 30.0
 """What a killed run may lose. A checkpoint of an 8B model, 90 GiB, takes 1.6 minutes of it at 1 GB/s."""
 
@@ -163,7 +166,9 @@ def num_position_embeddings(config: RunConfig) -> int:
 
 
 def default_lr(config: RunConfig) -> LearningRate:
-    """What fits what a run trains: new weights, those of --pretrained-checkpoint, or adapters."""
+    """What fits what a run trains, new weights, those of --pretrained-checkpoint or adapters, and on what."""
+    if config.training.preference is not None:
+        return ADAPTERS_OF_PREFERENCES if config.model.lora_rank else PREFERENCES
     return default_lr_of(config.model, config.checkpoint.pretrained_checkpoint is not None)
 
 

@@ -29,7 +29,8 @@ class TrainingConfig:
     params_dtype: Annotated[Dtype | None, Flag(aliases=("dtype",))] = None
     """Weights and activations; default: bf16 on CUDA, fp32 on CPU. Gradients add up in fp32 or wider."""
     lr: PositiveFloat | None = None
-    """Peak learning rate; default: 1e-5 from given weights, 1e-4 for their adapters, 3e-4 for new weights."""
+    """Peak learning rate; default: 1e-5 from given weights, 1e-4 for their adapters, 3e-4 for new weights; with
+    preference 5e-7, and 5e-6 for adapters."""
     min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of the decay."""
     lr_decay_style: LrDecayStyle = "cosine"

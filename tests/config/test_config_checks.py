@@ -11,6 +11,8 @@ from memo.config.derived import (
     global_batch_size,
     num_microbatches,
     resolved_a2a_size,
+    resolved_lr,
+    resolved_lr_warmup_iters,
     resolved_lr_wsd_decay_iters,
     resolved_offload_tiles,
     vocab_rows_per_rank,
@@ -366,3 +368,19 @@ def test_derived_sizes() -> None:
     assert vocab_rows_per_rank(64, 2) == 64
     assert resolved_lr_wsd_decay_iters(RunConfig().override({"train_iters": 3})) == 1
     assert resolved_lr_wsd_decay_iters(RunConfig().override({"lr_decay_iters": 50})) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "rate"),
+    [
+        ("", (3e-4, 1)),
+        ("--pretrained-checkpoint a", (1e-5, 10)),
+        ("--pretrained-checkpoint a --lora-rank 4", (1e-4, 10)),
+        ("--pretrained-checkpoint a --preference dpo --reference-log-probs b", (5e-7, 10)),
+        ("--pretrained-checkpoint a --preference ipo --lora-rank 4", (5e-6, 10)),
+        ("--pretrained-checkpoint a --preference ipo --lora-rank 4 --lr 1e-3 --lr-warmup-iters 5", (1e-3, 5)),
+    ],
+)
+def test_the_learning_rate_that_nobody_names(flags: str, rate: tuple[float, int]) -> None:
+    run = parse_run([*flags.split(), "--data-path", "x"], prog="test")
+    assert (resolved_lr(run), resolved_lr_warmup_iters(run)) == rate
