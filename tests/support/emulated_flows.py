@@ -20,6 +20,7 @@ from unittest.mock import patch
 import torch
 from custom_layers import PARALLEL
 from disk_runs import shared
+from pairs import some_pairs, write_pairs
 
 import memo
 from memo.artifacts.attention_table import AttentionTable
@@ -105,6 +106,15 @@ def evaluated(**options: Any) -> Numbers:
             steps += steps_of(trainer, 1)
             more.append(trainer.evaluate(1))
         return Numbers(steps, more)
+
+
+def preferred(**options: Any) -> Numbers:
+    """DPO: two forwards before each step, one of them without adapters; log-probs go to the host and weights back."""
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = write_pairs(Path(folder) / "pairs", some_pairs(20, VOCABULARY), VOCABULARY)
+        data = {"mock_data": False, "data_path": prefix, "preference": "dpo", "lora_rank": 4}
+        with memo.Trainer("llama-tiny", **{**options, **data}) as trainer:
+            return Numbers(steps_of(trainer), [])
 
 
 def on_disk(act: "Callable[..., Numbers]", **options: Any) -> Numbers:
@@ -292,6 +302,8 @@ FLOWS: dict[str, Flow] = {
     "out of memory": Flow("whole layers", act=out_of_memory),
     # The layer is measured by the model that will train, and nothing has to move.
     "alpha auto, measured": Flow("whole layers", {"offload_alpha": "auto", "profile_cache": "off"}),
+    "preferences": Flow("preferences", act=preferred),
+    "preferences, planned, states": Flow("preferences", {"offload_states": "all", **PLANNED}, preferred),
     "alpha 1": Flow("tiles", {"offload_alpha": 1.0}),
     "alpha 0": Flow("tiles", {"offload_alpha": 0.0}),
     "alpha 1/8": Flow("tiles", {"offload_alpha": 0.125}),

@@ -257,7 +257,7 @@ def test_the_example_of_the_page_runs(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_the_example_of_grpo_runs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Thirty completions in more than one global batch. In the first step of each batch ratios are 1, so the loss is the
+    """Thirty completions in several global batches. In the first step of each batch ratios are 1, so the loss is the
     mean of advantages there, with the sign turned, and what little the model has left the reference."""
     records = [{"prompt": "say yes", "completion": " yes" * (i % 5 + 1), "advantage": 0.5} for i in range(30)]
     file = write_lines(tmp_path / "scored.jsonl", records)
