@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -38,7 +39,9 @@ FLAGS = [
         "1000",
     ),
 ]
-LOSSES = re.compile(r"loss of held-out answers, nats a token: ([\d.]+) (?:before|at iteration \d+), ([\d.]+) after")
+LOSSES = re.compile(
+    r"loss of held-out (?:pairs|answers, nats a token): ([\d.]+) (?:before|at iteration \d+), ([\d.]+) after"
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +63,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=0,  # of documents, as of a base model, and not of answers
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    pairs = itertools.product(WORDS, WORDS)
+    pairs = list(itertools.product(WORDS, WORDS))
     write_lines(folder.parent / "chat.jsonl", [{"instruction": f"say {a} {b}", "output": f"{a} {b}"} for a, b in pairs])
+    says = [{"role": "assistant", "content": said} for said in ("red", "blue")]
+    preferred = [{"prompt": f"say {a} {b}", "chosen": says[:1], "rejected": says[1:]} for a, b in pairs]
+    write_lines(folder.parent / "pairs.jsonl", preferred)
     return folder
 
 
-def finetune(model: Path, save: Path, *flags: str, epochs: int = 30, ranks: int = 1) -> tuple[float, float, str]:
+def finetune(
+    model: Path, save: Path, *flags: str, epochs: int = 30, ranks: int = 1, data: str = "chat.jsonl"
+) -> tuple[float, float, str]:
     """Losses before and after, and all that was printed."""
-    places = ["--model", str(model), "--train-data", str(model.parent / "chat.jsonl"), "--save", str(save)]
+    places = ["--model", str(model), "--train-data", str(model.parent / data), "--save", str(save)]
     words = ["finetune", *places, *FLAGS, *flags, "--num-epochs", str(epochs)]
     program: tuple[Kind, str] = ("module", "memo")
     folder = save.parent
@@ -136,6 +144,19 @@ def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path, caps
     assert f"{before:.4f} (iteration 0) to {after:.4f} (iteration {last})" in run_page({"one": log}, [])
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_preferences_are_learned_and_told_of_pairs_that_were_held_out(model: Path, tmp_path: Path, ranks: int) -> None:
+    """Adapters begin as the reference, where the loss of a pair is ln 2, and are written for PEFT."""
+    flags = ["--preference", "dpo", "--lora-rank", "8", *(("--tp", "2") if ranks == 2 else ())]
+    before, after, printed = finetune(model, tmp_path / "one", *flags, epochs=10, ranks=ranks, data="pairs.jsonl")
+    assert before == pytest.approx(math.log(2), abs=1e-4) and after < 0.5 * before
+    assert re.search(r"held out: \d pairs in ", printed)
+    assert sorted(each.name for each in (tmp_path / "one" / "hf").iterdir() if "adapter" in each.name) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
 def test_a_run_that_goes_on_says_at_which_iteration_its_first_loss_is(model: Path, tmp_path: Path) -> None:
     save = tmp_path / "one"
     _, after, _ = finetune(model, save, "--offload-alpha", "off", epochs=2)
@@ -185,6 +206,24 @@ def test_two_ranks_under_a_plan_are_the_same_run(
             "evaluate on; give 0.08, or use more documents",
         ),
         (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
+        (
+            ["--save", "OUT", "--preference", "dpo", "--lora-rank", "4"],
+            "error: --data-path None is no corpus of `memo data pairs`: give one, or --train-data",
+        ),
+        (
+            ["--train-data", "IN", "--save", "OUT", "--preference", "ipo", "--reference-log-probs", "file"],
+            "error: --lora-rank 0 leaves no reference in memory",
+        ),
+        (
+            [
+                *("--train-data", "IN", "--save", "OUT", "--preference", "ipo"),
+                "--lora-rank",
+                "4",
+                "--chat-form",
+                "prompt",
+            ],
+            "error: --chat-form prompt fights with --preference ipo, whose pairs have other forms: leave it out",
+        ),
         (
             ["--train-data", "IN", "--save", "OUT", "--epoch", "2"],
             "no flag --epoch: did you mean --num-epochs?",
