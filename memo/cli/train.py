@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from memo.config.flags import load_run
 from memo.data.find import check_corpora
-from memo.data.pairs_of_run import pairs_file
+from memo.data.pairs_of_run import check_corpora_learned, pairs_file
 from memo.train.stop import GracefulStop
 
 
@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int | None:
             config = load_run(argv, prog="memo train")
             if pairs_file(config) is None:
                 check_corpora(config)
+                check_corpora_learned(config)
         from memo.train.entry import main as train
 
         return train(argv, stop)

@@ -8,6 +8,7 @@ from memo.config.identity import DATA_FACTS, accepted_changes
 from memo.config.memory import MemoryConfig
 from memo.config.require import require
 from memo.config.run import CheckpointConfig, LoggingConfig, RunConfig
+from memo.config.training import TrainingConfig
 
 
 def require_weights(config: RunConfig) -> None:
@@ -39,8 +40,15 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
             memory_planner="off",
             memory_planner_min_bytes=MemoryConfig.memory_planner_min_bytes,
         ),
-        data=read,
-        training=replace(config.training, eval_interval=1, global_batch_size=batch, num_epochs=None),
+        data=replace(read, reference_log_probs=None),
+        training=replace(
+            config.training,
+            eval_interval=1,
+            global_batch_size=batch,
+            num_epochs=None,
+            preference=None,
+            preference_beta=TrainingConfig.preference_beta,
+        ),
         checkpoint=CheckpointConfig(
             load=checkpoint.load,
             pretrained_checkpoint=checkpoint.pretrained_checkpoint,

@@ -1,10 +1,12 @@
-"""A file of preferences as --data-path of `memo train --preference`, of which a corpus is made first."""
+"""What `memo train --preference` reads: a corpus of pairs, or a file of which one is made first."""
 
 from pathlib import Path
 
 from memo.config import RunConfig
+from memo.config.blend import read_blend
 from memo.config.require import require
 from memo.data.corpus_builder import Reading
+from memo.data.facts import CorpusFacts
 from memo.data.file_kinds import CHAT_KINDS, file_kind
 from memo.data.pairs import build_pairs
 
@@ -22,6 +24,28 @@ def pairs_file(config: RunConfig) -> str | None:
         "make it with `memo data pairs` and name that",
     )
     return words[0]
+
+
+def check_learned(config: RunConfig, has_pairs: bool, source: str) -> None:
+    """Raises ConfigError unless pairs are learned with --preference, and nothing else is. `source` names the data."""
+    preference = config.training.preference
+    require(
+        has_pairs or preference is None,
+        f"--preference {preference} learns from pairs of answers, but {source} holds none: `memo data pairs "
+        "pairs.jsonl data/pairs --tokenizer MODEL` makes a corpus of them, for --data-path data/pairs",
+    )
+    require(
+        preference is not None or not has_pairs,
+        f"{source} holds pairs of a chosen and a rejected answer, which are no texts to imitate: give --preference dpo",
+    )
+
+
+def check_corpora_learned(config: RunConfig) -> None:
+    """`check_learned` of the corpora of --data-path, which exist."""
+    words = config.data.data_path
+    for prefix in () if words is None else read_blend("--data-path", words).prefixes:
+        facts = CorpusFacts.load(prefix) if Path(f"{prefix}.json").exists() else None
+        check_learned(config, facts is not None and facts.num_pairs is not None, f"--data-path {prefix}")
 
 
 def corpus_of_pairs(config: RunConfig) -> str:

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from memo.config.flags import load_run
-from memo.data.pairs_of_run import build_pairs_of_run, corpus_of_pairs, pairs_file
+from memo.data.find import check_corpora
+from memo.data.pairs_of_run import build_pairs_of_run, check_corpora_learned, corpus_of_pairs, pairs_file
 from memo.errors import exit_on_error
 from memo.mesh import refusals_are_heard
 from memo.train.first_rank import on_first_rank
@@ -26,6 +27,9 @@ def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None, pr
             file = pairs_file(config)
             if file is not None:
                 check_files(config)
+            else:
+                check_corpora(config)
+                check_corpora_learned(config)
         if file is not None:
             on_first_rank(lambda: build_pairs_of_run(config, file))
             config = config.override({"data_path": corpus_of_pairs(config)})

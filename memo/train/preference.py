@@ -23,6 +23,7 @@ from memo.artifacts.reference_log_probs import ReferenceLogProbs
 from memo.config import RunConfig
 from memo.config.training import Preference
 from memo.data import PreferencePairs, Sample, SampleDataset, checked_sample
+from memo.data.pairs_of_run import check_learned
 from memo.errors import ConfigError
 from memo.mesh.objects import from_rank_zero
 from memo.train.build import ParallelModel
@@ -137,7 +138,7 @@ class PreferenceSteps:
 
     def _next(self) -> PairsOfBatch:
         sampler = self.feed.sampler
-        assert isinstance(self.feed.dataset, PreferencePairs), "prepare() has refused other data"
+        assert isinstance(self.feed.dataset, PreferencePairs), "_prepare has refused other data"
         return PairsOfBatch(
             self.feed.dataset, sampler.consumed_samples, sampler.global_batch_size, self.feed.vocab_size
         )
@@ -157,7 +158,8 @@ class PreferenceSteps:
         return chosen, rejected
 
     def _prepare(self, iteration: int) -> None:
-        """Read the file of --reference-log-probs, or write it before the first step."""
+        """Check the data; read the file of --reference-log-probs, or write it before the first step."""
+        check_learned(self.config, isinstance(self.feed.dataset, PreferencePairs), "train_data")
         path = self.config.data.reference_log_probs
         if path is None or self._stored is not None:
             return
@@ -195,9 +197,14 @@ def draw_of(
     say: Callable[[str], None],
 ) -> Draw:
     """How a run's steps take their data: as texts, or by --preference as pairs; arguments as of PreferenceSteps."""
-    if config.training.preference is None:
-        return lambda iteration: (feed.next_global_batch(), {})
-    return PreferenceSteps(config, parts, feed, ask, say).draw
+    if config.training.preference is not None:
+        return PreferenceSteps(config, parts, feed, ask, say).draw
+
+    def draw(iteration: int) -> Drawn:
+        check_learned(config, isinstance(feed.dataset, PreferencePairs), "train_data")
+        return feed.next_global_batch(), {}
+
+    return draw
 
 
 def stored_reference(path: str, dataset: SampleDataset) -> dict[int, tuple[float, float]] | None:
@@ -229,21 +236,6 @@ def objective_of(config: RunConfig) -> Objective:
     """Of a run with --preference."""
     assert config.training.preference is not None
     return Objective(config.training.preference, config.training.preference_beta)
-
-
-def check_pairs(config: RunConfig, dataset: SampleDataset, flag: str, *, is_trained: bool) -> None:
-    """Raises ConfigError where --preference and the data of `flag` do not suit each other."""
-    preference, is_of_pairs = config.training.preference, isinstance(dataset, PreferencePairs)
-    if is_trained and preference is not None and not is_of_pairs:
-        raise ConfigError(
-            f"--preference {preference} learns from pairs of answers, but {flag} holds none: `memo data pairs "
-            "pairs.jsonl data/pairs --tokenizer MODEL` makes a corpus of them, for --data-path data/pairs"
-        )
-    if is_of_pairs and preference is None:
-        raise ConfigError(
-            f"{flag} holds pairs of a chosen and a rejected answer, which are no texts to imitate: give --preference "
-            "dpo"
-        )
 
 
 def mean_preference_loss(config: RunConfig, parts: ParallelModel, feed: Feed, iters: int) -> float:

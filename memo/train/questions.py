@@ -167,4 +167,10 @@ class Questions:
         return run_feed(self.config, self.parts.mesh, self.parts.device, dataset, tiles)
 
     def _eval_feed(self, name: str | None) -> Feed:
-        return self._feed(evaluation_set(self.eval_sets, name))
+        dataset = evaluation_set(self.eval_sets, name)
+        if isinstance(dataset, PreferencePairs) and self.config.training.preference is None:
+            raise ConfigError(
+                "the evaluation data are pairs of a chosen and a rejected answer, of which --preference dpo tells the "
+                "loss: evaluate them in such a run, or give texts or conversations as --eval-data-path"
+            )
+        return self._feed(dataset)

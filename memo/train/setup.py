@@ -22,7 +22,7 @@ from memo.config.hugging_face import INDEX_FILE, SINGLE_FILE, download_hint, has
 from memo.config.launching import check_ranks, this_script
 from memo.config.require import require
 from memo.config.simulated_world import run_world_size, with_simulated_axes
-from memo.data import SampleDataset, Tokenizer
+from memo.data import PreferencePairs, SampleDataset, Tokenizer
 from memo.data.epochs import with_epochs
 from memo.data.find import check_corpora
 from memo.errors import ConfigError, ResourceError, is_first_of_node, is_reporting_rank, tell
@@ -50,7 +50,7 @@ from memo.train.layer_profile import given_profile
 from memo.train.memory_choice import choose_memory, is_undecided, overrule, room_of, sweeping_helps
 from memo.train.outputs import check_files
 from memo.train.planned_memory import prepare_allocator
-from memo.train.preference import check_pairs, stored_reference
+from memo.train.preference import stored_reference
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ def prepare(
         _admit(config, world_size, device, peak)
     trained = open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0)
     evaluated = evaluation_data(config, eval_data, tokenizer)
-    _check_pairs(config, trained, evaluated)
+    if config.data.reference_log_probs is not None and isinstance(trained, PreferencePairs):
+        stored_reference(config.data.reference_log_probs, trained)
     return Prepared(
         config,
         world_size,
@@ -153,16 +154,6 @@ def prepare(
         evaluated,
         tokenizer,
     )
-
-
-def _check_pairs(config: RunConfig, trained: SampleDataset, evaluated: dict[str, SampleDataset]) -> None:
-    """Pairs of preferences where they are learned, and nowhere else."""
-    check_pairs(config, trained, "--data-path (train_data)", is_trained=True)
-    for dataset in evaluated.values():
-        check_pairs(config, dataset, "--eval-data-path (eval_data)", is_trained=False)
-    path = config.data.reference_log_probs
-    if path is not None:
-        stored_reference(path, trained)
 
 
 def field_keywords(keywords: dict[str, object]) -> dict[str, object]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chats import write_lines, write_tokenizer
@@ -20,7 +21,8 @@ from trainers import tiny_trainer
 import memo
 from memo.artifacts.reference_log_probs import ReferenceLogProbs
 from memo.artifacts.run_log import RunLog
-from memo.data import load_tokenizer
+from memo.cli.main import main as command
+from memo.data import IndexedDatasetWriter, load_tokenizer
 from memo.errors import ConfigError
 from memo.train.preference import Objective
 
@@ -144,7 +146,6 @@ def test_the_log_has_the_rewards_by_their_names(
         ({"data_path": None, "mock_data": True}, "--preference dpo fights with --mock-data, which has no pairs"),
         ({"eval_positions": True, "eval_interval": 1, "eval_data_path": "x"}, "dpo fights with --eval-positions"),
         ({"global_batch_size": 3}, "but --global-batch-size is 3: give an even number"),
-        ({"preference": None}, r"--data-path \(train_data\) holds pairs of .* texts to imitate: give --preference dpo"),
     ],
 )
 def test_what_cannot_be_is_refused(prefix: str, flags: dict[str, Any], told: str) -> None:
@@ -153,10 +154,18 @@ def test_what_cannot_be_is_refused(prefix: str, flags: dict[str, Any], told: str
 
 
 def test_other_data_and_other_files_are_refused(prefix: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"--preference dpo learns from pairs of answers, but --data-path .* holds none"
+    with (
+        pytest.raises(ConfigError, match=r"--preference dpo learns from pairs of answers, but train_data holds none"),
+        tiny_trainer(**LORA, train_data=[list(range(50))] * 20) as trainer,
     ):
-        tiny_trainer(**LORA, train_data=[list(range(50))] * 20)
+        trainer.step()
+    with (
+        tiny_trainer(**{**LORA, "preference": None}, data_path=prefix, eval_data_path=prefix, eval_interval=1) as made,
+    ):
+        with pytest.raises(ConfigError, match=r"train_data holds pairs of .* texts to imitate: give --preference dpo"):
+            made.step()
+        with pytest.raises(ConfigError, match="the evaluation data are pairs of a chosen and a rejected answer"):
+            made.evaluate()
     file = tmp_path / "reference.json"
     facts = {"seq_length": 32, "data_path": "other", "long_conversations": "truncate"}
     ReferenceLogProbs(facts, [0], [-1.0], [-2.0]).save(file)
@@ -225,15 +234,20 @@ def test_the_command_makes_a_corpus_of_a_file_and_learns_it(model: Path, tmp_pat
     steps = RunLog.load(tmp_path / "run").steps
     assert steps[0].lm_loss == pytest.approx(0.6931, abs=1e-3) and steps[-1].lm_loss < 0.4
     assert json.loads((tmp_path / "run" / "data" / "pairs.json").read_text())["num_pairs"] == 12
+    if ranks == 1:
+        command(
+            ["generate", "--load", str(tmp_path / "run"), "--chat", "--prompt", "red or one?", "--max-new-tokens", "5"]
+        )
+        exported = tmp_path / "adapter"
+        command(["export", str(tmp_path / "run"), "--out", str(exported)])
+        assert (exported / "adapter_model.safetensors").exists()
 
 
 def test_a_file_of_pairs_needs_a_place_and_a_tokenizer(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from memo.cli.main import main
-
     file = str(model.parent / "pairs.jsonl")
     for given, missing in ((["--save", "x"], "--model"), (["--model", str(model)], "--save")):
         with pytest.raises(SystemExit, match="2"):
-            main(["train", "--preference", "dpo", "--lora-rank", "4", "--data-path", file, *given])
+            command(["train", "--preference", "dpo", "--lora-rank", "4", "--data-path", file, *given])
         told = capsys.readouterr().err
         assert (
             f"is a file of preferences, of which a corpus is made, but {missing} is not given: give --save OUT" in told
@@ -269,3 +283,20 @@ def test_the_example_of_grpo_runs(model: Path, tmp_path: Path, capsys: pytest.Ca
     losses = [float(loss) for loss in re.findall(r"loss (-?[\d.]+)", capsys.readouterr().out)]
     assert len(losses) >= 4 and len(losses) % 2 == 0
     assert losses[0] == -0.5 and losses[::2] == pytest.approx([-0.5] * (len(losses) // 2), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"), [([], "which are no texts to imitate"), (["--preference", "dpo"], "holds none")]
+)
+def test_the_command_refuses_other_corpora_early(
+    prefix: str, tmp_path: Path, flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = prefix
+    if flags:
+        path = str(tmp_path / "texts")
+        with IndexedDatasetWriter(Path(path), np.uint16) as writer:
+            writer.add_document(list(range(100)))
+    words = ["train", "--data-path", path, "--vocab-size", "257", "--lora-rank", "2", *flags]
+    with pytest.raises(SystemExit, match="2"):
+        command(words)
+    assert told in capsys.readouterr().err
