@@ -33,8 +33,8 @@ _BUILD = (
 )
 _NO_DROPOUT = "memo has no dropout: leave it out"
 _PREFERENCES = (
-    "memo calls it --preference dpo: `memo train --preference dpo --model DIR --lora-rank 16 --data-path pairs.jsonl "
-    "--save OUT`"
+    "memo calls it --preference dpo: `memo finetune --preference dpo --model DIR --lora-rank 16 --train-data "
+    "pairs.jsonl --save OUT`"
 )
 
 RANKS = ("gpus", "num_gpus", "nproc_per_node")

@@ -140,7 +140,7 @@ WRONG = [
     ("finetune --peft lora", "memo's adapters are LoRA's: give --lora-rank 16, say, and `memo finetune`"),
     ("lora --model Llama", "`memo finetune --lora-rank 16 --model DIR --train-data chats.jsonl --save OUT` trains"),
     ("train --load-in-4bit", "memo calls it --quantize nf4 (4 bits) or int8"),
-    ("finetune --dpo", "memo calls it --preference dpo: `memo train --preference dpo"),
+    ("finetune --dpo", "memo calls it --preference dpo: `memo finetune --preference dpo"),
     ("evaluate --tasks mmlu", "memo runs no benchmark tasks: `memo evaluate` tells losses by position"),
     ("train --model lama-tiny --mock-data", "--model lama-tiny: no such preset: did you mean 'llama-tiny'?"),
     ("train --learning-rate 1e-4 --mock-data", "there is no flag --learning-rate: memo calls it --lr"),
