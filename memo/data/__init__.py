@@ -3,7 +3,6 @@
 from memo.data.batch import Batch, collate
 from memo.data.blended import BlendedDataset
 from memo.data.chat import build_chat
-from memo.data.chat_packing import PackedConversations
 from memo.data.checked import checked_sample
 from memo.data.completions import pack_completions
 from memo.data.corpus import open_corpora, open_corpus, training_part
@@ -12,9 +11,9 @@ from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.data.mock import MockDataset
 from memo.data.needle import NeedleDataset
+from memo.data.packed_answers import PackedConversations, PreferencePairs
 from memo.data.packing import PackedDataset
 from memo.data.pairs import build_pairs
-from memo.data.preference_pairs import PreferencePairs
 from memo.data.sample import Sample, SampleDataset
 from memo.data.sampler import GlobalBatchSampler
 from memo.data.token_stream import TokenStream

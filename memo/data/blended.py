@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memo.config.identity import Fact
-from memo.data.chat_packing import PackedConversations
+from memo.data.packed_answers import PackedConversations, PreferencePairs
 from memo.data.packing import PackedDataset
-from memo.data.preference_pairs import PreferencePairs
 from memo.data.sample import Sample
 
 _BLOCK = 1024

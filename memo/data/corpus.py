@@ -10,11 +10,10 @@ from memo.config.data import DataConfig
 from memo.config.identity import Fact
 from memo.config.split import WHOLE, Part, read_split
 from memo.data.blended import BlendedDataset, Corpus
-from memo.data.chat_packing import PackedConversations
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, mask_prefix
 from memo.data.indexed import IndexedDataset
+from memo.data.packed_answers import PackedConversations, PreferencePairs
 from memo.data.packing import PackedDataset
-from memo.data.preference_pairs import PreferencePairs
 from memo.data.sample import SampleDataset
 from memo.errors import ConfigError, DataError
 

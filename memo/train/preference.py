@@ -81,7 +81,7 @@ class PairsOfBatch:
 
         self.numbers = completion_numbers(samples(0)), completion_numbers(samples(1))
         """Of both sides, [samples / 2, s]."""
-        self.pairs = [pair for index in range(first, first + count, 2) for pair in dataset.pairs(index)]
+        self.pairs = [pair for index in range(first, first + count, 2) for pair in dataset.groups(index)]
         """Of the corpus, in the order of the sums."""
         self.counts = torch.stack(self.numbers, 1).flatten(0, 1) >= 0
         """[samples, s]: the labels that count."""
@@ -175,7 +175,7 @@ class PreferenceSteps:
     def _written(self, path: str) -> dict[int, tuple[float, float]]:
         dataset, sampler = self.feed.dataset, self.feed.sampler
         assert isinstance(dataset, PreferencePairs)
-        self.say(f"computing the reference's log-probs of {dataset.num_pairs:,} pairs, for {path}")
+        self.say(f"computing the reference's log-probs of {dataset.num_kept:,} pairs, for {path}")
         found: dict[int, tuple[float, float]] = {}
         for first in range(0, dataset.samples_per_epoch, sampler.global_batch_size):
             batch = PairsOfBatch(dataset, first, sampler.global_batch_size, self.feed.vocab_size)

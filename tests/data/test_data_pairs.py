@@ -154,7 +154,7 @@ def test_each_epoch_holds_every_pair_once(tmp_path: Path, packing: bool) -> None
         for index in range(epoch * data.samples_per_epoch, (epoch + 1) * data.samples_per_epoch):
             sample, begin = data.sample(index), 0
             window = np.append(sample.tokens, sample.labels[-1])
-            for pair in data.pairs(index):
+            for pair in data.groups(index):
                 ids, prompt = pairs[pair][index % 2]
                 assert window[begin : begin + len(ids)].tolist() == ids.tolist()
                 counts = sample.loss_mask[begin : begin + len(ids) - 1]
@@ -162,9 +162,9 @@ def test_each_epoch_holds_every_pair_once(tmp_path: Path, packing: bool) -> None
                 assert data.where(index, begin).endswith(f"document {2 * pair + index % 2}, token 0")
                 begin += len(ids)
             assert not sample.loss_mask[max(0, begin - 1) :].any() and "eod" in data.where(index, 41)
-            seen += [(pair, index % 2) for pair in data.pairs(index)]
+            seen += [(pair, index % 2) for pair in data.groups(index)]
         assert sorted(seen) == [(pair, side) for pair in range(30) for side in (0, 1)]
-    assert [data.pairs(i) for i in (0, 2, 4, 6)] != [data.pairs(data.samples_per_epoch + i) for i in (0, 2, 4, 6)]
+    assert [data.groups(i) for i in (0, 2, 4, 6)] != [data.groups(data.samples_per_epoch + i) for i in (0, 2, 4, 6)]
     with pytest.raises(IndexError, match="sample index -1 is negative"):
         data.sample(-1)
 
@@ -178,10 +178,10 @@ def test_long_answers_are_cut_or_their_pairs_left_out(tmp_path: Path) -> None:
     pairs = [(answer(2, 3), answer(2, 4)), (answer(2, 20), answer(2, 4)), (answer(12, 3), answer(2, 4))]
     prefix = write_pairs(tmp_path / "pairs", pairs, 90)
     data = open_pairs(prefix, 8)
-    assert (data.num_pairs, data.num_truncated, data.num_dropped) == (2, 1, 1)
+    assert (data.num_kept, data.num_truncated, data.num_dropped) == (2, 1, 1)
     assert "1 cut at 9 tokens; 1 left out, too long" in data.describe()
     assert max(data.sample(index).loss_mask.sum() for index in range(4)) == 7
-    assert open_pairs(prefix, 8, long_conversations="drop").num_pairs == 1
+    assert open_pairs(prefix, 8, long_conversations="drop").num_kept == 1
     with pytest.raises(ConfigError, match=r"seq-length = 1 is too short for each of the 3 pairs of .*pairs; raise it"):
         open_pairs(prefix, 1)
 

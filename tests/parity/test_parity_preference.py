@@ -101,7 +101,7 @@ def _first_step(folder: Path, kind: str, layout: dict[str, Any]) -> tuple[dict[s
         optimizer.step = kept  # type: ignore[method-assign]
         record = trainer.step()
         assert record.consumed_samples == BATCH
-        pairs = [pair for index in range(0, BATCH, 2) for pair in data.pairs(index)]
+        pairs = [pair for index in range(0, BATCH, 2) for pair in data.groups(index)]
         return vars(record), pairs, found
 
 

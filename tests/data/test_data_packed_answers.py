@@ -49,13 +49,13 @@ def test_samples_against_brute_force(tmp_path: Path, case: str, packing: bool, l
     """Each conversation is whole (or cut at s + 1) and begins at position 0; only answers of the same one count."""
     s, lengths = 8, LENGTHS[case]
     if case == "all too long" and long == "drop":
-        with pytest.raises(ConfigError, match=r"seq-length = 8 is shorter than each of the 3 conversations .*truncate"):
+        with pytest.raises(ConfigError, match=r"seq-length = 8 is too short for .* 3 conversations .*truncate"):
             PackedConversations(*make(tmp_path, lengths), s, 3, fill=FILL, packing=packing, long_conversations=long)
         return
     data = PackedConversations(*make(tmp_path, lengths), s, 3, fill=FILL, packing=packing, long_conversations=long)
     owner = owners(lengths)
     kept = [min(n, s + 1) for n in lengths if n and (long == "truncate" or n <= s + 1)]
-    assert (data.num_conversations, data.num_tokens) == (len(kept), sum(kept))
+    assert (data.num_kept, data.num_tokens) == (len(kept), sum(kept))
     assert data.num_truncated + data.num_dropped == sum(n > s + 1 for n in lengths)
     assert (data.num_truncated if long == "drop" else data.num_dropped) == 0
     for epoch in range(3):
@@ -114,7 +114,7 @@ def test_an_answer_beyond_the_cut_is_dropped(tmp_path: Path) -> None:
             tokens.add_document(np.arange(12))
             mask.add_document(np.isin(np.arange(12), answer))
     data = PackedConversations(IndexedDataset(tmp_path / "c"), IndexedDataset(tmp_path / "c.mask"), 8, 0, fill=FILL)
-    assert (data.num_conversations, data.num_truncated, data.num_dropped) == (1, 1, 2)
+    assert (data.num_kept, data.num_truncated, data.num_dropped) == (1, 1, 2)
     assert data.sample(0).loss_mask.tolist() == [0.0] * 7 + [1.0]
     assert data.describe() == "1 conversations in 1 samples, 100.0 % full; 1 cut at 9 tokens; 2 left out, too long"
 
