@@ -24,6 +24,7 @@ from memo.artifacts.run_log import RunLog
 from memo.cli.main import main as command
 from memo.data import IndexedDatasetWriter, load_tokenizer
 from memo.errors import ConfigError
+from memo.train.metrics import _scalars
 from memo.train.preference import Objective
 
 torch.set_num_threads(1)
@@ -131,6 +132,7 @@ def test_the_log_has_the_rewards_by_their_names(
     line = f"rewards/margins {record.rewards_margins:.4g} | rewards/accuracies {record.rewards_accuracies:.4g}"
     assert line in capsys.readouterr().out
     assert RunLog.load(log).steps[-1].rewards_margins == record.rewards_margins
+    assert _scalars(record)["rewards/accuracies"] == record.rewards_accuracies  # as trackers show it
 
 
 @pytest.mark.parametrize(
