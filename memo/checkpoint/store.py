@@ -29,7 +29,7 @@ from memo.errors import CheckpointError, MemoError
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero, of_all_ranks
 from memo.parallel.collectives import group_rank
-from memo.parallel.data import MasterSegment
+from memo.parallel.units import MasterSegment
 
 MASTER = "master/"
 """Stands before the global names of the weights; before those of the moments stand other prefixes."""

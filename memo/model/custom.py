@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from memo.config.model import ModelConfig
 from memo.errors import ConfigError
-from memo.model.layer import Heads, LayerContext, ModelParts, TransformerLayer
+from memo.model.layer import Heads, TransformerLayer
 from memo.model.norm import Norm
+from memo.model.parts import LayerContext, ModelParts
 from memo.model.rope import RopeTable
 from memo.parallel.shards import ShardedParameter
 from memo.parallel.storages import LiveBytes

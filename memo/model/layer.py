@@ -4,109 +4,21 @@ Shapes: n = s / tp tokens between matrices, s = tokens of this context-parallel 
 b = micro-batch; a, k = query and key/value heads of this tp rank; d = size of a head.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
-from memo.config.model import ModelConfig
 from memo.model.norm import Norm
-from memo.model.rope import RopeRows, RopeTable
-from memo.parallel.adapter import Adapter
+from memo.model.parts import ExpertMatrix, LayerContext, ModelParts
+from memo.model.rope import RopeTable
 from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
 from memo.parallel.context_delta import ContextDelta
 from memo.parallel.experts import ExpertRows, Router, Sigmoid, route, route_backward, shares
 from memo.parallel.router_losses import LayerLosses
-from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.split_norm import split_norms
-from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-from memo.spec.lora import lora_factor
-from memo.spec.shapes import adapted_rows, shape_of
-from memo.spec.stack import stack_of
-from memo.spec.weights import Weight
-from memo_kernels import Ops, select_ops, wide_dtype
-
-Documents = tuple[tuple[int, ...], ...] | None
-"""Document boundaries of each row of the micro-batch, 0 ... s_total; None: one document a row."""
-
-CoreAttention = Callable[[Tensor, Tensor, Tensor, Documents, Tensor | None], Tensor]
-"""Causal attention over q [s, b, a, d], k and v [s, b, k, d] of this rank's tokens -> [s, b, a, d], with sinks [a]."""
-
-
-@dataclass(frozen=True)
-class LayerContext:
-    """What a layer is told besides its input: where its tokens stand."""
-
-    rope: RopeTable | RopeRows | None
-    documents: Documents
-
-
-@dataclass(frozen=True)
-class ModelParts:
-    """What the layers of one model share."""
-
-    config: ModelConfig
-    dtype: torch.dtype
-    tp_group: ProcessGroup | None
-    attention: Callable[[int], CoreAttention]
-    """Of a layer."""
-    ops: Ops = field(default_factory=lambda: select_ops("torch", torch.float32))
-
-    def parameter(self, weight: Weight, prefix: str = "") -> ShardedParameter:
-        """This rank's part of a row of the table; `prefix` of the names of its global tensors."""
-        std = self.config.init_method_std
-        if weight.split == "columns":
-            # GPT-2: output projections are scaled down so that the residual's variance does not grow with depth.
-            std /= math.sqrt(2 * self.config.num_layers)
-        return sharded_parameter(weight, self.dtype, self.tp_group, std=std, prefix=prefix)
-
-    def of_layer(self, layer: int, name: str) -> tuple[ShardedParameter, ShardedParameter | None]:
-        """Weight and bias of the module `name` of a layer, as the table of parameters has them."""
-        return self.parameter_of(layer, f"{name}.weight"), self.in_layer(layer, f"{name}.bias")
-
-    def kind(self, layer: int) -> ModelConfig:
-        """A model all of whose layers are as this one."""
-        return stack_of(self.config)[layer]
-
-    def parameter_of(self, layer: int, name: str) -> ShardedParameter:
-        """The parameter `name` of a layer, which has it."""
-        found = self.in_layer(layer, name)
-        assert found is not None, f"layer {layer} has no {name}"
-        return found
-
-    def in_layer(self, layer: int, name: str) -> ShardedParameter | None:
-        """The parameter `name` of a layer, if it has it."""
-        table = {weight.name: weight for weight in shape_of(self.kind(layer), "", 0).layer_weights}
-        return self.parameter(table[name], f"layers.{layer}.") if name in table else None
-
-    def column(self, layer: int, name: str) -> ColumnParallelLinear:
-        weight, bias = self.of_layer(layer, name)
-        return ColumnParallelLinear(weight, bias, self.tp_group, self._adapter(layer, name))
-
-    def row(self, layer: int, name: str) -> RowParallelLinear:
-        weight, bias = self.of_layer(layer, name)
-        return RowParallelLinear(weight, bias, self.tp_group, self._adapter(layer, name))
-
-    def matrix(self, layer: int, name: str) -> "_Matrix":
-        """Of all experts."""
-        weight, bias = self.of_layer(layer, name)
-        return _Matrix(weight, bias, self._adapter(layer, name, is_of_experts=True))
-
-    def _adapter(self, layer: int, name: str, *, is_of_experts: bool = False) -> Adapter | None:
-        """Of the matrix `name` of a layer, if it has one."""
-        a, b = (self.in_layer(layer, f"{name}.adapter.{part}") for part in "ab")
-        if a is None or b is None:
-            return None
-        rows = adapted_rows(self.kind(layer), name, group_size(self.tp_group))
-        return Adapter(a, b, lora_factor(self.config), rows, self.kind(layer).num_experts if is_of_experts else 0)
-
-    def norm(self, weight: nn.Parameter, bias: nn.Parameter | None) -> Norm:
-        config = self.config
-        return Norm(weight, bias, config.norm_epsilon, self.ops, from_zero=config.apply_layernorm_1p)
+from memo.parallel.tensor import ColumnParallelLinear
+from memo_kernels import wide_dtype
 
 
 class Heads(nn.Module):
@@ -256,13 +168,13 @@ class MLP(nn.Module):
 class SharedExperts(MLP):
     """Through which all tokens run; `score` makes the gate on what they give, if they have one."""
 
-    score: "_Matrix | None"
+    score: "ExpertMatrix | None"
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__(parts, layer, "mlp.shared")
         self.group = parts.tp_group
         has_gate = parts.config.moe_shared_expert_gate
-        self.score = _Matrix(*parts.of_layer(layer, "mlp.shared.score")) if has_gate else None
+        self.score = ExpertMatrix(*parts.of_layer(layer, "mlp.shared.score")) if has_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Without gradients."""
@@ -277,14 +189,6 @@ class SharedExperts(MLP):
         return self.activate(inner) * score.sigmoid()
 
 
-class _Matrix(nn.Module):
-    """Weight and bias alone; whoever has them multiplies."""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, adapter: Adapter | None = None) -> None:
-        super().__init__()
-        self.weight, self.bias, self.adapter = weight, bias, adapter
-
-
 class Experts(nn.Module):
     """A mixture of experts in the place of an MLP: the router, fc1, activation and fc2 of each expert, and those of the
     experts that all tokens share.
@@ -296,7 +200,7 @@ class Experts(nn.Module):
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
         self.config, self.ops, self.group = parts.config, parts.ops, parts.tp_group
-        self.router = _Matrix(*parts.of_layer(layer, "mlp.router"))
+        self.router = ExpertMatrix(*parts.of_layer(layer, "mlp.router"))
         self.fc1, self.fc2 = parts.matrix(layer, "mlp.fc1"), parts.matrix(layer, "mlp.fc2")
         self.shared = SharedExperts(parts, layer) if parts.config.shared_ffn_size else None
         self.losses: LayerLosses | None = None
@@ -316,7 +220,7 @@ class Experts(nn.Module):
         return y if self.shared is None else y + self.shared(x)
 
     @staticmethod
-    def _products(matrix: _Matrix, x: Tensor, rows: ExpertRows, bias: Tensor | None = None) -> Tensor:
+    def _products(matrix: ExpertMatrix, x: Tensor, rows: ExpertRows, bias: Tensor | None = None) -> Tensor:
         y = rows.products(x, matrix.weight, bias)
         if matrix.adapter is not None:
             matrix.adapter.add_(y, x, rows)

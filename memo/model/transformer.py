@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memo.model.custom import make_layer
-from memo.model.layer import Documents, LayerContext, ModelParts
+from memo.model.parts import Documents, LayerContext, ModelParts
 from memo.model.rope import Rope, RopeRows, RopeTable
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.embedding import VocabParallelEmbedding

@@ -15,8 +15,7 @@ Gradients are summed without a factor, because the loss is already divided by th
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,47 +24,12 @@ from memo.config.model import Quantization
 from memo.mesh import Mesh
 from memo.parallel.collectives import add_up, all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
 from memo.parallel.quantized import CodedBucket
-from memo.parallel.shards import Shard, ShardedParameter, initialize
+from memo.parallel.shards import ShardedParameter, initialize
 from memo.parallel.unit_plans import make_units, plan_units
-from memo.parallel.units import Bucket, HostMemory, HostRules, Unit, nothing
-from memo.spec.buckets import Segment
+from memo.parallel.units import Bucket, HostMemory, HostRules, MasterSegment, StateMover, Unit, nothing
 from memo.spec.placement import StatePlacement
 from memo_kernels import wide_dtype
 from memo_kernels.squared_norm.reference import squared_norm
-
-
-@dataclass
-class MasterSegment:
-    """The part of one parameter that lies in this rank's shard, as the optimizer sees it.
-
-    Attributes:
-        segment: the range of the flattened local parameter.
-        shard: the description of the local parameter.
-        weight: the master values, 1-D; a leaf of autograd whose .grad is the reduced gradient.
-        moments: the tensors, 1-D, that must hold the first and the second moment; None where the optimizer allocates
-            them.
-    """
-
-    segment: Segment
-    shard: Shard
-    weight: nn.Parameter
-    moments: tuple[Tensor, Tensor] | None = None
-
-
-class StateMover(Protocol):
-    """Copies states between device and host beside the computation (memo.executor.states)."""
-
-    def finish_gradients(self) -> None:
-        """Wait for the last reduction that was started, and issue the copy of its result."""
-
-    def offload_gradient(self, bucket: Bucket, reduced: Tensor) -> None:
-        """Issue the copy of a reduced gradient from the device to the bucket's gradient shard in host memory."""
-
-    def upload_weights(self, bucket: Bucket) -> None:
-        """Issue the copy of the masters in host memory to this rank's shard of the resident weights."""
-
-    def forget(self) -> None:
-        """Treat the weights in slots as invalid: the weights have changed."""
 
 
 class ShardedDataParallel:

@@ -29,9 +29,9 @@ from torch.distributed import ProcessGroup
 
 from memo.config import RunConfig
 from memo.parallel.collectives import all_reduce
-from memo.parallel.data import MasterSegment
 from memo.parallel.experts import ExpertRows
 from memo.parallel.shards import Shard, whole
+from memo.parallel.units import MasterSegment
 from memo.spec.buckets import Segment, Slot
 from memo.spec.shapes import EXPERT_BIAS
 

@@ -15,13 +15,14 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import Work
 
 from memo.config import TrainingConfig
 from memo.config.model import Quantization
 from memo.parallel.quantized import CodedBucket
-from memo.spec.buckets import BucketPlan
+from memo.parallel.shards import Shard
+from memo.spec.buckets import BucketPlan, Segment
 from memo.spec.moments import moment_bytes
 from memo.spec.placement import LayerPlaces
 from memo_kernels import wide_dtype
@@ -249,3 +250,37 @@ def nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
 def aligned_bytes(num_bytes: int) -> int:
     """Rounded up to the alignment of tensors in the host arena."""
     return -(-num_bytes // _HOST_ALIGNMENT_BYTES) * _HOST_ALIGNMENT_BYTES
+
+
+@dataclass
+class MasterSegment:
+    """The part of one parameter that lies in this rank's shard, as the optimizer sees it.
+
+    Attributes:
+        segment: the range of the flattened local parameter.
+        shard: the description of the local parameter.
+        weight: the master values, 1-D; a leaf of autograd whose .grad is the reduced gradient.
+        moments: the tensors, 1-D, that must hold the first and the second moment; None where the optimizer allocates
+            them.
+    """
+
+    segment: Segment
+    shard: Shard
+    weight: nn.Parameter
+    moments: tuple[Tensor, Tensor] | None = None
+
+
+class StateMover(Protocol):
+    """Copies states between device and host beside the computation (memo.executor.states)."""
+
+    def finish_gradients(self) -> None:
+        """Wait for the last reduction that was started, and issue the copy of its result."""
+
+    def offload_gradient(self, bucket: Bucket, reduced: Tensor) -> None:
+        """Issue the copy of a reduced gradient from the device to the bucket's gradient shard in host memory."""
+
+    def upload_weights(self, bucket: Bucket) -> None:
+        """Issue the copy of the masters in host memory to this rank's shard of the resident weights."""
+
+    def forget(self) -> None:
+        """Treat the weights in slots as invalid: the weights have changed."""

@@ -30,7 +30,8 @@ from memo.executor.states import StateStreamer
 from memo.executor.streamed import StreamedLayer
 from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh, Watch
-from memo.model.layer import Experts, ModelParts
+from memo.model.layer import Experts
+from memo.model.parts import ModelParts
 from memo.model.transformer import Head, Microbatch, TransformerChunk
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel

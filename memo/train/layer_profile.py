@@ -21,7 +21,8 @@ from memo.errors import ArtifactError, ConfigError, warn
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
 from memo.model.custom import CustomLayer
-from memo.model.layer import LayerContext, TransformerLayer
+from memo.model.layer import TransformerLayer
+from memo.model.parts import LayerContext
 from memo.model.rope import rope_table
 from memo.parallel.collectives import all_reduce
 from memo.parallel.dtypes import torch_dtype

@@ -21,8 +21,8 @@ from memo.config.derived import (
 from memo.errors import GradientError
 from memo.executor.layer_states import Update
 from memo.executor.states import StateStreamer
-from memo.parallel.data import MasterSegment, ShardedDataParallel
-from memo.parallel.units import Bucket, Unit
+from memo.parallel.data import ShardedDataParallel
+from memo.parallel.units import Bucket, MasterSegment, Unit
 from memo.train.adamw import AdamW, zero_moments
 
 

@@ -14,7 +14,7 @@ from memo.estimate.state_memory import state_bytes
 from memo.executor.host_budget import settle
 from memo.mesh import Mesh, init_distributed, local_device, refusals_are_heard
 from memo.model.custom import make_layer
-from memo.model.layer import ModelParts
+from memo.model.parts import ModelParts
 from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.dtypes import torch_dtype

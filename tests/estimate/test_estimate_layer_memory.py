@@ -9,7 +9,8 @@ from memo.config import RunConfig, preset
 from memo.config.model import ModelConfig
 from memo.estimate.own_memory import own_memory
 from memo.estimate.rank_memory import layer_activation_bytes
-from memo.model.layer import LayerContext, ModelParts, TransformerLayer
+from memo.model.layer import TransformerLayer
+from memo.model.parts import LayerContext, ModelParts
 from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
 from memo.parallel.dtypes import torch_dtype

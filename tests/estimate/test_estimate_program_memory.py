@@ -26,7 +26,7 @@ from memo.estimate.program.step import Step
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.verdict import Verdict
 from memo.executor import pieces
-from memo.model.layer import LayerContext
+from memo.model.parts import LayerContext
 from memo.model.rope import Rope, RopeRows, RopeTable
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.fake import fake_world

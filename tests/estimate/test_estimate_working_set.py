@@ -17,7 +17,8 @@ from memo.estimate.swap_memory import working_set_bytes
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.runtime import scratch_memory
 from memo.executor.tile_machine import make_tiles
-from memo.model.layer import LayerContext, ModelParts, TransformerLayer
+from memo.model.layer import TransformerLayer
+from memo.model.parts import LayerContext, ModelParts
 from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
 from memo.profiler.layer import ScratchGradients

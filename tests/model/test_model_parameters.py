@@ -17,7 +17,7 @@ from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.config.derived import num_position_embeddings
 from memo.config.presets import PRESETS, PUBLISHED
-from memo.model.layer import ModelParts
+from memo.model.parts import ModelParts
 from memo.model.transformer import TransformerChunk
 from memo.parallel.shards import Piece, ShardedParameter, initialize
 from memo.spec.parameters import count_parameters, layer_parameters, stage_parameters
