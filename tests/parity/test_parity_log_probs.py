@@ -12,7 +12,15 @@ import pytest
 import torch
 from hugging_face import Wide
 from layouts import assemble, global_pieces, relative_error
-from lora_models import lora_config, our_gradients, some_samples, their_log_probs, their_model, write_lora_model
+from lora_models import (
+    gradients_of_steps,
+    lora_config,
+    our_gradients,
+    some_samples,
+    their_log_probs,
+    their_model,
+    write_lora_model,
+)
 from ranks import run_ranks
 from torch import Tensor
 
@@ -108,14 +116,7 @@ def _step_on(folder: Path, layout: dict[str, Any]) -> tuple[float, float, dict[s
     """Loss, gradient norm, and gradients of the adapters."""
     with memo.Trainer(config=lora_config(folder, **layout)) as trainer:
         old, reference = _old(trainer.log_probs(FEW)), trainer.log_probs(FEW, reference=True)
-        optimizer, found = trainer.parts.optimizer, dict[str, Tensor]()
-        update = optimizer.step
-
-        def kept(*args: Any) -> Any:
-            found.update(global_pieces(trainer.parts, "grad"))
-            return update(*args)
-
-        optimizer.step = kept  # type: ignore[method-assign]
+        found = gradients_of_steps(trainer)
         record = trainer.step_on(FEW, lambda log_probs: _loss(log_probs, old, reference))
         assert (trainer.iteration, record.consumed_samples) == (1, 0)
         return record.lm_loss, record.grad_norm, found

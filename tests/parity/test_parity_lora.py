@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from hf_directories import write_model
 from hugging_face import Wide
 from layouts import Outcome, make, relative_error, tiny, train
+from lora_models import randomize_trained
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -144,11 +145,7 @@ def _theirs(directory: Path, flags: dict[str, Any]) -> Any:
             task_type="CAUSAL_LM",
         )
         model = peft.get_peft_model(base, config, autocast_adapter_dtype=False)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    randomize_trained(model)
     return model
 
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from hf_directories import VOCAB
 from hugging_face import Wide
-from layouts import assemble, global_pieces, relative_error
-from lora_models import lora_config, our_gradients, their_model, write_lora_model
+from layouts import assemble, relative_error
+from lora_models import gradients_of_steps, lora_config, our_gradients, their_model, write_lora_model
 from pairs import Answer, open_pairs, some_pairs, write_pairs
 from ranks import run_ranks
 from torch import Tensor
@@ -91,14 +91,7 @@ def _first_step(folder: Path, kind: str, layout: dict[str, Any]) -> tuple[dict[s
     flags = {"preference": kind, "preference_beta": BETA, "global_batch_size": BATCH, "mock_data": False, **layout}
     data = open_pairs(str(folder / "pairs"), LENGTH, packing=layout.get("packing", True))
     with memo.Trainer(config=lora_config(folder, **flags), train_data=data) as trainer:
-        optimizer, found = trainer.parts.optimizer, dict[str, Tensor]()
-        update = optimizer.step
-
-        def kept(*args: Any) -> Any:
-            found.update(global_pieces(trainer.parts, "grad"))
-            return update(*args)
-
-        optimizer.step = kept  # type: ignore[method-assign]
+        found = gradients_of_steps(trainer)
         record = trainer.step()
         assert record.consumed_samples == BATCH
         pairs = [pair for index in range(0, BATCH, 2) for pair in data.groups(index)]

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from hf_directories import VOCAB, write_model
 from hugging_face import Wide
-from layouts import tiny
+from layouts import global_pieces, tiny
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+import memo
 from memo.checkpoint.hugging_face.adapters import ADAPTER_CONFIG, ADAPTER_FILE, read_adapters
 from memo.config import RunConfig
 from memo.config.hugging_face import read_config
@@ -32,13 +33,31 @@ def write_lora_model(root: Path) -> Path:
         base = _base(directory)
         config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
         model = peft.get_peft_model(base, config, autocast_adapter_dtype=False)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    randomize_trained(model)
     model.save_pretrained(root / "adapter")
     return root
+
+
+@torch.no_grad()
+def randomize_trained(model: nn.Module) -> None:
+    """Give what is trained random values, the same in every process."""
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+
+
+def gradients_of_steps(trainer: memo.Trainer) -> dict[str, Tensor]:
+    """This rank's pieces of the gradients that the next step of a Trainer applies; empty before it."""
+    optimizer, found = trainer.parts.optimizer, dict[str, Tensor]()
+    update = optimizer.step
+
+    def kept(*args: Any) -> Any:
+        found.update(global_pieces(trainer.parts, "grad"))
+        return update(*args)
+
+    optimizer.step = kept  # type: ignore[method-assign]
+    return found
 
 
 def lora_config(root: Path, **flags: Any) -> RunConfig:
