@@ -27,6 +27,21 @@ def test_the_device_is_what_the_settings_say(tmp_path) -> None:
     assert done.stdout.split("\n")[0] == "NVIDIA A100-SXM4-40GB 40 (8, 0) 2 108", done.stderr
 
 
+@pytest.mark.parametrize("capability", [86, 89, 103])
+def test_cub_sorts_on_gpus_that_no_wheel_is_compiled_for(tmp_path: Path, capability: int) -> None:
+    """CUB takes its kernels by the architecture of the binary that the device runs, 8.6 on an RTX 4090 (8.9)."""
+    done = run(
+        tmp_path,
+        """
+        import torch
+        keys = torch.arange(10_000, 0, -1, device="cuda")
+        print(torch.sort(keys, stable=True).values[:3].tolist())
+        """,
+        Device(capability=capability),
+    )
+    assert done.stdout.splitlines() == ["[1, 2, 3]"], done.stderr
+
+
 def test_expandable_segments_grow_and_give_back(tmp_path) -> None:
     """One address range whose physical memory comes and goes: what fragments the default allocator fits here."""
     done = run(

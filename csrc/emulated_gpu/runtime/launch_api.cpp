@@ -94,12 +94,22 @@ EXPORTED void __cudaRegisterFunction(void**, const char* host_function, char*, c
   kernel_names()[host_function] = name;
 }
 
+// Which of the architectures in torch's wheels (torch.cuda.get_arch_list(), 2.13) runs on the device: the newest of its
+// major version that is no newer (CUDA programming guide, "Binary Compatibility"). CUB refuses one that was not compiled.
+static int binary_version() {
+  const int wanted = settings().capability;
+  int found = wanted;
+  for (int compiled : {75, 80, 86, 90, 100, 120})
+    if (compiled <= wanted && compiled / 10 == wanted / 10) found = compiled;
+  return found;
+}
+
 // What host code asks before it chooses a launch. Any plausible answer serves: no launch follows.
 EXPORTED cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   *attributes = {};
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
-  attributes->binaryVersion = attributes->ptxVersion = settings().capability;
+  attributes->binaryVersion = attributes->ptxVersion = binary_version();
   attributes->maxDynamicSharedSizeBytes = 227 << 10;
   return done();
 }
