@@ -11,7 +11,7 @@ class ReferenceLogProbs(Artifact):
     """The sum over the tokens that count of each answer, in nats.
 
     Attributes:
-        data: by flag, which corpus it is of and how its answers are cut.
+        of: which corpus it is of, how its answers are cut, and which model told them.
         pairs: numbers of pairs in the corpus, from 0 on; those that no sample holds are left out.
         chosen, rejected: log p of both answers of each of them.
     """
@@ -19,7 +19,7 @@ class ReferenceLogProbs(Artifact):
     schema = "reference_log_probs"
     remedy = "remove it, and the run writes another before its first step"
 
-    data: dict[str, Any]
+    of: dict[str, Any]
     pairs: list[int]
     chosen: list[float]
     rejected: list[float]

@@ -13,13 +13,17 @@ _compute_loss, "sigmoid" and "ipo"); the paper of IPO does not divide by n, but 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memo.artifacts.checksum import checksum_of
 from memo.artifacts.reference_log_probs import ReferenceLogProbs
+from memo.checkpoint.hugging_face.adapters import ADAPTER_FILE
+from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.config import RunConfig
 from memo.config.training import Preference
 from memo.data import PreferencePairs, Sample, SampleDataset, checked_sample
@@ -102,6 +106,7 @@ class PreferenceSteps:
         feed: of the training data.
         ask: makes a feed of the same data as an evaluation reads it.
         say: prints a line, on one rank.
+        begin: tells the watchdog what is done from now on.
     """
 
     def __init__(
@@ -111,8 +116,9 @@ class PreferenceSteps:
         feed: Feed,
         ask: Callable[[SampleDataset], Feed],
         say: Callable[[str], None],
+        begin: Callable[[str], None],
     ) -> None:
-        self.config, self.parts, self.feed, self.say = config, parts, feed, say
+        self.config, self.parts, self.feed, self.say, self.begin = config, parts, feed, say, begin
         self.objective, self._ask = objective_of(config), ask
         self._asks: Feed | None = None
         self._stored: dict[int, tuple[float, float]] | None = None
@@ -163,7 +169,9 @@ class PreferenceSteps:
         path = self.config.data.reference_log_probs
         if path is None or self._stored is not None:
             return
-        self._stored = from_rank_zero(lambda: stored_reference(path, self.feed.dataset), self.parts.mesh.world)
+        self._stored = from_rank_zero(
+            lambda: stored_reference(path, self.config, self.feed.dataset), self.parts.mesh.world
+        )
         if self._stored is None:
             if iteration:
                 raise ConfigError(
@@ -171,19 +179,28 @@ class PreferenceSteps:
                     "weights are not the reference any more; bring the file that it has written before its first step"
                 )
             self._stored = self._written(path)
+            self.begin("step 1")
 
     def _written(self, path: str) -> dict[int, tuple[float, float]]:
         dataset, sampler = self.feed.dataset, self.feed.sampler
         assert isinstance(dataset, PreferencePairs)
         self.say(f"computing the reference's log-probs of {dataset.num_kept:,} pairs, for {path}")
         found: dict[int, tuple[float, float]] = {}
+        tenths = 1
         for first in range(0, dataset.samples_per_epoch, sampler.global_batch_size):
+            while first >= tenths * dataset.samples_per_epoch / 10:
+                self.say(f"{tenths}0 % of the reference's log-probs")
+                tenths += 1
+            self.begin(f"log-probs of the reference, samples from {first:,} on")
             batch = PairsOfBatch(dataset, first, sampler.global_batch_size, self.feed.vocab_size)
             sums = batch.sums(self._read(first))
             found |= dict(zip(batch.pairs, zip(*(side.tolist() for side in sums), strict=True), strict=True))
         pairs = sorted(found)
         content = ReferenceLogProbs(
-            _content_of(dataset), pairs, [found[pair][0] for pair in pairs], [found[pair][1] for pair in pairs]
+            _content_of(self.config, dataset),
+            pairs,
+            [found[pair][0] for pair in pairs],
+            [found[pair][1] for pair in pairs],
         )
         from_rank_zero(lambda: content.save(path), self.parts.mesh.world)
         return found
@@ -195,10 +212,11 @@ def draw_of(
     feed: Feed,
     ask: Callable[[SampleDataset], Feed],
     say: Callable[[str], None],
+    begin: Callable[[str], None],
 ) -> Draw:
     """How a run's steps take their data: as texts, or by --preference as pairs; arguments as of PreferenceSteps."""
     if config.training.preference is not None:
-        return PreferenceSteps(config, parts, feed, ask, say).draw
+        return PreferenceSteps(config, parts, feed, ask, say, begin).draw
 
     def draw(iteration: int) -> Drawn:
         check_learned(config, isinstance(feed.dataset, PreferencePairs), "train_data")
@@ -207,29 +225,37 @@ def draw_of(
     return draw
 
 
-def stored_reference(path: str, dataset: SampleDataset) -> dict[int, tuple[float, float]] | None:
+def stored_reference(path: str, config: RunConfig, dataset: SampleDataset) -> dict[int, tuple[float, float]] | None:
     """What the file says of each pair; None where there is no file.
 
-    Raises ArtifactError for another file, and ConfigError for one of other data.
+    Raises ArtifactError for another file, and ConfigError for one of other data or of another model.
     """
     if not os.path.exists(path):
         return None
     stored = ReferenceLogProbs.load(path)
-    now = _content_of(dataset)
-    if stored.data != now:
-        told = "; ".join(f"{name} {stored.data.get(name)} then, {value} now" for name, value in now.items())
+    now = _content_of(config, dataset)
+    changes = [(name, stored.of.get(name), value) for name, value in now.items() if stored.of.get(name) != value]
+    if changes:
+        told = "; ".join(f"{name} {then} then, {value} now" for name, then, value in changes)
         raise ConfigError(
-            f"--reference-log-probs {path} is of other data: {told}: give the file of this data, or another name, "
-            "under which the run writes one before its first step"
+            f"--reference-log-probs {path} is of other data or of another model: {told}: give the file of these, or "
+            "another name, under which the run writes one before its first step"
         )
     return stored.by_pair()
 
 
-def _content_of(dataset: SampleDataset) -> dict[str, Any]:
-    """What the log-probs of an answer depend on, besides the model."""
+def _content_of(config: RunConfig, dataset: SampleDataset) -> dict[str, Any]:
+    """What the log-probs of an answer depend on; of files of weights their fingerprints."""
     assert isinstance(dataset, PreferencePairs)
+    model, adapter = config.checkpoint.pretrained_checkpoint, config.checkpoint.lora_checkpoint
     facts = dataset.identity()
-    return {"seq_length": dataset.seq_length, **{name: facts[name] for name in ("data_path", "long_conversations")}}
+    return {
+        "seq_length": dataset.seq_length,
+        **{name: facts[name] for name in ("data_path", "long_conversations")},
+        "model": f"of seed {config.training.seed}" if model is None else TensorFiles(model).fingerprint(),
+        "adapters": "new" if adapter is None else checksum_of(Path(adapter, ADAPTER_FILE).read_bytes()),
+        "quantize": config.model.quantize,
+    }
 
 
 def objective_of(config: RunConfig) -> Objective:

@@ -140,7 +140,7 @@ def prepare(
     trained = open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0)
     evaluated = evaluation_data(config, eval_data, tokenizer)
     if config.data.reference_log_probs is not None and isinstance(trained, PreferencePairs):
-        stored_reference(config.data.reference_log_probs, trained)
+        stored_reference(config.data.reference_log_probs, config, trained)
     return Prepared(
         config,
         world_size,

@@ -142,7 +142,7 @@ class Trainer(OverLogProbs):
         self.eval_data = next(iter(self.eval_sets.values()), None)
         persistence = Persistence(self.config, parts, feed, self._owned)
         agreement = Agreement(mesh, self._stop, lambda: persistence.failed, lambda: persistence.is_due)
-        draw = draw_of(self.config, parts, feed, self._feed, self.print)
+        draw = draw_of(self.config, parts, feed, self._feed, self.print, watchdog.begin)
         self._opened = _Opened(parts, feed, persistence, agreement, watchdog, draw)
         self._load()
         self._plan_transients()

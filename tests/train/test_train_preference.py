@@ -62,7 +62,7 @@ def test_the_loss_begins_at_that_of_equal_models_and_falls(prefix: str) -> None:
 
 def test_a_file_of_log_probs_is_a_reference_to_the_bit(prefix: str, tmp_path: Path) -> None:
     """New adapters add nothing, so the model before its first step is the model without them. Any layout may write the
-    file, and any may read it: 1e-12."""
+    file, and any may read it: 1e-12. Of another model it is refused."""
     file = tmp_path / "reference.json"
     stored = {**LORA, "reference_log_probs": str(file)}
     (plain,) = run_ranks(1, _losses, prefix, LORA)
@@ -72,10 +72,14 @@ def test_a_file_of_log_probs_is_a_reference_to_the_bit(prefix: str, tmp_path: Pa
     (again,) = run_ranks(1, _losses, prefix, stored)
     assert plain == written == again and len({*plain}) == STEPS
     assert all(each == pytest.approx(plain, rel=1e-12) for each in run_ranks(2, _losses, prefix, {**stored, "tp": 2}))
+    with pytest.raises(
+        ConfigError, match=r"is of other data or of another model: model of seed 1234 then, of seed 5 now: "
+    ):
+        tiny_trainer(data_path=prefix, **{**stored, "seed": 5})
     file.unlink()
     run_ranks(2, _losses, prefix, {**stored, "cp": 2})
     wanted = ReferenceLogProbs.load(file)
-    assert content.data == wanted.data and content.chosen == pytest.approx(wanted.chosen, rel=1e-12)
+    assert content.of == wanted.of and content.chosen == pytest.approx(wanted.chosen, rel=1e-12)
 
 
 def test_all_weights_may_be_trained_beside_a_file(prefix: str, tmp_path: Path) -> None:
@@ -172,7 +176,8 @@ def test_other_data_and_other_files_are_refused(prefix: str, tmp_path: Path) -> 
     facts = {"seq_length": 32, "data_path": "other", "long_conversations": "truncate"}
     ReferenceLogProbs(facts, [0], [-1.0], [-2.0]).save(file)
     with pytest.raises(
-        ConfigError, match=r"reference\.json is of other data: seq_length 32 then, 64 now; data_path other"
+        ConfigError,
+        match=r"reference\.json is of other data or of another model: seq_length 32 then, 64 now; data_path other",
     ):
         tiny_trainer(**LORA, data_path=prefix, reference_log_probs=str(file))
 
