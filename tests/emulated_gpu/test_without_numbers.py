@@ -39,10 +39,13 @@ def test_small_tensors_have_numbers_and_what_depends_on_large_ones_is_zero(tmp_p
         print(host.abs().max().item())
         other = torch.randn(1 << 30, device="cuda") @ torch.randn(1 << 30, device="cuda")
         print(other.item(), torch.cuda.memory_allocated() >> 30)
+        experts = torch.empty(1 << 20, dtype=torch.int64, device="cuda").sort().values
+        print(torch.searchsorted(experts, torch.arange(4, device="cuda"), right=True, out_int32=True).tolist())
         """,
     )
     assert printed[:3] == ["45 3 0.0 0.0 [0.0, 0.0, 0.0]", "0.0", "0.0 4"]
-    assert int(printed[3]) < MOST_TAKEN_KIB
+    assert printed[3] == "[262144, 524288, 786432, 1048576]", "each expert of a mixture has as many rows"
+    assert int(printed[4]) < MOST_TAKEN_KIB
 
 
 REACHING = """

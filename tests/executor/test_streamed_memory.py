@@ -49,7 +49,9 @@ def measured_and_told(world_size: int, placement: StatePlacement, dtype: torch.d
     run.seen.weights.clear()
     run.data_parallel.begin_step(MICROBATCHES)  # forgets the norms of the last step
     gc.collect()
-    parts: Any = SimpleNamespace(data_parallel=run.data_parallel, optimizer=run.optimizer, swap=None, states=run.states)
+    parts: Any = SimpleNamespace(
+        data_parallel=run.data_parallel, optimizer=run.optimizer, swap=None, states=run.states, coded=None
+    )
     told = MemoryUse.of(parts)
     for _ in range(100):  # gloo's threads let go of a message's memory when they next run
         measured = counter.live_bytes - before

@@ -64,8 +64,10 @@ Range hull(const at::Tensor& tensor) {
 struct Small {
   std::vector<Range> reads;
   std::vector<at::Tensor> writes;
+  int64_t num_sorted = 0;  // of searchsorted: the values among which it looks for places
 
   Small(const Operator& op, const Call& call) {
+    if (op.name == "aten::searchsorted.Tensor") num_sorted = call.arguments[0].toTensor().size(-1);
     const auto write = [this](const at::Tensor& tensor) {
       if (tensor.is_cuda() && has_numbers(tensor)) writes.push_back(view_on_cpu(tensor));
     };
@@ -77,6 +79,16 @@ struct Small {
       });
     }
     for (const c10::IValue& result : call.results) each_tensor(result, write);
+  }
+
+  // What a result is whose numbers depend on absent ones: zero. Places among sorted values are equal shares of them, so
+  // that each expert of a mixture has rows, and its kernels are started.
+  void fill_absent(at::Tensor& result) const {
+    if (num_sorted == 0) {
+      result.zero_();
+    } else {
+      result.copy_(at::arange(1, result.numel() + 1).mul(num_sorted).floor_divide(result.numel()).view_as(result));
+    }
   }
 };
 
@@ -140,7 +152,7 @@ void queue_call(const Operator& op, const Call& call, std::function<void()> comp
     });
     if (!is_absent) compute();
     for (at::Tensor tensor : small.writes) {
-      if (is_absent) tensor.zero_();
+      if (is_absent) small.fill_absent(tensor);
       const Range range = hull(tensor);
       emulated_set_absent(&range, is_absent);
     }
