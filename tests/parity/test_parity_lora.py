@@ -71,6 +71,7 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("4 bits", 2, {"pp": 2}),
     ("llama", 2, {"tp": 2}),
     ("llama", 2, {"cp": 2}),
+    ("llama", 2, {"pp": 2}),
     ("fused", 2, {"pp": 2}),
     ("llama", 2, {"data_parallel_sharding_strategy": "optim_grads_params", "micro_batch_size": 1}),
     ("llama", 1, {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 8, "offload_slot_tiles": 2}),
