@@ -267,6 +267,7 @@ def _copies(trainer: Trainer, records: Sequence[StepRecord]) -> dict[str, Any]:
     return {
         "moves": trainer.parts.swap is not None,
         "forecast": None if chosen is None else dataclasses.asdict(swap_forecast(chosen)),
+        "tiles": None if chosen is None or trainer.parts.swap is None else chosen.solution.tiles,
         **{name: statistics.median(values) if values else None for name, values in found.items()},
     }
 

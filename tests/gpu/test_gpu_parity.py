@@ -32,15 +32,33 @@ def error(found: list[tuple[float, float]], exact: list[tuple[float, float]]) ->
     return [max(abs(f[i] - e[i]) / abs(e[i]) for f, e in zip(found, exact, strict=True)) for i in range(2)]
 
 
+def assert_as_exact_as_cpu(on_gpu: dict[str, Any] | None = None, **run: Any) -> None:
+    """bf16 against fp64 on a CPU. Bound: three times the error of bf16 on a CPU, or four roundings of bf16."""
+    exact = figures("cpu", "fp64", **run)
+    cpu = error(figures("cpu", "bf16", **run), exact)
+    gpu = error(figures("cuda", "bf16", **run, **(on_gpu or {})), exact)
+    floor = 4 * torch.finfo(torch.bfloat16).eps
+    assert [g <= max(3 * c, floor) for g, c in zip(gpu, cpu, strict=True)] == [True, True], (gpu, cpu)
+
+
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize("alpha", ["off", 0.5])
 @pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny"])
 def test_gpu_is_as_exact_as_cpu(model: str, alpha: str | float, kernels: str) -> None:
-    """bf16 against fp64 on a CPU. Bound: three times the error of bf16 on a CPU, or four roundings of bf16."""
     if kernels == "triton":
         pytest.importorskip("triton", reason="Triton is not installed")
-    exact = figures("cpu", "fp64", model=model, offload_alpha=alpha)
-    cpu = error(figures("cpu", "bf16", model=model, offload_alpha=alpha), exact)
-    gpu = error(figures("cuda", "bf16", model=model, offload_alpha=alpha, kernels=kernels), exact)
-    floor = 4 * torch.finfo(torch.bfloat16).eps
-    assert [g <= max(3 * c, floor) for g, c in zip(gpu, cpu, strict=True)] == [True, True], (gpu, cpu)
+    assert_as_exact_as_cpu({"kernels": kernels}, model=model, offload_alpha=alpha)
+
+
+KINDS = ("qwen3-tiny", "qwen3-moe-tiny", "gpt-oss-tiny", "gemma-3-tiny", "qwen3.5-tiny", "glm-4.5-tiny", "olmo-3-tiny")
+"""Windows, sinks, experts with their choices, gated delta nets, norms after a block."""
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_every_kind_of_layer_is_as_exact_as_on_a_cpu(model: str) -> None:
+    assert_as_exact_as_cpu(model=model, offload_alpha=0.5)
+
+
+@pytest.mark.parametrize("quantize", ["none", "nf4", "int8"])
+def test_adapters_are_as_exact_as_on_a_cpu(quantize: str) -> None:
+    assert_as_exact_as_cpu(model="llama-tiny", offload_alpha=0.5, lora_rank=8, quantize=quantize)
