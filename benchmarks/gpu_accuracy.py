@@ -12,7 +12,7 @@ from typing import Any
 
 from measure import Case, measured
 from rows import Journal, environment
-from scales import Shape, parser, resolve
+from scales import parser, resolve
 from ways import WAYS
 
 from memo.config import RunConfig, preset
@@ -22,33 +22,45 @@ from memo.estimate.own_memory import own_memory
 from memo.simulate.predict import predict_step
 
 K = 1024
-RANK = Shape("llama-3.1-8b", (("num_layers", 16),))
-"""Half of the layers, for twice the rows in the time that a GPU is there: what a layer takes is the same."""
-WORLD = "tp=8"
-GPUS = 8
+MODEL = "llama-3.1-8b"
+WORLD, GPUS = "tp=8", 8
 LORA: dict[str, Any] = {"lora_rank": 16}
+SOON: dict[str, Any] = {"memory_planner": "off"}
+"""Of whole models: a plan for memory would take three more steps before the first."""
+
+
+_AT_ONCE = 1e9
 
 
 def cases(device: str) -> dict[str, Case]:
     """By name, in order of what matters most."""
 
-    def one(way: str, shape: Shape, seq_length: int, world: str | None = None, **flags: Any) -> Case:
-        return Case(way, shape.preset, seq_length, device, dict(shape.fields), world, warmup=1, steps=2, flags=flags)
+    def whole(preset: str, seq_length: int, steps: int = 2, **flags: Any) -> Case:
+        return Case("memo", preset, seq_length, device, warmup=1, steps=steps, flags={**SOON, **flags})
+
+    def rank(way: str, seq_length: int, layers: int, steps: int = 2) -> tuple[str, Case]:
+        """Fewer layers than the model has, for more rows in the time that a GPU is there: each takes what it takes."""
+        case = Case(way, MODEL, seq_length, device, {"num_layers": layers}, WORLD, warmup=1, steps=steps)
+        return f"{MODEL} of {layers} layers, one rank of {GPUS}, {seq_length // K}K, {way}", case
 
     return {
-        **{
-            f"llama-3.1-8b of 16 layers, one rank of 8, 128K, {way}": one(way, RANK, 128 * K, WORLD)
-            for way in ("full-swap-plan", "none", "full-recompute", "layer-input-offload")
-        },
-        "llama-3.1-8b, LoRA, 64K": one("memo", Shape("llama-3.1-8b"), 64 * K, **LORA),
-        "llama-3.2-1b, 128K": one("memo", Shape("llama-3.2-1b"), 128 * K),
-        "gpt-oss-20b, QLoRA, 64K": one("memo", Shape("gpt-oss-20b"), 64 * K, **LORA, quantize="nf4"),
-        "qwen3.5-4b, LoRA, 32K": one("memo", Shape("qwen3.5-4b"), 32 * K, **LORA),
+        **dict(
+            rank(way, 128 * K, layers=16) for way in ("full-swap-plan", "none", "full-recompute", "layer-input-offload")
+        ),
+        f"{MODEL}, LoRA, 128K": whole(MODEL, 128 * K, steps=1, **LORA),
+        "gpt-oss-20b, QLoRA, 64K": whole("gpt-oss-20b", 64 * K, steps=1, **LORA, quantize="nf4"),
+        **dict([rank("full-swap-plan", 1024 * K, layers=2, steps=1)]),
+        **dict(rank(way, 32 * K, layers=16) for way in ("full-swap-plan", "none")),
+        "qwen3.5-4b, LoRA, 32K": whole("qwen3.5-4b", 32 * K, **LORA),
+        "llama-3.2-1b, 128K": whole("llama-3.2-1b", 128 * K),
     }
 
 
 def foreseen(row: dict[str, Any]) -> dict[str, float]:
-    """Of the run of a row, with the tiles that it moved; nothing of ways that are not memo's own."""
+    """Of the run of a row, with the tiles that it moved; nothing of ways that are not memo's own.
+
+    What ranks would tell each other takes no time: a rank that runs alone does not send it.
+    """
     way = WAYS[row["way"]]
     if way.start is not None or way.under_autograd:
         return {}
@@ -60,7 +72,10 @@ def foreseen(row: dict[str, Any]) -> dict[str, float]:
     gpus, tiles = GPUS if world else 1, row["tiles"]
     if tiles is None:
         config = config.override({"offload_alpha": "off"})
-    step = predict_step(config, gpus, find_hardware(row["device"]), tiles)
+    hardware = find_hardware(row["device"])
+    silent = dataclasses.replace(hardware.efficiency, collective_s=0.0)
+    hardware = dataclasses.replace(hardware, node_gb_per_s=_AT_ONCE, network_gb_per_s=_AT_ONCE, efficiency=silent)
+    step = predict_step(config, gpus, hardware, tiles)
     memory = own_memory(config, gpus, 0, moved=tiles)
     return {
         "step_s": step.step_time_s,

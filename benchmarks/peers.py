@@ -202,6 +202,7 @@ def missing(packages: tuple[str, ...]) -> list[str]:
 
 def main() -> None:
     flags = parser(__doc__)
+    flags.add_argument("--lengths", nargs="+", type=int, metavar="TOKENS", help="default: those of the scale")
     flags.add_argument("--one", nargs=2, metavar=("PEER", "CASE"), help="measure one case here; print its row")
     given = flags.parse_args()
     if given.one:
@@ -210,7 +211,7 @@ def main() -> None:
     args = resolve(given)
     journal = Journal(f"{args.scale.name}/peers")
     out_of_memory: set[str] = set()
-    for seq_length in args.scale.peer_lengths:
+    for seq_length in given.lengths or args.scale.peer_lengths:
         case = case_of(args, "memo", args.scale.peer, seq_length)
         ours = journal.add(measured(args, case))
         about = {name: ours[name] for name in ("scale", "model", "shape", "layers", "seq_length")}

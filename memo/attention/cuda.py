@@ -18,7 +18,11 @@ _NO_DROPOUT = 0.0
 
 
 class CudnnSdpa(AttentionBackend):
-    """cuDNN's fused attention through aten. Its backward is not deterministic, and it does not accept an output."""
+    """cuDNN's fused attention through aten. Its backward is not deterministic, and it does not accept an output.
+
+    It refuses one query with one key ("s_q = s_kv = 1 is not supported", torch 2.11 on an H200), such as a packed
+    document of one token is: FlashAttention computes these.
+    """
 
     name = "cudnn"
 
@@ -26,10 +30,13 @@ class CudnnSdpa(AttentionBackend):
         # cuDNN's statistics are [b, n, s, 1]; the forward of some versions of torch returns them without the last dim,
         # and their backward expects them like that.
         self._lse_dims = 4
+        self._of_one_token = FlashSdpa()
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        if q.shape[2] == k.shape[2] == 1:
+            return self._of_one_token.forward(q, k, v, causal, scale, out)
         found, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, _NO_DROPOUT, causal, False, scale=scale
         )
@@ -38,6 +45,8 @@ class CudnnSdpa(AttentionBackend):
 
     def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out, lse = saved
+        if q.shape[2] == k.shape[2] == 1:
+            return self._of_one_token.backward(grad_out, saved, causal, scale)
         lse = lse.contiguous()
         seed = torch.zeros((), dtype=torch.int64, device=q.device)  # read only with dropout
         dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(

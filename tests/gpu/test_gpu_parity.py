@@ -1,12 +1,15 @@
 """The same training on a CPU and on a GPU, by how wrong bf16 itself is."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from gpu_sizes import SHORTER
 
 from memo import Trainer
+from memo.parallel import data
+from memo.parallel.shards import ShardedParameter, initialize
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -23,8 +26,18 @@ STEPS = 3
 
 def figures(device: str, dtype: str, **run: Any) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step."""
-    trainer = Trainer(**RUN, **run, device=device, params_dtype=dtype, profile_cache="off", progress=False)
+    with mock.patch.object(data, "initialize", drawn_on_a_cpu):
+        trainer = Trainer(**RUN, **run, device=device, params_dtype=dtype, profile_cache="off", progress=False)
     return [(record.lm_loss, record.grad_norm) for record in (trainer.step() for _ in range(STEPS))]
+
+
+def drawn_on_a_cpu(parameter: ShardedParameter, seed: int) -> None:
+    """The same initial weights on every device: a GPU's generator has other numbers for the same seed."""
+    drawn = torch.empty_like(parameter, device="cpu")
+    drawn.shard = parameter.shard  # type: ignore[attr-defined]
+    initialize(drawn, seed)  # type: ignore[arg-type]
+    with torch.no_grad():
+        parameter.copy_(drawn)
 
 
 def error(found: list[tuple[float, float]], exact: list[tuple[float, float]]) -> list[float]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import DTYPES, assert_as_exact, far_apart, normal
+from kernel_checks import DEVICE, DTYPES, assert_as_exact, far_apart, normal
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -92,7 +92,7 @@ def test_activation(dtype: torch.dtype, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tanh"])
 def test_extreme_inputs_stay_finite(kind: str) -> None:
     """exp of a large argument must not turn a plain answer into NaN."""
-    x = torch.tensor([[-1e4, -200.0, -20.0, 0.0, 20.0, 200.0, 1e4, 1.0]], requires_grad=True)
+    x = torch.tensor([[-1e4, -200.0, -20.0, 0.0, 20.0, 200.0, 1e4, 1.0]], device=DEVICE, requires_grad=True)
     kernel_out = activation_kernel.activate(x, kind)
     (kernel_grad,) = torch.autograd.grad(kernel_out.sum(), x)
     out = activation.activate(x, kind)
