@@ -2,18 +2,21 @@
 
     python benchmarks/step_sources.py
 
-kind step       Published steps of prime-rl (tests/golden/README.md), dense models, all weights trained, layers
-                recomputed. FSDP shards what memo's data parallelism holds whole, and is foreseen as data parallelism.
+kind step       Published steps of prime-rl (tests/golden/README.md), dense models, layers recomputed. FSDP shards what
+                memo's data parallelism holds whole, and is foreseen as data parallelism.
                 `between_s` passes between two steps, where an RL run without LoRA saves its weights for inference
                 (src/prime_rl/trainer/rl/train.py): tokens a second count it, seconds of a step do not, and those are
-                compared. Two things of a step are not memo's:
-    rl          The head makes log-probabilities and entropies of chunks by dozens of kernels in fp32, and asks the
-                device after each (src/prime_rl/trainer/models/layers/lm_head.py). What that takes a token is what a
-                step of kind rl takes beyond one of kind sft of the same model, device and length: two such pairs.
+                compared. Three things of a step are not memo's:
+    rl          To find where documents end, the host asks the device for each token's position, one by one
+                (get_response_lengths in src/prime_rl/trainer/utils.py, January 2026), and the head makes
+                log-probabilities and entropies of chunks by dozens of kernels in fp32. What that takes a token is what
+                a step of kind rl takes beyond one of kind sft of the same model, device and length: two such pairs.
     sft         Logits of the whole sequence in fp32, and a loss that is not fused (src/prime_rl/trainer/sft/train.py):
                 WHOLE_LOGITS_BYTES an element beyond those of memo's chunks.
-                LoRA's runs are left out: memo's model of LoRA has one adapter, theirs are run with four, and on B200
-                FlashAttention-2, which memo does not take there.
+    LoRA        Each adapted matrix has four adapters: the host stacks them, asks the device whether all tokens have
+                one, and scales by token (src/prime_rl/trainer/models/layers/lora/multi_linear.py). What that takes a
+                token beyond memo's one adapter is what pairs with and without LoRA of other machines say; a model of
+                which there is no such pair is left out.
 kind million    TRL 1.13's guide: Qwen3-8B, one sequence of 1,048,576 tokens on 8 H100 over a ring, layers recomputed
                 (github.com/huggingface/trl, docs/source/long_context_training.md): 380.1 s, with cuDNN's attention.
                 FSDP gathers weights, which is not counted. Attention of Hopper was chosen by it.
@@ -35,15 +38,17 @@ from held_out_accuracy import GPUS, Held, simumax
 from simulator_accuracy import GOLDEN
 
 from memo.config import ModelConfig, RunConfig, preset
+from memo.config.attention_kernels import FIRST_BEYOND_FLASH_2
 from memo.estimate.hardware import Efficiency
 from memo.estimate.hardware_files import HARDWARE
-from memo.simulate.framework import FSDP
+from memo.simulate.framework import FSDP, FSDP_OFFLOAD
 
 NAME = "step_sources"
 WHOLE_LOGITS_BYTES = 30
 """An element of logits: cast to fp32 (6 bytes), log-softmax (8), in backward zeros of the loss (4), log-softmax (12)
 and the cast (6), less the 6 that memo reads and writes."""
 ATTENTION = "prime-rl, 64K"
+FLASH_2 = "flash_attention_2"
 _QWEN3 = replace(preset("qwen3-8b"), untie_embeddings_and_output_weights=False)
 _MODELS: dict[str, ModelConfig] = {
     "Qwen/Qwen3-0.6B": replace(
@@ -75,31 +80,51 @@ class PrimeStep:
         return self.seq_length * (self.run.config.training.global_batch_size or 0) // self.run.gpus
 
     @property
+    def setting(self) -> tuple[object, ...]:
+        return self.run.hardware, self.run.gpus, self.run.model, self.seq_length
+
+    @property
+    def foreseen_s(self) -> float:
+        return self.run.foreseen().step_time_s
+
+    @property
     def between_s(self) -> float:
         return self.tokens * self.run.gpus / self.tokens_per_s - self.run.step_s
 
     @property
+    def capability(self) -> int:
+        return HARDWARE[self.run.hardware].capability
+
+    @property
     def is_memos(self) -> bool:
         """Whether memo would train so: all weights, layers recomputed, and attention that memo takes there."""
-        is_old = self.attention == "flash_attention_2" and HARDWARE[self.run.hardware].capability >= 90
+        is_old = self.attention == FLASH_2 and self.capability >= FIRST_BEYOND_FLASH_2
         return not self.lora and self.recomputes and not is_old
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what of it is not memo's."""
+        return not self.lora or bool(adapter_pairs(self))
 
     @property
     def not_memos_s(self) -> float:
         if self.kind == "rl":
-            return self.tokens * head_s_a_token(HARDWARE[self.run.hardware].capability)
+            return self.tokens * (rl_s_a_token(self.capability) + (adapters_s_a_token(self) if self.lora else 0))
         logits_bytes = WHOLE_LOGITS_BYTES * self.tokens * self.run.config.model.vocabulary
         hardware = HARDWARE[self.run.hardware]
         return logits_bytes / (hardware.memory_gb_per_s * 1e9 * hardware.efficiency.memory)
 
     def row(self) -> dict[str, Any]:
-        foreseen_s = self.run.foreseen().step_time_s
+        foreseen_s = self.foreseen_s
         return {
             "kind": "step",
             "hardware": self.run.hardware,
             "gpus": self.run.gpus,
             "model": self.run.model,
             "work": self.kind,
+            "lora": self.lora,
+            "attention": self.attention,
+            "recomputes": self.recomputes,
             "seq_length": self.seq_length,
             "step_s": self.run.step_s,
             "between_s": self.between_s,
@@ -120,6 +145,9 @@ def prime_rl() -> tuple[PrimeStep, ...]:
             gpus, sequences = int(row["num_gpus"]), int(row["micro_batches"])
             values: dict[str, Any] = {"seq_length": int(row["seq_len"]), "mbs": 1, "gbs": gpus * sequences}
             values |= {"device": "cuda", "offload_alpha": "off", "recompute_granularity": "full"}
+            is_lora, recomputes = bool(row["lora_rank"]), row["activations"] == "Recompute"
+            values |= {"lora_rank": int(row["lora_rank"]), "params_dtype": "bf16"} if is_lora else {}
+            values |= {"attention_backend": "flash"} if row["attention"] == FLASH_2 else {}
             config = RunConfig(model=_MODELS[row["model"]]).override(values)
             held = Held(
                 "prime-rl",
@@ -127,27 +155,51 @@ def prime_rl() -> tuple[PrimeStep, ...]:
                 config,
                 _HARDWARE[row["device"]],
                 float(row["step_s"]),
-                framework=FSDP,
+                framework=FSDP if recomputes else FSDP_OFFLOAD,
                 gpus=gpus,
             )
-            is_lora, recomputes = bool(row["lora_rank"]), row["activations"] == "Recompute"
             step = PrimeStep(row["kind"], row["attention"], is_lora, recomputes, float(row["tokens_per_s"]), held)
             found.append(step)
     return tuple(found)
 
 
 @cache
-def head_s_a_token(capability: int) -> float:
-    """What the head of an RL run takes beyond that of a supervised one: of pairs that differ in nothing else, those on
-    such a chip, or else all."""
+def rl_s_a_token(capability: int) -> float:
+    """What an RL run does beyond a supervised one: of pairs that differ in nothing else, those on such a chip, or else
+    all."""
     of: dict[tuple[object, ...], dict[str, PrimeStep]] = {}
     for step in prime_rl():
         if not step.lora and step.recomputes:
-            key = step.run.hardware, step.run.gpus, step.run.model, step.seq_length
-            of.setdefault(key, {})[step.kind] = step
+            of.setdefault(step.setting, {})[step.kind] = step
     pairs = [(pair["sft"], pair["rl"]) for pair in of.values() if len(pair) == 2]
     near = [pair for pair in pairs if HARDWARE[pair[0].run.hardware].capability == capability] or pairs
     return statistics.mean((rl.run.step_s - sft.run.step_s) / rl.tokens for sft, rl in near)
+
+
+@cache
+def adapter_pairs(step: PrimeStep) -> tuple[tuple[PrimeStep, PrimeStep], ...]:
+    """Steps without and with LoRA that differ in nothing else, of the same model on other machines: those of the same
+    length, or else all. Before Hopper torch has no grouped products, by which adapters are multiplied."""
+    others = [
+        other
+        for other in prime_rl()
+        if other.kind == "rl"
+        and other.recomputes
+        and other.capability >= FIRST_BEYOND_FLASH_2
+        and other.run.model == step.run.model
+        and other.run.hardware != step.run.hardware
+    ]
+    full = {other.setting: other for other in others if not other.lora}
+    pairs = [(full[other.setting], other) for other in others if other.lora and other.setting in full]
+    return tuple(pair for pair in pairs if pair[0].seq_length == step.seq_length) or tuple(pairs)
+
+
+def adapters_s_a_token(step: PrimeStep) -> float:
+    """What LoRA takes a token in prime-rl beyond what it takes in memo."""
+    return statistics.mean(
+        (lora.run.step_s - full.run.step_s - lora.foreseen_s + full.foreseen_s) / lora.tokens
+        for full, lora in adapter_pairs(step)
+    )
 
 
 def trl() -> list[Held]:
@@ -222,7 +274,7 @@ def _left_out(source: str, runs: Sequence[Held], by: str, efficiency: Efficiency
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    results = [step.row() for step in prime_rl() if step.is_memos]
+    results = [step.row() for step in prime_rl() if step.is_known]
     results += [{"kind": "million", **run.row()} for run in trl()] + left_out()
     for row in results:
         print(json.dumps(row))

@@ -11,8 +11,8 @@ from memo.artifacts.attention_table import AttentionCase, AttentionTable
 from memo.attention.backends import AttentionBackend, CpuFlash
 from memo.config.attention_kernels import (
     DETERMINISTIC_HEAD_DIM,
-    FLASH_2_TIMES,
     backend_by_capability,
+    flash_2_times,
     largest_deterministic,
 )
 from memo.errors import ConfigError
@@ -72,10 +72,11 @@ def choose_backend(
     if table is not None and calls and measured:
         return AttentionChoice(measured[0], _figures(measured, totals, table, calls) + limited)
     major, minor = compute_capability or torch.cuda.get_device_capability()
-    by_rule = backend_by_capability(10 * major + minor)
+    capability = 10 * major + minor
+    by_rule = backend_by_capability(capability)
     chosen = by_rule if by_rule in eligible else "flash"
-    if limited and chosen != by_rule:
-        limited += f", and this one takes about {FLASH_2_TIMES:g} times as long as {by_rule}"
+    if limited and chosen != by_rule and flash_2_times(capability) > 1:
+        limited += f", and this one takes about {flash_2_times(capability):g} times as long as {by_rule}"
     _check_deterministic(chosen, head_dim)
     return AttentionChoice(
         chosen,

@@ -21,12 +21,27 @@ FLASH_2 = ("flash", "flash_attn")
 """FlashAttention 2, written for Ampere: the tensor cores of later GPUs work at a part of their rate."""
 FIRST_BEYOND_FLASH_2 = 90
 """The compute capability, times ten, from which other kernels are quicker."""
-FLASH_2_TIMES = 2.0
-"""Times as long as cuDNN that FlashAttention 2 takes there, forward and backward.
+_FLASH_2_TIMES = {90: 2.0, 100: 3.8, 120: 1.0}
+"""By the first compute capability, times ten, for which it holds.
 
-Assumed between what is published: 1.6 (forward on H100, heads of 128, 16K tokens: 370 against 595 TFLOP/s;
-FlashAttention-3, arXiv 2407.08608, figure 5) and 2.3. What a deterministic backward takes beyond another one is not in
-it: flash-attn says slightly more, and gives no figure."""
+90: assumed between what is published: 1.6 (forward on H100, heads of 128, 16K tokens: 370 against 595 TFLOP/s;
+FlashAttention-3, arXiv 2407.08608, figure 5) and 2.3.
+100: FlashAttention 2 has no kernels for tensor memory, and runs Ampere's. Chosen by prime-rl's two steps without LoRA
+that use it on B200 (Qwen3-4B, 16K tokens): the supervised one says 3.6, the RL one 3.9, less what a pair of steps on
+H100 says of its other work. Three that chose nothing, of mixtures of experts with LoRA at 64K tokens, say 4.0 to 4.4.
+Its forward alone is quicker than that: 330 TFLOP/s at 16K tokens (meta-pytorch/tritonbench, pull request 171), 3.4.
+120: the tensor cores are driven as Ampere's are, and cuDNN is not quicker: 0.88 times as fast on RTX PRO 6000
+(huggingface/transformers, pull request 48163).
+"""
+
+
+def flash_2_times(capability: int) -> float:
+    """Times as long as cuDNN that FlashAttention 2 takes, forward and backward; 1 where it is what memo takes anyway.
+
+    What a deterministic backward takes beyond another one is not in it: flash-attn says slightly more, and gives no
+    figure.
+    """
+    return next((times for first, times in reversed(_FLASH_2_TIMES.items()) if capability >= first), 1.0)
 
 
 def backend_by_capability(capability: int, deterministic: bool = False) -> Literal["cudnn", "flash"]:

@@ -4,7 +4,7 @@ This plain model has never heard of swapping or of pipelines: it is a chunk of l
 and an output. Shapes as in `memo.model.layer`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -93,8 +93,12 @@ class Head(nn.Module):
         return linear_cross_entropy(x, self.weight, batch.labels, self._settings(), batch.loss_weight)
 
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Negative log-likelihood of each token, [s, b] fp32."""
-        return linear_cross_entropy(x, self.weight, labels, self._settings())
+        """Negative log-likelihood of each token, [s, b] fp32.
+
+        Logits of half a chunk exist at a time. The bytes of the other half are room for what waits beside the hidden
+        states: the batch, the losses, the normed rows of the chunk.
+        """
+        return linear_cross_entropy(x, self.weight, labels, replace(self._settings(), chunk_size=self.chunk_size // 2))
 
     def losses_and_greedy_tokens(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and the likeliest next token after each token, [s, b] int64; without gradients."""

@@ -208,12 +208,12 @@ def _forward(
     how: _How,
     weights: Tensor | None = None,
     greedy: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Losses of all tokens [s, b], or their weighted sum, and log-sum-exp [s, b], a chunk at a time; writes the
-    likeliest tokens to `greedy`."""
+) -> tuple[Tensor, Tensor | None]:
+    """Losses of all tokens [s, b], or their weighted sum, and for a backward log-sum-exp [s, b], a chunk at a time;
+    writes the likeliest tokens to `greedy`."""
     group, wide = how.group, wide_dtype(hidden.dtype)
-    log_sum_exp = torch.empty(labels.shape, dtype=wide, device=hidden.device)
-    losses = torch.empty_like(log_sum_exp) if weights is None else weights.new_zeros(())
+    log_sum_exp = torch.empty_like(labels, dtype=wide) if how.trains else None
+    losses = torch.empty_like(labels, dtype=wide) if weights is None else weights.new_zeros(())
     for section in how.parts.sections:
         part = how.parts.take(hidden, section.index)
         for own, rows in _row_ranges(section, part.shape[1], how):
@@ -222,7 +222,8 @@ def _forward(
                 _write(greedy, rows, _greedy(logits, how), group)
             lse, target = _reduce(logits, _read(labels, rows, group), how)
             del logits  # before the next chunk's are made
-            _write(log_sum_exp, rows, lse, group)
+            if log_sum_exp is not None:
+                _write(log_sum_exp, rows, lse, group)
             if weights is None:
                 _write(losses, rows, lse - target, group)
             else:

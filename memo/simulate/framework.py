@@ -4,7 +4,7 @@ memo is the framework of every plan. Published runs of another one are foreseen 
 say of kernels and links is not mixed up with what memo does differently.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memo.config.grid import AXES
 
@@ -23,6 +23,8 @@ class Framework:
             and runs all of a layer again where it is recomputed.
         has_unmeasured_host: whether published runs leave open what its host takes between kernels; see
             memo.estimate.time_errors.
+        copies_layer_inputs: whether inputs of layers that are recomputed go to host memory and back on the stream that
+            computes, so that compute stands still meanwhile.
     """
 
     order: tuple[str, ...] = AXES
@@ -30,6 +32,7 @@ class Framework:
     host_starts_kernels: bool = False
     under_autograd: bool = True
     has_unmeasured_host: bool = False
+    copies_layer_inputs: bool = False
 
 
 MEMO = Framework(host_starts_kernels=True, under_autograd=False, has_unmeasured_host=True)
@@ -37,6 +40,10 @@ MEMO = Framework(host_starts_kernels=True, under_autograd=False, has_unmeasured_
 
 FSDP = Framework(has_unmeasured_host=True)
 """Trainers that shard torch's modules (prime-rl, TRL), as far as one node goes: gathers of weights are not counted."""
+
+FSDP_OFFLOAD = replace(FSDP, copies_layer_inputs=True)
+"""prime-rl's ac_offloading: what a checkpointed layer saves, which is its input, is copied by hooks of autograd that
+have no stream of their own (src/prime_rl/utils/act_offloading.py)."""
 
 MEGATRON_LM = Framework(waits_for_messages=True)
 """Megatron-LM's 1F1B without interleaving: after each forward and each backward a stage sends, receives and waits for

@@ -7,7 +7,7 @@ from typing import TypeVar
 from memo.config import RunConfig
 from memo.config.derived import rank_tokens, resolved_dtype, resolved_sections
 from memo.config.grid import AXES, rank_grid
-from memo.estimate.attention_rates import with_attention_of
+from memo.estimate.attention_rates import has_slow_attention, with_attention_of
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
 from memo.planner.swap_problem import NO_LIMITS
@@ -44,6 +44,7 @@ class StepModel:
             does.
         always_share: of the bytes that move, those that always do.
         has_unmeasured_host: as of the framework.
+        has_slow_attention: as of StepParts.
     """
 
     pipeline: Pipeline
@@ -62,6 +63,7 @@ class StepModel:
     spared: Cost = NOTHING
     always_share: float = 1.0
     has_unmeasured_host: bool = False
+    has_slow_attention: bool = False
 
     def program(self, pipeline: Pipeline) -> Program:
         """For the clock: the schedules of this pipeline, perhaps with fewer microbatches."""
@@ -123,6 +125,7 @@ def step_model(
         spared=made.spared,
         always_share=made.always_share,
         has_unmeasured_host=framework.has_unmeasured_host,
+        has_slow_attention=has_slow_attention(hardware, config),
     )
 
 
@@ -141,13 +144,18 @@ def stage_message_s(
     counted.
     """
     parallel, sections = config.parallel, resolved_sections(config) if from_host else 1
-    wire_bytes = rank_tokens(config) // parallel.tp * config.model.hidden_size * kernels.narrow / sections
+    wire_bytes = _hidden_bytes(config, kernels) / sections
     stride = rank_grid(config, world_size, order).stride("pp")
     sent_s = kernels.message_s(wire_bytes, Group(parallel.pp, stride))
     if not from_host or parallel.pp == 1:
         return sent_s
     copied_s = wire_bytes / (min(kernels.hardware.offload_gb_per_s, kernels.hardware.prefetch_gb_per_s) * 1e9)
     return sections * max(sent_s, copied_s)
+
+
+def _hidden_bytes(config: RunConfig, kernels: Kernels) -> int:
+    """Of the hidden states between two layers, of one microbatch."""
+    return rank_tokens(config) // config.parallel.tp * config.model.hidden_size * kernels.narrow
 
 
 @dataclass(frozen=True)
@@ -190,8 +198,13 @@ def _layer(
                 always_share=problem.always_bytes / swap.moved_bytes if swap.moved_bytes else 1.0,
             )
     layer = plain_layer(config, kernels, framework)
-    overlap, by_layer = kernels.hardware.copies_overlap, layer.by_layer
-    return _Layer(layer, LayerTimes(*layer.computed_s, copies_overlap=overlap, by_layer=by_layer))
+    hardware, by_layer = kernels.hardware, layer.by_layer
+    times = LayerTimes(*layer.computed_s, copies_overlap=hardware.copies_overlap, by_layer=by_layer)
+    if framework.copies_layer_inputs:
+        input_gb = _hidden_bytes(config, kernels) / 1e9
+        offload_s, prefetch_s = input_gb / hardware.offload_gb_per_s, input_gb / hardware.prefetch_gb_per_s
+        times = replace(times, offload_s=offload_s, prefetch_s=prefetch_s, copies_overlap=False)
+    return _Layer(layer, times)
 
 
 def _by_stage(config: RunConfig, of_stage: Callable[[int], _Of]) -> tuple[_Of, ...]:

@@ -23,6 +23,7 @@ def step_parts(step: StepPrediction, model: StepModel, config: RunConfig) -> Ste
         link=max(step.resources["h2d"], step.resources["d2h"]),
         has_unmeasured_host=model.has_unmeasured_host,
         has_experts=config.model.num_experts > 0,
+        has_slow_attention=model.has_slow_attention,
     )
 
 

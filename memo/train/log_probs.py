@@ -27,6 +27,7 @@ from memo.parallel.adapter import adapters_off
 from memo.parallel.collectives import all_reduce
 from memo.train.build import ParallelModel
 from memo.train.feed import Feed
+from memo_kernels import wide_dtype
 
 LossOfLogProbs = Callable[[Tensor], Tensor]
 """From log-probs [samples, s], fp64 on the host, to a scalar; computed on every rank, so it must not be random."""
@@ -63,25 +64,28 @@ def read_log_probs(parts: ParallelModel, feed: Feed, num_samples: int, *, refere
                 found.append(_of_global_batch(parts, feed))
         else:
             found.append(_of_global_batch(parts, feed))
-    return torch.cat(found)[:num_samples]
+    return torch.cat(found)[:num_samples].double()
 
 
 def _of_global_batch(parts: ParallelModel, feed: Feed) -> Tensor:
+    """Of all samples of the next global batch, in the dtype of the losses."""
     rows = rows_of_microbatches(parts, feed)
     batches = feed.next_global_batch(per_token=True)
-    shape = (feed.sampler.global_batch_size, feed.dataset.seq_length)
-    found = torch.zeros(shape, dtype=torch.float64, device=parts.device)
-    order = feed.shard_order.to(parts.device)
+    of_labels: dict[int, Tensor] = {}
 
     def read(head: Head, hidden: Tensor, microbatch: int) -> None:
-        batch = batches[microbatch]
-        losses = head.token_losses(hidden, batch.labels).double()
-        of_labels = losses.neg_().masked_fill_(batch.loss_weight == 0, 0.0)
-        for row, of_sample in zip(rows[microbatch], of_labels.unbind(1), strict=True):
-            if parts.mesh.at.tp == 0:  # all tp ranks have the same
-                found[row, order] = of_sample
+        losses = head.token_losses(hidden, batches[microbatch].labels)
+        of_labels[microbatch] = losses.neg_().masked_fill_(batches[microbatch].loss_weight == 0, 0.0)
 
     parts.at_head(batches, read)
+    # Made only now that no logits exist, as it holds the whole global batch.
+    shape = (feed.sampler.global_batch_size, feed.dataset.seq_length)
+    found = torch.zeros(shape, dtype=wide_dtype(parts.chunks[0].dtype), device=parts.device)
+    order = feed.shard_order.to(parts.device)
+    if parts.mesh.at.tp == 0:  # all tp ranks have the same
+        for microbatch, of_tokens in of_labels.items():
+            for row, of_sample in zip(rows[microbatch], of_tokens.unbind(1), strict=True):
+                found[row, order] = of_sample
     return all_reduce(found, parts.mesh.world).cpu()  # each is on one rank, so no sum rounds
 
 

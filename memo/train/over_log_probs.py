@@ -25,8 +25,8 @@ class OverLogProbs(Questions):
     def log_probs(self, samples: Sequence[Sample], *, reference: bool = False) -> Tensor:
         """log p of each label of `samples`, [samples, s] fp64 on the host; 0 where the sample's loss mask is 0.
 
-        Collective: all ranks give the same samples, any number of them, and get the same numbers. Logits exist one
-        chunk of --loss-chunk-size tokens at a time. Changes no training state.
+        Collective: all ranks give the same samples, any number of them, and get the same numbers. Logits of half of
+        --loss-chunk-size tokens exist at a time. Changes no training state.
 
         `reference`: of the model without LoRA's adapters, which is what it was before training unless
         --lora-checkpoint gave it others. Raises ConfigError for that where the model has none or trains more than them,

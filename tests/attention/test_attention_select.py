@@ -83,6 +83,11 @@ def test_only_deterministic_backends_are_eligible_where_that_is_asked(installed:
     assert "use_deterministic_algorithms" in choose(times, {OWN: 1.0}).reason
     by_rule = choose(None, {})  # it would say cudnn
     assert by_rule.name == "flash" and "takes about 2 times as long as cudnn" in by_rule.reason
+    told = {
+        capability: choose_backend("auto", "cuda", 128, compute_capability=capability).reason
+        for capability in ((10, 0), (12, 0))
+    }
+    assert "takes about 3.8 times as long as cudnn" in told[10, 0] and "times as long" not in told[12, 0]
     with pytest.raises(ConfigError, match=r"'cudnn', whose gradients have the same bits each time never.*use 'auto'"):
         choose_backend("cudnn", "cuda", 128)
     with pytest.raises(ConfigError, match=r"'flash_attn_3'.*only for heads of up to 192, and heads are of 256"):

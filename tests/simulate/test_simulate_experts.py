@@ -15,13 +15,13 @@ from memo.simulate.parts import step_parts
 from memo.simulate.predict import predict_step
 
 GPUS = 8
-RL_HEAD_S = 0.67
-"""What the head of an RL run takes beyond a supervised one's, by pairs of dense models (benchmarks/step_sources.py)."""
+RL_S = 0.67
+"""What an RL run takes beyond a supervised one, by pairs of dense models (benchmarks/step_sources.py)."""
 LONG = {"seq_length": 262144}
 """So many that gradients of experts are not bound by the memory of their sums, as they may be on tiles."""
 PRIME_RL = {
-    "h100-80 rl": ("h100-80", 8.174 - RL_HEAD_S),
-    "h200 rl": ("h200", 7.401 - RL_HEAD_S),
+    "h100-80 rl": ("h100-80", 8.174 - RL_S),
+    "h200 rl": ("h200", 7.401 - RL_S),
     "h200": ("h200", 7.173),
 }
 """Seconds of a step of Qwen3-30B-A3B, two sequences of 16K tokens a GPU, all weights trained, layers recomputed

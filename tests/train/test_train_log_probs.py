@@ -16,8 +16,6 @@ from memo.errors import ConfigError, DataError
 from memo.train.log_probs import completion_numbers, sums_by_completion
 
 VOCAB, CHUNK, WIDTH = 150_000, 256, 16
-TOKEN_BYTES = 64
-"""Bound on what a token takes beside its hidden state: tokens, labels, positions, marks, losses and the result."""
 
 
 def _peak(num_tokens: int) -> int:
@@ -48,12 +46,12 @@ def _peak(num_tokens: int) -> int:
 
 
 @pytest.mark.parametrize("num_tokens", [4096, pytest.param(65536, marks=pytest.mark.full)])
-def test_logits_exist_one_chunk_at_a_time(num_tokens: int) -> None:
+def test_log_probs_take_at_most_one_chunk_beside_the_hidden_states(num_tokens: int) -> None:
     """fp32, and a vocabulary of 150K: one chunk of logits takes 154 MB, and all of 64K tokens would take 39 GB.
-    Measured: the chunk, hidden states, and 45 bytes a token of 64K."""
+    Measured beside the hidden states of 64K: 79 MB, the logits of half a chunk and 32 bytes a token."""
     (peak_bytes,) = run_ranks(1, _peak, num_tokens)
     chunk_bytes, hidden_bytes = 4 * CHUNK * VOCAB, 4 * WIDTH * num_tokens
-    assert chunk_bytes <= peak_bytes <= chunk_bytes + hidden_bytes + TOKEN_BYTES * num_tokens
+    assert chunk_bytes // 2 <= peak_bytes - hidden_bytes <= chunk_bytes
 
 
 PROMPTS = [([5, 6, 7, 8], [0, 0, 1, 1]), ([9, 10, 11], [0, 1, 1]), ([12, 13, 14, 15, 16], [0, 0, 0, 0, 1])]
