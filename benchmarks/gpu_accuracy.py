@@ -1,22 +1,32 @@
 """Step time and memory on a GPU, beside what memo foresees of the same run.
 
     python benchmarks/gpu_accuracy.py [--only NAME ...] [--minutes 5]
+    python -m memo.emulated_gpu -- python benchmarks/gpu_accuracy.py --rehearse
 
 A row is one run in a fresh process: one rank of eight without collectives (--simulate-world), or a whole model. What is
 foreseen is worked out from the rows when their table is drawn, on memo's own machine of that name. A row takes the
-place of an earlier one of the same name on the same kind of GPU.
+place of an earlier one of the same name on the same kind of GPU. --rehearse needs no GPU: it adds to each kept row what
+the same program allocates on the emulated GPU, without numbers.
 """
 
 import dataclasses
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from measure import Case, measured
-from rows import Journal, environment
+import measure
+from measure import Case, in_fresh_process, measured
+from rows import Journal, environment, read, write
 from scales import parser, resolve
 from ways import WAYS
 
 from memo.config import RunConfig, preset
 from memo.config.simulated_world import with_simulated_axes
+from memo.emulated_gpu.launch import Device
+from memo.emulated_gpu.launch import environment as emulated
 from memo.estimate.machines import find_hardware
 from memo.estimate.own_memory import own_memory
 from memo.simulate.predict import predict_step
@@ -29,7 +39,10 @@ SOON: dict[str, Any] = {"memory_planner": "off"}
 """Of whole models: a plan for memory would take three more steps before the first."""
 
 
+FILE = "full/gpu_accuracy"
 _AT_ONCE = 1e9
+_HOST_GIB = 125.0
+"""Of the emulated machine: that of the rows that are kept."""
 
 
 def cases(device: str) -> dict[str, Case]:
@@ -85,12 +98,58 @@ def foreseen(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def beside_foresight(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with what is foreseen and how far off it is, and the share of the speed of keeping everything."""
+    kept_s = {_of_length(row): row["step_p50_s"] for row in lines if row["way"] == "none" and row["status"] == "ok"}
+    shown = []
+    for row in lines:
+        if row["status"] == "ok":
+            if expected := foreseen(row):
+                row = row | {
+                    "foreseen_s": expected["step_s"],
+                    "time_off_percent": 100 * (expected["step_s"] / row["step_p50_s"] - 1),
+                    "memory_off_percent": 100 * (expected["allocated_bytes"] / row["allocated_peak_bytes"] - 1),
+                }
+            if kept_s.get(_of_length(row)) and row["way"] != "none":
+                row = row | {"of_ideal": kept_s[_of_length(row)] / row["step_p50_s"]}
+        shown.append(row)
+    return shown
+
+
+def rehearsed_bytes(row: dict[str, Any]) -> int:
+    """Allocated at the peak by the program of a row on the emulated GPU."""
+    case = cases("cuda")[row["name"]]
+    machine = find_hardware(row["device"])
+    device = Device(
+        name=machine.driver_name,
+        memory_gib=machine.memory_gib,
+        capability=machine.capability,
+        multiprocessors=machine.multiprocessors,
+        host_memory_gib=_HOST_GIB,
+        without_numbers=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        variables = emulated(device, Path(folder) / "gpu.txt", os.environ) | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, measure.__file__, json.dumps(dataclasses.asdict(case))]
+        found = in_fresh_process(command, 600.0, variables)
+    print(row["name"], found["status"], found.get("message", ""), flush=True)
+    return int(found["allocated_peak_bytes"])
+
+
+def _of_length(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["device"], row["model"], row["layers"], row["seq_length"], row["simulated_world"]
+
+
 def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--only", nargs="+", metavar="NAME", default=[""], help="runs whose name holds one of these")
+    asked.add_argument("--rehearse", action="store_true", help="add what kept rows take on the emulated GPU")
     options = asked.parse_args()
+    if options.rehearse:
+        write(FILE, [{**row, "emulated_bytes": rehearsed_bytes(row)} for row in read(FILE)])
+        return
     args = resolve(options)
-    journal, device = Journal(f"{args.scale.name}/gpu_accuracy"), environment()["device"]
+    journal, device = Journal(FILE), environment()["device"]
     for name, case in cases(args.scale.device).items():
         if any(word in name for word in options.only):
             journal.replace({"name": name, "device": device, **measured(args, case)}, "name", "device")

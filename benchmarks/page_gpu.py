@@ -1,5 +1,6 @@
 """Tables of what `make gpu` and `make benchmark --scale full` measure on a GPU."""
 
+from gpu_accuracy import beside_foresight
 from page_tables import Cell, Table, both_ways, gib, moved, number, status, text, thousandth
 
 _RUN: dict[str, Cell] = {
@@ -134,4 +135,32 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
     ),
 }
 
-ON_GPU = [Table(f"full/{name}", title, columns) for name, (title, columns) in TABLES.items()]
+FORESIGHT = Table(
+    "full/gpu_accuracy",
+    "Steps beside what was foreseen of them",
+    {
+        "run": text("name"),
+        "status": lambda row: "-" if row["status"] == "ok" else status(row),
+        "tokens/s": _RUN["tokens/s"],
+        "MFU causal, %": _MFU["MFU causal, %"],
+        "step, s": number("step_p50_s", ".3f"),
+        "foreseen": number("foreseen_s", ".3f"),
+        "off, %": number("time_off_percent", "+.1f"),
+        "of the ideal's speed": number("of_ideal", ".3f"),
+        "hidden": number("hidden_share", ".3f"),
+        "GPU GiB": gib("allocated_peak_bytes"),
+        "off by, %": number("memory_off_percent", "+.2f"),
+        "emulated, off by %": lambda row: (
+            "-"
+            if not row.get("emulated_bytes")
+            else f"{100 * (row['emulated_bytes'] / row['allocated_peak_bytes'] - 1):+.3f}"
+        ),
+        "reserved": gib("reserved_peak_bytes"),
+        "host GiB, activations": gib("host_records_bytes"),
+    },
+    of=beside_foresight,
+    text="One GPU, alone on its host. The ideal keeps everything on the device. What is off is what was foreseen, against "
+    "what was measured: time counts no messages, which a rank that runs alone does not send; memory is torch's.",
+)
+
+ON_GPU = [FORESIGHT, *(Table(f"full/{name}", title, columns) for name, (title, columns) in TABLES.items())]

@@ -5,7 +5,7 @@ Every request to torch's allocator is counted (memo.estimate.program), so nothin
     weights .. state_slots   weights, gradients and optimizer states on the device, as the placement says
     rounding_buffers         slots of a swap plan
     skeletal                 what layers keep between forward and backward, except the layer that runs
-    transient                everything else that lives when a step needs most, including cuBLAS's workspace
+    transient                everything else that lives when a step needs most, including cuBLAS's workspaces
     context                  what torch does not see (memo.estimate.unseen_memory); on a CPU the process, messages
                              between processes, and freed memory that malloc keeps
 

@@ -8,7 +8,7 @@
 
 This holds from the second step on, as the first has no optimizer moments yet. Counted are the requests to torch's
 allocator of the device; host records of a swap plan and states in host memory are mapped without it. On CPUs scratch
-memory of kernels is a stated bound, as it depends on the CPU. On GPUs cuBLAS has one workspace for the whole run.
+memory of kernels is a stated bound, as it depends on the CPU. On GPUs cuBLAS has two workspaces for the whole run.
 
 Known error: at most 3 % above the measured peak and 0.5 % below in the runs of benchmarks/memory_accuracy.py (CPU,
 torch 2.13, gloo), and on GPUs that of memo.estimate.memory_errors (on the emulated GPU, NCCL, kernels of torch).

@@ -27,15 +27,17 @@ from memo.units import MIB
 _STEADY_ROUNDS = 2
 """After this many microbatches for each stage a schedule repeats itself; all others only add to the batch."""
 
-CUBLAS_WORKSPACE_BYTES = 32 * MIB
-"""What torch gives cuBLAS for the whole run on compute capability 9.0 and above; before that it is 8 MiB."""
+CUBLAS_WORKSPACES_BYTES = 2 * 32 * MIB
+"""What torch gives cuBLAS for the whole run on compute capability 9.0 and above; before that it is 2 x 8 MiB.
+
+Each thread that multiplies has its own: the one that runs forward, and autograd's, which runs backward."""
 
 
 def make_lasting(ledger: Ledger, config: RunConfig, z: LayerSizes, microbatches: int) -> None:
     """What lives during all of a step besides states and rounding buffers."""
     ledger.make("batch", microbatches * batch_bytes(z))
     ledger.make("order of tokens", order_bytes(z))
-    ledger.make("cuBLAS workspace", CUBLAS_WORKSPACE_BYTES if z.on_cuda else 0)
+    ledger.make("cuBLAS workspaces", CUBLAS_WORKSPACES_BYTES if z.on_cuda else 0)
     if z.rope:
         ledger.make("rope frequencies", config.parallel.vpp * rope_frequency_bytes(z, num_rotations(config.model)))
 
