@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 import full_size
+import gpu_accuracy
 import page_scaled
 import rows
 import timed_accuracy
@@ -55,6 +56,31 @@ def quarter_million(way: str) -> Row:
 def cpu_memory() -> list[float]:
     """Errors of the peaks that were foreseen, against torch's on a CPU."""
     return [row["error"] for row in rows.read("memory_accuracy")]
+
+
+# Measured on a GPU
+
+
+def on_gpu() -> list[Row]:
+    """Runs beside what was foreseen of them."""
+    return gpu_accuracy.beside_foresight(rows.read(gpu_accuracy.FILE))
+
+
+def on_gpu_at(way: str) -> Row:
+    """One rank of the longest sequence there."""
+    return max((row for row in on_gpu() if row["way"] == way), key=lambda row: row["seq_length"])
+
+
+def over_recompute_on_gpu() -> str:
+    return f"{on_gpu_at('full-recompute')['step_p50_s'] / on_gpu_at('full-swap-plan')['step_p50_s']:.2f}"
+
+
+def memory_worst_on_gpu() -> str:
+    return upward(max(abs(row["memory_off_percent"]) for row in on_gpu() if "memory_off_percent" in row) / 100)
+
+
+def time_worst_on_gpu() -> str:
+    return upward(max(abs(row["time_off_percent"]) for row in on_gpu() if "time_off_percent" in row) / 100, 0)
 
 
 # Measured on the scaled node
@@ -274,6 +300,12 @@ FIGURES: dict[str, Callable[[], str]] = {
     "scaled_tokens": scaled_tokens,
     "scaled_stand_for": scaled_stand_for,
     "papers_own": papers_own,
+    "gpu_of_ideal": lambda: f"{on_gpu_at('full-swap-plan')['of_ideal']:.2f}",
+    "gpu_over_recompute": over_recompute_on_gpu,
+    "gpu_memory_worst": memory_worst_on_gpu,
+    "gpu_time_worst": time_worst_on_gpu,
+    "gpu_runs": lambda: str(sum("memory_off_percent" in row for row in on_gpu())),
+    "gpu_mfu": lambda: f"{on_gpu_at('full-swap-plan')['mfu_causal_percent']:.0f} %",
     "emulated_worst": emulated_worst,
     "emulated_runs": emulated_runs,
     "rehearsal_gpt_1m": rehearsal("gpt_1m"),

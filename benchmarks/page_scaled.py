@@ -19,7 +19,8 @@ LEAD = """A node in small: one CPU core is the GPU, and copies to host memory ar
 FLOPs and its activations stand to each other as on a node of A800s (29 TFLOP/s of peak for each GB/s of link), or of
 H100s (40). What hides behind compute depends on these proportions and on the sequence's length over the hidden size:
 2,048 to 16,384 tokens are run, with hidden sizes of 128 and 64, and stand for 64K to 1M tokens with a hidden size of
-4,096. The same program, plans and copies as on a GPU; real steps, real time; no GPU has confirmed it.
+4,096. The same program, plans and copies as on a GPU; real steps, real time. What an H200 took of some of these ways is
+in the last section.
 
 All ways compute layers by the same operations on the same 8 tiles of tokens, and differ only in what they keep, move
 and compute again (benchmarks/rivals.py):

@@ -1,8 +1,9 @@
 """What a gated delta net costs on one rank (memo.attention.delta_rule), by its products and by the bytes that it moves.
 
 Its products are in fp32. What a group of tokens has at its peak (memo.spec.delta) is taken to be written and read once.
-A backward runs the forward again twice: for the carries before each group, and under a graph. Known error: not compared
-with a measurement; kernels that do all of it in one, such as fla's, take a small part of this.
+A backward runs the forward again twice: for the carries before each group, and under a graph. Known error: the one step
+that was measured chose TIMES, and none checks it; kernels that do all of it in one, such as fla's, take a small part of
+this.
 """
 
 import math
@@ -13,6 +14,9 @@ from memo.simulate.cost import Cost
 from memo.simulate.layer_shape import LayerShape
 from memo.spec.delta import CHUNK, group_elements, group_tokens
 
+TIMES = 2.9
+"""Times what products and bytes alone would take that it does: chosen by a step of Qwen3.5-4B with LoRA, one sequence of
+32K tokens, on an H200 (benchmarks/gpu_accuracy.py). torch's triangular solves are not near either limit."""
 GROUP_KERNELS = (101, 276)
 """Of a group of tokens, beside those of its chunks: in forward, and in backward beside the forward of all groups but
 the last, which runs for the carries; counted on the emulated GPU."""
@@ -30,7 +34,7 @@ def delta_cost(shape: LayerShape, backward: bool) -> Cost:
     peaks = kernels.hardware.peak_tflops  # in the dtype of the run, if no other is known
     peak = peaks.get("fp32", peaks[kernels.dtype]) * 1e12 * kernels.hardware.efficiency.matmul
     moving_s = kernels.memory_s(num_bytes, kernels_of_delta(shape.config, backward))
-    return Cost(attention=flops / peak, elementwise=moving_s)
+    return Cost(attention=TIMES * flops / peak, elementwise=TIMES * moving_s)
 
 
 def kernels_of_delta(config: RunConfig, backward: bool) -> int:

@@ -1,0 +1,40 @@
+"""What a GPU took lies where memo's texts say: beside the account, the emulated GPU and the simulator."""
+
+import gpu_accuracy
+import pytest
+import rows
+
+from memo.estimate.memory_errors import RUNS_ON_GPU, WORST_ON_GPU
+from memo.estimate.unseen_memory import CONTEXT
+
+ROWS = {row["name"]: row for row in gpu_accuracy.beside_foresight(rows.read(gpu_accuracy.FILE))}
+FORESEEN = {name: row for name, row in ROWS.items() if "time_off_percent" in row}
+
+
+def test_rows_are_of_cases_that_stand_there() -> None:
+    assert set(ROWS) <= set(gpu_accuracy.cases("cuda")) and all(row["status"] == "ok" for row in ROWS.values())
+
+
+def test_memory_is_foreseen_as_plans_say() -> None:
+    worst = max(abs(row["memory_off_percent"]) for row in FORESEEN.values()) / 100
+    assert WORST_ON_GPU - 0.0005 < worst <= WORST_ON_GPU
+    assert len(FORESEEN) == RUNS_ON_GPU
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_emulated_gpu_allocates_what_the_gpu_does(name: str) -> None:
+    """To 2 MiB, of 11 to 133 GiB."""
+    row = ROWS[name]
+    assert abs(row["emulated_bytes"] - row["allocated_peak_bytes"]) < 2 << 20
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_context_is_what_is_in_use_beside_torch(name: str) -> None:
+    beside = ROWS[name]["device_used_bytes"] - ROWS[name]["reserved_peak_bytes"]
+    assert CONTEXT.foreseen == pytest.approx(beside, rel=0.08)
+
+
+@pytest.mark.parametrize("name", FORESEEN)
+def test_steps_take_what_is_foreseen(name: str) -> None:
+    """Within a tenth; the one with gated delta nets chose what these take."""
+    assert abs(FORESEEN[name]["time_off_percent"]) < 10
