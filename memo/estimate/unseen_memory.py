@@ -6,11 +6,11 @@
     all-to-all   the same to every other rank of the node, and one shared buffer for ranks of other nodes page tables
     of the GPU, over the host memory that it copies from and to
 
-The context that is foreseen is measured on memo's own runs. Each other number is a published figure, and its source stands
-beside it; `least` and `most` are the lowest and the highest published figure. The whole was not fitted. Beside what others published of
-whole programs: of tp 2 x pp 2 x dp 2 on 8 H100 it foresees 3.1 GiB of six communicators, where Megatron-LM with about
-twice as many held 7 GB (verl pull 6408); of cp 8 by all-to-all 5.8 GiB in all with three communicators, where a program
-with one of them held 4.3 GB (NCCL issue 1685).
+The context that is foreseen is measured on memo's own runs. Each other number is a published figure, and its source
+stands beside it; `least` and `most` are the lowest and the highest published figure. The whole was not fitted. Beside
+what others published of whole programs: of tp 2 x pp 2 x dp 2 on 8 H100 it foresees 3.1 GiB of six communicators, where
+Megatron-LM with about twice as many held 7 GB (verl pull 6408); of cp 8 by all-to-all 5.9 GiB in all with three
+communicators, where a program with one of them held 4.3 GB (NCCL issue 1685).
 """
 
 import math
@@ -62,10 +62,9 @@ FAST_NODE = Links()
 """Where no machine is known: a node of eight GPUs with NVLink, on which NCCL takes most."""
 
 CONTEXT = Unseen(426 * MIB, 840 * MIB, 1300 * MIB)
-"""Least: a context that torch 2.10 with CUDA 13 has just made, on an RTX 6000 Ada (unsloth-zoo pull 1053). Foreseen: what
-the device has in use beyond what torch reserves, after steps of memo on an H200 with torch 2.11 and CUDA 13.0: 837 to 897
-MiB in nine runs (BENCHMARKS.md). Most: 1.27 GiB beside torch on one
-GPU of 79.3 GiB (vLLM pull 11743)."""
+"""Least: a context that torch 2.10 with CUDA 13 has just made, on an RTX 6000 Ada (unsloth-zoo pull 1053). Foreseen:
+what the device has in use beyond what torch reserves, after steps of memo on an H200 with torch 2.11 and CUDA 13.0: 837
+to 897 MiB in nine runs (BENCHMARKS.md). Most: 1.27 GiB beside torch on one GPU of 79.3 GiB (vLLM pull 11743)."""
 
 _OF_PAIRS = Unseen(288 * MIB, 544 * MIB, 688 * MIB)
 _OF_MORE = Unseen(288 * MIB, 688 * MIB, 1024 * MIB)

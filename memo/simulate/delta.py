@@ -15,8 +15,8 @@ from memo.simulate.layer_shape import LayerShape
 from memo.spec.delta import CHUNK, group_elements, group_tokens
 
 TIMES = 2.9
-"""Times what products and bytes alone would take that it does: chosen by a step of Qwen3.5-4B with LoRA, one sequence of
-32K tokens, on an H200 (benchmarks/gpu_accuracy.py). torch's triangular solves are not near either limit."""
+"""Times as long as products and bytes alone would take: chosen by a step of Qwen3.5-4B with LoRA, one sequence of 32K
+tokens, on an H200 (benchmarks/gpu_accuracy.py). torch's triangular solves are not near either limit."""
 GROUP_KERNELS = (101, 276)
 """Of a group of tokens, beside those of its chunks: in forward, and in backward beside the forward of all groups but
 the last, which runs for the carries; counted on the emulated GPU."""

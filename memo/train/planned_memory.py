@@ -65,11 +65,14 @@ def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, An
     return {**sections, **lengths, "world_size": world_size, "stage": stage}
 
 
-def batches_to_record(config: RunConfig, batches: list[Microbatch]) -> list[list[Microbatch]]:
-    """The global batches whose steps are recorded: this one twice, or under packings that ask for most if it may be
-    packed."""
+def batches_to_record(config: RunConfig, batches: list[Microbatch], on_cuda: bool) -> list[list[Microbatch]]:
+    """The global batches whose steps are recorded: this one, or under packings that ask for most if it may be packed.
+
+    On a CPU this one twice, of which the smaller trace is kept: autograd adds in place only to tensors that no thread
+    of gloo holds at that moment.
+    """
     if not config.data.may_pack:
-        return [batches, batches]
+        return [batches] if on_cuda else [batches, batches]
     tiles = resolved_offload_tiles(config) if config.memory.sweeps else 1
     call_tokens = config.data.seq_length // (ring_size(config) * tiles)
     packings = demanding_packings(config.data.seq_length, config.training.micro_batch_size, call_tokens)
@@ -87,8 +90,8 @@ class PlannedMemory:
 class Transients:
     """Marks the phases of this rank's iterations, records their memory requests, plans them, and serves the plan.
 
-    If the planned allocator cannot be built, or two iterations differ, training goes on with torch's own allocator, and
-    `reason` says why.
+    If the planned allocator cannot be built, training goes on with torch's own allocator, and if recorded iterations
+    differ, with the plan of the smallest; `reason` says why.
     """
 
     def __init__(self, config: MemoryConfig, device_type: str) -> None:

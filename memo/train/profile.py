@@ -133,7 +133,7 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Tra
     transients = parts.transients
     assert transients is not None
     feed = run_feed(config, mesh, device, prepared.train_data, parts.tiles)
-    recorded = batches_to_record(config, feed.next_global_batch())
+    recorded = batches_to_record(config, feed.next_global_batch(), transients.on_cuda)
     with contextlib.ExitStack() as stack:
         stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, even with managed memory
         if recording.is_managed:

@@ -380,7 +380,7 @@ class Trainer(OverLogProbs):
         run = describe_run(self.config, self.mesh.grid.world_size, self.mesh.at.pp)
         steps = [
             functools.partial(self.parts.train_step, batches, 0.0, self._still_open.agreement)
-            for batches in batches_to_record(self.config, self.feed.peek())
+            for batches in batches_to_record(self.config, self.feed.peek(), transients.on_cuda)
         ]
         with self.parts.rehearsing(), explained(self.config, self.parts, self.meter, self.iteration + 1):
             transients.plan(steps, run)

