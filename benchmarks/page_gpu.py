@@ -160,8 +160,8 @@ FORESIGHT = Table(
     },
     of=beside_foresight,
     text="One GPU, alone on its host. The ideal keeps everything on the device. What is off is what was foreseen, "
-    "against what was measured: time counts no messages, which a rank that runs alone does not send; memory is torch's. "
-    "Emulated is what the same program allocates on the emulated GPU.",
+    "against what was measured: time counts no messages, which a rank that runs alone does not send; memory is "
+    "torch's. Emulated is what the same program allocates on the emulated GPU.",
 )
 
 ON_GPU = [FORESIGHT, *(Table(f"full/{name}", title, columns) for name, (title, columns) in TABLES.items())]
