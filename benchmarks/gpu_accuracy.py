@@ -28,6 +28,7 @@ from memo.config.simulated_world import with_simulated_axes
 from memo.emulated_gpu.launch import Device
 from memo.emulated_gpu.launch import environment as emulated
 from memo.estimate.machines import find_hardware
+from memo.estimate.node_share import with_lone_link
 from memo.estimate.own_memory import own_memory
 from memo.simulate.predict import predict_step
 
@@ -72,7 +73,8 @@ def cases(device: str) -> dict[str, Case]:
 def foreseen(row: dict[str, Any]) -> dict[str, float]:
     """Of the run of a row, with the tiles that it moved; nothing of ways that are not memo's own.
 
-    What ranks would tell each other takes no time: a rank that runs alone does not send it.
+    What ranks would tell each other takes no time: a rank that runs alone does not send it. It has the link to the host
+    for itself as well.
     """
     way = WAYS[row["way"]]
     if way.start is not None or way.under_autograd:
@@ -85,7 +87,7 @@ def foreseen(row: dict[str, Any]) -> dict[str, float]:
     gpus, tiles = GPUS if world else 1, row["tiles"]
     if tiles is None:
         config = config.override({"offload_alpha": "off"})
-    hardware = find_hardware(row["device"])
+    hardware = with_lone_link(find_hardware(row["device"]), 1)
     silent = dataclasses.replace(hardware.efficiency, collective_s=0.0)
     hardware = dataclasses.replace(hardware, node_gb_per_s=_AT_ONCE, network_gb_per_s=_AT_ONCE, efficiency=silent)
     step = predict_step(config, gpus, hardware, tiles)

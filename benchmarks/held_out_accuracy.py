@@ -24,8 +24,9 @@ from simulator_accuracy import GOLDEN, with_efficiency
 
 from memo.config import ModelConfig, RunConfig, preset
 from memo.estimate.accounts import Account
-from memo.estimate.hardware import Efficiency
+from memo.estimate.hardware import Efficiency, Hardware
 from memo.estimate.hardware_files import HARDWARE
+from memo.estimate.node_share import with_lone_link
 from memo.estimate.time_errors import StepParts, time_error
 from memo.simulate import StepPrediction, predict_step
 from memo.simulate.framework import MEGATRON_LM, MEMO, Framework
@@ -54,8 +55,12 @@ class Held:
     framework: Framework = MEMO
     gpus: int = GPUS
 
+    @property
+    def machine(self) -> Hardware:
+        return with_lone_link(HARDWARE[self.hardware], self.gpus)
+
     def foreseen(self, efficiency: Efficiency | None = None) -> StepPrediction:
-        hardware = with_efficiency(HARDWARE[self.hardware], efficiency)
+        hardware = with_efficiency(self.machine, efficiency)
         return predict_step(self.config, self.gpus, hardware, framework=self.framework)
 
     def longer(self, efficiency: Efficiency | None = None) -> float:
@@ -63,12 +68,12 @@ class Held:
         return self.step_s / self.foreseen(efficiency).step_time_s - 1
 
     def parts(self) -> StepParts:
-        model = step_model(self.config, self.gpus, HARDWARE[self.hardware], framework=self.framework)
+        model = step_model(self.config, self.gpus, self.machine, framework=self.framework)
         return step_parts(self.foreseen(), model, self.config)
 
     def bar(self) -> float:
         """The share of the step by which memo says that it may be off."""
-        return time_error(HARDWARE[self.hardware], self.parts()).share
+        return time_error(self.machine, self.parts()).share
 
     def row(self) -> dict[str, Any]:
         """Errors: foreseen over measured, less 1."""

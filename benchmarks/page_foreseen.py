@@ -110,7 +110,7 @@ FORESEEN = [
         text="Fitted: FlashAttention 2 on B200, to the two steps without LoRA there. Not memo's: what an RL run does "
         "beyond a supervised one, logits of the whole sequence in fp32, and four adapters a matrix under LoRA "
         "(benchmarks/step_sources.py). What is left of the small model is some 0.2 s a step, whatever its length "
-        "(docs/estimators.md). Attention of Hopper was chosen by TRL's step of a million tokens alone.",
+        "(docs/estimators.md). Attention of Hopper was chosen by memo's own steps on one H200, not by these.",
     ),
     Table(
         "step_sources",

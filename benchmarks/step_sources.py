@@ -19,9 +19,10 @@ kind step       Published steps of prime-rl (tests/golden/README.md), dense mode
                 which there is no such pair is left out.
 kind million    TRL 1.13's guide: Qwen3-8B, one sequence of 1,048,576 tokens on 8 H100 over a ring, layers recomputed
                 (github.com/huggingface/trl, docs/source/long_context_training.md): 380.1 s, with cuDNN's attention.
-                FSDP gathers weights, which is not counted. Attention of Hopper was chosen by it.
+                FSDP gathers weights, which is not counted.
 kind left out   The error on a source when what was fitted to it or chosen by it is had without it. Attention of Hopper
-                is a share of what cuDNN reaches alone: one that the other source chooses.
+                is a share of what cuDNN reaches alone: one that another source chooses. Hopper's own lies between what
+                these choose; steps of memo on an H200 chose it (benchmarks/gpu_accuracy.py).
 """
 
 import argparse

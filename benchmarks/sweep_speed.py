@@ -29,6 +29,7 @@ import rows
 from memo.config import RunConfig, preset
 from memo.config.derived import SLOT_TILES, SWEPT_TOKENS, resolved_offload_tiles, resolved_slot_tiles, swept_tiles
 from memo.estimate.hardware_files import HARDWARE
+from memo.estimate.node_share import with_lone_link
 from memo.search import ask, search
 from memo.simulate.predict import predict_step
 from memo.units import GIB
@@ -72,7 +73,7 @@ def in_sizes(whole: RunConfig) -> Iterator[RunConfig]:
 
 def foreseen() -> Iterator[dict[str, Any]]:
     for machine in MACHINES:
-        hardware = HARDWARE[machine.hardware]
+        hardware = with_lone_link(HARDWARE[machine.hardware], machine.gpus)
         for length in LENGTHS:
             whole = machine.run(length)
             whole_s = predict_step(whole, machine.gpus, hardware).step_time_s

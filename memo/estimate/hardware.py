@@ -85,6 +85,8 @@ class Hardware:
         memory_gb_per_s: rate of one device's memory, 10^9 bytes a second (here and below).
         offload_gb_per_s, prefetch_gb_per_s: rates from one device to pinned host memory and back while all devices of
             a node copy and compute.
+        alone_gb_per_s: either rate of a device, both directions at once, while no other of its node copies; 0: the same
+            as those.
         copies_overlap: whether copies run at the same time as compute; on CPUs they take turns.
         node_gb_per_s: rate from one device to others of its node, one direction.
         network_gb_per_s: each device's part of the network to other nodes, one direction.
@@ -114,6 +116,7 @@ class Hardware:
     host_cores: int
     efficiency: Efficiency
     source: str
+    alone_gb_per_s: float = 0.0
     nvme_gib: float = 0.0
     nvme_gb_per_s: float = 0.0
 

@@ -94,6 +94,8 @@ def read_hardware(path: str | Path) -> Hardware:
     if like is None and _are_all_there(values, shares):
         return Hardware(peak_tflops=peaks, efficiency=Efficiency(**shares), **values)
     base = _base(like, source)
+    if not {"offload_gb_per_s", "prefetch_gb_per_s"}.isdisjoint(values):
+        values.setdefault("alone_gb_per_s", 0.0)  # the base's is that of another link
     return replace(
         base,
         peak_tflops={**base.peak_tflops, **peaks},

@@ -32,6 +32,12 @@ def part_of_node(node: Hardware, gpus: int, host_memory_gib: float | None = None
     )
 
 
+def with_lone_link(hardware: Hardware, gpus: int) -> Hardware:
+    """The machine with the link to the host that a run on so many GPUs finds: one GPU does not share it."""
+    rate = hardware.alone_gb_per_s
+    return replace(hardware, offload_gb_per_s=rate, prefetch_gb_per_s=rate) if gpus == 1 and rate else hardware
+
+
 def share_text(node: Hardware, gpus: int, host_memory_gib: float | None = None) -> str:
     """What is assumed of a node of which the run gets a part; empty where it has all of it."""
     share = share_of_node(node, gpus, host_memory_gib)

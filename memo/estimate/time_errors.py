@@ -3,8 +3,8 @@
 A step of 8,192 tokens is mostly products, one of a million tokens is attention alone; so each part has an error of its
 own, with its own evidence, and the error of a step is their sum by the seconds that each part takes. The sum is linear:
 where published runs were missed, the parts were missed to the same side (28 of 31 on B200 took longer than foreseen).
-benchmarks/simulator_accuracy.py, benchmarks/held_out_accuracy.py and benchmarks/step_sources.py compare runs, and tests
-hold the figures here to what they find. No run of memo on a GPU is among them.
+benchmarks/simulator_accuracy.py, benchmarks/held_out_accuracy.py and benchmarks/step_sources.py compare published runs,
+benchmarks/gpu_accuracy.py those of memo on one H200, and tests hold the figures here to what they find.
 """
 
 from collections.abc import Iterable
@@ -133,8 +133,8 @@ class TimeError:
 
 
 HOST_STEP_S = 0.22
-"""Two published steps of a 0.6B model on H100 (prime-rl at 8K and 16K) took so much longer than foreseen whatever their
-length, and nobody has said why. No host of memo's own program beside a GPU was measured."""
+"""Two published steps of a 0.6B model on H100 (prime-rl at 8K and 16K) took 0.23 and 0.26 s longer than foreseen, which
+hardly grows with their length, and nobody has said why. No host of memo's own program beside a GPU was measured."""
 _HOST = Evidence(
     {"host": 0.5},
     f"and {HOST_STEP_S:g} s a step: assumed, by counted kernels, the CPU time of one on the machine that counted, and "
@@ -153,15 +153,15 @@ _A100 = (
 _H100 = (
     Evidence(
         {"attention": 0.2},
-        "chosen by TRL's step of 1M tokens; prime-rl's two of 64K are 5% shorter than foreseen, 15% without what an "
-        "RL run does besides",
+        "chosen by five steps of memo on one H200, 32K to 128K tokens, each foreseen within 8%; TRL's step of 1M "
+        "tokens is 5% longer than foreseen, prime-rl's two of 64K 2% shorter, 12% without what an RL run does besides",
     ),
     Evidence(
         {"products": 0.04, "messages": 0.1, "token_wise": 0.1, "waiting": 0.1},
         "nine of ten of 60 published runs of Megatron-LM on H100 at 8K tokens lie within",
     ),
     _HOST,
-    _COPIES,
+    Evidence({"copies": 0.5}, "assumed for all GPUs of a node at once; one H200 alone was measured"),
 )
 _B200 = (
     Evidence(
@@ -189,7 +189,8 @@ _EXPERTS = Evidence(
 _FLASH_2 = Evidence(
     {"attention": 0.25},
     "by FlashAttention 2 where others are quicker: on B200 chosen by prime-rl's two steps without LoRA; its three of "
-    "other models with LoRA say 6% to 17% more, forward kernels alone 11% less; on other chips assumed",
+    "other models with LoRA say 6% to 17% more, forward kernels alone 11% less; on H200 measured at one shape, on "
+    "other chips assumed",
 )
 _KNOWN = {"a100-40": _A100, "h100-94": _H100, "b200": _B200}
 """By a machine whose shares of the peaks were fitted; it is of all machines with the same shares."""

@@ -82,7 +82,7 @@ def test_only_deterministic_backends_are_eligible_where_that_is_asked(installed:
     assert choose(times, {OWN: 1.0}, head_dim=256).name == "flash"  # FlashAttention-3 is not, for such heads
     assert "use_deterministic_algorithms" in choose(times, {OWN: 1.0}).reason
     by_rule = choose(None, {})  # it would say cudnn
-    assert by_rule.name == "flash" and "takes about 2 times as long as cudnn" in by_rule.reason
+    assert by_rule.name == "flash" and "takes about 1.9 times as long as cudnn" in by_rule.reason
     told = {
         capability: choose_backend("auto", "cuda", 128, compute_capability=capability).reason
         for capability in ((10, 0), (12, 0))

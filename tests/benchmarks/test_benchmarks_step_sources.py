@@ -37,11 +37,11 @@ def test_tokens_a_second_of_rl_runs_count_what_happens_between_steps() -> None:
 def test_64k_tokens_are_foreseen_within_the_bar_with_and_without_what_is_not_memos(hardware: str) -> None:
     """A step of kind rl bears other work: without it, the step is shorter than foreseen."""
     row = STEPS[hardware, "4B", "rl", 64].row()
-    assert -0.06 < row["longer"] < -0.04
-    assert -row["bar"] < row["longer_of_memos"] < -0.13
-    assert row["bar"] == pytest.approx(0.155, abs=0.01)
+    assert -0.03 < row["longer"] < -0.015
+    assert -row["bar"] < row["longer_of_memos"] < -0.1
+    assert row["bar"] == pytest.approx(0.16, abs=0.01)
     in_tokens_a_second = (row["step_s"] + row["between_s"]) / row["foreseen_s"] - 1
-    assert 0.11 < in_tokens_a_second < row["bar"]
+    assert 0.15 < in_tokens_a_second < 0.18  # on H100 more than the bar: all weights are saved between two steps
 
 
 LORA = {
@@ -51,21 +51,30 @@ LORA = {
 }
 
 
-def test_lora_on_hopper_is_foreseen_within_the_bar() -> None:
-    """As published; without what is not memo's, steps are as much shorter than foreseen as those without LoRA."""
-    hopper = {key: row for key, row in LORA.items() if key[0] != "b200"}
-    assert set(hopper) == {("h100-80", 1, True), ("h100-80", 1, False), ("h100-80", 8, True), ("h200", 8, True)}
-    for row in hopper.values():
-        assert abs(row["longer"]) < 0.04 < row["bar"]
-        assert -0.19 < row["longer_of_memos"] < -0.14
+def test_all_five_steps_of_lora_are_foreseen_within_their_bars_without_what_is_not_memos() -> None:
+    """By one reading, whatever the machine, the number of GPUs and where inputs of layers lie."""
+    hopper = {("h100-80", 1, True), ("h100-80", 1, False), ("h100-80", 8, True), ("h200", 8, True)}
+    assert set(LORA) == hopper | {("b200", 8, True)}
+    for key, row in LORA.items():
+        assert abs(row["longer_of_memos"]) < row["bar"], key
+    assert all(-0.14 < LORA[key]["longer_of_memos"] < -0.11 for key in hopper)  # as those without LoRA
+    assert all(0.05 < LORA[key]["longer"] < 0.08 for key in hopper)
 
 
-def test_lora_on_b200_is_foreseen_within_the_bar_without_what_is_not_memos() -> None:
+def test_lora_on_b200_takes_half_as_long_again_with_what_is_not_memos() -> None:
     """A quarter of the published step is the RL run's and its four adapters', of which no figure is that of this step.
-    With it, the step takes half as long again as foreseen: twice the bar."""
+    With it, the step is off by twice the bar."""
     row = LORA["b200", 8, True]
     assert row["not_memos_s"] == pytest.approx(0.28 * row["step_s"], rel=0.02)
     assert 0.05 < row["longer_of_memos"] < row["bar"] < 0.28 < row["longer"]
+
+
+def test_inputs_in_host_memory_take_the_time_that_one_gpu_with_the_link_for_itself_needs() -> None:
+    """Two microbatches there and back, of all layers or of all but the last two: the rates that the pair says."""
+    kept, moved = (LORA["h100-80", 1, recomputes]["step_s"] for recomputes in (True, False))
+    gb_per_s = [2 * 2 * layers * 65536 * 2560 * 2 / (moved - kept) / 1e9 for layers in (34, 36)]
+    assert gb_per_s == pytest.approx([48.0, 50.8], abs=0.1)
+    assert gb_per_s[0] < HARDWARE["h100-80"].alone_gb_per_s < gb_per_s[1]
 
 
 def test_flash_attention_2_on_b200_is_what_two_steps_without_lora_choose() -> None:
@@ -77,31 +86,32 @@ def test_flash_attention_2_on_b200_is_what_two_steps_without_lora_choose() -> No
 
 
 def test_a_million_tokens_on_eight_h100() -> None:
-    """Attention of Hopper was chosen by this step; its bar is that of attention, which is all but all of it."""
+    """5 % longer than foreseen; its bar is that of attention, which is all but all of it."""
     (run,) = benchmark.trl()
-    assert run.longer() == pytest.approx(0.0, abs=0.01)
+    assert run.longer() == pytest.approx(0.053, abs=0.01)
     assert run.bar() == pytest.approx(0.19, abs=0.01)
 
 
 def test_a_small_model_of_few_tokens_takes_longer_by_seconds_that_tokens_do_not_explain() -> None:
     """0.6B on one H100: from 8K to 16K tokens, the seconds beyond what is foreseen hardly grow. So they come once a
     step: neither of kernels that grow with tokens, nor of a host that bounds the step at 8K, as it would not at 16K.
-    So much belongs to the bar of every step of such a program."""
+    At least so much belongs to the bar of every step of such a program."""
     rows = [STEPS["h100-80", "0.6B", "sft", length].row() for length in (8, 16)]
     left_s = [row["step_s"] - row["not_memos_s"] - row["foreseen_s"] for row in rows]
     constant_s = 2 * left_s[0] - left_s[1]
-    assert constant_s == pytest.approx(HOST_STEP_S, abs=0.005)
+    assert left_s == pytest.approx([0.234, 0.261], abs=0.005)
+    assert HOST_STEP_S - 0.02 < constant_s <= HOST_STEP_S
     for row in rows:
-        assert row["bar"] * row["foreseen_s"] > HOST_STEP_S and row["longer"] < row["bar"]
+        assert row["bar"] * row["foreseen_s"] > HOST_STEP_S and row["longer_of_memos"] < row["bar"]
 
 
-def test_attention_of_hopper_is_what_trls_step_chooses() -> None:
-    """As a share of what cuDNN reaches alone; prime-rl's steps would choose more."""
+def test_attention_of_hopper_lies_between_what_published_steps_would_choose() -> None:
+    """As a share of what cuDNN reaches alone; memo's own steps chose it."""
     h200 = HARDWARE["h200"]
     peak, hopper = h200.peak_tflops["bf16"], h200.efficiency
     shares = [hopper.attention_forward / (688 / peak), hopper.attention_backward / (581 / peak)]
     by_trl, by_prime = (benchmark.chosen_by(runs) for runs in (benchmark.trl(), benchmark.attention_steps()))
-    assert shares == pytest.approx([by_trl] * 2, abs=0.01) and by_prime > by_trl
+    assert shares == pytest.approx([0.75] * 2, abs=0.01) and by_trl < min(shares) < max(shares) < by_prime
     assert (by_trl, by_prime) == pytest.approx((0.71, 0.78), abs=0.01)
 
 

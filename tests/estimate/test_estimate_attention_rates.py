@@ -20,10 +20,10 @@ def config(**flags: object) -> RunConfig:
     ("machine", "flags", "times"),
     [
         ("h100-80", {}, 1.0),
-        ("h100-80", {"deterministic": True}, 2.0),
+        ("h100-80", {"deterministic": True}, 1.9),
         ("b200", {"deterministic": True}, 3.8),
         ("b300", {"attention_backend": "flash_attn"}, 3.8),
-        ("h100-80", {"attention_backend": "flash"}, 2.0),
+        ("h100-80", {"attention_backend": "flash"}, 1.9),
         ("rtx-pro-6000", {"attention_backend": "flash"}, 1.0),  # cuDNN drives its tensor cores the same way
         ("h100-80", {"attention_backend": "te", "deterministic": True}, 1.0),  # cuDNN's kernels, told to add in order
         ("a100-80", {"deterministic": True}, 1.0),  # FlashAttention 2 in any case
@@ -48,7 +48,7 @@ def test_an_estimate_foresees_the_price() -> None:
     assert plain is not None and repeated is not None
     attention_s = plain.seconds["attention"]
     assert repeated.seconds["attention"] == pytest.approx(flash_2_times(90) * attention_s, rel=0.01)
-    assert repeated.step_time_s > plain.step_time_s + 0.9 * attention_s
+    assert repeated.step_time_s > plain.step_time_s + 0.8 * attention_s
 
 
 def test_a_plan_asks_for_it_in_the_run() -> None:

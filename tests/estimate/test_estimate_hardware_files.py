@@ -34,6 +34,15 @@ def test_fields_replace_those_of_the_machine_it_is_like(tmp_path: Path) -> None:
     assert str(path) in machine.source
 
 
+def test_a_file_with_a_link_of_its_own_has_not_the_lone_rate_of_another(tmp_path: Path) -> None:
+    """Unless it gives one; a file that says nothing of the link has the same link."""
+    same, other, given = (
+        read_hardware(write(tmp_path, f'like = "h100-80"\n{more}')).alone_gb_per_s
+        for more in ("", "offload_gb_per_s = 12\n", "prefetch_gb_per_s = 12\nalone_gb_per_s = 20\n")
+    )
+    assert (same, other, given) == (HARDWARE["h100-80"].alone_gb_per_s, 0, 20)
+
+
 def test_the_peak_in_bf16_is_that_of_the_gpu_it_names_unless_it_is_given(tmp_path: Path) -> None:
     of_another = 'like = "h100-80"\ndriver_name = "NVIDIA L40S"\n'
     assert read_hardware(write(tmp_path, of_another)).peak_tflops["bf16"] == HARDWARE["l40s"].peak_tflops["bf16"]

@@ -4,7 +4,8 @@ import pytest
 
 from memo.estimate.cases import read_case
 from memo.estimate.hardware_files import HARDWARE
-from memo.estimate.node_share import part_of_node, share_of_node, share_text
+from memo.estimate.node_share import part_of_node, share_of_node, share_text, with_lone_link
+from memo.search import ask
 
 NODE = HARDWARE["h100-80"]
 
@@ -45,3 +46,18 @@ def test_a_disk_of_the_machine_is_shared_and_one_that_is_named_is_not() -> None:
     cells = {"model": "llama-3.1-8b", "hardware": "h100-80", "nvme_gib": "1000", "nvme_gb_per_s": "4"}
     named = read_case(cells, "test").hardware
     assert (named.nvme_gib, named.nvme_gb_per_s) == (1000, 4)
+
+
+def test_one_gpu_alone_has_the_link_to_the_host_for_itself() -> None:
+    """Estimates, plans, and plans for more GPUs of the same question."""
+    cells = {"model": "llama-3.1-8b", "hardware": "h100-80"}
+    case = [read_case({**cells, "gpus": gpus}, "test").hardware for gpus in ("1", "2")]
+    for host_memory_gib in (None, 512):
+        one = ask("llama-3.1-8b", 1, hardware="h100-80", host_memory_gib=host_memory_gib)
+        asked = [one.hardware, one.with_gpus(2).hardware]
+        for alone, shared in (case, asked):
+            assert (alone.offload_gb_per_s, alone.prefetch_gb_per_s) == (NODE.alone_gb_per_s,) * 2
+            assert (shared.offload_gb_per_s, shared.prefetch_gb_per_s) == (NODE.offload_gb_per_s,) * 2
+        assert one.with_gpus(2).with_gpus(1).hardware == one.hardware
+    assert NODE.alone_gb_per_s > NODE.offload_gb_per_s
+    assert with_lone_link(HARDWARE["a800-80"], 1) == HARDWARE["a800-80"]

@@ -105,6 +105,6 @@ def test_late_copies_by_hand() -> None:
 def test_what_is_told_of_a_machine() -> None:
     error = time_error(H100, parts_of({"seq_length": 65536, "offload_alpha": "auto"}, H100))
     told = str(error)
-    assert told.startswith("±%: by the seconds of each part, attention 20% (chosen by TRL's step of 1M tokens; ")
+    assert told.startswith("±%: by the seconds of each part, attention 20% (chosen by five steps of memo on one H200, ")
     assert "products 4%, messages 10%, token-wise 10%, waiting 10% (nine of ten of 60 published runs" in told
-    assert told.endswith("copies 50% (assumed: no published run says what such a link reaches)")
+    assert told.endswith("copies 50% (assumed for all GPUs of a node at once; one H200 alone was measured)")

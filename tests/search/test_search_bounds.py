@@ -47,7 +47,8 @@ def test_bounds_are_never_above_the_simulation(model: str, gpus: int, seq_len: i
             moved = swap(question, layout) if strategy == AUTO else None
             step_s = evaluate(question, layout, strategy, moved).step.step_time_s
             first_s, second_s = (bounds.least_s(layout, strategy, given) for given in (None, moved))
-            assert 0 < first_s <= second_s < step_s, (layout, strategy)
+            assert 0 < first_s <= second_s * (1 + 1e-12), (layout, strategy)  # equal ones are summed in another order
+            assert second_s < step_s, (layout, strategy)
             shares.append(second_s / step_s)
     assert len(shares) > 400
     assert median(shares) > 0.998
