@@ -187,7 +187,7 @@ def test_what_is_reserved_is_foreseen_under_a_plan(stage: Stage, capsys: pytest.
     stage.answer = lambda found: dataclasses.replace(found, planned=planned)
     assert main(["rehearse", *SMALL.split()]) == 0
     expected = format_bytes(reserved_under_plan(stage.start(*stage.asked[0]).foreseen))
-    assert f"device, reserved    44.00 GiB, foreseen {expected}, of 76.90 GiB\n" in capsys.readouterr().out
+    assert f"device, reserved    44.00 GiB, foreseen {expected}, of 76.84 GiB\n" in capsys.readouterr().out
 
 
 def test_lines_for_people(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,12 +196,12 @@ def test_lines_for_people(stage: Stage, capsys: pytest.CaptureFixture[str]) -> N
     assert captured.err == "rehearsing rank 0 of 8, without a GPU ...\n"
     rows = {line[2:22].strip(): line[22:] for line in captured.out.splitlines() if line.startswith("  ")}
     assert rows["device, allocated"].startswith("40.00 GiB, foreseen ")
-    assert rows["device, reserved"] == "44.00 GiB of 76.90 GiB"
+    assert rows["device, reserved"] == "44.00 GiB of 76.84 GiB"
     assert rows["host, pinned"].endswith(", of 256.00 GiB that are this rank's")
     assert rows["device mallocs"] == "0 in 2 steps after the first"
     assert rows["host waits"] == "1 in a step"
     assert "1 x loss, gradient norm, stop and failure come to the host together" in captured.out
-    assert rows["verdict"] == "fits: 32.90 GiB of the device are left"
+    assert rows["verdict"] == "fits: 32.84 GiB of the device are left"
     assert "NCCL's buffers" in captured.out and "2.10 GiB foreseen for them, from published figures" in captured.out
     assert rows["step, modelled"] == "12.3 s, 4,321 tokens/GPU/s, MFU 41.3 %, 99 % of the copies hidden"
     assert captured.out.count("\n") < 20
