@@ -202,7 +202,7 @@ def test_lines_for_people(stage: Stage, capsys: pytest.CaptureFixture[str]) -> N
     assert rows["host waits"] == "1 in a step"
     assert "1 x loss, gradient norm, stop and failure come to the host together" in captured.out
     assert rows["verdict"] == "fits: 32.84 GiB of the device are left"
-    assert "NCCL's buffers" in captured.out and "2.10 GiB foreseen for them, from published figures" in captured.out
+    assert "NCCL's buffers" in captured.out and "2.16 GiB foreseen for them, from published figures" in captured.out
     assert rows["step, modelled"] == "12.3 s, 4,321 tokens/GPU/s, MFU 41.3 %, 99 % of the copies hidden"
     assert captured.out.count("\n") < 20
 

@@ -130,7 +130,8 @@ def message_bytes(config: RunConfig) -> int:
     if parallel.cp > 1 and parallel.cp_comm_type == "all_gather":
         return tokens * 2 * keys * 4  # sums of gradients
     if parallel.cp > 1:
-        return tokens // parallel.cp * 3 * queries * narrow  # the output, its gradient and queries
+        # The output, its gradient and queries; those of the tile before may not have gone yet.
+        return 2 * (tokens // parallel.cp * 3 * queries * narrow)
     return tokens * model.hidden_size * narrow if parallel.tp > 1 else 0
 
 
