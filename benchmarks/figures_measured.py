@@ -18,6 +18,7 @@ from scaled_node import NODE, NODE_HIDDEN
 from simulator_accuracy import GOLDEN
 
 from memo.estimate.time_errors import TIE_SHARE
+from memo.units import GIB
 
 Row = dict[str, Any]
 A100_NODE = 8
@@ -73,6 +74,10 @@ def on_gpu_at(way: str) -> Row:
 
 def over_recompute_on_gpu() -> str:
     return f"{on_gpu_at('full-recompute')['step_p50_s'] / on_gpu_at('full-swap-plan')['step_p50_s']:.2f}"
+
+
+def gib_on_gpu(way: str) -> str:
+    return f"{on_gpu_at(way)['allocated_peak_bytes'] / GIB:.1f}"
 
 
 def memory_worst_on_gpu() -> str:
@@ -305,6 +310,8 @@ FIGURES: dict[str, Callable[[], str]] = {
     "gpu_memory_worst": memory_worst_on_gpu,
     "gpu_time_worst": time_worst_on_gpu,
     "gpu_runs": lambda: str(sum("memory_off_percent" in row for row in on_gpu())),
+    "gpu_kept": lambda: gib_on_gpu("none"),
+    "gpu_swapped": lambda: gib_on_gpu("full-swap-plan"),
     "gpu_mfu": lambda: f"{on_gpu_at('full-swap-plan')['mfu_causal_percent']:.0f} %",
     "emulated_worst": emulated_worst,
     "emulated_runs": emulated_runs,

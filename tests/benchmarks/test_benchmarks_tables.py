@@ -81,7 +81,9 @@ def test_rows_survive_and_stand_on_the_page(tmp_path: Path, monkeypatch: pytest.
     assert "| 512 | none | oom: a / b | - | - | - |" in page
     assert "MFU full" not in page  # no row knows it
     assert page.count("Not measured.") == len(report.SECTIONS) - 1
-    assert "Not measured: Steps beside what was foreseen of them, End to end: one rank, by sequence length, Copies" in page
+    assert (
+        "Not measured: Steps beside what was foreseen of them, End to end: one rank, by sequence length, Copies" in page
+    )
 
 
 def test_devices_are_called_emulated_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
