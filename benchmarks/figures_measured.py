@@ -1,6 +1,7 @@
 """Figures of pages that come from measurements, from the emulated GPU and from published runs, by their rows."""
 
 import csv
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -62,6 +63,7 @@ def cpu_memory() -> list[float]:
 # Measured on a GPU
 
 
+@functools.cache
 def on_gpu() -> list[Row]:
     """Runs beside what was foreseen of them."""
     return gpu_accuracy.beside_foresight(rows.read(gpu_accuracy.FILE))

@@ -3,10 +3,10 @@
     python benchmarks/gpu_accuracy.py [--only NAME ...] [--minutes 5]
     python -m memo.emulated_gpu -- python benchmarks/gpu_accuracy.py --rehearse
 
-A row is one run in a fresh process: one rank of eight without collectives (--simulate-world), or a whole model. What is
-foreseen is worked out from the rows when their table is drawn, on memo's own machine of that name. A row takes the
-place of an earlier one of the same name on the same kind of GPU. --rehearse needs no GPU: it adds to each kept row what
-the same program allocates on the emulated GPU, without numbers.
+A row is one run in a fresh process: one rank of eight without collectives (--simulate-world), or a whole model. What
+is foreseen is worked out from the rows when their table is drawn, on memo's own machine of that name. A row takes the
+place of an earlier one of the same name on the same kind of GPU. There is no smoke size. --rehearse needs no GPU: it
+adds to each kept row what the same program allocates on the emulated GPU, without numbers.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from ways import WAYS
 
 from memo.config import RunConfig, preset
 from memo.config.simulated_world import with_simulated_axes
-from memo.emulated_gpu.launch import Device
 from memo.emulated_gpu.launch import environment as emulated
 from memo.estimate.machines import find_hardware
 from memo.estimate.node_share import with_lone_link
 from memo.estimate.own_memory import own_memory
+from memo.rehearsal.request import emulated_device
 from memo.simulate.predict import predict_step
 
 K = 1024
@@ -37,9 +37,7 @@ MODEL = "llama-3.1-8b"
 WORLD, GPUS = "tp=8", 8
 LORA: dict[str, Any] = {"lora_rank": 16}
 SOON: dict[str, Any] = {"memory_planner": "off"}
-"""Of whole models: a plan for memory would take three more steps before the first."""
-
-
+"""Of whole models: a plan for memory would take two more steps before the first."""
 FILE = "full/gpu_accuracy"
 _AT_ONCE = 1e9
 _HOST_GIB = 125.0
@@ -92,12 +90,7 @@ def foreseen(row: dict[str, Any]) -> dict[str, float]:
     hardware = dataclasses.replace(hardware, node_gb_per_s=_AT_ONCE, network_gb_per_s=_AT_ONCE, efficiency=silent)
     step = predict_step(config, gpus, hardware, tiles)
     memory = own_memory(config, gpus, 0, moved=tiles)
-    return {
-        "step_s": step.step_time_s,
-        "hidden_share": step.hidden_share,
-        "mfu_percent": step.mfu_percent,
-        "allocated_bytes": memory.allocated,
-    }
+    return {"step_s": step.step_time_s, "allocated_bytes": memory.allocated}
 
 
 def beside_foresight(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -121,15 +114,8 @@ def beside_foresight(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def rehearsed_bytes(row: dict[str, Any]) -> int:
     """Allocated at the peak by the program of a row on the emulated GPU."""
     case = cases("cuda")[row["name"]]
-    machine = find_hardware(row["device"])
-    device = Device(
-        name=machine.driver_name,
-        memory_gib=machine.memory_gib,
-        capability=machine.capability,
-        multiprocessors=machine.multiprocessors,
-        host_memory_gib=_HOST_GIB,
-        without_numbers=True,
-    )
+    machine = dataclasses.replace(find_hardware(row["device"]), host_memory_gib=_HOST_GIB)
+    device = emulated_device(1, machine, timed="")
     with tempfile.TemporaryDirectory() as folder:
         variables = emulated(device, Path(folder) / "gpu.txt", os.environ) | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, measure.__file__, json.dumps(dataclasses.asdict(case))]
@@ -151,6 +137,9 @@ def main() -> None:
         write(FILE, [{**row, "emulated_bytes": rehearsed_bytes(row)} for row in read(FILE)])
         return
     args = resolve(options)
+    if args.scale.device != "cuda":
+        print("nothing is measured: these runs have one size, and need a CUDA device")
+        return
     journal, device = Journal(FILE), environment()["device"]
     for name, case in cases(args.scale.device).items():
         if any(word in name for word in options.only):

@@ -21,7 +21,7 @@ class AccountError:
 
 
 WORST_ON_GPU, RUNS_ON_GPU = 0.001, 8
-
+"""The same of runs on an H200."""
 
 FULL_SIZE = AccountError(0.0080, 43)
 """In the worst run 0.8 of 0.9 % is a hole that the memory plan left, not a request (docs/memory.md)."""

@@ -1,10 +1,10 @@
 """Memory of a GPU that torch's allocator does not see: CUDA's context, NCCL's communicators, page tables.
 
     context      CUDA's context, and the kernels of torch, cuBLAS, cuDNN and Triton, which are loaded when first used
-    collective   buffers to both neighbours in a ring, and of the trees, of each communicator over which collectives
-    pass neighbour    buffers of the channels to one other rank, of each communicator over which messages pass
-    all-to-all   the same to every other rank of the node, and one shared buffer for ranks of other nodes page tables
-    of the GPU, over the host memory that it copies from and to
+    collective   buffers to both neighbours in a ring, and of the trees, of each communicator that collectives use
+    neighbour    buffers of the channels to one other rank, of each communicator that messages use
+    all-to-all   the same to every other rank of the node, and one shared buffer for ranks of other nodes
+    page tables  of the GPU, over the host memory that it copies from and to
 
 The context that is foreseen is measured on memo's own runs. Each other number is a published figure, and its source
 stands beside it; `least` and `most` are the lowest and the highest published figure. The whole was not fitted. Beside

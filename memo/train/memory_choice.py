@@ -11,6 +11,7 @@ from memo.config.derived import local_world_size_from_env
 from memo.config.memory import MemoryConfig
 from memo.errors import ResourceError, is_first_of_node, tell
 from memo.estimate.admission import Room, would_hold
+from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.node_share import with_lone_link
 from memo.estimate.unseen_memory import CONTEXT, links_of
@@ -41,24 +42,24 @@ def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, m
 
     Raises ResourceError where nothing fits, unless an estimate does not count (`must_fit`, --no-admission).
     """
-    memory, machine = config.memory, with_lone_link(known_machine(device), world_size)
+    memory = config.memory
     if is_undecided(config) and not memory.swaps:
         config = with_sweep(config, WHOLE)
     if not is_undecided(config):
         if memory.offload_states != "auto":
             return config
-        return resolve_states(config, world_size, machine, _limits(memory, device))
+        return resolve_states(config, world_size, _hardware(world_size, device), _limits(memory, device))
     if not is_first_of_node():
         return config
     is_held = partial(_is_held, world_size=world_size, device=device)
-    judged = Machine(world_size, machine, _limits(memory, device), is_held)
+    machine = Machine(world_size, _hardware(world_size, device), _limits(memory, device), is_held)
     then = loaded_config(config)
     before = None if then is None else sweep_of(then)
     try:
-        return resolve_granularity(config, judged, before=before, must_fit=must_fit)
+        return resolve_granularity(config, machine, before=before, must_fit=must_fit)
     except ResourceError as error:
         overrule(config, error)
-    return resolve_granularity(config, judged, before=before, must_fit=False)
+    return resolve_granularity(config, machine, before=before, must_fit=False)
 
 
 def agreed(config: RunConfig, mesh: Mesh, device: torch.device) -> RunConfig:
@@ -96,8 +97,7 @@ def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> 
     if memory.sweeps or not memory.swaps or _is_held(config, world_size, device):
         return ""
     is_held = partial(_is_held, world_size=world_size, device=device)
-    hardware = with_lone_link(known_machine(device), world_size)
-    machine = Machine(world_size, hardware, _limits(memory, device), is_held)
+    machine = Machine(world_size, _hardware(world_size, device), _limits(memory, device), is_held)
     asked = replace(config, memory=replace(memory, offload_granularity="auto"))
     try:
         found = resolve_granularity(asked, machine)
@@ -106,6 +106,10 @@ def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> 
     if not is_held(found):
         return ""
     return f"; --offload-granularity auto would start it with layers {sweep_of(found)}"
+
+
+def _hardware(world_size: int, device: torch.device) -> Hardware:
+    return with_lone_link(known_machine(device), world_size)
 
 
 def _limits(memory: MemoryConfig, device: torch.device) -> MemoryLimits:
