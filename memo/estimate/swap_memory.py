@@ -4,14 +4,15 @@
                where layers are swept  +  keys and values of one layer, and the sums of their gradients; two sections of
                an input if layers recompute attention; three of hidden states if these are in host memory
     records    the moved prefix of a slot, once for each layer and microbatch that lies in host memory (of a sweep, for
-               each section of it), and keys and values of the layers and microbatches that do; of layers that recompute
+               each section of it), and keys and values of those that have them; of layers that recompute
                attention, their input alone; hidden states once, for as many microbatches as are between two layers, or
                wait on this stage for their turn
     host       all records, or with a disk that holds the others no more than their staging buffers
 
 Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values, to the byte), memo.executor.layer
 (working set), memo.planner.swap (records).
-Known error: none for slots, nor for host records in most schedules. One record too many (of keys and values, those of
+Known error: none for slots, nor for host records in most schedules. Where chunks of a stage differ in how many layers
+have keys and values, all count as the one with most. One record too many (of keys and values, those of
 one layer) is counted on the last stage of interleaved 1F1B with as many microbatches as stages; and where slots hold
 layers, breadth first with 2 microbatches, and interleaved with 2 stages, 2 microbatches and one layer of a chunk that
 does not recompute attention. Of inputs one too many may be counted where a layer has fewer than three sections, and of
@@ -36,8 +37,9 @@ from memo.config.derived import (
 from memo.spec.disk import RecordKind, least_host_bytes, split_records
 from memo.spec.hidden_ops import most_hidden_states
 from memo.spec.layer_ops import layers_in_flight
-from memo.spec.schedule import pipeline_of
+from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.slots import Moved, SlotLayout, slot_layout
+from memo.spec.stack import attending_layers
 from memo.spec.sweep import key_value_layout, key_value_records
 from memo.units import element_bytes
 
@@ -164,21 +166,35 @@ def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterat
         in_flight = layers_in_flight(config, microbatches, stage)
         kept = in_flight // in_chunk * (in_chunk - again)  # do not recompute attention
         turns_at_once = _turns_at_once(config, microbatches, stage)
-        if kept:
-            stays = 2 if turns_at_once or (sections == 1 and kept <= 2) else 1
-            records = max(0, sections * kept - stays)
-        else:
-            records = max(0, sections - 2)
+        records = _records(sections, kept, turns_at_once)
+        with_keys = in_flight // in_chunk * _most_with_keys(config, stage)
         inputs = sections * (in_flight - kept)
         hidden = sections * most_hidden_states(pipeline_of(config, world_size), stage) if hides else 0
         beside = BesideSlots(
-            key_records=records if keys_slide else max(0, kept - turns_at_once),
+            key_records=_records(sections, with_keys, turns_at_once)
+            if keys_slide
+            else max(0, with_keys - turns_at_once),
             input_records=max(0, inputs - 1),
             hidden_records=hidden - 1 if hidden > 2 else 0,
             input_sections=min(2, inputs),
             hidden_sections=min(2, hidden) + 1 if hidden else 0,
         )
         yield records, beside
+
+
+def _records(sections: int, layers: int, turns_at_once: bool) -> int:
+    """Of sections, or of whole layers, while so many layers that do not recompute attention are in flight."""
+    if not layers:  # one at a time has a second forward
+        return max(0, sections - 2)
+    return max(0, sections * layers - (2 if turns_at_once or (sections == 1 and layers <= 2) else 1))
+
+
+def _most_with_keys(config: RunConfig, stage: int) -> int:
+    """Of the layers of a chunk that do not recompute attention."""
+    pipeline, attending = Pipeline(config.parallel.pp, config.parallel.vpp, 1), attending_layers(config.model)
+    chunks = (pipeline.layers(stage, chunk, config.model.num_layers) for chunk in range(pipeline.chunks))
+    again = config.memory.recompute_attention_layers
+    return max(len(attending.intersection(layers[again:])) for layers in chunks)
 
 
 def _turns_at_once(config: RunConfig, microbatches: int, stage: int) -> bool:

@@ -138,9 +138,12 @@ class KeyValueSwapper:
             for index, part in enumerate(parts)
         ]
 
+    def prefetch_what_is_read(self, section: int) -> None:
+        """As of a swapper, before the section of any layer, also of one that has no keys and values."""
+        self.swappers[section].prefetch_what_is_read()
+
     def begin(self, kind: str, layer: int, section: int) -> None:
         """Before the section of this layer; a backward begins with the last, which reads all keys and values."""
-        self.swappers[section].prefetch_what_is_read()
         if kind == "F":
             self.swappers[section].begin(kind, layer)
         elif section == self.sections - 1:
@@ -184,8 +187,11 @@ class KeyValueStream:
         self.values, self.stream = values, SectionStream(plan, place, "key/value ", backend, section.device, host, disk)
         self.records, self.slots, self.swappers = self.stream.records, self.stream.slots, [self.stream.swapper]
 
-    def begin(self, kind: str, layer: int, section: int) -> None:
+    def prefetch_what_is_read(self, section: int) -> None:
         self.stream.swapper.prefetch_what_is_read()
+
+    def begin(self, kind: str, layer: int, section: int) -> None:
+        """Nothing is to do before a forward has made them, or `take` reads them."""
 
     def end(self, kind: str, layer: int, section: int) -> None:
         """After the section, whose keys and values a forward has made."""

@@ -126,6 +126,7 @@ class SweepRuntime(SwapRuntime):
         self.keys = KeyValues(key_layout, device)
         swapper = KeyValueStream if key_layout.slides else KeyValueSwapper
         self.key_swapper = swapper(beside.keys, key_layout, self.keys, backend, host, disk.keys)
+        self._with_keys = {step.op.layer for step in beside.keys.steps}
         self._on_device += [*self.keys.tensors, *self.key_swapper.slots]
         self._on_host.append(self.key_swapper.records)
         self.inputs: SectionStream | None = None
@@ -152,7 +153,9 @@ class SweepRuntime(SwapRuntime):
 
     def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan assigns to this section; `keys` has what was computed before it."""
-        self.key_swapper.begin(kind, layer, section)
+        self.key_swapper.prefetch_what_is_read(section)
+        if layer in self._with_keys:
+            self.key_swapper.begin(kind, layer, section)
         return self._views[self.swapper.begin(kind, layer, section)]
 
     def end_section(self, kind: str, layer: int, section: int) -> None:
@@ -161,11 +164,12 @@ class SweepRuntime(SwapRuntime):
         The next layer's backward begins with all keys and values, and needs the slot that is fetched now a section
         later. The next sections of a forward wait for the slot, and for keys and values not before the next layer.
         """
-        if kind == "B":
+        has_keys = layer in self._with_keys
+        if kind == "B" and has_keys:
             self.key_swapper.end(kind, layer, section)
         self.swapper.end(kind, layer, section)
         self._spoil_workspace()
-        if kind == "F":
+        if kind == "F" and has_keys:
             self.key_swapper.end(kind, layer, section)
 
     def take_keys(self, layer: int, section: int) -> None:

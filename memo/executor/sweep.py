@@ -109,7 +109,7 @@ class SweptLayer(LayerOnTiles):
         for section in self.sections:
             positions = _positions(section, context)
             kept = self.own(memory.begin_section("F", self.index, section.index))
-            memory.keys.begin("F", section.index)
+            self._keys_begin(memory, section)
             part = hidden.take(y, section.index)
             kept["input"].copy_(part)
             if self.recomputes_attention:
@@ -127,13 +127,17 @@ class SweptLayer(LayerOnTiles):
         for section in self.sections:
             positions = _positions(section, context)
             kept = self.own(self.memory.begin_section("F", self.index, section.index))
-            self.memory.keys.begin("F", section.index)
+            self._keys_begin(self.memory, section)
             self.memory.take_input(self.index, section.index, kept["input"])
             for tile in self.tiles:
                 self._attend(kept, section, tile, positions)
                 self._keep_again(kept, tile, positions)
             self.memory.end_section("F", self.index, section.index)
         self._carry = None
+
+    def _keys_begin(self, memory: SectionBuffers, section: Tile) -> None:
+        if not self.kind.is_linear:
+            memory.keys.begin("F", section.index)
 
     def _attend(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
         """One tile's keys and values go to the store, and its output of attention to the slot."""
@@ -162,6 +166,14 @@ class SweptLayer(LayerOnTiles):
         """The place in the sequence of a tile's first token; context-parallel ranks share the tile."""
         return _rows(section, tile).start * self.memory.keys.layout.cp
 
+    def _fetch_keys(self, section: Tile) -> None:
+        """Those of the sections that a backward needs from this one on."""
+        gathers_again = not self.recomputes_attention or self.memory.keys.layout.slides
+        for fetched in self.memory.keys.begin("B", section.index):
+            self.memory.take_keys(self.index, fetched)
+            if gathers_again:
+                self._gather_again(self.sections[fetched])
+
     def _gather_again(self, section: Tile) -> None:
         """Keys and values of a section, if those of this rank's tokens alone have come back from host memory."""
         for tile in self.tiles:
@@ -174,17 +186,14 @@ class SweptLayer(LayerOnTiles):
         """Gradient of the output [n, b, h] -> of the input, in the same place; weight gradients go to the sink."""
         if self.recomputes_attention:
             self._forward_again(context)
-        gathers_again = not self.recomputes_attention or self.memory.keys.layout.slides
-        gathers_again = gathers_again and not self.kind.is_linear
         grad = self.hidden.whole(grad)
-        self.memory.keys.sums.zero_()
+        if not self.kind.is_linear:
+            self.memory.keys.sums.zero_()
         for section in self.sections[::-1]:
             positions = _positions(section, context)
             kept = self.own(self.memory.begin_section("B", self.index, section.index))
-            for fetched in self.memory.keys.begin("B", section.index):
-                self.memory.take_keys(self.index, fetched)
-                if gathers_again:
-                    self._gather_again(self.sections[fetched])
+            if not self.kind.is_linear:
+                self._fetch_keys(section)
             part = self.hidden.take(grad, section.index)
             for tile in reversed(self.tiles):
                 self._tile_backward(kept, section, tile, part, positions)

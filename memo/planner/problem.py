@@ -17,6 +17,9 @@ from memo.config.memory import OffloadPolicy
 from memo.errors import PlanError
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind, Split, split_records
 
+KEY_VALUE = "key_value"
+"""Among what always moves: keys and values of layers that are swept."""
+
 _SECONDS_TOLERANCE = 1e-9
 """Tolerance for seconds, which are measured: a copy that exactly fills its time must fit. Bytes have no tolerance."""
 
@@ -101,8 +104,8 @@ class SwapProblem:
         fixed_buffer_bytes: device memory of the buffers when every share is 0.
         resident_bytes: of that, what it takes if all activations stay; None: unknown.
         sections: parts of a layer, each of which is a pass of its own where layers are swept (memo.spec.sweep).
-        keys: records of the keys and values of layers that are swept, apart from the others; a pass moves one part of
-            such a record, which `always` has as well.
+        keys: records of the keys and values of layers that are swept, apart from the others; of the part of one that a
+            pass moves, if its layer has keys and values, `always` has the average.
         inputs: records of the inputs of layers that recompute attention, apart from the others too.
         hidden: records of hidden states, which never go to a disk; each pass writes one and reads another.
         disk: None: all records are in host memory.
@@ -199,8 +202,7 @@ class SwapProblem:
 
     def record_kinds(self, moved_bytes: int) -> list[RecordKind]:
         """Host records that may go to a disk: of keys and values, of inputs, and all others."""
-        key_value_bytes = self.keys.num_bytes // self.keys.parts
-        return [self.keys, self.inputs, RecordKind(self.num_records, moved_bytes - key_value_bytes)]
+        return [self.keys, self.inputs, RecordKind(self.num_records, moved_bytes - self.always.get(KEY_VALUE, 0))]
 
     def recompute_s(self, tiles: dict[str, int]) -> float:
         """Seconds that the backward of one layer spends on recomputing groups."""

@@ -110,8 +110,8 @@ class SweepPlans(NamedTuple):
     """What moves beside the sections of layers that are swept (memo.executor.sweep).
 
     Attributes:
-        keys: keys and values, of whole layers, with one slot, each part of which is free after its section. Where their
-            store slides, they move as sections do.
+        keys: keys and values, of the layers that have them: whole, with one slot, each part of which is free after its
+            section. Where their store slides, they move as sections do.
         inputs: sections of the inputs of layers that recompute attention; None where no layer does.
         hidden: sections of the hidden states between layers; None where these stay on the device.
         evaluation: the same for an evaluation, in the slots and records of `hidden`.
@@ -123,17 +123,15 @@ class SweepPlans(NamedTuple):
     evaluation: SwapPlan | None
 
 
-def sweep_plans(
-    ops: SweptOps, hidden: HiddenOps | None = None, keys_slide: bool = False
-) -> tuple[SwapPlan, SweepPlans]:
+def sweep_plans(ops: SweptOps, hidden: HiddenOps | None = None) -> tuple[SwapPlan, SweepPlans]:
     """The plan of sections, and those of what moves beside them. Raises as `swap_plan`.
 
-    `hidden`: None where hidden states stay on the device; `keys_slide`: as of memo.spec.sweep.KeyValueLayout.
+    `hidden`: None where hidden states stay on the device.
     """
     sections = swap_plan(ops.sections)
     inputs = swap_plan(ops.inputs) if ops.inputs else None
     moved = (None, None) if hidden is None else (swap_plan(hidden.training), swap_plan(hidden.evaluation))
-    keys = sections if keys_slide else swap_plan(ops.keys, max_slots=1)
+    keys = swap_plan(ops.keys) if ops.keys_slide else swap_plan(ops.keys, max_slots=1)
     return sections, SweepPlans(keys, inputs, *moved)
 
 

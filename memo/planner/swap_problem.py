@@ -17,10 +17,11 @@ from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.own_memory import own_memory
 from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
-from memo.planner.problem import Link, SwapGroup, SwapProblem
+from memo.planner.problem import KEY_VALUE, Link, SwapGroup, SwapProblem
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind
 from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, SlotDims, plan_slot, slot_dims
+from memo.spec.stack import attending_layers
 from memo.spec.sweep import key_value_layout, key_value_records
 
 
@@ -87,7 +88,8 @@ def swap_problem(
     keys, input_bytes = NO_RECORDS, sizes.always["input"]
     if memory.sweeps:
         layout = key_value_layout(config)
-        always, fixed_bytes = always | {"key_value": layout.part_bytes}, fixed_bytes + layout.device_bytes
+        share = len(attending_layers(config.model)) / config.model.num_layers
+        always, fixed_bytes = always | {KEY_VALUE: int(layout.part_bytes * share)}, fixed_bytes + layout.device_bytes
         fixed_bytes += (beside.input_sections + beside.hidden_sections) * input_bytes
         keys = key_value_records(beside.key_records, layout)
     recompute_s = {group: seconds / sections for group, seconds in recompute_s.items()}

@@ -100,23 +100,38 @@ class SweptOps(NamedTuple):
 
     Attributes:
         sections: of all sections of all layers, in order.
-        keys: of whole layers, whose keys and values move.
+        keys: of the layers that have keys and values, which move: of whole layers, or where their store slides of
+            sections.
         inputs: of the sections of layers that recompute attention: their first forward writes an input ("F"), and
             their second forward reads it ("B").
+        keys_slide: as of memo.spec.sweep.KeyValueLayout.
     """
 
     sections: list[LayerOp]
     keys: list[LayerOp]
     inputs: list[LayerOp]
+    keys_slide: bool
 
 
-def swept_ops(ops: Sequence[LayerOp], sections: int, chunk_layers: int, again: int) -> SweptOps:
-    """From the operations of whole layers; arguments as of `in_sections` and `with_attention_again`."""
-    keys = with_attention_again(ops, chunk_layers, again)
-    cut = in_sections(keys, sections)
+def swept_ops(
+    ops: Sequence[LayerOp],
+    sections: int,
+    chunk_layers: int,
+    again: int,
+    attending: frozenset[int] | None = None,
+    keys_slide: bool = False,
+) -> SweptOps:
+    """From the operations of whole layers; arguments as of `in_sections` and `with_attention_again`.
+
+    Args:
+        attending: the layers that have keys and values (memo.spec.stack.attending_layers); None: all.
+    """
+    whole = with_attention_again(ops, chunk_layers, again)
+    cut = in_sections(whole, sections)
+    keys = [op for op in (cut if keys_slide else whole) if attending is None or op.layer in attending]
     of_inputs = (op for op in cut if op.kind == "F" and op.layer % chunk_layers < again)
     inputs = [replace(op, discards=False) if op.discards else replace(op, kind="B") for op in of_inputs]
-    return SweptOps(cut, keys, inputs)
+    return SweptOps(cut, keys, inputs, keys_slide)
 
 
 def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:

@@ -24,6 +24,11 @@ def stack_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     return tuple(of_one_layer(kind, layer) for layer, kind in enumerate(_by_operations(model)))
 
 
+def attending_layers(model: ModelConfig) -> frozenset[int]:
+    """The layers that have keys and values; gated delta nets have none."""
+    return frozenset(layer for layer, kind in enumerate(stack_of(model)) if not kind.is_linear)
+
+
 def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The kind of each layer, whichever parameters are trained."""
     if (not model.layer_types or _is_kind_of_linear(model)) and not model.moe_layer_freq:

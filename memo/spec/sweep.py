@@ -161,7 +161,8 @@ def _held_sections(config: RunConfig, sections: int) -> int:
     """So many that a window reaches from every token of the last one to its end, where that leaves out enough for the
     slots that sections then move through; else all. Layers of several kinds share one store."""
     seq_length = config.data.seq_length
-    window = max(kind.window(seq_length) or seq_length for kind in kinds_of(config.model))
+    attending = [kind for kind in kinds_of(config.model) if not kind.is_linear]
+    window = max((kind.window(seq_length) or seq_length for kind in attending), default=0)
     held = 1 + math.ceil(window * sections / seq_length)
     return held if held + KEY_SLOTS < sections else sections
 

@@ -33,6 +33,7 @@ from memo.spec.hidden_ops import stage_hidden_ops
 from memo.spec.layer_ops import LayerOp, swept_ops
 from memo.spec.schedule import pipeline_of
 from memo.spec.slots import SlotLayout, slot_layout
+from memo.spec.stack import attending_layers
 from memo.spec.sweep import key_value_layout, key_value_records
 from memo.train.device import known_machine, taken_beside_torch
 from memo.train.layer_profile import measure, obtain, one_of_each_kind
@@ -156,8 +157,8 @@ def _plans(config: RunConfig, mesh: Mesh, ops: Sequence[LayerOp]) -> tuple[SwapP
     if config.memory.offload_hidden_states:
         pipeline = pipeline_of(config, mesh.grid.world_size)
         hidden = stage_hidden_ops(pipeline, mesh.at.pp, config.model.num_layers, sections)
-    swept = swept_ops(ops, sections, layers_per_chunk(config), again)
-    return sweep_plans(swept, hidden, key_value_layout(config).slides)
+    attending, slides = attending_layers(config.model), key_value_layout(config).slides
+    return sweep_plans(swept_ops(ops, sections, layers_per_chunk(config), again, attending, slides), hidden)
 
 
 def _solve(config: RunConfig, problem: SwapProblem) -> SwapSolution:

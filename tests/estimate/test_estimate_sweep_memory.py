@@ -24,6 +24,7 @@ from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import pipeline_of
 from memo.spec.shapes import shape_of
 from memo.spec.slots import slot_layout
+from memo.spec.stack import attending_layers
 from memo.spec.sweep import key_value_layout
 
 MOST_ABOVE, MOST_BELOW = 0.03, 0.005
@@ -64,6 +65,7 @@ CASES: list[Case] = [
     ("llama-tiny", 2, {**HIDDEN, "offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
     ("gpt-tiny", 2, {"offload_alpha": 1.0, "tp": 2, "offload_tiles": 4, "params_dtype": "bf16"}),
     ("llama-tiny", 2, {"offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
+    ("qwen3.5-tiny", 1, {"offload_alpha": 0.5, "layer_types": "full,linear", "num_layers": 3}),
     ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.5}),
     ("gpt-tiny", 2, {**EXCHANGED, "offload_alpha": 1.0, "params_dtype": "bf16"}),
     # The keys and values of two or three sections.
@@ -175,9 +177,8 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
             spare_keys = beside_slots(config, pp, stage).key_records - beside.keys.num_records
             if sections == 8:
                 slides = config.override({"window_size": 1})
-                keys = sweep_plans(swept_ops(ops, sections, layers, again), None, key_value_layout(slides).slides)[
-                    1
-                ].keys
+                assert key_value_layout(slides).slides
+                keys = sweep_plans(swept_ops(ops, sections, layers, again, keys_slide=True))[1].keys
                 assert beside_slots(slides, pp, stage).key_records - keys.num_records == spare
             inputs = 0 if beside.inputs is None else beside.inputs.num_records
             turns_by_chance = vpp > 1 and microbatches == pp and stage == pp - 1
@@ -194,6 +195,33 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
                 assert beside.evaluation.num_records <= beside.hidden.num_records
                 assert beside.evaluation.num_slots <= beside.hidden.num_slots
             assert 0 <= beside_slots(config, pp, stage).input_records - inputs <= (sections < 3 or turns_by_chance)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "microbatches", "order"), SCHEDULES)
+def test_gated_delta_nets_have_no_records_of_keys_and_values(pp: int, vpp: int, microbatches: int, order: str) -> None:
+    """Of a model whose every third layer attends, in chunks of as many layers as that: as of a plan of those alone."""
+    for again in (0, 1, 3):
+        config = run_config(
+            "qwen3.5-tiny",
+            pp=pp,
+            vpp=vpp,
+            gbs=microbatches,
+            gradient_accumulation_order=order,
+            num_layers=3 * pp * vpp,
+            layer_types="linear,full,linear",
+            offload_alpha=0.0,
+            offload_tiles=4,
+            offload_granularity="tile",
+            offload_slot_tiles=1,
+            recompute_attention_layers=again,
+        )
+        attending = attending_layers(config.model)
+        for stage in range(pp):
+            ops = stage_ops(pipeline_of(config, pp), stage, config.model.num_layers)
+            _, beside = sweep_plans(swept_ops(ops, 4, 3, again, attending))
+            assert {step.op.layer for step in beside.keys.steps} == {op.layer for op in ops if op.layer % 3 == 1}
+            spare = beside_slots(config, pp, stage).key_records - beside.keys.num_records
+            assert 0 <= spare <= (vpp > 1 and microbatches == pp and stage == pp - 1), (again, stage)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,11 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "alone": (1, "llama-tiny", {"num_layers": 4, "global_batch_size": 1}),
     "tp2": (2, "llama-tiny", {"tp": 2, "num_layers": 3, "global_batch_size": 1}),
     "pp2": (2, "gpt-tiny", {"pp": 2, "num_layers": 6, "global_batch_size": 3}),
-    "delta nets": (1, "qwen3.5-tiny", {"num_layers": 4, "global_batch_size": 1}),
+    "delta nets": (
+        1,
+        "qwen3.5-tiny",
+        {"num_layers": 4, "global_batch_size": 1, "layer_types": "full,linear"},
+    ),
     "experts": (1, "qwen3-moe-tiny", {"num_layers": 4, "global_batch_size": 1}),
 }
 OTHER_KINDS = ("delta nets", "experts")

@@ -38,6 +38,8 @@ GATHERED: dict[str, Any] = {"cp": 2, "cp_comm_type": "all_gather"}
 EXCHANGED: dict[str, Any] = {"cp": 2, "cp_comm_type": "a2a"}
 KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "attention_sinks": True}
 KINDS |= {"attention_output_gate": True}
+BETWEEN = {"layer_types": "full,linear"}
+"""A gated delta net, which has no keys and values, between layers that have some."""
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "gpt": (1, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 2}),
     "gpt2": (1, "gpt2-tiny", ONE_STAGE),  # biases, LayerNorm, learned positions
@@ -50,8 +52,8 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "cp2 a2a window": (2, "qwen3-tiny", {**EXCHANGED, **ONE_STAGE, "window_size": 17}),
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated, the store rotated
     "norms around": (1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}),
-    "delta nets": (1, "qwen3.5-tiny", ONE_STAGE),
-    "cp2 a2a delta nets": (2, "qwen3.5-tiny", {**EXCHANGED, **ONE_STAGE}),
+    "delta nets": (1, "qwen3.5-tiny", {**ONE_STAGE, **BETWEEN}),
+    "cp2 a2a delta nets": (2, "qwen3.5-tiny", {**EXCHANGED, **ONE_STAGE, **BETWEEN}),
     "norms after": (1, "olmo-3-tiny", {**ONE_STAGE, "window_size": 11}),
     "tp2 norms across heads": (2, "olmo-3-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "experts": (1, "qwen3-moe-tiny", ONE_STAGE),
