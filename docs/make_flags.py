@@ -4,14 +4,17 @@ import importlib
 import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
+from memo.artifacts.fields import Rule, field_types
 from memo.cli.commands import Command
 from memo.cli.main import COMMANDS, main
 from memo.config import command_line
+from memo.config.flag import LARGEST, ReadWith
 from memo.config.flag_table import CommandLine, Entry, FlagGroup, dashed, texts_of
 from memo.config.flags import ALWAYS_ON, MEGATRON_SPELLINGS
 from memo.config.other_names import NAMES_ELSEWHERE, OTHER_COMMANDS, OTHER_NAMES, filled
+from memo.config.require import either
 
 PAGE = Path(__file__).with_name("flags.md")
 INTRODUCTION = """# Flags
@@ -113,7 +116,8 @@ def _table(group: FlagGroup) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     texts = texts_of(group.kind)
     for entry in group.entries:
-        cells = [_flag(entry), _values(entry), _default(entry), texts.get(entry.field, "")]
+        marked = field_types(group.kind)[entry.field]
+        cells = [_flag(entry), _values(entry, marked), _default(entry), texts.get(entry.field, "") + _read_with(marked)]
         yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -122,12 +126,32 @@ def _flag(entry: Entry) -> str:
     return ", ".join(f"`{each}`" for each in names)
 
 
-def _values(entry: Entry) -> str:
+def _values(entry: Entry, marked: Any) -> str:
     if entry.mark.metavar or entry.unit is not None or entry.is_switch:
         return "" if entry.mark.is_positional else entry.value_name
     names = {int: "integer", float: "number", str: "text"}
-    plain = [names[each] for each in entry.alternatives if get_origin(each) is None]
+    limits = "".join(f" {mark.wanted}" for mark in _marks(marked) if isinstance(mark, Rule) and mark.wanted)
+    limits = limits.replace(f" to {LARGEST}", " on")
+    plain = [names[each] + limits for each in entry.alternatives if get_origin(each) is None]
     return ", ".join([*(f"`{word}`" for word in entry.choices), *plain]) + (" ..." if entry.is_list else "")
+
+
+def _read_with(marked: Any) -> str:
+    """The other flags with which a field is read, and their values."""
+    conditions = [
+        f"`{dashed(mark.field)}{' ' if mark.values else ''}{either(mark.values)}`"
+        + (f" other than `{mark.but[0]}`" if mark.but else "")
+        for mark in _marks(marked)
+        if isinstance(mark, ReadWith)
+    ]
+    return f" Read with {' and '.join(conditions)}." if conditions else ""
+
+
+def _marks(hint: Any) -> Iterator[Any]:
+    """Of a type, and of the types inside it."""
+    yield from getattr(hint, "__metadata__", ())
+    for inner in get_args(getattr(hint, "__origin__", None) if hasattr(hint, "__metadata__") else hint):
+        yield from _marks(inner)
 
 
 def _default(entry: Entry) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memo.artifacts.regular_file import replace_file
 from memo.config import RunConfig
 from memo.config.blend import read_blend, read_eval_sets
-from memo.config.checks import check_ranges
+from memo.config.check_fields import check_values
 from memo.config.evaluation_run import for_evaluation, require_weights
 from memo.config.flag_table import changed, dashed
 from memo.config.flags import parse_command
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     config, options = parse_command(
         argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES, reads_run=True
     )
-    check_ranges(config)
+    check_values(config)
     config = for_evaluation(config, wanted_ranks(config))
     _check_options(config, options)
     check_ranks(config, "memo evaluate", argv)

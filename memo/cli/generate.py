@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.checks import check_ranges
+from memo.config.check_fields import check_values
 from memo.config.evaluation_run import for_evaluation, require_weights
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks, wanted_ranks
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
     config, options = parse_command(
         argv, _Options(), prog="memo generate", about=ABOUT, examples=EXAMPLES, reads_run=True
     )
-    check_ranges(config)
+    check_values(config)
     config = _without_data(for_evaluation(config, wanted_ranks(config)))
     _check(config, options)
     check_ranks(config, "memo generate", argv)

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from memo.config.flag import TOKENS, Flag, PositiveInt
+from memo.config.flag import TOKENS, Flag, PositiveInt, ReadWith
 from memo.config.split import read_split
 
 LongConversations = Literal["truncate", "drop"]
+_CORPUS = ReadWith("data_path", use="--data-path PREFIX")
+_EVALUATED = ReadWith("eval_interval", use="--eval-interval 100")
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,11 @@ class DataConfig:
     data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
     """Prefix of the .bin and .idx files (`memo data demo OUT` makes one; of conversations: `memo data chat`). Of
     several, a weight before each: 0.7 data/a 0.3 data/b; without weights each counts by its size."""
-    eval_data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX|NAME=PREFIX")] = None
+    eval_data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX|NAME=PREFIX"), _EVALUATED] = (
+        None
+    )
     """The same for evaluation; or several corpora by name, each evaluated for itself: web=data/web-eval code=data/c."""
-    split: Annotated[str | None, Flag(metavar="TRAIN,VALID,TEST")] = None
+    split: Annotated[str | None, Flag(metavar="TRAIN,VALID,TEST"), _CORPUS] = None
     """Shares of the documents of data-path that are trained on, evaluated on each eval-interval, and evaluated on once
     at the end, such as 98,1,1: neighbouring documents in this order, as in Megatron-LM. Default: train on all."""
     tokenizer: str | None = None
@@ -32,7 +36,7 @@ class DataConfig:
     one in each sample."""
     long_conversations: LongConversations = "truncate"
     """What becomes of conversations of more than seq-length + 1 tokens; drop: they are left out."""
-    reference_log_probs: str | None = None
+    reference_log_probs: Annotated[str | None, ReadWith("preference", use="--preference dpo")] = None
     """File with the log-probs of the pairs of preference under the reference, which the run writes before its first
     step where it is not there; needed where more than LoRA's adapters is trained."""
 

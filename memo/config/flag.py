@@ -7,10 +7,10 @@ is `--seq-length` and `--seq-len`, and takes `128K`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Annotated
 
-from memo.artifacts.fields import in_range
+from memo.artifacts.fields import Rule, field_types, in_range
 from memo.units import K_OTHERS, K_TOKENS, parse_bytes, parse_count
 
 LARGEST = 1 << 40
@@ -18,6 +18,7 @@ LARGEST = 1 << 40
 PositiveInt = Annotated[int, in_range(1, LARGEST)]
 NonNegativeInt = Annotated[int, in_range(0, LARGEST)]
 Share = Annotated[float, in_range(0, 1)]
+PathText = Annotated[str, Rule("that is not empty", bool)]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,38 @@ class Flag:
     metavar: str = ""
     help: str = ""
     is_positional: bool = False
+
+
+@dataclass(frozen=True)
+class ReadWith:
+    """The field is read only where another one has some value; whoever gives it elsewhere has probably forgotten that.
+
+    Attributes:
+        field: the other one.
+        values: those with which the field is read; of a text with commas one of its words. None: any but None, 0, an
+            empty text and False.
+        but: the values with which it is not read, in the place of `values`.
+        use: the flags that help, where they are not the other one with `values`.
+    """
+
+    field: str
+    values: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
+    use: str = ""
+
+    def accepts(self, value: object) -> bool:
+        """Whether the field is read with this value of the other one."""
+        words = value.split(",") if isinstance(value, str) else [value]
+        if self.but:
+            return not any(word in self.but for word in words)
+        return any(word in self.values for word in words) if self.values else bool(value)
+
+
+@cache
+def reading_marks(kind: type) -> dict[str, tuple[ReadWith, ...]]:
+    """{field: with which others it is read} of a dataclass."""
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in field_types(kind).items()}
+    return {name: tuple(mark for mark in found if isinstance(mark, ReadWith)) for name, found in marks.items()}
 
 
 @dataclass(frozen=True)

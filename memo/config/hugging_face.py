@@ -15,11 +15,11 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.fields import Count, checked, field_types
+from memo.artifacts.fields import Count, checked
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
-from memo.config.hugging_face_family import Biases, ConfigKeys, TrainedFamily
+from memo.config.hugging_face_family import Biases, ConfigKeys, Family, as_field
 from memo.config.hugging_face_rope import read_rope
 from memo.config.hugging_face_wrappers import WRAPPERS, in_wrapper, is_wrapper, text_of
 from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
@@ -35,7 +35,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "per_layer_config": (None, {}),
     "partial_rotary_factor": (1.0, None),
 }
-"""As `TrainedFamily.only`, of every family."""
+"""As `Family.only`, of every family."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys by which files of several families say that they are mixtures of experts."""
 
@@ -112,6 +112,11 @@ _SUFFIX = "_attention"
 _FULL, _SLIDING, _LINEAR = FULL + _SUFFIX, SLIDING + _SUFFIX, LINEAR + _SUFFIX
 _FULL_LAYERS_OF_QWEN = 28
 """max_window_layers of a file that states none (Qwen2Config and Qwen3Config of transformers)."""
+_SHORT = (
+    "; if you train on sequences no longer than the window, where both are the same, set sliding_window to null in the "
+    "file and leave out layer_types"
+)
+"""A remedy where layers with the window have nothing else of their own."""
 
 
 def hub_name(text: str) -> bool:
@@ -157,8 +162,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     keys = ConfigKeys(content, family, source)
     _check_only(content, family, source)
     model, biases = _read(keys)
-    window, layer_types = _window(content, family, model.num_layers, source)
-    model = replace(model, window_size=window, layer_types=layer_types)
+    model = replace(model, **_layers(keys, model.num_layers))
     length = family.names["max_position_embeddings"]
     if keys.get(length) is None and not {length, family.aliases.get(length)} & set(content):  # of no one length
         raise keys.missing("max_position_embeddings", length)
@@ -169,7 +173,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
             f"{family.activation} is {shown(activation)}",
             f"memo computes {model_type} with {' or '.join(family.activations)}",
         )
-    rope = read_rope(keys, family, model) if model.position_embedding_type == "rope" else {}
+    rope = read_rope(keys, model) if family.has_rope else {}
     return replace(model, activation=family.activations[activation], **rope)
 
 
@@ -189,8 +193,8 @@ def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, 
     known = FAMILIES[family]
     keys = ConfigKeys(content, known, source)
     model, biases = _read(keys)
-    if isinstance(known, TrainedFamily) and known.has_delta_nets:
-        model = replace(model, layer_types=_window(content, known, model.num_layers, source)[1])
+    if known.has_delta_nets:
+        model = replace(model, **_layers(keys, model.num_layers))
     own = {"qkv_bias": biases.qkv, "projection_bias": biases.projection, "mlp_bias": biases.mlp}
     return model, {**own, **keys.family.beyond(keys, model)}
 
@@ -253,11 +257,11 @@ def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str
         count = checked(Count, keys.get(family.shared_experts), family.shared_experts, keys.source)
         what, width = f"{family.shared_experts} x moe_intermediate_size", count * numbers["moe_ffn_hidden_size"]
         ours = "moe_shared_expert_intermediate_size"
-        found[ours] = checked(field_types(ModelConfig)[ours], width, what, keys.source)
+        found[ours] = as_field(ours, width, what, keys.source)
     return found
 
 
-def _check_only(content: Mapping[str, Any], family: TrainedFamily, source: Source) -> None:
+def _check_only(content: Mapping[str, Any], family: Family, source: Source) -> None:
     for name, accepted in {**_ONLY, **family.only}.items():
         if name in family.names.values():
             continue
@@ -270,78 +274,56 @@ def _check_only(content: Mapping[str, Any], family: TrainedFamily, source: Sourc
             )
 
 
-def _window(content: Mapping[str, Any], family: TrainedFamily, layers: int, source: Source) -> tuple[int, str]:
-    """The sliding window, 0: there is none; and which layers have it, as in ModelConfig. What a file leaves out is as
-    in transformers."""
-    kinds = checked(list[str] | None, content.get("layer_types"), "layer_types", source) or []
-    window = checked(int | None, content.get("sliding_window", family.default_window), "sliding_window", source) or 0
+def _layers(keys: ConfigKeys, layers: int) -> dict[str, Any]:
+    """The sliding window, 0: there is none; and which layers have it, or a delta net, as in ModelConfig. What a file
+    leaves out is as in transformers."""
+    family, source = keys.family, keys.source
+    special = _LINEAR if family.has_delta_nets else _SLIDING
+    kinds = keys.optional(list[str], "layer_types") or []
+    window = (keys.optional(int, "sliding_window") if "sliding_window" in keys.content else family.default_window) or 0
+    window = 0 if family.has_delta_nets else window
     if family.window == "use_sliding_window":
-        is_on = checked(bool | None, content.get(family.window), family.window, source)
-        first = checked(int | None, content.get("max_window_layers"), "max_window_layers", source)
+        is_on, first = keys.optional(bool, family.window), keys.optional(int, "max_window_layers")
         full = layers if not (is_on and window) else _FULL_LAYERS_OF_QWEN if first is None else first
         kinds = kinds or [_FULL] * min(full, layers) + [_SLIDING] * (layers - full)
-    elif family.window and (window or family.sliding_base):
-        pattern = checked(int | None, content.get(family.layer_pattern), family.layer_pattern, source)
-        default = [*[_SLIDING] * (pattern - 1), _FULL] if pattern else family.default_layer_types or [_SLIDING]
+    elif family.has_delta_nets or (family.window and (window or family.sliding_base)):
+        pattern = keys.optional(int, family.layer_pattern)
+        default = [*[special] * (pattern - 1), _FULL] if pattern else family.default_layer_types or [special]
         kinds = kinds or list(islice(cycle(default), layers))
-    elif family.has_delta_nets:
-        return 0, _delta_nets(content, family, kinds, layers, source)
-    found = set(kinds) or {_FULL}
-    longest = checked(int | None, content.get("max_position_embeddings"), "max_position_embeddings", source)
-    is_long = family.window and longest is not None and window >= longest and not family.sliding_base
-    if found == {_FULL} or is_long:
-        return (0 if found != {_SLIDING} else window), ""
-    if family.window and window > 0:
-        if found == {_SLIDING}:
-            return window, ""
-        if family.layer_types and found == {_FULL, _SLIDING} and len(kinds) == layers:
-            return window, ",".join(name.removesuffix(_SUFFIX) for name in _period(kinds))
+    found, longest = set(kinds) or {_FULL}, keys.optional(int, "max_position_embeddings")
+    types = ",".join(name.removesuffix(_SUFFIX) for name in _period(kinds))
+    if family.has_delta_nets:
+        key, value = (keys.content.get(f"linear_{of}_head_dim", 128) for of in ("key", "value"))
+        if key != value:
+            raise source.refusal(
+                f"linear_key_head_dim is {shown(key)} and linear_value_head_dim {shown(value)}",
+                "memo computes gated delta nets whose heads of keys and values are of one size; use another model",
+            )
+        if found == {_LINEAR, _FULL} and len(kinds) == layers:
+            return {"layer_types": types}
+    elif family.window and found == {_SLIDING} and window > 0:
+        return {"window_size": window}
+    elif found == {_FULL} or (family.window and longest and window >= longest and not family.sliding_base):
+        return {}
+    elif family.window and window > 0 and family.layer_types and found == {_FULL, _SLIDING} and len(kinds) == layers:
+        return {"window_size": window, "layer_types": types}
+    both = f"that are {special} or {_FULL}{', at least one of each' if family.has_delta_nets else ''}"
     raise source.refusal(
         f"layers have {' and '.join(map(shown, sorted(found)[:2]))}, with a sliding_window of {shown(window or None)}",
-        f"memo computes {layers} layers of {family.architecture} "
-        + (f"that are {_SLIDING} or {_FULL}" if family.layer_types else "that are all alike")
+        f"memo computes {layers} layers of {family.architecture} {both if family.layer_types else 'that are all alike'}"
         + (", with one window" if family.window else ", without a window")
-        + ("" if family.sliding_base else _SHORT)
+        + ("" if family.sliding_base or family.has_delta_nets else _SHORT)
         + "; use another model",
     )
-
-
-def _delta_nets(
-    content: Mapping[str, Any], family: TrainedFamily, kinds: list[str], layers: int, source: Source
-) -> str:
-    """Which layers are gated delta nets, as in ModelConfig."""
-    every = checked(int | None, content.get("full_attention_interval"), "full_attention_interval", source)
-    default = [*[_LINEAR] * (every - 1), _FULL] if every else family.default_layer_types
-    kinds = kinds or list(islice(cycle(default), layers))
-    if set(kinds) != {_LINEAR, _FULL} or len(kinds) != layers:
-        raise source.refusal(
-            f"layer_types has {' and '.join(map(shown, sorted(set(kinds))[:3]))} for {len(kinds)} of {layers} layers",
-            f"memo computes layers of {family.architecture} that are {_LINEAR} or {_FULL}, at least one of each; use "
-            "another model",
-        )
-    key, value = content.get("linear_key_head_dim", 128), content.get("linear_value_head_dim", 128)
-    if key != value:
-        raise source.refusal(
-            f"linear_key_head_dim is {shown(key)} and linear_value_head_dim {shown(value)}",
-            "memo computes gated delta nets whose heads of keys and values are of one size; use another model",
-        )
-    return ",".join(name.removesuffix(_SUFFIX) for name in _period(kinds))
-
-
-_SHORT = (
-    "; if you train on sequences no longer than the window, where both are the same, set sliding_window to null in the "
-    "file and leave out layer_types"
-)
-"""A remedy where layers with the window have nothing else of their own."""
 
 
 def _period(kinds: list[str]) -> list[str]:
     """The shortest list that gives `kinds` where it is repeated."""
     lengths = range(1, len(kinds) + 1)
-    return next(kinds[:n] for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
+    return next((kinds[:n] for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds))), [])
 
 
-def _check_biases(keys: ConfigKeys, biases: Biases, family: TrainedFamily) -> None:
+def _check_biases(keys: ConfigKeys, biases: Biases, family: Family) -> None:
     if biases.projection == biases.mlp:
         return
     first, second = ((name, keys.switch(name)) for name in family.bias_switches)

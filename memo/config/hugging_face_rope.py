@@ -5,17 +5,18 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from memo.artifacts.fields import checked, field_types
+from memo.artifacts.fields import checked
 from memo.artifacts.reading import Source, shown
-from memo.config.hugging_face_family import ConfigKeys, TrainedFamily
-from memo.config.model import SCALING_READ_BY, ModelConfig, RopeScaling
+from memo.config.flag import reading_marks
+from memo.config.hugging_face_family import ConfigKeys, Family, as_field
+from memo.config.model import ModelConfig, RopeScaling
 
 # Of each rope_type: their key, which is our name without its first words -> our field.
 _KEYS = {
     "default" if kind == "none" else kind: {
         ours.removeprefix("rope_").removeprefix("scaling_"): ours
-        for ours, kinds in SCALING_READ_BY.items()
-        if kind in kinds
+        for ours, marks in reading_marks(ModelConfig).items()
+        if any(mark.field == "rope_scaling_type" and kind in mark.values for mark in marks)
     }
     for kind in get_args(RopeScaling)
 }
@@ -28,10 +29,10 @@ _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", "finetuned", "max_position_embeddings")
 
 
-def read_rope(keys: ConfigKeys, family: TrainedFamily, model: ModelConfig) -> dict[str, Any]:
+def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
     """Fields of ModelConfig, rotary_base only where the file joins it; raises source.error for a rotation that memo
     does not compute. `model` says which layers have a window."""
-    content, source = keys.content, keys.source
+    content, family, source = keys.content, keys.family, keys.source
     if not family.sliding_base:
         name = _name_of_rope(content, source)
         given = content.get(name) or {}
@@ -39,7 +40,7 @@ def read_rope(keys: ConfigKeys, family: TrainedFamily, model: ModelConfig) -> di
             given = {key: value for key, value in given.items() if key not in _OF_IMAGES}
         if _SHARE not in family.names.values() or not isinstance(given, dict) or given.get(_SHARE) is None:
             return _read_rotation(content, name, given, source)
-        share = checked(field_types(ModelConfig)["rotary_percent"], given[_SHARE], f"{name}.{_SHARE}", source)
+        share = as_field("rotary_percent", given[_SHARE], f"{name}.{_SHARE}", source)
         rest = {key: value for key, value in given.items() if key != _SHARE}
         return {**_read_rotation(content, name, rest, source), "rotary_percent": share}
     newer, older = content.get("rope_parameters") or {}, content.get("rope_scaling") or {}
@@ -83,12 +84,10 @@ def _read_rotation(content: Mapping[str, Any], name: str, given: Any, source: So
     _check_keys(given, kind, name, source)
     found = {"rope_scaling_type": "none" if kind == "default" else kind}
     if "rope_theta" in given:
-        found["rotary_base"] = checked(
-            field_types(ModelConfig)["rotary_base"], given["rope_theta"], "rope_theta", source
-        )
+        found["rotary_base"] = as_field("rotary_base", given["rope_theta"], "rope_theta", source)
     for key, ours in _KEYS[kind].items():
         if given.get(key) is not None:
-            found[ours] = checked(field_types(ModelConfig)[ours], given[key], f"{name}.{key}", source)
+            found[ours] = as_field(ours, given[key], f"{name}.{key}", source)
     if kind != "default" and "rope_scaling_factor" not in found:
         raise source.refusal(f"{name}.factor is missing", f"complete the file, as rope_type {kind} needs it")
     if _LENGTH in _KEYS[kind].values():
@@ -96,7 +95,7 @@ def _read_rotation(content: Mapping[str, Any], name: str, given: Any, source: So
         stated = content.get("original_max_position_embeddings") is not None
         beside = "original_max_position_embeddings" if stated else "max_position_embeddings"
         if stated or _LENGTH not in found:
-            found[_LENGTH] = checked(field_types(ModelConfig)[_LENGTH], content.get(beside), beside, source)
+            found[_LENGTH] = as_field(_LENGTH, content.get(beside), beside, source)
     return found
 
 
@@ -116,7 +115,7 @@ def _name_of_rope(content: Mapping[str, Any], source: Source) -> str:
     return "rope_parameters" if newer else "rope_scaling"
 
 
-def write_rope(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
+def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
     """The older field beside rope_theta; every version of transformers reads both. Where layers with a window rotate by
     rope_theta too, from 5.0 on it reads that for the other layers alone, so the newer field is there as well."""
     kind = "default" if model.rope_scaling_type == "none" else model.rope_scaling_type
@@ -145,7 +144,7 @@ def _check_keys(given: Mapping[str, Any], kind: str, name: str, source: Source) 
     if kind != "yarn" or given.get("attention_factor") is None or given.get("factor") is None:
         return
     stated = checked(float, given["attention_factor"], f"{name}.attention_factor", source)
-    factor = checked(field_types(ModelConfig)["rope_scaling_factor"], given["factor"], f"{name}.factor", source)
+    factor = as_field("rope_scaling_factor", given["factor"], f"{name}.factor", source)
     usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
     if not math.isclose(stated, usual, rel_tol=1e-6):
         raise source.refusal(

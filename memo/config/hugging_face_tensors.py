@@ -1,6 +1,51 @@
 """What the weights of each family of Hugging Face are called (memo.config.hugging_face_families)."""
 
-from memo.config.hugging_face_family import TensorNames
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+_ENDS = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
+_EXPERTS, _STACK = "mlp.experts.*.", "mlp.experts."
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """What modules are called in *.safetensors; the name of a weight ends with .weight or .bias.
+
+    Attributes:
+        modules: memo's modules of a layer -> theirs. Modules of one name are parts of its rows, in this order.
+            A * stands for the number of an expert; without one, the name is of a tensor that has all experts'.
+        layers: what stands before the number of a layer.
+        ends: memo's modules before and after the layers -> theirs.
+        groups: their modules in which parts take turns -> how many turns: one a row, head, or head of keys in a delta
+            net; else one part stands below the other.
+        transposed: whether matrices of layers are stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
+        transposed_experts: the same of the matrices in a tensor that has all experts'.
+    """
+
+    modules: Mapping[str, str]
+    layers: str = "model.layers"
+    ends: Mapping[str, str] = field(default_factory=lambda: _ENDS)
+    transposed: bool = False
+    transposed_experts: bool = False
+    groups: Mapping[str, Literal["rows", "heads", "key_heads"]] = field(default_factory=dict)
+
+    def stacked(self) -> "TensorNames":
+        """The names under which all experts' matrices lie in one tensor, where they have a tensor each."""
+        found = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
+        modules = {
+            ours: theirs if not theirs.startswith(_EXPERTS) else f"{_STACK}{found[theirs.removeprefix(_EXPERTS)]}"
+            for ours, theirs in self.modules.items()
+        }
+        return replace(self, modules=modules)
+
+
+def _mlp(
+    ours: str, theirs: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> dict[str, str]:
+    """The three matrices of a gated MLP."""
+    return {f"{ours}.gate": f"{theirs}.{gate}", f"{ours}.up": f"{theirs}.{up}", f"{ours}.fc2": f"{theirs}.{down}"}
+
 
 _ATTENTION = {
     "attention.q": "self_attn.q_proj",
@@ -11,150 +56,92 @@ _ATTENTION = {
     "attention.sinks": "self_attn.sinks",
     "attention.projection": "self_attn.o_proj",
 }
-_NORMS_AND_ATTENTION = {
-    "attention_norm": "input_layernorm",
-    **_ATTENTION,
-    "mlp_norm": "post_attention_layernorm",
-}
-_MLP = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"}
-_ENDS = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
-LLAMA_TENSORS = TensorNames("model.layers", {**_NORMS_AND_ATTENTION, **_MLP}, _ENDS)
-QWEN3_MOE_TENSORS = TensorNames(
-    "model.layers",
+_NORMED = {"attention_norm": "input_layernorm", **_ATTENTION, "mlp_norm": "post_attention_layernorm"}
+_OF_EXPERTS = {"mlp.router": "mlp.gate", **_mlp("mlp.experts.*", "mlp.experts.*")}
+LLAMA = TensorNames({**_NORMED, **_mlp("mlp", "mlp")})
+QWEN3_MOE = TensorNames({**_NORMED, **_OF_EXPERTS})
+GLM4_MOE = TensorNames(
     {
-        **_NORMS_AND_ATTENTION,
-        "mlp.router": "mlp.gate",
-        "mlp.experts.*.gate": "mlp.experts.*.gate_proj",
-        "mlp.experts.*.up": "mlp.experts.*.up_proj",
-        "mlp.experts.*.fc2": "mlp.experts.*.down_proj",
-    },
-    _ENDS,
-)
-GLM4_MOE_TENSORS = TensorNames(
-    "model.layers",
-    {
-        **LLAMA_TENSORS.modules,
-        **QWEN3_MOE_TENSORS.modules,
+        **LLAMA.modules,
+        **_OF_EXPERTS,
         "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
-        "mlp.shared.gate": "mlp.shared_experts.gate_proj",
-        "mlp.shared.up": "mlp.shared_experts.up_proj",
-        "mlp.shared.fc2": "mlp.shared_experts.down_proj",
-    },
-    _ENDS,
+        **_mlp("mlp.shared", "mlp.shared_experts"),
+    }
 )
-MIXTRAL_TENSORS = TensorNames(
-    "model.layers",
+MIXTRAL = TensorNames(
     {
-        **_NORMS_AND_ATTENTION,
+        **_NORMED,
         "mlp.router": "block_sparse_moe.gate",
-        "mlp.experts.*.gate": "block_sparse_moe.experts.*.w1",
-        "mlp.experts.*.up": "block_sparse_moe.experts.*.w3",
-        "mlp.experts.*.fc2": "block_sparse_moe.experts.*.w2",
-    },
-    _ENDS,
+        **_mlp("mlp.experts.*", "block_sparse_moe.experts.*", "w1", "w3", "w2"),
+    }
 )
-GPT_OSS_TENSORS = TensorNames(
-    "model.layers",
-    {
-        **_NORMS_AND_ATTENTION,
-        "mlp.router": "mlp.router",
-        "mlp.experts.*.gate": "mlp.experts.gate_up_proj",
-        "mlp.experts.*.up": "mlp.experts.gate_up_proj",
-        "mlp.experts.*.fc2": "mlp.experts.down_proj",
-    },
-    _ENDS,
+GPT_OSS = TensorNames(
+    {**_NORMED, "mlp.router": "mlp.router", **_mlp("mlp.experts.*", "mlp.experts", "gate_up_proj", "gate_up_proj")},
     transposed_experts=True,
     groups={"mlp.experts.gate_up_proj": "rows"},
 )
 _DELTA_NET = {
-    **_NORMS_AND_ATTENTION,
+    **_NORMED,
     "attention.gate": "self_attn.q_proj",
-    "attention.delta.q.kernels": "linear_attn.conv1d",
-    "attention.delta.k.kernels": "linear_attn.conv1d",
-    "attention.delta.v.kernels": "linear_attn.conv1d",
+    **{f"attention.delta.{part}.kernels": "linear_attn.conv1d" for part in "qkv"},
     "attention.delta.rates": "linear_attn.A_log",
     "attention.delta.biases": "linear_attn.dt_bias",
     "attention.delta.norm": "linear_attn.norm",
     "attention.delta.projection": "linear_attn.out_proj",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.fc2": "mlp.down_proj",
-    "mlp.router": "mlp.gate",
-    "mlp.experts.*.gate": "mlp.experts.*.gate_proj",
-    "mlp.experts.*.up": "mlp.experts.*.up_proj",
-    "mlp.experts.*.fc2": "mlp.experts.*.down_proj",
-    "mlp.shared.gate": "mlp.shared_expert.gate_proj",
-    "mlp.shared.up": "mlp.shared_expert.up_proj",
-    "mlp.shared.fc2": "mlp.shared_expert.down_proj",
+    **_mlp("mlp", "mlp"),
+    **_OF_EXPERTS,
+    **_mlp("mlp.shared", "mlp.shared_expert"),
     "mlp.shared.score": "mlp.shared_expert_gate",
 }
-QWEN35_TENSORS = TensorNames(
-    "model.layers",
+QWEN35 = TensorNames(
     {
         **_DELTA_NET,
-        "attention.delta.q": "linear_attn.in_proj_qkv",
-        "attention.delta.k": "linear_attn.in_proj_qkv",
-        "attention.delta.v": "linear_attn.in_proj_qkv",
+        **{f"attention.delta.{part}": "linear_attn.in_proj_qkv" for part in "qkv"},
         "attention.delta.gate": "linear_attn.in_proj_z",
         "attention.delta.beta": "linear_attn.in_proj_b",
         "attention.delta.decay": "linear_attn.in_proj_a",
     },
-    _ENDS,
     groups={"self_attn.q_proj": "heads"},
 )
-QWEN3_NEXT_TENSORS = TensorNames(
-    "model.layers",
+QWEN3_NEXT = TensorNames(
     {
         **_DELTA_NET,
-        "attention.delta.q": "linear_attn.in_proj_qkvz",
-        "attention.delta.k": "linear_attn.in_proj_qkvz",
-        "attention.delta.v": "linear_attn.in_proj_qkvz",
-        "attention.delta.gate": "linear_attn.in_proj_qkvz",
-        "attention.delta.beta": "linear_attn.in_proj_ba",
-        "attention.delta.decay": "linear_attn.in_proj_ba",
+        **{f"attention.delta.{part}": "linear_attn.in_proj_qkvz" for part in ("q", "k", "v", "gate")},
+        **{f"attention.delta.{part}": "linear_attn.in_proj_ba" for part in ("beta", "decay")},
     },
-    _ENDS,
     groups={
         "self_attn.q_proj": "heads",
         "linear_attn.in_proj_qkvz": "key_heads",
         "linear_attn.in_proj_ba": "key_heads",
     },
 )
-GEMMA3_TENSORS = TensorNames(
-    "model.layers",
+GEMMA3 = TensorNames(
     {
-        **LLAMA_TENSORS.modules,
+        **LLAMA.modules,
         "attention_out_norm": "post_attention_layernorm",
         "mlp_norm": "pre_feedforward_layernorm",
         "mlp_out_norm": "post_feedforward_layernorm",
-    },
-    _ENDS,
+    }
 )
-OLMO3_TENSORS = TensorNames(
-    "model.layers",
+OLMO3 = TensorNames(
     {
         **_ATTENTION,
         "attention_out_norm": "post_attention_layernorm",
-        **_MLP,
+        **_mlp("mlp", "mlp"),
         "mlp_out_norm": "post_feedforward_layernorm",
-    },
-    _ENDS,
+    }
 )
-STARCODER2_TENSORS = TensorNames(
-    "model.layers", {**_NORMS_AND_ATTENTION, "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}, _ENDS
-)
-GPT2_TENSORS = TensorNames(
-    "transformer.h",
+STARCODER2 = TensorNames({**_NORMED, "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"})
+GPT2 = TensorNames(
     {
         "attention_norm": "ln_1",
-        "attention.q": "attn.c_attn",
-        "attention.k": "attn.c_attn",
-        "attention.v": "attn.c_attn",
+        **{f"attention.{part}": "attn.c_attn" for part in "qkv"},
         "attention.projection": "attn.c_proj",
         "mlp_norm": "ln_2",
         "mlp.fc1": "mlp.c_fc",
         "mlp.fc2": "mlp.c_proj",
     },
+    "transformer.h",
     {
         "embedding": "transformer.wte",
         "position_embedding": "transformer.wpe",

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from memo.config.derived import num_position_embeddings
-from memo.config.model import LINEAR, OF_SIGMOID, ROUTED, SCALING_READ_BY, ModelConfig
+from memo.config.flag import reading_marks
+from memo.config.model import ModelConfig
 from memo.config.run import RunConfig, canonical_name
 
 Fact = str | int | float | bool
@@ -19,13 +20,19 @@ DATA_FACTS = ("seq_length", "data_path", "packing", "long_conversations", "token
 """Names of the facts that memo.data.corpus.data_identity states; a model that is only evaluated may read any data."""
 
 MODEL_FACTS = tuple(entry.name for entry in dataclasses.fields(ModelConfig))
-_ONLY_AT_THE_START = ("init_method_std",)
-_ROTARY = ("rotary_base", "rotary_percent", "sliding_rotary_base", "rope_scaling_type", *SCALING_READ_BY)
 
 
 def model_identity(config: RunConfig) -> dict[str, Fact]:
     """By field of ModelConfig, for a configuration whose vocabulary is known."""
-    model, experts = config.model, config.model.layers_with_experts
+    facts = model_facts(config.model)
+    if config.model.position_embedding_type != "rope":
+        facts["max_position_embeddings"] = num_position_embeddings(config)
+    return facts
+
+
+def model_facts(model: ModelConfig) -> dict[str, Fact]:
+    """What a model is, by field, but for the rows of a learned table of positions."""
+    experts = model.layers_with_experts
     values = {
         **dataclasses.asdict(model),
         "num_query_groups": model.kv_heads,
@@ -34,7 +41,6 @@ def model_identity(config: RunConfig) -> dict[str, Fact]:
         "add_qkv_bias": model.qkv_bias,
         "layer_types": ",".join(model.types_of_layers) if model.layer_types else "",
         "moe_layer_freq": ",".join(map(str, map(int, experts))) if len(set(experts)) > 1 else "",
-        "max_position_embeddings": num_position_embeddings(config),
         "lora_alpha": model.lora_alpha or float(model.lora_rank),
         "custom_layer": model.custom_layer.rpartition(":")[2],  # a file may have moved
     }
@@ -63,16 +69,8 @@ def _told(fact: object) -> object:
 
 def _unread(model: ModelConfig) -> set[str]:
     """Fields that change nothing of what this model computes from its weights."""
-    unread = {*_ONLY_AT_THE_START} if model.num_experts else {*_ONLY_AT_THE_START, *ROUTED}
-    if LINEAR not in model.types_of_layers:
-        unread.update(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"))
-    if model.moe_router_score_function != "sigmoid":
-        unread.update(OF_SIGMOID)
-    if not model.lora_rank:
-        unread.update(("lora_alpha", "lora_use_rslora", "lora_target_modules"))
+    marks = reading_marks(ModelConfig).items()
+    unread = {name for name, with_ in marks if not all(mark.accepts(getattr(model, mark.field)) for mark in with_)}
     if model.mlp_size == model.ffn_size:
         unread.add("moe_ffn_hidden_size")
-    if model.position_embedding_type != "rope":
-        return {*unread, *_ROTARY}
-    ignored = {name for name, readers in SCALING_READ_BY.items() if model.rope_scaling_type not in readers}
-    return {*unread, *ignored, "max_position_embeddings"}
+    return {*unread, "max_position_embeddings", "init_method_std"}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from memo.artifacts.fields import PositiveFloat
-from memo.config.flag import BYTES, Flag, NonNegativeInt, PositiveInt, Share
+from memo.config.flag import BYTES, Flag, NonNegativeInt, PathText, PositiveInt, ReadWith, Share
 
 OffloadAlpha = Literal["off", "auto"] | Share
 OffloadPolicy = Literal["auto", "paper"]
@@ -13,6 +13,11 @@ OffloadBackend = Literal["auto", "cuda", "virtual", "threads"]
 RecomputeGranularity = Literal["none", "full", "selective"]
 MemoryPlanner = Literal["off", "auto", "paper", "flat"]
 OffloadStates = Literal["auto", "none", "optimizer", "all"]
+
+_SWAPPED = ReadWith("offload_alpha", but=("off",), use="--offload-alpha auto")
+_ALONE = ReadWith("recompute_granularity", ("none",))
+_SWEPT = ReadWith("offload_granularity", ("tile",))
+_SHARED_OUT = ReadWith("offload_states", ("optimizer", "all"))
 
 
 @dataclass(frozen=True)
@@ -23,58 +28,62 @@ class MemoryConfig:
     """Share of the tokens, 0 to 1, whose activations move to host memory while the rest is recomputed; auto:
     planned from link rates and memory, which may be that nothing moves; off: no swapping. A number fights with
     recompute-granularity, which turns auto off."""
-    offload_policy: OffloadPolicy = "auto"
+    offload_policy: Annotated[OffloadPolicy, _SWAPPED, _ALONE] = "auto"
     """auto: a share per tensor, by recompute time saved per byte; paper: one share of all tensors, as MEMO does."""
     offload_host_memory_gib: Annotated[PositiveFloat | None, Flag(aliases=("offload_host_memory_gb",))] = None
     """GiB of host memory of one node for activations and states, shared by its ranks, states first; never more than
     is free, and nine tenths of that by default."""
-    offload_nvme_path: str | None = None
+    offload_nvme_path: Annotated[PathText | None, _SWAPPED, _ALONE] = None
     """Directory on a local disk for the activations that host memory does not hold, in a file without a name that is
     gone when the run ends, however it ends; those that wait longest go there. Its rate is measured before training."""
-    offload_nvme_gib: Annotated[PositiveFloat | None, Flag(aliases=("offload_nvme_gb",))] = None
+    offload_nvme_gib: Annotated[
+        PositiveFloat | None,
+        Flag(aliases=("offload_nvme_gb",)),
+        ReadWith("offload_nvme_path", use="--offload-nvme-path DIR"),
+    ] = None
     """GiB of that disk for one node, shared by its ranks; default: nine tenths of what is free there."""
     offload_backend: OffloadBackend = "auto"
     """How copies run: cuda (streams), virtual (in a fixed order, CPU), threads (CPU); auto: by device."""
     offload_check_races: bool = False
     """Check every access to a moving buffer against the order of events; CPU only, slow."""
-    offload_tiles: PositiveInt | None = None
+    offload_tiles: Annotated[PositiveInt | None, _SWAPPED, _ALONE] = None
     """Equal parts of the sequence that are computed and moved as a unit; shares are rounded down to them. Default: 8;
     under --offload-granularity tile as many more as give a rank some 32,768 tokens of each. More of them take less
     memory and more time."""
-    offload_granularity: OffloadGranularity = "layer"
+    offload_granularity: Annotated[OffloadGranularity, _SWAPPED, _ALONE] = "layer"
     """What a slot of the rounding buffers holds: the activations of a layer, or of a few of its tiles. tile: each layer
     is swept along the sequence, so that on the device only keys and values and the hidden states grow with it. auto:
     layer where that fits on the device, else tile, with as many tiles, layers that recompute attention and hidden
     states in host memory as `memo plan` would take."""
-    offload_slot_tiles: PositiveInt | None = None
+    offload_slot_tiles: Annotated[PositiveInt | None, _SWAPPED, _ALONE, _SWEPT] = None
     """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them. Default: 4, or as many
     fewer as --offload-tiles divides into at least two slots of; fewer take less memory and more time."""
-    recompute_attention_layers: NonNegativeInt = 0
+    recompute_attention_layers: Annotated[NonNegativeInt, _SWAPPED, _ALONE, _SWEPT] = 0
     """Under --offload-granularity tile: layers of each pipeline chunk, the first ones, that compute attention again
     before their backward. Of them only the input waits in host memory, about two fifths of what waits otherwise."""
-    offload_hidden_states: bool = False
+    offload_hidden_states: Annotated[bool, _SWAPPED, _ALONE, _SWEPT] = False
     """Under --offload-granularity tile: hidden states between layers and their gradients live in host memory, and
     stream section by section, also from stage to stage, so that on the device only keys and values, their gradients and
     the batch grow with the sequence. Costs one more copy of a section each way in every forward and backward."""
-    layer_profile: str | None = None
+    layer_profile: Annotated[PathText | None, _SWAPPED, _ALONE] = None
     """File of `memo profile --out` to plan from instead of measuring; it must be of the same layer and device."""
-    profile_cache: str = "auto"
+    profile_cache: PathText = "auto"
     """Directory that keeps measured layers, so that the next start plans from them; auto: ~/.cache/memo (or
     $XDG_CACHE_HOME/memo); off: measure at each start."""
     offload_states: OffloadStates = "none"
     """What of the model's states lives in host memory: optimizer (masters, moments and reduced gradients of all layers,
     updated there), all (weights too, which stream to the device layer by layer), or auto: of each as much as the device
     lacks."""
-    optimizer_offload_fraction: Share | None = None
+    optimizer_offload_fraction: Annotated[Share | None, _SHARED_OUT] = None
     """Megatron's: share of the layers whose masters and moments are in host memory; given with --offload-states
     optimizer or all, whose default is 1."""
-    gradient_offload_fraction: Share | None = None
+    gradient_offload_fraction: Annotated[Share | None, _SHARED_OUT] = None
     """Share of the layers whose gradients leave the device once they are complete; at most the optimizer's; default: 1
     under all, else 0."""
-    weight_offload_fraction: Share | None = None
+    weight_offload_fraction: Annotated[Share | None, _SHARED_OUT] = None
     """Share of the layers whose weights stream from host memory; at most the optimizer's; default: 1 under all, else
     0."""
-    offload_weight_copy: bool = True
+    offload_weight_copy: Annotated[bool, ReadWith("offload_states", ("all", "auto"))] = True
     """Stream weights from a copy in --params-dtype in host memory; without it from the masters: 2 bytes a parameter
     less in host memory, twice the bytes over the link."""
     device_memory_gib: Annotated[PositiveFloat | None, Flag(aliases=("device_memory_gb",))] = None

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Annotated, Literal
 
-from memo.artifacts.fields import in_range
-from memo.config.flag import LARGEST, TOKENS, Flag
+from memo.artifacts.fields import Rule, in_range
+from memo.config.flag import LARGEST, TOKENS, Flag, ReadWith
 
 PositionEmbedding = Literal["rope", "learned_absolute"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
@@ -31,25 +31,6 @@ SLIDING, FULL, LINEAR = "sliding", "full", "linear"
 
 _LIST = re.compile(r"\[\s*([01](?:\s*,\s*[01])*)\s*\](?:\s*\*\s*([1-9]\d{0,5}))?")
 
-ROUTED = (
-    "moe_ffn_hidden_size",
-    "moe_layer_freq",
-    "moe_shared_expert_intermediate_size",
-    "moe_shared_expert_gate",
-    "moe_router_topk",
-    "moe_router_pre_softmax",
-    "moe_router_score_function",
-)
-"""Fields that only models with experts read."""
-
-OF_SIGMOID = (
-    "moe_router_enable_expert_bias",
-    "moe_router_num_groups",
-    "moe_router_group_topk",
-    "moe_router_topk_scaling_factor",
-)
-"""Fields that only routers by sigmoid read."""
-
 LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "q_proj": ("attention.q", "attention.gate"),
     "k_proj": ("attention.k",),
@@ -64,16 +45,36 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
 CHOICES_OF_TRAINED = ("freeze", "train_only", "lora_rank", "lora_target_modules", "quantize")
 """Fields by which a plan tells what is trained; others change no size."""
 
-SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
-    "rope_scaling_factor": ("linear", "llama3", "yarn"),
-    "rope_original_max_position_embeddings": ("llama3", "yarn"),
-    "rope_low_freq_factor": ("llama3",),
-    "rope_high_freq_factor": ("llama3",),
-    "rope_beta_fast": ("yarn",),
-    "rope_beta_slow": ("yarn",),
-    "rope_truncate": ("yarn",),
-}
-"""Which kinds of scaling read a field; the others ignore it."""
+_ROTATED = ReadWith("position_embedding_type", ("rope",))
+_STRETCHED = ReadWith("rope_scaling_type", ("linear", "llama3", "yarn"))
+_LLAMA3, _YARN = ReadWith("rope_scaling_type", ("llama3",)), ReadWith("rope_scaling_type", ("yarn",))
+_FROM_LENGTH = ReadWith("rope_scaling_type", ("llama3", "yarn"))
+_BY_LAYER = ReadWith("layer_types", use=f"--layer-types {SLIDING},{FULL}")
+_DELTA_NET = ReadWith("layer_types", (LINEAR,), use=f"--layer-types {LINEAR},{FULL}")
+_ROUTED = ReadWith("num_experts", use="--num-experts 8")
+_SHARED = ReadWith("moe_shared_expert_intermediate_size", use="--moe-shared-expert-intermediate-size 512")
+_SIGMOID = ReadWith("moe_router_score_function", ("sigmoid",))
+_LORA = ReadWith("lora_rank", use="--lora-rank 16")
+_RMS = ReadWith("normalization", ("RMSNorm",))
+
+
+def _has_known_layers(words: str) -> bool:
+    return not words or set(words.split(",")) <= {SLIDING, FULL, LINEAR}
+
+
+def _names_targets(words: str) -> bool:
+    return words == "all-linear" or all(word.strip() in LORA_TARGETS for word in words.split(","))
+
+
+def _is_sum_of_lists(text: str) -> bool:
+    return not text or all(_LIST.fullmatch(term.strip()) for term in text.split("+"))
+
+
+_LAYER_TYPES = Rule(
+    f"of {SLIDING}, {FULL} and {LINEAR} with commas between, such as {SLIDING},{FULL}", _has_known_layers
+)
+_LAYER_FREQ = Rule("that is a sum of lists of 1, with experts, and 0, without, such as [0]*1+[1]*3", _is_sum_of_lists)
+_TARGETS = Rule(f"that is all-linear, or some of {', '.join(LORA_TARGETS)} with commas between", _names_targets)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class ModelConfig:
     norm_placement: NormPlacement = "before"
     """Norms before attention and MLP, after them, which is of their outputs, before the residual's sum, or around them:
     before each and after it."""
-    apply_layernorm_1p: bool = False
+    apply_layernorm_1p: Annotated[bool, _RMS] = False
     """Norms multiply by 1 + weight, so that their weights are around 0 (Gemma)."""
     activation: Activation = "gelu"
     """gelu (exact erf), gelu_tanh (GPT-2's), swiglu (gated; two input projections), swiglu_clamped (gpt-oss's) or
@@ -110,28 +111,28 @@ class ModelConfig:
     """Rotary, or a learned table of max-position-embeddings rows."""
     max_position_embeddings: Annotated[int | None, TOKENS, in_range(1, LARGEST)] = None
     """Rows of the learned table, and the length a RoPE model was made for; default: seq-length."""
-    rotary_base: Annotated[float, in_range(above=0, high=10**15)] = 10000.0
+    rotary_base: Annotated[float, in_range(above=0, high=10**15), _ROTATED] = 10000.0
     """RoPE's theta."""
-    rotary_percent: Annotated[float, in_range(above=0, high=1)] = 1.0
+    rotary_percent: Annotated[float, in_range(above=0, high=1), _ROTATED] = 1.0
     """Share of the channels of each head that are rotated, the first ones (GLM's 0.5)."""
-    sliding_rotary_base: Annotated[float, in_range(0, 10**15)] = 0.0
+    sliding_rotary_base: Annotated[float, in_range(0, 10**15), _ROTATED, _BY_LAYER] = 0.0
     """RoPE's theta in layers that layer-types calls sliding, whose frequencies are then not stretched; 0: as in all
     others."""
-    rope_scaling_type: RopeScaling = "none"
+    rope_scaling_type: Annotated[RopeScaling, _ROTATED] = "none"
     """How RoPE frequencies are stretched for longer sequences."""
-    rope_scaling_factor: Annotated[float, in_range(1, 10**9)] = 1.0
+    rope_scaling_factor: Annotated[float, in_range(1, 10**9), _STRETCHED] = 1.0
     """New length / old length."""
-    rope_original_max_position_embeddings: Annotated[int, TOKENS, in_range(1, LARGEST)] = 8192
+    rope_original_max_position_embeddings: Annotated[int, TOKENS, in_range(1, LARGEST), _FROM_LENGTH] = 8192
     """The length before stretching; fights with rope-scaling-type none, which ignores it."""
-    rope_low_freq_factor: Annotated[float, _FACTOR] = 1.0
+    rope_low_freq_factor: Annotated[float, _FACTOR, _LLAMA3] = 1.0
     """llama3 scaling: wavelengths above original / this are stretched in full."""
-    rope_high_freq_factor: Annotated[float, _FACTOR] = 4.0
+    rope_high_freq_factor: Annotated[float, _FACTOR, _LLAMA3] = 4.0
     """llama3 scaling: wavelengths below original / this stay as they are."""
-    rope_beta_fast: Annotated[float, _FACTOR] = 32.0
+    rope_beta_fast: Annotated[float, _FACTOR, _YARN] = 32.0
     """yarn scaling: dimensions that turn more often than this stay as they are."""
-    rope_beta_slow: Annotated[float, _FACTOR] = 1.0
+    rope_beta_slow: Annotated[float, _FACTOR, _YARN] = 1.0
     """yarn scaling: dimensions that turn less often than this are stretched in full."""
-    rope_truncate: bool = True
+    rope_truncate: Annotated[bool, _YARN] = True
     """yarn scaling: the borders between these dimensions are rounded to whole ones."""
     add_bias_linear: bool = False
     """Biases on every linear layer (GPT-2)."""
@@ -139,20 +140,20 @@ class ModelConfig:
     """Biases on the q, k and v projections alone (Qwen2)."""
     qk_layernorm: bool = False
     """Norm of every q and k head before RoPE (Qwen3)."""
-    qk_layernorm_across_heads: bool = False
+    qk_layernorm_across_heads: Annotated[bool, ReadWith("qk_layernorm"), _RMS] = False
     """These norms are over all heads of q together, and over all of k (OLMo 2 and 3). Ranks of tensor parallelism add
     up the squares of their heads, in one small message."""
     window_size: Annotated[int, TOKENS, in_range(0, LARGEST)] = 0
     """Sliding window: the last tokens of its document that a token attends to, itself included (Megatron-LM's pair
     (N - 1, 0)); 0: all."""
-    layer_types: str = ""
+    layer_types: Annotated[str, _LAYER_TYPES] = ""
     """Which layers have the window (sliding), or a gated delta net in the place of attention (linear), repeated over
     all layers: linear,linear,linear,full. Default: all have the window."""
-    linear_num_key_heads: Annotated[int, in_range(0, 1 << 16)] = 0
+    linear_num_key_heads: Annotated[int, in_range(0, 1 << 16), _DELTA_NET] = 0
     """Heads of queries and keys in layers that layer-types calls linear."""
-    linear_num_value_heads: Annotated[int, in_range(0, 1 << 16)] = 0
+    linear_num_value_heads: Annotated[int, in_range(0, 1 << 16), _DELTA_NET] = 0
     """Heads of values in these layers; each head of keys serves as many of them."""
-    linear_key_head_dim: Annotated[int, in_range(1, 1 << 16)] = 128
+    linear_key_head_dim: Annotated[int, in_range(1, 1 << 16), _DELTA_NET] = 128
     """Size of a head in these layers, of queries, keys and values."""
     query_pre_attn_scalar: Annotated[int, in_range(0, 1 << 16)] = 0
     """Scores of attention are divided by its square root; 0: by that of the size of a head."""
@@ -163,29 +164,29 @@ class ModelConfig:
     as the queries (Qwen3-Next)."""
     num_experts: Annotated[int, in_range(0, 1 << 16)] = 0
     """Mixture of experts: MLPs of each layer, of which a token runs through a few. 0: one MLP for all tokens."""
-    moe_ffn_hidden_size: Annotated[int | None, in_range(1, 1 << 26)] = None
+    moe_ffn_hidden_size: Annotated[int | None, in_range(1, 1 << 26), _ROUTED] = None
     """Inner width of each expert; default: ffn-hidden-size."""
-    moe_layer_freq: str = ""
+    moe_layer_freq: Annotated[str, _LAYER_FREQ, _ROUTED] = ""
     """Which layers have experts, as sums of lists of ones, and of zeros for those with one MLP of ffn-hidden-size:
     [0]*3+[1]*43. Default: all of them."""
-    moe_shared_expert_intermediate_size: Annotated[int, in_range(0, 1 << 26)] = 0
+    moe_shared_expert_intermediate_size: Annotated[int, in_range(0, 1 << 26), _ROUTED] = 0
     """Inner width of the shared experts, an MLP for all tokens beside those that the router chooses; 0: none."""
-    moe_shared_expert_gate: bool = False
+    moe_shared_expert_gate: Annotated[bool, _SHARED] = False
     """Multiply what the shared experts give by the sigmoid of one number a token, which a matrix makes (Qwen3-Next)."""
-    moe_router_topk: Annotated[int, in_range(1, 1 << 16)] = 2
+    moe_router_topk: Annotated[int, in_range(1, 1 << 16), _ROUTED] = 2
     """Experts that a token runs through: those to which the router gives the highest scores."""
-    moe_router_pre_softmax: bool = False
+    moe_router_pre_softmax: Annotated[bool, _ROUTED] = False
     """Weights of a token's experts are their shares among all experts; default: among those that it runs through. By
     sigmoid: they are the scores, which do not sum to 1."""
-    moe_router_score_function: ScoreFunction = "softmax"
+    moe_router_score_function: Annotated[ScoreFunction, _ROUTED] = "softmax"
     """How the router makes scores of its products: softmax over all experts, or sigmoid of each (GLM-4.5)."""
-    moe_router_enable_expert_bias: bool = False
+    moe_router_enable_expert_bias: Annotated[bool, _SIGMOID] = False
     """Experts are chosen by sigmoid + a bias of each, which no gradient changes (--moe-router-bias-update-rate)."""
-    moe_router_num_groups: Annotated[int, in_range(1, 1 << 16)] = 1
+    moe_router_num_groups: Annotated[int, in_range(1, 1 << 16), _SIGMOID] = 1
     """Groups of experts with equal numbers of them, of which a token meets the best moe-router-group-topk."""
-    moe_router_group_topk: Annotated[int, in_range(1, 1 << 16)] = 1
+    moe_router_group_topk: Annotated[int, in_range(1, 1 << 16), _SIGMOID] = 1
     """Groups in which a token may choose: those whose two best experts have the highest sums."""
-    moe_router_topk_scaling_factor: Annotated[float, in_range(above=0, high=10**9)] = 1.0
+    moe_router_topk_scaling_factor: Annotated[float, in_range(above=0, high=10**9), _SIGMOID] = 1.0
     """Factor on the weights of a token's experts (GLM-4.5's 2.5)."""
     freeze: str = ""
     """Parameters that training leaves as they are: patterns of their names with commas between, where * stands for any
@@ -194,11 +195,11 @@ class ModelConfig:
     """The same of those that are trained, beside LoRA's adapters; all others are frozen."""
     lora_rank: Annotated[int, in_range(0, 1 << 16)] = 0
     """LoRA: freeze the model, and train two matrices of this rank beside each of lora-target-modules; 0: no LoRA."""
-    lora_alpha: Annotated[float, in_range(0, 10**9)] = 0.0
+    lora_alpha: Annotated[float, in_range(0, 10**9), _LORA] = 0.0
     """What they give is multiplied by lora-alpha / lora-rank; 0: lora-rank."""
-    lora_use_rslora: bool = False
+    lora_use_rslora: Annotated[bool, _LORA] = False
     """It is multiplied by lora-alpha / the square root of lora-rank instead (rank-stabilised LoRA)."""
-    lora_target_modules: str = "all-linear"
+    lora_target_modules: Annotated[str, _TARGETS, _LORA] = "all-linear"
     """Matrices with adapters: all-linear, which is all of layers but routers, or names of q_proj, k_proj, v_proj,
     o_proj, gate_proj, up_proj and down_proj with commas between; of experts each has its own."""
     quantize: Quantization = "none"
@@ -263,12 +264,10 @@ class ModelConfig:
 
     @property
     def layers_with_experts(self) -> tuple[bool, ...]:
-        """Of each layer, as in moe_layer_freq; raises ValueError where that is no sum of lists."""
+        """Of each layer, as in moe_layer_freq, whose form has been checked."""
         if not self.moe_layer_freq:
             return (self.num_experts > 0,) * self.num_layers
         terms = [_LIST.fullmatch(term.strip()) for term in self.moe_layer_freq.split("+")]
-        if None in terms:
-            raise ValueError(self.moe_layer_freq)
         numbers = [number for term in terms if term for number in term[1].split(",") * int(term[2] or 1)]
         return tuple(number.strip() == "1" for number in numbers)
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Annotated, Literal
 
 from memo.artifacts.fields import in_range
-from memo.config.flag import COUNT, Flag, NonNegativeInt, PositiveInt
+from memo.config.flag import COUNT, Flag, NonNegativeInt, PositiveInt, ReadWith
 
 CpCommType = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 SWEPT_CP_COMM_TYPES: tuple[CpCommType, ...] = ("all_gather", "a2a")
@@ -25,7 +25,7 @@ class ParallelConfig:
     """Ranks that split the sequence inside attention too."""
     cp_comm_type: CpCommType = "p2p"
     """Ring of K/V blocks, gathered K/V, Ulysses all-to-all over heads, or all-to-all inside rings."""
-    cp_a2a_size: PositiveInt | None = None
+    cp_a2a_size: Annotated[PositiveInt | None, ReadWith("cp_comm_type", ("a2a+p2p",))] = None
     """a2a+p2p: ranks of one all-to-all group, a divisor of cp; default: the most the heads allow."""
     pipeline_model_parallel_size: Annotated[PositiveInt, Flag(aliases=("pp",))] = 1
     """Stages of consecutive layers."""
@@ -48,7 +48,7 @@ class ParallelConfig:
     simulate_world: str | None = None
     """Axes of a larger job, such as tp=8 or tp=4,cp=2,pp=2, of which this one process runs one rank: true shapes, order
     and memory, nothing is sent, losses mean nothing."""
-    simulate_rank: NonNegativeInt = 0
+    simulate_rank: Annotated[NonNegativeInt, ReadWith("simulate_world", use="--simulate-world tp=8")] = 0
     """Which rank of --simulate-world."""
 
     @property

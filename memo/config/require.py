@@ -1,5 +1,6 @@
 """Helpers of the checks: raise with one message, and name values that would work."""
 
+from collections.abc import Sequence
 from math import gcd, isqrt
 
 from memo.config.flag import LARGEST
@@ -10,6 +11,16 @@ def require(condition: object, message: str) -> None:
     """Raises ConfigError(message) unless the condition holds."""
     if not condition:
         raise ConfigError(message)
+
+
+def require_divides(flag: str, value: int, by: str, divisor: int, use: str) -> None:
+    """Raises ConfigError unless the divisor, which `by` spells out, divides the value of the flag."""
+    require(value % divisor == 0, f"{flag} {value} does not divide by {by}: use {use}")
+
+
+def require_most(flag: str, value: float, limit: str, most: float) -> None:
+    """Raises ConfigError for a value above the largest one, which `limit` spells out."""
+    require(value <= most, f"{flag} {value} is above {limit}: give {most} or less")
 
 
 def require_count(flag: str, value: int) -> None:
@@ -24,20 +35,20 @@ def require_gib(flag: str, size: float) -> None:
 
 
 def divisors(*numbers: int) -> str:
-    """The common divisors for people: `divisors(12, 8)` -> '1, 2 or 4'."""
+    """The common divisors for people: `divisors(12, 8)` -> '1, 2 or 4'; of many the six largest."""
     greatest = gcd(*numbers)
     low = [d for d in range(1, isqrt(greatest) + 1) if greatest % d == 0]
-    return either(sorted({*low, *(greatest // d for d in low)}))
+    found = sorted({*low, *(greatest // d for d in low)})
+    return either(found) if len(found) <= 6 else f"a divisor such as {either(found[-6:])}"
 
 
 def neighbours(value: int, step: int) -> str:
     """The multiples of step around value: `neighbours(1000, 128)` -> '896 or 1024'."""
     below = value // step * step
-    return either([m for m in (below, below + step) if m > 0])
+    return either([multiple for multiple in (below, below + step) if multiple > 0])
 
 
-def either(values: list[int]) -> str:
-    """`[1, 2, 4]` -> '1, 2 or 4'; a long list shows its six largest."""
-    shown = [str(value) for value in values[-6:]]
-    text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
-    return text if len(values) <= 6 else f"a divisor such as {text}"
+def either(values: Sequence[object]) -> str:
+    """`[1, 2, 4]` -> '1, 2 or 4'."""
+    *others, last = [str(value) for value in values] or [""]
+    return f"{', '.join(others)} or {last}" if others else last

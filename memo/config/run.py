@@ -13,7 +13,7 @@ from memo.artifacts.fields import NonNegativeFloat, PositiveFloat, checked, fiel
 from memo.artifacts.reading import Source, shown
 from memo.artifacts.reading import read_toml as read_document
 from memo.config.data import DataConfig
-from memo.config.flag import COUNT, Flag, NonNegativeInt, PositiveInt
+from memo.config.flag import COUNT, Flag, NonNegativeInt, PositiveInt, ReadWith
 from memo.config.flag_table import entries_of
 from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
@@ -25,6 +25,9 @@ from memo.errors import ConfigError
 RUN_CONFIG = "config.toml"
 """Beside the checkpoints of a run: its configuration."""
 
+_SAVES = ReadWith("save", use="--save DIR")
+_LOADS = ReadWith("load", use="--load DIR")
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -35,25 +38,27 @@ class CheckpointConfig:
     load: str | None = None
     """Directory to resume from, or one iter_... in it to go on from that; the one of --save starts afresh where nothing
     is saved yet. Default: start afresh."""
-    load_accept_changes: str | None = None
+    load_accept_changes: Annotated[str | None, _LOADS] = None
     """Fields of model and data, with commas between, that may differ from those of the run that saved what --load
     names, such as seq_length,rotary_base; any other difference is refused."""
     pretrained_checkpoint: str | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
-    lora_checkpoint: str | None = None
+    lora_checkpoint: Annotated[
+        str | None, ReadWith("lora_rank", use="--lora-rank 16"), ReadWith("pretrained_checkpoint", use="--model DIR")
+    ] = None
     """Directory of PEFT whose adapters are the initial ones, as --pretrained-checkpoint says of weights; default: new
     ones, which change nothing at first."""
-    save_interval: Annotated[NonNegativeInt, COUNT] = 0
+    save_interval: Annotated[NonNegativeInt, COUNT, _SAVES] = 0
     """Save after every so many steps, and at the end of the run; 0: not by steps."""
-    save_interval_minutes: NonNegativeFloat | None = None
+    save_interval_minutes: Annotated[NonNegativeFloat | None, _SAVES] = None
     """Save once so many minutes have passed since the last checkpoint, by the clock of rank 0; 0: not by time. Default:
     30 where --save is given and --save-interval is not."""
-    async_save: bool = False
+    async_save: Annotated[bool, _SAVES] = False
     """Write checkpoints in a thread while training goes on; the next update of the weights waits until this rank's
     share is written. Not yet seen on a GPU, so off."""
-    verify_checkpoint: bool = True
+    verify_checkpoint: Annotated[bool, _LOADS] = True
     """Compare the checksums of what --load reads with those that were written; off: take a damaged one as it is."""
-    keep_latest_k: NonNegativeInt = 0
+    keep_latest_k: Annotated[NonNegativeInt, _SAVES] = 0
     """Checkpoints that stay in --save: older ones are deleted once a newer one is whole. 0 keeps all but those that
     --save-interval-minutes alone has asked for, of which the newest stays."""
 

@@ -1,17 +1,23 @@
-"""A ModelConfig as a config.json that AutoModelForCausalLM loads."""
+"""A ModelConfig as a config.json that AutoModelForCausalLM loads.
+
+A family has a model if its file, read again by memo.config.hugging_face, is the same function. So what a family can
+say is written down once, in the table that reading has too.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memo.config.hugging_face import HuggingFaceModel, model_of
+from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, model_of
 from memo.config.hugging_face_families import TRAINED
-from memo.config.hugging_face_family import TrainedFamily
+from memo.config.hugging_face_family import Family
 from memo.config.hugging_face_rope import write_rope
-from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
+from memo.config.identity import Fact, model_facts
+from memo.config.model import CHOICES_OF_TRAINED, FULL, LINEAR, SLIDING, ModelConfig
 from memo.errors import ConfigError
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_OF_TRAINING = (*CHOICES_OF_TRAINED, "lora_alpha", "lora_use_rslora")
 
 
 def write_config(
@@ -33,36 +39,25 @@ def write_config(
             f"--custom-layer {model.custom_layer} is no architecture of Hugging Face, so this model cannot be "
             "exported: read its checkpoint with --load, or write a model class for transformers"
         )
+    model = replace(model, max_position_embeddings=num_positions)
     model_type = _family(model, like)
-    family = TRAINED[model_type]
-    content: dict[str, Any] = {
-        "architectures": [family.architecture],
-        "model_type": model_type,
-        **_sizes(model, family, num_positions),
-        **_switches(model, family),
-        **dict.fromkeys(_TOKEN_IDS),
-    }
+    content = {**_content(model, model_type), **dict.fromkeys(_TOKEN_IDS)}
     if like is not None:
         content |= {key: like.content[key] for key in _TOKEN_IDS if key in like.content}
-        if like.model_type == model_type and _resolved(like.model) == _resolved(model_of(content, "config.json")):
+        if like.model_type == model_type and _facts(like.model) == _facts(model):
             content = {key: value for key, value in like.content.items() if key not in ("dtype", "quantization_config")}
         dtype = dtype or like.content.get("dtype", like.content.get("torch_dtype"))
     if dtype is not None:
         content["torch_dtype"] = dtype
-    if family.layers_beyond:
-        content[family.layers_beyond] = 0
+    if TRAINED[model_type].layers_beyond:
+        content[TRAINED[model_type].layers_beyond] = 0
     wrapper = like.wrapper if like is not None and like.model_type == model_type else None
-    return HuggingFaceModel(model_of(content, "config.json"), model_type, content, wrapper)
-
-
-def _resolved(model: ModelConfig) -> ModelConfig:
-    """With every size stated, so that equal models are equal."""
-    return replace(model, num_query_groups=model.kv_heads, kv_channels=model.head_dim, ffn_hidden_size=model.ffn_size)
+    return HuggingFaceModel(model_of(content, CONFIG_FILE), model_type, content, wrapper)
 
 
 def _family(model: ModelConfig, like: HuggingFaceModel | None) -> str:
     """The family of `like` if it has this model, else the first one."""
-    others = {name: _differences(model, family) for name, family in TRAINED.items()}
+    others = {name: _differences(model, name) for name in TRAINED}
     first = [like.model_type] if like is not None else []
     for name in (*first, *others):
         if not others[name]:
@@ -70,62 +65,49 @@ def _family(model: ModelConfig, like: HuggingFaceModel | None) -> str:
     nearest = min(others, key=lambda name: len(others[name]))
     raise ConfigError(
         f"no architecture of Hugging Face that memo writes has this model: {TRAINED[nearest].architecture} is the "
-        f"nearest, but {'; '.join(others[nearest])}: keep this model in memo's own checkpoints"
+        f"nearest, but {'; '.join(filter(None, others[nearest]))}: keep this model in memo's own checkpoints"
     )
 
 
-def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
-    qkv, _, mlp = family.biases
-    fixed = family.fixed
-    if isinstance(mlp, bool):
-        fixed["add_bias_linear"] = mlp
-    if not model.add_bias_linear and not family.qkv_bias_switch:  # which include them
-        fixed["add_qkv_bias"] = qkv is True and mlp is not True
-    found = [
-        f"{name} must be {value}, not {getattr(model, name)}"
-        for name, value in fixed.items()
-        if getattr(model, name) != value
+def _differences(model: ModelConfig, model_type: str) -> list[str]:
+    """What a file of this family says otherwise; empty texts for fields that its model does not read."""
+    ours = _facts(model)
+    try:
+        read = model_of(_content(model, model_type), CONFIG_FILE)
+    except ConfigError as error:
+        return [str(error), *[""] * len(ours)]
+    theirs = _facts(read)
+
+    def told(of: ModelConfig, facts: Mapping[str, Fact], name: str) -> object:
+        return getattr(of, name) or facts[name] or ("empty" if facts[name] == "" else facts[name])
+
+    needs_experts = not model.num_experts and "num_experts" in TRAINED[model_type].names
+    return ["num_experts must be above 0, not 0"] * needs_experts + [
+        f"{name} must be {told(read, theirs, name)}, not {told(model, ours, name)}" if name in theirs else ""
+        for name in ours
+        if name not in theirs or ours[name] != theirs[name]
     ]
-    activations = dict.fromkeys(family.activations.values())
-    if model.activation not in activations:
-        found.append(f"activation must be {' or '.join(activations)}, not {model.activation}")
-    if "num_query_groups" not in family.names and model.kv_heads != model.num_attention_heads:
-        found.append(f"num_query_groups must be {model.num_attention_heads}, not {model.kv_heads}")
-    has_experts = "num_experts" in family.names
-    if bool(model.num_experts) != has_experts:
-        found.append(f"num_experts must be {'above 0' if has_experts else '0'}, not {model.num_experts}")
-    experts = model.layers_with_experts
-    if list(experts) != sorted(experts) or (len(set(experts)) > 1 and not family.dense_first):
-        layers = "zeros before ones" if family.dense_first else "empty"
-        found.append(f"moe_layer_freq must be {layers}, not {model.moe_layer_freq}")
-    if model.rotary_percent != 1 and "rotary_percent" not in family.names:
-        found.append(f"rotary_percent must be 1, not {model.rotary_percent}")
-    is_free = "moe_shared_expert_intermediate_size" in family.names
-    if not is_free and model.shared_ffn_size and (not family.shared_experts or model.shared_ffn_size % model.mlp_size):
-        sizes = f"a multiple of {model.mlp_size}" if family.shared_experts else "0"
-        found.append(f"moe_shared_expert_intermediate_size must be {sizes}, not {model.shared_ffn_size}")
-    if model.moe_router_pre_softmax and not family.renormalises:
-        found.append("moe_router_pre_softmax must be off")
-    if model.window_size and not family.window:
-        found.append(f"window_size must be 0, not {model.window_size}")
-    if (LINEAR in model.types_of_layers) != family.has_delta_nets:
-        found.append(f"layer_types must {'' if family.has_delta_nets else 'not '}name {LINEAR}")
-    if model.layer_types and not family.layer_types:
-        found.append(f"layer_types must be empty, not {model.layer_types}")
-    if "query_pre_attn_scalar" not in family.names and model.query_pre_attn_scalar not in (0, model.head_dim):
-        found.append(f"query_pre_attn_scalar must be {model.head_dim}, not {model.query_pre_attn_scalar}")
-    if model.sliding_rotary_base and not family.sliding_base:
-        found.append(f"sliding_rotary_base must be 0, not {model.sliding_rotary_base}")
-    is_stretched = model.window_size > 0 and not model.sliding_rotary_base and model.rope_scaling_type != "none"
-    if family.sliding_base and is_stretched:
-        found.append(f"rope_scaling_type must be none in layers with a window, not {model.rope_scaling_type}")
-    usual = model.hidden_size // model.num_attention_heads
-    if "kv_channels" not in family.names and model.head_dim != usual:
-        found.append(f"kv_channels must be {usual}, not {model.head_dim}")
-    return found
 
 
-def _sizes(model: ModelConfig, family: TrainedFamily, num_positions: int) -> dict[str, Any]:
+def _facts(model: ModelConfig) -> dict[str, Fact]:
+    """What decides the function that a model is, every default resolved."""
+    types, positions = set(model.types_of_layers), model.max_position_embeddings
+    if len(types) > 1 and not model.sliding_rotary_base and model.window_size >= (positions or model.window_size + 1):
+        model = replace(model, window_size=0, layer_types="")  # the window leaves out nothing
+    plain = model.rotary_base if model.rope_scaling_type == "none" else 0.0
+    resolved = {
+        "ffn_hidden_size": model.mlp_size if all(model.layers_with_experts) else model.ffn_size,
+        "moe_ffn_hidden_size": model.mlp_size,
+        "query_pre_attn_scalar": 0 if model.query_pre_attn_scalar == model.head_dim else model.query_pre_attn_scalar,
+        "sliding_rotary_base": (model.sliding_rotary_base or plain) if model.layer_types else 0.0,
+        "max_position_embeddings": positions or 0,
+    }
+    return {name: value for name, value in {**model_facts(model), **resolved}.items() if name not in _OF_TRAINING}
+
+
+def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
+    """The file of a family that is nearest to the model."""
+    family = TRAINED[model_type]
     resolved: Mapping[str, Any] = {
         "num_query_groups": model.kv_heads,
         "kv_channels": model.head_dim,
@@ -133,28 +115,29 @@ def _sizes(model: ModelConfig, family: TrainedFamily, num_positions: int) -> dic
         "ffn_hidden_size": model.ffn_size if family.dense_first else model.mlp_size,
         "moe_ffn_hidden_size": model.mlp_size,
         "vocab_size": model.vocabulary,
-        "max_position_embeddings": num_positions,
     }
-    return {theirs: resolved.get(ours, getattr(model, ours)) for ours, theirs in family.names.items()}
-
-
-def _switches(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
-    names = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
+    activations = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
+    switches = {
+        family.renormalises: not model.moe_router_pre_softmax,
+        family.qk_norm_switch: model.qk_layernorm,
+        family.qkv_bias_switch: model.qkv_bias,
+        family.dense_first: model.layers_with_experts.count(False),
+        family.shared_experts: model.shared_ffn_size // model.mlp_size,
+    }
     return {
-        family.activation: names[model.activation],
+        "architectures": [family.architecture],
+        "model_type": model_type,
+        **{theirs: resolved.get(ours, getattr(model, ours)) for ours, theirs in family.names.items()},
+        family.activation: activations.get(model.activation, next(iter(family.activations))),
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         **dict.fromkeys(family.bias_switches, model.add_bias_linear),
-        **({family.renormalises: not model.moe_router_pre_softmax} if family.renormalises else {}),
-        **({family.qk_norm_switch: model.qk_layernorm} if family.qk_norm_switch else {}),
-        **({family.qkv_bias_switch: model.qkv_bias} if family.qkv_bias_switch else {}),
-        **({family.dense_first: model.layers_with_experts.count(False)} if family.dense_first else {}),
-        **({family.shared_experts: model.shared_ffn_size // model.mlp_size} if family.shared_experts else {}),
-        **(write_rope(model, family) if model.position_embedding_type == "rope" else {}),
+        **{key: value for key, value in switches.items() if key},
+        **(write_rope(model, family) if family.has_rope else {}),
         **_window(model, family),
     }
 
 
-def _window(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
+def _window(model: ModelConfig, family: Family) -> dict[str, Any]:
     # transformers makes the mask of a window for each such family, also where all layers are full.
     unused = family.default_window if family.default_layer_types else None
     found: dict[str, Any] = {"sliding_window": model.window_size or unused} if family.window else {}
@@ -162,8 +145,9 @@ def _window(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
         found |= {"use_sliding_window": True, "max_window_layers": 0}
     if family.has_delta_nets:
         found |= {"linear_value_head_dim": model.linear_key_head_dim, "linear_conv_kernel_dim": 4}
-    if model.layer_types or family.default_layer_types:  # which a file without them has
-        alike = SLIDING if model.window_size else FULL
-        types = model.types_of_layers if model.layer_types else (alike,) * model.num_layers
+    alike = SLIDING if model.window_size else FULL
+    types = model.types_of_layers if model.layer_types else (alike,) * model.num_layers
+    says_types = model.layer_types or family.default_layer_types  # which a file without them has
+    if family.layer_types and says_types and (LINEAR in types) == family.has_delta_nets:
         found["layer_types"] = [f"{name}_attention" for name in types]
     return found

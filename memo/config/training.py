@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from memo.artifacts.fields import Count, NonNegativeFloat, PositiveFloat, Rule
-from memo.config.flag import COUNT, TOKENS, Flag, NonNegativeInt, PositiveInt
+from memo.config.flag import COUNT, TOKENS, Flag, NonNegativeInt, PositiveInt, ReadWith
 
 Dtype = Literal["bf16", "fp32", "fp64"]
 MomentDtype = Literal["fp32", "bf16"]
@@ -40,7 +40,7 @@ class TrainingConfig:
     hundredth for new weights."""
     lr_decay_iters: Annotated[PositiveInt | None, COUNT] = None
     """Step at which min-lr is reached; default: train-iters."""
-    lr_wsd_decay_iters: Annotated[PositiveInt | None, COUNT] = None
+    lr_wsd_decay_iters: Annotated[PositiveInt | None, COUNT, ReadWith("lr_decay_style", ("WSD",))] = None
     """WSD: length of the final decay; default: a tenth of lr-decay-iters."""
     weight_decay: NonNegativeFloat = 0.1
     """Decoupled decay of matrices; norms and biases are exempt."""
@@ -59,18 +59,18 @@ class TrainingConfig:
     """Bound on the global gradient norm; 0 turns clipping off."""
     seed: Count = 1234
     """Weights and sample order; the same for every layout."""
-    moe_aux_loss_coeff: NonNegativeFloat = 0.0
+    moe_aux_loss_coeff: Annotated[NonNegativeFloat, ReadWith("num_experts", use="--num-experts 8")] = 0.0
     """Coefficient of the loss that balances the load of experts over the global batch, as Megatron-LM's
     --moe-router-load-balancing-type global_aux_loss; it recommends to begin with 1e-2."""
-    moe_z_loss_coeff: NonNegativeFloat = 0.0
+    moe_z_loss_coeff: Annotated[NonNegativeFloat, ReadWith("num_experts", use="--num-experts 8")] = 0.0
     """Coefficient of the loss that keeps the router's scores small; Megatron-LM recommends to begin with 1e-3."""
-    moe_router_bias_update_rate: NonNegativeFloat = 0.0
+    moe_router_bias_update_rate: Annotated[NonNegativeFloat, ReadWith("moe_router_enable_expert_bias")] = 0.0
     """What each step adds to the bias of an expert that has had fewer tokens than the mean of its layer, and takes from
     that of one that has had more; needs moe-router-enable-expert-bias. Megatron-LM's default is 1e-3."""
     preference: Preference | None = None
     """Learn from pairs of answers (`memo data pairs`), of which one was chosen and the other rejected, by this loss, as
     TRL has it; the reference is the model without LoRA's adapters, or reference-log-probs. Default: learn texts."""
-    preference_beta: PositiveFloat = 0.1
+    preference_beta: Annotated[PositiveFloat, ReadWith("preference", use="--preference dpo")] = 0.1
     """Of preference: how strongly the model is held to the reference."""
     loss_chunk_size: Annotated[PositiveInt, TOKENS] = 1024
     """Tokens whose logits exist at one time on one rank."""
@@ -83,7 +83,7 @@ class TrainingConfig:
     """Evaluate every so many steps; 0 never."""
     eval_iters: Annotated[PositiveInt, COUNT] = 10
     """Global batches in one evaluation."""
-    eval_positions: bool = False
+    eval_positions: Annotated[bool, ReadWith("eval_interval", use="--eval-interval 100")] = False
     """Tell the loss of each evaluation by position as well: in the document with --packing, else in the sample."""
     max_step_minutes: PositiveFloat = 60.0
     """Refuse to start when one step is estimated to take longer."""

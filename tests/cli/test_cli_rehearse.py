@@ -89,7 +89,7 @@ def refusal(flags: str, capsys: pytest.CaptureFixture[str]) -> str:
         (f"{SMALL} --host-memory-gib -1", "--host-memory-gib is -1.0: give GiB above 0"),
         (f"{SMALL} --tp 3", "8 ranks (world size) cannot hold whole copies of the model: --tp 3"),
         (f"{SMALL} --pp 8", "--num-layers 4 does not divide by --pp 8"),
-        (f"{SMALL} --save-interval 5", "--save-interval 5 needs --save, which is not given"),
+        (f"{SMALL} --save-interval 5", "--save-interval 5 has no use where --save is not given"),
         (f"{SMALL} --params-dtype fp32", "--params-dtype fp32 cannot run on --device cuda"),
         (f"{SMALL} --device cpu", "--device cpu fights with memo rehearse"),
         (f"{SMALL} --offload-nvme-path /tmp", "--offload-nvme-path /tmp fights with memo rehearse"),

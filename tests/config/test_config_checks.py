@@ -1,10 +1,11 @@
 """Wrong configurations through the real parser: each message names the flags, both values and a way out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
 from memo.config import PRESETS, RunConfig, preset
+from memo.config.check_fields import check_fields
 from memo.config.checks import check
 from memo.config.derived import (
     data_parallel_size,
@@ -17,7 +18,10 @@ from memo.config.derived import (
     resolved_offload_tiles,
     vocab_rows_per_rank,
 )
+from memo.config.flag import ReadWith, reading_marks
+from memo.config.flag_table import entries_of
 from memo.config.flags import load_run, parse_run
+from memo.config.run import section_of
 from memo.errors import ConfigError
 
 
@@ -57,14 +61,6 @@ WRONG = [
         ("--rope-scaling-factor is 0.5: give a number from 1 to 1000000000",),
     ),
     Wrong(
-        "--rope-scaling-factor 4",
-        ("--rope-scaling-factor 4.0", "--rope-scaling-type none", "linear or llama3 or yarn", "leave it out"),
-    ),
-    Wrong(
-        "--rope-scaling-type yarn --rope-low-freq-factor 2",
-        ("--rope-low-freq-factor 2.0", "--rope-scaling-type yarn", "use --rope-scaling-type llama3"),
-    ),
-    Wrong(
         "--rope-scaling-type llama3 --rope-low-freq-factor 8",
         ("--rope-low-freq-factor 8.0", "--rope-high-freq-factor 4.0", "use 1 and 4"),
     ),
@@ -73,62 +69,27 @@ WRONG = [
         ("--rope-beta-slow 64.0", "--rope-beta-fast 32.0", "use 1 and 32"),
     ),
     Wrong("--window-size 64 --layer-types sliding,none", ("--layer-types", "'sliding,none'", "such as sliding,full")),
-    Wrong("--moe-aux-loss-coeff 0.01", ("--moe-aux-loss-coeff 0.01", "--num-experts 0", "use --num-experts")),
-    Wrong("--moe-z-loss-coeff 1e-3", ("--moe-z-loss-coeff 0.001", "--num-experts 0", "use --num-experts")),
-    Wrong("--sliding-rotary-base 500", ("--sliding-rotary-base 500.0 needs --layer-types", "sliding,full")),
-    Wrong(
-        "--model gpt2-tiny --window-size 64 --layer-types sliding,full --sliding-rotary-base 500",
-        ("--sliding-rotary-base 500.0", "--position-embedding-type learned_absolute", "--position-embedding-type rope"),
-    ),
-    Wrong(
-        "--model gpt-tiny --apply-layernorm-1p",
-        ("--apply-layernorm-1p", "--normalization LayerNorm", "--normalization RMSNorm"),
-    ),
-    Wrong(
-        "--model qwen3-moe-tiny --moe-router-num-groups 2",
-        ("--moe-router-num-groups 2", "--moe-router-score-function softmax", "use --moe-router-score-function sigmoid"),
-    ),
-    Wrong(
-        "--model llama-tiny --moe-router-score-function sigmoid",
-        ("--moe-router-score-function sigmoid", "--num-experts 0", "use --num-experts"),
-    ),
-    Wrong(
-        "--model qwen3-moe-tiny --moe-router-bias-update-rate 1e-3",
-        ("--moe-router-bias-update-rate 0.001", "without --moe-router-enable-expert-bias", "or leave it out"),
-    ),
     Wrong(
         "--model glm-4.5-tiny --moe-router-num-groups 3",
-        ("--num-experts 8", "--moe-router-num-groups 3", "a divisor of 8 that is no more than 4"),
+        ("--num-experts 8", "--moe-router-num-groups 3", "of at least two experts: give a divisor"),
     ),
     Wrong("--model glm-4.5-tiny --moe-router-num-groups 8", ("--num-experts 8", "--moe-router-num-groups 8")),
     Wrong(
         "--model glm-4.5-tiny --moe-router-group-topk 5",
-        ("--moe-router-group-topk 5", "--moe-router-num-groups 4", "give 4 or less"),
+        ("--moe-router-group-topk 5", "--moe-router-num-groups 4", "give as many or fewer"),
     ),
     Wrong(
         "--model glm-4.5-tiny --moe-router-group-topk 1 --moe-router-topk 3",
-        ("--moe-router-topk 3", "the 2 experts of --moe-router-group-topk 1", "or more groups"),
+        ("--moe-router-topk 3", "--moe-router-group-topk 1 of --moe-router-num-groups 4", "or more groups"),
     ),
     Wrong(
         "--model qwen3-moe-tiny --norm-placement around",
         ("--norm-placement around", "--num-experts 8", "leave one of the two out"),
     ),
-    Wrong(
-        "--qk-layernorm-across-heads --normalization RMSNorm",
-        ("--qk-layernorm-across-heads needs --qk-layernorm, which is not given", "give --qk-layernorm"),
-    ),
-    Wrong(
-        "--qk-layernorm-across-heads --qk-layernorm",
-        ("--qk-layernorm-across-heads fights with --normalization LayerNorm", "use --normalization RMSNorm"),
-    ),
-    Wrong("--layer-types sliding,full", ("--layer-types sliding,full", "--window-size 0", "leave --layer-types out")),
-    Wrong(
-        "--model gpt2-tiny --rope-scaling-type linear",
-        ("--rope-scaling-type linear", "--position-embedding-type learned_absolute", "rope-scaling-type none"),
-    ),
+    Wrong("--layer-types sliding,full", ("--layer-types sliding,full", "--window-size 0", "give both, or neither")),
     Wrong(
         "--model gpt2-tiny --max-position-embeddings 512",
-        ("--seq-length 1024", "--max-position-embeddings 512", "--seq-length 512 or less"),
+        ("--seq-length 1024", "--max-position-embeddings 512", "as many tokens or fewer"),
     ),
     # The layout.
     Wrong(
@@ -148,7 +109,7 @@ WRONG = [
         ("--ffn-hidden-size 510", "--tp 4", "--ffn-hidden-size 508 or 512", "--tp 1 or 2"),
         ranks=4,
     ),
-    Wrong("--tp 4 --vocab-size 3", ("--vocab-size 3", "--tp 4", "--vocab-size 4 or more"), ranks=4),
+    Wrong("--tp 4 --vocab-size 3", ("--vocab-size 3", "--tp 4", "give as many or more"), ranks=4),
     Wrong("--tp 2 --seq-len 1023", ("--seq-length 1023", "--tp 2", "--seq-length 1022 or 1024"), ranks=2),
     Wrong(
         "--tp 2 --cp 2 --seq-len 1028",
@@ -165,10 +126,9 @@ WRONG = [
         ("--num-query-groups 2 / --tp 1 = 2", "--cp 4", "--cp 1 or 2"),
         ranks=4,
     ),
-    Wrong("--cp 4 --cp-a2a-size 2", ("--cp-a2a-size 2", "--cp-comm-type p2p", "--cp-comm-type a2a+p2p"), ranks=4),
     Wrong(
         "--cp 4 --cp-comm-type a2a+p2p --cp-a2a-size 3",
-        ("--cp-a2a-size 3", "--cp 4", "use 1, 2 or 4"),
+        ("--cp-a2a-size 3", "--cp 4", "use --cp-a2a-size 1, 2 or 4"),
         ranks=4,
     ),
     Wrong(
@@ -177,7 +137,7 @@ WRONG = [
         ranks=16,
     ),
     Wrong("--pp 3", ("--num-layers 4", "--pp 3 x --vpp 1 = 3", "--num-layers 3 or 6", "1, 2 or 4"), ranks=3),
-    Wrong("--vpp 2", ("--vpp 2", "--pp is 1", "--pp 2 or more")),
+    Wrong("--vpp 2", ("--vpp 2", "with --pp 1 there is one", "--pp 2 or more")),
     Wrong("--pp 2 --vpp 4", ("--num-layers 4", "--pp 2 x --vpp 4 = 8", "--num-layers 8"), ranks=2),
     # The batch.
     Wrong(
@@ -192,7 +152,7 @@ WRONG = [
         ranks=2,
     ),
     # Optimizer and schedule.
-    Wrong("--min-lr 1 --lr 0.5", ("--min-lr 1.0", "--lr 0.5", "--min-lr 0.5 or less")),
+    Wrong("--min-lr 1 --lr 0.5", ("--min-lr 1.0", "--lr 0.5", "give 0.5 or less")),
     Wrong(
         "--exp-avg-sq-dtype bf16 --adam-beta2 0.999",
         ("--exp-avg-sq-dtype bf16", "--adam-beta2 0.999", "would never decay", "--adam-beta2 0.95", "dtype fp32"),
@@ -205,9 +165,8 @@ WRONG = [
     Wrong("--lr-warmup-iters 101", ("--lr-warmup-iters 101", "--train-iters 100", "100 or less")),
     Wrong(
         "--lr-warmup-iters 30 --lr-decay-iters 20",
-        ("--lr-warmup-iters 30", "--lr-decay-iters 20", "--lr-warmup-iters 20 or less"),
+        ("--lr-warmup-iters 30", "--lr-decay-iters 20", "give 20 or less"),
     ),
-    Wrong("--lr-wsd-decay-iters 5", ("--lr-wsd-decay-iters 5", "--lr-decay-style cosine", "WSD")),
     Wrong(
         "--lr-decay-style WSD --lr-wsd-decay-iters 60 --lr-warmup-iters 50",
         ("--lr-wsd-decay-iters 60", "--lr-warmup-iters 50", "step 100", "give 50 or less"),
@@ -221,24 +180,11 @@ WRONG = [
         ("--eval-interval 5", "--eval-data-path is not given", "--eval-interval 0"),
         data="",
     ),
-    Wrong(
-        "--data-path c --eval-data-path e",
-        ("--eval-data-path e", "--eval-interval is 0", "such as 100"),
-        data="",
-    ),
-    Wrong(
-        "--save-interval 10", ("--save-interval 10 needs --save, which is not given: give --save DIR, or leave it out",)
-    ),
-    Wrong(
-        "--save-interval-minutes 10", ("--save-interval-minutes 10.0 needs --save, which is not given", "--save DIR")
-    ),
     Wrong("--save-interval-minutes -1 --save a", ("--save-interval-minutes is -1.0", "0 or more")),
     Wrong("--min-lr 1e-4 --pretrained-checkpoint a", ("--min-lr 0.0001", "--lr 1e-05", "1e-05 or less")),
-    Wrong("--keep-latest-k 2", ("--keep-latest-k 2 needs --save, which is not given", "leave it out")),
     Wrong("--save x --keep-latest-k -1", ("--keep-latest-k is -1: give a whole number from 0 to ",)),
     Wrong("--simulate-world tp=2 --tp 2 --save x", ("--simulate-world tp=2", "--save x", "leave")),
     Wrong("--kernels triton --device cpu", ("--kernels triton", "--device cpu", "--kernels torch", "--device cuda")),
-    Wrong("--async-save", ("--async-save needs --save, which is not given", "--save DIR", "leave it out")),
     Wrong(
         "--device cuda --attention-backend cpu",
         ("--attention-backend cpu", "--device cuda", "--attention-backend auto", "--device cpu"),
@@ -277,6 +223,57 @@ def test_refused(wrong: Wrong, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
     for part in wrong.says:
         assert part in captured.err
+
+
+MARKED = [
+    (section.name, name, mark)
+    for section in fields(RunConfig)
+    for name, marks in reading_marks(type(getattr(RunConfig(), section.name))).items()
+    for mark in marks
+]
+"""(section, field, the other field with which it is read)."""
+TEXTS = {
+    "layer_types": "linear,full",
+    "moe_layer_freq": "[1]*4",
+    "lora_target_modules": "q_proj",
+    "split": "98,2",
+    "load_accept_changes": "seq_length",
+}
+
+
+OFF = {"position_embedding_type": "learned_absolute", "offload_alpha": "off", "recompute_granularity": "full"}
+"""Values of other fields with which the marked ones are not read, where these are not their defaults."""
+
+
+def another_value(section: object, name: str) -> object:
+    """A value that the field takes, and that is not its default."""
+    entry = next(entry for entry in entries_of(type(section)) if entry.field == name)
+    if entry.choices:
+        return next(word for word in entry.choices if word != entry.default)
+    if entry.hint in (int, float):
+        return 0.5 if name == "rotary_percent" or (entry.default is None and entry.hint is float) else 8
+    text = TEXTS.get(name, "there")
+    return not entry.default if entry.is_switch else (text,) if entry.is_list else text
+
+
+@pytest.mark.parametrize(("section", "name", "mark"), MARKED, ids=lambda value: getattr(value, "field", value))
+def test_a_field_that_nothing_reads(section: str, name: str, mark: ReadWith) -> None:
+    """The others with which it is read have such values, but for one."""
+    config, values = RunConfig(), {name: another_value(getattr(RunConfig(), section), name)}
+    for each in (*reading_marks(type(getattr(config, section)))[name], mark):
+        other = getattr(config, section_of(each.field, ""))
+        default = getattr(other, each.field)
+        read = default if each.accepts(default) else each.values[0] if each.values else another_value(other, each.field)
+        values[each.field] = OFF.get(each.field, default) if each is mark else read
+    for field, value in values.items():
+        of = section_of(field, "")
+        config = replace(config, **{of: replace(getattr(config, of), **{field: value})})
+    with pytest.raises(ConfigError) as refused:
+        check_fields(config, section)
+    message = str(refused.value)
+    assert f" has no use where --{mark.field.replace('_', '-')} is " in message
+    assert any(message.split()[0] in (f"--{each}", f"--no-{each}") for each in (n.replace("_", "-") for n in values))
+    assert ": give --" in message and message.endswith(", or leave it out")
 
 
 @pytest.mark.parametrize(

@@ -9,41 +9,29 @@ from memo.spec.parameters import check_patterns_of
 _TARGETS = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
 REFUSED = {
     "--freeze layers.* --train-only embedding.weight": (
-        "--freeze layers.* fights with --train-only embedding.weight: give the shorter one of the two"
+        "--freeze layers.* fights with --train-only embedding.weight: each says what is trained; leave one of the two "
+        "out"
     ),
-    "--lora-alpha 32": "--lora-alpha 32.0 needs --lora-rank, which is not given: give --lora-rank 16, or leave it out",
-    "--lora-use-rslora": (
-        "--lora-use-rslora needs --lora-rank, which is not given: give --lora-rank 16, or leave it out"
-    ),
-    "--lora-target-modules q_proj": (
-        "--lora-target-modules q_proj needs --lora-rank, which is not given: give --lora-rank 16, or leave it out"
-    ),
-    "--lora-checkpoint there": (
-        "--lora-checkpoint there needs --lora-rank, which is not given: give --lora-rank 16, or leave it out"
-    ),
+    "--lora-alpha 32": "--lora-alpha 32.0 has no use where --lora-rank is 0: give --lora-rank 16, or leave it out",
     "--lora-rank 4 --lora-checkpoint there": (
-        "--lora-checkpoint there needs --model, which is not given: give --model DIR, or leave it out"
+        "--lora-checkpoint there has no use where --pretrained-checkpoint is not given: give --model DIR, or leave it "
+        "out"
     ),
     "--lora-rank 4 --freeze layers.*": (
-        "--freeze layers.* fights with --lora-rank 4, which freezes the whole model: leave it out, or name what is "
-        "trained beside the adapters with --train-only"
+        "--freeze layers.* fights with --lora-rank 4: LoRA freezes the whole model, and --train-only says what is "
+        "trained beside it; leave one of the two out"
     ),
     "--lora-rank 4 --custom-layer layers.py:Mine": (
-        "--custom-layer layers.py:Mine fights with --lora-rank 4: memo has adapters beside the matrices of its own "
-        "layer; leave one of the two out"
+        "--custom-layer layers.py:Mine fights with --lora-rank 4: that is for memo's own layer; leave one of the two "
+        "out"
     ),
-    "--lora-rank 4 --lora-target-modules q_proj,c_attn": (
-        f"--lora-target-modules q_proj,c_attn names c_attn, which is none of {_TARGETS}: give some of these "
-        "with commas between, or all-linear alone"
-    ),
-    "--lora-rank 4 --lora-target-modules q_proj,,v_proj": (
-        f"--lora-target-modules q_proj,,v_proj names nothing, which is none of {_TARGETS}: give some of these "
-        "with commas between, or all-linear alone"
-    ),
-    "--lora-rank 4 --lora-target-modules all-linear,q_proj": (
-        f"--lora-target-modules all-linear,q_proj names all-linear, which is none of {_TARGETS}: give some of "
-        "these with commas between, or all-linear alone"
-    ),
+    **{
+        f"--lora-rank 4 --lora-target-modules {words}": (
+            f"--lora-target-modules is '{words}': give a string that is all-linear, or some of {_TARGETS} with commas "
+            "between, or the default all-linear"
+        )
+        for words in ("q_proj,c_attn", "q_proj,,v_proj", "all-linear,q_proj")
+    },
     "--lora-rank -1": "--lora-rank is -1: give a whole number from 0 to 65536, or the default 0",
     "--lora-rank 4 --lora-alpha -1": "--lora-alpha is -1.0: give a number from 0 to 1000000000, or the default 0.0",
 }

@@ -153,7 +153,7 @@ def test_what_fights_with_a_custom_layer_is_refused() -> None:
     config = config_of(PARALLEL)
     with pytest.raises(ConfigError, match=r"fights with --pretrained-checkpoint dir.*leave one"):
         check(config.override({"pretrained_checkpoint": "dir"}), 1)
-    with pytest.raises(ConfigError, match=r"fights with --attention-sinks, which memo's own layer has: leave one"):
+    with pytest.raises(ConfigError, match=r"fights with --attention-sinks: that is for memo's own layer; leave one"):
         check(config.override({"attention_sinks": True}), 1)
     with pytest.raises(ConfigError, match=r"cannot be exported: read its checkpoint"):
         write_config(config.model, 64, None)

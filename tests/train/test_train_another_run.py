@@ -181,6 +181,7 @@ def test_every_field_of_the_model_counts_unless_it_is_known_not_to(name: str) ->
     special |= {"moe_router_score_function": "softmax"}
     base = {"vocab_size": 64, "rope_scaling_type": "yarn", "rope_scaling_factor": 2.0, "num_experts": 4}
     base |= {"layer_types": "linear,full", "moe_router_score_function": "sigmoid", "lora_rank": 4}
+    base |= {"normalization": "RMSNorm", "qk_layernorm": True, "moe_shared_expert_intermediate_size": 64}
     model = ModelConfig(**base)  # type: ignore[arg-type]
     changed = dataclasses.replace(model, **{name: special.get(name, _other(getattr(model, name)))})
     before, after = (model_identity(RunConfig(model=m)) for m in (model, changed))
@@ -205,8 +206,8 @@ def test_names_of_data_are_those_that_can_be_accepted(folder: Path) -> None:
     ("flags", "message"),
     [
         ("--load x --load-accept-changes rotary", "names rotary, which is no field of model or data"),
-        ("--load-accept-changes rotary_base", "needs --load, which is not given"),
-        ("--no-verify-checkpoint", "needs --load, which is not given"),
+        ("--load-accept-changes rotary_base", "has no use where --load is not given"),
+        ("--no-verify-checkpoint", "has no use where --load is not given"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,6 @@ def test_states_are_fetched_once_a_step() -> None:
 def test_a_pipeline_is_refused() -> None:
     config = tiny("llama-tiny", "fp32", pp=2, gradient_accumulation_order="breadth_first")
     with pytest.raises(
-        ConfigError, match=r"--gradient-accumulation-order breadth_first .* but --pp is 2, .*: use --pp 1"
+        ConfigError, match=r"--gradient-accumulation-order breadth_first .* but --pp 2 has .*: use --pp 1"
     ):
         check(config, 2)

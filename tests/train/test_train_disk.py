@@ -100,9 +100,12 @@ def test_host_memory_that_does_not_hold_the_hidden_states_is_refused_with_both_f
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"offload_nvme_gib": 1.0}, "--offload-nvme-gib 1.0 needs --offload-nvme-path"),
-        ({"offload_nvme_path": ""}, "--offload-nvme-path is empty"),
-        ({"offload_nvme_path": "/tmp", "offload_alpha": "off"}, "--offload-nvme-path /tmp fights with --offload-alpha"),
+        ({"offload_nvme_gib": 1.0}, "--offload-nvme-gib 1.0 has no use where --offload-nvme-path is not given"),
+        ({"offload_nvme_path": ""}, "offload_nvme_path is '': give a string that is not empty"),
+        (
+            {"offload_nvme_path": "/tmp", "offload_alpha": "off"},
+            "/tmp has no use where --offload-alpha is off",
+        ),
         ({"offload_nvme_path": "/tmp", "offload_nvme_gib": -1.0}, "offload_nvme_gib is -1.0: give a number above 0"),
     ],
 )

@@ -159,7 +159,7 @@ def test_names_of_sets() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"split": "9,1", "mock_data": True}, "--split 9,1 parts the documents of --data-path, which is not given"),
+        ({"split": "9,1", "mock_data": True}, "--split 9,1 has no use where --data-path is not given"),
         ({"split": "9,1", "data_path": "a", "eval_data_path": "b"}, "--split 9,1 fights with --eval-data-path b"),
         ({"split": "9,0,1", "data_path": "a", "eval_interval": 5}, "give --eval-data-path PREFIX, --split 98,2 or"),
     ],

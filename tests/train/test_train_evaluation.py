@@ -305,7 +305,7 @@ def test_every_evaluation_is_told_and_logged(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_what_cannot_be_evaluated_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--eval-positions needs --eval-interval, .*: give --eval-interval 100"):
+    with pytest.raises(ConfigError, match=r"--eval-positions has no use where .* 0: give --eval-interval 100"):
         trainer(eval_positions=True)
     of = trainer()
     for edges in ([8, 8], [20, 8], [0, 8], [-1]):

@@ -57,7 +57,6 @@ def test_four_axes_in_one_process() -> None:
         ({"simulate_world": "tp=0"}, "'tp=0' names no axes"),
         ({"simulate_world": "tp=4", "tp": 2}, "--tp is 2, but --simulate-world tp=4 has tp=4"),
         ({"simulate_world": "tp=4", "simulate_rank": 4}, "--simulate-rank 4 is not among the 4 ranks"),
-        ({"simulate_rank": 1}, "--simulate-rank 1 is a rank of --simulate-world, which is not given"),
     ],
 )
 def test_what_is_refused(values: dict[str, object], message: str) -> None:

@@ -1,0 +1,96 @@
+"""Rules that fields state themselves, in their types: what values they take, and with which other field they are read.
+
+    num_layers: Annotated[int, in_range(1, 1 << 16)]                  --num-layers is 0: give a whole number ...
+    rope_truncate: Annotated[bool, ReadWith("rope_scaling_type", ...)] --no-rope-truncate has no use where ...
+
+Rules about several fields are templates, in which `{num_layers}` stands for the flag and its value: --num-layers 4.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
+
+from memo.artifacts.fields import checked, field_types
+from memo.artifacts.reading import Source
+from memo.config.flag import ReadWith, reading_marks
+from memo.config.flag_table import dashed
+from memo.config.other_names import filled
+from memo.config.require import either, require
+from memo.config.run import RunConfig, section_of
+from memo.errors import ConfigError
+
+Fight = tuple[str, tuple[str, ...], str]
+"""A field, others that cannot be given beside it, and why."""
+Rule = tuple[Callable[[RunConfig], object], str]
+"""What must hold, and the message where it does not."""
+
+
+def check_fields(config: RunConfig, *sections: str) -> None:
+    """Raises ConfigError for a value that its field does not take, then for one that nothing reads; by default of all
+    sections."""
+    named = sections or [section.name for section in fields(config)]
+    check_values(config, *named)
+    for section in named:
+        kind: type = type(getattr(config, section))
+        for name, marks in reading_marks(kind).items():
+            written = given(config, name)
+            for mark in marks if written else ():
+                other = _value(config, mark.field)
+                require(
+                    mark.accepts(other),
+                    f"{written} has no use where {_told(mark.field, other)}: give {_use(mark)}, or leave it out",
+                )
+
+
+def check_values(config: RunConfig, *sections: str) -> None:
+    """Raises ConfigError for a value that the type of its field does not accept."""
+    for section in sections or [section.name for section in fields(config)]:
+        values = getattr(config, section)
+        kind: type = type(values)
+        types = field_types(kind)
+        for entry in fields(values):
+            remedy = "leave it out" if entry.default in (None, "") else f"the default {entry.default}"
+            checked(types[entry.name], getattr(values, entry.name), dashed(entry.name), Source("", ConfigError, remedy))
+
+
+def check_fights(config: RunConfig, fights: Iterable[Fight]) -> None:
+    """Raises ConfigError where two fields are given that cannot be together."""
+    for name, others, why in fights:
+        for other in others if given(config, name) else ():
+            require(
+                not given(config, other),
+                f"{given(config, name)} fights with {given(config, other)}: {why}; leave one of the two out",
+            )
+
+
+def check_rules(config: RunConfig, rules: Iterable[Rule]) -> None:
+    """Raises ConfigError for the first rule that does not hold."""
+    for holds, message in rules:
+        if not holds(config):
+            raise ConfigError(filled(message, lambda name: _written(config, name)))
+
+
+def given(config: RunConfig, name: str) -> str:
+    """The flag and its value as they were given; empty for a field that has its default, or says nothing more."""
+    value, default = _value(config, name), getattr(type(getattr(config, section_of(name, ""))), name)
+    return "" if value == default or (default is None and not value) else _written(config, name)
+
+
+def _written(config: RunConfig, name: str) -> str:
+    value = _value(config, name)
+    if isinstance(value, bool):
+        return dashed(name) if value else f"--no-{dashed(name)[2:]}"
+    return f"{dashed(name)} {' '.join(value) if isinstance(value, tuple) else value}"
+
+
+def _told(name: str, value: object) -> str:
+    state = "not given" if value in (None, "") and not isinstance(value, bool) else value
+    return f"{dashed(name)} is {'off' if value is False else state}"
+
+
+def _use(mark: ReadWith) -> str:
+    return mark.use or f"{dashed(mark.field)} {either(mark.values)}".strip()
+
+
+def _value(config: RunConfig, name: str) -> Any:
+    return getattr(getattr(config, section_of(name, "")), name)
