@@ -9,9 +9,8 @@ from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_validator import validate
 from memo.report.timeline import SwapSpan
 from memo.simulate.streams import LayerTimes, StageStreams
-from memo.spec.clock import simulate
 from memo.spec.layer_ops import layer_ops
-from memo.spec.schedule import Pipeline, one_f_one_b
+from memo.spec.schedule import Pipeline, most_in_flight, one_f_one_b
 from memo.text_table import text_table
 from memo.units import format_bytes
 
@@ -38,20 +37,17 @@ class StageSwaps:
 def plan_stages(pipeline: Pipeline, num_layers: int) -> list[StageSwaps]:
     """Make the swap plans of all stages under (interleaved) 1F1B and check that they can run.
 
-    The schedules of all stages are simulated together under the runtime's rules for messages, and the validator replays
-    each plan. Copies cannot add a deadlock: a copy waits only for what its own stage issued before it, and compute only
-    for copies that were issued before.
+    The validator replays each plan. Copies cannot add a deadlock: a copy waits only for what its own stage issued
+    before it, and compute only for copies that were issued before.
 
-    Raises ScheduleError for a schedule that deadlocks, PlanError for a plan that is wrong or for layers that do not
-    divide evenly.
+    Raises PlanError for a plan that is wrong or for layers that do not divide evenly.
     """
     schedules = [one_f_one_b(pipeline, stage) for stage in range(pipeline.stages)]
-    in_flight = simulate(pipeline, schedules)
     stages = []
     for stage, actions in enumerate(schedules):
         plan = swap_plan(layer_ops(pipeline, stage, num_layers, actions))
         validate(plan)
-        stages.append(StageSwaps(stage, in_flight[stage], plan))
+        stages.append(StageSwaps(stage, most_in_flight(pipeline, stage), plan))
     return stages
 
 

@@ -95,10 +95,10 @@ def decoder_graph(shape: ModelShape, seq_length: int, batch: int) -> list[Operat
     graph = _Graph(shape, seq_length * batch)
     hidden = {"h0": graph.hidden}
     operators = [Operator("embedding", (), hidden)]
-    for layer in range(shape.layers):
+    for layer in range(shape.nearest.num_layers):
         operators += graph.layer(layer, "")
-    operators += graph.head(shape.layers)
-    for layer in reversed(range(shape.layers)):
+    operators += graph.head(shape.nearest.num_layers)
+    for layer in reversed(range(shape.nearest.num_layers)):
         operators += graph.layer(layer, "again ", last=False)
         operators += graph.layer_backward(layer)
     table = {"d embedding": FP32 * (shape.embedding + shape.position_table)}
@@ -110,9 +110,9 @@ class _Graph:
 
     def __init__(self, shape: ModelShape, tokens: int) -> None:
         self.shape, self.tokens = shape, tokens
-        self.hidden = FP32 * tokens * shape.hidden
+        self.hidden = FP32 * tokens * shape.nearest.hidden_size
         qkv = FP32 * tokens * (shape.q_size + 2 * shape.kv_size)
-        fc1, wide = FP32 * tokens * shape.fc1_size, FP32 * tokens * shape.ffn
+        fc1, wide = FP32 * tokens * shape.fc1_size, FP32 * tokens * shape.nearest.mlp_size
         attention, mlp = self._weights()
         half = shape.layer_replicated * FP32 // 2  # norms and late biases, shared out evenly
         self.chain = (  # name, bytes of the output, of the weight's gradient
@@ -160,7 +160,7 @@ class _Graph:
         weights = {"d head": FP32 * shape.head} if shape.head else {}
         made = {f"d h{layers}": self.hidden, **weights}
         return [
-            Operator("logits", (before,), {"logits": FP32 * self.tokens * shape.vocab}),
+            Operator("logits", (before,), {"logits": FP32 * self.tokens * shape.nearest.vocabulary}),
             Operator("loss", ("logits",), {"losses": FP32 * self.tokens}),
             Operator("head backward", (before, "logits", "losses"), made, frozenset(weights)),
         ]

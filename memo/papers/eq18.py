@@ -75,18 +75,18 @@ def zone(total_bytes: float, capacity_bytes: float) -> Zone:
 
 
 def _states_bytes(shape: ModelShape, layout: Layout) -> float:
-    h, t, p = shape.hidden, layout.tp, layout.pp
-    table = h * shape.vocab / t
-    matrices = 1 + shape.kv_heads / shape.heads + 1.5 * shape.ffn / h
+    model, h, t, p = shape.nearest, shape.nearest.hidden_size, layout.tp, layout.pp
+    table = h * model.vocabulary / t
+    matrices = 1 + model.kv_heads / model.num_attention_heads + 1.5 * model.mlp_size / h
     layer = 2 * h * h * (matrices / t + 1 / h)
-    parameters = shape.layers / p * layer + (table if p > 1 else 2 * table + h)
+    parameters = model.num_layers / p * layer + (table if p > 1 else 2 * table + h)
     return (6 + 12 / (layout.dp * layout.cp)) * parameters
 
 
 def _activation_bytes(shape: ModelShape, layout: Layout) -> float:
-    h, p = shape.hidden, layout.pp
+    model, h, p = shape.nearest, shape.nearest.hidden_size, layout.pp
     tokens = layout.seq_length * layout.micro_batch / (layout.tp * layout.cp)
-    units = (12 + 4 * shape.kv_heads / shape.heads + 8 * shape.ffn / h) * shape.layers + 8 * p
+    units = (12 + 4 * model.kv_heads / model.num_attention_heads + 8 * model.mlp_size / h) * model.num_layers + 8 * p
     if p == 1:
-        units += 4 * (1 + shape.vocab / h)
+        units += 4 * (1 + model.vocabulary / h)
     return tokens * h * units

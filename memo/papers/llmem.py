@@ -116,15 +116,16 @@ def terms(setting: Setting, batch: int) -> Terms:
     chunked = embed + -(-other // setting.chunk_parameters) * setting.chunk_parameters
     both, fp16 = _pages(6 * chunked), _pages(2 * chunked)
     embeddings = [embed] + [shape.position_table] * (shape.positions > 0)
-    operators = [*embeddings, *shape.linears * shape.layers] + [shape.head] * (not shape.tied)
+    operators = [*embeddings, *shape.linears * shape.nearest.num_layers] + [shape.head] * (not shape.tied)
     logits = [batch * setting.seq_length, *[batch * (setting.seq_length - 1)] * 2]
     return Terms(
         base=setting.base_bytes,
         parameters_fp16=fp16,
         parameters_fp32=both - fp16,
         optimizer=sum(_pages(8 * count) for count in operators),
-        outputs=_pages((len(embeddings) + shape.layers) * tokens * shape.hidden * 2),
-        head=sum(_pages(count * shape.vocab * setting.logit_bytes) for count in logits) + 2 * (shape.head or embed),
+        outputs=_pages((len(embeddings) + shape.nearest.num_layers) * tokens * shape.nearest.hidden_size * 2),
+        head=sum(_pages(count * shape.nearest.vocabulary * setting.logit_bytes) for count in logits)
+        + 2 * (shape.head or embed),
     )
 
 
@@ -190,8 +191,9 @@ def _largest_batch(setting: Setting, method: Method, capacity_bytes: float) -> i
 
 def _gather_bytes(setting: Setting, batch: int, tp: int) -> int:
     """m_back: each layer's outputs of the other tp - 1 ranks."""
-    shape = setting.shape
-    return _pages(math.ceil(shape.layers * batch * setting.seq_length * shape.hidden * 2 * (tp - 1) / tp))
+    model = setting.shape.nearest
+    outputs = 2 * batch * setting.seq_length * model.hidden_size
+    return _pages(math.ceil(model.num_layers * outputs * (tp - 1) / tp))
 
 
 def _pages(num_bytes: int) -> int:

@@ -106,7 +106,7 @@ def _paper_alpha(case: Case, config: RunConfig, node_bytes: Callable[[float], fl
             memo_paper.other_bytes(config.model, tokens, case.tp, case.cp),
             plain_layer(config, Kernels(case.hardware, resolved_dtype(config, "cuda"))).forward.total_s,
             case.hardware.offload_gb_per_s * 1e9,
-            case.shape.layers // case.pp,
+            case.shape.nearest.num_layers // case.pp,
             case.host_memory_gib * GIB / ranks,
         )
     except (PlanError, HostMemoryError) as error:

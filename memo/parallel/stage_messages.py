@@ -3,7 +3,7 @@
 Every message has the same shape, which is known before the step, so no metadata is sent.
 
 Whole messages go from device to device beside the actions. At most two receives are posted and one send per link is in
-flight, so the buffers of a step do not grow with the number of microbatches; `memo.spec.clock.simulate` checks that a
+flight, so the buffers of a step do not grow with the number of microbatches; `memo.spec.clock.run` checks that a
 schedule does not deadlock under exactly these rules.
 
 Where hidden states are in host memory, stages meet for each message (memo.spec.meetings), and a device never holds the

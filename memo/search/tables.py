@@ -197,7 +197,7 @@ def title(question: Question) -> str:
 def _counts(question: Question) -> str:
     """Parameters of the model: of a mixture of experts how many a token meets, and how many are trained if not all."""
     shape, told = question.model.shape, ""
-    if any(layer.experts for layer in shape.of_layers):
+    if any(layer.nearest.num_experts for layer in shape.of_layers):
         told += f", {format_count(shape.active_parameters)} of them a token"
     if question.model.changes.keys() & set(CHOICES_OF_TRAINED):
         told += f", {format_count(shape.trained_parameters)} of them trained"

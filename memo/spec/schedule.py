@@ -121,9 +121,7 @@ def _forward(pipeline: Pipeline, index: int) -> Action:
 
 
 def most_in_flight(pipeline: Pipeline, stage: int) -> int:
-    """Chunks x microbatches at the peak whose forward has run and whose backward has not, as
-    `memo.spec.clock.simulate` counts them.
-    """
+    """Chunks x microbatches at the peak whose forward has run and whose backward has not."""
     return min(_num_warmup(pipeline, stage) + 1, pipeline.microbatches * pipeline.chunks)
 
 

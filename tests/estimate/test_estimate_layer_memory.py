@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from schedules import simulate
 from torch import Tensor
 
 from memo.attention.select import select_backend
@@ -15,7 +16,6 @@ from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
 from memo.parallel.dtypes import torch_dtype
 from memo.planner.swap_problem import activation_limits
-from memo.spec.clock import simulate
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.units import GIB, MIB

@@ -4,12 +4,12 @@ import dataclasses
 import random
 
 import pytest
+from schedules import simulate
 from swap_runs import SCHEDULES, peak_records, stage_ops
 
 from memo.errors import PlanError
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.planner.swap_validator import validate
-from memo.spec.clock import simulate
 from memo.spec.layer_ops import LayerOp, in_sections, layer_ops
 from memo.spec.schedule import Pipeline, forward_only, one_f_one_b
 

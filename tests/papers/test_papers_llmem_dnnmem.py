@@ -17,7 +17,7 @@ from memo.papers.memo_paper import (
     unit_bytes,
 )
 from memo.spec.flops import model_flops_per_token
-from memo.spec.shapes import ModelShape
+from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB, MIB
 
 V100_BYTES = 16384 * MIB
@@ -95,8 +95,8 @@ def test_the_largest_batch_is_the_largest() -> None:
 
 def test_terms_by_hand() -> None:
     """One layer, h 1024, f 4096, v 2048, chunks of 1 Mi, no positions: pages of 2 MiB throughout."""
-    sizes = ("", 1, 1024, 8, 8, 128, 4096, 2048)
-    shape = ModelShape(*sizes, qkv_bias=False, projection_bias=False, mlp_bias=False, nearest=ModelConfig())
+    sizes = {"num_layers": 1, "hidden_size": 1024, "num_attention_heads": 8, "vocab_size": 2048}
+    shape = shape_of(ModelConfig(**sizes), "", 0)
     found = terms(Setting(shape, 1024, 1, base_bytes=0, chunk_parameters=MIB), batch=2)
     # embed 2 Mi; other: 12 Mi of matrices and 6 Ki of norms, hence 13 chunks.
     assert (found.parameters_fp16, found.parameters_fp32) == (30 * MIB, 60 * MIB)

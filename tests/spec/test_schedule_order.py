@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
+from schedules import simulate
 
-from memo.spec.clock import simulate
 from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b
 
 PLAIN = [Pipeline(p, 1, m) for p in range(1, 9) for m in (1, 2, 3, p, p + 1, 2 * p + 3, 32)]

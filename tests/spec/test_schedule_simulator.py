@@ -12,9 +12,9 @@ from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
+from schedules import simulate
 
 from memo.errors import ScheduleError
-from memo.spec.clock import simulate
 from memo.spec.schedule import Action, Link, Pipeline, breadth_first, link_of, one_f_one_b
 
 Node = tuple[str, int, int]
