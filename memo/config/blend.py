@@ -10,6 +10,7 @@ As in Megatron-LM a weight is a word that is a number. A corpus that is called b
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import isfinite
 
 from memo.config.require import require
@@ -41,18 +42,39 @@ def is_weight(word: str) -> bool:
 def read_blend(flag: str, words: Sequence[str]) -> Blend:
     """What the words after `flag` name. Raises ConfigError for words that are no blend."""
     require(words, f"{flag} is given without a corpus: give PREFIX, or WEIGHT PREFIX WEIGHT PREFIX ...")
-    if not any(map(is_weight, words)):
-        prefixes, weights = tuple(words), None
-    else:
-        _check_pairs(flag, words)
-        prefixes, weights = tuple(words[1::2]), tuple(float(word) for word in words[::2])
-        _check_weights(flag, words[::2], prefixes)
-    for place, prefix in enumerate(prefixes):
+    given = list(filter(is_weight, words))
+    blend = _weighted(flag, words, given[0]) if given else Blend(tuple(words))
+    for place, prefix in enumerate(blend.prefixes):
         require(
-            prefix not in prefixes[:place],
+            prefix not in blend.prefixes[:place],
             f"{flag} names {prefix} twice, whose samples would come in the same order both times: name it once, with "
             "the sum of the weights",
         )
+    return blend
+
+
+def _weighted(flag: str, words: Sequence[str], first: str) -> Blend:
+    """Weights and prefixes in turn; `first` is a weight."""
+    pairs = list(zip_longest(words[::2], words[1::2]))
+    for weight, prefix in pairs:
+        require(
+            is_weight(weight),
+            f"{flag} gives {weight} no weight, but there is a weight {first}: give each corpus a weight before its "
+            "prefix, or none of them",
+        )
+        short = weight if len(weight) <= _MOST_CHARACTERS else f"{weight[:_MOST_CHARACTERS]}..."
+        require(
+            prefix is not None and not is_weight(prefix),
+            f"{flag} has the weight {short}, but {'ends after it' if prefix is None else f'goes on with {prefix}'}: "
+            f"give the prefix of a corpus after each weight (one that is called {short} is written ./{short})",
+        )
+        require(
+            isfinite(float(weight)) and float(weight) >= 0,
+            f"{flag} gives {prefix} the weight {short}: give a number from 0 on; only how weights compare counts",
+        )
+    prefixes, weights = tuple(prefix for _, prefix in pairs), tuple(float(weight) for weight, _ in pairs)
+    nothing = f"{flag} gives all of {', '.join(prefixes)} the weight 0, so there is nothing to read: raise one"
+    require(any(weights), nothing)
     return Blend(prefixes, weights)
 
 
@@ -75,40 +97,3 @@ def read_eval_sets(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
         require(name not in sets, f"{flag} has two sets called {name}: give each a name of its own")
         sets[name] = read_blend(flag, (prefix,)).prefixes
     return sets
-
-
-def _short(word: str) -> str:
-    return word if len(word) <= _MOST_CHARACTERS else f"{word[:_MOST_CHARACTERS]}..."
-
-
-def _check_pairs(flag: str, words: Sequence[str]) -> None:
-    """Weights and prefixes must alternate, from a weight on."""
-    for place, word in enumerate(words):
-        if place % 2 == 0 and not is_weight(word):
-            weight = next(filter(is_weight, words))
-            require(
-                False,
-                f"{flag} gives {word} no weight, but there is a weight {weight}: give each corpus a weight before its "
-                "prefix, or none of them",
-            )
-        following = words[place + 1] if place + 1 < len(words) else None
-        if place % 2 == 0 and (following is None or is_weight(following)):
-            found = "ends after it" if following is None else f"goes on with {following}"
-            require(
-                False,
-                f"{flag} has the weight {_short(word)}, but {found}: give the prefix of a corpus after each weight "
-                f"(one that is called {_short(word)} is written ./{_short(word)})",
-            )
-
-
-def _check_weights(flag: str, words: Sequence[str], prefixes: Sequence[str]) -> None:
-    for word, prefix in zip(words, prefixes, strict=True):
-        require(
-            isfinite(float(word)) and float(word) >= 0,
-            f"{flag} gives {prefix} the weight {_short(word)}: give a number from 0 on; only how weights compare "
-            "counts",
-        )
-    require(
-        any(float(word) > 0 for word in words),
-        f"{flag} gives all of {', '.join(prefixes)} the weight 0, so there is nothing to read: raise one",
-    )

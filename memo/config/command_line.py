@@ -84,7 +84,10 @@ def _parts(line: CommandLine, argv: Sequence[str]) -> Iterator[tuple[str, Entry 
             raise ConfigError(_unknown(line, given, text or next(iter(words), "")))
         if entry.is_switch:
             if has_value:
-                raise ConfigError(_switched(entry, given, text))
+                on, off = entry.flag, f"--no-{entry.flag[2:]}"
+                raise ConfigError(
+                    f"{given} is given the value '{text}', but it is a switch: write {on} for on, {off} for off"
+                )
             yield given, entry, []
             continue
         texts = [text] if has_value else []
@@ -117,11 +120,6 @@ def _stray(line: CommandLine, word: str) -> str:
         told = f"'{word}' belongs to no flag: give the fields of a run as --config {stem}.toml"
         return told if ending == "toml" else f"{told}, written as TOML by memo's names (docs/flags.md)"
     return f"'{word}' belongs to no flag: give flags as --name value, see `{line.prog} --help`"
-
-
-def _switched(entry: Entry, given: str, text: str) -> str:
-    off = f"--no-{entry.flag[2:]}"
-    return f"{given} is given the value '{text}', but it is a switch: write {entry.flag} for on, {off} for off"
 
 
 def _unknown(line: CommandLine, given: str, value: str) -> str:

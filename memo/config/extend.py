@@ -46,15 +46,14 @@ def extend_context(model: ModelConfig, seq_length: int, method: ExtensionMethod)
         base = model.rotary_base * (seq_length / made_for) ** (dims / (dims - 2))
         return replace(model, rotary_base=base, max_position_embeddings=seq_length)
     original = _original_length(model, made_for)
-    defaults = ModelConfig()
     return replace(
         model,
         max_position_embeddings=seq_length,
         rope_scaling_type="yarn",
         rope_scaling_factor=seq_length / original,
         rope_original_max_position_embeddings=original,
-        rope_low_freq_factor=defaults.rope_low_freq_factor,
-        rope_high_freq_factor=defaults.rope_high_freq_factor,
+        rope_low_freq_factor=ModelConfig.rope_low_freq_factor,
+        rope_high_freq_factor=ModelConfig.rope_high_freq_factor,
     )
 
 

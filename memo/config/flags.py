@@ -14,9 +14,8 @@ from memo.artifacts.reading import is_there, shown
 from memo.config import command_line, help_text
 from memo.config.flag import Flag
 from memo.config.flag_table import CommandLine, FlagGroup
-from memo.config.launching import check_ranks, torchrun
+from memo.config.launching import check_ranks
 from memo.config.model_name import choose_model
-from memo.config.other_names import RANKS
 from memo.config.presets import PRESETS
 from memo.config.run import RUN_CONFIG, RunConfig, read_toml, section_of, with_one_length
 from memo.config.simulated_world import with_simulated_axes
@@ -124,7 +123,7 @@ def parse_command(
         reads_run: where --config is not given, the configuration of the run that --load names takes its place.
     """
     words = [word for given in argv for word in MEGATRON_SPELLINGS.get(given.replace("_", "-"), (given,))]
-    line = _line(prog, about, tuple(examples), options, RunConfig(), _started_by_torchrun(prog, words))
+    line = _line(prog, about, tuple(examples), options, RunConfig())
     wanted = help_text.request(words)
     if wanted is not None:
         if is_reporting_rank():
@@ -137,28 +136,12 @@ def parse_command(
         return _merged(values, options, prog)
 
 
-def _line(
-    prog: str, about: str, examples: tuple[str, ...], options: Any, run: RunConfig, notes: Mapping[str, str]
-) -> CommandLine:
+def _line(prog: str, about: str, examples: tuple[str, ...], options: Any, run: RunConfig) -> CommandLine:
     sections = [FlagGroup(kind, name, vars(getattr(run, name))) for name, kind in get_type_hints(RunConfig).items()]
     own = [FlagGroup(type(options), "", vars(options))] if dataclasses.fields(options) else []
     always = dict.fromkeys((flag[2:].replace("-", "_") for flag in ALWAYS_ON), "memo always does this: leave it out")
     groups = (*own, FlagGroup(_Sources, "start"), *sections)
-    return CommandLine(prog, about, groups, examples, EVERYONE_NEEDS, {**always, **notes})
-
-
-def _started_by_torchrun(prog: str, words: Sequence[str]) -> dict[str, str]:
-    """Notes on flags such as --gpus 8: the torchrun command that starts so many processes without that flag."""
-    notes = {}
-    for name in RANKS:
-        at = next((at for at, word in enumerate(words) if word.split("=")[0].replace("-", "_") == f"__{name}"), None)
-        if at is not None:
-            text = words[at].partition("=")[2]
-            rest = [*words[:at], *words[at + (1 if text else 2) :]]
-            number = text or next(iter(words[at + 1 :]), "")
-            ranks = int(number) if number.isdecimal() and int(number) > 0 else 1
-            notes[name] = f"torchrun starts a process for each GPU: {torchrun(prog, rest, ranks)}"
-    return notes
+    return CommandLine(prog, about, groups, examples, EVERYONE_NEEDS, always)
 
 
 def _with_defaults(line: CommandLine, words: Sequence[str], options: Any) -> CommandLine:
@@ -169,7 +152,7 @@ def _with_defaults(line: CommandLine, words: Sequence[str], options: Any) -> Com
         run = _merged({name: sources[name] for name in ("model", "config") if name in sources}, options, line.prog)[0]
     except ConfigError:
         return line
-    return _line(line.prog, line.about, line.examples, options, run, line.notes)
+    return _line(line.prog, line.about, line.examples, options, run)
 
 
 def _saved_config(values: Mapping[str, Any]) -> str | None:

@@ -15,13 +15,11 @@ _MICRO = (
     "{global_batch_size} those of a whole optimizer step over all GPUs: give these"
 )
 _MODEL = "memo calls it {model}: a preset, or the directory of a model of Hugging Face"
+_RANKS = "torchrun starts a process for each GPU: `torchrun --nproc-per-node 8 -m memo train ...` starts eight"
 _BUILD = (
     "`memo data build texts.jsonl PREFIX` makes a corpus of texts, `memo data chat chats.jsonl PREFIX --tokenizer DIR` "
     "one of conversations"
 )
-
-RANKS = ("gpus", "num_gpus", "nproc_per_node")
-"""Names of how many processes there are."""
 
 OTHER_NAMES: dict[str, str] = {
     "learning_rate": "memo calls it {lr}: the peak learning rate",
@@ -50,7 +48,7 @@ OTHER_NAMES: dict[str, str] = {
         "memo shards by itself: {data_parallel_sharding_strategy} optim is ZeRO-1, the default, optim_grads ZeRO-2, "
         "optim_grads_params ZeRO-3"
     ),
-    **dict.fromkeys(RANKS, "torchrun decides it: `torchrun --nproc-per-node 8 -m memo train ...` starts eight"),
+    **dict.fromkeys(("gpus", "num_gpus", "nproc_per_node"), _RANKS),
     "lora_r": "memo calls it {lora_rank}",
     "lora_dropout": "memo has no dropout: leave it out",
     "load_in_4bit": "memo calls it {quantize} nf4 (4 bits) or int8, beside {lora_rank} 16, say",

@@ -19,8 +19,8 @@ from memo.estimate.own_memory import own_memory
 from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
 from memo.planner.problem import KEY_VALUE, Link, SwapGroup, SwapProblem
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind
-from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
-from memo.spec.slots import WHOLE_GROUP, SlotDims, plan_slot, slot_dims
+from memo.spec.skeleton import LayerBytes, SlotDims, layer_bytes, skeletal_tensors
+from memo.spec.slots import WHOLE_GROUP, plan_slot, slot_dims
 from memo.spec.stack import attending_layers
 from memo.spec.sweep import key_value_layout, key_value_records
 
@@ -75,15 +75,7 @@ def swap_problem(
         recompute_s: by group of `memo.spec.skeleton`, to recompute all of it, of a whole layer.
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
-    sizes = layer_bytes(
-        config.model,
-        dims.tokens * dims.batch,
-        dims.tp,
-        dims.dtype,
-        memory.offload_policy,
-        dims.carried * dims.batch,
-        dims.cp,
-    )
+    sizes = layer_bytes(config.model, dims, memory.offload_policy)
     always, fixed_bytes = sizes.always, fixed_buffer_bytes(config.model, dims, num_slots)
     keys, input_bytes = NO_RECORDS, sizes.always["input"]
     if memory.sweeps:

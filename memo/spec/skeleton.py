@@ -58,7 +58,7 @@ from memo.config.training import Dtype
 from memo.spec.custom_layer import custom_facts
 from memo.spec.delta import carry_size
 from memo.spec.stack import kinds_of
-from memo.units import element_bytes
+from memo.units import DTYPE_BYTES
 
 Kind = Literal["always", "token_wise", "never"]
 Layout = Literal["tokens", "heads", "whole", "carried"]
@@ -150,26 +150,39 @@ def _normed(name: str, hidden: int) -> SkeletalTensor:
     return SkeletalTensor(name, "token_wise", name, "tokens", hidden)
 
 
-def bytes_of(tensor: SkeletalTensor, num_tokens: int, tp: int, dtype: Dtype, carried_rows: int = 0, cp: int = 1) -> int:
-    """Bytes of one tensor on one rank.
+def wide_dtype(dtype: Dtype) -> Dtype:
+    """The dtype of sums and log-sum-exps."""
+    return "fp64" if dtype == "fp64" else "fp32"
 
-    Args:
-        num_tokens: tokens of one context-parallel rank, s / cp x micro-batch, before tp splits them.
-        carried_rows: tiles x micro-batch, where layers are swept.
 
-    Raises:
-        ValueError: tp does not divide what it has to split.
-    """
-    narrow, wide = element_bytes(dtype)
+@dataclass(frozen=True)
+class SlotDims:
+    """What decides the shapes on one rank: s tokens that a slot holds, after gathering, b sequences, tp, T tiles, of
+    which each keeps what it was carried where `carried` is T and not 0, and cp."""
+
+    tokens: int
+    batch: int
+    tp: int
+    tiles: int
+    dtype: Dtype
+    carried: int = 0
+    cp: int = 1
+
+
+def local_size(tensor: SkeletalTensor, dims: SlotDims) -> tuple[int, int, Dtype]:
+    """Rows of one sequence, width and dtype on this rank."""
+    dtype = wide_dtype(dims.dtype) if tensor.dtype == "wide" else dims.dtype
     if tensor.layout == "carried":
-        return carried_rows * tensor.width // (tp * cp) * wide
-    whole_bytes = num_tokens * tensor.width * (narrow if tensor.dtype == "model" else wide)
-    if tensor.layout == "whole":
-        return whole_bytes
-    split, what = (num_tokens, "tokens") if tensor.layout == "tokens" else (tensor.width, "elements a token")
-    if split % tp:
-        raise ValueError(f"{tensor.name}: {split} {what} do not divide by tp {tp}: use a tp that divides {split}")
-    return whole_bytes // tp
+        return dims.carried, tensor.width // (dims.tp * dims.cp), dtype
+    if tensor.layout == "tokens":
+        return dims.tokens // dims.tp, tensor.width, dtype
+    return dims.tokens, tensor.width // (dims.tp if tensor.layout == "heads" else 1), dtype
+
+
+def bytes_of(tensor: SkeletalTensor, dims: SlotDims) -> int:
+    """Of one tensor on one rank, all of whose rows are kept."""
+    rows, width, dtype = local_size(tensor, dims)
+    return rows * dims.batch * width * DTYPE_BYTES[dtype]
 
 
 def moves_in_part(tensor: SkeletalTensor, policy: OffloadPolicy) -> bool:
@@ -192,19 +205,11 @@ class LayerBytes:
     never: dict[str, int]
 
 
-def layer_bytes(
-    model: ModelConfig,
-    num_tokens: int,
-    tp: int,
-    dtype: Dtype,
-    policy: OffloadPolicy,
-    carried_rows: int = 0,
-    cp: int = 1,
-) -> LayerBytes:
-    """The table in bytes; `num_tokens` and the rest as in `bytes_of`, which raises."""
+def layer_bytes(model: ModelConfig, dims: SlotDims, policy: OffloadPolicy) -> LayerBytes:
+    """The table in bytes."""
     sizes = LayerBytes({}, {}, {})
     for tensor in skeletal_tensors(model):
-        num_bytes = bytes_of(tensor, num_tokens, tp, dtype, carried_rows, cp)
+        num_bytes = bytes_of(tensor, dims)
         if tensor.kind == "always":
             sizes.always[tensor.name] = num_bytes
         elif moves_in_part(tensor, policy):

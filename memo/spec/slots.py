@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype, resolved_offload_tiles, resolved_sections
 from memo.config.training import Dtype
-from memo.spec.skeleton import SkeletalTensor, moves_in_part, skeletal_tensors
+from memo.spec.skeleton import SkeletalTensor, SlotDims, local_size, moves_in_part, skeletal_tensors
 from memo.units import DTYPE_BYTES
 
 SLOT_ALIGNMENT_BYTES = 512
@@ -32,25 +32,6 @@ Moved = float | Mapping[str, int]
 
 _GRID_TOLERANCE = 1e-9
 """In tiles: 0.3 x 10 is 2.9999999999999996."""
-
-
-def wide_dtype(dtype: Dtype) -> Dtype:
-    """The dtype of sums and log-sum-exps."""
-    return "fp64" if dtype == "fp64" else "fp32"
-
-
-@dataclass(frozen=True)
-class SlotDims:
-    """What decides the shapes on one rank: s tokens that a slot holds, after gathering, b sequences, tp, T tiles, of
-    which each keeps what it was carried where `carried` is T and not 0, and cp."""
-
-    tokens: int
-    batch: int
-    tp: int
-    tiles: int
-    dtype: Dtype
-    carried: int = 0
-    cp: int = 1
 
 
 @dataclass(frozen=True)
@@ -131,7 +112,7 @@ def slot_layout(config: RunConfig, moved: Moved) -> SlotLayout:
 def own_layout(config: RunConfig, slots: SlotLayout) -> SlotLayout:
     """Where the tensors of a layer lie in slots that have room for all kinds; the layers of `config` are of one."""
     dims = slot_dims(config)
-    widths = {tensor.name: _local(tensor, dims)[1] for tensor in skeletal_tensors(config.model)}
+    widths = {tensor.name: local_size(tensor, dims)[1] for tensor in skeletal_tensors(config.model)}
     places = {
         name: replace(place, shape=(*place.shape[:2], widths[name]))
         for name, place in (slots.places | ({} if slots.workspace is None else {WHOLE_GROUP: slots.workspace})).items()
@@ -187,7 +168,7 @@ def plan_slot(
     places: dict[str, Place] = {}
     end = moved = 0
     for tensor in [*always, *partial]:
-        rows, width, dtype = _local(tensor, dims)
+        rows, width, dtype = local_size(tensor, dims)
         saved = rows if tensor.kind == "always" else rows * tiles_moved[tensor.group] // dims.tiles
         kept = rows if tensor.group == WHOLE_GROUP else saved
         start = -(-end // alignment_bytes) * alignment_bytes
@@ -197,16 +178,6 @@ def plan_slot(
     workspace = None
     if tiles_moved.get(WHOLE_GROUP, 0) == 0:
         tensor = next(t for t in skeleton if t.group == WHOLE_GROUP)
-        rows, width, dtype = _local(tensor, dims)
+        rows, width, dtype = local_size(tensor, dims)
         workspace = Place(tensor.name, (rows, dims.batch, width), dtype, 0, 0)
     return SlotLayout(places, workspace, moved, end)
-
-
-def _local(tensor: SkeletalTensor, dims: SlotDims) -> tuple[int, int, Dtype]:
-    """Rows, width and dtype on this rank."""
-    dtype = wide_dtype(dims.dtype) if tensor.dtype == "wide" else dims.dtype
-    if tensor.layout == "carried":
-        return dims.carried, tensor.width // (dims.tp * dims.cp), dtype
-    if tensor.layout == "tokens":
-        return dims.tokens // dims.tp, tensor.width, dtype
-    return dims.tokens, tensor.width // (dims.tp if tensor.layout == "heads" else 1), dtype

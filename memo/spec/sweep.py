@@ -31,7 +31,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_dtype, resolved_offload_tiles, resolved_sections, resolved_slot_tiles
 from memo.config.training import Dtype
 from memo.spec.disk import RecordKind
-from memo.spec.slots import wide_dtype
+from memo.spec.skeleton import wide_dtype
 from memo.spec.stack import kinds_of
 from memo.units import DTYPE_BYTES
 

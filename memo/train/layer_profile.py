@@ -29,6 +29,7 @@ from memo.parallel.dtypes import torch_dtype
 from memo.profiler.layer import ScratchGradients, profile_layer
 from memo.spec.custom_layer import custom_facts
 from memo.spec.skeleton import bytes_of, skeletal_tensors
+from memo.spec.slots import slot_dims
 from memo.spec.stack import kinds_of, stack_of
 from memo.train.device import device_name
 from memo.train.tiled_layers import on_tiles, scratch_for
@@ -225,11 +226,9 @@ def _of_stack(config: RunConfig, found: Mapping[ModelConfig, LayerProfile]) -> L
 
 def tensor_bytes(config: RunConfig) -> dict[str, int]:
     """Of one layer's skeletal activations on one rank, by name; `config` is prepared."""
-    num_tokens = config.data.seq_length // config.parallel.cp * config.training.micro_batch_size
-    dtype = config.training.params_dtype
-    assert dtype is not None, "prepare() resolves the dtype"
+    dims = dataclasses.replace(slot_dims(config), tokens=config.data.seq_length // config.parallel.cp)
     of_tokens = (tensor for tensor in skeletal_tensors(config.model) if tensor.layout != "carried")
-    return {tensor.name: bytes_of(tensor, num_tokens, config.parallel.tp, dtype) for tensor in of_tokens}
+    return {tensor.name: bytes_of(tensor, dims) for tensor in of_tokens}
 
 
 def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: ProfileKey) -> LayerProfile | None:

@@ -23,8 +23,8 @@ from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
 from memo.profiler.layer import ScratchGradients
 from memo.program.kinds import kind_of
-from memo.spec.skeleton import skeletal_tensors
-from memo.spec.slots import SlotDims, plan_slot
+from memo.spec.skeleton import SlotDims, skeletal_tensors
+from memo.spec.slots import plan_slot
 
 
 class LiveBytes(TorchDispatchMode):

@@ -8,8 +8,8 @@ from memo.config import preset
 from memo.config.memory import OffloadPolicy
 from memo.planner.problem import Link, SwapProblem
 from memo.planner.swap_problem import fixed_buffer_bytes, swap_groups
-from memo.spec.skeleton import layer_bytes, skeletal_tensors
-from memo.spec.slots import SLOT_ALIGNMENT_BYTES, SlotDims, plan_slot
+from memo.spec.skeleton import SlotDims, layer_bytes, skeletal_tensors
+from memo.spec.slots import SLOT_ALIGNMENT_BYTES, plan_slot
 
 TILES = 8
 LINK = Link(1e9, 1e9)
@@ -21,7 +21,7 @@ LINK = Link(1e9, 1e9)
 def test_bytes_are_those_of_the_slots(name: str, tp: int, num_slots: int, policy: OffloadPolicy) -> None:
     model, tokens, rng = preset(name), 2048, random.Random(0)
     dims = SlotDims(tokens, batch=1, tp=tp, tiles=TILES, dtype="bf16")
-    sizes = layer_bytes(model, tokens, tp, "bf16", policy)
+    sizes = layer_bytes(model, dims, policy)
     problem = SwapProblem(
         policy=policy,
         tiles=TILES,
@@ -55,9 +55,8 @@ def test_bytes_are_those_of_the_slots(name: str, tp: int, num_slots: int, policy
 
 
 def test_tokens_of_several_sequences_count_like_more_tokens() -> None:
-    """`num_tokens` is s / cp x micro-batch; the layout keeps the two apart."""
     model = preset("gpt-tiny")
-    sizes = layer_bytes(model, 3 * 512, 1, "fp32", "auto")
     dims = SlotDims(512, batch=3, tp=1, tiles=TILES, dtype="fp32")
+    sizes = layer_bytes(model, dims, "auto")
     layout = plan_slot(skeletal_tensors(model), dims, dict.fromkeys(sizes.groups, TILES))
     assert layout.moved_bytes == sum(sizes.always.values()) + sum(sizes.groups.values())

@@ -6,8 +6,8 @@ import pytest
 
 from memo.config import RunConfig, preset
 from memo.config.training import Dtype
-from memo.spec.skeleton import bytes_of, moves_in_part, skeletal_tensors
-from memo.spec.slots import SLOT_ALIGNMENT_BYTES, SlotDims, SlotLayout, plan_slot, slot_layout
+from memo.spec.skeleton import SlotDims, bytes_of, moves_in_part, skeletal_tensors
+from memo.spec.slots import SLOT_ALIGNMENT_BYTES, SlotLayout, plan_slot, slot_layout
 
 TILES = 4
 MODELS = [
@@ -29,7 +29,7 @@ def test_every_choice_of_tiles_is_laid_out_without_overlap(
         layout = plan_slot(skeleton, dims, moved)
         check_bytes(layout)
         for tensor in skeleton:
-            whole = bytes_of(tensor, tokens * batch, tp, dtype)
+            whole = bytes_of(tensor, dims)
             place, count = layout.places.get(tensor.name), moved.get(tensor.group, 0)
             if tensor.kind == "always":
                 assert place is not None and place.num_bytes == whole and place.saved_rows == place.shape[0]
@@ -40,7 +40,7 @@ def test_every_choice_of_tiles_is_laid_out_without_overlap(
                 assert place.num_bytes == (whole if tensor.name == "qkv" else whole * count // TILES)
         if not qkv:
             assert layout.workspace is not None and layout.places.get("qkv") is None
-            (of_qkv,) = (bytes_of(t, tokens * batch, tp, dtype) for t in skeleton if t.name == "qkv")
+            (of_qkv,) = (bytes_of(t, dims) for t in skeleton if t.name == "qkv")
             assert layout.workspace_bytes == of_qkv
         else:
             assert layout.workspace_bytes == 0
