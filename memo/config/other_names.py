@@ -15,7 +15,7 @@ _MICRO = (
     "{global_batch_size} those of a whole optimizer step over all GPUs: give these"
 )
 _MODEL = "memo calls it {model}: a preset, or the directory of a model of Hugging Face"
-_RANKS = "torchrun starts a process for each GPU, `torchrun --nproc-per-node 8 -m memo train --mock-data` eight"
+_RANKS = "that is torchrun's: `torchrun --nproc-per-node 8 -m memo train ...` starts one rank for each of eight GPUs"
 _BUILD = (
     "`memo data build texts.jsonl PREFIX` makes a corpus of texts, `memo data chat chats.jsonl PREFIX --tokenizer DIR` "
     "one of conversations"

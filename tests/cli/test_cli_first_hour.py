@@ -155,7 +155,7 @@ WRONG = [
     ("train --tensor-parallel-size 2", "memo calls it --tensor-model-parallel-size, in short --tp"),
     ("train --fp16", "give --params-dtype bf16"),
     ("train --output_dir out", "memo calls it --save"),
-    ("train --gpus 8 --model llama-tiny", "`torchrun --nproc-per-node 8 -m memo train --mock-data` eight"),
+    ("train --gpus 8 --model llama-tiny", "`torchrun --nproc-per-node 8 -m memo train ...` starts one rank"),
     ("plan --gpu 8 --model gpt-7b", "did you mean --gpus 8?"),
     ("plan --tp 8 --model gpt-7b --gpus 8", "memo plan chooses it"),
     (
