@@ -10,11 +10,10 @@ from memo.artifacts.fields import Rule, field_types
 from memo.cli.commands import Command
 from memo.cli.main import COMMANDS, main
 from memo.config import command_line
-from memo.config.flag import LARGEST, ReadWith
+from memo.config.flag import LARGEST
 from memo.config.flag_table import CommandLine, Entry, FlagGroup, dashed, texts_of
 from memo.config.flags import ALWAYS_ON, MEGATRON_SPELLINGS
 from memo.config.other_names import NAMES_ELSEWHERE, OTHER_COMMANDS, OTHER_NAMES, filled
-from memo.config.require import either
 
 PAGE = Path(__file__).with_name("flags.md")
 INTRODUCTION = """# Flags
@@ -117,7 +116,7 @@ def _table(group: FlagGroup) -> Iterator[str]:
     texts = texts_of(group.kind)
     for entry in group.entries:
         marked = field_types(group.kind)[entry.field]
-        cells = [_flag(entry), _values(entry, marked), _default(entry), texts.get(entry.field, "") + _read_with(marked)]
+        cells = [_flag(entry), _values(entry, marked), _default(entry), texts.get(entry.field, "")]
         yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -134,17 +133,6 @@ def _values(entry: Entry, marked: Any) -> str:
     limits = limits.replace(f" to {LARGEST}", " on")
     plain = [names[each] + limits for each in entry.alternatives if get_origin(each) is None]
     return ", ".join([*(f"`{word}`" for word in entry.choices), *plain]) + (" ..." if entry.is_list else "")
-
-
-def _read_with(marked: Any) -> str:
-    """The other flags with which a field is read, and their values."""
-    conditions = [
-        f"`{dashed(mark.field)}{' ' if mark.values else ''}{either(mark.values)}`"
-        + (f" other than `{mark.but[0]}`" if mark.but else "")
-        for mark in _marks(marked)
-        if isinstance(mark, ReadWith)
-    ]
-    return f" Read with {' and '.join(conditions)}." if conditions else ""
 
 
 def _marks(hint: Any) -> Iterator[Any]:

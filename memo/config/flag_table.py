@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from memo.artifacts.fields import accepted, field_types
 from memo.artifacts.reading import shown
-from memo.config.flag import Flag, NumberUnit
+from memo.config.flag import Flag, NumberUnit, ReadWith, reading_marks
+from memo.config.require import either
 from memo.errors import ConfigError
 from memo.units import K_OTHERS, K_TOKENS, parse_count
 
@@ -213,14 +214,25 @@ def _entry(field: "dataclasses.Field[Any]", hint: Any, marked: Any) -> Entry:
 
 @cache
 def texts_of(kind: type) -> dict[str, str]:
-    """{field: what it does}: the mark's help, else the text below the field, base classes included.
+    """{field: what it does}: the mark's help, else the text below the field, base classes included, and with which
+    other flags it is read.
 
     The text is read from the source file, and is empty where there is none.
     """
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         found.update(_texts_below(base))
-    return found | {entry.field: entry.mark.help for entry in entries_of(kind) if entry.mark.help}
+    found |= {entry.field: entry.mark.help for entry in entries_of(kind) if entry.mark.help}
+    for name, marks in reading_marks(kind).items():
+        if marks:
+            found[name] = f"{found.get(name, '')} Read with {' and '.join(map(_condition, marks))}."
+    return found
+
+
+def _condition(mark: ReadWith) -> str:
+    """`--rope-scaling-type llama3 or yarn`; `--lora-rank`."""
+    values = f"other than {either(mark.but)}" if mark.but else either(mark.values)
+    return f"{dashed(mark.field)} {values}".strip()
 
 
 def _texts_below(kind: type) -> Iterator[tuple[str, str]]:

@@ -139,17 +139,11 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     source, content = Source(where, ConfigError, "correct the file"), text_of(content)
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in TRAINED:
-        if "text_config" in content:
-            raise source.refusal(
-                f"model_type is {shown(model_type)}, a model of text with something else, such as images",
-                f"memo trains the text of {', '.join(WRAPPERS)}, and models of text alone, {', '.join(TRAINED)}: give "
-                "one of these",
-            )
         alone = "; `memo plan` and `memo estimate` alone know this one" if model_type in tuple(FAMILIES) else ""
         raise source.refusal(
-            f"model_type is {shown(model_type)}{_experts(content)}",
-            f"memo knows {', '.join(TRAINED)}{alone}: give a model of one of these, or train new weights with a layer "
-            "of your own, --custom-layer (docs/custom_model.md)",
+            f"model_type is {shown(model_type)}{_kind(content)}",
+            f"memo knows {', '.join(TRAINED)}, and the text of {', '.join(WRAPPERS)}{alone}: give a model of one of "
+            "these, or train new weights with a layer of your own, --custom-layer (docs/custom_model.md)",
         )
     quantised = content.get("quantization_config")
     if quantised is not None and not _is_read(quantised, model_type):
@@ -187,7 +181,7 @@ def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, 
     family = content.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise source.refusal(
-            f"model_type is {shown(family)}{_experts(content)}, which has no rules here",
+            f"model_type is {shown(family)}{_kind(content)}, which has no rules here",
             f"use {', '.join(FAMILIES)}, or plan for a preset of about its size",
         )
     known = FAMILIES[family]
@@ -199,8 +193,10 @@ def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, 
     return model, {**own, **keys.family.beyond(keys, model)}
 
 
-def _experts(content: Mapping[str, Any]) -> str:
-    """A clause about a mixture of experts of a family that memo does not know; empty for other models."""
+def _kind(content: Mapping[str, Any]) -> str:
+    """A clause about a model of a family that memo does not know: text with images, or a mixture of experts."""
+    if "text_config" in content:
+        return ", a model of text with something else, such as images"
     key = next((key for key in _EXPERTS if content.get(key)), None)
     return "" if key is None else f", a mixture of experts ({key} {shown(content[key])})"
 

@@ -123,17 +123,17 @@ class ModelConfig:
     rope_scaling_factor: Annotated[float, in_range(1, 10**9), _STRETCHED] = 1.0
     """New length / old length."""
     rope_original_max_position_embeddings: Annotated[int, TOKENS, in_range(1, LARGEST), _FROM_LENGTH] = 8192
-    """The length before stretching; fights with rope-scaling-type none, which ignores it."""
+    """The length before stretching."""
     rope_low_freq_factor: Annotated[float, _FACTOR, _LLAMA3] = 1.0
-    """llama3 scaling: wavelengths above original / this are stretched in full."""
+    """Wavelengths above original / this are stretched in full."""
     rope_high_freq_factor: Annotated[float, _FACTOR, _LLAMA3] = 4.0
-    """llama3 scaling: wavelengths below original / this stay as they are."""
+    """Wavelengths below original / this stay as they are."""
     rope_beta_fast: Annotated[float, _FACTOR, _YARN] = 32.0
-    """yarn scaling: dimensions that turn more often than this stay as they are."""
+    """Dimensions that turn more often than this stay as they are."""
     rope_beta_slow: Annotated[float, _FACTOR, _YARN] = 1.0
-    """yarn scaling: dimensions that turn less often than this are stretched in full."""
+    """Dimensions that turn less often than this are stretched in full."""
     rope_truncate: Annotated[bool, _YARN] = True
-    """yarn scaling: the borders between these dimensions are rounded to whole ones."""
+    """The borders between these dimensions are rounded to whole ones."""
     add_bias_linear: bool = False
     """Biases on every linear layer (GPT-2)."""
     add_qkv_bias: bool = False
