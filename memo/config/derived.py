@@ -102,9 +102,14 @@ def num_microbatches(config: RunConfig, world_size: int) -> int:
     return global_batch_size(config, world_size) // one_microbatch_each
 
 
+def rank_length(config: RunConfig) -> int:
+    """Tokens of one sequence on one context-parallel rank, before tp splits them."""
+    return config.data.seq_length // config.parallel.cp
+
+
 def rank_tokens(config: RunConfig) -> int:
-    """Tokens of a microbatch on one context-parallel rank, before tp splits them."""
-    return config.data.seq_length // config.parallel.cp * config.training.micro_batch_size
+    """The same of all sequences of a microbatch."""
+    return rank_length(config) * config.training.micro_batch_size
 
 
 def resolved_dtype(config: RunConfig, device: str) -> Dtype:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_dtype, resolved_offload_tiles, resolved_sections
+from memo.config.derived import rank_length, resolved_dtype, resolved_offload_tiles, resolved_sections
 from memo.config.training import Dtype
 from memo.spec.skeleton import SkeletalTensor, SlotDims, local_size, moves_in_part, skeletal_tensors
 from memo.units import DTYPE_BYTES
@@ -86,7 +86,7 @@ def slot_dims(config: RunConfig) -> SlotDims:
     sections = resolved_sections(config)
     tiles = resolved_offload_tiles(config) // sections
     return SlotDims(
-        tokens=config.data.seq_length // config.parallel.cp // sections,
+        tokens=rank_length(config) // sections,
         batch=config.training.micro_batch_size,
         tp=config.parallel.tp,
         tiles=tiles,

@@ -14,6 +14,7 @@ from memo.config import RunConfig
 from memo.config.derived import (
     global_batch_size,
     num_microbatches,
+    rank_length,
     resident_tiles,
     resolved_a2a_size,
     resolved_offload_tiles,
@@ -256,7 +257,7 @@ def build_stage(
 
     `hidden`: where hidden states are not on the device.
     """
-    tokens = config.data.seq_length // (mesh.grid.cp * mesh.grid.tp)
+    tokens = rank_length(config) // mesh.grid.tp
     shape = (tokens, config.training.micro_batch_size, config.model.hidden_size)
     return PipelineStage(pipeline, mesh, Wire(shape, torch_dtype(str(config.training.params_dtype)), device), hidden)
 

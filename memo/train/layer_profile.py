@@ -15,7 +15,13 @@ from memo import __version__
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.artifacts.profile_cache import cache_file
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles, resolved_sections
+from memo.config.derived import (
+    local_world_size_from_env,
+    rank_length,
+    resolved_a2a_size,
+    resolved_offload_tiles,
+    resolved_sections,
+)
 from memo.config.model import LINEAR
 from memo.errors import ArtifactError, ConfigError, warn
 from memo.mesh import Mesh
@@ -172,7 +178,7 @@ def measure(
         layers: one of each kind that this rank has, by its index.
         states: a context in which the layer of an index has its weights and gradients.
     """
-    tokens, batch = config.data.seq_length // mesh.grid.cp, config.training.micro_batch_size
+    tokens, batch = rank_length(config), config.training.micro_batch_size
     dtype = torch_dtype(str(config.training.params_dtype))
     memory = scratch_for(config, {}, device)
     generator = torch.Generator(device=device).manual_seed(0)
@@ -226,7 +232,7 @@ def _of_stack(config: RunConfig, found: Mapping[ModelConfig, LayerProfile]) -> L
 
 def tensor_bytes(config: RunConfig) -> dict[str, int]:
     """Of one layer's skeletal activations on one rank, by name; `config` is prepared."""
-    dims = dataclasses.replace(slot_dims(config), tokens=config.data.seq_length // config.parallel.cp)
+    dims = dataclasses.replace(slot_dims(config), tokens=rank_length(config))
     of_tokens = (tensor for tensor in skeletal_tensors(config.model) if tensor.layout != "carried")
     return {tensor.name: bytes_of(tensor, dims) for tensor in of_tokens}
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memo.artifacts.memory_trace import Trace, requests
 from memo.config import RunConfig
-from memo.config.derived import resident_tiles
+from memo.config.derived import rank_length, resident_tiles
 from memo.errors import ConfigError
 from memo.executor.phases import Phases, mark_phases
 from memo.mesh import Mesh
@@ -127,7 +127,7 @@ def _hand_over(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gr
 
 
 def _batch(config: RunConfig) -> Microbatch:
-    shape = (config.data.seq_length // config.parallel.cp, config.training.micro_batch_size)
+    shape = (rank_length(config), config.training.micro_batch_size)
 
     def zeros(dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype)

@@ -6,7 +6,13 @@ import torch
 from torch.distributed import ProcessGroup
 
 from memo.config import RunConfig
-from memo.config.derived import resident_tiles, resolved_offload_tiles, resolved_sections, stays_under_autograd
+from memo.config.derived import (
+    rank_length,
+    resident_tiles,
+    resolved_offload_tiles,
+    resolved_sections,
+    stays_under_autograd,
+)
 from memo.executor.halves import HalvesLayer, SweptHalvesLayer
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.pieces import GradientSink
@@ -72,7 +78,7 @@ def on_device(
 ) -> ResidentLayer:
     """One layer without a swap plan."""
     run = run_of_layer(config, index)
-    tiles = make_tiles(config.data.seq_length // config.parallel.cp, config.parallel.tp, resident_tiles(config))
+    tiles = make_tiles(rank_length(config), config.parallel.tp, resident_tiles(config))
     resident_type, of = ResidentHalvesLayer if isinstance(layer, CustomLayer) else ResidentLayer, resident(run)
     memory = DeviceMemory(of, device)
     return resident_type(layer, kind_of(run.model), index, tiles, of.layout, memory, sink, tp_group)
@@ -113,7 +119,7 @@ def hidden_sections(config: RunConfig) -> list[Section]:
 def _cuts(config: RunConfig) -> tuple[list[Tile], list[Tile]]:
     """The sections of the sequence, and the tiles of one of them."""
     tp, sections = config.parallel.tp, resolved_sections(config)
-    tokens = config.data.seq_length // config.parallel.cp
+    tokens = rank_length(config)
     tiles = make_tiles(tokens // sections, tp, resolved_offload_tiles(config) // sections)
     return make_tiles(tokens, tp, sections), tiles
 
