@@ -21,7 +21,7 @@ from memo.errors import ConfigError
 
 Fight = tuple[str, tuple[str, ...], str]
 """A field, others that cannot be given beside it, and why."""
-Rule = tuple[Callable[[RunConfig], object], str]
+Condition = tuple[Callable[[RunConfig], object], str]
 """What must hold, and the message where it does not."""
 
 
@@ -49,8 +49,10 @@ def check_values(config: RunConfig, *sections: str) -> None:
         kind: type = type(values)
         types = field_types(kind)
         for entry in fields(values):
-            remedy = "leave it out" if entry.default in (None, "") else f"the default {entry.default}"
-            checked(types[entry.name], getattr(values, entry.name), dashed(entry.name), Source("", ConfigError, remedy))
+            value = getattr(values, entry.name)
+            if isinstance(value, int | float | str):
+                remedy = "leave it out" if entry.default in (None, "") else f"the default {entry.default}"
+                checked(types[entry.name], value, dashed(entry.name), Source("", ConfigError, remedy))
 
 
 def check_fights(config: RunConfig, fights: Iterable[Fight]) -> None:
@@ -63,9 +65,9 @@ def check_fights(config: RunConfig, fights: Iterable[Fight]) -> None:
             )
 
 
-def check_rules(config: RunConfig, rules: Iterable[Rule]) -> None:
-    """Raises ConfigError for the first rule that does not hold."""
-    for holds, message in rules:
+def check_conditions(config: RunConfig, conditions: Iterable[Condition]) -> None:
+    """Raises ConfigError for the first that does not hold."""
+    for holds, message in conditions:
         if not holds(config):
             raise ConfigError(filled(message, lambda name: _written(config, name)))
 

@@ -1,12 +1,12 @@
 """Rules about spreading the model, the sequence and the batch over the ranks."""
 
-from memo.config.check_fields import Rule, check_fields, check_rules
+from memo.config.check_fields import Condition, check_conditions, check_fields
 from memo.config.derived import data_parallel_size, global_batch_size, num_microbatches, sequence_step
 from memo.config.model import LINEAR
 from memo.config.require import divisors, neighbours, require, require_divides
 from memo.config.run import RunConfig
 
-_RULES: tuple[Rule, ...] = (
+_CONDITIONS: tuple[Condition, ...] = (
     (
         lambda c: c.model.vocab_size is None or c.model.vocab_size >= c.parallel.tp,
         "{vocab_size} is below {tp}, so some ranks would hold no token: give as many or more, or a smaller --tp",
@@ -40,7 +40,7 @@ def check_layout(config: RunConfig, world_size: int) -> None:
     )
     _check_tensor(config)
     _check_sequence(config)
-    check_rules(config, _RULES)
+    check_conditions(config, _CONDITIONS)
     layers, stages = config.model.num_layers, p.pp * p.vpp
     use = f"--num-layers {neighbours(layers, stages)}, or --pp and --vpp whose product is {divisors(layers)}"
     require_divides("--num-layers", layers, f"--pp {p.pp} x --vpp {p.vpp} = {stages}", stages, use)

@@ -1,6 +1,6 @@
 """Rules about swapping and recomputation."""
 
-from memo.config.check_fields import Rule, check_fields, check_rules, given
+from memo.config.check_fields import Condition, check_conditions, check_fields, given
 from memo.config.check_layout import piece
 from memo.config.derived import (
     layers_per_chunk,
@@ -9,12 +9,21 @@ from memo.config.derived import (
     resolved_slot_tiles,
     sequence_step,
 )
-from memo.config.flag_table import dashed
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.config.require import either, neighbours, require, require_divides, require_most
 from memo.config.run import RunConfig
 
-_RULES: tuple[Rule, ...] = (
+
+def _has_masters(config: RunConfig, share: float | None) -> bool:
+    most = config.memory.optimizer_offload_fraction
+    return most is None or share is None or share <= most
+
+
+_MASTERS = (
+    "is above {optimizer_offload_fraction}, but only layers whose masters are in host memory can have more there: give "
+    "as much or less"
+)
+_CONDITIONS: tuple[Condition, ...] = (
     (
         lambda c: c.memory.offload_alpha in ("auto", "off") or c.memory.recompute_granularity == "none",
         "{recompute_granularity} fights with {offload_alpha}, which decides by itself what is recomputed: use "
@@ -22,33 +31,25 @@ _RULES: tuple[Rule, ...] = (
     ),
     (
         lambda c: not c.memory.sweeps or c.parallel.cp == 1 or c.parallel.cp_comm_type in SWEPT_CP_COMM_TYPES,
-        "{cp} with {cp_comm_type} does not run with --offload-granularity tile: its rings would "
-        f"pass all keys and values round for every tile: use --cp-comm-type {either(SWEPT_CP_COMM_TYPES)}, or "
-        "--offload-granularity layer",
+        "{cp} with {cp_comm_type} does not run with {offload_granularity}: its rings would pass all keys and values "
+        f"round for every tile: use --cp-comm-type {either(SWEPT_CP_COMM_TYPES)}, or --offload-granularity layer",
     ),
+    (lambda c: _has_masters(c, c.memory.gradient_offload_fraction), f"{{gradient_offload_fraction}} {_MASTERS}"),
+    (lambda c: _has_masters(c, c.memory.weight_offload_fraction), f"{{weight_offload_fraction}} {_MASTERS}"),
 )
 
 
 def check_memory(config: RunConfig) -> None:
     """Raises ConfigError; the layout is known to fit without tiles."""
     memory, device = config.memory, config.hardware.device
-    check_rules(config, _RULES[:1])
+    check_conditions(config, _CONDITIONS)
     check_fields(config, "memory")
     # A planner that nobody names waits until the device is known.
     if (memory.memory_planner or device != "auto") and resolved_memory_planner(config, device) == "off":
         off = "--memory-planner is off (the default on a CPU)"
         _refuse_unread(config, off, "--memory-planner auto", "memory_planner_min_bytes")
-    most = memory.optimizer_offload_fraction
-    for name in (
-        "gradient_offload_fraction",
-        "weight_offload_fraction",
-    ):  # only layers whose masters are there have more
-        share = getattr(memory, name)
-        if most is not None and share is not None:
-            require_most(dashed(name), share, f"--optimizer-offload-fraction {most}", most)
     if memory.swaps:
         _check_tiles(config)
-        check_rules(config, _RULES)
     elif not memory.offloads_states and not config.parallel.shards_gradients:
         nothing = "nothing moves to host memory"
         names = ("offload_host_memory_gib", "offload_backend", "offload_check_races")

@@ -1,6 +1,6 @@
 """Rules about the shape of the model, and about what of it is trained."""
 
-from memo.config.check_fields import Fight, Rule, check_fields, check_fights, check_rules
+from memo.config.check_fields import Condition, Fight, check_conditions, check_fields, check_fights
 from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
 from memo.config.require import divisors, neighbours, require, require_divides
 from memo.config.run import RunConfig
@@ -34,7 +34,7 @@ def _has_delta_heads(config: RunConfig) -> bool:
     return LINEAR not in _words(config) or (keys > 0 and values > 0 and values % keys == 0)
 
 
-_RULES: tuple[Rule, ...] = (
+_CONDITIONS: tuple[Condition, ...] = (
     (
         lambda c: c.model.rope_low_freq_factor < c.model.rope_high_freq_factor,
         "{rope_low_freq_factor} is not below {rope_high_freq_factor}, so no wavelength lies between them: use 1 and 4",
@@ -108,7 +108,7 @@ def check_model(config: RunConfig) -> None:
     check_fields(config, "model")
     _check_heads(config.model)
     check_fights(config, _FIGHTS)
-    check_rules(config, _RULES)
+    check_conditions(config, _CONDITIONS)
 
 
 def _check_heads(model: ModelConfig) -> None:

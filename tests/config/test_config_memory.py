@@ -77,6 +77,10 @@ WRONG = [
         ("--offload-backend threads has no use", "give --offload-alpha auto, or"),
     ),
     (
+        "--offload-states all --optimizer-offload-fraction 0.5 --weight-offload-fraction 0.75",
+        ("--weight-offload-fraction 0.75 is above --optimizer-offload-fraction 0.5", "give as much or less"),
+    ),
+    (
         "--memory-planner auto --memory-planner-min-bytes 0",
         ("--memory-planner-min-bytes is 0: give a whole number from 1 to ",),
     ),
