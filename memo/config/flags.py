@@ -17,7 +17,7 @@ from memo.config.flag_table import CommandLine, FlagGroup
 from memo.config.launching import check_ranks
 from memo.config.model_name import choose_model
 from memo.config.presets import PRESETS
-from memo.config.run import RUN_CONFIG, RunConfig, read_toml, section_of, with_one_length
+from memo.config.run import RUN_CONFIG, RunConfig, read_toml
 from memo.config.simulated_world import with_simulated_axes
 from memo.errors import ConfigError, exit_on_error, is_reporting_rank
 
@@ -133,7 +133,7 @@ def parse_command(
         values = command_line.read_values(line, words)
         if reads_run:
             values.setdefault("config", _saved_config(values))
-        return _merged(values, options, prog)
+        return _merged(values, options)
 
 
 def _line(prog: str, about: str, examples: tuple[str, ...], options: Any, run: RunConfig) -> CommandLine:
@@ -149,7 +149,7 @@ def _with_defaults(line: CommandLine, words: Sequence[str], options: Any) -> Com
     at = next(at for at, word in enumerate(words) if word in help_text.REQUESTS)
     try:
         sources = command_line.read_values(line, words[:at])
-        run = _merged({name: sources[name] for name in ("model", "config") if name in sources}, options, line.prog)[0]
+        run = _merged({name: sources[name] for name in ("model", "config") if name in sources}, options)[0]
     except ConfigError:
         return line
     return _line(line.prog, line.about, line.examples, options, run)
@@ -176,16 +176,12 @@ def _saved_config(values: Mapping[str, Any]) -> str | None:
     return str(file)
 
 
-def _merged(values: dict[str, Any], options: Options, prog: str) -> tuple[RunConfig, Options]:
+def _merged(values: dict[str, Any], options: Options) -> tuple[RunConfig, Options]:
     """The run and the options of the command, from the values that flags give. Raises ConfigError."""
     values = dict(values)
     run = _defaults(_Sources(values.pop("model", None), values.pop("config", None)))
     own = {name: values.pop(name) for name in vars(options) if name in values}
-    by_section: dict[str, dict[str, Any]] = {}
-    for name, value in with_one_length(values).items():
-        by_section.setdefault(section_of(name, prog), {})[name] = value
-    sections = {name: dataclasses.replace(getattr(run, name), **given) for name, given in by_section.items()}
-    return dataclasses.replace(run, **sections), dataclasses.replace(options, **own)  # type: ignore[type-var]
+    return run.replaced(values), dataclasses.replace(options, **own)  # type: ignore[type-var]
 
 
 def _defaults(sources: _Sources) -> RunConfig:

@@ -135,14 +135,20 @@ class RunConfig:
         Raises ConfigError for a name that no section has, with the nearest one, for a field that is
         given twice under two names, and for a value of the wrong type.
         """
-        by_section: dict[str, dict[str, Any]] = {}
-        for given, value in with_one_length(values).items():
+        chosen: dict[str, Any] = {}
+        for given, value in values.items():
             section, name = section_of(given, source), canonical_name(given)
-            chosen = by_section.setdefault(section, {})
             if name in chosen:
                 raise ConfigError(f"{source}: {name} is given twice ({shown(chosen[name])}, {shown(value)}): keep one")
             chosen[name] = _checked(type(getattr(self, section)), name, value, source)
-        sections = {s: dataclasses.replace(getattr(self, s), **v) for s, v in by_section.items()}
+        return self.replaced(chosen)
+
+    def replaced(self, values: dict[str, Any]) -> "RunConfig":
+        """A copy with fields replaced, by their full names, whose values are of the right type."""
+        by_section: dict[str, dict[str, Any]] = {}
+        for name, value in _with_one_length(values).items():
+            by_section.setdefault(section_of(name, ""), {})[name] = value
+        sections = {name: dataclasses.replace(getattr(self, name), **given) for name, given in by_section.items()}
         return dataclasses.replace(self, **sections)
 
     def to_toml(self) -> str:
@@ -184,7 +190,7 @@ SHORT_NAMES = {
 """The short form of each flag, or an earlier name of it, for Python keywords and TOML keys as well."""
 
 
-def with_one_length(values: dict[str, Any]) -> dict[str, Any]:
+def _with_one_length(values: dict[str, Any]) -> dict[str, Any]:
     """`values` by field, with the default of train_iters where they give num_epochs alone, and vice versa.
 
     So a length that is given later takes the place of one that a file gives in the other unit.
