@@ -1,6 +1,6 @@
 """Rules about spreading the model, the sequence and the batch over the ranks."""
 
-from memo.config.check_fields import Condition, check_conditions, check_fields
+from memo.config.check_fields import Condition, check_conditions
 from memo.config.derived import data_parallel_size, global_batch_size, num_microbatches, sequence_step
 from memo.config.model import LINEAR
 from memo.config.require import divisors, neighbours, require, require_divides
@@ -29,7 +29,6 @@ _CONDITIONS: tuple[Condition, ...] = (
 
 def check_layout(config: RunConfig, world_size: int) -> None:
     """Raises ConfigError; sizes are known to be positive, heads to divide into query groups."""
-    check_fields(config, "parallel")
     p = config.parallel
     need = p.model_ranks
     require(

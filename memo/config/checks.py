@@ -45,7 +45,7 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True, needs_
     evaluations alone passes needs_eval_data=False.
     """
     check_fights(config, _FIGHTS)
-    check_fields(config, "training", "data", "checkpoint", "logging", "hardware")
+    check_fields(config, "parallel", "training", "data", "checkpoint", "logging", "hardware")
     check_model(config)
     check_layout(config, world_size)
     check_batch(config, world_size)
