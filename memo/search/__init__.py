@@ -7,9 +7,8 @@ Known error: that of `memo.estimate.own_memory` (docs/memory.md) and of `memo.si
 first choice was within 5 % of the best in ten columns of eleven; in the other the best is 6 % faster and called unsure.
 """
 
-from memo.search.plan import Choice, Plan
+from memo.search.plan import Choice, Plan, Refusal
 from memo.search.question import Question, ask
 from memo.search.ranking import search
-from memo.search.sifting import Refusal
 
 __all__ = ["Choice", "Plan", "Question", "Refusal", "ask", "search"]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from memo.errors import ConfigError
+from memo.search.axis import shortage_of
 from memo.search.costs import assumed_node, billion_tokens_s, dollars_text, duration
-from memo.search.fitting import shortage_of
 from memo.search.plan import Choice, Plan, cells_of, speed_error
 from memo.search.question import Question, ask
 from memo.search.ranking import search

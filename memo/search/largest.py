@@ -13,16 +13,15 @@ depth makes up the size. A larger model needs more of everything, so the largest
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 from typing import Literal
 
 from memo.config import ModelConfig
 from memo.config.check_model import check_model
 from memo.errors import ConfigError
-from memo.search.fitting import Fitting, bisect, nearest, shortage_of, speed, too_slow
+from memo.search.axis import Axis, shortage_of, speed, too_slow
 from memo.search.plan import Largest
 from memo.search.question import PlannedModel, Question
 from memo.spec.parameters import layer_parameters
@@ -33,7 +32,6 @@ Family = Literal["gpt", "llama"]
 BASES: dict[Family, str] = {"gpt": "gpt-13b", "llama": "llama-3.1-8b"}
 """Presets whose other fields a family takes."""
 
-Scaled = Callable[[int], tuple[Question, ...]]
 Law = tuple[tuple[int, int], ...]
 """Depth and width, rising."""
 
@@ -45,8 +43,8 @@ _SMALLEST = 2e7
 """Parameters of all layers together."""
 _STEP = 1.005
 _DEEPEST = 1 << 13
-_FAST_STEPS = 4
-"""To within which the largest model of a speed is found, as each one is searched: 2 %."""
+_STRIDE = 64
+"""Steps of size that are tried at first: models a third larger."""
 
 
 def largest(question: Question, family: Family | None, min_tgs: float | None = None) -> tuple[Largest, Question]:
@@ -58,13 +56,19 @@ def largest(question: Question, family: Family | None, min_tgs: float | None = N
 
     Raises ConfigError for a model that memo cannot train, and for GPUs that it cannot lay out.
     """
-    scaled = _scaling(question, family)
-    count, found = _most(scaled)
-    limit = ""
-    if count and min_tgs is not None and speed(found, min_tgs) < min_tgs:
-        count, found, limit = _fast_enough(scaled, found, count, min_tgs)
-    is_clipping_free = question.place_states == "never"  # gradients never wait in host memory
-    unclipped = found if limit or is_clipping_free else _most(_unclipped(scaled), count)[1]
+    axis = _scaling(question, family)
+    count, beyond = axis.last_fitting(stride=_STRIDE)
+    found = (axis.fitting(count) if count else None) or axis.questions(1)[0]
+    unclipped, limit = found, ""
+    if count and min_tgs is not None and axis.fastest(count, min_tgs)[0] < min_tgs:
+        slow, fitting = count, found
+        count, beyond = axis.last_fast(slow, min_tgs)
+        found = unclipped = axis.fastest(count, min_tgs)[1] if count else axis.questions(1)[0]
+        tgs, too_large = (speed(fitting), fitting) if beyond == slow else axis.fastest(beyond)
+        limit = too_slow(f"{format_count(too_large.model.shape.parameters)} parameters", tgs, min_tgs)
+    elif count and question.place_states != "never":  # else gradients never wait in host memory
+        loose = Axis(lambda steps: [replace(each, clip_grad=0.0) for each in axis.questions(steps)])
+        unclipped = loose.fitting(loose.last_fitting(count, _STRIDE)[0]) or found
     model = found.model.sizes
     return (
         Largest(
@@ -72,57 +76,15 @@ def largest(question: Question, family: Family | None, min_tgs: float | None = N
             model.num_layers,
             model.hidden_size,
             found.model.shape.parameters if count else 0,
-            limit or _limit(scaled(count + 1)[0]),
+            limit or shortage_of(axis.questions(beyond)[0]),
             unclipped.model.shape.parameters if count else 0,
         ),
         found,
     )
 
 
-def _unclipped(scaled: Scaled) -> Scaled:
-    return lambda steps: tuple(replace(question, clip_grad=0.0) for question in scaled(steps))
-
-
-def _most(scaled: Scaled, low: int = 0) -> tuple[int, Question]:
-    """(steps of size that fit, about which model); `low` do already (0: nothing does)."""
-    fitting = Fitting()
-
-    def fitting_model(steps: int) -> Question | None:
-        return next((question for question in scaled(steps) if fitting.fits(question)), None)
-
-    def does_fit(steps: int) -> bool:
-        return fitting_model(steps) is not None
-
-    stride = 64
-    while does_fit(low + stride):
-        low, stride = low + stride, 2 * stride
-    low, _ = bisect(does_fit, low, low + stride)
-    return low, (fitting_model(low) if low else None) or scaled(max(low, 1))[0]
-
-
-def _fast_enough(scaled: Scaled, slow: Question, high: int, min_tgs: float) -> tuple[int, Question, str]:
-    """(steps of size, about which model, why no larger one) of the largest model that trains at `min_tgs`.
-
-    It is below `high` steps, where `slow` fits but does not; 0 steps if none does. Larger models are taken to be
-    slower.
-    """
-
-    @cache
-    def fastest(steps: int) -> tuple[float, Question]:
-        return _fastest(scaled(steps), min_tgs)
-
-    low, beyond = bisect(lambda steps: fastest(steps)[0] >= min_tgs, 0, high, _FAST_STEPS)
-    tgs, slow = _fastest((slow,) if beyond == high else scaled(beyond))
-    best = fastest(low)[1] if low else scaled(1)[0]
-    return low, best, too_slow(f"{format_count(slow.model.shape.parameters)} parameters", tgs, min_tgs)
-
-
-def _fastest(questions: Iterable[Question], least_tgs: float = 0.0) -> tuple[float, Question]:
-    return max(((speed(question, least_tgs), question) for question in questions), key=lambda pair: pair[0])
-
-
-def _scaling(question: Question, family: Family | None) -> Scaled:
-    """From a number of steps of size to the questions about models of it."""
+def _scaling(question: Question, family: Family | None) -> Axis:
+    """Questions about models by the number of steps of their size."""
     base = question.model.sizes
     if question.model.run is None:
         raise ConfigError(
@@ -132,13 +94,13 @@ def _scaling(question: Question, family: Family | None) -> Scaled:
     law = _PAIRS[family] if family else ((0, 0), (base.num_layers, base.hidden_size))
     unit = base.head_dim * max(4, question.hardware.local_ranks(question.gpus))
 
-    @cache
-    def scaled(steps: int) -> tuple[Question, ...]:
+    def scaled(steps: int) -> list[Question]:
         models = _models_of_size(base, law, unit, _SMALLEST * _STEP**steps)
-        return tuple(_asked(question, family or question.model.name, model) for model in models)
+        return [_asked(question, family or question.model.name, model) for model in models]
 
-    check_model(scaled(1)[0].base)
-    return scaled
+    axis = Axis(scaled)
+    check_model(axis.questions(1)[0].base)
+    return axis
 
 
 def _asked(question: Question, family: str, model: ModelConfig) -> Question:
@@ -183,11 +145,3 @@ def _width(law: Law, layers: float) -> float:
             return narrow + (wide - narrow) * (layers - low) / (high - low)
     last, wide = law[-1]
     return wide * layers / last
-
-
-def _limit(question: Question) -> str:
-    """Of the layout that comes nearest to holding this model."""
-    if question.place_states == "never":
-        return shortage_of(question)
-    why, layout, strategy = nearest(question)
-    return f"{why}, under {layout}, {strategy}"

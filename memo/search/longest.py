@@ -1,16 +1,15 @@
-"""The longest sequence that fits, and what binds beyond it.
+"""The longest sequence that fits, what binds beyond it, and what would fit where a sequence does not.
 
-Lengths are multiples of a unit that every layout of the GPUs divides, so a longer sequence needs more of everything
-and the longest one is found by bisection. Long ones are multiples of more, which divide into tiles of any number.
+Lengths are multiples of a unit that every layout of the GPUs divides, so a longer sequence needs more of everything.
+Long ones are multiples of more, which divide into tiles of any number.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 from memo.config.derived import DEFAULT_TILES
 from memo.config.flag import LARGEST
-from memo.search.fitting import Fitting, bisect, shortage_of, speed, too_slow
+from memo.search.axis import Axis, fitting_layout, least_doubling, shortage_of, too_slow, with_gpus, with_host
 from memo.search.plan import Longest
 from memo.search.question import PlaceStates, Question
 
@@ -27,64 +26,37 @@ def longest(question: Question, min_tgs: float | None = None) -> Longest:
     Args:
         min_tgs: tokens per GPU and second at which a layout must also train.
     """
+    unit = length_unit(question.gpus)
+    low, high, asked = _last_fitting(question, unit)
+    axis = _lengths(question, unit)
+    if min_tgs is None or not low or axis.fastest(low, min_tgs)[0] >= min_tgs:
+        return Longest(low * unit, (high - low) * unit, _limit(asked, high * unit))
+    slow = low
+    low, high = axis.last_fast(slow, min_tgs)
+    numbers, what = [high], f"{high * unit:,} tokens"
+    if not low:
+        numbers, what = [slow, *(1 << power for power in range((slow - 1).bit_length()))], "all lengths"
+    tgs = max(axis.fastest(number)[0] for number in numbers)
+    return Longest(low * unit, (high - low) * unit, too_slow(what, tgs, min_tgs))
+
+
+def _last_fitting(question: Question, unit: int) -> tuple[int, int, Question]:
+    """Units that fit, the next number of units, and the question with the placement of states under which they do."""
     ways: tuple[PlaceStates, ...] = (question.place_states,)
     if question.place_states == "needed":
         ways = "never", "always"
     for place_states in ways:
-        found = _longest(replace(question, place_states=place_states))
-        if found.seq_len:
+        asked = replace(question, place_states=place_states)
+        low, high = _lengths(asked, unit).last_fitting(most=LARGEST // unit)
+        if low:
             break
-    return found if min_tgs is None else _fast_enough(question, found, min_tgs)
+    return low, high, asked
 
 
-def _longest(question: Question) -> Longest:
-    fitting, unit = Fitting(), length_unit(question.gpus)
-
-    def does_fit(units: int) -> bool:
-        return _has_positions(question, units * unit) and fitting.fits(question.at_length(units * unit))
-
-    if not does_fit(1):
-        return Longest(0, unit, _limit(question, unit))
-    low = 1
-    while 2 * low * unit <= LARGEST and does_fit(2 * low):
-        low *= 2
-    low, high = _bisect_in_steps(does_fit, low, 2 * low)
-    return Longest(low * unit, (high - low) * unit, _limit(question, high * unit))
-
-
-def _bisect_in_steps(holds: Callable[[int], bool], low: int, high: int) -> tuple[int, int]:
-    """Between `low`, a power of two, and `high`, the last multiple of a step that holds, and the next one."""
-    step = max(1, low // _STEPS)
-    low, high = bisect(lambda steps: holds(steps * step), low // step, high // step)
-    return low * step, high * step
-
-
-def _fast_enough(question: Question, found: Longest, min_tgs: float) -> Longest:
-    """The longest sequence up to the one that fits whose fastest layout trains at `min_tgs`."""
-    unit, slow = length_unit(question.gpus), []
-
-    def is_fast(units: int) -> bool:
-        is_enough = speed(question.at_length(units * unit), min_tgs) >= min_tgs
-        slow.extend([] if is_enough else [units])
-        return is_enough
-
-    high = found.seq_len // unit
-    if not high or is_fast(high):
-        return found
-    # From above: very short sequences are slow as well.
-    low = _below(high)
-    while low and not is_fast(low):
-        low, high = _below(low), low
-    if low:
-        low, high = _bisect_in_steps(is_fast, low, high)
-    what, lengths = (f"{high * unit:,} tokens", [high]) if low else ("all lengths", slow)
-    tgs = max(speed(question.at_length(units * unit)) for units in lengths)
-    return Longest(low * unit, (high - low) * unit, too_slow(what, tgs, min_tgs))
-
-
-def _below(units: int) -> int:
-    """The power of two below a number; 0 below 1."""
-    return 1 << (units - 1).bit_length() - 1 if units > 1 else 0
+def _lengths(question: Question, unit: int) -> Axis:
+    return Axis(
+        lambda units: [question.at_length(units * unit)] if _has_positions(question, units * unit) else [], _STEPS
+    )
 
 
 def length_unit(gpus: int) -> int:
@@ -102,3 +74,27 @@ def _limit(question: Question, seq_len: int) -> str:
     if not _has_positions(question, seq_len):
         return f"the model's table of {question.model.sizes.max_position_embeddings:,} positions"
     return shortage_of(question.at_length(seq_len))
+
+
+def remedies(question: Question) -> list[str]:
+    """The least change of each kind that suffices by itself, as the flags that say it; states may move to the host.
+
+    Empty where none of them does.
+    """
+    found = []
+    # States may move at any length, as they may at the question's own: not only where no length fits without.
+    moves_states = question.place_states == "needed"
+    anywhere, unit = replace(question, place_states="always") if moves_states else question, length_unit(question.gpus)
+    shorter = _last_fitting(anywhere, unit)[0] * unit
+    if 0 < shorter < question.seq_len:
+        found.append(f"--seq-len {shorter}")
+    more = least_doubling(lambda times: with_host(question, times))
+    if more is not None:
+        found.append(f"--host-memory-gib {more.host_memory_gib:g}")
+    narrow = replace(question, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
+    if narrow != question and fitting_layout(narrow):
+        found.append("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16")
+    more = least_doubling(lambda times: with_gpus(question, times))
+    if more is not None:
+        found.append(f"--gpus {more.gpus}")
+    return found

@@ -1,15 +1,16 @@
 """The answer of a search: the choices that fit, ranked, and what was refused."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
 
 from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
-from memo.search.candidates import config_of
+from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.costs import billion_tokens_s, dollars_text
-from memo.search.oversized import Timed, step_s
 from memo.search.question import Question
-from memo.search.sifting import Reason, Refusal
 from memo.search.sizing import Sized
+from memo.simulate import StepPrediction
 from memo.simulate.model import step_model
 from memo.simulate.parts import step_parts
 from memo.text_table import html_table
@@ -56,6 +57,49 @@ class Largest:
     unclipped_parameters: int
 
 
+class Reason(StrEnum):
+    """Why a layout is refused."""
+
+    LAYOUT = "cannot be laid out"
+    GPU = "out of GPU memory"
+    HOST = "out of host memory"
+    UNSURE = "unsure whether it fits"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A layout that no strategy makes fit; `tell` gives `text`, which takes long, so only what is shown is asked."""
+
+    layout: Layout
+    reason: Reason
+    tell: Callable[[], str] = field(repr=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        """Why, of the strategy that needs least."""
+        return self.tell()
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A candidate with its simulated step.
+
+    Attributes:
+        limit: what kept it from a faster strategy.
+        moved: tiles by group under alpha auto.
+    """
+
+    layout: Layout
+    strategy: Strategy
+    step: StepPrediction
+    limit: str
+    moved: Mapping[str, int] | None
+
+
+def step_s(choice: Timed | None) -> float:
+    return inf if choice is None else choice.step.step_time_s
+
+
 @dataclass(frozen=True)
 class Choice(Timed):
     """With its memory: only of candidates that are shown all bytes are counted."""
@@ -71,6 +115,8 @@ class Plan:
         choices: that fit; of each tp x cp x pp the fastest, or all where all were asked for. The first is the best, as
             of `_best_first`, and the others follow by speed.
         unsure: those that would be faster but whose verdict is unsure; never among the choices.
+        refusals: layouts that memo cannot run, and those that were looked at and do not fit: all that are not slower
+            than what is shown.
         num_candidates: layouts x strategies whose memory was looked at.
         num_fitting: those of them that fit.
         longest: where the longest sequence was asked for; the question is then at that length.

@@ -10,14 +10,13 @@ from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.rank_memory import components
 from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import TIGHT_BYTES, Verdict
+from memo.search.axis import shortage_of
 from memo.search.candidates import KEEP, Layout, config_of
 from memo.search.costs import billion_tokens_s, durations, pinning
-from memo.search.fitting import shortage_of
-from memo.search.plan import Choice, Largest, Plan, cells_of, speed_error
+from memo.search.longest import remedies
+from memo.search.plan import Choice, Largest, Plan, Reason, cells_of, speed_error
 from memo.search.question import Question
 from memo.search.ranking import explain
-from memo.search.remedies import remedies
-from memo.search.sifting import Reason
 from memo.spec.slots import slot_dims
 from memo.text_table import text_table
 from memo.units import GIB, format_count

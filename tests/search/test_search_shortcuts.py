@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from memo.search.axis import single_layouts
 from memo.search.candidates import batches, num_microbatches
-from memo.search.fitting import single_layouts
-from memo.search.oversized import costs_of, frugal_strategies, strategies
+from memo.search.longest import remedies
 from memo.search.question import Question, ask
-from memo.search.remedies import remedies
+from memo.search.race import costs_of, frugal_strategies, placed_strategies
 from memo.search.sizing import may_fit
 from memo.search.state_costs import Costs
 from memo.search.states import fits, least_excess
@@ -66,7 +66,7 @@ def test_of_several_microbatches_none_fit_where_the_least_do_not(question: Quest
         for layout in batches(question, small):
             if small.cp_comm_type != "p2p" or num_microbatches(question, layout) == 1:
                 continue
-            for way in strategies(question, layout):
+            for way in placed_strategies(question, layout):
                 if fits(costs_of(question, layout, way)):
                     fitting += 1
                     assert fits(costs_of(question, small, replace(way, order="depth_first")))
@@ -81,6 +81,6 @@ def test_a_refusal_counts_few_of_its_candidates(monkeypatch: pytest.MonkeyPatch)
         counted.append(costs)
         return fits(costs)
 
-    monkeypatch.setattr("memo.search.fitting.can_be_placed", counting)
+    monkeypatch.setattr("memo.search.axis.can_be_placed", counting)
     assert remedies(TOO_LARGE[0]) == ["--seq-len 28672", "--gpus 32"]
     assert len(counted) < 600

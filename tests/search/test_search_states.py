@@ -16,8 +16,8 @@ from memo.estimate.verdict import MemoryLimits
 from memo.search.bounds import Bounds
 from memo.search.candidates import SHARDINGS, Layout, config_of
 from memo.search.launch import command, run_of
-from memo.search.oversized import costs_of, placed, strategies
 from memo.search.question import ask
+from memo.search.race import costs_of, placed, placed_strategies
 from memo.search.ranking import search
 from memo.search.state_costs import Costs
 from memo.search.states import fits, place, resolve_states
@@ -136,7 +136,7 @@ def test_bounds_of_placed_layouts_lie_below_their_simulation(gpus: int, tried: l
     question = ask("llama-3.1-8b", gpus, seq_len=8192, global_batch_size=16, gpu_memory_gib=30)
     bounds, seen = Bounds(question), 0
     for layout in tried:
-        for strategy in strategies(question, layout):
+        for strategy in placed_strategies(question, layout):
             found = placed(question, layout, strategy)
             if found is not None:
                 seen += 1
@@ -147,7 +147,7 @@ def test_bounds_of_placed_layouts_lie_below_their_simulation(gpus: int, tried: l
 def test_memory_of_a_choice_is_that_of_its_placement() -> None:
     question = ask("llama-3.1-8b", 8, seq_len=8192, gpu_memory_gib=24)
     check(run_of(question, search(question, top=1).choices[0]), 8, needs_data=False)
-    for strategy in strategies(question, Layout(2)):
+    for strategy in placed_strategies(question, Layout(2)):
         costs = costs_of(question, Layout(2), strategy)
         assert fits(costs)
         found = placed(question, Layout(2), strategy)
@@ -164,7 +164,7 @@ def test_memory_of_a_choice_is_that_of_its_placement() -> None:
 def test_memory_of_a_choice_is_that_of_the_worst_stage() -> None:
     """With few layers a stage that is the second one, which also receives and sends."""
     question, layout = ask("llama-3.1-8b", 8, seq_len=131072, gpu_memory_gib=36), Layout(pp=8)
-    strategy = next(iter(strategies(question, layout)))
+    strategy = next(iter(placed_strategies(question, layout)))
     found = placed(question, layout, strategy)
     assert found is not None and found.strategy.placement is not None
     costs, config = costs_of(question, layout, strategy), config_of(question, layout, found.strategy)
@@ -197,7 +197,7 @@ def test_breadth_first_is_chosen_where_it_saves_copies() -> None:
     question = ask("llama-3.1-8b", 1, seq_len=2048, global_batch_size=7, hardware="a100-40", host_memory_gib=512)
     best = search(question).best
     assert best is not None and best.strategy.order == "breadth_first" and best.sized.verdict == "fits"
-    depth_first = [way for way in strategies(question, best.layout) if way.order == "depth_first"]
+    depth_first = [way for way in placed_strategies(question, best.layout) if way.order == "depth_first"]
     found = [placed(question, best.layout, way) for way in depth_first]
     assert len(found) == 2
     assert all(other is not None and other.step.step_time_s > 2 * best.step.step_time_s for other in found)
@@ -212,9 +212,9 @@ def test_breadth_first_is_chosen_where_it_saves_copies() -> None:
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(mbs=16)])
 def test_breadth_first_is_for_several_microbatches_on_one_stage(layout: Layout) -> None:
     question = ask("llama-3.1-8b", 2, seq_len=2048, global_batch_size=32)
-    orders = {strategy.order for strategy in strategies(question, layout)}
+    orders = {strategy.order for strategy in placed_strategies(question, layout)}
     assert orders == {"depth_first"}
-    assert {strategy.order for strategy in strategies(question, Layout())} == {"depth_first", "breadth_first"}
+    assert {strategy.order for strategy in placed_strategies(question, Layout())} == {"depth_first", "breadth_first"}
 
 
 def test_breadth_first_that_saves_nothing_is_not_chosen() -> None:

@@ -1,0 +1,324 @@
+"""Candidates in the order of what a step of them takes at least, until none that is left can win any more.
+
+    layout     a bound that holds for all its strategies   opened: the memory of each strategy is judged
+    strategy   its own bound                               opened: simulated; under alpha auto what moves is chosen
+                                                           first, which gives a better bound
+    placed     ZeRO-2, ZeRO-3, states in host memory       opened: whether any placement fits, then the fastest one
+
+So of slow layouts nothing is counted at all, and nothing that is faster is missed.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from itertools import chain, count, product
+from math import inf
+from typing import NamedTuple, get_args
+
+from memo.config.derived import SWEPT_TOKENS
+from memo.config.parallel import AccumulationOrder, DataParallelSharding
+from memo.estimate.unseen_memory import unseen_memory
+from memo.estimate.verdict import Verdict, room_for_unseen
+from memo.search.bounds import Bounds
+from memo.search.candidates import (
+    AUTO,
+    FULL,
+    GRID,
+    KEEP,
+    SELECTIVE,
+    SHARDINGS,
+    Layout,
+    Strategy,
+    can_tile,
+    config_of,
+    grids,
+    layouts_of,
+    num_microbatches,
+)
+from memo.search.plan import Reason, Refusal, Timed, step_s
+from memo.search.question import Question
+from memo.search.sizing import Sized, may_fit, size
+from memo.search.state_costs import Costs
+from memo.search.states import fits, least_s, place, shortage
+from memo.search.swap_choice import SwapChoice, choose_swap
+from memo.search.sweeping import sweeps
+from memo.simulate import predict_step
+
+STRATEGIES = (KEEP, SELECTIVE, FULL, AUTO)
+"""That are tried on every layout."""
+NOTHING_BINDS = "nothing: all activations stay on the GPU"
+_PLACED = (AUTO, FULL)
+"""Uses of activations beside states that move; alpha auto includes keeping all of them on the device."""
+_LEAST_GAIN = 0.005
+"""Of a step, for which breadth first is worth its memory: it keeps the activations of all microbatches at once."""
+_TOO_LARGE = (Verdict.OOM, Verdict.OOHM)
+_REASONS = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
+
+
+class Entry(NamedTuple):
+    """A candidate that may still win, or several; `open` makes more of it, being told what it must take less than."""
+
+    bound_s: float
+    number: int
+    layout: Layout
+    open: Callable[[float], Iterable["Entry | Timed"]]
+
+
+class Race:
+    """The search for one question; what is known of a candidate is kept between its runs.
+
+    Attributes:
+        num_looked_at: candidates whose memory was counted.
+    """
+
+    def __init__(self, question: Question, everything: bool = False) -> None:
+        """`everything`: also under given alphas, and each candidate for itself instead of the best of each grid."""
+        self.question, self.everything, self.bounds = question, everything, Bounds(question)
+        self.num_looked_at = 0
+        self.judged: dict[Layout, dict[Strategy, Sized]] = {}
+        self._numbers = count()
+        self._swap = cache(partial(swap_choice, question))
+        self._too_large: dict[tuple[Layout, Strategy], int] = {}  # micro-batches with which no placement fits
+        self._short_of: dict[Layout, Costs] = {}
+        self._costs_if_fits = cache(self._placeable)
+
+    @cached_property
+    def grids(self) -> list[tuple[Layout, str]]:
+        return list(grids(self.question))
+
+    @cached_property
+    def _layouts(self) -> list[tuple[float, Layout]]:
+        """All that memo can run, with what any strategy takes at least: the fastest keeps everything, or goes tile by
+        tile, which hides messages of tp, and recomputes nothing."""
+        least_s, found = self.bounds.least_s, []
+        for grid, why in self.grids:
+            ways = (KEEP, AUTO) if grid.tp > 1 else (KEEP,)
+            for layout in () if why else layouts_of(self.question, grid):
+                found.append((min(least_s(layout, way) for way in ways), layout))
+        return found
+
+    def run(
+        self, num: float, below_s: float = inf, verdict: Verdict = Verdict.FITS, *, leaves_room: bool = False
+    ) -> list[Timed]:
+        """The best of `num` grids, fastest first; only those that take less than `below_s`, and, if asked for, that
+        are not tight."""
+        entries = [
+            self._entry(bound_s, layout, partial(self._strategies, layout, verdict, leaves_room))
+            for bound_s, layout in self._layouts
+        ]
+        return self._first(entries, num, below_s, by_grid=not self.everything)
+
+    def run_placed(self, num: int, below_s: float) -> list[Timed]:
+        """The same of layouts of which nothing fits without, their states placed."""
+        entries = []
+        for _, layout in self._layouts:
+            found = self.judged.get(layout, {})
+            if layout.vpp == 1 and not any(sized.verdict == Verdict.FITS for sized in found.values()):
+                for strategy in placed_strategies(self.question, layout):
+                    bound_s = self.bounds.least_placed_s(layout, strategy) * _handicap(strategy)
+                    entries.append(self._entry(bound_s, layout, partial(self._place, layout, strategy, bound_s)))
+        return self._first(entries, num, below_s, by_grid=True)
+
+    def _first(self, queue: list[Entry], num: float, below_s: float, *, by_grid: bool) -> list[Timed]:
+        heapq.heapify(queue)
+        best: dict[object, Timed] = {}
+        while queue:
+            entry = heapq.heappop(queue)
+            last_s = sorted(map(_raced_s, best.values()))[int(num) - 1] if len(best) >= num else below_s
+            if entry.bound_s >= last_s:
+                break
+            key = entry.layout.grid if by_grid else entry.number
+            limit_s = min(last_s, _raced_s(best[key])) if key in best else last_s
+            if entry.bound_s >= limit_s:
+                continue
+            for found in entry.open(limit_s):
+                if isinstance(found, Entry):
+                    heapq.heappush(queue, found)
+                elif _raced_s(found) < limit_s:
+                    best[key] = found
+        fastest = sorted(best.values(), key=step_s)
+        return fastest if num == inf else fastest[: int(num)]
+
+    def _entry(self, bound_s: float, layout: Layout, then: Callable[[float], Iterable[Entry | Timed]]) -> Entry:
+        return Entry(bound_s, next(self._numbers), layout, then)
+
+    def _strategies(self, layout: Layout, verdict: Verdict, leaves_room: bool, limit_s: float) -> Iterator[Entry]:
+        for strategy, sized in self.judge(layout).items():
+            if sized.verdict == verdict:
+                bound_s = self.bounds.least_s(layout, strategy)
+                yield self._entry(bound_s, layout, partial(self._time, layout, strategy, leaves_room))
+
+    def _time(self, layout: Layout, strategy: Strategy, leaves_room: bool, limit_s: float) -> Iterator[Entry | Timed]:
+        if strategy.alpha == "auto":
+            swap = self._swap(layout, strategy)
+            bound_s = self.bounds.least_s(layout, strategy, swap)
+            yield self._entry(bound_s, layout, partial(self._simulate, layout, strategy, leaves_room, swap))
+        else:
+            yield from self._simulate(layout, strategy, leaves_room, None, limit_s)
+
+    def _simulate(
+        self, layout: Layout, strategy: Strategy, leaves_room: bool, swap: SwapChoice | None, limit_s: float
+    ) -> Iterator[Timed]:
+        moved = None if swap is None else swap.tiles
+        if not (leaves_room and size(self.question, layout, strategy, moved, exactly=True).is_tight):
+            yield timed(self.question, layout, strategy, swap)
+
+    def judge(self, layout: Layout) -> dict[Strategy, Sized]:
+        """The memory of each strategy of a layout that has to be looked at.
+
+        Where keeping everything fits, nothing else can be faster; other strategies are for what leaves no room then.
+        What surely does not fit with half the micro-batch, or in one chunk, is not counted again: it is at least that.
+        """
+        if layout in self.judged:
+            return self.judged[layout]
+        smaller = _smaller(layout)
+        below = {} if smaller is None else self.judge(smaller)
+        known = {way: replace(sized, is_exact=False) for way, sized in below.items() if sized.verdict in _TOO_LARGE}
+        if known and len(known) == len(below):  # nothing fits, not even perhaps
+            self.judged[layout] = known
+            return known
+        found = self.judged[layout] = {}
+        given = GRID if self.everything and can_tile(self.question, layout) else ()
+        for strategy in chain(STRATEGIES, given, sweeps(self.question, layout, sizes=SWEPT_TOKENS[::-1])):
+            fitting = [way for way, sized in found.items() if sized.verdict == Verdict.FITS]
+            # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
+            if strategy.tiles and not all(_alike(way, strategy) for way in fitting):
+                break
+            # Larger tiles take more memory.
+            if any(_alike(way, strategy) for way in found if way not in fitting):
+                continue
+            if strategy in known:
+                found[strategy] = known[strategy]
+                continue
+            self.num_looked_at += 1
+            sized = found[strategy] = size(self.question, layout, strategy)
+            if strategy == KEEP and sized.verdict == Verdict.FITS and not sized.is_tight:
+                break
+        return found
+
+    @property
+    def refusals(self) -> Iterator[Refusal]:
+        """Layouts that memo cannot run, and of those that were judged the ones of which nothing fits."""
+        yield from (Refusal(grid, Reason.LAYOUT, why.__str__) for grid, why in self.grids if why)
+        for _, layout in self._layouts:
+            found = self.judged.get(layout, {})
+            verdicts = {sized.verdict for sized in found.values()}
+            if found and Verdict.FITS not in verdicts:
+                least = min(found.values(), key=lambda sized: sized.excess)
+                reason = _REASONS[Verdict.OOM if verdicts == {Verdict.OOM} else least.verdict]
+                yield Refusal(layout, reason, partial(self._why, layout, least))
+
+    def _why(self, layout: Layout, least: Sized) -> str:
+        costs = self._short_of.get(layout)
+        return "; ".join([least.shortage(self.question), *([] if costs is None else [shortage(costs)])])
+
+    def _place(self, layout: Layout, strategy: Strategy, bound_s: float, limit_s: float) -> Iterator[Timed]:
+        self.num_looked_at += 1
+        # The ways of attention under cp take about as much, but where layers are swept: there some gather all keys.
+        alike = replace(layout, mbs=1, cp_comm_type=layout.cp_comm_type if strategy.tiles else "p2p")
+        if self._too_large.get((alike, strategy), inf) <= layout.mbs:
+            return
+        # Neither larger micro-batches nor breadth first fit where this does not; one microbatch alone adds nothing up.
+        least = replace(layout, mbs=1), replace(strategy, order="depth_first")
+        may_fit_here = num_microbatches(self.question, layout) == 1 or self._costs_if_fits(*least) is not None
+        costs = self._costs_if_fits(layout, strategy) if may_fit_here else None
+        if costs is None:
+            self._too_large[alike, strategy] = layout.mbs
+            self._short_of.setdefault(layout, costs_of(self.question, layout, strategy))
+        elif least_s(costs, bound_s) < limit_s:
+            found = placed(self.question, layout, strategy, costs)
+            if found is not None:
+                yield found
+
+    def _placeable(self, layout: Layout, strategy: Strategy) -> Costs | None:
+        """The costs of a layout under a strategy; None where no placement fits."""
+        if not may_fit(self.question, layout):
+            return None
+        costs = costs_of(self.question, layout, strategy)
+        return costs if fits(costs) else None
+
+
+def timed(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> Timed:
+    """A candidate simulated, fitting or not; `swap` is of alpha auto, where it is known already."""
+    moved: dict[str, int] | None = None
+    limit = NOTHING_BINDS if strategy == KEEP else "device memory"
+    if strategy.alpha == "auto":
+        swap = swap or swap_choice(question, layout, strategy)
+        moved, limit = swap.tiles, str(swap.limit)
+    step = predict_step(config_of(question, layout, strategy), question.gpus, question.hardware, moved)
+    return Timed(layout, strategy, step, limit, moved)
+
+
+def swap_choice(question: Question, layout: Layout, strategy: Strategy) -> SwapChoice:
+    return choose_swap(config_of(question, layout, strategy), question.account, question.hardware, question.capacity)
+
+
+def costs_of(question: Question, layout: Layout, strategy: Strategy, leaves_room: bool = False) -> Costs:
+    """The costs of a layout under the activations and the sharding of a strategy.
+
+    `leaves_room`: on a GPU that is smaller by what a run that is not tight leaves free.
+    """
+    config, limits = config_of(question, layout, strategy), question.limits
+    if leaves_room:
+        room = room_for_unseen(unseen_memory(config, question.gpus, limits.links))
+        limits = replace(limits, device_bytes=limits.device_bytes - room)
+    return Costs(config, question.gpus, question.hardware, limits)
+
+
+def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None) -> Timed | None:
+    """The fastest placement under the activations and the sharding of a strategy; None if none fits.
+
+    Where some leave room for more of what torch does not see, it is the fastest of these.
+    """
+    roomy = costs_of(question, layout, strategy, leaves_room=True)
+    found = place(roomy if fits(roomy) else costs or costs_of(question, layout, strategy))
+    if found is None:
+        return None
+    alpha = strategy.alpha if found.moved is not None or strategy.alpha != "auto" else "off"
+    where = replace(strategy, alpha=alpha, placement=found.placement)
+    return Timed(layout, where, found.step, "device memory", found.moved)
+
+
+def placed_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
+    """Those to try with states placed. Breadth first needs one stage, and differs only with several microbatches."""
+    is_choice = layout.pp == 1 and num_microbatches(question, layout) > 1
+    orders = get_args(AccumulationOrder) if is_choice else ("depth_first",)
+    uses = (*_PLACED, *sweeps(question, layout))
+    for activations, order, sharding in product(uses, orders, _shardings(question, layout)):
+        yield replace(activations, order=order, sharding=sharding)
+
+
+def frugal_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
+    """Those that need least: without breadth first and ZeRO-2, which only need more, and with the smallest tiles."""
+    uses = (*_PLACED, *sweeps(question, layout, sizes=SWEPT_TOKENS[-1:]))
+    shardings = (sharding for sharding in _shardings(question, layout) if sharding != "optim_grads")
+    return (replace(use, sharding=sharding) for use, sharding in product(uses, shardings))
+
+
+def _shardings(question: Question, layout: Layout) -> Sequence[DataParallelSharding]:
+    """With one rank in dp x cp there is nothing to shard, so ZeRO-2 and ZeRO-3 are left out."""
+    return SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
+
+
+def _raced_s(choice: Timed) -> float:
+    """Seconds of a step by which candidates are compared."""
+    return choice.step.step_time_s * _handicap(choice.strategy)
+
+
+def _handicap(strategy: Strategy) -> float:
+    return 1.0 / (1.0 - _LEAST_GAIN) if strategy.order == "breadth_first" else 1.0
+
+
+def _smaller(layout: Layout) -> Layout | None:
+    """One that needs no more memory: with half the micro-batch, or its stages in one chunk."""
+    if layout.mbs > 1:
+        return replace(layout, mbs=layout.mbs // 2)
+    return replace(layout, vpp=1) if layout.vpp > 1 else None
+
+
+def _alike(one: Strategy, other: Strategy) -> bool:
+    """Whether both sweep layers in the same way but for the size of tiles, and either may be faster: smaller ones leave
+    room for activations that are recomputed otherwise.
+    """
+    return one.tiles > 0 and replace(one, tiles=other.tiles) == other
