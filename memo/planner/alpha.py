@@ -6,7 +6,7 @@ the recomputation that it saves, and the grid of tiles, on which its answer is t
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memo.errors import DiskError, HostMemoryError, PlanError
@@ -184,60 +184,103 @@ def _limit(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int]) -
     return max(broken, key=lambda limit: problem.use(limit, more))
 
 
+_Taken = tuple[int, int, float]
+"""By some tiles: bytes of buffers, bytes of a copy, seconds of recomputation."""
+
+
 class _Search:
     """Finds the best tiles by branch and bound: a bundle with fewer tiles is tried only while it may still win.
 
     Every limit that some tiles break, more tiles break too. So the last bundle takes as many tiles as fit, and no count
-    above that is tried.
+    above that is tried. What a count of a bundle takes is tabled, as a search asks for it thousands of times.
     """
 
     def __init__(self, problem: SwapProblem, bundles: list[Bundle]) -> None:
-        self._problem, self._bundles = problem, bundles
+        self._problem, self._bundles, self._nothing = problem, bundles, problem.uniform(0)
         # Under the paper's policy alpha itself is as large as can be, even where nothing is saved by it.
         is_paper = problem.policy == "paper"
         self._gains = [1.0 if is_paper else sum(group.recompute_s for group in bundle) for bundle in bundles]
-        self.best = problem.uniform(0)
-        self._best_gain, self._best_bytes = 0.0, (problem.buffer_bytes(self.best), problem.moved_bytes(self.best))
-        self._try(0, self.best, 0.0)
+        self._rests = [sum(self._gains[depth + 1 :]) * problem.tiles for depth in range(len(bundles))]
+        least = self._taken(self._nothing)
+        of_counts = range(problem.tiles + 1)
+        self._more = [
+            [_minus(self._taken(_with(self._nothing, bundle, count)), least) for count in of_counts]
+            for bundle in bundles
+        ]
+        self._most_moved_bytes = self._most_moved()
+        self._best: tuple[int, ...] = (0,) * len(bundles)
+        self._best_gain, self._best_bytes = 0.0, least[:2]
+        self._try((), least, 0.0)
 
-    def _try(self, depth: int, tiles: dict[str, int], gain: float, fitting: int | None = None) -> int:
-        """Try the bundles from `depth` on; the most tiles of the first of them that break no limit beside `tiles`.
+    @property
+    def best(self) -> dict[str, int]:
+        tiles = self._nothing
+        for bundle, count in zip(self._bundles, self._best, strict=True):
+            tiles = _with(tiles, bundle, count)
+        return tiles
+
+    def _taken(self, tiles: dict[str, int]) -> _Taken:
+        problem = self._problem
+        return problem.buffer_bytes(tiles), problem.moved_bytes(tiles), problem.recompute_s(tiles)
+
+    def _most_moved(self) -> int:
+        """The most bytes of one copy under which host memory, disk and the link of the forward hold."""
+        problem, least = self._problem, self._problem.moved_bytes(self._nothing)
+        more = sum(table[-1][1] for table in self._more)
+        return least + last_that_holds(more, lambda num_bytes: not problem.violated_by_copies(least + num_bytes))
+
+    def _try(self, counts: tuple[int, ...], taken: _Taken, gain: float, fitting: int | None = None) -> int:
+        """Try the bundles behind `counts`; the most tiles of the first of them that break no limit beside these.
 
         Args:
-            gain: seconds that the bundles before `depth` save, in tiles.
+            taken: by `counts`.
+            gain: seconds that they save, in tiles.
             fitting: as many tiles as fit beside more of another bundle; None: not known.
         """
+        depth = len(counts)
         if depth == len(self._bundles):
-            self._keep_better(tiles, gain)
+            self._keep_better(counts, taken[:2], gain)
             return 0
-        bundle, rest = self._bundles[depth], sum(self._gains[depth + 1 :]) * self._problem.tiles
-        most, of_next = self._most(tiles, bundle, fitting), None
+        table, of_next = self._more[depth], None
+        most = self._most(table, taken, fitting)
         for count in range(most, -1, -1):
             reached = gain + self._gains[depth] * count
-            if (reached + rest) * _CLEARLY_MORE < self._best_gain:
+            if (reached + self._rests[depth]) * _CLEARLY_MORE < self._best_gain:
                 break
-            of_next = self._try(depth + 1, _with(tiles, bundle, count), reached, of_next)
+            of_next = self._try((*counts, count), _plus(taken, table[count]), reached, of_next)
         return most
 
-    def _most(self, tiles: dict[str, int], bundle: Bundle, fitting: int | None) -> int:
-        """The largest number of tiles of `bundle` that breaks no limit beside `tiles`, which break none."""
-        most = self._problem.tiles
-        if fitting is not None:  # as a rule only a few more do
-            while fitting < most and self._fits(tiles, bundle, fitting + 1):
-                fitting += 1
-            return fitting
-        if self._fits(tiles, bundle, most):
-            return most
-        return bisect_left(range(1, most), True, key=lambda count: not self._fits(tiles, bundle, count))
+    def _most(self, table: list[_Taken], taken: _Taken, fitting: int | None) -> int:
+        """The largest number of tiles of a bundle that breaks no limit beside what is taken, which breaks none."""
+        if fitting is None:
+            return last_that_holds(len(table) - 1, lambda count: self._fits(taken, table[count]))
+        while fitting < len(table) - 1 and self._fits(taken, table[fitting + 1]):  # as a rule only a few more do
+            fitting += 1
+        return fitting
 
-    def _fits(self, tiles: dict[str, int], bundle: Bundle, count: int) -> bool:
-        return not self._problem.violated(_with(tiles, bundle, count))
+    def _fits(self, taken: _Taken, more: _Taken) -> bool:
+        buffers, moved, recompute_s = _plus(taken, more)
+        if moved > self._most_moved_bytes or buffers > self._problem.device_bytes:
+            return False
+        return not self._problem.violated_in_backward(moved, recompute_s)
 
-    def _keep_better(self, tiles: dict[str, int], gain: float) -> None:
-        taken = self._problem.buffer_bytes(tiles), self._problem.moved_bytes(tiles)
+    def _keep_better(self, counts: tuple[int, ...], taken: tuple[int, int], gain: float) -> None:
         is_as_good = gain * _CLEARLY_MORE >= self._best_gain
         if gain > self._best_gain * _CLEARLY_MORE or (is_as_good and taken < self._best_bytes):
-            self.best, self._best_gain, self._best_bytes = tiles, gain, taken
+            self._best, self._best_gain, self._best_bytes = counts, gain, taken
+
+
+def _plus(one: _Taken, other: _Taken) -> _Taken:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+def _minus(one: _Taken, other: _Taken) -> _Taken:
+    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
+
+
+def last_that_holds(most: int, holds: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that holds, where 0 does and no number above one that does not."""
+    return most if holds(most) else bisect_left(range(1, most), True, key=lambda number: not holds(number))
 
 
 def _with(tiles: dict[str, int], bundle: Bundle, count: int) -> dict[str, int]:

@@ -41,6 +41,9 @@ class Limit(StrEnum):
     RESIDENT = "nothing: all activations fit in device memory"
 
 
+_ORDER = [Limit.HOST, Limit.DISK, Limit.DEVICE, Limit.OFFLOAD, Limit.PREFETCH, Limit.DISK_WRITE, Limit.DISK_READ]
+
+
 @dataclass(frozen=True)
 class Link:
     """Copies in one direction, in bytes per second of one rank; None, or 0 alone: no such link, or not measured.
@@ -214,30 +217,43 @@ class SwapProblem:
 
     def violated(self, tiles: dict[str, int]) -> list[Limit]:
         """The limits that these tiles violate, those of memory first; whatever more tiles do, it is at least these."""
-        broken = []
         moved = self.moved_bytes(tiles)
-        split, copied = self.split(moved), self.copied_bytes(moved)
+        broken = self.violated_by_copies(moved) + self.violated_in_backward(moved, self.recompute_s(tiles))
+        if self.buffer_bytes(tiles) > self.device_bytes:
+            broken.append(Limit.DEVICE)
+        return sorted(broken, key=_ORDER.index)
+
+    def violated_by_copies(self, moved: int) -> list[Limit]:
+        """Those of host memory and of the forward that so many bytes of one copy violate."""
+        broken, split, late_s = [], self.split(moved), self.forward_s * (1 + _SECONDS_TOLERANCE)
         if split is None:
             broken.append(Limit.HOST)
         elif self.disk is not None and split.disk_bytes > self.disk.num_bytes:
             broken.append(Limit.DISK)
-        if self.buffer_bytes(tiles) > self.device_bytes:
-            broken.append(Limit.DEVICE)
-        if self.num_moves == 0:
-            return broken
-        backward_s = self.backward_s + self.recompute_s(tiles)
-        for limit, link, compute_s in (
-            (Limit.OFFLOAD, self.offload, self.forward_s),
-            (Limit.PREFETCH, self.prefetch, backward_s),
-        ):
-            if link.copy_s(copied, compute_s) > compute_s * (1 + _SECONDS_TOLERANCE):
-                broken.append(limit)
-        if self.disk is not None and split is not None and split.disk_bytes:
-            if moved > self.forward_s * self.disk.write_bytes_per_s * (1 + _SECONDS_TOLERANCE):
-                broken.append(Limit.DISK_WRITE)
-            if moved > backward_s * self.disk.read_bytes_per_s * (1 + _SECONDS_TOLERANCE):
-                broken.append(Limit.DISK_READ)
+        if self.num_moves and self.offload.copy_s(self.copied_bytes(moved), self.forward_s) > late_s:
+            broken.append(Limit.OFFLOAD)
+        if self._passes_disk(split) and self.disk is not None and moved > late_s * self.disk.write_bytes_per_s:
+            broken.append(Limit.DISK_WRITE)
         return broken
+
+    def violated_in_backward(self, moved: int, recompute_s: float) -> list[Limit]:
+        """Those of the backward that so many bytes of one copy violate, where so much is recomputed."""
+        if not self.num_moves:
+            return []
+        broken, backward_s = [], self.backward_s + recompute_s
+        late_s = backward_s * (1 + _SECONDS_TOLERANCE)
+        if self.prefetch.copy_s(self.copied_bytes(moved), backward_s) > late_s:
+            broken.append(Limit.PREFETCH)
+        if (
+            self.disk is not None
+            and moved > late_s * self.disk.read_bytes_per_s
+            and self._passes_disk(self.split(moved))
+        ):
+            broken.append(Limit.DISK_READ)
+        return broken
+
+    def _passes_disk(self, split: Split | None) -> bool:
+        return self.num_moves > 0 and split is not None and split.disk_bytes > 0
 
     def use(self, limit: Limit, tiles: dict[str, int]) -> float:
         """What these tiles take of a limit of memory or of a link, as a share of what there is."""

@@ -16,6 +16,7 @@ from memo.estimate.attention_rates import with_attention_of
 from memo.search.candidates import KEEP, Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
 from memo.search.swap_choice import SwapChoice
+from memo.simulate.cost import LayerCost
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 from memo.simulate.model import stage_message_s
@@ -45,7 +46,7 @@ class Bounds:
         # Each is asked about the layout and the strategy that have nothing but what it depends on.
         self._ends, self._update_s = cache(self._time_ends), cache(self._time_update)
         self._gather_s = cache(self._time_gathers)
-        self._layers: dict[object, float] = {}
+        self._layers: dict[object, LayerCost] = {}
 
     def least_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> float:
         """Seconds of a step; `swap`, of alpha auto, adds recomputation and copies."""
@@ -79,15 +80,28 @@ class Bounds:
         hop_s = stage_s / layout.vpp + ends.messages_s
         return microbatches * (stage_s + ends.loss_s) + (layout.pp - 1) * hop_s + ends.embedding_s
 
-    def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
-        """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""
+    def layer(self, layout: Layout, strategy: Strategy) -> LayerCost:
+        """One layer of a microbatch."""
         kind = "swap" if strategy.swaps else strategy.recompute
-        key = layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, kind, strategy.tiles, strategy.again
+        key = (
+            layout.tp,
+            layout.cp,
+            layout.cp_comm_type,
+            layout.mbs,
+            kind,
+            strategy.tiles,
+            strategy.again,
+            strategy.hidden_on_host,
+        )
         if key not in self._layers:
             config = config_of(self.question, layout, strategy)
-            layer = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
-            self._layers[key] = layer.forward.total_s + layer.backward.total_s + layer.attention_again.total_s
+            self._layers[key] = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
         return self._layers[key]
+
+    def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
+        """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""
+        layer = self.layer(layout, strategy)
+        return layer.forward.total_s + layer.backward.total_s + layer.attention_again.total_s
 
     def _time_ends(self, layout: Layout) -> _Ends:
         config = config_of(self.question, layout, KEEP)

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from itertools import chain, count, product
+from itertools import count, product
 from math import inf
 from typing import NamedTuple, get_args
 
@@ -44,8 +44,9 @@ from memo.search.states import fits, least_s, place, shortage
 from memo.search.swap_choice import SwapChoice, choose_swap
 from memo.search.sweeping import sweeps
 from memo.simulate import predict_step
+from memo.simulate.cost import LayerCost
 
-STRATEGIES = (KEEP, SELECTIVE, FULL, AUTO)
+STRATEGIES = (KEEP, AUTO, SELECTIVE, FULL)
 """That are tried on every layout."""
 NOTHING_BINDS = "nothing: all activations stay on the GPU"
 _PLACED = (AUTO, FULL)
@@ -77,8 +78,8 @@ class Race:
         self.question, self.everything, self.bounds = question, everything, Bounds(question)
         self.num_looked_at = 0
         self.judged: dict[Layout, dict[Strategy, Sized]] = {}
+        self.ways = cache(self._find_ways)
         self._numbers = count()
-        self._swap = cache(partial(swap_choice, question))
         self._too_large: dict[tuple[Layout, Strategy], int] = {}  # micro-batches with which no placement fits
         self._short_of: dict[Layout, Costs] = {}
         self._costs_if_fits = cache(self._placeable)
@@ -144,14 +145,17 @@ class Race:
         return Entry(bound_s, next(self._numbers), layout, then)
 
     def _strategies(self, layout: Layout, verdict: Verdict, leaves_room: bool, limit_s: float) -> Iterator[Entry]:
-        for strategy, sized in self.judge(layout).items():
-            if sized.verdict == verdict:
-                bound_s = self.bounds.least_s(layout, strategy)
-                yield self._entry(bound_s, layout, partial(self._time, layout, strategy, leaves_room))
+        for strategy in self.ways(layout):
+            bound_s = self.bounds.least_s(layout, strategy)
+            yield self._entry(bound_s, layout, partial(self._time, layout, strategy, verdict, leaves_room))
 
-    def _time(self, layout: Layout, strategy: Strategy, leaves_room: bool, limit_s: float) -> Iterator[Entry | Timed]:
+    def _time(
+        self, layout: Layout, strategy: Strategy, verdict: Verdict, leaves_room: bool, limit_s: float
+    ) -> Iterator[Entry | Timed]:
+        if self.judge(layout, strategy).verdict != verdict:
+            return
         if strategy.alpha == "auto":
-            swap = self._swap(layout, strategy)
+            swap = swap_choice(self.question, layout, strategy, self.bounds.layer(layout, strategy))
             bound_s = self.bounds.least_s(layout, strategy, swap)
             yield self._entry(bound_s, layout, partial(self._simulate, layout, strategy, leaves_room, swap))
         else:
@@ -164,38 +168,48 @@ class Race:
         if not (leaves_room and size(self.question, layout, strategy, moved, exactly=True).is_tight):
             yield timed(self.question, layout, strategy, swap)
 
-    def judge(self, layout: Layout) -> dict[Strategy, Sized]:
-        """The memory of each strategy of a layout that has to be looked at.
+    def _find_ways(self, layout: Layout) -> list[Strategy]:
+        """The strategies of a layout that may be its fastest, of which some may not fit; none where nothing fits.
 
         Where keeping everything fits, nothing else can be faster; other strategies are for what leaves no room then.
-        What surely does not fit with half the micro-batch, or in one chunk, is not counted again: it is at least that.
+        Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
         """
-        if layout in self.judged:
-            return self.judged[layout]
+        kept = self.judge(layout, KEEP)
+        if kept.verdict == Verdict.FITS and not kept.is_tight:
+            return [KEEP]
+        ways = [*STRATEGIES, *(GRID if self.everything and can_tile(self.question, layout) else ())]
+        if any(self.judge(layout, way).verdict == Verdict.FITS for way in ways):
+            return ways
         smaller = _smaller(layout)
-        below = {} if smaller is None else self.judge(smaller)
-        known = {way: replace(sized, is_exact=False) for way, sized in below.items() if sized.verdict in _TOO_LARGE}
-        if known and len(known) == len(below):  # nothing fits, not even perhaps
-            self.judged[layout] = known
-            return known
-        found = self.judged[layout] = {}
-        given = GRID if self.everything and can_tile(self.question, layout) else ()
-        for strategy in chain(STRATEGIES, given, sweeps(self.question, layout, sizes=SWEPT_TOKENS[::-1])):
-            fitting = [way for way, sized in found.items() if sized.verdict == Verdict.FITS]
-            # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
-            if strategy.tiles and not all(_alike(way, strategy) for way in fitting):
+        if smaller is None or self.ways(smaller):
+            ways += self._sweeps(layout)
+        return [way for way in ways if self.judge(layout, way).verdict not in _TOO_LARGE]
+
+    def _sweeps(self, layout: Layout) -> list[Strategy]:
+        """Up to the first that fits, in tiles of all sizes that do: larger ones take less time, smaller ones leave room
+        for activations that are recomputed otherwise."""
+        found: list[Strategy] = []
+        for strategy in sweeps(self.question, layout, sizes=SWEPT_TOKENS[::-1]):
+            alike = [way for way in found if replace(way, tiles=strategy.tiles) == strategy]
+            fitting = [way for way in found if self.judge(layout, way).verdict == Verdict.FITS]
+            if any(way not in alike for way in fitting):
                 break
-            # Larger tiles take more memory.
-            if any(_alike(way, strategy) for way in found if way not in fitting):
-                continue
-            if strategy in known:
-                found[strategy] = known[strategy]
-                continue
-            self.num_looked_at += 1
-            sized = found[strategy] = size(self.question, layout, strategy)
-            if strategy == KEEP and sized.verdict == Verdict.FITS and not sized.is_tight:
-                break
+            if all(way in fitting for way in alike):  # else larger tiles, which take more memory, do not fit either
+                found.append(strategy)
         return found
+
+    def judge(self, layout: Layout, strategy: Strategy) -> Sized:
+        """Its memory. What surely does not fit with half the micro-batch, or in one chunk, is not counted again: it
+        is at least that."""
+        found, smaller = self.judged.setdefault(layout, {}), _smaller(layout)
+        if strategy not in found:
+            below = None if smaller is None else self.judge(smaller, strategy)
+            if below is not None and below.verdict in _TOO_LARGE:
+                found[strategy] = replace(below, is_exact=False)
+            else:
+                self.num_looked_at += 1
+                found[strategy] = size(self.question, layout, strategy)
+        return found[strategy]
 
     @property
     def refusals(self) -> Iterator[Refusal]:
@@ -250,8 +264,9 @@ def timed(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoi
     return Timed(layout, strategy, step, limit, moved)
 
 
-def swap_choice(question: Question, layout: Layout, strategy: Strategy) -> SwapChoice:
-    return choose_swap(config_of(question, layout, strategy), question.account, question.hardware, question.capacity)
+def swap_choice(question: Question, layout: Layout, strategy: Strategy, layer: LayerCost | None = None) -> SwapChoice:
+    config = config_of(question, layout, strategy)
+    return choose_swap(config, question.account, question.hardware, question.capacity, layer)
 
 
 def costs_of(question: Question, layout: Layout, strategy: Strategy, leaves_room: bool = False) -> Costs:
@@ -315,10 +330,3 @@ def _smaller(layout: Layout) -> Layout | None:
     if layout.mbs > 1:
         return replace(layout, mbs=layout.mbs // 2)
     return replace(layout, vpp=1) if layout.vpp > 1 else None
-
-
-def _alike(one: Strategy, other: Strategy) -> bool:
-    """Whether both sweep layers in the same way but for the size of tiles, and either may be faster: smaller ones leave
-    room for activations that are recomputed otherwise.
-    """
-    return one.tiles > 0 and replace(one, tiles=other.tiles) == other

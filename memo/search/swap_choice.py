@@ -14,6 +14,7 @@ from memo.estimate.swap_memory import swap_bytes
 from memo.estimate.unseen_memory import page_table_bytes
 from memo.estimate.verdict import Capacity, room_for_unseen
 from memo.planner.problem import Limit, SwapProblem
+from memo.simulate.cost import LayerCost
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.swapping import choose, disk_of_rank, modelled_problem
@@ -37,7 +38,9 @@ class SwapChoice:
     link_s: float
 
 
-def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacity: Capacity) -> SwapChoice:
+def choose_swap(
+    config: RunConfig, account: Account, hardware: Hardware, capacity: Capacity, layer: LayerCost | None = None
+) -> SwapChoice:
     """Choose what a rank moves, from the simulator's times, such that the verdict on device and host is still "fits".
 
     If a run does not fit even when only what always moves does, that minimum is returned; the account of its memory
@@ -45,10 +48,10 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
 
     Args:
         config: a configuration with --offload-alpha auto and --device cuda.
+        layer: of `memo.simulate.layer.swapped_layer`, where it is known.
     """
     world_size = account.world_size
-    layer = swapped_layer(config, Kernels(with_attention_of(hardware, config), resolved_dtype(config, "cuda")))
-    free = modelled_problem(config, world_size, hardware, layer)
+    free = modelled_problem(config, world_size, hardware, layer or _layer(config, hardware))
     nothing = free.uniform(0)
     others = []
     for stage in worst_stages(config):
@@ -83,9 +86,12 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
 
 def given_swaps(config: RunConfig, world_size: int, hardware: Hardware, alphas: Iterable[float]) -> list[SwapChoice]:
     """What each of the given shares moves and what that costs, whether it fits or not; `config` as of `choose_swap`."""
-    layer = swapped_layer(config, Kernels(with_attention_of(hardware, config), resolved_dtype(config, "cuda")))
-    problem = modelled_problem(config, world_size, hardware, layer)
+    problem = modelled_problem(config, world_size, hardware, _layer(config, hardware))
     return [_choice(problem, hardware, choose(problem, alpha).tiles, Limit.REQUEST) for alpha in alphas]
+
+
+def _layer(config: RunConfig, hardware: Hardware) -> LayerCost:
+    return swapped_layer(config, Kernels(with_attention_of(hardware, config), resolved_dtype(config, "cuda")))
 
 
 def _choice(problem: SwapProblem, hardware: Hardware, tiles: dict[str, int], limit: Limit) -> SwapChoice:

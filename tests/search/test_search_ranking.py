@@ -348,8 +348,9 @@ def test_what_is_not_counted_does_not_fit(
     skipped = []
     for grid, why in grids(question):
         for layout in () if why else layouts_of(question, grid):
-            judged = race.judge(layout)
-            skipped += [(layout, way, found) for way, found in judged.items() if (layout, way) not in counted]
+            race.ways(layout)
+            judged = race.judged[layout].items()
+            skipped += [(layout, way, found) for way, found in judged if (layout, way) not in counted]
     assert any(layout.vpp > 1 for layout, *_ in skipped) and any(layout.mbs > 1 for layout, *_ in skipped)
     for layout, strategy, found in skipped:
         sized = size(question, layout, strategy)
