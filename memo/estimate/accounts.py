@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from memo.config import RunConfig
 from memo.estimate.own_memory import OwnBounds, own_bounds, own_memory
-from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, rank_memory, worst_rank
+from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, rank_memory
 from memo.estimate.unseen_memory import FAST_NODE, NOTHING, Links, Unseen, unseen_memory
 from memo.estimate.verdict import Program
 from memo.spec.shapes import ModelShape
@@ -46,9 +46,7 @@ class Account:
 
     def worst(self, config: RunConfig, moved: Moved | None = None) -> RankMemory:
         """Memory of the rank that needs most, over all stages."""
-        if self.program != "memo":
-            return worst_rank(config, self.shape, self.world_size, logit_bytes=self.logit_bytes, moved=moved)
-        bounds = self._own_bounds(config, moved)
+        bounds = self.bounds(config, moved)
         worst: RankMemory | None = None
         for stage in sorted(bounds, key=lambda stage: -bounds[stage].most):
             if worst is None or bounds[stage].most > worst.total:  # else this stage cannot need more
@@ -57,30 +55,21 @@ class Account:
         assert worst is not None
         return worst
 
-    def bounds(self, config: RunConfig, moved: Moved | None = None) -> tuple[RankMemory, int]:
-        """Bounds of what `worst` returns: components that it has at least, and the total that it has at most.
+    def bounds(self, config: RunConfig, moved: Moved | None = None) -> Mapping[int, OwnBounds]:
+        """Bounds of what `stage` returns, of each stage that may need most, in less time.
 
-        They take less time than `worst`. For Megatron-LM both are the exact answer, which is cheap there.
+        For Megatron-LM both are the exact answer, which is cheap there.
         """
         if self.program == "memo":
-            found = self._own_bounds(config, moved).values()
-            least = max((each.least for each in found), key=lambda rank: rank.total)
-            return least, max(each.most for each in found)
-        memory = self.worst(config, moved)
-        return memory, memory.total
-
-    def stage_bounds(self, config: RunConfig, moved: Moved | None = None) -> dict[int, tuple[int, int]]:
-        """Bounds of the total that `stage` returns for memo, least and most, for each stage that may need most."""
-        return {stage: (each.least.total, each.most) for stage, each in self._own_bounds(config, moved).items()}
+            return _own_bounds(config, self.world_size, _key(moved), self.links)
+        found = {stage: self.stage(config, stage, moved) for stage in {0, config.parallel.pp - 1}}
+        return {stage: OwnBounds(memory, memory.total) for stage, memory in found.items()}
 
     def unseen(self, config: RunConfig, rank: RankMemory) -> Unseen:
         """What torch does not see of a rank of memo's, with its range; Megatron-LM's is fitted with all else."""
         if self.program != "memo":
             return NOTHING
         return unseen_memory(config, self.world_size, self.links, rank.host)
-
-    def _own_bounds(self, config: RunConfig, moved: Moved | None) -> dict[int, OwnBounds]:
-        return _own_bounds(config, self.world_size, _key(moved), self.links)
 
 
 _Key = float | frozenset[tuple[str, int]] | None

@@ -58,7 +58,8 @@ class RankBytes:
             return {stage: self._account.stage(run, stage, moved).total for stage in self._stages}
 
         def bounds(which: int, run: RunConfig) -> dict[int, int]:
-            return {stage: both[which] for stage, both in self._account.stage_bounds(run, moved).items()}
+            found = self._account.bounds(run, moved).items()
+            return {stage: (both.least.total, both.most)[which] for stage, both in found}
 
         known = totals, partial(bounds, 0), partial(bounds, 1)
         exact, least, most = (self._beside_states(config, of_stages) for of_stages in known)

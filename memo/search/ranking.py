@@ -86,11 +86,12 @@ def _refined(race: Race, choice: Timed) -> Timed:
     if choice.strategy != AUTO or not can_tile(question, layout):
         return choice
     alphas = [float(share.alpha) for share in GRID]
-    swaps = given_swaps(config_of(question, layout, AUTO), question.gpus, question.hardware, alphas)
-    best, is_tight = choice, size(question, layout, AUTO, choice.moved).is_tight
+    config, layer = config_of(question, layout, AUTO), race.bounds.layer(layout, AUTO)
+    swaps = given_swaps(config, question.gpus, question.hardware, alphas, layer)
+    best, is_tight = choice, size(question, layout, AUTO, choice.moved, exactly=True).is_tight
     for share, swap in zip(GRID, swaps, strict=True):
         if race.bounds.least_s(layout, share, swap) < step_s(best):
-            sized = size(question, layout, share)
+            sized = size(question, layout, share, exactly=True)
             if sized.verdict == Verdict.FITS and (is_tight or not sized.is_tight):
                 best = min(best, timed(question, layout, share), key=step_s)
     return best

@@ -27,7 +27,8 @@ class Sized:
         disk_bytes: of one node.
         gpu_excess, host_excess: what is needed over what surely fits.
         room_bytes: of the GPU, up to what surely fits; below 0 where that is exceeded.
-        is_tight: it fits, but would not if somewhat more than foreseen were taken of what torch does not see.
+        is_tight: it fits, but would not if somewhat more than foreseen were taken of what torch does not see; or, where
+            it is not exact, may not.
     """
 
     memory: RankMemory
@@ -85,7 +86,7 @@ def size(
     *,
     exactly: bool = False,
 ) -> Sized:
-    """Memory of a layout under a strategy: counted in full where its bounds leave the verdict open, or it is unsure.
+    """Memory of a layout under a strategy: counted in full where its bounds leave the verdict open.
 
     Args:
         moved: tiles by group, for alpha auto; default: none, the least that a swap plan can do with.
@@ -99,16 +100,21 @@ def size(
     capacity = question.capacity
     if what is not None or strategy.placement is not None:
         host, disk = node_bytes(config, question.gpus, question.hardware, what, capacity.host_bytes)
-    memory, most = question.account.bounds(config, what)
+    bounds = question.account.bounds(config, what).values()
+    memory, most = max((each.least for each in bounds), key=lambda rank: rank.total), max(each.most for each in bounds)
     unseen = question.account.unseen(config, memory)
     verdict = judge(memory.total, host, capacity, unseen)
-    is_open = verdict == Verdict.UNSURE or verdict != judge(most, host, capacity, unseen)
-    is_open |= verdict == Verdict.FITS and capacity.is_tight(memory.total, unseen) != capacity.is_tight(most, unseen)
-    if most != memory.total and (exactly or is_open):
+    if most != memory.total and (exactly or verdict != judge(most, host, capacity, unseen)):
         memory = question.account.worst(config, what)
         most, verdict = memory.total, judge(memory.total, host, capacity, unseen)
-    gpu_excess = memory.total / capacity.sure_gpu_bytes
-    host_excess = host / max(1, capacity.sure_host_bytes)
-    room = capacity.sure_gpu_bytes - memory.total
-    is_tight = verdict == Verdict.FITS and capacity.is_tight(memory.total, unseen)
-    return Sized(memory, most == memory.total, host, verdict, gpu_excess, host_excess, room, is_tight, disk)
+    return Sized(
+        memory,
+        most == memory.total,
+        host,
+        verdict,
+        gpu_excess=memory.total / capacity.sure_gpu_bytes,
+        host_excess=host / max(1, capacity.sure_host_bytes),
+        room_bytes=capacity.sure_gpu_bytes - memory.total,
+        is_tight=verdict == Verdict.FITS and capacity.is_tight(most, unseen),
+        disk_bytes=disk,
+    )

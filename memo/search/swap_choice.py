@@ -53,13 +53,11 @@ def choose_swap(
     world_size = account.world_size
     free = modelled_problem(config, world_size, hardware, layer or _layer(config, hardware))
     nothing = free.uniform(0)
-    others = []
-    for stage in worst_stages(config):
-        rank = account.stage(config, stage, nothing)
-        others.append(rank.total - rank.rounding_buffers)
+    ranks = [account.stage(config, stage, nothing) for stage in worst_stages(config)]
+    others_bytes = max(rank.total - rank.rounding_buffers for rank in ranks)
     # Whatever moves is pinned. Some room is left, if it can be, as nothing says exactly what torch does not see.
     moved_host = swap_bytes(config, world_size, 0, free.uniform(free.tiles)).host
-    room = page_table_bytes(moved_host) + room_for_unseen(account.unseen(config, rank))
+    room = page_table_bytes(moved_host) + room_for_unseen(account.unseen(config, ranks[-1]))
     padding = 2 * len(free.groups) * SLOT_ALIGNMENT_BYTES  # of both slots
     # As a disk is filled to its last record, what is lost between the tensors of records must not be forgotten.
     disk = disk_of_rank(config, world_size, hardware)
@@ -67,7 +65,7 @@ def choose_swap(
     host_bytes = capacity.sure_host_bytes // hardware.local_ranks(world_size)
     problem = replace(
         free,
-        device_bytes=max(0, int(capacity.sure_gpu_bytes) - max(others) - padding - room),
+        device_bytes=max(0, int(capacity.sure_gpu_bytes) - others_bytes - padding - room),
         host_bytes=max(0, host_bytes - lost_bytes),
         disk=disk,
     )
@@ -84,9 +82,11 @@ def choose_swap(
     return _choice(problem, hardware, tiles, limit)
 
 
-def given_swaps(config: RunConfig, world_size: int, hardware: Hardware, alphas: Iterable[float]) -> list[SwapChoice]:
-    """What each of the given shares moves and what that costs, whether it fits or not; `config` as of `choose_swap`."""
-    problem = modelled_problem(config, world_size, hardware, _layer(config, hardware))
+def given_swaps(
+    config: RunConfig, world_size: int, hardware: Hardware, alphas: Iterable[float], layer: LayerCost | None = None
+) -> list[SwapChoice]:
+    """What each of the given shares moves and what that costs, whether it fits or not; as of `choose_swap`."""
+    problem = modelled_problem(config, world_size, hardware, layer or _layer(config, hardware))
     return [_choice(problem, hardware, choose(problem, alpha).tiles, Limit.REQUEST) for alpha in alphas]
 
 

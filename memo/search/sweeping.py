@@ -104,7 +104,7 @@ def _fits_on_device(config: RunConfig, world_size: int, limits: MemoryLimits, sw
     if config.hardware.device != "cuda":
         return worst_device_bytes(swept, world_size) <= limits.device_bytes
     account = Account("memo", shape_of(swept.model, "", swept.data.seq_length), world_size, links=limits.links)
-    return account.bounds(swept, {})[0].total <= limits.device_bytes
+    return all(each.least.total <= limits.device_bytes for each in account.bounds(swept, {}).values())
 
 
 def _fewest_again(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep) -> int:
