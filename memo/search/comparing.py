@@ -13,19 +13,8 @@ from memo.search.ranking import search
 from memo.text_table import text_table
 
 _HEADS = (
-    "",
-    "machine",
-    "layout",
-    "dp",
-    "activations",
-    "tokens/s",
-    "tok/GPU/s",
-    "±%",
-    "MFU %",
-    "step s",
-    "a billion tokens",
-    "$/h",
-    "$/B tokens",
+    *("", "machine", "layout", "dp", "activations", "tokens/s", "tok/GPU/s", "±%", "MFU %", "step s"),
+    *("a billion tokens", "$/h", "$/B tokens"),
 )
 _SPARE = ("dp", "MFU %", "step s", "tok/GPU/s", "$/h", "±%", "a billion tokens")
 """Columns that a narrow terminal does not show; the first go first."""
@@ -158,29 +147,24 @@ def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 
 
 def _object(plan: Plan) -> dict[str, Any]:
-    question, best = plan.question, plan.best
-    figures: dict[str, Any] = {
+    question, best, model = plan.question, plan.best, plan.question.model.sizes
+    step = None if best is None else best.step
+    return {
         "hardware": question.hardware.name,
         "gpus": question.gpus,
-        "lora_rank": question.model.sizes.lora_rank,
-        "quantize": question.model.sizes.quantize,
+        "lora_rank": model.lora_rank,
+        "quantize": model.quantize,
         "node_share": question.node_share,
         "host_memory_gib": question.host_memory_gib,
-        **dict.fromkeys(("layout", "activations", "tokens_per_s", "step_time_s", "mfu_percent", "tgs_error_percent")),
+        "layout": best and str(best.layout),
+        "activations": best and str(best.strategy),
+        "tokens_per_s": best and _tokens_per_s(question, best),
+        "step_time_s": step and step.step_time_s,
+        "mfu_percent": step and step.mfu_percent,
+        "tgs_error_percent": best and 100 * speed_error(question, best).share,
         "dollars_per_hour": question.dollars(3600.0),
-        "dollars_per_billion_tokens": None,
+        "dollars_per_billion_tokens": step and question.dollars(billion_tokens_s(question, step)),
     }
-    if best is not None:
-        figures |= {
-            "layout": str(best.layout),
-            "activations": str(best.strategy),
-            "tokens_per_s": _tokens_per_s(question, best),
-            "step_time_s": best.step.step_time_s,
-            "mfu_percent": best.step.mfu_percent,
-            "tgs_error_percent": 100 * speed_error(question, best).share,
-            "dollars_per_billion_tokens": question.dollars(billion_tokens_s(question, best.step)),
-        }
-    return figures
 
 
 def _row(rank: int, plan: Plan) -> tuple[str, ...]:

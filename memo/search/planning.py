@@ -1,11 +1,12 @@
 """`memo.plan`: one call from names and numbers to a plan."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, get_args
 
 from memo.config import ModelConfig, TrainingConfig
+from memo.config.flag_table import dashed
 from memo.config.model import Quantization
 from memo.config.training import MomentDtype
 from memo.errors import ConfigError
@@ -23,6 +24,9 @@ Objective = Literal["tgs", "max-seq-len", "max-model-size"]
 Tell = Callable[[str], None]
 """Hears what is being done, for whoever waits."""
 
+_CHANGES = "under which the number of layers changes"
+_OF_ONE_SHAPE = {"custom_layer": "which scales memo's own layer", "freeze": _CHANGES, "train_only": _CHANGES}
+"""Fields of a model that is not scaled, and why."""
 _SHORTEST = 8192
 """Tokens of the first plan by length."""
 
@@ -87,30 +91,12 @@ def plan(
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
     """
-    question = ask(
-        base_model(model, family, objective),
-        gpus,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size,
-        hardware=hardware,
-        gpu_memory_gib=gpu_memory_gib,
-        host_memory_gib=host_memory_gib,
-        place_states=place_states,
-        nvme_gib=nvme_gib,
-        nvme_gb_per_s=nvme_gb_per_s,
-        nvme_path=nvme_path,
-        clip_grad=clip_grad,
-        exp_avg_dtype=exp_avg_dtype,
-        exp_avg_sq_dtype=exp_avg_sq_dtype,
-        deterministic=deterministic,
-        price_per_gpu_hour=price_per_gpu_hour,
-        custom_layer=custom_layer if isinstance(custom_layer, str) else layer_name(custom_layer),
-        lora_rank=lora_rank,
-        lora_target_modules=lora_target_modules,
-        quantize=quantize,
-        freeze=freeze,
-        train_only=train_only,
-    )
+    asked = dict(locals())  # before anything else has a name: the arguments of `ask`, and a few of `answer`
+    for name in ("model", "objective", "family", "min_tgs", "top"):
+        del asked[name]
+    if not isinstance(custom_layer, str):
+        asked["custom_layer"] = layer_name(custom_layer)
+    question = ask(base_model(model, family, objective), **asked)
     return answer(question, objective, top=top, family=family, min_tgs=min_tgs)
 
 
@@ -145,19 +131,12 @@ def answer(
     """As `plan`, of a question that has been read. `everything`: rank all candidates that fit."""
     if objective not in get_args(Objective):
         raise ConfigError(f"--objective is {objective!r}: use {' or '.join(get_args(Objective))}")
-    layer = question.model.sizes.custom_layer
-    if layer and objective == "max-model-size":
-        raise ConfigError(
-            f"--custom-layer {layer} fights with --objective max-model-size, which scales memo's own layer: ask for "
-            "tgs or max-seq-len"
-        )
-    sizes = question.model.sizes
-    if (sizes.freeze or sizes.train_only) and objective == "max-model-size":
-        flag = f"--freeze {sizes.freeze}" if sizes.freeze else f"--train-only {sizes.train_only}"
-        raise ConfigError(
-            f"{flag} fights with --objective max-model-size, under which the number of layers changes: ask for tgs or "
-            "max-seq-len"
-        )
+    for name, why in _OF_ONE_SHAPE.items() if objective == "max-model-size" else ():
+        value = getattr(question.model.sizes, name)
+        if value:
+            raise ConfigError(
+                f"{dashed(name)} {value} fights with --objective max-model-size, {why}: ask for tgs or max-seq-len"
+            )
     if top < 1:
         raise ConfigError(f"--top is {top}: give 1 or more")
     if min_tgs is not None and objective == "tgs":
@@ -190,18 +169,11 @@ def plans_by_length(question: Question, tell: Tell = silent) -> list[Plan]:
     It is what `memo plan --plot` draws. `tell` hears which of them is looked for.
     """
     tell("looking for the longest sequence")
-    lengths = list(_lengths(length_unit(question.gpus), longest(question).seq_len))
+    last, unit = longest(question).seq_len, length_unit(question.gpus)
+    first = max(unit, _SHORTEST // unit * unit)
+    lengths = [first << power for power in range(last.bit_length()) if first << power < last] + [last] * (last > 0)
     plans = []
     for number, length in enumerate(lengths, start=1):
         tell(f"planning for {length:,} tokens, {number} of {len(lengths)} lengths")
         plans.append(search(question.at_length(length)))
     return [plan for plan in plans if plan.best is not None]
-
-
-def _lengths(unit: int, last: int) -> Iterator[int]:
-    length = max(unit, _SHORTEST // unit * unit)
-    while length < last:
-        yield length
-        length *= 2
-    if last:
-        yield last

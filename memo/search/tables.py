@@ -83,89 +83,71 @@ def explanation(question: Question, layout: Layout, columns: int | None = None) 
 
 def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[str, Any]:
     """JSON's view; sizes in GiB, times in seconds. `refusals` are given one by one only with `everything`."""
-    question, longest, largest = plan.question, plan.longest, plan.largest
-    has_answer = plan.best is not None or longest is not None or largest is not None
+    question, model = plan.question, plan.question.model
+    has_answer = plan.best is not None or plan.longest is not None or plan.largest is not None
     return {
-        "model": question.model.name,
-        "parameters": question.model.shape.parameters,
-        "trained_parameters": question.model.shape.trained_parameters,
-        "runnable": question.model.run is not None,
-        "pretrained_checkpoint": question.model.pretrained,
-        "has_weights": question.model.has_weights,
-        "gpus": question.gpus,
+        "model": model.name,
+        "parameters": model.shape.parameters,
+        "trained_parameters": model.shape.trained_parameters,
+        "runnable": model.run is not None,
+        "pretrained_checkpoint": model.pretrained,
+        "has_weights": model.has_weights,
         "hardware": question.hardware.name,
-        "gpu_memory_gib": question.gpu_memory_gib,
-        "host_memory_gib": question.host_memory_gib,
-        "nvme_gib": question.hardware.nvme_gib,
-        "nvme_gb_per_s": question.hardware.nvme_gb_per_s,
-        "node_share": question.node_share,
+        **_named(question, "gpus gpu_memory_gib host_memory_gib node_share seq_len global_batch_size"),
+        **_named(question.hardware, "nvme_gib nvme_gb_per_s"),
         "dollars_per_gpu_hour": None if question.price is None else question.price.dollars_per_gpu_hour,
         "price": None if question.price is None else question.price.told,
-        "seq_len": question.seq_len,
-        "global_batch_size": question.global_batch_size,
-        "longest": longest and vars(longest),
+        "longest": plan.longest and vars(plan.longest),
+        "largest": plan.largest and vars(plan.largest),
         "trial": None if plan.trial is None else _choice(plan.trial, question),
-        "largest": largest and vars(largest),
         "choices": [_choice(choice, question) for choice in plan.choices],
         "ties": len(plan.ties()),
         "unsure": [_choice(choice, question) for choice in plan.unsure],
         "refused": {str(reason): count for reason, count in plan.counts().items()},
         "refusals": [
-            {"layout": str(refused.layout), "reason": str(refused.reason), "text": refused.text}
+            {name: str(value) for name, value in _named(refused, "layout reason text").items()}
             for refused in (plan.refusals if everything else ())
         ],
-        "num_candidates": plan.num_candidates,
-        "num_fitting": plan.num_fitting,
+        **_named(plan, "num_candidates num_fitting"),
         "would_fit": [] if has_answer else remedies(question),
         "command": commands.best,
         "trial_command": commands.trial,
     }
 
 
+def _named(thing: object, names: str) -> dict[str, Any]:
+    """Attributes by name; `names` with spaces between."""
+    return {name: getattr(thing, name) for name in names.split()}
+
+
 def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
-    layout, step, memory = choice.layout, choice.step, choice.sized.memory
-    error = speed_error(question, choice)
+    layout, strategy, step, sized = choice.layout, choice.strategy, choice.step, choice.sized
+    error, at = speed_error(question, choice), strategy.placement
+    parts = {name: size / GIB for name, size in components(sized.memory).items() if name != "host"}
     return {
         **vars(layout),
         "dp": question.gpus // layout.ranks,
-        "alpha": choice.strategy.alpha,
-        "recompute": choice.strategy.recompute,
-        "swept_tiles": choice.strategy.tiles,
-        "recompute_attention_layers": choice.strategy.again,
-        "hidden_states_in_host_memory": choice.strategy.hidden_on_host,
-        "order": choice.strategy.order,
-        "sharding": choice.strategy.sharding,
-        "states_in_host_memory": _placement(choice),
+        **_named(strategy, "alpha recompute order sharding"),
+        "swept_tiles": strategy.tiles,
+        "recompute_attention_layers": strategy.again,
+        "hidden_states_in_host_memory": strategy.hidden_on_host,
+        # Layers of a rank by kind, and of how many.
+        "states_in_host_memory": at and _named(at, "optimizer gradients weights layers weight_copy"),
         "moved_tiles": choice.moved,
         "limit": choice.limit,
-        "verdict": str(choice.sized.verdict),
-        "tight": choice.sized.is_tight,
-        "room_gib": choice.sized.room_bytes / GIB,
-        "total_gib": memory.total / GIB,
-        "host_gib": choice.sized.host_bytes / GIB,
-        "nvme_gib": choice.sized.disk_bytes / GIB,
-        "parts_gib": {name: size / GIB for name, size in components(memory).items() if name != "host"},
-        "tgs": step.tgs,
+        "verdict": str(sized.verdict),
+        "tight": sized.is_tight,
+        "room_gib": sized.room_bytes / GIB,
+        "total_gib": sized.memory.total / GIB,
+        "host_gib": sized.host_bytes / GIB,
+        "nvme_gib": sized.disk_bytes / GIB,
+        "parts_gib": parts,
         "tgs_error_percent": 100 * error.share,
         "tgs_error_parts_percent": {name: 100 * share for name, share in error.shares.items()},
-        "mfu_percent": step.mfu_percent,
-        "tflops_per_gpu": step.tflops_per_gpu,
-        "step_time_s": step.step_time_s,
-        "dollars_per_billion_tokens": question.dollars(billion_tokens_s(question, choice.step)),
-        "bubble_share": step.bubble_share,
-        "hidden_share": step.hidden_share,
-        "seconds": step.seconds,
-        "resources": step.resources,
+        **_named(step, "tgs mfu_percent tflops_per_gpu step_time_s bubble_share hidden_share seconds resources"),
         "binding_resource": step.binding,
+        "dollars_per_billion_tokens": question.dollars(billion_tokens_s(question, step)),
     }
-
-
-def _placement(choice: Choice) -> Mapping[str, Any] | None:
-    """Layers of a rank by kind, and of how many."""
-    at = choice.strategy.placement
-    if at is None:
-        return None
-    return {name: getattr(at, name) for name in ("optimizer", "gradients", "weights", "layers", "weight_copy")}
 
 
 def _largest(found: Largest) -> list[str]:

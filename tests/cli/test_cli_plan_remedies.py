@@ -1,14 +1,13 @@
 """What would fit where nothing does."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from memo.cli.main import main
 from memo.errors import ConfigError
-from memo.search.question import PlaceStates, ask
-from memo.search.remedies import remedies
+from memo.search.longest import remedies
+from memo.search.question import PlaceStates, Question, ask
 
 Capture = pytest.CaptureFixture[str]
 
@@ -24,11 +23,14 @@ def test_states_may_move_for_the_length_that_would_fit(
 ) -> None:
     """As they may for the length that was asked for: not only where no length fits without."""
     told: list[str] = []
-    monkeypatch.setattr(
-        "memo.search.remedies.longest",
-        lambda question: (told.append(question.place_states), SimpleNamespace(seq_len=1024))[1],
-    )
-    monkeypatch.setattr("memo.search.remedies.fits", lambda question: False)
+
+    def last_fitting(question: Question, unit: int) -> tuple[int, int, Question]:
+        told.append(question.place_states)
+        return 1024 // unit, 2048 // unit, question
+
+    monkeypatch.setattr("memo.search.longest._last_fitting", last_fitting)
+    for room in ("axis", "longest"):
+        monkeypatch.setattr(f"memo.search.{room}.fitting_layout", lambda question: None)
     question = ask("gpt-7b", 8, place_states=states)
     assert remedies(question) == ["--seq-len 1024"] and told == [asked]
 
