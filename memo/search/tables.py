@@ -328,7 +328,7 @@ def _refused(plan: Plan, everything: bool) -> list[str]:
     if not plan.refusals:
         return []
     counts = ", ".join(f"{count} {reason}" for reason, count in plan.counts().items())
-    looked = f"{plan.num_candidates:,} candidates, {plan.num_fitting:,} fit"
+    looked = f"looked at {plan.num_candidates:,} candidates, {plan.num_fitting:,} fit"
     if not everything:
         return ["", f"{looked}; layouts refused: {counts} (--all tells each reason, --explain LAYOUT one)"]
     return ["", f"{looked}; layouts refused: {counts}", *(f"  {r.layout}: {r.reason}: {r.text}" for r in plan.refusals)]
