@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from memo.config import RunConfig
 from memo.estimate.own_memory import OwnBounds, own_bounds, own_memory
-from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, rank_memory
+from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, rank_memory, worst_rank
 from memo.estimate.unseen_memory import FAST_NODE, NOTHING, Links, Unseen, unseen_memory
 from memo.estimate.verdict import Program
 from memo.spec.shapes import ModelShape
@@ -46,6 +46,8 @@ class Account:
 
     def worst(self, config: RunConfig, moved: Moved | None = None) -> RankMemory:
         """Memory of the rank that needs most, over all stages."""
+        if self.program != "memo":
+            return worst_rank(config, self.shape, self.world_size, logit_bytes=self.logit_bytes, moved=moved)
         bounds = self.bounds(config, moved)
         worst: RankMemory | None = None
         for stage in sorted(bounds, key=lambda stage: -bounds[stage].most):
@@ -58,12 +60,12 @@ class Account:
     def bounds(self, config: RunConfig, moved: Moved | None = None) -> Mapping[int, OwnBounds]:
         """Bounds of what `stage` returns, of each stage that may need most, in less time.
 
-        For Megatron-LM both are the exact answer, which is cheap there.
+        For Megatron-LM it is the exact answer of `worst`, which is cheap there, whichever stage that is.
         """
         if self.program == "memo":
             return _own_bounds(config, self.world_size, _key(moved), self.links)
-        found = {stage: self.stage(config, stage, moved) for stage in {0, config.parallel.pp - 1}}
-        return {stage: OwnBounds(memory, memory.total) for stage, memory in found.items()}
+        memory = self.worst(config, moved)
+        return {0: OwnBounds(memory, memory.total)}
 
     def unseen(self, config: RunConfig, rank: RankMemory) -> Unseen:
         """What torch does not see of a rank of memo's, with its range; Megatron-LM's is fitted with all else."""

@@ -71,12 +71,13 @@ class Race:
 
     Attributes:
         num_looked_at: candidates whose memory was counted.
+        fitting: those that fit and were not slower by their bound than what was found before.
     """
 
     def __init__(self, question: Question, everything: bool = False) -> None:
         """`everything`: also under given alphas, and each candidate for itself instead of the best of each grid."""
         self.question, self.everything, self.bounds = question, everything, Bounds(question)
-        self.num_looked_at = 0
+        self.num_looked_at, self.fitting = 0, set[tuple[Layout, Strategy]]()
         self.judged: dict[Layout, dict[Strategy, Sized]] = {}
         self.ways = cache(self._find_ways)
         self._numbers = count()
@@ -154,6 +155,8 @@ class Race:
     ) -> Iterator[Entry | Timed]:
         if self.judge(layout, strategy).verdict != verdict:
             return
+        if verdict == Verdict.FITS:
+            self.fitting.add((layout, strategy))
         if strategy.alpha == "auto":
             swap = swap_choice(self.question, layout, strategy, self.bounds.layer(layout, strategy))
             bound_s = self.bounds.least_s(layout, strategy, swap)

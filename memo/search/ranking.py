@@ -46,14 +46,13 @@ def search(question: Question, *, top: int = 10, everything: bool = False, below
     if not everything:
         choices = _with_room(question, choices, race)
     fitting = {each.layout for each in with_placed}
-    verdicts = [sized.verdict for found in race.judged.values() for sized in found.values()]
     return Plan(
         question,
         tuple(choices),
         unsure,
         tuple(refused for refused in race.refusals if refused.layout not in fitting),
         num_candidates=race.num_looked_at,
-        num_fitting=verdicts.count(Verdict.FITS) + len(with_placed),
+        num_fitting=len(race.fitting) + len(with_placed),
     )
 
 

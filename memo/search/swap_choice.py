@@ -9,7 +9,6 @@ from memo.errors import DiskError, HostMemoryError, PlanError
 from memo.estimate.accounts import Account
 from memo.estimate.attention_rates import with_attention_of
 from memo.estimate.hardware import Hardware
-from memo.estimate.own_memory import worst_stages
 from memo.estimate.swap_memory import swap_bytes
 from memo.estimate.unseen_memory import page_table_bytes
 from memo.estimate.verdict import Capacity, room_for_unseen
@@ -53,11 +52,14 @@ def choose_swap(
     world_size = account.world_size
     free = modelled_problem(config, world_size, hardware, layer or _layer(config, hardware))
     nothing = free.uniform(0)
-    ranks = [account.stage(config, stage, nothing) for stage in worst_stages(config)]
-    others_bytes = max(rank.total - rank.rounding_buffers for rank in ranks)
+    others_bytes = 0
+    for stage, bound in sorted(account.bounds(config, nothing).items(), key=lambda pair: -pair[1].most):
+        if bound.most - bound.least.rounding_buffers > others_bytes:  # else this stage cannot need more
+            rank = account.stage(config, stage, nothing)
+            others_bytes = max(others_bytes, rank.total - rank.rounding_buffers)
     # Whatever moves is pinned. Some room is left, if it can be, as nothing says exactly what torch does not see.
     moved_host = swap_bytes(config, world_size, 0, free.uniform(free.tiles)).host
-    room = page_table_bytes(moved_host) + room_for_unseen(account.unseen(config, ranks[-1]))
+    room = page_table_bytes(moved_host) + room_for_unseen(account.unseen(config, rank))
     padding = 2 * len(free.groups) * SLOT_ALIGNMENT_BYTES  # of both slots
     # As a disk is filled to its last record, what is lost between the tensors of records must not be forgotten.
     disk = disk_of_rank(config, world_size, hardware)
