@@ -1,4 +1,7 @@
-"""One page about a plan: the question, the ranked layouts with their errors, memory, and the step as it is foreseen."""
+"""One page about a plan: the question, the ranked layouts with their errors, memory, and the step as it is foreseen.
+
+Its words are in templates/plan.html.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,9 +11,9 @@ from typing import Any
 from memo.artifacts.regular_file import replace_file
 from memo.errors import ArtifactError, writing
 from memo.estimate.rank_memory import components
-from memo.report import html
 from memo.report.drawing import colour_of, encoded, panels
 from memo.report.memory_drawing import draw_plans
+from memo.report.page import rendered
 from memo.search.candidates import config_of
 from memo.search.plan import Choice, Plan, speed_error
 from memo.search.planning import Tell, plans_by_length, silent
@@ -18,21 +21,13 @@ from memo.search.question import Question
 from memo.search.tables import Commands, about_best, cells, errors, title
 from memo.simulate.rows import ROWS
 from memo.simulate.trace import Span, simulate_step
-from memo.units import GIB
 
 MOST_BLOCKS = 4000
 """Of one row of the timeline: more would not be told from each other."""
 
 _ROUNDS = 2
 """Microbatches of the timeline for each stage."""
-_LEAD = "Foreseen: speed is simulated and memory counted; no GPU was asked."
 _COLOURS = {"compute": 0, "offload": 1, "prefetch": 2, "data": 3, "cpu": 4, "disk": 5}
-_STEP_CAPTION = (
-    "The first stage in a step of {microbatches} microbatches. compute: layers, loss and update; offload, prefetch: "
-    "copies of activations and states to host memory and back; data: gradients and weights between ranks; cpu: "
-    "updates in host memory; disk: activations that host memory does not hold. White between blocks of compute is "
-    "time that it waits."
-)
 
 
 def write_plan_page(plan: Plan, commands: Commands, path: str | Path, tell: Tell = silent) -> None:
@@ -47,24 +42,22 @@ def write_plan_page(plan: Plan, commands: Commands, path: str | Path, tell: Tell
 
 def plan_page(plan: Plan, commands: Commands, tell: Tell = silent) -> str:
     """The page, as text. The plan must have a best choice."""
-    parts = [
-        html.section("The answer", html.bullets(about_best(plan, commands))),
-        html.section("Layouts that fit", *_layouts(plan)),
-        html.section("Memory of the best", _memory(plan)),
-        html.section("Memory by length of the sequence", _lengths(plan.question, tell)),
-        html.section("The step of the best", _step(plan)),
-    ]
-    if plan.refusals:
-        parts.append(html.section("Refused", _refused(plan)))
-    return html.page(title(plan.question), _LEAD, parts)
-
-
-def _layouts(plan: Plan) -> list[str]:
-    shown = plan.shown
-    head, *rows = cells(shown, plan.question, plan.ties())
-    caption = "Tokens of one GPU in a second, as foreseen, with the error that its parts have."
-    drawn = html.picture(encoded(_draw_speeds(shown, plan.question)), "speeds and their errors", caption)
-    return [html.table(head, rows), *map(html.note, errors(plan, shown)), drawn]
+    question, shown, best = plan.question, plan.shown, plan.shown[0]
+    return rendered(
+        "plan.html",
+        title=title(question),
+        plan=plan,
+        question=question,
+        best=best,
+        answer=about_best(plan, commands),
+        layouts=cells(shown, question, plan.ties()),
+        errors=errors(plan, shown),
+        speeds=encoded(_draw_speeds(shown, question)),
+        parts=components(best.sized.memory),
+        lengths=encoded(draw_plans(plans_by_length(question, tell), "--html")),
+        step=encoded(_draw_step(first_stage(question, best))),
+        microbatches=best.layout.pp * _ROUNDS,
+    )
 
 
 def _draw_speeds(choices: Sequence[Choice], question: Question) -> Any:
@@ -78,33 +71,6 @@ def _draw_speeds(choices: Sequence[Choice], question: Question) -> Any:
     axes.set_xlabel("tokens per GPU and second")
     axes.tick_params(labelsize=7)
     return figure
-
-
-def _memory(plan: Plan) -> str:
-    best, question = plan.shown[0], plan.question
-    parts = {name: size for name, size in components(best.sized.memory).items() if size and name != "host"}
-    rows = [[f"one GPU: {name.replace('_', ' ')}", f"{size / GIB:,.2f}", ""] for name, size in parts.items()]
-    rows += [
-        ["one GPU, in all", f"{best.sized.memory.total / GIB:,.2f}", f"{question.gpu_memory_gib:.4g}"],
-        ["host memory of a node", f"{best.sized.host_bytes / GIB:,.2f}", f"{question.host_memory_gib:,g}"],
-    ]
-    if question.hardware.nvme_gib:
-        rows.append(
-            ["disks of a node", f"{best.sized.disk_bytes / GIB:,.2f}", f"{question.hardware.nvme_gib:,g}"],
-        )
-    return html.table(["GiB", "takes", "there is"], rows)
-
-
-def _lengths(question: Question, tell: Tell) -> str:
-    plans = plans_by_length(question, tell)
-    caption = "One GPU's memory by component under the fastest plan of each length, and below it host memory of a node."
-    return html.picture(encoded(draw_plans(plans, "--html")), "memory by length", caption)
-
-
-def _step(plan: Plan) -> str:
-    best = plan.shown[0]
-    caption = _STEP_CAPTION.format(microbatches=best.layout.pp * _ROUNDS)
-    return html.picture(encoded(_draw_step(first_stage(plan.question, best))), "timeline of a step", caption)
 
 
 def first_stage(question: Question, choice: Choice) -> list[Span]:
@@ -129,9 +95,3 @@ def _draw_step(spans: Sequence[Span]) -> Any:
     axes.set_xlabel("seconds")
     axes.spines["left"].set_visible(False)
     return figure
-
-
-def _refused(plan: Plan) -> str:
-    counts = ", ".join(f"{count} {reason}" for reason, count in plan.counts().items())
-    rows = [[str(refused.layout), str(refused.reason), refused.text] for refused in plan.refusals]
-    return html.folded(counts, html.table(["layout", "reason", "in full"], rows, numbers=False))

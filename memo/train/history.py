@@ -2,10 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterator
+from html import escape
+from pathlib import Path
 from typing import Any
 
-from memo.artifacts.run_log import StepRecord
-from memo.report.curve import curve_svg
+from memo.artifacts.run_log import RunLog, StepRecord
+from memo.errors import ConfigError
+from memo.report.page import embedded
+from memo.report.run_drawing import draw_loss
 
 _MOST = 1 << 14
 """Records that a history holds, about 16 MB of them."""
@@ -82,7 +86,13 @@ class History:
         return text
 
     def _repr_html_(self) -> str:
-        """The same as text above a plot of the losses, for notebooks."""
-        losses = [(record.iteration, record.lm_loss) for record in self.records]
-        lines = [("training", losses), *([("held out", self.evaluations)] if self.evaluations else [])]
-        return f"<div><p>{self!r}</p>{curve_svg(lines, 'step', 'loss, nats a token')}</div>"
+        """The same as text above the curves of `memo report`, for notebooks."""
+        text = f"<p>{escape(repr(self))}</p>"
+        if not self.records:
+            return text
+        log = RunLog(Path(), None, tuple(self.records), evaluations=tuple(self.evaluations))
+        try:
+            curves = draw_loss({"training": log})
+        except ConfigError as error:  # without matplotlib
+            return f"{text}<p>{escape(str(error))}</p>"
+        return f'{text}<img src="{embedded(curves.png or b"")}" alt="{curves.title}">'

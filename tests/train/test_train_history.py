@@ -1,19 +1,18 @@
 """What train() returns, and stop(): records that plot themselves, and callbacks that end a run on all ranks at once."""
 
 import dataclasses
-import math
-import xml.etree.ElementTree as ElementTree
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from pages import Page
 from ranks import run_ranks
 from trainers import SMALL_RUN
 
 import memo
 from memo.artifacts.run_log import StepRecord
-from memo.report.curve import curve_svg
 from memo.train import history as histories
 from memo.train.history import History
 
@@ -25,7 +24,7 @@ def record(iteration: int, loss: float = 1.0) -> StepRecord:
     return StepRecord(**{**values, "iteration": iteration, "lm_loss": loss})  # type: ignore[arg-type]
 
 
-def test_train_returns_its_records_and_the_attributes_of_the_last() -> None:
+def test_train_returns_its_records_and_the_attributes_of_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[StepRecord] = []
     with memo.Trainer("gpt-tiny", train_iters=4, eval_interval=2, eval_iters=1, callbacks=[seen.append], **RUN) as run:
         history = run.train()
@@ -40,21 +39,13 @@ def test_train_returns_its_records_and_the_attributes_of_the_last() -> None:
         nothing.lm_loss  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'loss'"):
         history.loss  # noqa: B018
-    page = history._repr_html_()
-    svg = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
-    lines = [line.attrib["points"].split() for line in svg.iter("{http://www.w3.org/2000/svg}polyline")]
-    assert [len(line) for line in lines] == [4, 2]
-    assert f"steps 1 to 4: loss {seen[0].lm_loss:.4f} to {seen[-1].lm_loss:.4f}" in page
-
-
-def test_points_of_a_curve_stand_where_their_values_are() -> None:
-    svg = ElementTree.fromstring(curve_svg([("a < b", [(1, 4.0), (2, 2.0), (3, math.nan), (5, 3.0)])], "step", "loss"))
-    (line,) = svg.iter("{http://www.w3.org/2000/svg}polyline")
-    points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
-    (left, top), (second, bottom), (right, middle) = points
-    assert second - left == pytest.approx((right - left) / 4, abs=0.1)
-    assert middle == pytest.approx((top + bottom) / 2, abs=0.1) and top < bottom
-    assert curve_svg([("none", [(1, math.inf)])], "step", "loss") == ""
+    text = f"steps 1 to 4: loss {seen[0].lm_loss:.4f} to {seen[-1].lm_loss:.4f}"
+    assert text in repr(history) and f"<p>{nothing!r}</p>" == nothing._repr_html_()
+    drawn = Page(history._repr_html_())
+    assert text in drawn.texts[0] and len(drawn.images()) == 1
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    told = Page(history._repr_html_())
+    assert text in told.texts[0] and "pip install 'memo-train[report]'" in told.texts[1] and not told.images()
 
 
 def test_a_long_run_keeps_every_second_record_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
