@@ -2,7 +2,7 @@
 
     roll call              who has not come                                          memo.mesh.roll_call
     within each node       an all-reduce of its ranks                                a broken or slow link between GPUs
-    between two nodes      an all-reduce of their first ranks, around a ring          a broken or slow network card
+    between two nodes      an all-reduce of their first ranks, around a ring         a broken or slow network card
     all ranks              an all-reduce
 
 One after the other, so that no two of them share a link. The first rank tells what all have found.
@@ -16,30 +16,21 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, NamedTuple
 
 from memo.cli.doctor_checks import Finding
 from memo.config.derived import local_world_size_from_env, rank_from_env, world_size_from_env
-from memo.errors import MemoError, RankLost, is_first_of_node
+from memo.errors import MemoError, is_first_of_node
 from memo.units import MIB, format_bytes
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed import Store  # type: ignore[attr-defined]
-
-    from memo.mesh.roll_call import Member
 
 _MESSAGE_BYTES = {"cuda": 256 * MIB, "cpu": 16 * MIB}
 _REPEATS = 3
-_ALL_OUTPUTS = "look at the output of all ranks"
 SLOW_SHARE = 0.5
 """Of the best rate: a node or a link below it is called slow."""
 _FIRST_PORT, _NUM_PORTS = 20000, 12768
 """Below those that systems give to whoever asks for any."""
-Kind = Literal["within nodes", "between nodes", "all ranks"]
-_REMEDIES: dict[Kind, str] = {
+_REMEDIES = {
     "within nodes": "nvidia-smi topo -m and dmesg on it: GPUs that cannot reach each other talk through host memory",
     "between nodes": "ibstat or ethtool on it: a port that came up at a lower rate; NCCL_DEBUG=INFO says which one "
     "NCCL takes",
@@ -47,19 +38,17 @@ _REMEDIES: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """The ranks of a node, and its name: its number where nobody knows its host yet."""
 
     name: str
     ranks: range
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """An all-reduce of some ranks: of a node, of the first ranks of two neighbours, or of all."""
 
-    kind: Kind
+    kind: str
     nodes: tuple[Node, ...]
     ranks: tuple[int, ...]
 
@@ -69,12 +58,11 @@ def from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     tasks, (hosts, counts) = environment.get("SLURM_STEP_NUM_TASKS", ""), _nodes_of_slurm(environment)
     if "WORLD_SIZE" in environment or not tasks.isdecimal() or not hosts:
         return {}
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
-    job, step, node, rank, local_rank = (int(environment.get(name, "0")) for name in names)
+    job, step, node = (int(environment.get(f"SLURM_{name}", "0")) for name in ("JOB_ID", "STEP_ID", "NODEID"))
     return {
-        "RANK": str(rank),
+        "RANK": environment.get("SLURM_PROCID", "0"),
         "WORLD_SIZE": tasks,
-        "LOCAL_RANK": str(local_rank),
+        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
         "LOCAL_WORLD_SIZE": str(counts[node] if node < len(counts) else 1),
         "MASTER_ADDR": hosts[0],
         "MASTER_PORT": str(_FIRST_PORT + (16 * job + step) % _NUM_PORTS),
@@ -103,10 +91,9 @@ def expand_hosts(text: str) -> list[str]:
     """`gpu[08-10,12],login1` -> gpu08, gpu09, gpu10, gpu12, login1."""
     hosts = []
     for name, inside, rest in re.findall(r"([^,\[]+)(?:\[([^\]]*)\])?([^,]*)", text):
-        for span in inside.split(",") if inside else [""]:
-            first, _, last = span.partition("-")
-            numbers = range(int(first), int(last or first) + 1) if first.isdecimal() else []
-            hosts += [f"{name}{number:0{len(first)}d}{rest}" for number in numbers] or [f"{name}{rest}"]
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", inside):
+            hosts += [f"{name}{number:0{len(first)}d}{rest}" for number in range(int(first), int(last or first) + 1)]
+        hosts += [] if inside else [f"{name}{rest}"]
     return hosts
 
 
@@ -124,12 +111,14 @@ def with_ranks(found: list[Finding], wait_s: float) -> list[Finding] | None:
     try:
         run, members = call_roll(store, rank, size, timeout)
         nodes = _named(nodes, {each: member.host for each, member in enumerate(members)})
-        everyone = _gathered(run, rank, members, "found", [dataclasses.asdict(each) for each in found])
-        measured = _measured(run, rank, nodes, members, timeout)
-    except RankLost as error:
-        return None if rank else [*found, check_missing(nodes, _arrived(store, size), str(error))]
-    except RuntimeError as error:  # of the store, which a rank has left too early
-        return None if rank else [*found, Finding("ranks", "STOPS", f"one has gone ({error})", _ALL_OUTPUTS)]
+        everyone = _gathered(run, rank, size, "found", [dataclasses.asdict(each) for each in found])
+        measured = _measured(run, rank, size, reductions_of(nodes), timeout)
+    except RuntimeError as error:  # a rank is lost, or has left the store too early
+        hellos = {each: f"hello/{each}" for each in range(size)}
+        if rank:
+            return None
+        hosts = {each: json.loads(store.get(key))["host"] for each, key in hellos.items() if store.check([key])}
+        return [*found, check_missing(nodes, hosts, str(error))]
     if rank:
         return None
     here = Finding("ranks", "ok", f"{size} on {len(nodes)} node{'s' * (len(nodes) > 1)}")
@@ -145,13 +134,12 @@ def check_missing(nodes: Sequence[Node], hosts: Mapping[int, str], error: str) -
     """`hosts` of the ranks that have come; `error` tells why they did not agree where none is missing."""
     parts = []
     for node in _named(nodes, hosts):
-        absent = [rank for rank in node.ranks if rank not in hosts]
-        if absent:
+        if absent := [rank for rank in node.ranks if rank not in hosts]:
             ranks = f"{absent[0]} to {absent[-1]}" if len(absent) > 8 else ", ".join(map(str, absent))
             parts.append(f"{node.name} (rank {ranks} of its {len(node.ranks)})")
     if not parts:
-        return Finding("ranks", "STOPS", error, _ALL_OUTPUTS)
-    size = sum(len(node.ranks) for node in nodes)
+        return Finding("ranks", "STOPS", error, "look at the output of all ranks")
+    size = nodes[-1].ranks.stop
     found = f"{size - len(hosts)} of {size} are missing: {'; '.join(parts)}"
     return Finding("ranks", "STOPS", found, "look at that node and at its output; --wait-s gives ranks more time")
 
@@ -202,10 +190,8 @@ def judged(tests: Sequence[Reduction], rates: Sequence[float], num_bytes: int, p
     return findings
 
 
-def _measured(
-    run: "Store", rank: int, nodes: list[Node], members: "Sequence[Member]", timeout: timedelta
-) -> list[Finding]:
-    """The findings of all tests, on the first rank."""
+def _measured(run: Any, rank: int, size: int, tests: Sequence[Reduction], timeout: timedelta) -> list[Finding]:
+    """The findings of all tests, on the first rank; `run` is the store."""
     import torch
     import torch.distributed as dist
 
@@ -213,20 +199,23 @@ def _measured(
     from memo.train.ending import shutdown
 
     can = torch.cuda.is_available() and torch.cuda.device_count() > int(os.environ.get("LOCAL_RANK", "0"))
-    kind = "cuda" if all(_gathered(run, rank, members, "cuda", can)) else "cpu"
-    device, tests, num_bytes = local_device(kind), reductions_of(nodes), _MESSAGE_BYTES[kind]
+    kind, problem = "cuda" if all(_gathered(run, rank, size, "cuda", can)) else "cpu", ""
+    device, message = local_device(kind), torch.zeros(_MESSAGE_BYTES[kind] // 4, device=local_device(kind))
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else NCCL's watchdog ends the process that waits
-    backend, own_device, problem = ("nccl", device, "") if kind == "cuda" else ("gloo", None, "")
+    how = {"backend": "nccl", "device_id": device} if kind == "cuda" else {"backend": "gloo"}
     try:
-        dist.init_process_group(
-            backend, store=run, rank=rank, world_size=len(members), timeout=timeout, device_id=own_device
-        )
+        dist.init_process_group(store=run, rank=rank, world_size=size, timeout=timeout, **how)
         for number, test in enumerate(tests):
-            group = dist.new_group(list(test.ranks), timeout=timeout)
-            if rank in test.ranks:
-                rate = _rate(group, len(test.ranks), device, num_bytes)
-                if rank == test.ranks[0]:
-                    run.set(f"rate/{number}", str(rate))
+            group, seconds = dist.new_group(list(test.ranks), timeout=timeout), []
+            for _ in range(1 + _REPEATS if rank in test.ranks else 0):  # the first one connects
+                start_s = time.perf_counter()
+                dist.all_reduce(message, group=group)
+                if kind == "cuda":
+                    torch.cuda.synchronize(device)
+                seconds.append(time.perf_counter() - start_s)
+            if rank == test.ranks[0]:  # bytes a second over each link of a ring, the best of a few times
+                share = 2 * (len(test.ranks) - 1) / len(test.ranks)
+                run.set(f"rate/{number}", str(share * message.nbytes / min(seconds[1:])))
     except RuntimeError as error:  # a message that does not come; the tests that have ended tell which one it is of
         problem = str(error).splitlines()[0]
     finally:
@@ -235,32 +224,10 @@ def _measured(
         return []
     keys = [f"rate/{number}" for number in range(len(tests))]
     rates = [float(run.get(key)) for at, key in enumerate(keys) if run.check(keys[: at + 1])]
-    return judged(tests, rates, num_bytes, problem)
+    return judged(tests, rates, message.nbytes, problem)
 
 
-def _rate(group: Any, num_ranks: int, device: "torch.device", num_bytes: int) -> float:
-    """Bytes a second over each link of a ring, the best of a few times."""
-    import torch
-    import torch.distributed as dist
-
-    x = torch.zeros(num_bytes // 4, device=device)
-    seconds = []
-    for _ in range(1 + _REPEATS):  # the first one connects
-        start_s = time.perf_counter()
-        dist.all_reduce(x, group=group)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start_s)
-    return 2 * (num_ranks - 1) / num_ranks * num_bytes / min(seconds[1:])
-
-
-def _gathered(run: "Store", rank: int, members: "Sequence[Member]", name: str, value: Any) -> list[Any]:
+def _gathered(run: Any, rank: int, size: int, name: str, value: Any) -> list[Any]:
     """What every rank has to say, by rank, through the store alone."""
     run.set(f"{name}/{rank}", json.dumps(value))
-    return [json.loads(run.get(f"{name}/{each}")) for each in range(len(members))]
-
-
-def _arrived(store: "Store", size: int) -> dict[int, str]:
-    """Hosts of the ranks that have come, by rank."""
-    keys = {rank: f"hello/{rank}" for rank in range(size)}
-    return {rank: json.loads(store.get(key))["host"] for rank, key in keys.items() if store.check([key])}
+    return [json.loads(run.get(f"{name}/{each}")) for each in range(size)]

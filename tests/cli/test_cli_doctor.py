@@ -1,110 +1,166 @@
 """`memo doctor`: each check by facts that are fed to it, and the command on this machine."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from memo.cli import doctor
-from memo.cli.doctor_checks import (
-    Finding,
-    Gpu,
-    State,
-    check_compiler,
-    check_cpus,
-    check_cuda,
-    check_disk,
-    check_environment,
-    check_gpus,
-    check_host_memory,
-    check_locked_memory,
-    check_numa,
-    check_shared_memory,
-    check_torch,
-)
+from memo.cli import doctor_checks as checks
+from memo.cli.doctor_checks import Driver, Finding, Gpu
 from memo.cli.main import main
-from memo.errors import EXIT_FAILED
+from memo.errors import EXIT_FAILED, AllocatorError, DiskError
 from memo.units import GIB, MIB
 
-H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 0, 0)
+H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 0)
 V100 = Gpu("Tesla V100-SXM2-32GB", (7, 0), 32 * GIB, 0)
-BUSY = Gpu(H100.name, (9, 0), 80 * GIB, 30 * GIB, 1)
-KNOWN = {H100.name}
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+BUSY = Gpu(H100.name, (9, 0), 80 * GIB, 30 * GIB)
+EIGHT = (H100,) * 8
+OK, NOTE, STOPS = "ok", "note", "STOPS"
 
-OK: State = "ok"
-NOTE: State = "note"
-STOPS: State = "STOPS"
+
+def torch(version: str = "2.13.0+cu130", cuda: str | None = "13.0", usable: int = 0) -> Any:
+    devices = SimpleNamespace(is_available=lambda: usable > 0, device_count=lambda: usable)
+    return SimpleNamespace(
+        __version__=version, __file__="/t/__init__.py", version=SimpleNamespace(cuda=cuda), cuda=devices
+    )
 
 
 @pytest.mark.parametrize(
     ("finding", "state", "says"),
     [
-        (check_torch("2.13.0+cu130"), OK, "2.13.0"),
-        (check_torch("2.9.1"), STOPS, "older than 2.11"),
-        (check_torch(None), STOPS, "pip install 'torch>=2.11'"),
-        (check_torch("unknown"), STOPS, "unknown"),
-        (check_cuda(None, None, None, 0, 0), NOTE, "no GPU is seen, and no NVIDIA driver"),
-        (check_cuda(None, "580", 13000, 0, 8), STOPS, "8 GPUs, but torch is built for CPUs"),
-        (check_cuda("13.0", "535", 12020, 0, 8), STOPS, "serves up to 12"),
-        (check_cuda("13.0", "580", 13000, 0, 8), STOPS, "torch none"),
-        (check_cuda("12.8", "580", 13000, 4, 8), NOTE, "4 of 8 GPUs"),
-        (check_cuda("12.8", "580", 13000, 8, 8), OK, "8 of 8 GPUs"),
-        (check_gpus([], KNOWN), OK, "none"),
-        (check_gpus([H100] * 8, KNOWN), OK, "NVIDIA H100 80GB HBM3 x 8"),
-        (check_gpus([Gpu(H100.name, None, 0, 0)], KNOWN), OK, "NVIDIA H100"),
-        (check_gpus([H100, V100], KNOWN), STOPS, "compute capability 7.0 has no bf16"),
-        (check_gpus([H100, BUSY], KNOWN), NOTE, "up to 30.00 GiB are taken on 1"),
-        (check_gpus([H100], set()), NOTE, "memo hardware"),
-        (check_compiler("/usr/bin/g++", "/usr/local/cuda/include", True), OK, "/usr/local/cuda/include"),
-        (check_compiler("/usr/bin/g++", None, False), OK, "g++"),
-        (check_compiler("/usr/bin/g++", None, True), NOTE, "nvidia-cuda-runtime"),
-        (check_compiler(None, None, False), NOTE, "install g++"),
-        (check_locked_memory(None, 512 * GIB, True), OK, "no limit"),
-        (check_locked_memory(8 * MIB, 512 * GIB, False), OK, "8.00 MiB"),
-        (check_locked_memory(8 * MIB, 512 * GIB, True), NOTE, "ulimit -l unlimited"),
-        (check_locked_memory(256 * GIB, 512 * GIB, True), OK, "256.00 GiB"),
-        (check_shared_memory(64 * MIB, 64 * MIB, 8), STOPS, "--shm-size=1g"),
-        (check_shared_memory(64 * MIB, 64 * MIB, 1), OK, "64.00 MiB"),
-        (check_shared_memory(None, 0, 2), STOPS, "none, for 2 GPUs"),
-        (check_shared_memory(900 * MIB, 900 * MIB, 8), NOTE, "for 8 GPUs"),
-        (check_shared_memory(64 * GIB, 63 * GIB, 8), OK, "63.00 GiB free of 64.00 GiB"),
-        (check_cpus(64, float("inf"), 8), OK, "64"),
-        (check_cpus(64, 8.0, 8), NOTE, "8 of 64, by the container's quota, for 8 GPUs"),
-        (check_numa({0: {0, 1}}, {0, 1}, [H100]), OK, "1 node"),
-        (check_numa({0: {0}, 1: {1}}, {0, 1}, [H100, BUSY]), OK, "2 nodes"),
-        (check_numa({0: {0}, 1: {1}}, {0}, [H100, BUSY]), NOTE, "no CPU of node 1"),
-        (check_numa({0: {0}, 1: {1}}, {0, 1}, [V100]), NOTE, "--numa-binding"),
-        (check_host_memory(1000 * GIB, 1024 * GIB, [H100] * 8), OK, "1,000.00 GiB free"),
-        (check_host_memory(500 * GIB, 1024 * GIB, [H100] * 8), NOTE, "less than the GPUs' 640.00 GiB"),
-        (check_host_memory(15 * GIB, 1024 * GIB, [H100] * 8), STOPS, "--mem=0"),
-        (check_host_memory(16 * GIB, 16 * GIB, []), OK, "16.00 GiB"),
-        (check_host_memory(1 * GIB, 16 * GIB, []), STOPS, "end other programs"),
-        (check_disk("disk", "/data", None, "Permission denied"), STOPS, "/data cannot be written (Permission denied)"),
-        (check_disk("disk", "/data", 10 * GIB), NOTE, "12 bytes a parameter"),
-        (check_disk("disk", "/data", 500 * GIB), OK, "500.00 GiB free in /data"),
-        (check_disk("records", "/nvme", 500 * GIB, "", "ext4"), OK, "500.00 GiB free in /nvme"),
-        (check_disk("records", "/dev/shm", 500 * GIB, "", "tmpfs"), NOTE, "is host memory itself (tmpfs)"),
-        (check_disk("records", "/home", 500 * GIB, "", "nfs4"), NOTE, "name a folder on a local disk"),
-        (check_disk("records", "/none", None, "no such directory", ""), STOPS, "no such directory"),
-        (check_environment({}), OK, "none"),
-        (check_environment(TORCHRUN), OK, "torchrun's variables"),
-        (check_environment({"WORLD_SIZE": "8"}), STOPS, "WORLD_SIZE are set, but RANK, LOCAL_RANK"),
+        (checks.check_torch(torch()), OK, "2.13.0"),
+        (checks.check_torch(torch("2.9.1")), STOPS, "older than 2.11"),
+        (checks.check_torch(None), STOPS, "pip install 'torch>=2.11'"),
+        (checks.check_torch(torch("unknown")), STOPS, "unknown"),
+        (checks.check_cuda(None, Driver()), NOTE, "no GPU is seen, and no NVIDIA driver"),
+        (
+            checks.check_cuda(torch(cuda=None), Driver("580", 13000, EIGHT)),
+            STOPS,
+            "8 GPUs, but torch is built for CPUs",
+        ),
+        (checks.check_cuda(torch(), Driver("535", 12020, EIGHT)), STOPS, "serves up to 12"),
+        (checks.check_cuda(torch(), Driver("580", 13000, EIGHT)), STOPS, "torch none"),
+        (checks.check_cuda(torch(cuda="12.8", usable=4), Driver("580", 13000, EIGHT)), NOTE, "4 of 8 GPUs"),
+        (checks.check_cuda(torch(cuda="12.8", usable=8), Driver("580", 13000, EIGHT)), OK, "8 of 8 GPUs"),
+        (checks.check_gpus([]), OK, "none"),
+        (checks.check_gpus(EIGHT), OK, "NVIDIA H100 80GB HBM3 x 8"),
+        (checks.check_gpus([Gpu(H100.name, None, 0, 0)]), OK, "NVIDIA H100"),
+        (checks.check_gpus([H100, V100]), STOPS, "compute capability 7.0 has no bf16"),
+        (checks.check_gpus([H100, BUSY]), NOTE, "up to 30.00 GiB are taken on 1"),
     ],
 )
-def test_each_check(finding: Finding, state: State, says: str) -> None:
+def test_torch_and_its_gpus(finding: Finding, state: str, says: str) -> None:
+    check(finding, state, says)
+
+
+def check(finding: Finding, state: str, says: str) -> None:
     assert finding.state == state
     assert says in f"{finding.found} {finding.remedy}"
     assert bool(finding.remedy) == (state != OK), "whatever is wrong comes with what to do"
 
 
-def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TORCHRUN:
-        monkeypatch.delenv(name, raising=False)
+SHM = "shutil.disk_usage"
+LOCKED = "resource.getrlimit"
+HOST = "available_host_bytes"
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "gpus", "state", "says"),
+    [
+        ("locked_memory", {LOCKED: (-1, -1)}, EIGHT, OK, "no limit"),
+        ("locked_memory", {LOCKED: (8 * MIB, -1)}, (), OK, "8.00 MiB"),
+        ("locked_memory", {LOCKED: (8 * MIB, -1)}, EIGHT, NOTE, "ulimit -l unlimited"),
+        ("locked_memory", {LOCKED: (512 * GIB, -1)}, EIGHT, OK, "512.00 GiB"),
+        ("shared_memory", {SHM: SimpleNamespace(total=64 * MIB, free=64 * MIB)}, EIGHT, STOPS, "--shm-size=1g"),
+        ("shared_memory", {SHM: SimpleNamespace(total=64 * MIB, free=64 * MIB)}, (H100,), OK, "64.00 MiB"),
+        ("shared_memory", {SHM: OSError()}, (H100, H100), STOPS, "none, for 2 GPUs"),
+        ("shared_memory", {SHM: SimpleNamespace(total=900 * MIB, free=900 * MIB)}, EIGHT, NOTE, "for 8 GPUs"),
+        (
+            "shared_memory",
+            {SHM: SimpleNamespace(total=64 * GIB, free=63 * GIB)},
+            EIGHT,
+            OK,
+            "63.00 GiB free of 64.00 GiB",
+        ),
+        ("cpus", {}, EIGHT, OK, "64"),
+        ("cpus", {"cpu_quota": 8.0}, EIGHT, NOTE, "8 of 64, by the container's quota, for 8 GPUs"),
+        ("host_memory", {HOST: 1000 * GIB}, EIGHT, OK, "1,000.00 GiB free"),
+        ("host_memory", {HOST: 500 * GIB}, EIGHT, NOTE, "less than the GPUs' 640.00 GiB"),
+        ("host_memory", {HOST: 15 * GIB}, EIGHT, STOPS, "--mem=0"),
+        ("host_memory", {HOST: 16 * GIB}, (), OK, "16.00 GiB"),
+        ("host_memory", {HOST: 1 * GIB}, (), STOPS, "end other programs"),
+    ],
+)
+def test_limits_of_the_machine(
+    name: str, answers: dict[str, Any], gpus: tuple[Gpu, ...], state: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with 64 CPUs and 1 TiB, whose other answers each row has."""
+    usual = {"allowed_cpus": frozenset(range(64)), "cpu_quota": float("inf"), "total_host_bytes": 1024 * GIB}
+    for asked, answer in {**usual, **answers}.items():
+        found = raising(answer) if isinstance(answer, OSError) else partial(lambda answer, *_: answer, answer)
+        monkeypatch.setattr(f"{checks.__name__}.{asked}", found)
+    check(getattr(checks, f"check_{name}")(gpus), state, says)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "kind", "state", "says"),
+    [
+        (500 * GIB, "ext4", OK, "500.00 GiB free in"),
+        (500 * GIB, "tmpfs", NOTE, "in host memory or on the network (tmpfs)"),
+        (500 * GIB, "nfs4", NOTE, "name a folder on a local disk"),
+        (DiskError("no such directory"), "ext4", STOPS, "cannot be written (no such directory)"),
+    ],
+)
+def test_the_disk_of_records(
+    free_bytes: Any, kind: str, state: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The innermost mount holds the path."""
+
+    def free(_: str) -> int:
+        if isinstance(free_bytes, DiskError):
+            raise free_bytes
+        return int(free_bytes)
+
+    kinds = {"/": "xfs", str(tmp_path.parent): kind, f"{tmp_path}0": "btrfs"}
+    mounts = [SimpleNamespace(mountpoint=path, fstype=each) for path, each in kinds.items()]
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounts)
+    monkeypatch.setattr("memo.executor.disk_budget.disk_free_bytes", free)
+    check(checks.check_disk_of_records(str(tmp_path)), state, says)
+
+
+def test_the_disk_of_checkpoints_and_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10 * GIB))
+    check(checks.check_disk(str(tmp_path / "not" / "yet")), NOTE, "12 bytes a parameter")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=500 * GIB))
+    check(checks.check_disk(str(tmp_path)), OK, f"500.00 GiB free in {tmp_path}")
+    monkeypatch.setattr("tempfile.TemporaryFile", raising(PermissionError(13, "Permission denied")))
+    check(checks.check_disk(str(tmp_path)), STOPS, f"{tmp_path} cannot be written (Permission denied)")
+    monkeypatch.setattr(checks, "find_compiler", lambda *_: "/usr/bin/g++")
+    monkeypatch.setattr(checks, "cuda_include", lambda *_: "/usr/local/cuda/include")
+    check(checks.check_compiler(torch(), EIGHT), OK, "/usr/bin/g++, CUDA's headers in /usr/local/cuda/include")
+    monkeypatch.setattr(checks, "cuda_include", raising(AllocatorError()))
+    check(checks.check_compiler(torch(), ()), OK, "g++")
+    check(checks.check_compiler(torch(), EIGHT), NOTE, "nvidia-cuda-runtime")
+    monkeypatch.setattr(checks, "find_compiler", raising(AllocatorError()))
+    check(checks.check_compiler(None, ()), NOTE, "install g++")
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
+def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["doctor", "--save", str(tmp_path / "not" / "yet"), "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert {"torch", "CUDA", "locked memory", "/dev/shm", "NUMA", "host memory"} <= {each["name"] for each in found}
+    assert {"torch", "CUDA", "locked memory", "/dev/shm", "host memory"} <= {each["name"] for each in found}
     assert status == int(any(each["state"] == "STOPS" for each in found))
 
 
@@ -127,8 +183,8 @@ def test_what_stops_a_run_is_the_exit_status_and_the_last_line(
 
 
 def test_a_disk_that_cannot_hold_records_is_told(tmp_path: Path) -> None:
-    names = {each.name: each for each in doctor.findings(str(tmp_path), str(tmp_path / "none"))}
-    assert names["disk of records"].state == STOPS and "--offload-nvme-path" in names["disk of records"].found
+    found = checks.check_disk_of_records(str(tmp_path / "none"))
+    assert found.state == STOPS and "--offload-nvme-path" in found.found
 
 
 def test_a_driver_that_does_not_know_a_question_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +193,7 @@ def test_a_driver_that_does_not_know_a_question_is_no_traceback(monkeypatch: pyt
     def unknown(*_: object) -> object:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
-    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPciInfo", "nvmlDeviceGetCudaComputeCapability"):
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability"):
         monkeypatch.setattr(pynvml, name, unknown)
     monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", unknown)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
@@ -145,14 +201,4 @@ def test_a_driver_that_does_not_know_a_question_is_no_traceback(monkeypatch: pyt
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: b"NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "535")
-    assert doctor._gpus() == ([Gpu("NVIDIA H100 80GB HBM3", None, 0, 0)] * 2, "535", None)
-
-
-def test_the_innermost_mount_holds_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"/": "ext4", "/data": "nfs4", "/data/fast disk": "xfs"}
-    mounts = [SimpleNamespace(mountpoint=path, fstype=kind) for path, kind in kinds.items()]
-    monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounts)
-    found = [doctor.file_system(path) for path in ("/home", "/data/runs", "/data/fast disk/a", "/database")]
-    assert found == ["ext4", "nfs4", "xfs", "ext4"]
-    mounts.clear()
-    assert doctor.file_system("/") == ""
+    assert checks.ask_driver() == Driver("535", None, (Gpu("NVIDIA H100 80GB HBM3", None, 0, 0),) * 2)
