@@ -14,13 +14,12 @@ from typing import Annotated
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.reading import Source, opened, read_table
 from memo.artifacts.regular_file import replacing
+from memo.cli.job import Job
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import changed, dashed, entries_of
-from memo.config.model import Quantization
 from memo.config.model_name import check_planned_model
 from memo.config.require import require
-from memo.config.training import MomentDtype
 from memo.errors import ConfigError, writing
 from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
 from memo.papers.methods import answer_by_paper
@@ -47,82 +46,52 @@ ADDED = (*SIZES, "verdict", *TIMES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class _Options(Job):
     """Estimate memory of training, and say whether it fits: fits, unsure, oom or oohm (out of host memory).
 
     The methods memo and megatron-lm also simulate the time of a step. TFLOP/s and MFU count model FLOPs with the
     causal half of attention, as `memo train` prints them; papers that count attention in full print more for the
     same speed.
 
-    Each flag below --trace-out is also a column of the CSV file; an empty cell takes the default.
+    Each flag that is not of files or of what is printed is also a column of the CSV file; an empty cell takes the
+    default.
     """
 
-    cases: str | None = None
-    """CSV file of cases, one a row; needs --out and takes no other flag but --llmem-corrected."""
-    out: str | None = None
-    """CSV file to write: all columns of the input and the answers."""
-    llmem_corrected: bool = False
-    """llmem: the formulas that select every printed row, instead of the literal ones."""
-    json: bool = False
-    """Print one JSON object instead of a table."""
-    memory_plan: str | None = None
-    """Plan of `memo solve` for this case: what it reserves takes the place of the estimate of what a step allocates."""
-    trace_out: str | None = None
-    """File for the simulated step, which https://ui.perfetto.dev opens; methods memo and megatron-lm."""
-    method: str | None = None
-    """Whose runs: memo (default) or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem, paper-alpha."""
-    model: str | None = None
-    """A preset, or the path of a config.json of Hugging Face."""
-    seq_len: Annotated[int | None, TOKENS, Flag(aliases=("seq_length",))] = None
-    """Tokens of one sequence; default: 8192."""
+    gpus: int | None = None
+    """All GPUs; default: tp x cp x pp."""
+    global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
+    """Sequences in one step; default: as many microbatches as fill the pipeline."""
     tp: int | None = None
     """Tensor-parallel ranks, 1 by default like cp, pp, vpp and mbs."""
     cp: int | None = None
     """Context-parallel ranks."""
     pp: int | None = None
     """Pipeline stages."""
+    vpp: int | None = None
+    """Chunks of layers per stage (interleaved 1F1B)."""
     mbs: int | None = None
     """Sequences in one microbatch."""
-    gpus: int | None = None
-    """All GPUs; default: tp x cp x pp."""
-    gpu_memory_gib: Annotated[str | None, Flag(metavar="NUMBER")] = None
-    """Memory of one GPU, as nvidia-smi reports it; default: the hardware's."""
-    global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
-    """Sequences in one step; default: as many microbatches as fill the pipeline."""
-    hardware: str | None = None
-    """Machine by name, such as a100-40gb or h100-94gb, or a TOML file of one; default: a800-80."""
     alpha: str | None = None
     """Share of the tokens whose activations move to the host, 0 to 1; auto: what limits and times allow; off
     (default): none."""
-    vpp: int | None = None
-    """Chunks of layers per stage (interleaved 1F1B)."""
     recompute: str | None = None
     """none (default), selective or full; fights with alpha."""
     loss_chunk_size: Annotated[int | None, TOKENS] = None
     """Tokens whose logits exist at once, default 1024, the trainer's; for megatron-lm without alpha 0: all."""
-    host_memory_gib: Annotated[str | None, Flag(metavar="NUMBER")] = None
-    """Host memory that the run gets of each node; default: of the hardware's the part of its GPUs."""
-    nvme_gib: Annotated[str | None, Flag(metavar="NUMBER")] = None
-    """Local disks of one node for activations that its memory does not hold; default: the hardware's, which may be
-    none."""
-    nvme_gb_per_s: Annotated[str | None, Flag(metavar="NUMBER")] = None
-    """Their rate in either direction, of all ranks together; default: the hardware's, else 2."""
-    exp_avg_dtype: MomentDtype | None = None
-    """What the first moments of AdamW are kept in, fp32 (default) or bf16."""
-    exp_avg_sq_dtype: MomentDtype | None = None
-    """The same of the second moments."""
-    lora_rank: int | None = None
-    """Rank of LoRA's adapters beside a frozen model; default 0: all of it is trained."""
-    lora_target_modules: str | None = None
-    """The matrices that have them, all-linear by default."""
-    quantize: Quantization | None = None
-    """What the frozen matrices of layers are kept in: none (default), nf4 or int8."""
-    freeze: str | None = None
-    """Patterns of parameters that are not trained, such as layers.[0-7].*."""
-    train_only: str | None = None
-    """The same of those that are trained."""
-    deterministic: bool = False
-    """Of a run with --deterministic, whose attention is slower on GPUs from compute capability 9.0 on."""
+    method: str | None = None
+    """Whose runs: memo (default) or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem, paper-alpha."""
+    llmem_corrected: bool = False
+    """llmem: the formulas that select every printed row, instead of the literal ones."""
+    cases: str | None = None
+    """CSV file of cases, one a row; needs --out and takes no other flag but --llmem-corrected."""
+    out: str | None = None
+    """CSV file to write: all columns of the input and the answers."""
+    memory_plan: str | None = None
+    """Plan of `memo solve` for this case: what it reserves takes the place of the estimate of what a step allocates."""
+    trace_out: str | None = None
+    """File for the simulated step, which https://ui.perfetto.dev opens; methods memo and megatron-lm."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -151,7 +120,7 @@ def _case(options: _Options) -> None:
         raise ConfigError("--model is not given: name a preset or a config.json, or give --cases, a table of models")
     check_planned_model(options.model)
     given = {name: value for name, value in changed(options).items() if name in COLUMNS}
-    cells = {name: "true" if value is True else str(value) for name, value in given.items()}  # as in a table
+    cells = {name: "true" if value is True else str(value).removesuffix(".0") for name, value in given.items()}
     case = read_case(cells, "memo estimate")
     for name, why in (("memory_plan", "has its own account"), ("trace_out", "simulates no step")):
         require(
@@ -168,14 +137,14 @@ def _table(cases: str, options: _Options) -> None:
     if options.out is None:
         raise ConfigError(f"--cases {cases} needs a file for the answers, but --out is not given: give both")
     for name in changed(options):
-        column, flag = (
-            ", whose rows say it: make it a column, or drop it",
-            ": it is for one case given by flags: drop one",
-        )
-        require(
-            name in ("cases", "out", "llmem_corrected"),
-            f"{dashed(name)} fights with --cases {cases}{column if name in COLUMNS else flag}",
-        )
+        if name not in ("cases", "out", "llmem_corrected"):
+            is_column, fights = name in COLUMNS, f"{dashed(name)} fights with --cases {cases}"
+            remedy = (
+                ", whose rows say it: make it a column, or drop it"
+                if is_column
+                else ": it is for one case given by flags: drop one"
+            )
+            raise ConfigError(fights + remedy)
     rows = _answered(Path(cases), options)
     names, num_cases = list(next(rows)), 0
     added = [name for name in ADDED if name not in names]

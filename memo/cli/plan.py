@@ -4,19 +4,18 @@ import contextlib
 import gc
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from memo.cli.job import Job
 from memo.cli.waiting import waiting
-from memo.config import ModelConfig, TrainingConfig
+from memo.config import TrainingConfig
 from memo.config.check_model import unscaled_length
 from memo.config.command_line import parse_options
-from memo.config.flag import COUNT, TOKENS, Flag
+from memo.config.flag import COUNT, Flag
 from memo.config.flag_table import changed, dashed
-from memo.config.model import CHOICES_OF_TRAINED, Quantization
 from memo.config.require import require
-from memo.config.training import MomentDtype
 from memo.errors import ConfigError, tell
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
@@ -38,7 +37,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class _Options(Job):
     """Find the fastest layout that fits: tp x cp x pp x dp (ZeRO-1), micro-batch, and what activations do; where a
     layout does not fit so, also ZeRO-2, ZeRO-3 and states in host memory.
 
@@ -47,60 +46,26 @@ class _Options:
     Megatron-LM's, print more for the same speed.
     """
 
-    gpus: int | None = None
-    """All GPUs."""
-    model: str | None = None
-    """A preset, in letters of any case, or the path of a config.json of Hugging Face, also of families that memo can
-    only plan for."""
-    family: Family | None = None
-    """Instead of --model for --objective max-model-size: the shape that is scaled."""
-    seq_len: Annotated[int, TOKENS, Flag(aliases=("seq_length",))] = DEFAULT_SEQ_LEN
-    """Tokens of one sequence; fights with --objective max-seq-len."""
     global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
     """Sequences in one step; default: one for each GPU."""
-    hardware: Annotated[str, Flag(aliases=("gpu",))] = ""
-    """Machine by name, such as a100-40 or h100-80, or a TOML file of one; default: a800-80."""
+    family: Family | None = None
+    """Instead of --model for --objective max-model-size: the shape that is scaled."""
     compare: str | None = None
     """Instead of --gpus and --hardware: machines and numbers of GPUs, such as h100-80x8,h200x8, that are ranked for
     this job by dollars for a token; those without a price come last, by speed. h100-80x8@2.5 gives a price of your own,
     in dollars for a GPU and an hour."""
     price_per_gpu_hour: float | None = None
     """Dollars for a GPU and an hour; default: that of a dated table, which `memo hardware` shows."""
-    gpu_memory_gib: float | None = None
-    """Memory of one GPU, as nvidia-smi reports it; default: the hardware's."""
-    host_memory_gib: float | None = None
-    """Host memory that the run gets of each node; default: of the hardware's the part of its GPUs."""
-    nvme_gib: float | None = None
-    """Local disks of one node, for activations that its memory does not hold (--offload-nvme-path); default: the
-    hardware's, which has none unless its file names them."""
-    nvme_gb_per_s: float | None = None
-    """Their rate in either direction, all together, 10^9 bytes a second; default: 2."""
     nvme_path: str = NVME_PATH
     """Their directory in the run that is written."""
     clip_grad: float = TrainingConfig.clip_grad
     """As of the run; 0 does not clip, so that gradients of layers that the CPU updates need not wait in host memory for
     their norm."""
-    exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype
-    """As of the run: bf16 keeps the first moments of AdamW in 2 bytes a parameter instead of 4."""
-    exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype
-    """The same of the second moments."""
-    deterministic: bool = False
-    """As of the run: every run gives the same bits, under kernels of attention that are slower on newer GPUs."""
     custom_layer: str = ""
     """As of the run: FILE.py:CLASS of a layer of your own in the place of the model's (docs/custom_model.md)."""
-    lora_rank: int = ModelConfig.lora_rank
-    """As of the run: rank of LoRA's adapters beside a frozen model; 0: all of it is trained."""
-    lora_target_modules: str = ModelConfig.lora_target_modules
-    """As of the run: the matrices that have them."""
-    quantize: Quantization = ModelConfig.quantize
-    """As of the run: what the frozen matrices of layers are kept in, nf4 or int8 (QLoRA)."""
     train_as: str | None = None
     """Ways of training that are compared, a line each: some of full, lora and qlora (adapters beside a model in 4 bits)
     with commas between; adapters have the rank of --lora-rank, or 16."""
-    freeze: str = ""
-    """As of the run: patterns of parameters that are not trained, such as layers.[0-7].*."""
-    train_only: str = ""
-    """As of the run: the same of those that are trained."""
     objective: Objective = "tgs"
     """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the
     largest model of --family, or of the shape of --model, then tgs."""
@@ -145,23 +110,13 @@ def main(argv: Sequence[str]) -> None:
     options = parse_options(_Options, argv, prog="memo plan", examples=EXAMPLES)
     _check(options)
     columns = None if options.wide else terminal_columns()
-    model = base_model(options.model, options.family, options.objective)
-    if options.compare is not None:
-        _compare(model, options.compare, options, columns)
+    more = ("place_states", "nvme_path", "clip_grad", "price_per_gpu_hour", "custom_layer")
+    asked = options.job() | {name: getattr(options, name) for name in more}
+    asked["model"] = base_model(options.model, options.family, options.objective)
+    if options.compare is not None or options.train_as is not None:
+        _print(_compared(options, asked, columns))
         return
-    if options.gpus is None:
-        raise ConfigError("--gpus is not given: say how many there are, such as 8, or --compare machines")
-    if options.train_as is not None:
-        _compare_ways(model, options.gpus, options, columns)
-        return
-    question = ask(
-        model,
-        options.gpus,
-        hardware=options.hardware,
-        gpu_memory_gib=options.gpu_memory_gib,
-        global_batch_size=options.global_batch_size,
-        **_asked(options),
-    )
+    question = ask(**asked)
     if options.method == "llmem":
         from memo.papers import fine_tuning
 
@@ -171,7 +126,7 @@ def main(argv: Sequence[str]) -> None:
     if options.explain is not None:
         print(explanation(question, parse_layout(options.explain), columns))
         return
-    with _collecting_rarely(), waiting("planning"):
+    with _searching("planning"):
         plan = answer(
             question,
             options.objective,
@@ -195,86 +150,67 @@ def _print(told: Any) -> None:
     print(told if isinstance(told, str) else json.dumps(told, indent=1))
 
 
-def _asked(options: _Options) -> dict[str, Any]:
-    """The arguments of `ask` that are the same for every machine."""
-    names = ("seq_len", "host_memory_gib", "place_states", "nvme_gib", "nvme_gb_per_s", "nvme_path", "clip_grad")
-    more = ("exp_avg_dtype", "exp_avg_sq_dtype", "deterministic", "price_per_gpu_hour", "custom_layer")
-    return {name: getattr(options, name) for name in (*names, *more, *CHOICES_OF_TRAINED)}
+def _compared(options: _Options, asked: dict[str, Any], columns: int | None) -> Any:
+    """A line for each machine, or for each way of training."""
+    from memo.search.comparing import compare, compare_ways, comparison, comparison_object, parse_machines
 
-
-def _compare(model: str, machines: str, options: _Options, columns: int | None) -> None:
-    from memo.search.comparing import compare, comparison, comparison_object, parse_machines
-
-    with _collecting_rarely(), waiting("planning for each machine"):
-        plans = compare(model, parse_machines(machines), options.global_batch_size, **_asked(options))
-    _print(comparison_object(plans) if options.json else comparison(plans, columns))
-
-
-def _compare_ways(model: str, gpus: int, options: _Options, columns: int | None) -> None:
-    from memo.search.comparing import compare_ways, comparison, comparison_object
-
-    names = ("hardware", "gpu_memory_gib", "global_batch_size")
-    asked = {**{name: getattr(options, name) for name in names}, **_asked(options)}
-    with _collecting_rarely(), waiting("planning for each way of training"):
-        plans = compare_ways(model, gpus, str(options.train_as), **asked)
-    _print(comparison_object(plans) if options.json else comparison(plans, columns))
-
-
-_RARELY = 1_000_000
-"""Objects that a search may make before Python looks for garbage: more than most searches make."""
+    if options.compare is None:
+        with _searching("planning for each way of training"):
+            plans = compare_ways(ways=str(options.train_as), **asked)
+    else:
+        of_jobs = {name: value for name, value in asked.items() if name not in ("gpus", "hardware", "gpu_memory_gib")}
+        with _searching("planning for each machine"):
+            plans = compare(machines=parse_machines(options.compare), **of_jobs)
+    return comparison_object(plans) if options.json else comparison(plans, columns)
 
 
 @contextlib.contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """A context in which Python seldom collects garbage: a search makes many objects and few cycles.
+def _searching(what: str) -> Iterator[None]:
+    """A context in which the terminal shows `what` is done, and Python does not look for garbage.
 
-    Collections as often as by default would take a tenth of its time. The one at the end of the process would take as
-    long as a search, so the objects that are left are frozen.
+    A search makes many objects and few cycles, for which looking would take a quarter of its time. Looking at the end
+    of the process would take as long, so the objects that are left are frozen.
     """
-    before = gc.get_threshold()
-    gc.set_threshold(_RARELY, *before[1:])
+    gc.disable()
     try:
-        yield
+        with waiting(what):
+            yield
     finally:
         gc.freeze()
-        gc.set_threshold(*before)
+        gc.enable()
 
 
 _OF_LLMEM = {"gpus", "model", "seq_len", "hardware", "gpu_memory_gib", "method", "llmem_corrected", "json"}
-_OF_ONE_MACHINE = {
-    *("gpus", "hardware", "gpu_memory_gib", "objective", "family", "min_tgs", "method", "llmem_corrected"),
-    *("top", "all", "explain", "out", "data_path", "trace_out", "plot", "html", "train_as"),
+_OF_ONE_WAY = {
+    *("objective", "family", "min_tgs", "method", "llmem_corrected", "top", "all"),
+    *("explain", "out", "data_path", "trace_out", "plot", "html"),
 }
-_NOT_COMPARED = (_OF_ONE_MACHINE - {"gpus", "hardware", "gpu_memory_gib", "train_as"}) | {
-    "freeze",
-    "train_only",
-    "quantize",
-}
-_OF_ALL_LAYOUTS = {"objective", "all", "json", "out", "trace_out", "plot", "html"}
+"""Flags of a plan for one machine and one way of training."""
 
 
 def _check(options: _Options) -> None:
-    for name, value in changed(options).items():
-        flag = dashed(name) + ("" if value is True else f" {value}")
-        require(
-            options.method != "llmem" or name in _OF_LLMEM,
-            f"{flag} fights with --method llmem, whose paper does not know it: drop one",
-        )
-        require(
-            options.compare is None or name not in _OF_ONE_MACHINE,
-            f"{flag} fights with --compare {options.compare}, which shows one line a machine: drop one",
-        )
-        require(
-            options.train_as is None or name not in _NOT_COMPARED,
-            f"{flag} fights with --train-as {options.train_as}, which shows one line a way of training: drop one",
-        )
-        require(
-            options.explain is None or name not in _OF_ALL_LAYOUTS,
-            f"--explain {options.explain} only explains: leave {dashed(name)} out, or --explain",
-        )
+    given, everything = changed(options), {field.name for field in fields(_Options)}
+    modes = (  # (the flag of what is asked, flags that do not go with it, why)
+        ("method", everything - _OF_LLMEM if options.method == "llmem" else set(), "whose paper does not know it"),
+        (
+            "compare",
+            _OF_ONE_WAY | {"gpus", "hardware", "gpu_memory_gib", "train_as"},
+            "which shows one line a machine",
+        ),
+        ("train_as", _OF_ONE_WAY | {"freeze", "train_only", "quantize"}, "which shows one line a way of training"),
+        ("explain", {"objective", "all", "json", "out", "trace_out", "plot", "html"}, "which only explains"),
+    )
+    for mode, strangers, why in modes:
+        for name in (name for name in given if mode in given and name in strangers):
+            value = "" if given[name] is True else f" {given[name]}"
+            raise ConfigError(f"{dashed(name)}{value} fights with {dashed(mode)} {given[mode]}, {why}: drop one")
     require(
         options.method == "llmem" or not options.llmem_corrected,
         "--llmem-corrected fights with --method memo, which has no such formulas: give --method llmem",
+    )
+    require(
+        options.gpus is not None or options.compare is not None,
+        "--gpus is not given: say how many there are, such as 8, or --compare machines",
     )
     require(
         not options.hardware.isdecimal(),
@@ -309,17 +245,14 @@ def _write(plan: Plan, options: _Options) -> Commands:
                 f"{flag} {path}: nothing fits, so there is nothing to write: see `memo plan` without {flag} for why",
             )
         return Commands()
-    file = options.out
+    file, commands = options.out, Commands()
     other = None if file is None else trial_file(file)
     for choice, path in ((best, file), (trial, other)):
         if choice is not None and path is not None:
             write_run(question, choice, path, options.data_path)
-    commands = Commands()
     if question.model.run is not None:
-        commands = Commands(
-            command(question, best, file, options.data_path),
-            None if trial is None else command(question, trial, other, options.data_path),
-        )
+        told = None if trial is None else command(question, trial, other, options.data_path)
+        commands = Commands(command(question, best, file, options.data_path), told)
     if options.trace_out is not None:
         from memo.simulate.trace import trace_step
 

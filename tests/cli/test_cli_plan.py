@@ -239,7 +239,10 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([*LONG, "--explain", "tp1", "--html", "a"], "--explain tp1 only explains: leave --html out, or --explain"),
+        (
+            [*LONG, "--explain", "tp1", "--html", "a"],
+            "--html a fights with --explain tp1, which only explains: drop one",
+        ),
         (["--model", "gpt-8b", "--gpus", "8"], "--model gpt-8b: no such preset: did you mean 'gpt-7b'?"),
         (["--model", "gpt-7b", "--gpus", "0"], "--gpus is 0: give a whole number above 0, such as 8"),
         (["--model", "gpt-7b", "--gpus", "12"], "--gpus 12 do not fill nodes of 8 (--hardware a800-80): use --gpus 8"),
@@ -273,8 +276,11 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
             "--min-tgs is -1: give tokens per GPU and second above 0",
         ),
         ([*LONG, "--data-path", "d"], "--data-path d goes into the run's file, but --out is not given: give both"),
-        ([*LONG, "--explain", "tp1", "--json"], "--explain tp1 only explains: leave --json out, or --explain"),
-        ([*LONG, "--explain", "tp1", "--trace-out", "a"], "--explain tp1 only explains: leave --trace-out out, or"),
+        ([*LONG, "--explain", "tp1", "--json"], "--json fights with --explain tp1, which only explains: drop one"),
+        (
+            [*LONG, "--explain", "tp1", "--trace-out", "a"],
+            "--trace-out a fights with --explain tp1, which only explains",
+        ),
         ([*LONG, "--explain", "dp1"], "--explain 'dp1': 'dp1' is no part of a layout: write it as the table does"),
         ([*LONG, "--plot", "a.bmp"], "a drawing goes to a.bmp, but its suffix must be one of .svg, .png, .pdf"),
     ],
