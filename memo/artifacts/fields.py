@@ -17,10 +17,11 @@ numbers, and numbers are not booleans. A whole number becomes a float if the fie
 import dataclasses
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from itertools import count, repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -136,31 +137,36 @@ def _located(check: Check, value: object, name: str, source: Source) -> Any:
 def _build(kind: type, found: object, ignore_unknown: bool) -> Any:
     if not isinstance(found, dict):
         raise FieldMismatch(f"holds {kind_of(found)}, not an object", "")
-    checks = _checks(kind)
-    values = {}
-    for key, value in found.items():
-        if key in checks:
-            values[key] = _inside(f".{key}", checks[key], value)
-        elif not ignore_unknown:
-            raise FieldMismatch(f"has a field {shown(key)}, which is not known", "")
-    for field in dataclasses.fields(kind):
-        has_default = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
-        if field.name not in values and not has_default:
-            raise FieldMismatch(f"has no field {field.name}", "")
-    return kind(**values)
+    checks, required = _checks(kind)
+    unknown = next((key for key in found if key not in checks), None)
+    if unknown is not None and not ignore_unknown:
+        raise FieldMismatch(f"has a field {shown(unknown)}, which is not known", "")
+    missing = next((name for name in required if name not in found), None)
+    if missing is not None:
+        raise FieldMismatch(f"has no field {missing}", "")
+    given = [name for name in found if name in checks]
+    parts = _parts(given, (checks[name] for name in given), (found[name] for name in given), step=".{}")
+    return kind(**dict(zip(given, parts, strict=True)))
 
 
 @cache
-def _checks(kind: type) -> dict[str, Check]:
-    return {field.name: _check_of(field_types(kind)[field.name]) for field in dataclasses.fields(kind)}
+def _checks(kind: type) -> tuple[dict[str, Check], list[str]]:
+    """The check of each field of a dataclass, and the fields that must be there."""
+    fields, none = dataclasses.fields(kind), dataclasses.MISSING
+    required = [field.name for field in fields if field.default is none and field.default_factory is none]
+    return {field.name: _check_of(field_types(kind)[field.name]) for field in fields}, required
 
 
-def _inside(step: str, check: Check, value: object) -> Any:
-    try:
-        return check(value)
-    except FieldMismatch as error:
-        error.path.append(step)
-        raise
+def _parts(keys: Iterable[Any], checks: Iterable[Check], values: Iterable[Any], step: str = "[{}]") -> list[Any]:
+    """The parts of a value as the fields store them; `step` is how a message writes the way to one of a key."""
+    kept = []
+    for key, check, value in zip(keys, checks, values, strict=False):
+        try:
+            kept.append(check(value))
+        except FieldMismatch as error:
+            error.path.append(step.format(key if step.startswith(".") else shown(key)))
+            raise
+    return kept
 
 
 @cache
@@ -173,18 +179,25 @@ def _check_of(hint: Any) -> Check:
     if origin in (Union, types.UnionType):
         return _union(hint, args)
     if origin is Literal:
-        return lambda value: value if _is_one_of(value, args) else _refuse(hint, value)
+        choices = {(type(choice), choice) for choice in args}
+        return _plain(hint, lambda value: value.__hash__ is not None and (type(value), value) in choices)
     if origin is dict:
-        return _dict(hint, _check_of(args[1]))
-    if origin is tuple and args[-1] is not Ellipsis:
-        return _tuple(hint, [_check_of(arg) for arg in args])
-    if origin in (tuple, list):
-        return _sequence(hint, origin, _check_of(args[0]))
-    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
-        return _named_tuple(hint)
+        each = _check_of(args[1])
+        return _container(
+            hint, dict, lambda found: zip(found, _parts(found, repeat(each), found.values()), strict=True)
+        )
+    if origin is list or (origin is tuple and args[-1] is Ellipsis):
+        each = _check_of(args[0])
+        return _container(hint, origin, lambda found: _parts(count(), repeat(each), found))
+    if origin is tuple:
+        checks = [_check_of(arg) for arg in args]
+        return _container(hint, tuple, lambda found: _parts(count(), checks, found), len(checks))
+    if isinstance(hint, type) and hasattr(hint, "_fields"):  # a NamedTuple
+        check = _check_of(tuple.__class_getitem__(tuple(get_type_hints(hint, include_extras=True).values())))
+        return lambda value: hint(*check(value))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return lambda value: _build(hint, value, False)
-    return {float: _number(math.isfinite), int: _whole}.get(hint) or _plain(hint)
+    return {float: _number(math.isfinite), int: _whole}.get(hint) or _plain(hint, lambda value: type(value) is hint)
 
 
 def _whole(value: object) -> int:
@@ -202,8 +215,20 @@ def _number(fits: Callable[[float], bool]) -> Check:
     return check
 
 
-def _plain(kind: type) -> Check:
-    return lambda value: value if type(value) is kind else _refuse(kind, value)
+def _plain(hint: Any, fits: Callable[[Any], bool]) -> Check:
+    return lambda value: value if fits(value) else _refuse(hint, value)
+
+
+def _container(hint: Any, kind: type, parts: Callable[[Any], Iterable[Any]], length: int | None = None) -> Check:
+    """A list or an object of whose parts each one is checked; `length` is the only one that it may have."""
+    written = dict if kind is dict else (list, tuple)
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, written) or length not in (None, len(value)):
+            _refuse(hint, value)
+        return kind(parts(value))
+
+    return check
 
 
 def _annotated(hint: Any, inner: Any, extras: tuple[Any, ...]) -> Check:
@@ -215,7 +240,7 @@ def _annotated(hint: Any, inner: Any, extras: tuple[Any, ...]) -> Check:
         try:
             kept = base(value)
         except FieldMismatch as error:
-            error.remedy = wanted + error.remedy.removeprefix(f"give {accepted(inner)}")  # of its size
+            error.remedy = wanted
             raise
         if kept is not None and not all(rule.accepts(kept) for rule in rules):
             raise FieldMismatch(f"is {shown(value)}", wanted)
@@ -225,15 +250,14 @@ def _annotated(hint: Any, inner: Any, extras: tuple[Any, ...]) -> Check:
 
 
 def _union(hint: Any, args: tuple[Any, ...]) -> Check:
-    others = [arg for arg in args if arg is not type(None)]
-    checks = [_check_of(arg) for arg in others]
+    others = [_check_of(arg) for arg in args if arg is not type(None)]
 
     def check(value: object) -> Any:
         if value is None and len(others) < len(args):
             return None
-        if len(checks) == 1:
-            return checks[0](value)
-        for each in checks:
+        if len(others) == 1:
+            return others[0](value)
+        for each in others:
             try:
                 return each(value)
             except FieldMismatch:
@@ -243,48 +267,10 @@ def _union(hint: Any, args: tuple[Any, ...]) -> Check:
     return check
 
 
-def _dict(hint: Any, check_value: Check) -> Check:
-    def check(value: object) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            _refuse(hint, value)
-        return {key: _inside(f"[{shown(key)}]", check_value, inner) for key, inner in value.items()}
-
-    return check
-
-
-def _sequence(hint: Any, kind: Callable[[Any], Any], check_value: Check) -> Check:
-    def check(value: object) -> Any:
-        if not isinstance(value, list | tuple):
-            _refuse(hint, value)
-        return kind(_inside(f"[{at}]", check_value, inner) for at, inner in enumerate(value))
-
-    return check
-
-
-def _tuple(hint: Any, checks: list[Check]) -> Check:
-    def check(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, list | tuple) or len(value) != len(checks):
-            _refuse(hint, value)
-        pairs = zip(checks, value, strict=True)
-        return tuple(_inside(f"[{at}]", each, inner) for at, (each, inner) in enumerate(pairs))
-
-    return check
-
-
-def _named_tuple(kind: Any) -> Check:
-    hints = get_type_hints(kind, include_extras=True)
-    check = _tuple(tuple.__class_getitem__(tuple(hints.values())), [_check_of(hint) for hint in hints.values()])
-    return lambda value: kind(*check(value))
-
-
-def _is_one_of(value: object, choices: tuple[Any, ...]) -> bool:
-    return any(type(choice) is type(value) and choice == value for choice in choices)
-
-
 def _refuse(hint: Any, value: object) -> NoReturn:
-    kind = "" if isinstance(value, list | tuple | dict) and value else f" ({kind_of(value)})"
-    size = {int: ", of at most 64 bits", float: ", and a finite one"}.get(hint, "") if type(value) is hint else ""
-    raise FieldMismatch(f"is {shown(value)}{kind}", f"give {accepted(hint)}{size}")
+    beyond = {int: " of more than 64 bits", float: " that is not finite"}.get(hint, "") if type(value) is hint else ""
+    kind = "" if isinstance(value, list | tuple | dict) and value else f" ({kind_of(value)}{beyond})"
+    raise FieldMismatch(f"is {shown(value)}{kind}", f"give {accepted(hint)}")
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
@@ -297,9 +283,7 @@ def _describe(choice: Any) -> str:
         return " ".join([accepted(args[0]), *(extra.wanted for extra in args[1:] if isinstance(extra, Rule))]).strip()
     if origin is Literal:
         return "one of " + ", ".join(f'"{value}"' for value in args)
-    if origin is tuple and args[-1] is not Ellipsis:
-        return f"a list of {len(args)}"
     if origin in (tuple, list):
-        return "a list"
+        return "a list" if origin is list or args[-1] is Ellipsis else f"a list of {len(args)}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return names.get(choice, "an object")

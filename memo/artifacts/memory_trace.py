@@ -91,7 +91,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
-        """Read a trace. Raises ArtifactError for another file, TraceError as `check_trace`."""
+        """Read a trace. Raises ArtifactError for another file, TraceError as `requests`."""
         source = Source(str(path), TraceError, "record the trace again")
         found = build(_Written, artifact.read(path, SCHEMA, VERSION), source)
         phases = [
@@ -121,8 +121,7 @@ class _Written:
     run: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One block of memory and its lifespan [lower, upper), in numbers of events."""
 
     id: int
@@ -136,52 +135,37 @@ class Request:
 
 
 def requests(trace: Trace) -> list[Request]:
-    """All requests in the order in which they are made. Raises as `check_trace`."""
-    check_trace(trace)
-    born: dict[int, tuple[Malloc, int, int]] = {}
+    """All requests in the order in which they are made.
+
+    Raises TraceError for an empty trace, sizes that are not positive or absurd, a free without its malloc, a double
+    free, and an id used twice.
+    """
     found: dict[int, Request] = {}
-    end = sum(len(phase.events) for phase in trace.phases)
-    for at, index, event in _walk(trace):
-        if isinstance(event, Malloc):
-            born[event.id] = event, at, index
-            found[event.id] = Request(event.id, event.num_bytes, at, end, index, None)
-        else:
-            malloc, lower, phase = born[event.id]
-            found[event.id] = Request(event.id, malloc.num_bytes, lower, at, phase, index)
+    end, at = sum(len(phase.events) for phase in trace.phases), 0
+    for index, phase in enumerate(trace.phases):
+        for event in phase.events:
+            made = found.get(event.id)
+            if isinstance(event, Malloc):
+                if not 0 < event.num_bytes <= MAX_BYTES:
+                    _fail(at, phase, f"request {event.id} has {event.num_bytes} bytes, not 1 to {MAX_BYTES}")
+                if made is not None:
+                    _fail(at, phase, f"request {event.id} is made a second time")
+                found[event.id] = Request(event.id, event.num_bytes, at, end, index, None)
+            elif made is None:
+                _fail(at, phase, f"request {event.id} is freed before it is made")
+            elif made.freed_in is not None:
+                _fail(at, phase, f"request {event.id} is freed twice")
+            else:
+                found[event.id] = Request(event.id, made.num_bytes, made.lower, at, made.phase, index)
+            at += 1
+    if not found:
+        raise TraceError("the trace has no request: record a training iteration")
     return list(found.values())
 
 
 def check_trace(trace: Trace) -> None:
-    """Raises TraceError for an empty trace, sizes that are not positive or absurd, a free without its malloc, a
-    double free, and an id used twice."""
-    live: set[int] = set()
-    seen: set[int] = set()
-    for at, index, event in _walk(trace):
-        phase = trace.phases[index]
-        if isinstance(event, Malloc):
-            if not 0 < event.num_bytes <= MAX_BYTES:
-                _fail(at, phase, f"request {event.id} has {event.num_bytes} bytes, not 1 to {MAX_BYTES}")
-            if event.id in seen:
-                _fail(at, phase, f"request {event.id} is made a second time")
-            seen.add(event.id)
-            live.add(event.id)
-        elif event.id not in seen:
-            _fail(at, phase, f"request {event.id} is freed before it is made")
-        elif event.id not in live:
-            _fail(at, phase, f"request {event.id} is freed twice")
-        else:
-            live.remove(event.id)
-    if not seen:
-        raise TraceError("the trace has no request: record a training iteration")
-
-
-def _walk(trace: Trace) -> Iterator[tuple[int, int, Event]]:
-    """(number of the event, index of its phase, event)."""
-    at = 0
-    for index, phase in enumerate(trace.phases):
-        for event in phase.events:
-            yield at, index, event
-            at += 1
+    """Raises as `requests`."""
+    requests(trace)
 
 
 def _events(entries: list[Any], where: str, source: Source) -> Iterator[Event]:
