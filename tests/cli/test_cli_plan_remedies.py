@@ -3,18 +3,13 @@
 import json
 
 import pytest
+from plan_answers import printed
 
-from memo.cli.main import main
 from memo.errors import ConfigError
 from memo.search.longest import remedies
 from memo.search.question import PlaceStates, Question, ask
 
 Capture = pytest.CaptureFixture[str]
-
-
-def printed(argv: list[str], capsys: Capture) -> str:
-    assert main(["plan", *argv]) == 0
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("states", "asked"), [("needed", "always"), ("always", "always"), ("never", "never")])
@@ -56,18 +51,8 @@ def test_dtypes_that_no_moment_has_are_refused() -> None:
 @pytest.mark.full
 def test_the_longest_that_would_fit_is_one_beyond_which_nothing_does(capsys: Capture) -> None:
     """Without moving states 1,245,184 tokens fit, and 3M do with them."""
-    argv = [
-        "--model",
-        "llama-3.1-8b",
-        "--gpus",
-        "2",
-        "--hardware",
-        "h100-80",
-        "--host-memory-gib",
-        "2048",
-        "--top",
-        "1",
-    ]
+    asked = "--model llama-3.1-8b --gpus 2 --hardware h100-80 --host-memory-gib 2048 --top 1"
+    argv = asked.split()
     found = json.loads(printed([*argv, "--seq-len", "16M", "--json"], capsys))
     flag, tokens = found["would_fit"][0].split()
     assert found["choices"] == [] and flag == "--seq-len" and int(tokens) > 3 << 20

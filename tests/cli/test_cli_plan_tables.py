@@ -10,20 +10,8 @@ from memo.cli import plan as plan_command
 
 Capture = pytest.CaptureFixture[str]
 LONG = ["--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16"]
-SMALL = [
-    "--model",
-    "llama-3.1-8b",
-    "--gpus",
-    "1",
-    "--hardware",
-    "a100-40",
-    "--gpu-memory-gib",
-    "24",
-    "--seq-len",
-    "128K",
-    "--gbs",
-    "1",
-]
+SMALL = ["--model", "llama-3.1-8b", "--gpus", "1", "--hardware", "a100-40", "--gpu-memory-gib", "24"]
+DISKS = ["--seq-len", "128K", "--gbs", "1", "--host-memory-gib", "128", "--nvme-gib", "931", "--clip-grad", "0"]
 
 
 def test_dollars_follow_the_price_that_is_given_or_known(capsys: Capture) -> None:
@@ -88,7 +76,7 @@ def test_machines_are_compared_by_prices_of_ones_own(capsys: Capture) -> None:
         [*LONG, "--top", "3"],
         [*LONG, "--explain", "tp1 cp8 pp1 mbs1 all_gather"],
         ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "h100-80", "--seq-len", "1M", "--gbs", "8"],
-        [*SMALL, "--host-memory-gib", "128", "--nvme-gib", "931", "--clip-grad", "0"],
+        [*SMALL, *DISKS],
         ["--model", "llama-3.1-8b", "--seq-len", "32768", "--compare", "h100-80x8,a100-80-pciex16,h200x8"],
     ],
     ids=["plain", "explained", "swept", "disks", "machines"],

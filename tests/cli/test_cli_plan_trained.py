@@ -4,17 +4,11 @@ import json
 
 import pytest
 import refusals
-
-from memo.cli.main import main
+from plan_answers import answered
 
 Capture = pytest.CaptureFixture[str]
 LLAMA = ["plan", "--model", "llama-3.1-8b", "--gpus", "1", "--hardware", "h100-80", "--host-memory-gib", "512"]
 OSS = ["plan", "--model", "gpt-oss-20b", "--gpus", "1", "--hardware", "rtx-4090", "--seq-len", "128K"]
-
-
-def answered(argv: list[str], capsys: Capture) -> str:
-    assert main(argv) == 0
-    return capsys.readouterr().out
 
 
 def test_adapters_beside_8b_reach_a_million_tokens_on_one_gpu(capsys: Capture) -> None:

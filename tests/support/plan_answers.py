@@ -1,17 +1,30 @@
-"""What `memo plan` prints; tests that ask the same question look at one answer."""
+"""What `memo plan` and other commands print; tests that ask the same question look at one answer."""
 
+import contextlib
 from unittest import mock
 
 import pytest
 from remembered import remembered
 
-from memo.cli import plan
 from memo.cli.main import main
+from memo.search.planning import answer
+from memo.search.ranking import search
+from memo.search.remedies import remedies
 
-_ANSWER = remembered(plan.answer)
+_REMEMBERED = {
+    "memo.cli.plan.answer": remembered(answer),
+    "memo.search.comparing.search": remembered(search),
+    "memo.search.tables.remedies": remembered(remedies),
+}
+
+
+def answered(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with contextlib.ExitStack() as stack:
+        for place, function in _REMEMBERED.items():
+            stack.enter_context(mock.patch(place, function))
+        assert main(argv) == 0
+    return capsys.readouterr().out
 
 
 def printed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with mock.patch.object(plan, "answer", _ANSWER):
-        assert main(["plan", *argv]) == 0
-    return capsys.readouterr().out
+    return answered(["plan", *argv], capsys)
