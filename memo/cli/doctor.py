@@ -64,14 +64,14 @@ def findings(save: str, nvme_path: str | None) -> list[Finding]:
     torch: Any = None
     with contextlib.suppress(ImportError, OSError):  # OSError: a library that it links
         torch = importlib.import_module("torch")
-    driver = checks.ask_driver()
+    gpus = checks.ask_driver()
     of_gpus = (checks.check_locked_memory, checks.check_shared_memory, checks.check_cpus, checks.check_host_memory)
     return [
         checks.check_torch(torch),
-        checks.check_cuda(torch, driver),
-        checks.check_gpus(driver.gpus),
-        checks.check_compiler(torch, driver.gpus),
-        *(check(driver.gpus) for check in of_gpus),
+        checks.check_cuda(torch, gpus),
+        checks.check_gpus(gpus),
+        checks.check_compiler(torch, gpus),
+        *(check(gpus) for check in of_gpus),
         checks.check_disk(save),
         *([] if nvme_path is None else [checks.check_disk_of_records(nvme_path)]),
     ]

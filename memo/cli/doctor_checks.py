@@ -3,6 +3,7 @@
 import re
 import resource
 import shutil
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from memo.units import GIB, MIB, format_bytes
 
 TORCH_NEEDED = (2, 11)
 """As pyproject.toml asks for."""
-CAPABILITY_NEEDED = (8, 0)
+CAPABILITY_NEEDED = 8.0
 """Compute capability from which a GPU can run: attention on CUDA takes bf16, which GPUs compute from Ampere on."""
 SHM_NEEDED_BYTES = GIB
 """Size of /dev/shm where several GPUs talk through it: what NCCL's guide gives containers (--shm-size=1g)."""
@@ -49,46 +50,28 @@ class Finding:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as its driver reports it; None and 0 stand for what it does not tell."""
+    """One GPU, as its driver reports it; 0 stands for what it does not tell."""
 
     name: str
-    capability: tuple[int, int] | None
+    capability: float
     total_bytes: int
     used_bytes: int
+    driver: str
 
 
-@dataclass(frozen=True)
-class Driver:
-    """What NVIDIA's driver tells: its version, the newest CUDA that it serves (13000 is 13.0), and its GPUs."""
-
-    version: str | None = None
-    cuda: int | None = None
-    gpus: tuple[Gpu, ...] = ()
-
-
-def ask_driver() -> Driver:
-    """Nothing without a driver."""
-    import pynvml
-
-    def asked(name: str, *of: Any) -> Any:
-        try:
-            found = getattr(pynvml, name)(*of)
-        except pynvml.NVMLError:  # a driver that is older than the question, or a container that hides the answer
-            return None
-        return found.decode() if isinstance(found, bytes) else found
-
+def ask_driver() -> list[Gpu]:
+    """The GPUs that NVIDIA's driver sees; none without a driver."""
+    asked = "--query-gpu=name,compute_cap,memory.total,memory.used,driver_version"
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return Driver()
+        command = ["nvidia-smi", asked, "--format=csv,noheader,nounits"]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
     gpus = []
-    for index in range(asked("nvmlDeviceGetCount") or 0):
-        if (handle := asked("nvmlDeviceGetHandleByIndex", index)) is not None:
-            name, capability = asked("nvmlDeviceGetName", handle), asked("nvmlDeviceGetCudaComputeCapability", handle)
-            memory = asked("nvmlDeviceGetMemoryInfo", handle)
-            sizes = (0, 0) if memory is None else (memory.total, memory.used)
-            gpus.append(Gpu(name or "a GPU without a name", capability, *sizes))
-    return Driver(asked("nvmlSystemGetDriverVersion"), asked("nvmlSystemGetCudaDriverVersion"), tuple(gpus))
+    for name, *numbers, driver in (line.rsplit(", ", 4) for line in lines):
+        capability, total_mib, used_mib = (float(re.sub(r"[^\d.]", "", text) or 0) for text in numbers)
+        gpus.append(Gpu(name, capability, int(total_mib * MIB), int(used_mib * MIB), driver))
+    return gpus
 
 
 def check_torch(torch: Any) -> Finding:
@@ -102,26 +85,24 @@ def check_torch(torch: Any) -> Finding:
     return Finding("torch", "ok", version)
 
 
-def check_cuda(torch: Any, driver: Driver) -> Finding:
-    """Whether torch and the driver meet."""
-    present = len(driver.gpus)
-    if not present:
-        found = "no GPU is seen, " + (f"with driver {driver.version}" if driver.version else "and no NVIDIA driver")
+def check_cuda(torch: Any, gpus: Sequence[Gpu]) -> Finding:
+    """Whether torch and the driver meet; torch says best why they do not."""
+    if not gpus:
         remedy = "runs take the CPU; on a machine with GPUs install NVIDIA's driver, and give containers --gpus all"
-        return Finding("CUDA", "note", found, remedy)
-    built_for = None if torch is None else torch.version.cuda
-    if built_for is None:
-        found = f"{present} GPUs, but torch is built for CPUs"
-        return Finding("CUDA", "STOPS", found, "install torch for CUDA: https://pytorch.org")
-    if driver.cuda is not None and int(built_for.split(".")[0]) > driver.cuda // 1000:
-        found = f"torch is built for CUDA {built_for}, and driver {driver.version} serves up to {driver.cuda // 1000}"
-        return Finding("CUDA", "STOPS", found, "update the driver, or install torch for the older CUDA")
-    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not usable:
-        remedy = "look at CUDA_VISIBLE_DEVICES and at python -c 'import torch; torch.zeros(1).cuda()'"
-        return Finding("CUDA", "STOPS", f"the driver sees {present} GPUs, and torch none", remedy)
-    found = f"{built_for}, driver {driver.version or 'of a version that it hides'}, {usable} of {present} GPUs"
-    if usable < present:
+        return Finding("CUDA", "note", "no GPU is seen, or no NVIDIA driver", remedy)
+    if torch is None:
+        return Finding("CUDA", "STOPS", f"{len(gpus)} GPUs, and no torch", "install torch: https://pytorch.org")
+    try:
+        torch.cuda.init()
+    except Exception as error:  # of several kinds
+        found = f"the driver ({gpus[0].driver}) sees {len(gpus)} GPUs, and torch none: {str(error).splitlines()[0]}"
+        remedy = (
+            "install torch for the driver's CUDA (https://pytorch.org), update the driver; see CUDA_VISIBLE_DEVICES"
+        )
+        return Finding("CUDA", "STOPS", found, remedy)
+    usable = torch.cuda.device_count()
+    found = f"{torch.version.cuda}, driver {gpus[0].driver}, {usable} of {len(gpus)} GPUs"
+    if usable < len(gpus):
         return Finding("CUDA", "note", found, "CUDA_VISIBLE_DEVICES hides the others")
     return Finding("CUDA", "ok", found)
 
@@ -129,9 +110,9 @@ def check_cuda(torch: Any, driver: Driver) -> Finding:
 def check_gpus(gpus: Sequence[Gpu]) -> Finding:
     """Old GPUs, and GPUs in use."""
     found = ", ".join(f"{name} x {count}" for name, count in Counter(gpu.name for gpu in gpus).items())
-    old = [gpu.capability for gpu in gpus if gpu.capability is not None and gpu.capability < CAPABILITY_NEEDED]
+    old = [gpu.capability for gpu in gpus if 0 < gpu.capability < CAPABILITY_NEEDED]
     if old:
-        found += f": compute capability {'.'.join(map(str, old[0]))} has no bf16"
+        found += f": compute capability {old[0]} has no bf16"
         return Finding("GPUs", "STOPS", found, "take GPUs from Ampere (8.0) on, or train on the CPU with --device cpu")
     busy = {index: gpu.used_bytes for index, gpu in enumerate(gpus) if gpu.used_bytes > gpu.total_bytes / 20}
     if busy:
@@ -219,9 +200,11 @@ def check_disk(path: str) -> Finding:
             free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         return _unwritable(name, path, error.strerror)
-    remedy = "a checkpoint takes 12 bytes a parameter, and a run needs room for two: free some, or save elsewhere"
     found = f"{format_bytes(free_bytes)} free in {path}"
-    return Finding(name, "note", found, remedy) if free_bytes < DISK_NOTED_BYTES else Finding(name, "ok", found)
+    if free_bytes < DISK_NOTED_BYTES:
+        remedy = "a checkpoint takes 12 bytes a parameter, and a run needs room for two: free some, or save elsewhere"
+        return Finding(name, "note", found, remedy)
+    return Finding(name, "ok", found)
 
 
 def check_disk_of_records(path: str) -> Finding:
