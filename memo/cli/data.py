@@ -86,35 +86,31 @@ class _Build(_Options, _Files):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Chat(_Files):
-    """Build a corpus of conversations: records of messages, of conversations, of instruction and output, or of prompt
-    and completion."""
-
+class _Rendered(_Files):
     paths: Annotated[tuple[str, ...], Flag(metavar="IN... OUT", is_positional=True)]
-    """.jsonl, .json (lists), .parquet and .arrow files (a conversation a record) and directories that hold some; last
-    the prefix of the files to write."""
+    """.jsonl, .json (lists), .parquet and .arrow files (a conversation, or a pair, a record) and directories that hold
+    some; last the prefix of the files to write."""
     tokenizer: str
     """Directory of the model, or its tokenizer.json; byte for bytes."""
     chat_template: str | None = None
-    """chatml, llama3 or plain, a file of Jinja, or a directory of a model that has a chat template; default: the
-    tokenizer's own."""
+    """Of messages: chatml, llama3 or plain, a file of Jinja, or a directory of a model that has a chat template;
+    default: the tokenizer's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chat(_Rendered):
+    """Build a corpus of conversations: records of messages, of conversations, of instruction and output, or of prompt
+    and completion."""
+
     chat_form: ChatForm | None = None
     """Form of all records: messages (OpenAI's), conversations (ShareGPT's), instruction (Alpaca's) or prompt; default:
     the one whose fields a record has."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pairs(_Files):
+class _Pairs(_Rendered):
     """Build a corpus of preferences: records of prompt, chosen and rejected, as texts or as lists of messages, whose
     prompt may also be what chosen and rejected begin with."""
-
-    paths: Annotated[tuple[str, ...], Flag(metavar="IN... OUT", is_positional=True)]
-    """.jsonl, .json (lists), .parquet and .arrow files (a pair a record) and directories that hold some; last the
-    prefix of the files to write."""
-    tokenizer: str
-    """Directory of the model, or its tokenizer.json; byte for bytes."""
-    chat_template: str | None = None
-    """Of messages, as in `memo data chat`."""
 
 
 def demo(argv: Sequence[str]) -> None:
@@ -125,26 +121,24 @@ def demo(argv: Sequence[str]) -> None:
 
 def build(argv: Sequence[str]) -> None:
     """`memo data build IN... OUT`."""
-    options = parse_options(_Build, argv, prog="memo data build", examples=BUILD_EXAMPLES)
-    _build(build_corpus, options, *_inputs_and_output(options.paths, "memo data build"))
+    _build_of_files(build_corpus, parse_options(_Build, argv, prog="memo data build", examples=BUILD_EXAMPLES))
 
 
 def chat(argv: Sequence[str]) -> None:
     """`memo data chat IN... OUT`."""
-    options = parse_options(_Chat, argv, prog="memo data chat", examples=CHAT_EXAMPLES)
-    _build(build_chat, options, *_inputs_and_output(options.paths, "memo data chat"))
+    _build_of_files(build_chat, parse_options(_Chat, argv, prog="memo data chat", examples=CHAT_EXAMPLES))
 
 
 def pairs(argv: Sequence[str]) -> None:
     """`memo data pairs IN... OUT`."""
-    options = parse_options(_Pairs, argv, prog="memo data pairs", examples=PAIRS_EXAMPLES)
-    _build(build_pairs, options, *_inputs_and_output(options.paths, "memo data pairs"))
+    _build_of_files(build_pairs, parse_options(_Pairs, argv, prog="memo data pairs", examples=PAIRS_EXAMPLES))
 
 
-def _inputs_and_output(paths: Sequence[str], command: str) -> tuple[Sequence[str], str]:
+def _build_of_files(function: Callable[..., BuildSummary], options: _Build | _Rendered) -> None:
+    paths = options.paths
     given = ", ".join(paths) or "none"
-    require(len(paths) > 1, f"{command} needs two paths or more, but got {given}: give IN... and then OUT")
-    return paths[:-1], paths[-1]
+    require(len(paths) > 1, f"memo data needs two paths or more, but got {given}: give IN... and then OUT")
+    _build(function, options, paths[:-1], paths[-1])
 
 
 def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str | Sequence[str]) -> None:

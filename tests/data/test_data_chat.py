@@ -340,7 +340,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert fact.num_answer_tokens == sum(sum(mask) for _, mask in documents(Path(name)))
         assert fact.num_tokens == sum(len(ids) for ids, _ in documents(Path(name)))
     for wrong, message in (
-        (["data", "chat", str(prefix), "--tokenizer", str(folder)], "memo data chat needs two paths"),
+        (["data", "chat", str(prefix), "--tokenizer", str(folder)], "memo data needs two paths"),
         (argv, "--eval-fraction (split_eval in Python) is 0, but"),
         ([*argv[:3], str(folder), str(prefix), "--tokenizer", str(folder)], "model holds no .jsonl files"),
     ):
