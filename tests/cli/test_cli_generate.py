@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refusal
 
 from memo import Trainer
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
@@ -56,25 +57,22 @@ def test_an_exported_model_writes_the_same(run: Path, capsys: pytest.CaptureFixt
         (["--load", "RUN", "--prompt", "a", "--top-p", "2"], "top_p = 2.0: give a share"),
         (["--load", "RUN", "--prompt", "a", "--hidden-size", "33"], "--hidden-size 33"),
         (["--load", "RUN", "--prompt", "a", "--chat-template", "x"], "--chat-template x is read with --chat alone"),
-        (["--load", "RUN", "--prompt", "a", "--chat"], "there is no chat template, as the run has learned no conversa"),
     ],
 )
 def test_what_is_refused(run: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     words = [f"{run}/run" if word == "RUN" else word for word in argv]
-    assert message in refusal(capsys, *words)
+    assert message in refusal(["generate", *words], capsys)
+
+
+def test_a_chat_needs_a_template(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["generate", "--load", f"{run}/run", "--prompt", "a", "--chat"])
+    message = "there is no chat template, as the run has learned no conversations"
+    assert refused.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_no_layer_is_run_that_only_the_run_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The directory may be a stranger's, and no --config has named it."""
     (tmp_path / "config.toml").write_text('custom_layer = "mine.py:Layer"\n')
-    asked = ("--load", str(tmp_path), "--prompt", "a")
-    assert "has --custom-layer 'mine.py:Layer', whose file would be run: give that flag as well" in refusal(
-        capsys, *asked
-    )
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    with pytest.raises(SystemExit) as refused:
-        main(["generate", *argv])
-    assert refused.value.code == 2
-    return capsys.readouterr().err
+    message = refusal(["generate", "--load", str(tmp_path), "--prompt", "a"], capsys)
+    assert "has --custom-layer 'mine.py:Layer', whose file would be run: give that flag as well" in message

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refusals import refusal
 from run_logs import step, write_log
 
 from memo.artifacts.run_log import RunLog
@@ -67,7 +68,4 @@ def test_refusals(
 ) -> None:
     write_log(tmp_path / "a" / "log.jsonl", [step(1)])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_:
-        main(["report", *arguments])
-    assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(["report", *arguments], capsys)
