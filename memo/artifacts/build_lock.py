@@ -1,7 +1,6 @@
 """A lock that lets one process of a machine build a library while the others wait for it. No torch."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
@@ -46,8 +45,6 @@ def _wait(descriptor: int, path: Path, what: str) -> None:
 def _is_ours(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
+    except (BlockingIOError, PermissionError):
         return False
     return True

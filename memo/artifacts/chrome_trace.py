@@ -15,11 +15,10 @@ Event = dict[str, Any]
 
 def process(number: int, name: str, rows: Sequence[str]) -> list[Event]:
     """Events that name a process and its rows, from the top."""
-    events = [_metadata(number, 0, "process_name", {"name": name})]
+    named: list[tuple[int, str, dict[str, Any]]] = [(0, "process_name", {"name": name})]
     for at, row in enumerate(rows):
-        events.append(_metadata(number, at, "thread_name", {"name": row}))
-        events.append(_metadata(number, at, "thread_sort_index", {"sort_index": at}))
-    return events
+        named += [(at, "thread_name", {"name": row}), (at, "thread_sort_index", {"sort_index": at})]
+    return [{"ph": "M", "pid": number, "tid": at, "name": what, "args": args} for at, what, args in named]
 
 
 def complete(
@@ -34,7 +33,3 @@ def complete(
 def write(events: Sequence[Event], path: str | Path) -> None:
     """Write a trace. Raises ArtifactError if the file cannot be written."""
     artifact.write(path, "chrome_trace", 1, {"displayTimeUnit": "ms", "traceEvents": list(events)})
-
-
-def _metadata(process: int, row: int, what: str, args: dict[str, Any]) -> Event:
-    return {"ph": "M", "pid": process, "tid": row, "name": what, "args": args}

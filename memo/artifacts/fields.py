@@ -45,6 +45,13 @@ class Rule:
     accepts: Callable[[Any], bool]
 
 
+@dataclass(frozen=True)
+class Written:
+    """Marks an Annotated field whose type in a file is another one, which its dataclass reads itself."""
+
+    hint: Any
+
+
 def in_range(low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> Rule:
     """A number from `low` to `high`, or above `above` and up to `high`."""
     if above > -math.inf:
@@ -175,7 +182,8 @@ def _check_of(hint: Any) -> Check:
     if hint is Any or hint is object:
         return lambda value: value
     if origin is Annotated:
-        return _annotated(hint, args[0], args[1:])
+        written = next((extra.hint for extra in args[1:] if isinstance(extra, Written)), None)
+        return _annotated(hint, args[0], args[1:]) if written is None else _check_of(written)
     if origin in (Union, types.UnionType):
         return _union(hint, args)
     if origin is Literal:

@@ -10,17 +10,16 @@ An id names one request of the whole trace. A request that is never freed outliv
 the iteration do not occur.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn, Self
 
-from memo.artifacts import artifact
-from memo.artifacts.fields import build
+from memo.artifacts.artifact import Artifact, write
+from memo.artifacts.fields import Written
 from memo.artifacts.reading import Source, listed, shown
 from memo.errors import TraceError
 
-SCHEMA, VERSION = "memory_trace", 1
 ATTENTION = "attention"
 """The kind of a phase whose requests depend on where packed documents end. In a trace that can be planned it asks for
 one block that has room for them all (memo.planner.attention_blocks)."""
@@ -53,7 +52,7 @@ class Phase:
     kind: str
     layer: int
     microbatch: int
-    events: tuple[Event, ...]
+    events: Annotated[tuple[Event, ...], Written(list[Any])]
 
     def __str__(self) -> str:
         where = [f"{name} {index}" for name, index in (("layer", self.layer), ("microbatch", self.microbatch))]
@@ -61,7 +60,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Artifact):
     """One iteration of one rank.
 
     Attributes:
@@ -71,54 +70,32 @@ class Trace:
         run: model, layout and sequence length, for people.
     """
 
+    schema = "memory_trace"
+    remedy = "record the trace again"
+
     device: str
     source: str
     phases: tuple[Phase, ...]
     run: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | Path) -> None:
-        phases = [
-            {
-                "kind": phase.kind,
-                "layer": phase.layer,
-                "microbatch": phase.microbatch,
-                "events": [["malloc", *e] if isinstance(e, Malloc) else ["free", e.id] for e in phase.events],
-            }
-            for phase in self.phases
-        ]
-        body = {"device": self.device, "source": self.source, "run": self.run, "phases": phases}
-        artifact.write(path, SCHEMA, VERSION, body)
+        def written(phase: Phase) -> dict[str, Any]:
+            events = [["malloc", *event] if isinstance(event, Malloc) else ["free", *event] for event in phase.events]
+            return {**vars(phase), "events": events}
+
+        write(path, self.schema, self.version, {**vars(self), "phases": [written(phase) for phase in self.phases]})
 
     @classmethod
-    def load(cls, path: str | Path) -> "Trace":
+    def load(cls, path: str | Path) -> Self:
         """Read a trace. Raises ArtifactError for another file, TraceError as `requests`."""
-        source = Source(str(path), TraceError, "record the trace again")
-        found = build(_Written, artifact.read(path, SCHEMA, VERSION), source)
+        found, source = super().load(path), Source(str(path), TraceError, cls.remedy)
         phases = [
-            Phase(phase.kind, phase.layer, phase.microbatch, tuple(_events(phase.events, f"phases[{index}]", source)))
+            replace(phase, events=tuple(_events(phase.events, f"phases[{index}]", source)))
             for index, phase in enumerate(found.phases)
         ]
-        trace = cls(found.device, found.source, tuple(phases), found.run)
+        trace = replace(found, phases=tuple(phases))
         check_trace(trace)
         return trace
-
-
-@dataclass(frozen=True)
-class _WrittenPhase:
-    """A phase in its file, with events as lists."""
-
-    kind: str
-    layer: int
-    microbatch: int
-    events: list[Any]
-
-
-@dataclass(frozen=True)
-class _Written:
-    device: str
-    source: str
-    phases: list[_WrittenPhase]
-    run: dict[str, Any]
 
 
 class Request(NamedTuple):
@@ -168,7 +145,7 @@ def check_trace(trace: Trace) -> None:
     requests(trace)
 
 
-def _events(entries: list[Any], where: str, source: Source) -> Iterator[Event]:
+def _events(entries: Iterable[Any], where: str, source: Source) -> Iterator[Event]:
     """The events of a file; memo.artifacts.fields would be too slow for a million of them."""
     for at, entry in enumerate(entries):
         match entry:

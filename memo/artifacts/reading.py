@@ -8,6 +8,7 @@ much memory as a file needs. Here each of these raises the error of the caller, 
 import codecs
 import contextlib
 import csv
+import itertools
 import json
 import os
 import tomllib
@@ -29,6 +30,7 @@ MAX_CELLS = 1_000_000
 """Limit of one row of a table."""
 MAX_DEPTH = 64
 """Limit of lists and objects inside each other: the schemas of tools have about twenty levels."""
+_TOO_DEEP = f"is nested more than {MAX_DEPTH} deep"
 _SHOWN_CHARACTERS = 80
 _LARGEST_SHOWN_BITS = 256
 _NAMES_LISTED = 12
@@ -79,7 +81,7 @@ def parse_json(content: bytes | str, source: Source, *, max_values: int = MAX_VA
     try:
         found = json.loads(text, object_pairs_hook=_object)
     except RecursionError:
-        raise source.refusal(_too_deep()) from None
+        raise source.refusal(_TOO_DEEP) from None
     except ValueError as error:
         raise source.refusal(f"is not JSON ({error})") from None
     _check_depth(found, source)
@@ -95,7 +97,7 @@ def read_toml(path: str | Path, source: Source) -> dict[str, Any]:
     try:
         found = tomllib.loads(text)
     except RecursionError:
-        raise source.refusal(_too_deep()) from None
+        raise source.refusal(_TOO_DEEP) from None
     except ValueError as error:
         raise source.refusal(f"is not valid TOML ({error})") from None
     _check_depth(found, source)
@@ -242,16 +244,8 @@ def _check_depth(found: object, source: Source) -> None:
     """Raises source.error for a value that is nested too deep for recursive code; this loop goes level by level."""
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        outer = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = list(itertools.chain.from_iterable(outer))
         if not level:
             return
-    raise source.refusal(_too_deep())
-
-
-def _too_deep() -> str:
-    return f"is nested more than {MAX_DEPTH} deep"
+    raise source.refusal(_TOO_DEEP)

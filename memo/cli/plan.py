@@ -209,12 +209,12 @@ def _check(options: _Options) -> None:
         "--llmem-corrected fights with --method memo, which has no such formulas: give --method llmem",
     )
     require(
-        options.gpus is not None or options.compare is not None,
-        "--gpus is not given: say how many there are, such as 8, or --compare machines",
-    )
-    require(
         not options.hardware.isdecimal(),
         f"--hardware {options.hardware} is a number, not a machine: did you mean --gpus {options.hardware}?",
+    )
+    require(
+        options.gpus is not None or options.compare is not None,
+        "--gpus is not given: say how many there are, such as 8, or --compare machines",
     )
     require(
         options.objective != "max-seq-len" or options.seq_len == DEFAULT_SEQ_LEN,
