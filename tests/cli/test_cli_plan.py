@@ -96,7 +96,7 @@ def test_it_says_to_keep_everything_on_the_gpu(capsys: Capture) -> None:
 
 
 def test_all_gives_each_reason(capsys: Capture) -> None:
-    argv = ["--model", "gpt-7b", "--gpus", "4", "--seq-len", "131072", "--gbs", "4"]
+    argv = ["--model", "gpt-7b", "--gpus", "2", "--seq-len", "131072", "--gbs", "2"]
     shown = printed([*argv, "--all"], capsys)
     assert "  tp1 cp2 pp1 mbs2 all_gather: out of GPU memory: GPU memory: " in shown and " alpha 0.25 " in shown
     found = json.loads(printed([*argv, "--all", "--json"], capsys))

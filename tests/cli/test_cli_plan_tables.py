@@ -34,9 +34,9 @@ def test_dollars_follow_the_price_that_is_given_or_known(capsys: Capture) -> Non
 
 def test_machines_are_compared_for_one_job(capsys: Capture) -> None:
     argv = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--gbs", "16"]
-    machines = ["--compare", "h100-80x8,l4x1,a100-80x16"]
+    machines = ["--compare", "h100-80x8,l4x1,a100-80x8"]
     found = json.loads(printed([*argv, *machines, "--place-states", "never", "--json"], capsys))
-    assert [(each["hardware"], each["gpus"]) for each in found] == [("h100-80", 8), ("a100-80", 16), ("l4", 1)]
+    assert [(each["hardware"], each["gpus"]) for each in found] == [("h100-80", 8), ("a100-80", 8), ("l4", 1)]
     dollars = [each["dollars_per_billion_tokens"] for each in found]
     assert dollars[0] < dollars[1] and dollars[2] is None and found[2]["layout"] is None
     alone = json.loads(printed([*argv, "--gpus", "8", "--hardware", "h100-80", "--json"], capsys))["choices"][0]
@@ -57,13 +57,13 @@ def test_without_a_price_machines_are_compared_by_speed_and_come_last(capsys: Ca
 
 
 def test_machines_are_compared_by_prices_of_ones_own(capsys: Capture) -> None:
-    job = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--gbs", "16", "--json", "--compare"]
-    known = json.loads(printed([*job, "h100-80x8,h200x8"], capsys))
-    own = json.loads(printed([*job, "h100-80x8@0.5,h200x8@3.2"], capsys))
+    job = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--gbs", "2", "--json", "--compare"]
+    known = json.loads(printed([*job, "h100-80x2,h200x2"], capsys))
+    own = json.loads(printed([*job, "h100-80x2@0.5,h200x2@3.2"], capsys))
     assert [each["hardware"] for each in own] == ["h100-80", "h200"]
-    assert [each["dollars_per_hour"] for each in own] == [pytest.approx(8 * 0.5), pytest.approx(8 * 3.2)]
-    dear = json.loads(printed([*job, "h100-80x8@50,h200x8", "--price-per-gpu-hour", "2"], capsys))
-    assert [(each["hardware"], each["dollars_per_hour"]) for each in dear] == [("h200", 16.0), ("h100-80", 400.0)]
+    assert [each["dollars_per_hour"] for each in own] == [pytest.approx(2 * 0.5), pytest.approx(2 * 3.2)]
+    dear = json.loads(printed([*job, "h100-80x2@50,h200x2", "--price-per-gpu-hour", "2"], capsys))
+    assert [(each["hardware"], each["dollars_per_hour"]) for each in dear] == [("h200", 4.0), ("h100-80", 100.0)]
     assert {each["hardware"]: each["tokens_per_s"] for each in known} == {
         each["hardware"]: each["tokens_per_s"] for each in own
     }
