@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from memo.artifacts.fields import Rule, field_types
-from memo.cli.commands import Command
-from memo.cli.main import COMMANDS, main
+from memo.cli.main import COMMANDS, Command, main
 from memo.config import command_line
 from memo.config.flag import LARGEST
 from memo.config.flag_table import CommandLine, Entry, FlagGroup, dashed, texts_of

@@ -97,8 +97,7 @@ def test_what_is_told_and_warned_of_is_one_line_that_no_terminal_obeys(capsys: p
 
 MAY_PRINT_ON_STANDARD_ERROR = {
     "memo/errors.py": "the functions that make names visible",
-    "memo/cli/main.py": "the one word interrupted",
-    "memo/cli/commands.py": "help",
+    "memo/cli/main.py": "help, and the one word interrupted",
     "memo/train/watchdog.py": "stacks, which have lines of their own",
 }
 

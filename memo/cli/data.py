@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from memo.cli.commands import Command, dispatch
+from memo.cli.main import Command, dispatch
 from memo.config.command_line import parse_options
 from memo.config.flag import Flag
 from memo.config.require import require
