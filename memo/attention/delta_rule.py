@@ -10,18 +10,18 @@ convolution. A document begins with S = 0 and nothing to convolve with.
 Legend: t tokens, b batch, n value heads, m key heads, each of which serves n / m value heads in turn, d head dim,
 C = (2 m + n) d channels. `mixed` [t, b, C + 2 n] has q, k and v of a token, and then the logits of beta and those of
 the decay of each value head; positions [b, t] count the tokens of its document before each one. The rule is computed in
-the wide dtype.
+the wide dtype, by torch's operations; memo.attention.delta_kernels has another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memo.attention.blocks import Documents
 from memo.spec.delta import CHUNK, TAPS, carry_size, group_tokens
 from memo_kernels import wide_dtype
 
@@ -29,14 +29,38 @@ _EPSILON = 1e-6
 """In the norms of q and k."""
 
 
-class DeltaNet(NamedTuple):
-    """The parameters of some heads, in the order of `mixed`: kernels [C, TAPS], and for each value head the logarithm
-    of the rate of its decay and a bias [n]."""
+class Place(NamedTuple):
+    """Where a range of tokens stands: the boundaries of the documents of each sequence, None where each is one, and the
+    token of the sequence at which the range begins."""
 
+    documents: Documents | None
+    start: int
+
+    def positions(self, like: Tensor) -> Tensor:
+        """[b, t]: how many tokens of its document stand before each token of `like` [t, b, ...]."""
+        tokens = torch.arange(self.start, self.start + len(like), device=like.device)
+        if self.documents is None:
+            return tokens.expand(like.shape[1], -1)
+        rows = []
+        for row in self.documents:
+            bounds = torch.tensor(row, device=like.device)
+            rows.append(tokens - bounds[torch.searchsorted(bounds, tokens, right=True) - 1])
+        return torch.stack(rows)
+
+
+class _Parameters(NamedTuple):
     kernels: Tensor
     rates: Tensor
     biases: Tensor
     head_dim: int
+
+
+class DeltaNet(_Parameters):
+    """The parameters of some heads, in the order of `mixed`: kernels [C, TAPS], and for each value head the logarithm
+    of the rate of its decay and a bias [n]."""
+
+    asks_by_documents = False
+    """Whether requests for memory depend on where documents end."""
 
     @property
     def heads(self) -> int:
@@ -51,68 +75,85 @@ class DeltaNet(NamedTuple):
         size = carry_size(self.heads, self.key_heads, self.head_dim)
         return mixed.new_zeros((mixed.shape[1], size), dtype=wide_dtype(mixed.dtype))
 
+    def groups(self, mixed: Tensor, place: Place) -> list[tuple[slice, Any]]:
+        """The rows that are computed at a time, and where their tokens stand, as `run` takes it."""
+        rows, positions = group_tokens(self.heads, mixed.shape[1]), place.positions(mixed)
+        groups = [slice(start, min(start + rows, len(mixed))) for start in range(0, len(mixed), rows)]
+        return [(group, positions[:, group]) for group in groups]
 
-def forward(net: DeltaNet, mixed: Tensor, carry: Tensor, positions: Tensor, out: Tensor) -> Tensor:
-    """Writes `out` [t, b, n d], and returns the carry after these tokens."""
-    for rows in _groups(net, mixed):
-        out[rows], carry = _run(net, mixed[rows], carry, positions[:, rows])
-    return carry
+    def run(self, mixed: Tensor, carry: Tensor, where: Any) -> tuple[Tensor, Tensor]:
+        """One group: out [t, b, n d] in the dtype of `mixed`, and the carry after it. `where`: positions [b, t]."""
+        batch, heads, d, channels = mixed.shape[1], self.heads, self.head_dim, len(self.kernels)
+        last, state = carry.split([(TAPS - 1) * channels, heads * d * d], dim=1)
+        x, of_beta, of_decay = mixed.split([channels, heads, heads], dim=-1)
+        met = torch.cat((last.view(batch, TAPS - 1, channels).transpose(0, 1), x.to(carry.dtype)))
+        convolved = _convolved(met, self.kernels.to(carry.dtype), where)
+        mixed_in = F.silu(convolved.to(mixed.dtype)).to(carry.dtype)
+        parts = mixed_in.unflatten(-1, (-1, d)).split([self.key_heads, self.key_heads, heads], dim=2)
+        q, k = (_normed(part).repeat_interleave(heads // self.key_heads, dim=2) for part in parts[:2])
+        decay = decays(self, of_decay, carry.dtype)
+        beta = of_beta.sigmoid().to(carry.dtype)
+        out, state = _rule(q * d**-0.5, k, parts[2], beta, decay, where, state.view(batch, heads, d, d))
+        carry = torch.cat((met[-(TAPS - 1) :].transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
+        return out.flatten(2).to(mixed.dtype), carry
 
 
-def backward(
-    net: DeltaNet, grad_out: Tensor, mixed: Tensor, carry: Tensor, positions: Tensor, grad_carry: Tensor, grad: Tensor
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The gradient of `carry`, and the sums of those of kernels, rates and biases, in the wide dtype.
+class Gradients(NamedTuple):
+    """What a backward finds.
 
-    Args:
-        grad_carry: of the last carry.
-        grad: of `mixed`, is written.
+    Attributes:
+        mixed: is written.
+        carry: of the last carry, and then of the first.
+        kernels, rates, biases: sums in the wide dtype, to which theirs are added.
     """
-    carries = [carry]
-    for rows in list(_groups(net, mixed))[:-1]:
-        carries.append(_run(net, mixed[rows], carries[-1], positions[:, rows])[1])
-    parameters = tuple(net[:3])
-    sums = tuple(torch.zeros_like(each, dtype=grad_carry.dtype) for each in parameters)
-    for rows in reversed(list(_groups(net, mixed))):
+
+    mixed: Tensor
+    carry: Tensor
+    kernels: Tensor
+    rates: Tensor
+    biases: Tensor
+
+
+def forward(net: DeltaNet, mixed: Tensor, carry: Tensor, place: Place, out: Tensor, after: Tensor) -> None:
+    """Writes `out` [t, b, n d], and `after`, the carry after these tokens."""
+    for rows, where in net.groups(mixed, place):
+        out[rows], carry = net.run(mixed[rows], carry, where)
+    after.copy_(carry)
+
+
+def backward(net: DeltaNet, grad_out: Tensor, mixed: Tensor, carry: Tensor, place: Place, gradients: Gradients) -> None:
+    groups, carries = net.groups(mixed, place), [carry]
+    for rows, where in groups[:-1]:
+        carries.append(net.run(mixed[rows], carries[-1], where)[1])
+    of_carry, parameters = gradients.carry, tuple(net[:3])
+    for rows, where in reversed(groups):
         given = (mixed[rows], carries.pop(), *parameters)
-        grad[rows], grad_carry, *found = _run_backward(net, given, positions[:, rows], (grad_out[rows], grad_carry))
-        for total, part in zip(sums, found, strict=True):
+        gradients.mixed[rows], of_carry, *found = _run_backward(net, given, where, (grad_out[rows], of_carry))
+        for total, part in zip(gradients[2:], found, strict=True):
             total.add_(part)
-    return grad_carry, sums
+    gradients.carry.copy_(of_carry)
 
 
 def _run_backward(
-    net: DeltaNet, given: tuple[Tensor, ...], positions: Tensor, grads: tuple[Tensor, Tensor]
+    net: DeltaNet, given: tuple[Tensor, ...], where: Any, grads: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, ...]:
-    """Of one group: the gradients of what `_run` is given, and of the parameters, from those of what it gives."""
+    """Of one group: the gradients of what `run` is given, and of the parameters, from those of what it gives."""
     with torch.enable_grad():
         inputs = [x.detach().requires_grad_() for x in given]
         own = net._replace(kernels=inputs[2], rates=inputs[3], biases=inputs[4])
-        outputs = _run(own, inputs[0], inputs[1], positions)
+        outputs = own.run(inputs[0], inputs[1], where)
     return torch.autograd.grad(outputs, inputs, grads)
 
 
-def _groups(net: DeltaNet, mixed: Tensor) -> Iterator[slice]:
-    """The rows that are computed at a time."""
-    rows = group_tokens(net.heads, mixed.shape[1])
-    return (slice(start, min(start + rows, len(mixed))) for start in range(0, len(mixed), rows))
+def decays(net: DeltaNet, of_decay: Tensor, wide: torch.dtype) -> Tensor:
+    """The logarithms of the factors by which heads forget, from their logits."""
+    return -net.rates.to(wide).exp() * F.softplus(of_decay.to(wide) + net.biases.to(wide))
 
 
-def _run(net: DeltaNet, mixed: Tensor, carry: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """One group: out [t, b, n d] in the dtype of `mixed`, and the carry after it."""
-    batch, heads, d, channels = mixed.shape[1], net.heads, net.head_dim, len(net.kernels)
-    last, state = carry.split([(TAPS - 1) * channels, heads * d * d], dim=1)
-    x, of_beta, of_decay = mixed.split([channels, heads, heads], dim=-1)
-    met = torch.cat((last.view(batch, TAPS - 1, channels).transpose(0, 1), x.to(carry.dtype)))
-    mixed_in = F.silu(_convolved(met, net.kernels.to(carry.dtype), positions).to(mixed.dtype)).to(carry.dtype)
-    parts = mixed_in.unflatten(-1, (-1, d)).split([net.key_heads, net.key_heads, heads], dim=2)
-    q, k = (_normed(part).repeat_interleave(heads // net.key_heads, dim=2) for part in parts[:2])
-    rate, bias = net.rates.to(carry.dtype).exp(), net.biases.to(carry.dtype)
-    decay = -rate * F.softplus(of_decay.to(carry.dtype) + bias)
-    beta = of_beta.sigmoid().to(carry.dtype)
-    out, state = _rule(q * d**-0.5, k, parts[2], beta, decay, positions, state.view(batch, heads, d, d))
-    carry = torch.cat((met[-(TAPS - 1) :].transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
-    return out.flatten(2).to(mixed.dtype), carry
+def next_carry(last: Tensor, x: Tensor, state: Tensor) -> Tensor:
+    """`last` [TAPS - 1, b, C] are the tokens before x [t, b, C], and `state` the matrices after them."""
+    met = torch.cat((last, x[-(TAPS - 1) :].to(last.dtype)))[-(TAPS - 1) :]
+    return torch.cat((met.transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
 
 
 def _convolved(x: Tensor, kernels: Tensor, positions: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from memo.config.derived import (
 )
 from memo.config.flag_table import dashed
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
+from memo.config.model import LINEAR
 from memo.config.require import require, require_most
 from memo.config.run import RunConfig
 from memo.config.split import read_split
@@ -128,6 +129,7 @@ _CUDA_BACKENDS = tuple(name for name in DETERMINISTIC_HEAD_DIM if name != "cpu")
 _RUNS_ON = (
     ("attention_backend", ("cpu",), "cpu", f"--attention-backend auto, {', '.join(_CUDA_BACKENDS)}"),
     ("attention_backend", _CUDA_BACKENDS, "cuda", "--attention-backend auto or cpu"),
+    ("delta_backend", ("fla",), "cuda", "--delta-backend auto or torch"),
     ("kernels", ("triton",), "cuda", "--kernels torch"),
     ("params_dtype", ("fp32", "fp64"), "cpu", "--params-dtype bf16"),
     ("offload_backend", ("cuda",), "cuda", "--offload-backend auto, virtual or threads"),
@@ -151,6 +153,21 @@ def _check_hardware(config: RunConfig) -> None:
         not (backend in _CUDA_BACKENDS and dtype in ("fp32", "fp64")),
         f"--attention-backend {backend} has no {dtype} kernels, but --params-dtype is {dtype}: "
         f"use --params-dtype bf16, or --attention-backend auto",
+    )
+    require(
+        hardware.delta_backend == "auto" or LINEAR in config.model.types_of_layers,
+        f"--delta-backend {hardware.delta_backend} is read where --layer-types names {LINEAR}, but it is "
+        f"{config.model.layer_types or 'not given'}: leave --delta-backend out",
+    )
+    require(
+        not (hardware.delta_backend == "fla" and dtype in ("fp32", "fp64")),
+        f"--delta-backend fla has no {dtype} kernels, but --params-dtype is {dtype}: use --params-dtype bf16, or "
+        "--delta-backend auto",
+    )
+    require(
+        not (hardware.delta_backend == "fla" and hardware.deterministic),
+        "--delta-backend fla fights with --deterministic: it chooses its kernels by their speed at each start: use "
+        "--delta-backend auto, or leave --deterministic out",
     )
     if hardware.deterministic and backend != "auto":
         require(

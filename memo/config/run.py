@@ -99,6 +99,9 @@ class HardwareConfig:
     )
     """Kernels of exact attention; auto: the quickest that `memo profile --attention` measured on this device for such
     calls; where it did not, cudnn from compute capability 9.0 on, and flash below."""
+    delta_backend: Literal["auto", "torch", "fla"] = "auto"
+    """Kernels of gated delta nets; auto: flash-linear-attention's (fla) on CUDA where it is installed and can run, else
+    torch's operations, which are foreseen wherever the run does not start."""
     deterministic: Annotated[bool, Flag(aliases=("deterministic_mode",))] = False
     """Every run of the same flags on the same machines gives the same bits: kernels, products and messages add in one
     order. Leaves cuDNN's attention out, so on GPUs from compute capability 9.0 on attention takes about twice as long,

@@ -137,7 +137,7 @@ class DeltaAttention(nn.Module):
         self.gating = NormedGate(*parts.of_layer(layer, "attention.gating"), parts.config.norm_epsilon, parts.ops)
         self.projection = parts.row(layer, "attention.projection")
         exchange: Any = parts.attention(layer)
-        self.core = ContextDelta(exchange, self, parts.kind(layer).head_dim)
+        self.core = ContextDelta(exchange, self, parts.kind(layer).head_dim, parts.delta_net)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         mixed, gate = self.qkv(x), self.gate(x)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from memo.attention.delta_rule import DeltaNet
 from memo.config.model import ModelConfig
 from memo.model.norm import Norm
 from memo.model.rope import RopeRows, RopeTable
@@ -49,6 +50,7 @@ class ModelParts:
     attention: Callable[[int], CoreAttention]
     """Of a layer."""
     ops: Ops = field(default_factory=lambda: select_ops("torch", torch.float32))
+    delta_net: type[DeltaNet] = DeltaNet
 
     def parameter(self, weight: Weight, prefix: str = "") -> ShardedParameter:
         """This rank's part of a row of the table; `prefix` of the names of its global tensors."""

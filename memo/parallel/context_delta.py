@@ -8,6 +8,7 @@ memo.attention.delta_rule, its tokens those of memo.parallel.zigzag.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from memo.attention import delta_rule
 from memo.attention.blocks import Documents
-from memo.attention.delta_rule import DeltaNet
+from memo.attention.delta_rule import DeltaNet, Gradients, Place
 from memo.parallel.context import ContextAttention
 
 MainGradient = Callable[[nn.Parameter], Tensor | None]
@@ -33,9 +34,11 @@ class Parameters(Protocol):
 
 
 class ContextDelta:
-    def __init__(self, exchange: ContextAttention, of: Parameters, head_dim: int) -> None:
-        """`exchange` has the groups of cp."""
-        self._exchange, self._of, self._head_dim = exchange, of, head_dim
+    def __init__(
+        self, exchange: ContextAttention, of: Parameters, head_dim: int, delta_net: type[DeltaNet] = DeltaNet
+    ) -> None:
+        """`exchange` has the groups of cp, and `delta_net` the kernels."""
+        self._exchange, self._of, self._head_dim, self._delta_net = exchange, of, head_dim, delta_net
         whole = DeltaNet(of.kernels, of.rates, of.biases, head_dim)
         channels = [whole.key_heads * head_dim, whole.key_heads * head_dim, whole.heads * head_dim]
         self._widths = [*channels, whole.heads, whole.heads]
@@ -50,10 +53,12 @@ class ContextDelta:
         carry = net.empty_carry(own) if carry is None else carry
         is_whole = self._exchange.a2a_size == 1
         place = out if is_whole else own.new_empty((*own.shape[:2], net.heads * net.head_dim))
-        carry = delta_rule.forward(net, own, carry, positions_of(documents, start, own), place)
+        after = torch.empty_like(carry)
+        with self._around():
+            delta_rule.forward(net, own, carry, Place(documents, start), place, after)
         if not is_whole:
             self._exchange.join_heads(place.unsqueeze(-1), out=out.unsqueeze(-1))
-        return carry
+        return after
 
     def backward(
         self,
@@ -67,20 +72,22 @@ class ContextDelta:
     ) -> tuple[Tensor, Tensor]:
         """Gradients of `mixed` and of `carry`; those of the parameters are added to their main gradients.
 
-        `grad_carry`: of the carry that `forward` returned; None: nothing was made of it.
+        `grad_carry`: of the carry that `forward` returned, is overwritten; None: nothing was made of it.
         """
         net, own = self._share(), self._split(mixed, self._widths)
         carry = net.empty_carry(own) if carry is None else carry
         grad_carry = torch.zeros_like(carry) if grad_carry is None else grad_carry
         grad_out, grad = self._split(grad_out, [grad_out.shape[-1]]), torch.empty_like(own)
-        positions = positions_of(documents, start, own)
-        grad_carry, sums = delta_rule.backward(net, grad_out, own, carry, positions, grad_carry, grad)
-        for parameter, widths, found in zip(self._parameters, self._widths_of, sums, strict=True):
+        sums = tuple(torch.zeros_like(each, dtype=carry.dtype) for each in net[:3])
+        with self._around():
+            found = Gradients(grad, grad_carry, *sums)
+            delta_rule.backward(net, grad_out, own, carry, Place(documents, start), found)
+        for parameter, widths, total in zip(self._parameters, self._widths_of, sums, strict=True):
             main = main_gradient(parameter)
             if main is None:  # frozen
                 continue
             views = self._own_rows(main, widths)
-            for view, part in zip(views, found.split([len(view) for view in views]), strict=True):
+            for view, part in zip(views, total.split([len(view) for view in views]), strict=True):
                 view.add_(part)
         if self._exchange.a2a_size > 1:
             parts = grad.unsqueeze(-1).split([width // self._exchange.a2a_size for width in self._widths], dim=2)
@@ -92,6 +99,10 @@ class ContextDelta:
         """Asked for each time, because their memory changes."""
         return self._of.kernels, self._of.rates, self._of.biases
 
+    def _around(self) -> AbstractContextManager[None]:
+        """Around what asks for memory by where documents end, and gives all of it back."""
+        return self._exchange.around() if self._delta_net.asks_by_documents else nullcontext()
+
     def _split(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """[s, b, W] of all heads -> [A s, b, W / A] of some; its parts have so many channels."""
         if self._exchange.a2a_size == 1:
@@ -102,22 +113,9 @@ class ContextDelta:
         """The parameters of the heads of which this rank has all tokens."""
         rows = (self._own_rows(each.data, of) for each, of in zip(self._parameters, self._widths_of, strict=True))
         kernels, rates, biases = (torch.cat(parts) for parts in rows)
-        return DeltaNet(kernels, rates, biases, self._head_dim)
+        return self._delta_net(kernels, rates, biases, self._head_dim)
 
     def _own_rows(self, parameter: Tensor, widths: Sequence[int]) -> list[Tensor]:
         """Views of its rows of these heads, in each part of so many rows."""
         exchange = self._exchange
         return [part.chunk(exchange.a2a_size)[exchange.a2a_rank] for part in parameter.split(widths)]
-
-
-def positions_of(documents: Documents | None, start: int, like: Tensor) -> Tensor:
-    """[b, t]: how many tokens of its document stand before each token of `like` [t, b, ...], whose first one is token
-    `start` of the sequence."""
-    tokens = torch.arange(start, start + len(like), device=like.device)
-    if documents is None:
-        return tokens.expand(like.shape[1], -1)
-    rows = []
-    for row in documents:
-        bounds = torch.tensor(row, device=like.device)
-        rows.append(tokens - bounds[torch.searchsorted(bounds, tokens, right=True) - 1])
-    return torch.stack(rows)

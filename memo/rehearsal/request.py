@@ -24,6 +24,7 @@ MOST_MINUTES = 10_000.0
 
 STANDS_IN = {
     "kernels": {"triton": "torch"},
+    "delta_backend": {"fla": "torch"},
     "attention_backend": dict.fromkeys(("flash_attn", "flash_attn_3", "flash_attn_4", "te"), "flash"),
 }
 """Kernels of torch, which the emulated GPU supports, in place of those of other packages, by field of the

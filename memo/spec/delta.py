@@ -18,6 +18,11 @@ def group_tokens(heads: int, batch: int) -> int:
     return max(CHUNK, _GROUP // (heads * batch) // CHUNK * CHUNK)
 
 
+FLA_CHUNK = 64
+"""Tokens of a chunk of flash-linear-attention's kernels, which keep a matrix of each head before each one."""
+FLA_DOCUMENTS = 16
+"""Documents of all sequences in one call of these, at most, or two of each sequence: each has a matrix of each head
+before and after it, and in a backward their gradients. Thousands of short ones would take more than their tokens."""
 RATES = (0.01, 16.0)
 """Bounds of the rates of decay at the start, which are drawn evenly."""
 
@@ -26,6 +31,23 @@ def carry_size(heads: int, key_heads: int, head_dim: int) -> int:
     """Elements of what a sequence carries from one range of tokens to the next: a matrix for each value head, and the
     channels of the last tokens."""
     return heads * head_dim**2 + (TAPS - 1) * (heads + 2 * key_heads) * head_dim
+
+
+def fla_bytes(head_dim: int, key_dim: float, backward: bool) -> float:
+    """Bytes, a token and value head, of all tensors of 16 and 32 bits that a group of tokens makes at its peak with
+    flash-linear-attention's kernels; `key_dim`: of keys for each value head.
+
+    A bound, fitted to what version 0.6 asks for with heads of 16, 64 and 128: up to 5 % more than was counted
+    (tests/kernels/test_kernels_delta.py).
+    """
+    if backward:
+        return 20 * head_dim + 14 * key_dim + 4 * head_dim**2 / FLA_CHUNK + 165
+    return 12 * head_dim + 12.5 * key_dim + 2 * head_dim**2 / FLA_CHUNK + 145
+
+
+def fla_document_bytes(heads: int, head_dim: int, batch: int, backward: bool) -> int:
+    """Beside them, of the most documents in one call: matrices of each head, and of chunks that no document fills."""
+    return max(FLA_DOCUMENTS, 2 * batch) * heads * head_dim**2 * (16 if backward else 10)
 
 
 def group_elements(head_dim: int, channels: float, backward: bool, mixed: bool) -> float:

@@ -10,10 +10,13 @@ import torch
 from memo import __version__
 from memo.artifacts.attention_table import AttentionCase, AttentionRow, AttentionTable, length_class
 from memo.artifacts.profile_cache import attention_table_file, read_attention_table
+from memo.attention.delta_kernels import choose_delta
 from memo.attention.select import AttentionChoice, choose_backend
 from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size, ring_size
+from memo.config.model import LINEAR
 from memo.errors import ArtifactError, warn
+from memo.parallel.dtypes import torch_dtype
 from memo.profiler.attention import time_attention
 from memo.spec.stack import runs_of_kinds, stack_of
 from memo.train.device import device_name
@@ -29,6 +32,17 @@ def choose_attention(config: RunConfig, device: torch.device) -> AttentionChoice
     if device.type == "cuda" and wanted == "auto":
         table = _kept_table(config, device)
     return choose_backend(wanted, device.type, config.model.head_dim, attention_calls(config), table)
+
+
+def choose_delta_nets(config: RunConfig, device: torch.device) -> AttentionChoice | None:
+    """The kernels that --delta-backend means on this device; None: the model has no gated delta nets.
+
+    `config` has its dtype. Raises what `choose_delta` raises.
+    """
+    if LINEAR not in config.model.types_of_layers:
+        return None
+    dtype = torch_dtype(str(config.training.params_dtype))
+    return choose_delta(config.hardware.delta_backend, device.type, dtype, config.model.linear_key_head_dim)
 
 
 def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[AttentionCase, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from memo.attention.delta_kernels import select_delta
 from memo.attention.select import select_backend
 from memo.checkpoint.hugging_face.load import frozen_from, load_pretrained, pretrained_directory
 from memo.config import RunConfig
@@ -235,7 +236,8 @@ def build_chunks(
     # 1. Context parallelism is a kind of attention; the layers that call it do not depend on it.
     attention = attention_of_layers(config, mesh, device, transients)
     # 2. Tensor parallelism decides the shapes of layers, and 3. the pipeline which layers this stage has.
-    parts = ModelParts(config.model, dtype, mesh.tp, attention, select_ops(config.hardware.kernels, dtype))
+    ops, delta_net = select_ops(config.hardware.kernels, dtype), select_delta(config.hardware.delta_backend)
+    parts = ModelParts(config.model, dtype, mesh.tp, attention, ops, delta_net)
     chunks = [
         TransformerChunk(
             parts,

@@ -38,6 +38,7 @@ def describe_start(config: RunConfig, parts: ParallelModel, prepared: Prepared, 
         f"host: {prepared.placement}\n"
         f"{_granularity(config, prepared)}"
         f"attention: {attention.name} ({attention.reason})\n"
+        f"{_delta_nets(prepared)}"
         f"{describe_bits(config, parts.device.type, attention.name)}"
     )
     if parts.device.type == "cuda":
@@ -68,6 +69,11 @@ def _simulation(config: RunConfig, rank: int) -> str:
         f"simulated: rank {rank} of {world} alone. No message is sent: times lack communication, and "
         "losses mean nothing\n"
     )
+
+
+def _delta_nets(prepared: Prepared) -> str:
+    chosen = prepared.delta_nets
+    return "" if chosen is None else f"gated delta nets: {chosen.name} ({chosen.reason})\n"
 
 
 def _granularity(config: RunConfig, prepared: Prepared) -> str:

@@ -62,7 +62,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         norm_placement=model.norm_placement,
         attention_sinks=model.attention_sinks,
         attention_output_gate=model.attention_output_gate,
-        delta_nets=_delta_nets(model),
+        delta_nets=_delta_nets(config),
         experts=_experts(model),
         moe_layer_freq=model.moe_layer_freq,
         seq_length=config.data.seq_length,
@@ -94,10 +94,12 @@ def _trained(model: ModelConfig) -> str:
     return ", ".join(filter(None, (adapters, frozen, only, coded)))
 
 
-def _delta_nets(model: ModelConfig) -> str:
+def _delta_nets(config: RunConfig) -> str:
+    model = config.model
     if LINEAR not in model.types_of_layers:
         return ""
-    return f"{model.linear_num_value_heads} of {model.linear_num_key_heads} x {model.linear_key_head_dim}"
+    kernels = ", fla" if config.hardware.delta_backend == "fla" else ""
+    return f"{model.linear_num_value_heads} of {model.linear_num_key_heads} x {model.linear_key_head_dim}{kernels}"
 
 
 def _experts(model: ModelConfig) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from memo.artifacts.layer_profile import LayerProfile
+from memo.attention.delta_kernels import select_delta
 from memo.config import RunConfig
 from memo.errors import AllocatorError, ConfigError, is_first_of_node
 from memo.estimate.state_memory import state_bytes
@@ -153,7 +154,7 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
     dtype = torch_dtype(str(config.training.params_dtype))
     ops = select_ops(config.hardware.kernels, dtype)
     attention = attention_of_layers(config, mesh, device)
-    parts = ModelParts(config.model, dtype, mesh.tp, attention, ops)
+    parts = ModelParts(config.model, dtype, mesh.tp, attention, ops, select_delta(config.hardware.delta_backend))
     layers = {index: make_layer(parts, index) for index in one_of_each_kind(config, range(config.model.num_layers))}
     bucket_size = config.parallel.ddp_bucket_size
     data_parallel = ShardedDataParallel(

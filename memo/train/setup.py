@@ -33,7 +33,7 @@ from memo.parallel.dtypes import torch_dtype
 from memo.spec.custom_layer import check_split, layer_name
 from memo.spec.flops import microbatch_flops
 from memo.spec.parameters import check_patterns_of
-from memo.train.attention import choose_attention
+from memo.train.attention import choose_attention, choose_delta_nets
 from memo.train.data_sources import (
     DataSource,
     EvalSource,
@@ -60,6 +60,7 @@ class Prepared:
     Attributes:
         config: as this rank has decided it; what auto means for layers is decided by the first rank of each node.
         placement: for people: where it runs on its host.
+        delta_nets: the kernels of gated delta nets, where the model has any.
         is_granularity_chosen: whether --offload-granularity was auto.
         tokenizer: of the corpus or of the pretrained model; None where nobody names one.
     """
@@ -72,6 +73,7 @@ class Prepared:
     placement: str
     is_granularity_chosen: bool
     attention: AttentionChoice
+    delta_nets: AttentionChoice | None
     train_data: SampleDataset
     eval_data: dict[str, SampleDataset]
     tokenizer: Tokenizer | None
@@ -130,7 +132,10 @@ def prepare(
     dtype = torch_dtype(str(config.training.params_dtype))
     peak = device_peak(config.hardware, device, dtype)
     attention = choose_attention(config, device)
+    delta_nets = choose_delta_nets(config, device)
     config = config.override({"attention_backend": attention.name})
+    if delta_nets is not None:
+        config = config.override({"delta_backend": delta_nets.name})
     is_chosen = is_undecided(config)
     config = choose_memory(config, world_size, device, must_fit=must_fit)
     if not is_undecided(config):
@@ -150,6 +155,7 @@ def prepare(
         placement,
         is_chosen,
         attention,
+        delta_nets,
         trained,
         evaluated,
         tokenizer,

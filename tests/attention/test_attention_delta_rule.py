@@ -1,13 +1,15 @@
 """The gated delta net in chunks, against one token after the other, in fp64: outputs and all gradients to 1e-13 of the
 largest; with documents that end anywhere, in any number of groups and of ranges that carry on from each other."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from memo.attention import delta_rule
-from memo.attention.delta_rule import DeltaNet
+from memo.attention.delta_rule import DeltaNet, Gradients, Place
 
 TOKENS, BATCH, HEADS, KEY_HEADS, DIM = 150, 2, 4, 2, 16
 CHANNELS = (2 * KEY_HEADS + HEADS) * DIM
@@ -27,6 +29,10 @@ def net() -> DeltaNet:
 
 def positions(lengths: tuple[tuple[int, ...], ...]) -> Tensor:
     return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths])
+
+
+def place(lengths: tuple[tuple[int, ...], ...], start: int = 0) -> Place:
+    return Place(tuple(tuple(accumulate(row, initial=0)) for row in lengths), start)
 
 
 def token_by_token(of: DeltaNet, mixed: Tensor, places: Tensor) -> Tensor:
@@ -63,43 +69,39 @@ def test_chunks_compute_what_tokens_one_after_the_other_do(
     documents: str, ends: tuple[int, ...], group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_rule, "group_tokens", lambda heads, batch: group)
-    of, places = net(), positions(DOCUMENTS[documents])
+    of, lengths = net(), DOCUMENTS[documents]
     mixed = torch.randn(TOKENS, BATCH, CHANNELS + 2 * HEADS, dtype=torch.float64)
     leaves = [x.clone().requires_grad_() for x in (mixed, *of[:3])]
-    expected = token_by_token(DeltaNet(*leaves[1:], DIM), leaves[0], places)
+    expected = token_by_token(DeltaNet(*leaves[1:], DIM), leaves[0], positions(lengths))
     grad_out = torch.randn_like(expected)
     gradients = torch.autograd.grad(expected, leaves, grad_out)
 
     ranges = [slice(start, end) for start, end in zip((0, *ends), ends, strict=False)]
     out, carries = torch.empty_like(expected), [of.empty_carry(mixed)]
     for rows in ranges:
-        carries.append(delta_rule.forward(of, mixed[rows], carries[-1], places[:, rows], out[rows]))
+        carries.append(torch.empty_like(carries[-1]))
+        delta_rule.forward(of, mixed[rows], carries[-2], place(lengths, rows.start), out[rows], carries[-1])
     assert error(out, expected.detach()) <= BOUND
-    grad, grad_carry, sums = (
-        torch.empty_like(mixed),
-        torch.zeros_like(carries[-1]),
-        [torch.zeros_like(x) for x in of[:3]],
-    )
+    found = Gradients(*(torch.zeros_like(x) for x in (mixed, carries[-1], *of[:3])))
     for rows, carry in zip(reversed(ranges), reversed(carries[:-1]), strict=True):
-        grad_carry, found = delta_rule.backward(
-            of, grad_out[rows], mixed[rows], carry, places[:, rows], grad_carry, grad[rows]
-        )
-        sums = [total + part for total, part in zip(sums, found, strict=True)]
-    for found, wanted in zip((grad, *sums), gradients, strict=True):
-        assert error(found, wanted) <= BOUND
+        own = found._replace(mixed=found.mixed[rows])
+        delta_rule.backward(of, grad_out[rows], mixed[rows], carry, place(lengths, rows.start), own)
+    for gradient, wanted in zip((found.mixed, *found[2:]), gradients, strict=True):
+        assert error(gradient, wanted) <= BOUND
 
 
 def test_other_documents_change_no_bit() -> None:
     """Outputs and gradients of a document, in bf16, where the tokens of the one before are others."""
     of = DeltaNet(*(x.bfloat16() for x in net()[:3]), DIM)
-    places, own = positions(((70, 80), (70, 80))), slice(70, None)
+    places, own = place(((70, 80), (70, 80))), slice(70, None)
     mixed = torch.randn(TOKENS, BATCH, CHANNELS + 2 * HEADS).bfloat16()
     grad_out = torch.randn(TOKENS, BATCH, HEADS * DIM).bfloat16()
     grad_out[:70] = 0
     found = []
     for given in (mixed, torch.cat((-3 * mixed[:70], mixed[70:]))):
-        out, grad, carry = torch.empty_like(grad_out), torch.empty_like(mixed), of.empty_carry(mixed)
-        delta_rule.forward(of, given, carry, places, out)
-        _, sums = delta_rule.backward(of, grad_out, given, carry, places, torch.zeros_like(carry), grad)
-        found.append((out[own], grad[own], *sums))
+        out, carry = torch.empty_like(grad_out), of.empty_carry(mixed)
+        gradients = Gradients(*(torch.zeros_like(x) for x in (mixed, carry, *of[:3])))
+        delta_rule.forward(of, given, carry, places, out, torch.empty_like(carry))
+        delta_rule.backward(of, grad_out, given, carry, places, gradients)
+        found.append((out[own], gradients.mixed[own], *gradients[2:]))
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

@@ -4,7 +4,7 @@
 from memo.estimate.program.exchange import exchanged, join_heads, split_heads
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
-from memo.spec.delta import carry_size, group_elements, group_tokens
+from memo.spec.delta import carry_size, fla_bytes, fla_document_bytes, group_elements, group_tokens
 
 
 def delta_forward(ledger: Ledger, z: LayerSizes) -> None:
@@ -39,6 +39,10 @@ def _all_of_heads(ledger: Ledger, num_bytes: int) -> Block:
 
 
 def _group_bytes(z: LayerSizes, backward: bool) -> int:
+    if z.fla:
+        documents = fla_document_bytes(z.heads, z.head_dim, z.batch, backward) if z.packed else 0
+        own = fla_bytes(z.head_dim, z.kv / z.heads, backward)
+        return int(min(z.tokens, _group(z)) * z.heads * own) + documents + 2 * _carry_bytes(z)
     elements = group_elements(z.head_dim, z.head_dim + 2 * z.kv / z.heads, backward, z.mixed)
     return int(min(z.tokens, _group(z)) * z.heads * elements * z.wide)
 
@@ -54,9 +58,9 @@ def _carry_bytes(z: LayerSizes) -> int:
 
 def _run_forward(ledger: Ledger, z: LayerSizes) -> None:
     """Of `z.tokens` tokens of which this rank has all heads that there are."""
-    carry = ledger.make("carry", _carry_bytes(z))
+    carries = ledger.make("carries", 2 * _carry_bytes(z))
     ledger.pulse(("group of a delta net", _group_bytes(z, backward=False)))
-    ledger.free(carry)
+    ledger.free(carries)
 
 
 def _run_backward(ledger: Ledger, z: LayerSizes) -> Block:

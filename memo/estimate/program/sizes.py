@@ -52,6 +52,7 @@ class LayerSizes(NamedTuple):
         hidden_on_host: whether what layers pass on is in host memory.
         on_cuda: whether the device is a GPU.
         delta: whether a gated delta net stands in the place of attention.
+        fla: whether flash-linear-attention's kernels compute it.
         halves: bytes of the halves of a custom layer (memo.spec.custom_layer); None for memo's own.
     """
 
@@ -91,6 +92,7 @@ class LayerSizes(NamedTuple):
     hidden_on_host: bool
     on_cuda: bool
     delta: bool = False
+    fla: bool = False
     halves: tuple[Half, Half] | None = None
     frozen: frozenset[str] = frozenset()
 
@@ -197,6 +199,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         hidden_on_host=config.memory.sweeps and config.memory.offload_hidden_states,
         on_cuda=device == "cuda",
         delta=model.is_linear,
+        fla=config.hardware.delta_backend == "fla",
         halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
         frozen=frozenset(module for module, weight in layer_matrices(model).items() if weight.frozen),
     )

@@ -1,0 +1,207 @@
+"""The kernels of gated delta nets (--delta-backend): torch's operations, or those of flash-linear-attention.
+
+The package fla-core (Yang and Zhang, https://github.com/fla-org/flash-linear-attention) has the convolution and the
+rule in Triton, forward and backward, on tensor cores: products are of numbers in the model's dtype, sums and S in fp32.
+Documents begin chunks of their own, so that none reads what another has written. Only here is it imported, when a net
+is to use it.
+
+Legend as in memo.attention.delta_rule; D documents of a group of tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache, lru_cache
+from importlib import import_module, metadata, util
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memo.attention.blocks import Documents
+from memo.attention.cuda import boundaries_on
+from memo.attention.delta_rule import DeltaNet, Place, decays, next_carry
+from memo.attention.select import AttentionChoice
+from memo.config.delta_kernels import FLA_VERSION, MOST_HEAD_DIM, WRONG_ON_HOPPER
+from memo.errors import ConfigError
+from memo.spec.delta import FLA_CHUNK, FLA_DOCUMENTS, TAPS, group_tokens
+
+_HOPPER = 9
+
+
+def choose_delta(
+    name: str, device_type: str, dtype: torch.dtype, head_dim: int, capability: tuple[int, int] | None = None
+) -> AttentionChoice:
+    """The kernels for `name` (auto, torch or fla) on `device_type`, and the reason for them.
+
+    "auto" is fla where it can run. `capability` defaults to that of the current device.
+
+    Raises ConfigError for fla where it cannot run.
+    """
+    if device_type == "cpu" and name != "fla":
+        return AttentionChoice("torch", "the one rule of this device")
+    if name == "torch":
+        return AttentionChoice("torch", "--delta-backend")
+    problem = _problem(device_type, dtype, head_dim, capability)
+    if name == "fla" and problem is not None:
+        raise ConfigError(f"--delta-backend is 'fla', but {problem}; or use --delta-backend auto")
+    if problem is not None:
+        return AttentionChoice("torch", f"fla, which is several times as fast, cannot run: {problem}")
+    return AttentionChoice("fla", "--delta-backend" if name == "fla" else "fla-core is installed")
+
+
+def select_delta(name: str) -> type[DeltaNet]:
+    """The nets that are computed by the kernels of this name, which `choose_delta` gave; "auto" is torch's."""
+    if name != "fla":
+        return DeltaNet
+    _fla()
+    return FlaDeltaNet
+
+
+def _problem(device_type: str, dtype: torch.dtype, head_dim: int, capability: tuple[int, int] | None) -> str | None:
+    """Why fla cannot run, and what to do about it."""
+    version, triton = _version("fla-core"), _version("triton")
+    if device_type != "cuda":
+        return f"the device is {device_type!r}: use --device cuda"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"--params-dtype is {str(dtype).removeprefix('torch.')}: use bf16"
+    if head_dim > MOST_HEAD_DIM or head_dim % 8:
+        return f"heads are of {head_dim}: it takes multiples of 8 up to {MOST_HEAD_DIM}"
+    if torch.are_deterministic_algorithms_enabled():
+        return "--deterministic is on, and it chooses kernels by their speed at each start: leave that out"
+    if version is None or version < FLA_VERSION:
+        found = "not installed" if version is None else f"version {_dotted(version)}"
+        return f"fla-core is {found}: pip install 'memo-train[fla]' gives {_dotted(FLA_VERSION)} or later"
+    if triton is None:
+        return "Triton is not installed: pip install triton"
+    first, fixed = WRONG_ON_HOPPER
+    is_hopper = (capability or torch.cuda.get_device_capability())[0] == _HOPPER
+    if is_hopper and first <= triton < fixed and util.find_spec("tilelang") is None:
+        return (
+            f"it refuses Triton {_dotted(triton)} on GPUs of compute capability 9.0, where that computes wrong "
+            f"gradients: install Triton {_dotted(fixed)} or later, or tilelang"
+        )
+    return None
+
+
+def _version(package: str) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(part) for part in re.findall(r"\d+", metadata.version(package))[:3])
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+@cache
+def _fla() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The convolution and the rule."""
+    return (
+        import_module("fla.modules.causal_conv1d").causal_conv1d,
+        import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule,
+    )
+
+
+class _Packed(NamedTuple):
+    """The documents of a group of tokens, of all sequences one after the other.
+
+    Attributes:
+        counts: documents of each sequence.
+        goes_on: whether the first one of each sequence began before the group.
+        options: the boundaries on the device, by the names of fla.
+    """
+
+    counts: tuple[int, ...]
+    goes_on: tuple[bool, ...]
+    options: dict[str, Tensor]
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[b, ...] of the sequences -> [D, ...]: zeros for documents that begin."""
+        nothing, parts = x.new_zeros((1, *x.shape[1:])), list[Tensor]()
+        for row, (count, goes_on) in enumerate(zip(self.counts, self.goes_on, strict=True)):
+            parts.append(x[row : row + 1] if goes_on else nothing)
+            parts.append(nothing.expand(count - 1, *x.shape[1:]))
+        return torch.cat(parts)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """[D, ...] -> [b, ...] of the last document of each sequence."""
+        ends = torch.tensor(self.counts).cumsum(0).tolist()
+        return torch.cat([x[end - 1 : end] for end in ends])
+
+
+class FlaDeltaNet(DeltaNet):
+    """Its backward keeps and asks for what memo.spec.delta says."""
+
+    asks_by_documents = True
+
+    def groups(self, mixed: Tensor, place: Place) -> list[tuple[slice, Any]]:
+        """As a DeltaNet's, of few documents each, each of which takes a matrix a head; None: none begins."""
+        length, batch = mixed.shape[:2]
+        rows, found, start = group_tokens(self.heads, batch), list[tuple[slice, Any]](), 0
+        while start < length:
+            stop, packed = min(start + rows, length), None
+            if place.documents is not None:
+                first = place.start + start
+                stop = _stop(place.documents, first, place.start + stop) - place.start
+                packed = _packed(place.documents, first, place.start + stop, mixed.device)
+            found.append((slice(start, stop), packed))
+            start = stop
+        return found
+
+    def run(self, mixed: Tensor, carry: Tensor, where: _Packed | None) -> tuple[Tensor, Tensor]:
+        """One group: out [t, b, n d] in the dtype of `mixed`, and the carry after it."""
+        convolve, compute = _fla()
+        (length, batch), heads, d = mixed.shape[:2], self.heads, self.head_dim
+        channels = len(self.kernels)
+        last, state = carry.split([(TAPS - 1) * channels, heads * d * d], dim=1)
+        last, state = last.view(batch, TAPS - 1, channels), state.view(batch, heads, d, d)
+        x, of_beta, of_decay = mixed.split([channels, heads, heads], dim=-1)
+        decay, beta = decays(self, of_decay, carry.dtype), of_beta.sigmoid().to(carry.dtype)
+        shape = (batch, length) if where is None else (1, batch * length)
+        rows, beta, decay = (y.transpose(0, 1).reshape(*shape, y.shape[-1]) for y in (x, beta, decay))
+        before, entering = F.pad(last.mT, (1, 0)), state  # fla's convolution is given as many tokens as it has taps
+        options = {} if where is None else where.options
+        if where is not None:
+            before, entering = where.enter(before), where.enter(state)
+        mixed_in, _ = convolve(rows, self.kernels, initial_state=before, activation="silu", **options)
+        q, k, v = mixed_in.unflatten(-1, (-1, d)).split([self.key_heads, self.key_heads, heads], dim=2)
+        del mixed_in
+        own = {"scale": d**-0.5, "initial_state": entering, "output_final_state": True, **options}
+        out, state = compute(q, k, v, decay, beta, use_qk_l2norm_in_kernel=True, **own)
+        state = state if where is None else where.leave(state)
+        out = out.view(batch, length, heads * d).transpose(0, 1)
+        return out, next_carry(last.transpose(0, 1), x, state)
+
+
+def _stop(documents: Documents, start: int, stop: int) -> int:
+    """The last token up to which a group from `start` on has as many documents as it may."""
+    begin = sorted(bound for row in documents for bound in row if start < bound < stop)
+    most = max(FLA_DOCUMENTS, 2 * len(documents)) - len(documents)
+    return begin[most] if len(begin) > most else stop
+
+
+def _packed(documents: Documents, start: int, stop: int, device: torch.device) -> _Packed:
+    """Of tokens from `start` to `stop` of each sequence."""
+    ends, counts = [0], []
+    for row, bounds in enumerate(documents):
+        own = [*(bound - start for bound in bounds if start < bound < stop), stop - start]
+        counts.append(len(own))
+        ends += [row * (stop - start) + end for end in own]
+    boundaries, _ = boundaries_on(tuple(ends), device)
+    options = {"cu_seqlens": boundaries, "chunk_indices": _chunks_on(tuple(ends), device)}
+    return _Packed(tuple(counts), tuple(start not in bounds for bounds in documents), options)
+
+
+@lru_cache(maxsize=64)  # as boundaries_on
+def _chunks_on(boundaries: tuple[int, ...], device: torch.device) -> Tensor:
+    """[chunks, 2] on the device: the document of each chunk, and its number in that. fla would wait for the device to
+    learn them."""
+    lengths = [stop - start for start, stop in pairwise(boundaries)]
+    chunks = [(document, n) for document, length in enumerate(lengths) for n in range(-(-length // FLA_CHUNK))]
+    found = torch.tensor(chunks, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return found.to(device, non_blocking=True)
