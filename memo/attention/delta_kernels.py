@@ -23,13 +23,21 @@ from torch import Tensor
 
 from memo.attention.blocks import Documents
 from memo.attention.cuda import boundaries_on
-from memo.attention.delta_rule import DeltaNet, Place, decays, next_carry
+from memo.attention.delta_rule import DeltaNet, Gradients, Place, backward, decays, forward, next_carry
 from memo.attention.select import AttentionChoice
-from memo.config.delta_kernels import FLA_VERSION, MOST_HEAD_DIM, WRONG_ON_HOPPER
 from memo.errors import ConfigError
 from memo.spec.delta import FLA_CHUNK, FLA_DOCUMENTS, TAPS, group_tokens
 
+_FIRST_VERSION = (0, 6, 0)
+"""Of fla-core: what it computes and allocates was read and tried in this one."""
+_MOST_HEAD_DIM = 256
+"""It holds the matrix of a head in four parts of 64 rows (fla/ops/common/chunk_delta_h.py)."""
 _HOPPER = 9
+_WRONG_ON_HOPPER = ((3, 4, 0), (3, 7, 1))
+"""From the first version of Triton to below the second fla-core refuses a backward on Hopper, unless tilelang is there
+(fla/ops/common/chunk_o.py, chunk_bwd_dqkwg; fla-org/flash-linear-attention, issue 640)."""
+_TUNED_TOKENS = 4096
+"""Enough to fill a GPU with chunks of one head."""
 
 
 def choose_delta(
@@ -61,6 +69,20 @@ def select_delta(name: str) -> type[DeltaNet]:
     return FlaDeltaNet
 
 
+@cache
+def tune(heads: int, key_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, packed: bool) -> None:
+    """Let fla choose among its kernels for nets of so many heads, before memory is recorded or full: it times each one
+    at the first call, which takes seconds and 256 MB."""
+    channels, length = (heads + 2 * key_heads) * head_dim, min(group_tokens(heads, 1), _TUNED_TOKENS)
+    mixed = torch.zeros(length, 1, channels + 2 * heads, dtype=dtype, device=device)
+    net = FlaDeltaNet(mixed.new_zeros(channels, TAPS), mixed.new_zeros(heads), mixed.new_zeros(heads), head_dim)
+    carry, place = net.empty_carry(mixed), Place(((0, length),) if packed else None, 0)
+    out = mixed[..., : heads * head_dim].clone()
+    forward(net, mixed, carry, place, out, torch.empty_like(carry))
+    sums = (torch.zeros_like(each, dtype=carry.dtype) for each in net[:3])
+    backward(net, out, mixed, carry, place, Gradients(torch.empty_like(mixed), torch.zeros_like(carry), *sums))
+
+
 def _problem(device_type: str, dtype: torch.dtype, head_dim: int, capability: tuple[int, int] | None) -> str | None:
     """Why fla cannot run, and what to do about it."""
     version, triton = _version("fla-core"), _version("triton")
@@ -68,16 +90,16 @@ def _problem(device_type: str, dtype: torch.dtype, head_dim: int, capability: tu
         return f"the device is {device_type!r}: use --device cuda"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"--params-dtype is {str(dtype).removeprefix('torch.')}: use bf16"
-    if head_dim > MOST_HEAD_DIM or head_dim % 8:
-        return f"heads are of {head_dim}: it takes multiples of 8 up to {MOST_HEAD_DIM}"
+    if head_dim > _MOST_HEAD_DIM or head_dim % 8:
+        return f"heads are of {head_dim}: it takes multiples of 8 up to {_MOST_HEAD_DIM}"
     if torch.are_deterministic_algorithms_enabled():
         return "--deterministic is on, and it chooses kernels by their speed at each start: leave that out"
-    if version is None or version < FLA_VERSION:
+    if version is None or version < _FIRST_VERSION:
         found = "not installed" if version is None else f"version {_dotted(version)}"
-        return f"fla-core is {found}: pip install 'memo-train[fla]' gives {_dotted(FLA_VERSION)} or later"
+        return f"fla-core is {found}: pip install 'memo-train[fla]' gives {_dotted(_FIRST_VERSION)} or later"
     if triton is None:
         return "Triton is not installed: pip install triton"
-    first, fixed = WRONG_ON_HOPPER
+    first, fixed = _WRONG_ON_HOPPER
     is_hopper = (capability or torch.cuda.get_device_capability())[0] == _HOPPER
     if is_hopper and first <= triton < fixed and util.find_spec("tilelang") is None:
         return (
@@ -112,19 +134,19 @@ class _Packed(NamedTuple):
 
     Attributes:
         counts: documents of each sequence.
-        goes_on: whether the first one of each sequence began before the group.
+        before: tokens of the first one of each sequence that stand before the group.
         options: the boundaries on the device, by the names of fla.
     """
 
     counts: tuple[int, ...]
-    goes_on: tuple[bool, ...]
+    before: tuple[int, ...]
     options: dict[str, Tensor]
 
     def enter(self, x: Tensor) -> Tensor:
         """[b, ...] of the sequences -> [D, ...]: zeros for documents that begin."""
         nothing, parts = x.new_zeros((1, *x.shape[1:])), list[Tensor]()
-        for row, (count, goes_on) in enumerate(zip(self.counts, self.goes_on, strict=True)):
-            parts.append(x[row : row + 1] if goes_on else nothing)
+        for row, (count, before) in enumerate(zip(self.counts, self.before, strict=True)):
+            parts.append(x[row : row + 1] if before else nothing)
             parts.append(nothing.expand(count - 1, *x.shape[1:]))
         return torch.cat(parts)
 
@@ -164,10 +186,11 @@ class FlaDeltaNet(DeltaNet):
         decay, beta = decays(self, of_decay, carry.dtype), of_beta.sigmoid().to(carry.dtype)
         shape = (batch, length) if where is None else (1, batch * length)
         rows, beta, decay = (y.transpose(0, 1).reshape(*shape, y.shape[-1]) for y in (x, beta, decay))
-        before, entering = F.pad(last.mT, (1, 0)), state  # fla's convolution is given as many tokens as it has taps
-        options = {} if where is None else where.options
+        # fla's convolution is given as many tokens as it has taps, and does not read the first of them.
+        before, entering, options = F.pad(last.mT, (1, 0)), state, {}
         if where is not None:
-            before, entering = where.enter(before), where.enter(state)
+            before = torch.cat([_own_tokens(row, own) for row, own in zip(last.split(1), where.before, strict=True)])
+            before, entering, options = where.enter(before), where.enter(state), where.options
         mixed_in, _ = convolve(rows, self.kernels, initial_state=before, activation="silu", **options)
         q, k, v = mixed_in.unflatten(-1, (-1, d)).split([self.key_heads, self.key_heads, heads], dim=2)
         del mixed_in
@@ -176,6 +199,12 @@ class FlaDeltaNet(DeltaNet):
         state = state if where is None else where.leave(state)
         out = out.view(batch, length, heads * d).transpose(0, 1)
         return out, next_carry(last.transpose(0, 1), x, state)
+
+
+def _own_tokens(last: Tensor, before: int) -> Tensor:
+    """[1, C, TAPS] of `last` [1, TAPS - 1, C]: zeros for tokens of another document than the `before` last ones."""
+    own = min(before, TAPS - 1)
+    return F.pad(last[:, TAPS - 1 - own :].mT, (TAPS - own, 0))
 
 
 def _stop(documents: Documents, start: int, stop: int) -> int:
@@ -187,14 +216,15 @@ def _stop(documents: Documents, start: int, stop: int) -> int:
 
 def _packed(documents: Documents, start: int, stop: int, device: torch.device) -> _Packed:
     """Of tokens from `start` to `stop` of each sequence."""
-    ends, counts = [0], []
+    ends, counts, before = [0], [], []
     for row, bounds in enumerate(documents):
+        before.append(start - max(bound for bound in bounds if bound <= start))
         own = [*(bound - start for bound in bounds if start < bound < stop), stop - start]
         counts.append(len(own))
         ends += [row * (stop - start) + end for end in own]
     boundaries, _ = boundaries_on(tuple(ends), device)
     options = {"cu_seqlens": boundaries, "chunk_indices": _chunks_on(tuple(ends), device)}
-    return _Packed(tuple(counts), tuple(start not in bounds for bounds in documents), options)
+    return _Packed(tuple(counts), tuple(before), options)
 
 
 @lru_cache(maxsize=64)  # as boundaries_on

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from memo.attention.delta_kernels import select_delta
+from memo.attention.delta_kernels import select_delta, tune
+from memo.attention.delta_rule import DeltaNet
 from memo.attention.select import select_backend
 from memo.checkpoint.hugging_face.load import frozen_from, load_pretrained, pretrained_directory
 from memo.config import RunConfig
@@ -236,7 +237,7 @@ def build_chunks(
     # 1. Context parallelism is a kind of attention; the layers that call it do not depend on it.
     attention = attention_of_layers(config, mesh, device, transients)
     # 2. Tensor parallelism decides the shapes of layers, and 3. the pipeline which layers this stage has.
-    ops, delta_net = select_ops(config.hardware.kernels, dtype), select_delta(config.hardware.delta_backend)
+    ops, delta_net = select_ops(config.hardware.kernels, dtype), delta_net_of(config, dtype, device)
     parts = ModelParts(config.model, dtype, mesh.tp, attention, ops, delta_net)
     chunks = [
         TransformerChunk(
@@ -250,6 +251,18 @@ def build_chunks(
         for chunk in range(parallel.vpp)
     ]
     return pipeline, chunks
+
+
+def delta_net_of(config: RunConfig, dtype: torch.dtype, device: torch.device) -> type[DeltaNet]:
+    """The kernels of this rank's gated delta nets, which are chosen among those of their package where it has several;
+    nothing of the model has memory yet."""
+    model, parallel, chosen = config.model, config.parallel, config.hardware.delta_backend
+    if chosen == "fla" and device.type == "cuda":
+        shards = parallel.tp * parallel.cp
+        heads, key_heads = model.linear_num_value_heads // shards, model.linear_num_key_heads // shards
+        tune(heads, key_heads, model.linear_key_head_dim, dtype, device, config.data.may_pack)
+        torch.cuda.empty_cache()
+    return select_delta(chosen)
 
 
 def build_stage(

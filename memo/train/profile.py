@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from memo.artifacts.layer_profile import LayerProfile
-from memo.attention.delta_kernels import select_delta
 from memo.config import RunConfig
 from memo.errors import AllocatorError, ConfigError, is_first_of_node
 from memo.estimate.state_memory import state_bytes
@@ -23,7 +22,7 @@ from memo.planner.profile_table import describe_profile
 from memo.spec.layer_ops import stage_ops
 from memo.spec.schedule import pipeline_of
 from memo.train.attention import choose_attention, describe_rows, measure_attention
-from memo.train.build import attention_of_layers, build, build_mesh
+from memo.train.build import attention_of_layers, build, build_mesh, delta_net_of
 from memo.train.ending import shutdown
 from memo.train.feed import run_feed
 from memo.train.layer_profile import keep, measure, one_of_each_kind
@@ -154,7 +153,7 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
     dtype = torch_dtype(str(config.training.params_dtype))
     ops = select_ops(config.hardware.kernels, dtype)
     attention = attention_of_layers(config, mesh, device)
-    parts = ModelParts(config.model, dtype, mesh.tp, attention, ops, select_delta(config.hardware.delta_backend))
+    parts = ModelParts(config.model, dtype, mesh.tp, attention, ops, delta_net_of(config, dtype, device))
     layers = {index: make_layer(parts, index) for index in one_of_each_kind(config, range(config.model.num_layers))}
     bucket_size = config.parallel.ddp_bucket_size
     data_parallel = ShardedDataParallel(
