@@ -63,7 +63,7 @@ def cases(device: str) -> dict[str, Case]:
         "gpt-oss-20b, QLoRA, 64K": whole("gpt-oss-20b", 64 * K, steps=1, **LORA, quantize="nf4"),
         **dict([rank("full-swap-plan", 1024 * K, layers=2, steps=1)]),
         **dict(rank(way, 32 * K, layers=16) for way in ("full-swap-plan", "none")),
-        "qwen3.5-4b, LoRA, 32K": whole("qwen3.5-4b", 32 * K, **LORA),
+        "qwen3.5-4b, LoRA, 32K": whole("qwen3.5-4b", 32 * K, **LORA, delta_backend="torch"),
         "llama-3.2-1b, 128K": whole("llama-3.2-1b", 128 * K),
     }
 

@@ -4,8 +4,9 @@
 
 A row is an operation that the model calls (memo_kernels.Ops), in bf16, on one tile of tokens of an 8B model. Forward
 alone and forward with backward are timed, medians of a tenth of a second each; backward is the difference. Bytes are
-those that must move: inputs read once, results written once. Ratios are the other's time over ours. Without CUDA
-nothing is timed: each operation runs once in torch at a tiny size, which proves that the script would run.
+those that must move: inputs read once, results written once. Ratios are the other's time over ours. Two rows
+more are of a gated delta net, by each of --delta-backend, with the memory that a backward asked for and what is
+foreseen. Without CUDA nothing is timed: each operation runs once in torch at a tiny size, which proves that the script would run.
 """
 
 import dataclasses
@@ -16,9 +17,12 @@ from typing import Any
 
 import torch
 from rows import Journal
-from scales import arguments
+from scales import Scale, arguments
 from torch import Tensor
 
+from memo.attention import delta_rule
+from memo.attention.delta_kernels import choose_delta, select_delta
+from memo.spec.delta import TAPS, fla_bytes, group_elements, group_tokens
 from memo_kernels import Ops, select_ops
 
 EPSILON = 1e-5
@@ -270,6 +274,56 @@ def tried(work: Work) -> dict[str, Any]:
     return {"status": "not measured", "message": "kernels are timed on CUDA"}
 
 
+def delta_net(name: str, make: Maker, z: Sizes) -> dict[str, Any]:
+    """The row of a gated delta net of one sequence, by the kernels `name`; half as many heads of keys as of values."""
+    heads, key_heads = z.heads, z.heads // 2
+    channels = (heads + 2 * key_heads) * z.head_dim
+    of = select_delta(name)(make.normal(channels, TAPS), make.normal(heads), make.normal(heads), z.head_dim)
+    mixed, grad_out = make.normal(z.tokens, 1, channels + 2 * heads), make.normal(z.tokens, 1, heads * z.head_dim)
+    carry, place = of.empty_carry(mixed), delta_rule.Place(None, 0)
+    after, out = torch.empty_like(carry), torch.empty_like(grad_out)
+    sums = (torch.zeros_like(x, dtype=carry.dtype) for x in of[:3])
+    found = delta_rule.Gradients(torch.empty_like(mixed), torch.zeros_like(carry), *sums)
+
+    def forward() -> None:
+        delta_rule.forward(of, mixed, carry, place, out, after)
+
+    def backward() -> None:
+        found.carry.zero_()  # else it would grow from run to run
+        delta_rule.backward(of, grad_out, mixed, carry, place, found)
+
+    forward()
+    backward()
+    row: dict[str, Any] = {"op": f"gated delta net, {name}", "shape": shape(mixed)}
+    if make.device != "cuda":
+        return {**row, "status": "not measured", "message": "kernels are timed on CUDA"}
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    backward()
+    group = min(z.tokens, group_tokens(heads, 1)) * heads
+    of_fla, of_torch = (
+        fla_bytes(z.head_dim, z.head_dim / 2, True),
+        4 * group_elements(z.head_dim, 2 * z.head_dim, True, mixed=True),
+    )
+    row["backward_peak_bytes"] = torch.cuda.max_memory_allocated() - before
+    row["foreseen_peak_bytes"] = int(group * (of_fla if name == "fla" else of_torch)) + 2 * carry.nbytes
+    return {**row, "status": "ok", "forward_s": seconds(forward), "backward_s": seconds(backward)}
+
+
+def add_delta_nets(journal: Journal, scale: Scale, sizes: Sizes) -> None:
+    chosen = choose_delta("auto", scale.device, torch.bfloat16, sizes.head_dim)
+    for name in ("torch", "fla"):
+        about: dict[str, Any] = {"scale": scale.name, "op": f"gated delta net, {name}"}
+        if name == "fla" and chosen.name != "fla":
+            row: dict[str, Any] = {"status": "skipped", "message": chosen.reason}
+        else:
+            try:
+                row = delta_net(name, Maker(scale.device), sizes)
+            except Exception as error:
+                row = {"status": "failed", "message": f"{type(error).__name__}: {error}".splitlines()[0]}
+        journal.add({**about, **row})
+
+
 def main() -> None:
     args = arguments(__doc__)
     on_cuda = args.scale.device == "cuda"
@@ -286,6 +340,8 @@ def main() -> None:
         except Exception as error:
             row = {"status": "failed", "message": f"{type(error).__name__}: {error}".splitlines()[0]}
         journal.add({**about, **row})
+    if args.left_s > 0:
+        add_delta_nets(journal, args.scale, sizes)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from gpu_sizes import SHORTER
 
 from memo import Trainer
+from memo.attention.delta_kernels import choose_delta
 from memo.parallel import data
 from memo.parallel.shards import ShardedParameter, initialize
 
@@ -75,3 +76,11 @@ def test_every_kind_of_layer_is_as_exact_as_on_a_cpu(model: str) -> None:
 @pytest.mark.parametrize("quantize", ["none", "nf4", "int8"])
 def test_adapters_are_as_exact_as_on_a_cpu(quantize: str) -> None:
     assert_as_exact_as_cpu(model="llama-tiny", offload_alpha=0.5, lora_rank=8, quantize=quantize)
+
+
+@pytest.mark.parametrize("alpha", ["off", 0.5])
+def test_delta_nets_by_fla_are_as_exact_as_on_a_cpu(alpha: str | float) -> None:
+    chosen = choose_delta("auto", "cuda", torch.bfloat16, 16)
+    if chosen.name != "fla":
+        pytest.skip(chosen.reason)
+    assert_as_exact_as_cpu({"delta_backend": "fla"}, model="qwen3.5-tiny", offload_alpha=alpha)

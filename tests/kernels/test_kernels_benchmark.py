@@ -3,10 +3,14 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from kernel_checks import DEVICE
+
+from memo.attention.delta_kernels import choose_delta
 
 pytest.importorskip("triton", reason="Triton is not installed")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -54,3 +58,24 @@ def test_a_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (row["backward_s"], row["backward_gb_per_s"]) == (1.0, work.backward_bytes / 1e9)
         assert (row["forward_over_torch"], row["both_over_torch"]) == (3.0, 2.0)
         assert (row["forward_over_compile"], row["both_over_compile"]) == (5.0, 3.0)
+
+
+def test_rows_of_gated_delta_nets() -> None:
+    """fla's where it can run; without a GPU nothing is timed."""
+    journal, scale = Rows(), SimpleNamespace(name="smoke", device=DEVICE.type)
+    kernels.add_delta_nets(journal, scale, kernels.TINY)
+    by_torch, by_fla = journal.rows
+    assert by_torch["status"] == ("ok" if DEVICE.type == "cuda" else "not measured")
+    assert (by_fla["status"] == "ok") == (choose_delta("auto", DEVICE.type, torch.bfloat16, 8).name == "fla")
+    assert by_fla["op"] == "gated delta net, fla"
+    assert "ok" in (by_torch["status"], by_fla["status"]) or by_fla["message"] == "the one rule of this device"
+
+
+class Rows:
+    """In the place of a journal."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
