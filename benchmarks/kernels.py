@@ -6,7 +6,8 @@ A row is an operation that the model calls (memo_kernels.Ops), in bf16, on one t
 alone and forward with backward are timed, medians of a tenth of a second each; backward is the difference. Bytes are
 those that must move: inputs read once, results written once. Ratios are the other's time over ours. Two rows
 more are of a gated delta net, by each of --delta-backend, with the memory that a backward asked for and what is
-foreseen. Without CUDA nothing is timed: each operation runs once in torch at a tiny size, which proves that the script would run.
+foreseen. Without CUDA nothing is timed: each operation runs once in torch at a tiny size, which proves that the script
+would run.
 """
 
 import dataclasses

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from functools import cache, lru_cache
 from importlib import import_module, metadata, util
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -152,8 +152,7 @@ class _Packed(NamedTuple):
 
     def leave(self, x: Tensor) -> Tensor:
         """[D, ...] -> [b, ...] of the last document of each sequence."""
-        ends = torch.tensor(self.counts).cumsum(0).tolist()
-        return torch.cat([x[end - 1 : end] for end in ends])
+        return torch.cat([x[end - 1 : end] for end in accumulate(self.counts)])
 
 
 class FlaDeltaNet(DeltaNet):

@@ -184,6 +184,19 @@ WRONG = [
     Wrong("--min-lr 1e-4 --pretrained-checkpoint a", ("--min-lr 0.0001", "--lr 1e-05", "1e-05 or less")),
     Wrong("--save x --keep-latest-k -1", ("--keep-latest-k is -1: give a whole number from 0 to ",)),
     Wrong("--simulate-world tp=2 --tp 2 --save x", ("--simulate-world tp=2", "--save x", "leave")),
+    Wrong("--delta-backend torch", ("--delta-backend torch", "linear", "not given", "leave --delta-backend out")),
+    Wrong(
+        "--model qwen3.5-tiny --delta-backend fla --device cpu",
+        ("--delta-backend fla", "--device cpu", "--delta-backend auto or torch", "--device cuda"),
+    ),
+    Wrong(
+        "--model qwen3.5-tiny --delta-backend fla --params-dtype fp32",
+        ("--delta-backend fla", "--params-dtype is fp32", "--params-dtype bf16", "--delta-backend auto"),
+    ),
+    Wrong(
+        "--model qwen3.5-tiny --delta-backend fla --deterministic",
+        ("--delta-backend fla", "--deterministic", "by their speed", "leave --deterministic out"),
+    ),
     Wrong("--kernels triton --device cpu", ("--kernels triton", "--device cpu", "--kernels torch", "--device cuda")),
     Wrong(
         "--device cuda --attention-backend cpu",
