@@ -26,8 +26,9 @@ def convolve(
     assert initial_state.shape[1:] == weight.shape
     found = []
     for tokens, before in zip(_documents(x, cu_seqlens, chunk_indices), initial_state, strict=True):
-        met = torch.cat((before[:, 1:], tokens.to(before.dtype).mT), dim=1).unsqueeze(0)
-        found.append(F.silu(F.conv1d(met, weight.to(before.dtype).unsqueeze(1), groups=len(weight)))[0].mT)
+        met = torch.cat((before[:, 1:].mT, tokens.to(before.dtype)))
+        taps = weight.to(before.dtype).unbind(1)
+        found.append(F.silu(sum(met[i : i + len(tokens)] * tap for i, tap in enumerate(taps))))
     return torch.cat(found).view(x.shape).to(x.dtype), None
 
 
@@ -54,7 +55,9 @@ def compute(
     for state, *parts in zip(initial_state, *inputs, strict=True):
         queries, keys, values, betas, decays = (x.to(wide).unsqueeze(1) for x in parts)
         queries, keys = (delta_rule._normed(x).repeat_interleave(shared, dim=2) for x in (queries, keys))
-        positions = torch.arange(1, len(values) + 1).unsqueeze(0)  # each reads what was there before
+        positions = torch.arange(1, len(values) + 1, device=values.device).unsqueeze(
+            0
+        )  # each reads what was there before
         given = (queries * scale, keys, values, betas, decays, positions, state.unsqueeze(0))
         out, after = delta_rule._rule(*given)
         outs.append(out.squeeze(1))
