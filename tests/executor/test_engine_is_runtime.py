@@ -15,12 +15,8 @@ from memo.mesh.simulated import init_simulated
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "1 stage, 1 microbatch": {"pp": 1, "microbatches": 1, "num_layers": 5},
-    "1 stage, 4 microbatches": {"pp": 1, "microbatches": 4, "num_layers": 4},
-    "pp 2": {"pp": 2, "microbatches": 4, "num_layers": 8},
     "pp 3": {"pp": 3, "microbatches": 5, "num_layers": 9},
     "pp 2 vpp 2": {"pp": 2, "vpp": 2, "microbatches": 4, "num_layers": 8},
-    "pp 3 vpp 2": {"pp": 3, "vpp": 2, "microbatches": 3, "num_layers": 6},
-    "breadth first, 1 microbatch": {"pp": 1, "microbatches": 1, "num_layers": 6, "breadth_first": True},
     "breadth first, 5 microbatches": {"pp": 1, "microbatches": 5, "num_layers": 4, "breadth_first": True},
 }
 SHARES = ("none", "1 0 0", "1 1 0", "1 1 1", "0.75 0.5 0.25", "0.25 0.25 0.25")
@@ -67,7 +63,7 @@ def config_of(case: dict[str, Any]) -> RunConfig:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_engine_issues_every_copy_that_the_executor_issues(schedule: str) -> None:
     cases = cases_of(schedule)
-    assert len(cases) == 46  # of eight schedules: 368
+    assert len(cases) == 46
     num_copies = 0
     for case in cases:
         config, world_size = config_of(case), case["pp"] * case["shards"]

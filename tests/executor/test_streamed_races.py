@@ -24,7 +24,6 @@ ALL, OPTIMIZER = StatePlacement(3, 3, 3, 3), StatePlacement(3, 3)
 ZERO2 = {"shards_gradients": True}
 ZERO3 = {**ZERO2, "shards_weights": True}
 CASES: dict[str, tuple[int, list[LayerOp], StatePlacement, torch.dtype]] = {
-    "optimizer": (1, ONE_MICROBATCH, OPTIMIZER, torch.bfloat16),
     "optimizer, fp32": (1, stage_ops(1, 1, 1, 1, 0), StatePlacement(1, 1), torch.float32),
     "fractions, no weight copy": (
         1,
@@ -32,7 +31,6 @@ CASES: dict[str, tuple[int, list[LayerOp], StatePlacement, torch.dtype]] = {
         StatePlacement(4, 3, 2, 1, weight_copy=False),
         torch.bfloat16,
     ),
-    "all, two microbatches": (1, TWO_MICROBATCHES, ALL, torch.bfloat16),
     "one layer alone": (1, TWO_MICROBATCHES, StatePlacement(3, 1, 1, 1), torch.bfloat16),
     "pp 2 vpp 2": (1, stage_ops(2, 2, 2, 8, 1), StatePlacement(4, 4, 4, 4), torch.bfloat16),
     "dp 2, all, two microbatches": (2, TWO_MICROBATCHES, ALL, torch.bfloat16),

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -133,83 +132,6 @@ def test_threads_end_with_their_backend() -> None:
     assert set(threading.enumerate()) <= before
 
 
-class FakeCuda:
-    """Stands in for torch.cuda's streams: writes down what is asked, in order."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.current = "stream0"
-        self.num_streams = 0
-
-    def new_stream(self, device: torch.device) -> "FakeStream":
-        self.num_streams += 1
-        return FakeStream(self, f"copy{self.num_streams}")
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
-        monkeypatch.setattr(torch.cuda, "Event", lambda: FakeEvent(self))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(self, self.current))
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: FakeContext(self, stream.name))
-
-
-class FakeStream:
-    def __init__(self, cuda: FakeCuda, name: str) -> None:
-        self.cuda, self.name = cuda, name
-
-    def wait_event(self, event: "FakeEvent") -> None:
-        self.cuda.calls.append(f"{self.name} waits for {event.at}")
-
-    def synchronize(self) -> None:
-        self.cuda.calls.append(f"synchronize {self.name}")
-
-
-class FakeEvent:
-    def __init__(self, cuda: FakeCuda) -> None:
-        self.cuda, self.at = cuda, ""
-
-    def record(self, stream: FakeStream) -> None:
-        self.at = stream.name
-        self.cuda.calls.append(f"record on {stream.name}")
-
-
-class FakeContext:
-    def __init__(self, cuda: FakeCuda, name: str) -> None:
-        self.cuda, self.name = cuda, name
-
-    def __enter__(self) -> None:
-        self.cuda.current, self.outer = self.name, self.cuda.current
-
-    def __exit__(self, *error: object) -> None:
-        self.cuda.current = self.outer
-
-
-def test_cuda_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda()
-    cuda.install(monkeypatch)
-
-    class Target:
-        def copy_(self, source: object, non_blocking: bool = False) -> None:
-            cuda.calls.append(f"copy on {cuda.current}, {non_blocking=}")
-
-    backend = CudaStreams(torch.device("cuda", 0))
-    assert cuda.num_streams == 2
-    target: Any = Target()
-    backend.wait(OFFLOAD, backend.record(COMPUTE))
-    backend.copy(OFFLOAD, target, numbers(0), "", "")
-    backend.wait(PREFETCH, backend.record(OFFLOAD))
-    backend.wait(PREFETCH, None)
-    backend.copy(PREFETCH, target, numbers(0), "", "")
-    cuda.current = "stream7"  # the model may change its stream at any time
-    backend.wait(COMPUTE, backend.record(PREFETCH))
-    backend.synchronize()
-    assert cuda.calls == [
-        *("record on stream0", "copy1 waits for stream0", "copy on copy1, non_blocking=True"),
-        *("record on copy1", "copy2 waits for copy1", "copy on copy2, non_blocking=True"),
-        *("record on copy2", "stream7 waits for copy2"),
-        *("synchronize stream7", "synchronize copy1", "synchronize copy2"),
-    ]
-
-
 def test_make_backend() -> None:
     auto = make_backend("auto", CPU)
     assert isinstance(auto, VirtualStreams) and auto.policy == "eager"
@@ -220,7 +142,8 @@ def test_make_backend() -> None:
 
 
 def test_auto_is_cuda_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeCuda().install(monkeypatch)
+    """What it asks of CUDA, the tests on emulated GPUs take apart (tests/emulated_gpu/test_lost_orders.py)."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     assert isinstance(make_backend("auto", torch.device("cuda", 1)), CudaStreams)
 
 

@@ -32,24 +32,13 @@ def wrong_reads(
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("num_buffers", [1, 2, 4])
+@pytest.mark.parametrize("num_buffers", [1, 4])
 def test_backwards_find_what_forwards_left(name: str, num_buffers: int, tmp_path: Path) -> None:
     ops = SCHEDULES[name]
     most = swap_plan(ops).num_records
     for count in {1, most // 2, most}:
-        for policy, seed in (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)):
-            backend = Checked(VirtualStreams(policy, seed))  # type: ignore[arg-type]
-            assert wrong_reads(ops, backend, tmp_path, count, num_buffers, steps=3) == [], (count, policy)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_threads(name: str, tmp_path: Path) -> None:
-    backend = ThreadStreams()
-    try:
-        most = swap_plan(SCHEDULES[name]).num_records
-        assert wrong_reads(SCHEDULES[name], Checked(backend), tmp_path, most, 2, steps=4) == []
-    finally:
-        backend.close()
+        for backend in (VirtualStreams(), VirtualStreams("lazy"), VirtualStreams("random", 1), ThreadStreams()):
+            assert wrong_reads(ops, Checked(backend), tmp_path, count, num_buffers) == [], (count, backend)
 
 
 class SameOrder(DroppedWait):
@@ -74,7 +63,7 @@ def races(ops: Sequence[LayerOp], backend: StreamBackend, directory: Path, dropp
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize("name", ["1 stage, 6 layers, 1 microbatch", "pp 2 stage 0, 8 layers, 4 microbatches"])
+@pytest.mark.parametrize("name", ["1 stage, 5 layers, 2 microbatches"])
 def test_every_dropped_wait_is_caught_or_redundant(name: str, is_late: bool, tmp_path: Path) -> None:
     ops = SCHEDULES[name]
     complete = SameOrder(Checked(VirtualStreams()), None, is_late)

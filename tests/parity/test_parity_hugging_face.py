@@ -501,19 +501,14 @@ def _summary(found: dict[str, float]) -> dict[str, float]:
     return kinds | {"gradients": math.sqrt(sum(error**2 for error in found.values()) / len(found))}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["llama", "gpt2", "qwen3_moe", "gpt_oss", "glm4_moe", "gemma3_text", "qwen3_5_moe_text", "qwen3_next", "olmo3"],
-)
+@pytest.mark.parametrize("name", ["gpt2", "gpt_oss", "glm4_moe", "gemma3_text", "qwen3_5_moe_text", "olmo3"])
 def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""
     truth, weights = run_theirs(name, torch.float64, wide=True)
     assert_below(errors(run_ours(name, "fp64", weights, tp=2), truth), 1e-10)
 
 
-@pytest.mark.parametrize(
-    ("name", "tp"), [("qwen3_moe", 1), ("qwen3_moe-shares-of-all", 2), ("mixtral", 2), ("gpt_oss", 1)]
-)
+@pytest.mark.parametrize(("name", "tp"), [("qwen3_moe-shares-of-all", 2), ("gpt_oss", 1)])
 def test_router_losses_have_the_gradients_of_theirs(name: str, tp: int) -> None:
     """1e-10 in fp64, once the load of the step before is that of the same tokens; they are no part of the loss."""
     truth, weights = run_theirs(name, torch.float64, wide=True, router_losses=True)

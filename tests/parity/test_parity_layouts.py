@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hf_directories import VOCAB, write_model
+from hugging_face import needs
 from layouts import make, tiny
 from ranks import run_ranks
 from torch import Tensor
@@ -26,7 +27,7 @@ from memo.data import Sample
 from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_gather
 
-transformers = pytest.importorskip("transformers")
+pytestmark = needs("transformers")
 torch.set_num_threads(1)
 SEQ_LENGTH, BATCH, STEPS, EVAL_BATCHES = 64, 2, 8, 2
 LAYOUT: dict[str, Any] = {"tp": 2, "pp": 2}
@@ -134,6 +135,8 @@ def ours(folder: Path) -> Outcomes:
 @torch.no_grad()
 def their_logits(directory: Path, tokens: Tensor) -> Tensor:
     """[b, s, v] fp32, of tokens [b, s]."""
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     logits: Tensor = model(input_ids=tokens, use_cache=False).logits
     return logits

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hugging_face import Wide
+from hugging_face import Wide, needs
 from layouts import assemble, global_pieces, relative_error
 from lora_models import (
     gradients_of_steps,
@@ -28,23 +28,19 @@ import memo
 from memo.data import Sample
 from memo.train.log_probs import completion_numbers
 
-pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+pytestmark = needs("transformers", "peft")
 torch.set_num_threads(1)
 
 BOUND = 1e-9
 SWAPPED = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 8, "offload_slot_tiles": 2}
 SWEPT = {**SWAPPED, "offload_hidden_states": True}
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
-    (1, {}),
-    (2, {"tp": 2}),
+    (1, {"offload_states": "all"}),
+    (2, {"tp": 2, **SWAPPED}),
     (2, {"cp": 2}),
     (2, {"pp": 2}),
     (2, {"data_parallel_sharding_strategy": "optim_grads_params", "micro_batch_size": 1}),
-    (1, {"micro_batch_size": 2}),
-    (1, SWAPPED),
-    (2, {**SWAPPED, "tp": 2}),
-    (1, {"offload_states": "all"}),
+    (1, {"micro_batch_size": 2, **SWEPT}),
 ]
 SAMPLES = some_samples(13)
 """Of more than one global batch, and no multiple of it."""
@@ -55,14 +51,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_lora_model(tmp_path_factory.mktemp("log_probs"))
 
 
-def _log_probs(folder: Path, layout: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    with memo.Trainer(config=lora_config(folder, **layout)) as trainer:
-        policy = trainer.log_probs(SAMPLES)
-        reference = trainer.log_probs(SAMPLES, reference=True)
-        assert torch.equal(trainer.log_probs(SAMPLES), policy), "the adapters are on again"
-        return policy, reference
-
-
 @pytest.fixture(scope="module")
 def theirs(folder: Path) -> tuple[Tensor, Tensor]:
     """Of the model with and without its adapters."""
@@ -71,20 +59,6 @@ def theirs(folder: Path) -> tuple[Tensor, Tensor]:
         policy = their_log_probs(model, SAMPLES)
         with model.disable_adapter():
             return policy, their_log_probs(model, SAMPLES)
-
-
-@pytest.mark.parametrize(("world_size", "layout"), LAYOUTS, ids=str)
-def test_log_probs_are_those_of_transformers(
-    folder: Path, theirs: tuple[Tensor, Tensor], world_size: int, layout: dict[str, Any]
-) -> None:
-    ranks = run_ranks(world_size, _log_probs, folder, layout)
-    assert len(SAMPLES) % 2 and (theirs[0] - theirs[1]).abs().max() > 0.1
-    for found in ranks:
-        for ours, wanted in zip(found, theirs, strict=True):
-            assert ours.dtype == torch.float64 and ours.shape == (len(SAMPLES), 64)
-            assert (ours - wanted).abs().max() <= BOUND * wanted.abs().max()
-            assert (ours == 0).equal(wanted == 0)
-        assert all(map(torch.equal, found, ranks[0]))
 
 
 def _grpo() -> Any:
@@ -112,19 +86,21 @@ def _old(log_probs: Tensor) -> Tensor:
     return log_probs + 0.3 * torch.sin(torch.arange(log_probs.numel(), dtype=torch.float64)).view_as(log_probs)
 
 
-def _step_on(folder: Path, layout: dict[str, Any]) -> tuple[float, float, dict[str, Tensor]]:
-    """Loss, gradient norm, and gradients of the adapters."""
+def _run(folder: Path, layout: dict[str, Any]) -> tuple[list[Tensor], float, float, dict[str, Tensor]]:
+    """Log-probs with and without the adapters; loss, gradient norm, and gradients of the adapters of a step."""
     with memo.Trainer(config=lora_config(folder, **layout)) as trainer:
+        log_probs = [trainer.log_probs(SAMPLES), trainer.log_probs(SAMPLES, reference=True)]
+        assert torch.equal(trainer.log_probs(SAMPLES), log_probs[0]), "the adapters are on again"
         old, reference = _old(trainer.log_probs(FEW)), trainer.log_probs(FEW, reference=True)
         found = gradients_of_steps(trainer)
         record = trainer.step_on(FEW, lambda log_probs: _loss(log_probs, old, reference))
         assert (trainer.iteration, record.consumed_samples) == (1, 0)
-        return record.lm_loss, record.grad_norm, found
+        return log_probs, record.lm_loss, record.grad_norm, found
 
 
-@pytest.mark.parametrize(("world_size", "layout"), LAYOUTS[:7], ids=str)
-def test_a_step_has_the_gradient_of_the_loss(folder: Path, world_size: int, layout: dict[str, Any]) -> None:
-    """GRPO's, with ratios on both sides of both bounds."""
+@pytest.fixture(scope="module")
+def their_step(folder: Path) -> tuple[float, dict[str, Tensor]]:
+    """The loss of GRPO, with ratios on both sides of both bounds, and its gradients by our names."""
     with Wide():
         model = their_model(folder)
         log_probs = their_log_probs(model, FEW)
@@ -133,17 +109,33 @@ def test_a_step_has_the_gradient_of_the_loss(folder: Path, world_size: int, layo
             reference = their_log_probs(model, FEW)
         loss = _loss(log_probs, old, reference)
         loss.backward()
-        value = loss.item()
         tensors = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     ratios = (log_probs - old)[NUMBERS >= 0].exp()
     assert (ratios > 1.2).any() and (ratios < 0.8).any() and ((ratios - 1).abs() < 0.2).any()
-    norm = torch.cat([grad.flatten() for grad in tensors.values()]).norm()
-    wanted = our_gradients(folder, tensors)
-    ranks = run_ranks(world_size, _step_on, folder, layout)
-    for found_loss, found_norm, _ in ranks:
-        assert abs(found_loss - value) <= BOUND * abs(value)
-        assert abs(found_norm - float(norm)) <= BOUND * float(norm)
-    assert relative_error(assemble([found for _, _, found in ranks]), wanted) <= BOUND
+    return loss.item(), our_gradients(folder, tensors)
+
+
+@pytest.mark.parametrize(("world_size", "layout"), LAYOUTS, ids=str)
+def test_log_probs_and_a_step_on_them_are_those_of_transformers(
+    folder: Path,
+    theirs: tuple[Tensor, Tensor],
+    their_step: tuple[float, dict[str, Tensor]],
+    world_size: int,
+    layout: dict[str, Any],
+) -> None:
+    assert len(SAMPLES) % 2 and (theirs[0] - theirs[1]).abs().max() > 0.1
+    ranks = run_ranks(world_size, _run, folder, layout)
+    loss, gradients = their_step
+    norm = float(torch.cat([grad.flatten() for grad in gradients.values()]).norm())
+    for log_probs, found_loss, found_norm, _ in ranks:
+        for ours, wanted in zip(log_probs, theirs, strict=True):
+            assert ours.dtype == torch.float64 and ours.shape == (len(SAMPLES), 64)
+            assert (ours - wanted).abs().max() <= BOUND * wanted.abs().max()
+            assert (ours == 0).equal(wanted == 0)
+        assert all(map(torch.equal, log_probs, ranks[0][0]))
+        assert abs(found_loss - loss) <= BOUND * abs(loss)
+        assert abs(found_norm - norm) <= BOUND * norm
+    assert relative_error(assemble([found for *_, found in ranks]), gradients) <= BOUND
 
 
 def _both_ways(folder: Path, layout: dict[str, Any]) -> tuple[Any, Any]:
@@ -167,7 +159,7 @@ class _Given:
         return FEW[index % len(FEW)]
 
 
-@pytest.mark.parametrize(("world_size", "layout"), [(1, {}), (2, {"tp": 2}), (1, SWAPPED)], ids=str)
+@pytest.mark.parametrize(("world_size", "layout"), [(1, {}), (2, {"tp": 2, **SWAPPED})], ids=str)
 def test_the_mean_of_losses_is_a_plain_step_to_the_bit(folder: Path, world_size: int, layout: dict[str, Any]) -> None:
     for (norm, weights), (own_norm, own_weights) in run_ranks(world_size, _both_ways, folder, layout):
         assert norm == own_norm

@@ -6,13 +6,21 @@ gradients as well as weights.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from memo.config.model import ModelConfig
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Skips where one is missing, and imports none: the ranks of a test import its module, and peft takes seconds."""
+    missing = [name for name in packages if find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 
 
 class Wide(TorchFunctionMode):

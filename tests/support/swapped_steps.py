@@ -141,18 +141,6 @@ class Workplace:
         return all_reduce(loss.detach().double() * (self.mesh.at.tp == 0), self.mesh.world)
 
 
-def references(workplace: Workplace, dtype: str) -> dict[str, dict[str, Tensor]]:
-    """Pieces of a step of the plain model, by name of the run: "plain", and below fp64 "exact", with its weights."""
-    batches = workplace.batches()
-    plain = workplace.build(params_dtype=dtype, offload_alpha="off")
-    found = {f"{dtype} plain": workplace.step(plain, batches).pieces}
-    if dtype != "fp64":
-        exact = workplace.build(params_dtype="fp64", offload_alpha="off")
-        copy_weights(exact, plain)
-        found[f"{dtype} exact"] = workplace.step(exact, batches).pieces
-    return found
-
-
 def copy_weights(target: ParallelModel, source: ParallelModel) -> None:
     """The same weights in another dtype: with fp64 as target, what rounding is judged by."""
     for ours, theirs in zip(target.data_parallel.buckets, source.data_parallel.buckets, strict=True):
