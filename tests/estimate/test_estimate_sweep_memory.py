@@ -1,14 +1,11 @@
-"""Memory of layers that are swept along the sequence: whole steps as measured, and records as plans count them."""
+"""Memory of layers that are swept along the sequence: records as plans count them, and the bounds of a step."""
 
 from itertools import product
 from typing import Any
 
 import pytest
-from memory_peaks import peak_of_training, run_config
-from ranks import run_ranks
+from memory_peaks import run_config
 
-from memo.config import RunConfig
-from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
@@ -27,7 +24,6 @@ from memo.spec.slots import slot_layout
 from memo.spec.stack import attending_layers
 from memo.spec.sweep import key_value_layout
 
-MOST_ABOVE, MOST_BELOW = 0.03, 0.005
 SWEEP: dict[str, Any] = {
     "offload_granularity": "tile",
     "offload_slot_tiles": 1,
@@ -37,117 +33,19 @@ SWEEP: dict[str, Any] = {
     "vocab_size": 256,
     "ffn_hidden_size": 1024,  # so that what a layer takes is much beside the few KiB that nobody accounts for
 }
-LOSS: dict[str, Any] = {"vocab_size": 2048, "loss_chunk_size": 256}
-"""With these the worst moment is the loss's, or the embedding's over tp, and without a layer's."""
 HIDDEN: dict[str, Any] = {"offload_hidden_states": True}
-CP: dict[str, Any] = {
-    "seq_length": 2048,
-    "offload_tiles": 4,
-    "ffn_hidden_size": 64,
-    "loss_chunk_size": 16,
-    "overlap_grad_reduce": False,
-}
-"""With these the worst moment is attention's, where ranks meet."""
-GATHERED, EXCHANGED = ({**CP, "cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "a2a"))
-
-Case = tuple[str, int, dict[str, Any]]
-CASES: list[Case] = [
-    ("gpt-tiny", 1, {"offload_alpha": 0.0}),
-    ("gpt-tiny", 1, {"offload_alpha": 1.0, "offload_tiles": 32, "offload_slot_tiles": 2, "ffn_hidden_size": 64}),
-    ("llama-tiny", 1, {"offload_alpha": 1.0, "offload_tiles": 4, "params_dtype": "bf16"}),
-    ("llama-tiny", 1, {"offload_alpha": 0.5, "gbs": 3, "gradient_accumulation_order": "breadth_first"}),
-    ("llama-tiny", 1, {"offload_alpha": 0.5, "offload_tiles": 4, "recompute_attention_layers": 1}),
-    ("gpt-tiny", 1, {**HIDDEN, "offload_alpha": 0.0, "offload_tiles": 16, "params_dtype": "bf16"}),
-    ("llama-tiny", 1, {**HIDDEN, "offload_alpha": 0.5, "gbs": 3, "recompute_attention_layers": 1}),
-    ("llama-tiny", 1, {**HIDDEN, "offload_alpha": 0.5, "gbs": 3, "gradient_accumulation_order": "breadth_first"}),
-    ("llama-tiny", 2, {**HIDDEN, "offload_alpha": 1.0, "tp": 2, "offload_tiles": 4}),
-    ("llama-tiny", 1, {**HIDDEN, **LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
-    ("llama-tiny", 2, {**HIDDEN, "offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
-    ("gpt-tiny", 2, {"offload_alpha": 1.0, "tp": 2, "offload_tiles": 4, "params_dtype": "bf16"}),
-    ("llama-tiny", 2, {"offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
-    ("qwen3.5-tiny", 1, {"offload_alpha": 0.5, "layer_types": "full,linear", "num_layers": 3}),
-    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.5}),
-    ("gpt-tiny", 2, {**EXCHANGED, "offload_alpha": 1.0, "params_dtype": "bf16"}),
-    # The keys and values of two or three sections.
-    ("gpt-tiny", 1, {"offload_alpha": 0.0, "window_size": 100, "ffn_hidden_size": 64}),
-    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.5, "offload_tiles": 8, "window_size": 300}),
-    (
-        "gpt-tiny",
-        2,
-        {**EXCHANGED, "offload_alpha": 1.0, "offload_tiles": 8, "window_size": 256, "params_dtype": "bf16"},
-    ),
-    ("llama-tiny", 1, {**LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
-    ("gpt-tiny", 2, {**LOSS, "offload_alpha": 1.0, "pp": 2, "gbs": 4}),
-]
-MORE_CASES: list[Case] = [
-    ("gpt-tiny", 1, {"offload_alpha": 0.0, "offload_tiles": 4, "params_dtype": "bf16"}),
-    ("llama-tiny", 1, {"offload_alpha": 0.5, "offload_tiles": 4, "offload_slot_tiles": 2}),
-    ("qwen3-tiny", 1, {"offload_alpha": 0.0, "offload_tiles": 2, "mbs": 2}),
-    ("gpt-tiny", 1, {"offload_alpha": 0.0, "offload_tiles": 4, "recompute_attention_layers": 2}),
-    ("llama-tiny", 2, {"offload_alpha": 0.0, "tp": 2, "offload_tiles": 2}),
-    ("gpt-tiny", 2, {"offload_alpha": 1.0, "pp": 2, "vpp": 2, "gbs": 4, "num_layers": 4, "params_dtype": "bf16"}),
-    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.0, "params_dtype": "bf16"}),
-    ("gpt-tiny", 4, {**GATHERED, "cp": 4, "offload_alpha": 1.0, "params_dtype": "bf16"}),
-    ("llama-tiny", 4, {**GATHERED, "tp": 2, "offload_alpha": 0.5}),
-    ("llama-tiny", 2, {**EXCHANGED, "offload_alpha": 0.5, "recompute_attention_layers": 1}),
-    ("gpt-tiny", 2, {**EXCHANGED, "offload_alpha": 0.5, "offload_tiles": 2, "mbs": 2}),
-    ("gpt-tiny", 1, {**LOSS, "offload_alpha": 0.0}),
-    ("llama-tiny", 2, {**LOSS, "offload_alpha": 0.0, "tp": 2, "loss_chunk_size": 64}),
-    ("gpt-tiny", 1, {**HIDDEN, "offload_alpha": 0.0, "offload_tiles": 32, "offload_slot_tiles": 4, "mbs": 2}),
-    ("qwen3-tiny", 1, {**HIDDEN, "offload_alpha": 1.0, "offload_tiles": 2}),
-    ("llama-tiny", 2, {**GATHERED, **HIDDEN, "offload_alpha": 0.5}),
-    ("gpt2-tiny", 1, {**HIDDEN, **LOSS, "offload_alpha": 0.0, "offload_tiles": 4}),
-    ("gpt-tiny", 2, {**HIDDEN, "offload_alpha": 1.0, "pp": 2, "vpp": 2, "gbs": 8, "num_layers": 4, "mbs": 2}),
-    ("llama-tiny", 2, {**HIDDEN, **LOSS, "offload_alpha": 0.5, "pp": 2, "gbs": 4, "params_dtype": "bf16"}),
-    ("llama-tiny", 4, {**HIDDEN, "offload_alpha": 0.5, "tp": 2, "pp": 2, "gbs": 3, "offload_tiles": 4}),
-    ("llama-tiny", 2, {**HIDDEN, **LOSS, "offload_alpha": 0.0, "tp": 2, "params_dtype": "bf16"}),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "world_size", "flags"), [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE_CASES)]
-)
-def test_a_step_takes_what_the_account_says(name: str, world_size: int, flags: dict[str, Any]) -> None:
-    """The peak of each stage, at most 3 % above what was measured and 0.5 % below; slots and records to the byte."""
-    config = run_config(name, **{**SWEEP, **flags})
-    peaks = run_ranks(world_size, peak_of_training, config)
-    for stage in range(config.parallel.pp):
-        worst = max((peak for peak in peaks if peak.stage == stage), key=lambda peak: peak.measured)
-        assert worst.foreseen / (worst.measured - message_bytes(config)) - 1 >= -MOST_BELOW
-        assert worst.foreseen / worst.measured - 1 <= MOST_ABOVE
-        assert worst.swap == swap_bytes(config, world_size, stage, config.memory.offload_alpha)
-        # What is printed leaves out the alignment of tensors in a slot.
-        assert worst.printed == pytest.approx((worst.swap.rounding_buffers, worst.swap.host), rel=0.01)
-
-
-def message_bytes(config: RunConfig) -> int:
-    """Of the largest message of a tile: gloo holds it, or a copy, and how long is chance."""
-    model, parallel = config.model, config.parallel
-    tokens = config.data.seq_length // resolved_offload_tiles(config) * config.training.micro_batch_size
-    narrow = 2 if config.training.params_dtype == "bf16" else 4
-    queries, keys = (
-        model.num_attention_heads * model.head_dim // parallel.tp,
-        model.kv_heads * model.head_dim // parallel.tp,
-    )
-    if parallel.cp > 1 and parallel.cp_comm_type == "all_gather":
-        return tokens * 2 * keys * 4  # sums of gradients
-    if parallel.cp > 1:
-        # The output, its gradient and queries; those of the tile before may not have gone yet.
-        return 2 * (tokens // parallel.cp * 3 * queries * narrow)
-    return tokens * model.hidden_size * narrow if parallel.tp > 1 else 0
-
 
 SCHEDULES = [
-    *((1, 1, microbatches, order) for microbatches in (1, 2, 3, 8) for order in ("depth_first", "breadth_first")),
-    *((pp, 1, microbatches, "depth_first") for pp in (2, 3, 4) for microbatches in (1, 2, 3, 4, 9)),
-    *((pp, vpp, pp * rounds, "depth_first") for pp in (2, 3) for vpp in (2, 3) for rounds in (1, 2, 4)),
+    *((1, 1, microbatches, order) for microbatches in (1, 2, 8) for order in ("depth_first", "breadth_first")),
+    *((pp, 1, microbatches, "depth_first") for pp in (2, 4) for microbatches in (1, 3, 9)),
+    *((pp, vpp, pp * rounds, "depth_first") for pp, vpp in ((2, 2), (2, 3), (3, 2)) for rounds in (1, 4)),
 ]
 
 
 @pytest.mark.parametrize(("pp", "vpp", "microbatches", "order"), SCHEDULES)
 def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, order: str) -> None:
     """Exact, but at most one too many in the few schedules that the docstring of swap_memory names."""
-    for layers, sections, again in product((1, 2, 3), (1, 2, 3, 8), (0, 1, 3)):
+    for layers, sections, again in product((1, 2, 3), (1, 3, 8), (0, 1, 3)):
         if again > layers:
             continue
         config = run_config(

@@ -22,7 +22,7 @@ PRIME_RL = {
 }
 """Seconds of a step of Qwen3-4B with LoRA of rank 16, two sequences of 64K tokens a GPU, layers recomputed
 (tests/golden/prime_rl_measured.csv). Its row of 16K tokens on B200, over a quarter of which is not memo's work, is in
-tests/benchmarks/test_benchmarks_step_sources.py."""
+tests/estimate/test_estimate_step_sources.py."""
 MIXTURES = {"qwen3-30b-a3b": 79.471, "glm-4.5-air": 202.342}
 """The same on 8 B200 with FlashAttention 2, of mixtures of experts; INTELLECT-3 has the shape of GLM-4.5-Air
 (PrimeIntellect-ai/prime-rl, benchmarks/baselines, commit 559b4477). They chose nothing."""

@@ -1,13 +1,20 @@
-"""Figures of the README and the guide are those of the rows, and the rows of plans are what `memo plan` says."""
+"""Figures, tables and drawings of pages are those of the rows, and what the code says where it is asked again."""
 
 import re
 from pathlib import Path
 
 import figures_foreseen
 import foreseen_plans
+import full_size
 import page_figures
 import pytest
+import report
 import rows
+from swap_drawing import draw_text
+from swap_plans import plan_stages, simulate_swaps, stage_table
+
+from memo.simulate.streams import LayerTimes
+from memo.spec.schedule import Pipeline
 
 QUICK = ("h100x8_512k_512gib", "h100x8_longest", "h100x1_longest", "24gib_128k_disk", "h200x1_largest_gpt")
 """Questions that `memo plan` answers within seconds, of every kind; the others are asked in `make test-full`."""
@@ -29,24 +36,6 @@ def test_every_mark_is_whole_and_does_not_hide_its_line(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.count("<!--figure ") == text.count("<!--/figure-->") == len(page_figures.MARKED.findall(text))
     assert not re.findall(r"^ *<!--/?figure[^>]*-->.*\S.*$", text, re.MULTILINE)
-
-
-def test_a_stale_figure_is_told_and_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "It is <!--figure reach_memo-->12<!--/figure--> tokens.\n\n<!--figure largest-->\nold\n<!--/figure-->\nend\n"
-    )
-    told = list(page_figures.stale(page))
-    assert len(told) == 2
-    assert told[0] == f"page.md: reach_memo is '12', but its rows say {page_figures.figure('reach_memo')!r}"
-    monkeypatch.setattr(page_figures, "PAGES", (page,))
-    assert page_figures.write() == [page]
-    assert not list(page_figures.stale(page)) and page_figures.write() == []
-    tokens, table = page_figures.figure("reach_memo"), page_figures.figure("largest")
-    assert page.read_text() == (
-        f"It is <!--figure reach_memo-->{tokens}<!--/figure--> tokens.\n\n"
-        f"<!--figure largest-->\n\n{table}\n\n<!--/figure-->\nend\n"
-    )
 
 
 def test_rows_of_plans_are_of_the_questions() -> None:
@@ -71,3 +60,30 @@ def test_pictures_of_plans_are_as_memo_draws(picture: str, tmp_path: Path) -> No
     foreseen_plans.draw(picture, tmp_path / picture)
     kept = rows.ROOT / "docs" / "images" / picture
     assert (tmp_path / picture).read_bytes() == kept.read_bytes(), "run `python benchmarks/foreseen_plans.py`"
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    assert report.PAGE.read_text(encoding="utf-8") == report.page(), "run `python benchmarks/report.py`"
+
+
+def test_the_page_on_memory_has_the_rows_at_full_size() -> None:
+    assert full_size.table(rows.read("full_size")) in (rows.ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+
+
+def test_the_page_on_swapping_shows_what_the_code_prints() -> None:
+    """The timeline of four layers, and the table of stages."""
+    page = (rows.ROOT / "docs" / "swapping.md").read_text(encoding="utf-8")
+    (stage,) = plan_stages(Pipeline(stages=1, chunks=1, microbatches=1), num_layers=4)
+    drawn = draw_text(simulate_swaps(stage.plan, LayerTimes(1.0, 2.0, 1.0, 2.0)), width=96)
+    table = stage_table(plan_stages(Pipeline(stages=4, chunks=1, microbatches=8), num_layers=16), record_bytes=2**30)
+    assert f"```\n{drawn}\n```" in page and f"```\n{table}\n```" in page
+
+
+def test_the_examples_of_the_page_on_swapping_are_python() -> None:
+    examples = re.findall(r"```python\n(.*?)```", (rows.ROOT / "docs" / "swapping.md").read_text(), re.DOTALL)
+    assert len(examples) == 3
+    for example in examples:
+        compile(example, "docs/swapping.md", "exec")
+        for line in example.splitlines():
+            if line.startswith("from "):
+                exec(line, {})
