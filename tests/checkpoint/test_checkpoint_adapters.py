@@ -113,6 +113,18 @@ def _spoiled(b: Tensor) -> Tensor:
     return b
 
 
+def nothing(directory: Path) -> None:
+    """The flags of the run are others."""
+
+
+def cut_short(directory: Path) -> None:
+    (directory / ADAPTER_FILE).write_bytes((directory / ADAPTER_FILE).read_bytes()[:100])
+
+
+CONFIG, SAME = "DIR/adapter_config.json: ", "train its adapters with the same"
+ONLY, OWN = "and memo reads adapters of LoRA with", "gives matrices ranks or factors of their own"
+WITHOUT = change_tensors(**{f"{Q}.lora_A.weight": lambda a: None, f"{Q}.lora_B.weight": lambda b: None})
+BUT_UP = {"lora_target_modules": "q_proj,k_proj,v_proj,o_proj,gate_proj,down_proj"}
 DAMAGES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any], str]] = {
     "no tensors": (
         "llama",
@@ -126,102 +138,57 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any], str]] = {
         {},
         "DIR has no adapter_config.json: copy or download the whole adapter",
     ),
-    "tensors cut short": (
-        "llama",
-        lambda d: (d / ADAPTER_FILE).write_bytes((d / ADAPTER_FILE).read_bytes()[:100]),
-        {},
-        "DIR/adapter_model.safetensors cannot be read (",
-    ),
-    "configuration is no JSON": (
-        "llama",
-        lambda d: (d / ADAPTER_CONFIG).write_text("{"),
-        {},
-        "DIR/adapter_config.json: is not JSON",
-    ),
+    "cut short": ("llama", cut_short, {}, "DIR/adapter_model.safetensors cannot be read ("),
+    "no JSON": ("llama", lambda d: (d / ADAPTER_CONFIG).write_text("{"), {}, f"{CONFIG}is not JSON"),
     "another method": (
         "llama",
         change_config(peft_type="LOHA"),
         {},
-        "DIR/adapter_config.json: peft_type is 'LOHA', and memo reads adapters of LoRA with LORA: " + MERGE_FIRST,
+        f"{CONFIG}peft_type is 'LOHA', {ONLY} LORA: {MERGE_FIRST}",
     ),
-    "biases": (
-        "llama",
-        change_config(bias="lora_only"),
-        {},
-        "DIR/adapter_config.json: bias is 'lora_only', and memo reads adapters of LoRA with none: " + MERGE_FIRST,
-    ),
-    "DoRA": (
-        "llama",
-        change_config(use_dora=True),
-        {},
-        "DIR/adapter_config.json: use_dora is True, and memo reads adapters of LoRA with False: " + MERGE_FIRST,
-    ),
+    "DoRA": ("llama", change_config(use_dora=True), {}, f"{CONFIG}use_dora is True, {ONLY} False: {MERGE_FIRST}"),
     "whole modules": (
         "llama",
         change_config(modules_to_save=["lm_head"]),
         {},
-        "DIR/adapter_config.json: modules_to_save is a list of 1, and memo reads adapters of LoRA with None: "
-        + MERGE_FIRST,
+        f"{CONFIG}modules_to_save is a list of 1, {ONLY} None: {MERGE_FIRST}",
     ),
-    "another rank": (
-        "llama",
-        lambda d: None,
-        {"lora_rank": 8, "lora_alpha": 6.0},
-        "DIR/adapter_config.json: r is 4, and --lora-rank makes it 8: train its adapters with the same",
-    ),
+    "another rank": ("llama", nothing, {"lora_rank": 8}, f"{CONFIG}r is 4, and --lora-rank makes it 8: {SAME}"),
     "rank of PEFT's default": (
         "llama",
         change_config(r="absent"),
         {},
-        "DIR/adapter_config.json: r is 8, and --lora-rank makes it 4: train its adapters with the same",
-    ),
-    "another alpha": (
-        "llama",
-        lambda d: None,
-        {"lora_alpha": 0.0},
-        "DIR/adapter_config.json: lora_alpha is 6.0, and --lora-alpha makes it 4.0: train its adapters with the same",
+        f"{CONFIG}r is 8, and --lora-rank makes it 4: {SAME}",
     ),
     "alpha of PEFT's default": (
         "llama",
         change_config(lora_alpha="absent"),
         {},
-        "DIR/adapter_config.json: lora_alpha is 8, and --lora-alpha makes it 6.0: train its adapters with the same",
+        f"{CONFIG}lora_alpha is 8, and --lora-alpha makes it 6.0: {SAME}",
     ),
     "another factor": (
         "llama",
-        lambda d: None,
+        nothing,
         {"lora_use_rslora": True},
-        "DIR/adapter_config.json: use_rslora is False, and --lora-use-rslora makes it True: train its adapters with "
-        "the same",
+        f"{CONFIG}use_rslora is False, and --lora-use-rslora makes it True: {SAME}",
     ),
     "ranks of their own": (
         "llama",
         change_config(rank_pattern={"q_proj": 2}),
         {},
-        "DIR/adapter_config.json: its rank_pattern gives matrices ranks or factors of their own, and memo's adapters "
-        "have one of all: " + MERGE_FIRST,
+        f"{CONFIG}its rank_pattern {OWN}, and memo's adapters have one of all: {MERGE_FIRST}",
     ),
-    "ranks of their own by an expression": (
+    "ranks by an expression": (
         "llama",
         change_config(rank_pattern={".*\\.0\\.mlp\\.up_proj": 2}),
         {},
-        "DIR/adapter_config.json: its rank_pattern gives matrices ranks or factors of their own",
+        f"{CONFIG}its rank_pattern {OWN}",
     ),
-    "factors of their own": (
-        "gpt2",
-        change_config(alpha_pattern={C_ATTN: 6.0}),
-        {},
-        "DIR/adapter_config.json: its alpha_pattern gives matrices ranks or factors of their own",
-    ),
-    "another rank of a fused matrix": (
-        "gpt2",
-        change_config(rank_pattern={"c_attn": 4 * RANK}),
-        {},
-        "DIR/adapter_config.json: its rank_pattern gives matrices ranks or factors of their own",
-    ),
+    "factors": ("gpt2", change_config(alpha_pattern={C_ATTN: 6.0}), {}, f"{CONFIG}its alpha_pattern {OWN}"),
+    "a fused rank": ("gpt2", change_config(rank_pattern={"c_attn": 16}), {}, f"{CONFIG}its rank_pattern {OWN}"),
     "a matrix without": (
         "llama",
-        change_tensors(**{f"{Q}.lora_A.weight": lambda a: None, f"{Q}.lora_B.weight": lambda b: None}),
+        WITHOUT,
         {},
         f"DIR has no adapter beside {Q}: name the matrices that have one with --lora-target-modules, or give the "
         "adapter of a run with the same ones",
@@ -234,16 +201,10 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any], str]] = {
     ),
     "one too many": (
         "llama",
-        lambda d: None,
-        {"lora_target_modules": "q_proj,k_proj,v_proj,o_proj,gate_proj,down_proj"},
+        nothing,
+        BUT_UP,
         f"DIR has 'base_model.model.{UP}.lora_A.weight', which this run does not train: name the matrix with "
         "--lora-target-modules, or merge it into the model's weights first",
-    ),
-    "a tensor of the embedding": (
-        "llama",
-        change_tensors(**{"model.embed_tokens.lora_embedding_A": lambda _: torch.zeros(RANK, 61)}),
-        {},
-        "DIR has 'base_model.model.model.embed_tokens.lora_embedding_A', which this run does not train",
     ),
     "B of another model": (
         "llama",
@@ -251,13 +212,6 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any], str]] = {
         {},
         f"DIR: the adapter beside {UP} has matrices of (4, 32) and (40, 4), and this model and --lora-rank 4 need (4, "
         "32) and (48, 4): give the flags of the run that made it",
-    ),
-    "A of another rank": (
-        "llama",
-        change_tensors(**{f"{UP}.lora_A.weight": lambda a: a[:-1]}),
-        {},
-        f"DIR: the adapter beside {UP} has matrices of (3, 32) and (48, 4), and this model and --lora-rank 4 need (4, "
-        "32) and (48, 3)",
     ),
     "a fused matrix of one rank, whose pattern says another": (
         "gpt2",
@@ -270,11 +224,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any], dict[str, Any], str]] = {
         "gpt2",
         change_tensors(**{f"{C_ATTN}.lora_B.weight": _spoiled}),
         {},
-        f"DIR: the adapter beside {C_ATTN}, a matrix of 3 that are fused, is not one of each of them: " + MERGE_FIRST,
+        f"DIR: the adapter beside {C_ATTN}, a matrix of 3 that are fused, is not one of each of them: {MERGE_FIRST}",
     ),
     "a part of a fused matrix that has none": (
         "gpt2-shared",
-        lambda d: None,
+        nothing,
         {"lora_target_modules": "q_proj,v_proj,o_proj,up_proj,down_proj"},
         "DIR: the adapter beside transformer.h.0.attn.c_attn, a matrix of 2 that are fused, is not one of each of them",
     ),

@@ -36,11 +36,9 @@ torch.set_num_threads(1)
 Layout = tuple[int, dict[str, Any]]
 ONE: Layout = (1, {})
 LAYOUTS: list[tuple[str, Layout]] = [
-    ("llama", (2, {})),
     ("llama", (4, {"tp": 2, "pp": 2})),
     ("gpt2", (2, {"tp": 2})),
     ("gpt2", (2, {"pp": 2})),
-    ("qwen2", (2, {"pp": 2})),
     ("qwen2", (4, {"tp": 2})),
     ("gemma3_text", (4, {"tp": 2, "pp": 2})),
     ("olmo3", (2, {"tp": 2})),

@@ -1,66 +1,20 @@
 """Checkpoints of strangers: nothing in one is run, and no name in one leads out of its directory."""
 
-import contextlib
-import io
-import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import contents
-from ranks import run_ranks
 
 from memo.checkpoint.chunks import GlobalTensor
-from memo.checkpoint.directory import LATEST
 from memo.checkpoint.index import INDEX
 from memo.checkpoint.run_state import RunState, read_state, write_state
 from memo.checkpoint.store import write_tensors
-from memo.cli.main import main as memo_main
 from memo.errors import CheckpointError
-from memo.train.entry import main as train_main
 
 NAME = "master/layers.0.mlp.fc1.weight"
-
-
-def _refused(command: Callable[[list[str]], int], arguments: list[str]) -> str:
-    """Its one message."""
-    with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit) as caught:
-        command(arguments)
-    assert caught.value.code == 2
-    return errors.getvalue()
-
-
-def by_load(directory: Path) -> str:
-    flags = (
-        "--num-layers 1 --hidden-size 8 --num-attention-heads 1 --vocab-size 61 --mock-data --seq-len 64 --device cpu "
-        "--num-threads 1 --peak-tflops 1 --no-progress --offload-alpha off"
-    )
-    return run_ranks(1, _refused, train_main, [*flags.split(), "--load", str(directory)])[0]
-
-
-def by_export(directory: Path) -> str:
-    (directory / "config.toml").write_text(
-        "[model]\nnum_layers = 1\nhidden_size = 8\nnum_attention_heads = 1\nvocab_size = 61\n"
-        'normalization = "RMSNorm"\nactivation = "swiglu"\n'
-    )
-    return _refused(memo_main, ["export", str(directory), "--out", str(directory / "out")])
-
-
-WAYS = pytest.mark.parametrize("way", [by_load, by_export], ids=["--load DIR", "memo export DIR"])
-
-
-@WAYS
-def test_the_format_of_no_release_is_refused_by_one_message(tmp_path: Path, way: Callable[[Path], str]) -> None:
-    """Its index was a pickle: a small one of nested tuples took for ever to describe, so none is opened."""
-    old = tmp_path / "iter_0000003"
-    old.mkdir()
-    (tmp_path / LATEST).write_text("3")
-    (old / "run_state.json").write_text(json.dumps({"schema_version": 2, "iteration": 3, "consumed_samples": 12}))
-    (old / ".metadata").write_bytes(b"\x80\x04)" + b"\x86\x940" * 200 + b".")
-    assert "run_state.json is of schema 2, but this version of memo reads schema 3; use the version" in way(tmp_path)
 
 
 @pytest.fixture

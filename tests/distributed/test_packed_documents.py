@@ -72,7 +72,7 @@ def all_losses(model: str, flags: dict[str, Any], world_size: int) -> list[dict[
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     ("world_size", "flags"),
-    [(1, {}), (1, {"offload_alpha": 0.5, "offload_tiles": 4}), (4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"})],
+    [(1, {"offload_alpha": 0.5, "offload_tiles": 4}), (4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"})],
     ids=str,
 )
 def test_a_document_leaves_all_others_as_they_were(model: str, world_size: int, flags: dict[str, Any]) -> None:

@@ -1,16 +1,15 @@
-"""A layer that is not in memo, as examples/custom_model.py has one: what plain autograd computes, and in any layout.
+"""A layer that is not in memo, as examples/custom_model.py has one: what plain autograd computes, in fp64.
 
-All in fp64. Bounds: 1e-12 of the largest value, as for memo's own layer (tests/distributed/test_layouts.py).
+Its layouts are rows of tests/distributed/test_layouts.py, and its swap plans of tests/executor/test_bits.py.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import pytest
 import torch
-from custom_layers import PARALLEL, SANDWICH, parallel_layer
-from layouts import Outcome, make, relative_error, tiny, train
+from custom_layers import PARALLEL, parallel_layer
+from layouts import make, tiny
 from ranks import run_ranks
 
 from memo.config import RunConfig
@@ -23,28 +22,10 @@ from memo.spec.parameters import layer_parameters
 from memo.spec.skeleton import skeletal_tensors
 
 BOUND = 1e-12
-WEIGHT_BOUND = 1e-9
-LAYOUTS: list[tuple[str, int, dict[str, object]]] = [
-    (PARALLEL, 2, {"tp": 2}),
-    (PARALLEL, 2, {"pp": 2}),
-    (PARALLEL, 2, {"cp": 2}),
-]
-MORE_LAYOUTS: list[tuple[str, int, dict[str, object]]] = [
-    (SANDWICH, 2, {"tp": 2}),
-    (PARALLEL, 2, {"offload_states": "optimizer"}),
-    (SANDWICH, 4, {"tp": 2, "cp": 2}),
-    (PARALLEL, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
-    (PARALLEL, 8, {"tp": 2, "cp": 2, "pp": 2}),
-]
 
 
 def config_of(layer: str, **values: object) -> RunConfig:
     return tiny("llama-tiny", custom_layer=layer, **{"global_batch_size": 2, **values})
-
-
-@functools.cache
-def one_process(layer: str) -> Outcome:
-    return train(config_of(layer), steps=2)
 
 
 def test_the_example_is_what_plain_autograd_computes() -> None:
@@ -84,19 +65,6 @@ def compare_with_autograd() -> None:
 
 def assert_near(actual: Any, expected: Any) -> None:
     assert ((actual - expected).abs().max() / expected.abs().max()).item() <= BOUND
-
-
-@pytest.mark.parametrize(
-    ("layer", "world_size", "layout"),
-    [*LAYOUTS, *(pytest.param(*layout, marks=pytest.mark.full) for layout in MORE_LAYOUTS)],
-    ids=lambda value: value.rpartition(":")[2] if isinstance(value, str) else str(value),
-)
-def test_layout_equals_one_process(layer: str, world_size: int, layout: dict[str, object]) -> None:
-    expected, actual = one_process(layer), train(config_of(layer, **layout), world_size, steps=2)
-    for got, wanted in zip(actual.losses, expected.losses, strict=True):
-        assert abs(got - wanted) <= BOUND * abs(wanted)
-    assert relative_error(actual.gradients, expected.gradients) <= BOUND
-    assert relative_error(actual.weights, expected.weights) <= WEIGHT_BOUND
 
 
 def test_what_is_planned_follows_from_the_class() -> None:

@@ -140,8 +140,7 @@ def gradients(outputs: list[Tensor], leaves: Tensors, grad_outs: list[Tensor]) -
     return dict(zip(leaves, grads, strict=True))
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-def test_column_parallel_equals_unsharded(tp: int) -> None:
+def test_column_parallel_equals_unsharded(tp: int = 4) -> None:
     """Three fused matrices: each rank has its rows of every one."""
     shapes: dict[str, tuple[int, ...]] = {f"{n}.weight": (out, IN) for n, out in OUT_SIZES.items()}
     weights = draw(1, shapes | {f"{n}.bias": (out,) for n, out in OUT_SIZES.items()})
@@ -160,8 +159,7 @@ def test_column_parallel_equals_unsharded(tp: int) -> None:
     )
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-def test_row_parallel_equals_unsharded(tp: int) -> None:
+def test_row_parallel_equals_unsharded(tp: int = 4) -> None:
     """The bias is on every rank, and each has seen some of the tokens: its gradient is the ranks' sum."""
     weights = draw(1, {"row.weight": (IN, OUT), "row.bias": (IN,)})
     tensors = draw(2, {"x": (S, B, OUT), "grad_out": (S, B, IN)})
@@ -178,8 +176,7 @@ def test_row_parallel_equals_unsharded(tp: int) -> None:
     assert_equal({"output": torch.cat([part.output for part in parts])}, {"output": output.detach()})
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-@pytest.mark.parametrize("chunk", [1, 12, 8192])  # tokens: a row at a time, an unequal last chunk at tp 2, all
+@pytest.mark.parametrize(("tp", "chunk"), [(4, 1), (2, 12), (4, 8192)])  # tokens: a row, an unequal last chunk, all
 def test_vocab_parallel_embedding_equals_unsharded(tp: int, chunk: int) -> None:
     """Tokens of every slice, some more than once; rows of padding are never read and get no gradient."""
     weights = draw(1, {"embedding.weight": (VOCAB, IN)})

@@ -59,10 +59,7 @@ def one_process(model: str) -> Outcome:
     ("model", "world_size", "layout"),
     [
         ("gpt-tiny", 1, {"micro_batch_size": 1}),
-        ("gpt-tiny", 2, {"tp": 2}),
-        ("llama-tiny", 2, {"cp": 2}),
         ("llama-tiny", 2, {"cp": 2, "cp_comm_type": "a2a", "micro_batch_size": 2}),
-        ("gpt-tiny", 2, {"pp": 2}),
         ("llama-tiny", 4, {"micro_batch_size": 2}),
         ("llama-tiny", 4, {"tp": 2, "cp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),
         ("llama-tiny", 4, {"pp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),

@@ -38,10 +38,8 @@ def one_process() -> Found:
 @pytest.mark.parametrize(
     ("world_size", "flags"),
     [
-        (1, {"micro_batch_size": 4}),
         (1, {"gradient_accumulation_order": "breadth_first", "offload_alpha": 0.0, "offload_tiles": 4}),
         (1, {"offload_alpha": 0.0, "offload_tiles": 8, "offload_granularity": "tile", "offload_slot_tiles": 2}),
-        (1, {"recompute_granularity": "full"}),
         (2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),
         (4, {"cp": 2, "data_parallel_sharding_strategy": "optim_grads_params"}),
         (4, {"tp": 2, "pp": 2}),
@@ -93,8 +91,7 @@ def two_steps_of_one_process() -> tuple[dict[str, Tensor], list[list[float]], li
     [
         (2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),
         (4, {"cp": 2, "data_parallel_sharding_strategy": "optim_grads_params"}),
-        (4, {"tp": 2, "pp": 2}),
-        (2, {"offload_states": "all"}),
+        (4, {"pp": 2, "offload_states": "all"}),
     ],
     ids=str,
 )

@@ -138,7 +138,7 @@ ELSEWHERE = {
     "recording states.py forget: updated = self.backend.record(Stream.COMPUTE)",
     "host wait states.py _interrupt: self.backend.synchronize()",
 }
-"""Seen to matter in tests/executor/test_streamed_failures.py, on a CPU."""
+"""Seen to matter in tests/executor/test_failures.py, on a CPU."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""After an exception, or a step that is skipped, streamed states are as if it had not been."""
+"""After an exception, or a step that is skipped, slots, records and states are as if it had not been."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +13,8 @@ from swapped_steps import Copies, Injected, counted, observed
 
 from memo.config import RunConfig
 from memo.errors import PlanError
+from memo.executor import tile_machine
+from memo.executor.layer import TokenwiseLayer
 from memo.executor.layer_states import LayerStates
 from memo.executor.streamed import StreamedLayer
 from memo.model.transformer import Microbatch
@@ -29,6 +31,12 @@ PLACES: dict[str, tuple[type, str]] = {
     "a reduction": (ShardedDataParallel, "complete"),
     "the optimizer": (ShardedDataParallel, "gradient_norm"),
 }
+PLACES_ON_TILES: dict[str, tuple[Any, str]] = {
+    "a tile of the MLP": (TokenwiseLayer, "_finish"),
+    "a tile of the MLP's backward": (TokenwiseLayer, "_finish_backward"),
+    "a matrix of forward or recompute": (tile_machine, "column_forward"),
+}
+"""Also while tiles are recomputed."""
 CASES: dict[str, dict[str, Any]] = {
     "all": ALL,
     "fractions, fp32": {**ALL, **dict(zip(FRACTIONS, (0.75, 0.5, 0.5), strict=True)), "params_dtype": "fp32"},
@@ -55,25 +63,26 @@ def step(model: ParallelModel, batches: list[Microbatch]) -> tuple[float, float,
     return loss.item(), norm, updated
 
 
-@pytest.mark.parametrize(
-    ("place", "case"),
-    [
-        pytest.param(place, case, marks=[] if turn % len(CASES) == at else [pytest.mark.full])
-        for turn, place in enumerate(PLACES)
-        for at, case in enumerate(CASES)
-    ],
-)
+SHARED = [
+    pytest.param(place, case, marks=[] if turn % len(CASES) == at else [pytest.mark.full])
+    for turn, place in enumerate(PLACES)
+    for at, case in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize(("place", "case"), [*SHARED, *((place, "swapped") for place in PLACES_ON_TILES)])
 def test_the_step_after_a_failed_one_is_clean(place: str, case: str) -> None:
-    copies: Copies = "threads" if case == "all" else "lazy"
+    copies: Copies = "threads" if case == "all" or "backward" in place else "lazy"
     (clean, batches), (model, _) = started(config_of(**CASES[case]), copies), started(config_of(**CASES[case]), copies)
-    with counted(*PLACES[place]) as calls:
+    at = {**PLACES, **PLACES_ON_TILES}[place]
+    with counted(*at) as calls:
         expected = [step(clean, batches[0])]
     num_calls = len(calls)
     assert num_calls > 0, "the place is never passed"
     found = [step(model, batches[0])]
     for batch in batches[1:]:
         for raises_at in sorted({0, num_calls // 2, num_calls - 1}):
-            with counted(*PLACES[place], raises_at), pytest.raises(Injected):
+            with counted(*at, raises_at), pytest.raises(Injected):
                 model.train_step(batch, LR)
         expected.append(step(clean, batch))
         found.append(step(model, batch))
