@@ -29,8 +29,8 @@ ADAPTED = "qwen3-tiny, with adapters of LoRA"
 CODED = "llama-tiny, with adapters beside a model in 4 bits"
 FROZEN = "gpt2-tiny, its tables and every second layer frozen"
 OLMO = "olmo-3-tiny, norms across heads"
-CUSTOM, SANDWICHED = PARALLEL, SANDWICH
-"""Layers that are not in memo."""
+CUSTOM, SANDWICHED = "a layer that is not in memo", "another one, with norms around its branches"
+CUSTOM_LAYERS = {CUSTOM: PARALLEL, SANDWICHED: SANDWICH}
 KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
 Layout = tuple[str, int, dict[str, object]]
@@ -123,8 +123,8 @@ def config_of(model: str, **layout: object) -> RunConfig:
         return tiny(QWEN, num_layers=4, lora_rank=3, lora_alpha=5.0, **layout)
     if model == OLMO:
         return tiny("olmo-3-tiny", num_layers=4, window_size=11, **layout)
-    if model in (CUSTOM, SANDWICHED):
-        return tiny(LLAMA, num_layers=4, custom_layer=model, **layout)
+    if model in CUSTOM_LAYERS:
+        return tiny(LLAMA, num_layers=2, custom_layer=CUSTOM_LAYERS[model], **layout)
     if model == CODED:
         wide = {"hidden_size": 128, "kv_channels": 32, "ffn_hidden_size": 128, "lora_rank": 3, "quantize": "nf4"}
         return tiny(LLAMA, num_layers=4, **wide, **layout)

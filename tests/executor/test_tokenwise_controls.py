@@ -171,11 +171,7 @@ FAULTS_OF_KINDS: dict[str, tuple[str, float, Fault]] = {
     "a tile's choice comes from another's rows": (EXPERTS, 0.0, lambda: another_tile_recalled("routing")),
     "the rows of a tile's experts come from another's": (EXPERTS, 1.0, lambda: another_tile_recalled("fc1")),
     "experts take each other's matrices": (EXPERTS, 0.5, weights_of_another_expert),
-    **{
-        f"{name}, {kind}": (kind, *FAULTS[name])
-        for kind in (EXPERTS, DELTA_NETS)
-        for name in ("an offload is dropped", "prefetches stop short", "compute waits for no copy")
-    },
+    "prefetches stop short, delta nets": (DELTA_NETS, *FAULTS["prefetches stop short"]),
 }
 
 

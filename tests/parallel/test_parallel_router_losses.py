@@ -89,7 +89,7 @@ def two_steps_of_one_process() -> tuple[dict[str, Tensor], list[list[float]], li
 @pytest.mark.parametrize(
     ("world_size", "flags"),
     [
-        (2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),
+        (2, {"tp": 2}),
         (4, {"cp": 2, "data_parallel_sharding_strategy": "optim_grads_params"}),
         (4, {"pp": 2, "offload_states": "all"}),
     ],

@@ -296,58 +296,42 @@ FLOWS: dict[str, Flow] = {
     "recompute: selective": Flow("whole layers", {"recompute_granularity": "selective"}),
     "evaluation": Flow("whole layers", act=evaluated),
     "exception": Flow("whole layers", act=interrupted),
-    "checkpoint": Flow("whole layers", act=resumed),
     "checkpoint, states": Flow("whole layers", {"offload_states": "all"}, resumed),
-    "trace": Flow("whole layers", act=traced),
-    "out of memory": Flow("whole layers", act=out_of_memory),
     # The layer is measured by the model that will train, and nothing has to move.
     "alpha auto, measured": Flow("whole layers", {"offload_alpha": "auto", "profile_cache": "off"}),
     "preferences": Flow("preferences", act=preferred),
     "preferences, planned, states": Flow("preferences", {"offload_states": "all", **PLANNED}, preferred),
     "alpha 1": Flow("tiles", {"offload_alpha": 1.0}),
     "alpha 0": Flow("tiles", {"offload_alpha": 0.0}),
-    "alpha 1/8": Flow("tiles", {"offload_alpha": 0.125}),
     "alpha 1/2": Flow("tiles", {"offload_alpha": 0.5}),
     "alpha 1/2, paper's policy": Flow("tiles", {"offload_alpha": 0.5, "offload_policy": "paper"}),
     # One CPU kernel stands for cuDNN's and for flash, so that even these agree.
     "alpha 1/2, cuDNN": Flow("tiles", {"offload_alpha": 0.5, "attention_backend": "cudnn"}),
-    "alpha 1/2, states": Flow("tiles", {"offload_alpha": 0.5, "offload_states": "all"}),
-    "alpha 1/2, planned": Flow("tiles", {"offload_alpha": 0.5, **PLANNED}),
     "alpha 1/2, planned, states": Flow("tiles", {"offload_alpha": 0.5, "offload_states": "all", **PLANNED}),
     "alpha 1/2, evaluation": Flow("tiles", {"offload_alpha": 0.5}, evaluated),
-    "alpha 1/2, exception": Flow("tiles", {"offload_alpha": 0.5}, interrupted),
     "alpha 1/2, states, exception": Flow("tiles", {"offload_alpha": 0.5, "offload_states": "all"}, interrupted),
     "alpha 1/2, checkpoint": Flow("tiles", {"offload_alpha": 0.5}, resumed),
     "alpha 1/2, trace": Flow("tiles", {"offload_alpha": 0.5}, traced),
     "alpha 1/2, states, out of memory": Flow("tiles", {"offload_alpha": 0.5, "offload_states": "all"}, out_of_memory),
     "alpha 1/2, planned, out of memory": Flow("tiles", {"offload_alpha": 0.5, **PLANNED}, out_of_memory),
     "alpha 1/2, profiled": Flow("tiles", {"offload_alpha": 0.5}, profiled),
-    "two tiles": Flow("two tiles", {"offload_alpha": 0.5, "offload_tiles": 2}),
-    "two tiles, alpha 1": Flow("two tiles", {"offload_alpha": 1.0, "offload_tiles": 2}),
     "custom layer": Flow("custom layer", {"custom_layer": PARALLEL, "offload_alpha": 0.0}),
     "custom layer, alpha 1/2, states": Flow(
         "custom layer", {"custom_layer": PARALLEL, "offload_alpha": 0.5, "offload_states": "all"}
     ),
     "swept": Flow("swept", {**SWEPT, "offload_alpha": 0.0}),
     "swept, alpha 1/2": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2}),
-    "swept, attention again": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "recompute_attention_layers": 2}),
     "swept, states": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 4, "offload_states": "all"}),
     "swept, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, **AGAIN, **PLANNED}),
-    "swept, evaluation": Flow("swept", {**SWEPT, "offload_alpha": 0.0}, evaluated),
-    "swept, exception": Flow("swept", {**SWEPT, "offload_alpha": 1.0}, interrupted),
     "swept, hidden states": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 0.5, "offload_states": "all"}),
     "swept, hidden states, planned": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 1.0, **AGAIN, **PLANNED}),
     "swept, hidden states, evaluation": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 0.0}, evaluated),
     "swept, hidden states, exception": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 1.0}, interrupted),
     "alpha 1, disk": Flow("tiles", {"offload_alpha": 1.0}, partial(on_disk, train)),
-    "swept, disk": Flow("swept", {**SWEPT, "offload_alpha": 0.5}, partial(on_disk, train)),
     "swept, disk, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, **PLANNED}, partial(on_disk, train)),
     "swept, disk, exception": Flow("swept", {**SWEPT, "offload_alpha": 1.0}, partial(on_disk, interrupted)),
     "packed": Flow("packed", act=packed),
-    "packed, states": Flow("packed", {"offload_states": "all"}, packed),
     "packed, alpha 1": Flow("packed tiles", {"offload_alpha": 1.0}, packed),
-    "packed, alpha 1/2": Flow("packed tiles", {"offload_alpha": 0.5}, packed),
-    "packed, planned": Flow("packed", PLANNED, packed),
     "packed, planned, recompute": Flow("packed", {"recompute_granularity": "full", **PLANNED}, packed),
     "packed, alpha 1/2, planned": Flow("packed tiles", {"offload_alpha": 0.5, **PLANNED}, packed),
     "packed, alpha 1, planned, cuDNN": Flow(
@@ -359,7 +343,6 @@ FLOWS: dict[str, Flow] = {
     "window, recompute": Flow("window", {**WINDOW, "recompute_granularity": "full", **PLANNED}),
     "window, alpha 0": Flow("window on tiles", {**WINDOW, "offload_alpha": 0.0}),
     "window, alpha 1, cuDNN": Flow("window on tiles", {**WINDOW, "offload_alpha": 1.0, "attention_backend": "cudnn"}),
-    "window, alpha 1/2, planned": Flow("window on tiles", {**WINDOW, "offload_alpha": 0.5, **PLANNED}),
     "window, packed, alpha 0": Flow("window, packed", {**WINDOW, "offload_alpha": 0.0}, packed),
     "window, packed, alpha 1/2, planned": Flow("window, packed", {**WINDOW, "offload_alpha": 0.5, **PLANNED}, packed),
     "window, swept": Flow("window, swept", {**WINDOW, **SWEPT, "offload_alpha": 0.0}),
@@ -371,23 +354,17 @@ FLOWS: dict[str, Flow] = {
     "window in all layers, swept, evaluation": Flow(
         "window in all layers, swept", {**SLIDING, **SWEPT, "offload_alpha": 0.0}, evaluated
     ),
-    "window in all layers, swept, exception": Flow(
-        "window in all layers, swept", {**SLIDING, **SWEPT, "offload_alpha": 1.0}, interrupted
-    ),
     "sinks, alpha 0": Flow("sinks", {**SINKS, "offload_alpha": 0.0}),
     "sinks, alpha 1/2, planned": Flow("sinks", {**SINKS, "offload_alpha": 0.5, **PLANNED}),
-    "sinks, whole layers": Flow("sinks, whole layers", SINKS),
     "sinks, swept": Flow("sinks, swept", {**SINKS, **SWEPT, "offload_alpha": 1.0}),
     # Each layer's update then follows its own gradient at once, with no wait for a norm.
     "unclipped": Flow("unclipped", {"clip_grad": 0.0}),
     "unclipped, states": Flow("unclipped", {"clip_grad": 0.0, "offload_states": "all"}),
-    "GPT, alpha 1": Flow("GPT", {"model": "gpt-tiny", "offload_alpha": 1.0}),
     "GPT, alpha 1/2": Flow("GPT", {"model": "gpt-tiny", "offload_alpha": 0.5}),
     "experts": Flow("experts", EXPERTS),
     "experts, planned, states": Flow("experts", {**EXPERTS, **PLANNED, "offload_states": "all"}),
     "experts, alpha 0": Flow("experts on tiles", {**EXPERTS, "offload_alpha": 0.0}),
     "experts, alpha 1, planned": Flow("experts on tiles", {**EXPERTS, "offload_alpha": 1.0, **PLANNED}),
-    "experts with biases, alpha 0": Flow("experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 0.0}),
     "experts with biases, alpha 1, planned": Flow(
         "experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 1.0, **PLANNED}
     ),
@@ -404,12 +381,10 @@ FLOWS: dict[str, Flow] = {
     ),
     "norms around, alpha 0": Flow("norms around, on tiles", {**GEMMA, "offload_alpha": 0.0}),
     "norms around, alpha 1, planned": Flow("norms around, on tiles", {**GEMMA, "offload_alpha": 1.0, **PLANNED}),
-    "norms around, swept": Flow("norms around, swept", {**GEMMA, **SWEPT, "offload_alpha": 0.0}),
     "norms around, swept, attention again": Flow(
         "norms around, swept", {**GEMMA, **SWEPT, "offload_alpha": 1.0, **AGAIN}
     ),
     "norms across heads": Flow("norms across heads", ACROSS_HEADS),
-    "norms across heads, alpha 0": Flow("norms across heads, on tiles", {**ACROSS_HEADS, "offload_alpha": 0.0}),
     "norms across heads, alpha 1, planned": Flow(
         "norms across heads, on tiles", {**ACROSS_HEADS, "offload_alpha": 1.0, **PLANNED}
     ),
@@ -418,10 +393,8 @@ FLOWS: dict[str, Flow] = {
     "experts in some layers, alpha 1/2, planned, states": Flow(
         "experts in some layers, on tiles", {**SOME_EXPERTS, "offload_alpha": 0.5, **PLANNED, "offload_states": "all"}
     ),
-    "experts, swept": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 0.0}),
     "experts, swept, attention again": Flow("experts, swept", {**EXPERTS, **SWEPT, "offload_alpha": 1.0, **AGAIN}),
     "experts by sigmoid": Flow("experts by sigmoid", BY_SIGMOID),
-    "experts by sigmoid, alpha 0": Flow("experts by sigmoid, on tiles", {**BY_SIGMOID, "offload_alpha": 0.0}),
     "experts by sigmoid, alpha 1, planned": Flow(
         "experts by sigmoid, on tiles", {**BY_SIGMOID, "offload_alpha": 1.0, **PLANNED}
     ),
