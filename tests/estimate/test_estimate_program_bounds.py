@@ -59,7 +59,8 @@ def runs(model: str, gpus: int, seq_len: int, every: int, device: str) -> Iterat
                 moved = {} if isinstance(strategy.alpha, str) else strategy.alpha
             yield config, moved
             if strategy.swaps and layout.cp == 1:
-                yield swept(config, tiles=8 if index % 2 else 64), moved
+                swept_config = swept(config, tiles=8 if index % 2 else 64)
+                yield swept_config.override({"offload_hidden_states": index % 3 == 0}), moved
 
 
 def swept(config: RunConfig, tiles: int) -> RunConfig:

@@ -171,33 +171,3 @@ def test_a_token_is_routed_once(name: str, flags: dict[str, Any]) -> None:
     layers, microbatches, length = 2, 2, 64
     assert sum(routed) == layers * microbatches * length
     assert len(routed) == layers * microbatches * flags.get("offload_tiles", 1)
-
-
-@pytest.mark.full  # 10 s
-def test_backward_has_the_choice_of_forward_in_200_steps() -> None:
-    """Alpha 0 in bf16: all else of the first layer is computed again, and training moves tokens to other experts."""
-    flags: dict[str, Any] = {"num_layers": 3, "offload_alpha": 0.0, "offload_tiles": 2, "global_batch_size": 1}
-    model, feed = make(tiny("qwen3-moe-tiny", dtype="bf16", **flags), 1)
-    batches = feed.next_global_batch()
-    made: list[Tensor] = []
-    used: list[Tensor] = []
-    forward, backward = Experts.route, Experts.route_backward
-
-    def route_noted(self: Experts, x: Tensor) -> Tensor:
-        made.append(forward(self, x))
-        return made[-1]
-
-    def backward_noted(self: Experts, grad: Tensor, x: Tensor, routing: Tensor, rows: ExpertRows) -> Any:
-        used.append(routing.flatten(0, -2).clone())
-        assert torch.equal(rows.ends, ExpertRows(made[-len(used)], self.config.num_experts).ends)
-        return backward(self, grad, x, routing, rows)
-
-    choices: list[Tensor] = []
-    with patch.object(Experts, "route", route_noted), patch.object(Experts, "route_backward", backward_noted):
-        for _ in range(200):
-            made.clear()
-            used.clear()
-            model.train_step(batches, lr=1e-2)
-            assert torch.equal(torch.stack(made[::-1]), torch.stack(used)), "backward took other experts or weights"
-            choices.append(torch.stack(made)[..., 2:])
-    assert (choices[0] != choices[-1]).double().mean() > 0.1, "no token has moved"
