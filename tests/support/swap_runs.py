@@ -7,11 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from memo.errors import RaceError
+from memo.executor.checker import Checked
 from memo.executor.disk_budget import DiskBudget
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_records import HostRecords
 from memo.executor.passing import PassingBackend
-from memo.executor.streams import Event, Stream, StreamBackend
+from memo.executor.streams import Event, Stream, StreamBackend, VirtualStreams
 from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import disk_plan
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
@@ -169,6 +171,34 @@ class DroppedWait(Forwarding):
         self.num_waits += 1
         if self.num_waits - 1 != self.index:
             self.backend.wait(stream, event)
+
+
+def caught_drops(
+    run: Callable[[StreamBackend], Sequence[object]],
+    orders: Sequence[StreamBackend] = (),
+    drop: Callable[[StreamBackend, int | None], DroppedWait] = DroppedWait,
+) -> tuple[int, list[int]]:
+    """Loses each wait of a run once: how many there are, and the losses that the checker tells.
+
+    `run` returns what read wrong data: nothing, as long as the checker is silent. Other `orders` of the copies must not
+    bring to light what it let pass.
+    """
+    complete = drop(Checked(VirtualStreams()), None)
+    assert not run(complete)
+
+    def is_told(dropped: int, order: StreamBackend) -> bool:
+        try:
+            wrong = run(drop(Checked(order), dropped))
+        except RaceError:
+            return True
+        assert not wrong, f"wait {dropped}: no race reported, but {wrong[0]} read wrong data"
+        return False
+
+    caught = [wait for wait in range(complete.num_waits) if is_told(wait, VirtualStreams())]
+    left = set(range(complete.num_waits)) - set(caught)
+    assert not any(is_told(wait, order) for wait in left for order in orders)
+    assert len(caught) >= complete.num_waits // 2
+    return complete.num_waits, caught
 
 
 @dataclass
