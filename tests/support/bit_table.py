@@ -102,14 +102,14 @@ class Row:
     values: dict[str, Any]
     ways: Sequence[Way] | None = None
     """Where they are not a share of all."""
-    refuses: tuple[Reference | str, ...] = ()
-    """References that the row cannot run, and flags of ways."""
+    refuses: tuple[Reference, ...] = ()
+    """References whose ways the row cannot run, or runs with other roundings."""
     is_full: bool = False
     tiles: int = TILES
 
 
 EVERY_WAY = "gpt"
-WHOLE_ONLY: tuple[Reference | str, ...] = ("swept",)
+WHOLE_ONLY: tuple[Reference, ...] = ("swept",)
 ROWS: dict[str, Row] = {
     EVERY_WAY: Row(1, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 4}, WAYS),
     "gpt2": Row(1, "gpt2-tiny", ONE_STAGE),  # biases, LayerNorm, learned positions
@@ -130,7 +130,9 @@ ROWS: dict[str, Row] = {
     "8 bits": Row(1, "llama-tiny", {**ONE_STAGE, "lora_rank": 3, "quantize": "int8", "global_batch_size": 2}),
     "frozen layers": Row(1, "gpt2-tiny", {**ONE_STAGE, **FROZEN}),
     "custom layer": Row(1, "llama-tiny", {**ONE_STAGE, "custom_layer": PARALLEL}),
-    "custom layer of two halves": Row(1, "llama-tiny", {**ONE_STAGE, "custom_layer": SANDWICH}, is_full=True),
+    "custom layer of two halves": Row(
+        1, "llama-tiny", {**ONE_STAGE, "custom_layer": SANDWICH}, refuses=("plain",), is_full=True
+    ),
     "tp2": Row(2, "llama-tiny", {"tp": 2, **ONE_STAGE, "global_batch_size": 2}),
     "tp2 norms across heads": Row(2, "olmo-3-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "tp2 experts by sigmoid": Row(2, "glm-4.5-tiny", {"tp": 2, **ONE_STAGE, "moe_layer_freq": "[0]+[1]*2"}),
