@@ -86,12 +86,14 @@ class Findings:
     Attributes:
         unequal: ways that differ from their reference, and in what.
         moves: by way that swaps, how many copies came back, by kind.
+        disk_bytes: by way with a disk.
         pieces: loss and gradients of the first step by global name, of each reference and of "exact".
         norms: of all references' gradients.
     """
 
     unequal: list[str] = field(default_factory=list)
     moves: list[dict[str, int]] = field(default_factory=list)
+    disk_bytes: list[int] = field(default_factory=list)
     pieces: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
 
@@ -149,6 +151,7 @@ def course_on(workplace: Workplace, way: Way, tiles: int, dtype: str, directory:
         return course_of(workplace, way.of, tiles, model)
     if way.disk:
         check_disk(workplace, way, values, model)
+        found.disk_bytes.append(model.swap.disk_bytes)
     with model.swap.recorded() as recorder:
         course = course_of(workplace, way.of, tiles, model)
     found.moves.append(Counter(span.kind for span in recorder.spans() if span.row == "prefetch"))
@@ -163,8 +166,9 @@ def check_disk(workplace: Workplace, way: Way, values: dict[str, Any], model: Pa
     if isinstance(runtime, SweepRuntime):
         assert (runtime.inputs is None) == (not values["recompute_attention_layers"])
         kinds += [runtime.key_swapper.records] + ([] if runtime.inputs is None else [runtime.inputs.records])
-    # Half of the few inputs may be those of the layer that stays.
-    assert all(records.disk_bytes > 0 for records in kinds[: 3 if way.disk == 1.0 else 2])
+    # Half of the few inputs may be those of the layer that stays, and of a stage of two layers nothing may move.
+    is_alone = workplace.config.parallel.pp == 1
+    assert not is_alone or all(records.disk_bytes > 0 for records in kinds[: 3 if way.disk == 1.0 else 2])
     assert runtime.disk_bytes == sum(records.disk_bytes for records in kinds)
     if way.disk == 1.0:
         config, stages = workplace.config.override(values), (workplace.mesh.at.pp,)
@@ -191,6 +195,7 @@ def test_every_way_gives_the_same_bits(name: str, dtype: str, tmp_path: Path) ->
     assert max(ranks[0].norms) > TRAINING["clip_grad"], "clipping must be at work"
     for moves in zip(*(found.moves for found in ranks), strict=True):
         assert any(counts for counts in moves), "a way in which no rank moved anything"
+    assert all(any(on_ranks) for on_ranks in zip(*(found.disk_bytes for found in ranks), strict=True))
     pieces = {of: assemble([found.pieces[of] for found in ranks]) for of in ranks[0].pieces}
     plain, exact = pieces["plain"], pieces.get("exact", {})
     for tiled in (pieces[of] for of in ("whole", "swept") if of in pieces):

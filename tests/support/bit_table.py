@@ -139,7 +139,9 @@ ROWS: dict[str, Row] = {
     "tp2 experts with biases": Row(2, "gpt-oss-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "tp2 delta nets": Row(2, "qwen3.5-tiny", {"tp": 2, **ONE_STAGE, "num_layers": 4}, is_full=True),
     "tp2 frozen layers": Row(2, "gpt2-tiny", {"tp": 2, **ONE_STAGE, **FROZEN}),
-    "tp2 custom layer": Row(2, "llama-tiny", {"tp": 2, **ONE_STAGE, "custom_layer": PARALLEL}, is_full=True),
+    "tp2 custom layer": Row(
+        2, "llama-tiny", {"tp": 2, **ONE_STAGE, "custom_layer": PARALLEL}, refuses=("plain",), is_full=True
+    ),
     "cp2 ring": Row(2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE, **KINDS}, refuses=WHOLE_ONLY),
     "cp2 gathered": Row(2, "llama-tiny", {**GATHERED, **ONE_STAGE, **KINDS}),
     "cp2 gathered, window": Row(2, "llama-tiny", {**GATHERED, **ONE_STAGE, "window_size": 11}, is_full=True),

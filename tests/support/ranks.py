@@ -51,8 +51,8 @@ def run_ranks(
     """Call ``fn(*args, **kwargs)`` on every rank of a gloo group and return the results by rank.
 
     ``fn`` must be a module-level function. Each rank imports its module, so that a package that takes seconds to import
-    belongs into the functions that need it. ``fn`` finds its rank through torch.distributed, and in the environment what
-    torchrun would say to a rank on one machine. The first rank that raises ends the call: RankError carries its
+    belongs into the functions that need it. ``fn`` finds its rank through torch.distributed, and in the environment
+    what torchrun would say to a rank on one machine. The first rank that raises ends the call: RankError carries its
     traceback and the other ranks are killed. After ``timeout_s`` seconds RankError carries the stacks of every rank
     that has not finished.
     """
