@@ -1,8 +1,8 @@
 """Chat templates: a conversation as the text that the model reads, and which characters of it the assistant wrote.
 
-A model's own template (Jinja, in its tokenizer_config.json or chat_template.jinja) is rendered as transformers does,
-in a sandbox and in a process of its own (template_process.py), for templates are programs of strangers. Which
-characters the assistant wrote is found in one of two ways:
+A model's own template (Jinja, in its tokenizer_config.json or chat_template.jinja) is rendered as transformers does, in
+a process of its own (chat_render.py), for templates are programs of strangers. Which characters the assistant wrote is
+found in one of two ways:
 
     {% generation %} ... {% endgeneration %}    the template marks them itself, or else
     prefixes                                    what the text grows by from the prompt for an answer to the answer:
@@ -16,20 +16,24 @@ The second holds only where each text begins the next, which is checked. Blanks 
 answer and the next message belong to neither: a model that answers has stopped by then.
 """
 
+import contextlib
+import json
 import os
+import signal
+import subprocess
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memo.artifacts.model_directory import model_file
+from memo.artifacts.python_process import python_command
 from memo.artifacts.reading import Source, read_json_object, read_text
 from memo.config import RunConfig
 from memo.config.blend import read_blend
-from memo.data.chat_render import Span, TemplateRefusal
 from memo.data.chat_templates import CHAT_TEMPLATES
 from memo.data.conversations import ASSISTANT, Conversation, Message
-from memo.data.template_process import TemplateProcess
 from memo.data.tokenizer import ByteTokenizer
 from memo.errors import ConfigError, DataError
 
@@ -38,20 +42,31 @@ TEMPLATE_SUFFIX = f"-{TEMPLATE_FILE}"
 """What the name of a corpus of conversations is followed by in that of the template that rendered them."""
 MAX_SOURCE_CHARACTERS = 1 << 18
 """Limit of a template; the longest in use have a tenth of it."""
+TIME_LIMIT_S, _MESSAGE_LIMIT_S = 3.0, 0.1
+"""Processor time to compile the template or for one conversation, thousands of times what templates take; and more for
+each message, as a conversation with many answers is rendered many times."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _ACCEPTED = f"one of {', '.join(CHAT_TEMPLATES)}, a file of Jinja, or the directory of a model that has one"
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of a conversation and the parts of it that are learned, in order."""
+    """The text of a document.
 
+    Attributes:
+        where: the file and line of its record, for messages.
+        spans: characters [begin, end) of the parts that are learned, in order.
+        ends: whether a token ends the document behind the text, and is learned.
+    """
+
+    where: str
     text: str
-    spans: tuple[Span, ...]
+    spans: tuple[tuple[int, int], ...]
+    ends: bool = False
 
 
 class ChatTemplate:
-    """Renders conversations.
+    """Renders conversations, in a process that lives as long.
 
     Args:
         source: Jinja.
@@ -63,43 +78,40 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, variables: Mapping[str, str], special_texts: Sequence[str], name: str | Path
     ) -> None:
-        """Raises DataError for a template that Jinja cannot read, or not within the limits of TemplateProcess."""
+        """Raises DataError for a template that Jinja cannot read, or not within the limits of chat_render.py."""
         self.source, self.name, self._special_texts = source, name, tuple(special_texts)
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise DataError(
                 f"{name}: a chat template of {len(source)} characters; memo takes up to {MAX_SOURCE_CHARACTERS}: give "
                 "another with --chat-template"
             )
-        self._process = TemplateProcess(
-            {"source": source, "variables": dict(variables), "special_texts": list(special_texts)}
-        )
-        try:
-            self._process.start()
-        except TemplateRefusal as refusal:
-            raise DataError(f"{name}: {refusal}") from None
+        self._setup = {"source": source, "variables": dict(variables), "special_texts": list(special_texts)}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
 
     def render(self, conversation: Conversation) -> Rendered:
         """The text and its learned parts.
 
         Raises DataError, with the conversation's file and line, where the template refuses the conversation, where it
-        takes more time, memory or text than any template needs (`memo.data.template_process`), or where it cannot be
-        told what the assistant wrote.
+        takes more time, memory or text than any template needs, or where it cannot be told what the assistant wrote.
         """
-        found = self._rendered(conversation.where, conversation.messages, conversation.tools)
-        spans = [(begin, end) for begin, end in found["spans"]]
-        if all(conversation.learned):
-            return Rendered(found["text"], tuple(spans))
-        if len(spans) != len(conversation.learned):  # which of them is the message that is not to be learned?
-            raise DataError(
-                f"{conversation.where}: a message has weight 0, but {self.name} marks {len(spans)} answers of "
-                f"{len(conversation.learned)}; mark each once, or leave weight out"
-            )
-        learned = zip(spans, conversation.learned, strict=True)
-        return Rendered(found["text"], tuple(span for span, is_learned in learned if is_learned))
+        where, learned = conversation.where, conversation.learned
+        question = {"messages": conversation.messages, "tools": conversation.tools, "asks": False}
+        found = self._ask(question, f"{where}: {self.name} ")
+        spans = tuple((begin, end) for begin, end in found["spans"])
+        if not all(learned):
+            if len(spans) != len(learned):  # which of them is the message that is not to be learned?
+                raise DataError(
+                    f"{where}: a message has weight 0, but {self.name} marks {len(spans)} answers of {len(learned)}; "
+                    "mark each once, or leave weight out"
+                )
+            spans = tuple(span for span, is_learned in zip(spans, learned, strict=True) if is_learned)
+        return Rendered(where, found["text"], spans)
 
     def prompt(self, messages: tuple[Message, ...], where: str) -> str:
         """The text up to where the model answers. Raises DataError as `render`; `where` begins its messages."""
-        text: str = self._rendered(where, messages, None, asks=True)["text"]
+        question = {"messages": messages, "tools": None, "asks": True}
+        text: str = self._ask(question, f"{where}: {self.name} ")["text"]
         return text
 
     def end_of_answer(self) -> str | None:
@@ -113,13 +125,38 @@ class ChatTemplate:
         ends = [text for text in self._special_texts if learned.rstrip().endswith(text)]
         return max(ends, key=len, default=None)
 
-    def _rendered(
-        self, where: str, messages: tuple[Message, ...], tools: list[Any] | None, *, asks: bool = False
-    ) -> dict[str, Any]:
-        try:
-            return self._process.render(messages, tools, asks=asks)
-        except TemplateRefusal as refusal:
-            raise DataError(f"{where}: {self.name} {refusal}") from None
+    def _start(self) -> subprocess.Popen[bytes]:
+        program = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+        command = python_command(program, str(Path(__file__).with_name("chat_render.py")))
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        weakref.finalize(self, process.kill)
+        self._process = process
+        self._ask(self._setup, f"{self.name}: ")
+        return process
+
+    def _ask(self, question: dict[str, Any], begin: str) -> dict[str, Any]:
+        """The answer of the process. Raises DataError, which begins with `begin`; the next call starts another one if
+        this one has ended."""
+        process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        # ASCII, and no line break inside; tables hold dates and decimals, which a template would print as text.
+        limit_s = TIME_LIMIT_S + _MESSAGE_LIMIT_S * len(question.get("messages", ()))
+        line = json.dumps({**question, "time_limit_s": limit_s}, default=str).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as the missing answer shows below
+            process.stdin.write(line)
+            process.stdin.flush()
+        answer = process.stdout.readline()
+        if not answer.endswith(b"\n"):
+            self._process, status = None, process.wait()
+            why = f"ends the process that renders it (status {status})"
+            if status == -signal.SIGPROF:
+                why = f"takes more than {TIME_LIMIT_S:.0f} s of processor time"
+            raise DataError(f"{begin}{why}; give another chat template")
+        found: dict[str, Any] = json.loads(answer)
+        if "refusal" in found:
+            raise DataError(f"{begin}{found['refusal']}")
+        return found
 
 
 def load_chat_template(
@@ -137,24 +174,24 @@ def load_chat_template(
 
     Raises ConfigError where there is none, and DataError for one that cannot be read.
     """
-    folder = Path(tokenizer) if Path(tokenizer).is_dir() else Path(tokenizer).parent
     is_bytes = str(tokenizer) == ByteTokenizer.name  # which has no folder
+    folder = Path(tokenizer) if Path(tokenizer).is_dir() else Path(tokenizer).parent
     config = {} if is_bytes else _read_config(folder)
+    found: tuple[str | Path, str] | None
     if given is None:
         found = None if is_bytes else _find(folder, config)
-        if found is None:
-            raise ConfigError(
-                f"{flag} {tokenizer} comes without a chat template (neither {TEMPLATE_FILE} nor chat_template in "
-                f"{_TOKENIZER_CONFIG}): give --chat-template, {_ACCEPTED}"
-            )
     elif str(given) in CHAT_TEMPLATES:
         found = f"--chat-template {given}", CHAT_TEMPLATES[str(given)]
     elif Path(given).is_dir():
         found = _find(Path(given), _read_config(Path(given)))
-        if found is None:
-            raise ConfigError(f"--chat-template {given} is a directory without a chat template: name a file of Jinja")
     else:
         found = given, _read_text(Path(given))
+    if found is None:
+        what = f"{flag} {tokenizer} comes" if given is None else f"--chat-template {given} comes"
+        raise ConfigError(
+            f"{what} without a chat template (neither {TEMPLATE_FILE} nor chat_template in {_TOKENIZER_CONFIG}): give "
+            f"--chat-template, {_ACCEPTED}"
+        )
     name, source = found
     return ChatTemplate(source, variables=_tokens_in(config), special_texts=special_texts, name=name)
 
@@ -194,19 +231,16 @@ def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str | Path, str] | N
     if isinstance(value, list):  # several, by name
         named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
         value = named[-1].get("template") if named else None
-    if value is None:
-        return None
-    if not isinstance(value, str):
+    if value is not None and not isinstance(value, str):
         raise DataError(f"{name} is no text; repair it, or give --chat-template")
-    return name, value
+    return None if value is None else (name, value)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, or nothing."""
-    path = folder / _TOKENIZER_CONFIG
-    if model_file(folder, _TOKENIZER_CONFIG) is None:
-        return {}
-    return read_json_object(path, Source(str(path), DataError, "download it again"))
+    path = model_file(folder, _TOKENIZER_CONFIG)
+    source = Source(str(folder / _TOKENIZER_CONFIG), DataError, "download it again")
+    return {} if path is None else read_json_object(path, source)
 
 
 def _read_text(path: Path) -> str:

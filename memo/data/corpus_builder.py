@@ -1,4 +1,4 @@
-"""From text to an indexed corpus: `memo data build` and `memo data demo`."""
+"""From text to an indexed corpus: `memo data build` and `memo data demo`, and what all builds have in common."""
 
 import os
 import sysconfig
@@ -9,25 +9,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from memo.data.corpus_writer import CorpusWriter, check_share
-from memo.data.encode import Encoder
+from memo.data.encode import Encoder, TextEncoder, encode_all
 from memo.data.facts import CorpusFacts
-from memo.data.file_kinds import list_files, walk
-from memo.data.indexed import smallest_dtype
-from memo.data.left_out import LeftOut
+from memo.data.file_kinds import Inputs, list_files, walk
 from memo.data.progress import progress
-from memo.data.records import RecordPiece, read_pieces
+from memo.data.records import read_pieces, text_of
 from memo.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
-from memo.data.workers import encode_all
-from memo.errors import ConfigError
+from memo.errors import ConfigError, DataError
+from memo.standard_streams import visible
 
 TRAIN_BPE = "bpe"
 """The tokenizer argument that asks for a new tokenizer, trained on the corpus itself."""
 _WORKERS_FROM_BYTES = 16 << 20
 """Starting processes takes about as long as tokenizing so much."""
-_INSTALLED_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_MOST_TOLD = 5
+"""Records that cannot be read, and files that are left out, of which a build tells."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +37,6 @@ class Reading:
     """Leave out records and files that cannot be read, count them and tell the first; else the first is an error."""
     progress: bool = False
     """Show a bar where standard error is a terminal."""
-
-    def num_workers(self, tokenizer: Tokenizer, total_bytes: int) -> int:
-        """Processes that are worth starting.
-
-        The byte tokenizer is faster than sending texts to another process, and small inputs are done sooner than
-        other processes have started.
-        """
-        if isinstance(tokenizer, ByteTokenizer) or total_bytes < _WORKERS_FROM_BYTES:
-            return 1
-        return self.workers or len(os.sched_getaffinity(0))
 
 
 READING = Reading()
@@ -105,8 +92,8 @@ def standard_library() -> Path:
 
 def python_sources(folder: Path) -> list[Path]:
     """Every .py file below `folder` outside of installed packages, sorted by relative path."""
-    sources = (path for path in walk(folder) if path.suffix == ".py")
-    return [path for path in sources if _INSTALLED_PACKAGES.isdisjoint(path.relative_to(folder).parts)]
+    installed = {"site-packages", "dist-packages"}
+    return [p for p in walk(folder) if p.suffix == ".py" and installed.isdisjoint(p.relative_to(folder).parts)]
 
 
 def build_corpus(
@@ -133,33 +120,88 @@ def build_corpus(
     together and for a package that is missing, DataError for inputs that cannot be read; an older corpus of the same
     name then stays as it was.
     """
-    found = list_files(inputs)
-    left_out = LeftOut(reading.skip_unreadable, found.ignored)
-    prefix, total_bytes = Path(out_prefix), found.num_bytes
+    found, prefix = list_files(inputs), Path(out_prefix)
     check_share(prefix, split_eval)
 
-    def read() -> Iterator[RecordPiece]:
-        return read_pieces(found.files, json_key, left_out.refuse)
+    def texts() -> Iterator[str]:
+        errors = _Errors(reading)
+        for piece in read_pieces(found.files, json_key):
+            read, unread = piece.each(lambda record, where: text_of(record, where, json_key))
+            errors.add(unread)
+            yield from read
 
-    texts = (text for piece in read() for text in piece.texts(json_key, left_out.refuse))
-    chosen = _choose_tokenizer(tokenizer, vocab_size, texts)
-    left_out.begin()  # what the tokenizer was trained on is read again
-    encoder = Encoder(chosen, json_key, smallest_dtype(chosen.vocab_size), left_out.skip)
-    end = np.array([chosen.eod] if append_eod else [], dtype=encoder.dtype)
+    chosen = _choose_tokenizer(tokenizer, vocab_size, texts())
+    encoder = TextEncoder(chosen, json_key, (chosen.eod,) if append_eod else ())
+    return write_corpus(found, prefix, chosen, encoder, split_eval=split_eval, reading=reading, column=json_key)
+
+
+def write_corpus(
+    found: Inputs,
+    prefix: Path,
+    tokenizer: Tokenizer,
+    encoder: Encoder,
+    *,
+    split_eval: float,
+    reading: Reading,
+    column: str | None = None,
+    template: str | None = None,
+    sides: int | None = None,
+) -> BuildSummary:
+    """Write what `encoder` makes of all files.
+
+    Args:
+        column: the only one of tables that is needed; None for all of them, and lines of JSON in files of any name.
+        template: Jinja, which rendered the documents.
+        sides: documents of a group if a part of each is learned, 1 of conversations and 2 of pairs; None: of texts.
+    """
+    errors = _Errors(reading)
+    # The byte tokenizer is faster than sending texts to another process, a chat template has a process of its own, and
+    # small inputs are done sooner than other processes have started.
+    is_alone = isinstance(tokenizer, ByteTokenizer) or sides is not None or found.num_bytes < _WORKERS_FROM_BYTES
+    num_workers = 1 if is_alone else reading.workers or len(os.sched_getaffinity(0))
     with ExitStack() as stack:
-        corpus = CorpusWriter(stack, prefix, split_eval, chosen)
-        reach = stack.enter_context(progress("tokenizing", total_bytes, reading.progress))
+        corpus = CorpusWriter(stack, prefix, split_eval, tokenizer, template, sides)
+        what = "tokenizing" if sides is None else "rendering"
+        reach = stack.enter_context(progress(what, found.num_bytes, reading.progress))
         start_s, num_text_bytes = time.perf_counter(), 0
-        for encoded in encode_all(read(), encoder, reading.num_workers(chosen, total_bytes)):
+        pieces = read_pieces(found.files, column, lines_of_text=sides is not None)
+        for encoded in encode_all(pieces, encoder, num_workers):
+            errors.add(encoded.errors)
             num_text_bytes += encoded.num_text_bytes
-            for message in encoded.refused:
-                left_out.count(message)
-            for ids in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1]) if len(encoded.lengths) else ():
-                corpus.add(np.concatenate((ids, end)) if ids.size else ids)
+            for group in encoded.groups:
+                corpus.add(*group)
             reach(encoded.done_bytes)
         facts, elapsed_s = corpus.complete(), time.perf_counter() - start_s
-        lines = tuple(left_out.lines())
-        return BuildSummary(prefix, *facts, corpus.num_empty_documents, num_text_bytes, elapsed_s, lines)
+    lines = tuple(visible(line) for line in (*_ignored(found.ignored), *errors.lines()))
+    return BuildSummary(prefix, *facts, corpus.num_empty_documents, num_text_bytes, elapsed_s, lines)
+
+
+class _Errors:
+    """Records and files that cannot be read: the first one ends a build, or they are left out, counted and told."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._skips, self._count, self._told = reading.skip_unreadable, 0, list[str]()
+
+    def add(self, errors: Iterable[DataError]) -> None:
+        """Raises the first, unless they are left out."""
+        for error in errors:
+            if not self._skips:
+                raise DataError(f"{error} (--skip-unreadable leaves out what cannot be read)") from None
+            self._count += 1
+            if self._count <= _MOST_TOLD:
+                self._told.append(f"  {error}")
+
+    def lines(self) -> list[str]:
+        """For people to read; empty where nothing was left out."""
+        more = [f"  and {self._count - _MOST_TOLD:,} more"] if self._count > _MOST_TOLD else []
+        return [f"left out {self._count:,} that could not be read:", *self._told, *more] if self._count else []
+
+
+def _ignored(files: Sequence[Path]) -> list[str]:
+    """A line about the files of folders that are of no kind that is taken."""
+    more = ", ..." if len(files) > _MOST_TOLD else ""
+    names = ", ".join(map(str, files[:_MOST_TOLD]))
+    return [f"left out {len(files):,} files of other kinds: {names}{more}"] if files else []
 
 
 def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -> Tokenizer:

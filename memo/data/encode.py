@@ -1,15 +1,35 @@
-"""Pieces of files to tokens: what a build does to each of them, in this process or in another."""
+"""Pieces of files to documents of tokens: what a build does to each piece, in this process or side by side in others.
 
+A tokenizer's own threads share what Python does between its calls: parsing JSON, and making lists of tokens. Processes
+do all of it for their pieces. They are forked, as those of Megatron-LM's and Hugging Face's tools are, so that a
+user's script is not run again in them.
+"""
+
+import ctypes
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memo.data.left_out import hinted
-from memo.data.records import RecordPiece
-from memo.data.tokenizer import Tokenizer
+from memo.data.chat_template import Rendered
+from memo.data.completions import Document
+from memo.data.records import RecordPiece, text_of, utf8
+from memo.data.tokenizer import Located, Tokenizer
 from memo.errors import DataError
+
+_PR_SET_PDEATHSIG = 1
+_AHEAD = 3
+"""Pieces that are read ahead for each process, so that none waits while the result of another one is written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,47 +37,140 @@ class Encoded:
     """The documents of one piece.
 
     Attributes:
-        ids: [sum of lengths], end to end, in the dtype of the corpus.
-        lengths: [number of documents], in tokens; 0 for one without text.
-        refused: messages about records that cannot be read, in order.
+        groups: documents that belong together: one, or the two answers of a pair. An empty document has no text.
+        errors: about records that cannot be read, in order.
         num_text_bytes: in UTF-8, of the documents.
         done_bytes: as of the piece.
     """
 
-    ids: NDArray[Any]
-    lengths: NDArray[np.int64]
-    refused: tuple[str, ...]
+    groups: list[tuple[Document, ...]]
+    errors: list[DataError]
     num_text_bytes: int
     done_bytes: int
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """How the pieces of one build become tokens.
+Encoder = Callable[[RecordPiece], Encoded]
 
-    Attributes:
-        key: of a record that holds the text.
-        dtype: of the corpus.
-        skip: go on after a record that cannot be read.
-    """
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """Texts under `key` of each record, each with the tokens `end` behind it. All of it is learned."""
 
     tokenizer: Tokenizer
     key: str
-    dtype: np.dtype[Any]
-    skip: bool
+    end: tuple[int, ...]
 
     def __call__(self, piece: RecordPiece) -> Encoded:
-        """Raises DataError for the first record that cannot be read, unless `skip`."""
-        refused: list[str] = []
+        texts, errors = piece.each(partial(text_of, key=self.key))
+        end, all_learned = np.array(self.end, dtype=np.int32), np.empty(0, dtype=np.uint8)
+        ids = (np.concatenate((each, end)) if len(each) else each for each in self.tokenizer.encode_batch(texts))
+        num_bytes = sum(len(text.encode()) for text in texts)
+        return Encoded([((each, all_learned),) for each in ids], errors, num_bytes, piece.done_bytes)
 
-        def refuse(error: DataError) -> None:
-            if not self.skip:
-                raise hinted(error) from None
-            refused.append(str(error))
 
-        texts = list(piece.texts(self.key, refuse))
-        found = self.tokenizer.encode_batch(texts)
-        ids = np.concatenate(found).astype(self.dtype) if found else np.empty(0, dtype=self.dtype)
-        lengths = np.array([len(each) for each in found], dtype=np.int64)
-        num_text_bytes = sum(len(text.encode()) for text in texts)
-        return Encoded(ids, lengths, tuple(refused), num_text_bytes, piece.done_bytes)
+@dataclass(frozen=True)
+class AnswerEncoder:
+    """What `render` makes of each record and its place: texts of which a part is learned."""
+
+    tokenizer: Tokenizer
+    render: Callable[[Any, str], tuple[Rendered, ...]]
+
+    def __call__(self, piece: RecordPiece) -> Encoded:
+        rendered, errors = piece.each(self.render)
+        texts = [each.text for group in rendered for each in group]
+        located = iter(self.tokenizer.encode_located(texts))  # together, to keep all cores busy
+        groups = []
+        for group in rendered:
+            documents = tuple(self._document(each, next(located)) for each in group)
+            unlearned = [each for each, (_, mask) in zip(group, documents, strict=True) if not mask[1:].any()]
+            if not unlearned:  # the first token is no label
+                groups.append(documents)
+                continue
+            errors.append(
+                DataError(
+                    f"{unlearned[0].where} has no token of an answer that counts; see what the chat template writes, "
+                    "or remove the record"
+                )
+            )
+        return Encoded(groups, errors, sum(len(text.encode()) for text in texts), piece.done_bytes)
+
+    def _document(self, rendered: Rendered, located: Located) -> Document:
+        ids, mask, eod = located.ids, answer_mask(located, rendered.spans), self.tokenizer.eod
+        if rendered.ends and (not len(ids) or ids[-1] != eod):
+            return np.append(ids, np.int32(eod)), np.append(mask, np.uint8(1))
+        return ids, mask
+
+
+def answer_mask(located: Located, spans: Sequence[tuple[int, int]]) -> NDArray[np.uint8]:
+    """1 for each token, [n], that has a character of one of `spans`.
+
+    Characters between two tokens, which are blanks, belong to the later one.
+    """
+    ends = np.maximum.accumulate(located.offsets[:, 1])
+    begins = np.minimum(located.offsets[:, 0], np.concatenate(([0], ends[:-1])))
+    mask = np.zeros(len(ends), dtype=np.uint8)
+    for begin, end in spans:
+        mask |= (begins < end) & (ends > begin)
+    return mask
+
+
+def checked_text(rendered: Rendered) -> Rendered:
+    """Raises DataError for a text that UTF-8 cannot spell."""
+    utf8(rendered.text, rendered.where)
+    return rendered
+
+
+def encode_all(pieces: Iterable[RecordPiece], encoder: Encoder, num_workers: int) -> Iterator[Encoded]:
+    """`encoder` of each piece in turn, in `num_workers` processes where there are several.
+
+    Raises DataError for a process that ends.
+    """
+    if num_workers < 2:
+        yield from map(encoder, pieces)
+        return
+    waiting: deque[tuple[RecordPiece, Future[Encoded]]] = deque()
+
+    def oldest() -> Encoded:
+        piece, found = waiting.popleft()
+        try:
+            return found.result()
+        except BrokenProcessPool:
+            raise DataError(
+                f"{piece.file}: a process that tokenizes has ended, perhaps for want of memory: give fewer --workers"
+            ) from None
+
+    with _single_threads(), ProcessPoolExecutor(num_workers, get_context("fork"), _begin, (encoder,)) as pool:
+        for piece in pieces:
+            waiting.append((piece, pool.submit(_encode, piece)))
+            if len(waiting) >= _AHEAD * num_workers:
+                yield oldest()
+        while waiting:
+            yield oldest()
+
+
+_encoders: list[Encoder] = []
+"""Of a process of `encode_all`: its only one, which it has from its parent."""
+
+
+def _begin(encoder: Encoder) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it would wait for ever for a parent that was killed
+    _encoders.append(encoder)
+
+
+def _encode(piece: RecordPiece) -> Encoded:
+    return _encoders[0](piece)
+
+
+@contextmanager
+def _single_threads() -> Iterator[None]:
+    """A context in which tokenizers of new processes start no threads, as all cores have a process."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

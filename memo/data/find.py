@@ -1,18 +1,17 @@
 """What --data-path can be mistaken for, each with the command that mends it."""
 
 import difflib
-import itertools
 import os
 import shlex
+from itertools import islice
 from pathlib import Path
 
 from memo.config import RunConfig
 from memo.config.blend import is_weight, read_blend, read_eval_sets
 from memo.config.hugging_face import hub_name
-from memo.data.conversations import read_conversations
+from memo.data.conversations import is_conversation
 from memo.data.facts import mask_prefix
-from memo.data.file_kinds import ALL_KINDS, CHAT_KINDS, file_kind
-from memo.data.left_out import raise_it
+from memo.data.file_kinds import CHAT_KINDS, file_kind
 from memo.data.records import read_pieces
 from memo.errors import ConfigError, DataError
 
@@ -39,35 +38,28 @@ def check_prefix(flag: str, prefix: str, model: str | None = None) -> None:
         model: the directory of the model that is to be trained, whose tokenizer a new corpus is built with.
     """
     missing = [suffix for suffix in _PAIR if not os.path.isfile(f"{prefix}{suffix}")]
-    if not missing:
-        return
-    problem = _half(prefix, missing) if len(missing) == 1 else _problem(flag, prefix, model)
-    raise DataError(f"{flag} {prefix}: {problem}")
+    if missing:
+        raise DataError(f"{flag} {prefix}: {_problem(flag, prefix, model, missing)}")
 
 
-def _half(prefix: str, missing: list[str]) -> str:
-    (suffix,) = missing
-    return f"{prefix}{_other(suffix)} is there, but {prefix}{suffix} is not: bring both, or build the corpus again"
-
-
-def _problem(flag: str, prefix: str, model: str | None) -> str:
+def _problem(flag: str, prefix: str, model: str | None, missing: list[str]) -> str:
     path, suffix = Path(prefix), Path(prefix).suffix.lower()
-    if suffix in _PAIR and os.path.isfile(path.with_suffix(".idx")) and os.path.isfile(path.with_suffix(".bin")):
-        return f"that is one file of a corpus, which is named by what its files have in common: {flag} {prefix[:-4]}"
+    if len(missing) == 1:
+        return f"{prefix}{_other(missing[0])} is there, but {prefix}{missing[0]} is not: bring both, or build it again"
     if suffix in _PAIR:
+        if all(path.with_suffix(each).is_file() for each in _PAIR):
+            return (
+                f"that is one file of a corpus, which is named by what its files have in common: {flag} {prefix[:-4]}"
+            )
         found = "is not there" if not path.exists() else f"has no {path.with_suffix(_other(suffix)).name} beside it"
         remedy = _build(flag, "texts.jsonl", prefix[:-4], model)
         return f"a corpus is a .bin and an .idx file, and this one {found}: {remedy}"
     if path.is_dir():
         return _of_folder(flag, path, model)
+    name = path.name.partition(".")[0]
     if path.exists():
-        kind = file_kind(path)
-        command = "build"
-        if kind in CHAT_KINDS:
-            command = "chat" if _holds_conversations(path) else "pairs" if _holds_pairs(path) else "build"
-        out = f"data/{path.name.partition('.')[0] or 'texts'}"
-        remedy = _build(flag, prefix, out, model, command)
-        if kind in ("csv", "parquet", "arrow"):
+        remedy = _build(flag, prefix, f"data/{name or 'texts'}", model, _command(path))
+        if file_kind(path) in ("csv", "parquet", "arrow"):
             return f"that is a table, not a corpus of tokens: {remedy}"
         return f"that is text, not a corpus of tokens: {remedy}"
     words = prefix.split()
@@ -77,73 +69,56 @@ def _problem(flag: str, prefix: str, model: str | None) -> str:
             f"that is one word with blanks in it: write {flag} {prefix} without quotes; in Python and TOML [{listed}]"
         )
     if file_kind(path) is not None:
-        remedy = _build(flag, prefix, str(path.with_name(path.name.partition(".")[0])), model)
+        remedy = _build(flag, prefix, str(path.with_name(name)), model)
         return f"there is no such file, and a corpus is named without endings: {remedy}"
     return _of_nothing(flag, prefix, model)
 
 
 def _of_folder(flag: str, path: Path, model: str | None) -> str:
     pairs = sorted(str(each)[:-4] for each in path.glob("*.idx") if each.with_suffix(".bin").exists())
-    masks = {str(mask_prefix(pair)) for pair in pairs}
-    names = [pair for pair in pairs if pair not in masks]
+    names = [pair for pair in pairs if pair not in {str(mask_prefix(each)) for each in pairs}]
     if names:
         more = f" (there are also {', '.join(names[1:4])})" if names[1:] else ""
         return f"that is a folder, and a corpus is named without its endings: {flag} {names[0]}{more}"
-    first = itertools.islice(path.rglob("*"), _MOST_FILES)
-    if any(file_kind(each) in ALL_KINDS for each in first):
+    if any(file_kind(each) is not None for each in islice(path.rglob("*"), _MOST_FILES)):
         remedy = _build(flag, str(path), f"data/{path.resolve().name or 'texts'}", model)
         return f"that is a folder of texts, not a corpus of tokens: {remedy}"
     return f"that is a folder without a corpus (PREFIX.bin and PREFIX.idx): {_demo(flag, 'data/demo')}"
 
 
 def _of_nothing(flag: str, prefix: str, model: str | None) -> str:
-    folder = Path(prefix).parent
+    folder, nothing = Path(prefix).parent, f"there is no {prefix}.bin and {prefix}.idx"
     there = sorted(str(each)[:-4] for each in folder.glob("*.idx")) if folder.is_dir() else []
-    near = difflib.get_close_matches(prefix, there, n=1, cutoff=0.6)
-    if near:
-        return f"there is no {prefix}.bin and {prefix}.idx: did you mean {flag} {near[0]}?"
+    if near := difflib.get_close_matches(prefix, there, n=1, cutoff=0.6):
+        return f"{nothing}: did you mean {flag} {near[0]}?"
     if hub_name(prefix) and not folder.is_dir():
         return (
-            f"there is no {prefix}.bin and {prefix}.idx, and memo reads local files: a data set of Hugging Face comes "
-            f"with `hf download {prefix} --repo-type dataset --local-dir {prefix}`; of its texts as .jsonl, "
-            f"{_build(flag, prefix, f'data/{Path(prefix).name}', model)}"
+            f"{nothing}, and memo reads local files: a data set of Hugging Face comes with `hf download {prefix} "
+            f"--repo-type dataset --local-dir {prefix}`; {_build(flag, prefix, f'data/{Path(prefix).name}', model)}"
         )
-    return (
-        f"there is no {prefix}.bin and {prefix}.idx: {_build(flag, 'texts.jsonl', prefix, model)}; or for a first try, "
-        f"{_demo(flag, prefix)}"
-    )
+    return f"{nothing}: {_build(flag, 'texts.jsonl', prefix, model)}; or for a first try, {_demo(flag, prefix)}"
 
 
 def _other(suffix: str) -> str:
     return _PAIR[1 - _PAIR.index(suffix)]
 
 
-def _holds_conversations(path: Path) -> bool:
-    """Whether the first record of a file is one of `memo data chat`."""
+def _command(path: Path) -> str:
+    """The command of `memo data` that reads a file, by the fields of its first record."""
+    if file_kind(path) not in CHAT_KINDS:
+        return "build"
     try:
-        return next(read_conversations([path]), None) is not None
-    except (DataError, ConfigError):
-        return False
-
-
-def _holds_pairs(path: Path) -> bool:
-    """Whether the first record of a file is one of `memo data pairs`."""
-    try:
-        piece = next(read_pieces([path], None, raise_it, lines_of_text=True), None)
-        record = None if piece is None or not piece.records else piece.read(0)
-    except (DataError, ConfigError):
-        return False
-    return isinstance(record, dict) and {"chosen", "rejected"} <= record.keys()
+        piece = next(read_pieces([path], None), None)
+    except ConfigError:  # without a package that reads it
+        piece = None
+    records = [] if piece is None else piece.each(lambda record, where: record)[0]
+    fields = records[0] if records and isinstance(records[0], dict) else {}
+    return "chat" if is_conversation(fields) else "pairs" if {"chosen", "rejected"} <= fields.keys() else "build"
 
 
 def _build(flag: str, source: str, prefix: str, model: str | None, command: str = "build") -> str:
-    tokenizer = (
-        f" --tokenizer {shlex.quote(model)}"
-        if model is not None
-        else " --tokenizer MODEL"
-        if command != "build"
-        else ""
-    )
+    given = model or (None if command == "build" else "MODEL")
+    tokenizer = "" if given is None else f" --tokenizer {shlex.quote(given)}"
     source, prefix = shlex.quote(source), shlex.quote(prefix)
     return f"`memo data {command} {source} {prefix}{tokenizer}` makes one, for {flag} {prefix}"
 

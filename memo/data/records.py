@@ -1,16 +1,20 @@
 """Files as records: a line of JSON, an element of a list, a row of a table, or a whole text.
 
 Records come in pieces of about a megabyte, in the order of the files. Those of JSON are not parsed yet: parsing is most
-of the work, and other processes may do it (`memo.data.workers`).
+of the work, and other processes may do it (`memo.data.encode`).
 """
 
+import gzip
+import importlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+import lzma
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar, cast
 
 from memo.artifacts.reading import (
     MAX_BYTES,
@@ -19,25 +23,28 @@ from memo.artifacts.reading import (
     decoded,
     kind_of,
     listed,
+    opened,
     parse_json,
     read_lines,
     read_table,
 )
-from memo.data.arrow_tables import Record, arrow_rows, parquet_rows
-from memo.data.chat_forms import remedy_without_texts
-from memo.data.file_kinds import file_kind
-from memo.data.file_stream import FileStream, open_stream
-from memo.data.left_out import Refuse, read_each
-from memo.errors import DataError
+from memo.data.conversations import is_conversation
+from memo.data.file_kinds import COMPRESSED_SUFFIXES, file_kind
+from memo.data.tables import MEMORY_BYTES, Record, package, table_rows
+from memo.errors import DataError, MemoError
 
-PIECE_BYTES = 1 << 20
-"""Bytes of records that are handled together: enough for many processes to share, little enough to stream."""
+PIECE_BYTES, _PIECE_RECORDS = 1 << 20, 10_000
+"""Of records that are handled together: enough for many processes to share, little enough to stream."""
 _CHUNK_CHARACTERS = 1 << 20
 _LARGEST_DOCUMENT_BYTES = 1 << 31
 """Limit of one text: an index counts the tokens of a document in 31 bits."""
 _MOST_EXPANSION = 100
 """Times its size that a packed text may become, beyond MAX_BYTES; texts of people become three to ten times theirs."""
-_TABLES = {"parquet": parquet_rows, "arrow": arrow_rows}
+_MOST_PADDING_BYTES = 1 << 20
+"""Zeros after a gzip file; those of a tape's block are a few thousand."""
+_BLANKS = re.compile(r"[ \t\r\n]*")
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class RecordPiece:
         numbers: of the records, from 1 on.
         records: JSON as bytes, rows as dicts, or texts.
         done_bytes: of all files, that have been read when this piece ends.
+        broken: why nothing of the file can be read behind these records, if that is so.
     """
 
     file: str
@@ -56,232 +64,242 @@ class RecordPiece:
     numbers: list[int]
     records: list[Any]
     done_bytes: int = 0
+    broken: DataError | None = None
 
-    @property
-    def places(self) -> range:
-        """The numbers by which the methods below know its records."""
-        return range(len(self.records))
+    def each(self, make: Callable[[Any, str], Made]) -> tuple[list[Made], list[DataError]]:
+        """What `make` makes of the value of each record and its place, "a.jsonl, line 3"; and the errors about those
+        that are no JSON, of which it makes nothing, and that break off."""
+        made, errors = [], []
+        for number, record in zip(self.numbers, self.records, strict=True):
+            where = f"{self.file}, {self.unit} {number}" if self.unit else self.file
+            try:
+                if isinstance(record, bytes):
+                    record = parse_json(record, Source(where, DataError, f"repair or remove the {self.unit}"))
+                made.append(make(record, where))
+            except DataError as error:
+                errors.append(error)
+        return made, errors if self.broken is None else [*errors, self.broken]
 
-    def where(self, place: int) -> str:
-        """File and line, for messages."""
-        return f"{self.file}, {self.unit} {self.numbers[place]}" if self.unit else self.file
 
-    def read(self, place: int) -> Any:
-        """The value of a record. Raises DataError for bytes that are no JSON."""
-        record = self.records[place]
-        if not isinstance(record, bytes):
-            return record
-        return parse_json(record, Source(self.where(place), DataError, f"repair or remove the {self.unit}"))
-
-    def text(self, place: int, key: str) -> str:
-        """The document of a record: its string under `key`, or all of a text. Raises DataError that names it."""
-        found = self.read(place)
-        text = found.get(key) if isinstance(found, dict) else found
-        if not isinstance(text, str):
-            raise DataError(f"{self.where(place)}: {_without_text(found, key)}")
-        require_utf8(text, self.where(place))
+def text_of(record: Any, where: str, key: str) -> str:
+    """The document of a record: its string under `key`, or all of a text. Raises DataError that names it."""
+    text = record.get(key) if isinstance(record, dict) else record
+    if isinstance(text, str):
+        utf8(text, where)
         return text
-
-    def texts(self, key: str, refuse: Refuse) -> Iterator[str]:
-        """The documents of all its records; `key` as of `text`."""
-        return read_each(self.places, partial(self.text, key=key), refuse)
-
-
-def _without_text(found: Any, key: str) -> str:
-    """The message about a record without a text."""
     remedy = "set the JSON key, or column, that holds texts (--json-key)"
-    if not isinstance(found, dict):
-        return f"no string under the key {key!r}, found {kind_of(found)}; {remedy}"
-    if key in found:
-        return f"the key {key!r} holds {kind_of(found[key])}, not a string; {remedy}"
-    names = f"[{listed(sorted(found))}]"
-    return f"no string under the key {key!r}, found {names}; {remedy_without_texts(found, remedy)}"
+    if isinstance(record, dict) and key in record:
+        raise DataError(f"{where}: the key {key!r} holds {kind_of(text)}, not a string; {remedy}")
+    found = kind_of(record)
+    if isinstance(record, dict):
+        found = f"[{listed(sorted(record))}]"
+        if is_conversation(record):
+            remedy = "these are conversations, of which `memo data chat` makes a corpus"
+    raise DataError(f"{where}: no string under the key {key!r}, found {found}; {remedy}")
 
 
-def require_utf8(text: str, where: str) -> None:
+def utf8(text: str, where: str) -> bytes:
     """Raises DataError for half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
     try:
-        text.encode("utf-8")
+        return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: half of a surrogate pair ({error}); repair or remove the line") from error
 
 
-def read_pieces(
-    files: Sequence[Path], key: str | None, refuse: Refuse, *, lines_of_text: bool = False
-) -> Iterator[RecordPiece]:
-    """The records of all files in turn.
+def read_pieces(files: Sequence[Path], column: str | None, *, lines_of_text: bool = False) -> Iterator[RecordPiece]:
+    """The records of all files in turn; a file that cannot be read ends with a piece that is broken.
 
     Args:
-        key: the only column of tables that is needed; None for all of them.
-        refuse: if it returns, the file that cannot be read is left out from there on.
+        column: the only column of tables that is needed, where they have it; None for all of them.
         lines_of_text: a file whose name tells no kind holds lines of JSON, not one text.
 
     Raises ConfigError for a file that needs a package that is not installed.
     """
     before = 0
     for path in files:
-        try:
-            yield from _pieces(path, key, lines_of_text, before)
-        except DataError as error:
-            refuse(error)
+        kind: str = file_kind(path) or "text"
+        yield from _pieces(path, "lines" if kind == "text" and lines_of_text else kind, column, before)
         before += path.stat().st_size
 
 
-def _pieces(path: Path, key: str | None, lines_of_text: bool, before: int) -> Iterator[RecordPiece]:
-    kind: str = file_kind(path) or "text"
-    if kind == "text" and lines_of_text:
-        kind = "lines"
-    if kind in _TABLES:
-        yield from grouped(path, "row", _TABLES[kind](path, key), before)
-    else:
-        source = Source(str(path), DataError, "convert it to UTF-8, or leave it out")
-        try:
-            with open_stream(path, source) as stream:
-                if kind == "json":
-                    kind = "list" if _begins_a_list(stream) else "lines"
-                    source = Source(str(path), DataError, "give a list of JSON, or a value a line")
-                unit = {"lines": "line", "list": "element", "csv": "row"}.get(kind, "")
-                reader = {"lines": _lines, "list": _elements, "csv": _rows, "text": _text}[kind]
-                yield from grouped(path, unit, reader(stream, source), before)
-        except UnicodeDecodeError as error:
-            raise source.refusal(f"is not text in UTF-8 ({error.reason} at byte {error.start})") from None
-
-
-def grouped(path: Path, unit: str, records: Iterator[Record], before: int = 0) -> Iterator[RecordPiece]:
-    """Records of one file as pieces; `before`: bytes of the files before it. Raises what `records` raises, after the
-    piece of what stands before."""
-    numbers: list[int] = []
-    kept: list[Any] = []
-    num_bytes = position = 0
-    broken: Exception | None = None
+def _pieces(path: Path, kind: str, column: str | None, before: int) -> Iterator[RecordPiece]:
+    """The pieces of one file; `before`: bytes of the files before it."""
+    unit, numbers, records, num_bytes, position = "", [], [], 0, 0
+    broken: DataError | None = None
     try:
-        for number, record, size, position in records:
+        for unit, (number, record, size), position in _records(path, kind, column):
             numbers.append(number)
-            kept.append(record)
+            records.append(record)
             num_bytes += size
-            if num_bytes >= PIECE_BYTES:
-                yield RecordPiece(str(path), unit, numbers, kept, before + position)
-                numbers, kept, num_bytes = [], [], 0
-    except Exception as error:  # where the file breaks off, what stands before is kept
+            if num_bytes >= PIECE_BYTES or len(records) >= _PIECE_RECORDS:
+                yield RecordPiece(str(path), unit, numbers, records, before + position)
+                numbers, records, num_bytes = [], [], 0
+    except DataError as error:
         broken = error
-    if kept:
-        yield RecordPiece(str(path), unit, numbers, kept, before + position)
-    if broken is not None:
-        raise broken
+    if records or broken:
+        yield RecordPiece(str(path), unit, numbers, records, before + position, broken)
 
 
-def _lines(stream: FileStream, source: Source) -> Iterator[Record]:
+def _records(path: Path, kind: str, column: str | None) -> Iterator[tuple[str, Record, int]]:
+    """The unit of the records of a file, each of them, and how many bytes of the file have been read with it."""
+    source = Source(str(path), DataError, "fetch or write it again, texts in UTF-8")
+    with opened(path, source) as raw, _told(source):
+        if kind in ("parquet", "arrow"):
+            with package("pyarrow", path).memory_map(str(path)) as mapped:
+                for record in table_rows(mapped, kind, path, column):
+                    yield "row", record, mapped.tell()
+            return
+        suffix = path.suffix.lower()
+        with _UNPACKERS[suffix](raw, path) if suffix in COMPRESSED_SUFFIXES else nullcontext(raw) as file:
+            if kind == "json":
+                kind = "list" if _begins_a_list(file) else "lines"
+            unit, reader = _READERS[kind]
+            for record in reader(file, source, path):
+                yield unit, record, raw.tell()
+
+
+@contextmanager
+def _told(source: Source) -> Iterator[None]:
+    """Whatever the readers of a format raise becomes one message."""
+    try:
+        yield
+    except MemoError:
+        raise
+    except MemoryError:
+        raise source.refusal(
+            f"takes more than {MEMORY_BYTES >> 20} MiB of memory to read: a record is too large, or the file damaged",
+            "split it, or fetch or write it again",
+        ) from None
+    except UnicodeDecodeError as error:
+        raise source.refusal(f"is not text in UTF-8 ({error.reason} at byte {error.start})") from None
+    except Exception as error:  # of zlib, lzma, csv, pyarrow and others, each with errors of its own
+        raise source.refusal(f"cannot be read ({' '.join(str(error).split())[:200]})") from None
+
+
+def _zstandard(raw: BinaryIO, path: Path) -> BinaryIO:
+    pyarrow = package("pyarrow", path)
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"), 1 << 20)
+
+
+class _LittlePadding(io.RawIOBase):
+    """A file that ends with few zeros: Python's gzip skips them one by one, and a sparse file has billions."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._num_zeros = raw, 0
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._raw.read(size)
+        self._num_zeros = self._num_zeros + 1 if found == b"\0" else 0
+        if self._num_zeros > _MOST_PADDING_BYTES:
+            raise OSError(f"more than {_MOST_PADDING_BYTES} zeros follow its end")
+        return found
+
+
+_UNPACKERS: dict[str, Callable[[BinaryIO, Path], AbstractContextManager[BinaryIO]]] = {
+    ".gz": lambda raw, _: cast(Any, gzip.GzipFile(fileobj=cast(Any, _LittlePadding(raw)))),
+    ".bz2": lambda raw, _: cast(Any, importlib.import_module("bz2").BZ2File(raw)),  # some builds of Python lack it
+    ".xz": lambda raw, _: cast(Any, lzma.LZMAFile(raw)),  # noqa: SIM115  closed by the caller
+    ".zst": _zstandard,
+}
+
+
+def _lines(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
     """Lines that are not blank."""
-    for number, line in enumerate(read_lines(stream.file, source), 1):
+    for number, line in enumerate(read_lines(file, source), 1):
         if line.strip():
-            yield number, line, len(line), stream.position()
+            yield number, line, len(line)
 
 
-def _text(stream: FileStream, source: Source) -> Iterator[Record]:
+def _text(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
     most = _LARGEST_DOCUMENT_BYTES
-    if stream.is_packed:
-        most = min(most, max(MAX_BYTES, _MOST_EXPANSION * stream.num_bytes))
-    content = stream.file.read(most + 1)
+    if path.suffix.lower() in COMPRESSED_SUFFIXES:
+        most = min(most, max(MAX_BYTES, _MOST_EXPANSION * path.stat().st_size))
+    content = file.read(most + 1)
     if len(content) > most:
         raise source.refusal(f"has more than {most} bytes, which is the most of one document in such a file")
-    yield 1, decoded(content, source), len(content), stream.position()
+    yield 1, decoded(content, source), len(content)
 
 
-def _rows(stream: FileStream, source: Source) -> Iterator[Record]:
-    """Rows of a table with commas, or with tabs, as dicts by the names in its first row, each with its line."""
-    suffixes = [suffix.lower() for suffix in Path(source.where).suffixes[-2:]]
-    rows = read_table(stream.file, source, delimiter="\t" if ".tsv" in suffixes else ",")
+def _csv_rows(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
+    """Rows of a table with commas, or with tabs, as dicts by the names in its first row; a list where they differ."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    rows = read_table(file, source, delimiter="\t" if ".tsv" in suffixes else ",")
     _, names = next(rows, (0, None))
     if names is None:
         raise source.refusal("is empty: its first row must name the columns")
     for number, (_, row) in enumerate(rows, start=2):
-        if not row:  # a blank line
-            continue
-        record: Any = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
-        yield number, record, sum(map(len, row)), stream.position()
+        if row:  # else a blank line
+            record: Any = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
+            yield number, record, sum(map(len, row))
 
 
-def _begins_a_list(stream: FileStream) -> bool:
+def _begins_a_list(file: BinaryIO) -> bool:
     """Whether the first character that is no blank opens a list; the position in the stream stays."""
-    peeked = stream.file.peek(4096)  # type: ignore[attr-defined]
+    peeked = file.peek(4096)  # type: ignore[attr-defined]
     return bool(peeked.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["))
 
 
-def _elements(stream: FileStream, source: Source) -> Iterator[Record]:
-    """The elements of one list, as JSON; a list of any length takes the memory of a few of them."""
-    text = io.TextIOWrapper(stream.file, encoding="utf-8-sig")
-    try:
-        scanner = _Scanner(text, source)
-        scanner.take("[")
-        number = 0
-        while scanner.next_character() != "]":
-            if number:
-                scanner.take(",")
-            number += 1
-            element = scanner.element(number).encode("utf-8", "surrogatepass")
-            yield number, element, len(element), stream.position()
-        scanner.take("]")
-        if scanner.next_character():
-            raise source.refusal("goes on after the end of its list")
-    finally:
-        text.detach()
+def _elements(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
+    """The elements of a list, as JSON; a list of any length takes the memory of a few of them."""
+    text, decode = io.TextIOWrapper(file, encoding="utf-8-sig"), json.JSONDecoder().raw_decode
+    buffer, at, is_all, number = "", 0, False, 0
 
-
-class _Scanner:
-    """Values one after the other, in a buffer that grows until it holds a whole one."""
-
-    def __init__(self, text: io.TextIOWrapper, source: Source) -> None:
-        self._text, self._source = text, source
-        self._buffer, self._at, self._is_all = "", 0, False
-        self._decoder = json.JSONDecoder()
-
-    def next_character(self) -> str:
-        """The next character that is no blank; empty at the end."""
-        while True:
-            rest = self._buffer[self._at : self._at + 64]
-            stripped = rest.lstrip(" \t\r\n")
-            self._at += len(rest) - len(stripped)
-            if stripped:
-                return stripped[0]
-            if self._at >= len(self._buffer) and not self._more():
-                return ""
-
-    def take(self, character: str) -> None:
-        found = self.next_character()
-        if found != character:
-            raise self._source.refusal(
-                f"is not a list of JSON: {repr(found) if found else 'its end'} stands where {character!r} should"
-            )
-        self._at += 1
-
-    def element(self, number: int) -> str:
-        """The text of the next value."""
-        self.next_character()
-        while True:
-            problem = ""
-            try:
-                _, end = self._decoder.raw_decode(self._buffer, self._at)
-                if end < len(self._buffer) or self._is_all:  # a number may go on
-                    text = self._buffer[self._at : end]
-                    self._at = end
-                    return text
-            except RecursionError:
-                raise self._source.refusal(f"element {number} is nested too deep") from None
-            except ValueError as error:
-                problem = str(error)
-            rest = len(self._buffer) - self._at
-            too_long = rest > MAX_BYTES
-            if rest > 2 * _CHUNK_CHARACTERS and sum(map(self._buffer.count, ",[{")) > MAX_VALUES:
-                raise self._source.refusal(f"element {number} holds more than {MAX_VALUES} values", "split it")
-            if too_long or self._is_all:
-                end_of = f"has more than {MAX_BYTES} characters, or " if too_long else ""
-                raise self._source.refusal(f"element {number} {end_of}is not JSON ({problem})", "repair the file")
-            self._more()
-
-    def _more(self) -> bool:
+    def read_on() -> bool:
         """Read as much again as is left, so that a long value is scanned few times. False at the end."""
-        rest = len(self._buffer) - self._at
-        found = self._text.read(min(max(_CHUNK_CHARACTERS, rest), MAX_BYTES + 1))
-        self._buffer, self._at = self._buffer[self._at :] + found, 0
-        self._is_all = not found
-        return bool(found)
+        nonlocal buffer, at, is_all
+        found = text.read(max(_CHUNK_CHARACTERS, len(buffer) - at))
+        buffer, at, is_all = buffer[at:] + found, 0, not found
+        return not is_all
+
+    def next_character() -> str:
+        nonlocal at
+        while (at := cast(re.Match[str], _BLANKS.match(buffer, at)).end()) == len(buffer) and read_on():
+            pass
+        return buffer[at : at + 1]
+
+    def take(character: str) -> None:
+        nonlocal at
+        if (found := next_character()) != character:
+            what = repr(found) if found else "its end"
+            raise source.refusal(f"is not a list of JSON: {what} stands where {character!r} should", "repair the file")
+        at += 1
+
+    take("[")
+    while next_character() != "]":
+        if number:
+            take(",")
+        number += 1
+        next_character()
+        while True:
+            problem: object = "it goes on"
+            try:
+                end = decode(buffer, at)[1]
+                if end < len(buffer) or is_all:  # a number may go on
+                    break
+            except RecursionError:
+                raise source.refusal(f"element {number} is nested too deep", "repair the file") from None
+            except ValueError as error:
+                problem = error
+            if is_all:
+                raise source.refusal(f"element {number} is not JSON ({problem})", "repair the file")
+            if len(buffer) - at > MAX_BYTES or sum(map(buffer.count, ",[{")) > MAX_VALUES + _CHUNK_CHARACTERS:
+                raise source.refusal(
+                    f"element {number} has more than {MAX_BYTES} characters or {MAX_VALUES} values, or is not JSON "
+                    f"({problem})",
+                    "split it",
+                )
+            read_on()
+        element = buffer[at:end].encode("utf-8", "surrogatepass")
+        at = end
+        yield number, element, len(element)
+    take("]")
+    if next_character():
+        raise source.refusal("goes on after the end of its list", "repair the file")
+
+
+_READERS: dict[str, tuple[str, Callable[[BinaryIO, Source, Path], Iterator[Record]]]] = {
+    "lines": ("line", _lines),
+    "list": ("element", _elements),
+    "csv": ("row", _csv_rows),
+    "text": ("", _text),
+}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from memo.artifacts.checksum import checksum
 from memo.config.identity import Fact
 from memo.data.hashing import permutation
-from memo.data.records import require_utf8
+from memo.data.records import utf8
 from memo.data.sample import Sample, cut_sample
 from memo.data.tokenizer import Tokenizer
 from memo.errors import ConfigError, DataError
@@ -173,7 +173,7 @@ class TokenStream:
             raise DataError(
                 f"{where} is a text, and the run has no tokenizer: give one, such as tokenizer='byte', or token ids"
             )
-        require_utf8(text, where)
+        utf8(text, where)
         ids = self._tokenizer.encode(text)
         return np.append(ids, self._tokenizer.eod) if len(ids) else ids
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from chats import CHATS, STYLES, answers, template, write_chats, write_lines, write_tokenizer
+from documents import read_conversations
 
 from memo.cli.main import main
 from memo.data import CorpusFacts, IndexedDataset, build_chat, load_corpus_tokenizer, load_tokenizer
-from memo.data.chat import answer_mask
 from memo.data.chat_template import load_chat_template
 from memo.data.chat_templates import CHAT_TEMPLATES
-from memo.data.conversations import Conversation, read_conversations
+from memo.data.conversations import Conversation
+from memo.data.encode import answer_mask
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Located
 from memo.errors import CheckpointError, ConfigError, DataError
 
@@ -213,7 +214,7 @@ def test_where_a_template_comes_from(tmp_path: Path) -> None:
         load_chat_template(folder, ())
     other = write_tokenizer(tmp_path / "other", "chatml", marks=False)
     assert load_chat_template(folder, (), other).source == template("chatml", marks=False)
-    with pytest.raises(ConfigError, match=r"--chat-template .*model is a directory without a chat template"):
+    with pytest.raises(ConfigError, match=r"--chat-template .*model comes without a chat template"):
         load_chat_template(folder, (), folder)
     with pytest.raises(
         ConfigError, match=r"--chat-template none.jinja: the file does not exist: give one of chatml, lla"
@@ -298,7 +299,7 @@ def test_a_template_that_renders_no_answer(tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "in.jsonl", [{"messages": [QUESTION, ANSWER]}])
     for source in ("{{ messages[0].content }}{% if false %}{% generation %}x{% endgeneration %}{% endif %}", "same"):
         (tmp_path / "t.jinja").write_text(source)
-        with pytest.raises(DataError, match=r"in.jsonl, line 1: .*t.jinja renders no answer to learn from"):
+        with pytest.raises(DataError, match=r"in.jsonl, line 1 has no token of an answer that counts; see what"):
             build_chat([lines], tmp_path / "o", tokenizer=str(folder), chat_template=tmp_path / "t.jinja")
 
 
@@ -318,7 +319,7 @@ def test_a_bad_line_leaves_the_older_corpus(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="line 1"):
         build(tmp_path, "chatml", marks=False, chats=write_lines(tmp_path / "bad.jsonl", ["{"]))
-    with pytest.raises(DataError, match=r"no conversations in .*empty.jsonl"):
+    with pytest.raises(DataError, match=r"no documents for .*corpus; check the inputs"):
         build(tmp_path, "chatml", marks=False, chats=write_lines(tmp_path / "empty.jsonl", []))
     assert before == {path.name: path.read_bytes() for path in tmp_path.glob("*corpus*")}
 

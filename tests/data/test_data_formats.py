@@ -5,23 +5,26 @@ import csv
 import gzip
 import json
 import lzma
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from documents import read_documents
+from documents import read_conversations, read_documents
 
+from memo.artifacts.processes import process_start
 from memo.cli.main import main
 from memo.data import corpus_builder as build_module
 from memo.data import records
-from memo.data.conversations import read_conversations
 from memo.data.corpus_builder import Reading, build_corpus
+from memo.data.encode import Encoded, encode_all
 from memo.data.indexed import IndexedDataset
 from memo.data.tokenizer import train_bpe
-from memo.data.workers import encode_all
 from memo.errors import ConfigError, DataError
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -90,12 +93,8 @@ def test_every_kind_of_file_holds_the_same_documents(
     monkeypatch.setattr(records, "_CHUNK_CHARACTERS", 7)  # an element of a list is read in parts
     WRITERS[name](tmp_path / name)
     assert list(read_documents([tmp_path / name], "text")) == TEXTS
-    last = list(records.read_pieces([tmp_path / name], "text", _fails))[-1]
+    last = list(records.read_pieces([tmp_path / name], "text"))[-1]
     assert last.done_bytes <= (tmp_path / name).stat().st_size
-
-
-def _fails(error: DataError) -> None:
-    raise error
 
 
 def test_a_packed_text_is_one_document(tmp_path: Path) -> None:
@@ -104,21 +103,22 @@ def test_a_packed_text_is_one_document(tmp_path: Path) -> None:
 
 
 def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
-    """A data set in two files, of which their order is not that of their names; and one of splits."""
+    """A data set in two files, and one of splits."""
     folder = tmp_path / "set" / "train"
     folder.mkdir(parents=True)
-    write_table(folder / "data-b.arrow", TEXTS[:2])
-    write_table(folder / "data-a.arrow", TEXTS[2:])
+    write_table(folder / "data-00000-of-00002.arrow", TEXTS[:2])
+    write_table(folder / "data-00001-of-00002.arrow", TEXTS[2:])
     write_table(folder / "cache-1.arrow", ["of a map that was tried"])
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": f"data-{n}.arrow"} for n in "ba"]}))
+    (folder / "state.json").write_text("{}")
     (folder / "dataset_info.json").write_text("{}")
     build_corpus([folder], tmp_path / "out" / "a", append_eod=False)
     corpus = IndexedDataset(tmp_path / "out" / "a")
     assert [bytes(corpus[i].astype(np.uint8)).decode() for i in range(len(corpus))] == [text for text in TEXTS if text]
     (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     assert build_corpus([tmp_path / "set"], tmp_path / "out" / "b").train.num_documents == 4
-    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(DataError, match=r"a data set of the splits train, test; name those to read, such as .*set/tr"):
+    (tmp_path / "set" / "test").mkdir()
+    (tmp_path / "set" / "test" / "state.json").write_text("{}")
+    with pytest.raises(DataError, match=r"set is a data set of 2 splits; name those to read: .*set/test .*set/train$"):
         build_corpus([tmp_path / "set"], tmp_path / "out" / "b")
 
 
@@ -203,9 +203,7 @@ def test_what_stands_before_a_break_is_kept(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_tables_without_texts(suffix: str, tmp_path: Path) -> None:
     path = write_table(tmp_path / f"a.{suffix}", ["a", None, "c"], n=[1, 2, 3])
-    with pytest.raises(
-        DataError, match=r"no column 'body', found \['id', 'text', 'n'\]: name the one that holds texts"
-    ):
+    with pytest.raises(DataError, match=r"row 1: no string under the key 'body', found \['id', 'n', 'text'\]; set"):
         list(read_documents([path], "body"))
     with pytest.raises(DataError, match=r"row 1: the key 'n' holds a whole number, not a string"):
         list(read_documents([path], "n"))
@@ -213,9 +211,7 @@ def test_tables_without_texts(suffix: str, tmp_path: Path) -> None:
         list(read_documents([path], "text"))
     assert len(list(read_documents([path], "text", lambda error: None))) == 2
     chats = write_table(tmp_path / f"b.{suffix}", ["a"], messages=[["x"]])
-    with pytest.raises(
-        DataError, match=r"no column 'body', found .*: these are conversations, of which `memo data chat`"
-    ):
+    with pytest.raises(DataError, match=r"row 1: no string .*; these are conversations, of which `memo data chat`"):
         list(read_documents([chats], "body"))
 
 
@@ -285,16 +281,33 @@ def test_workers_change_nothing(tokenizer: Path, tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.glob("three*"))
 
 
-def test_a_worker_that_ends_is_told(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memo.data import workers
-    from memo.data.encode import Encoder
-    from memo.data.tokenizer import load_tokenizer
+PIECE = records.RecordPiece("a.jsonl", "line", [1], [b'{"text": "a"}'])
 
-    monkeypatch.setattr(workers, "python_command", lambda program: ["false"])
-    pieces = [records.RecordPiece("a.jsonl", "line", [1], [b'{"text": "a"}'])]
-    encoder = Encoder(load_tokenizer(tokenizer), "text", np.dtype("<u2"), False)
-    with pytest.raises(DataError, match=r"a.jsonl, line 1: a process that tokenizes has ended"):
-        list(encode_all(pieces, encoder, 2))
+
+def test_a_process_that_ends_is_told() -> None:
+    def die(piece: records.RecordPiece) -> Encoded:
+        os._exit(1)
+
+    with pytest.raises(DataError, match=r"a.jsonl: a process that tokenizes has ended, perhaps for want of memory: g"):
+        list(encode_all([PIECE] * 9, die, 2))
+
+
+def test_processes_end_with_a_parent_that_is_killed() -> None:
+    """Nobody else would end them."""
+    program = (
+        "import os, time; from memo.data import encode; from memo.data.records import RecordPiece;"
+        "tell = lambda piece: os.write(1, b'%d\\n' % os.getpid()) and time.sleep(600);"
+        "list(encode.encode_all([RecordPiece('a', '', [1], ['a'])] * 2, tell, 2))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    children = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 60
+    while any(map(process_start, children)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [process_start(child) for child in children] == ["", ""]
 
 
 def test_a_damaged_table_of_arrow_is_refused_and_ends_no_process(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_the_template_of_a_model_is_that_of_transformers(tmp_path: Path, style: 
         ({"prompt": "a", "chosen": "b", "rejected": [BAD]}, "line 2: prompt is 'a'.*give chosen and rejected as texts"),
         ({"prompt": [USER], "chosen": "b", "rejected": "c"}, "line 2: prompt is .*give chosen and rejected as texts"),
         ({"chosen": [USER, GOOD], "rejected": [USER]}, "line 2: rejected has no message of the role assistant behind"),
-        ({"prompt": "", "chosen": "", "rejected": "x"}, "line 2: chosen has no token that counts behind the prompt"),
+        ({"prompt": "", "chosen": "", "rejected": "x"}, "line 2: chosen has no token of an answer that counts; see"),
     ],
 )
 def test_records_that_are_no_pairs_are_refused_or_left_out(tmp_path: Path, record: Any, told: str) -> None:
@@ -123,7 +123,7 @@ def test_messages_need_a_chat_template(tmp_path: Path) -> None:
 
 
 def test_no_pairs_are_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no pairs in .*pairs\.jsonl; check the inputs"):
+    with pytest.raises(DataError, match=r"no documents for .*out; check the inputs"):
         built(tmp_path, [])
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from chats import SPECIAL, template
 
-from memo.data.chat_template import MAX_SOURCE_CHARACTERS, ChatTemplate
+from memo.data.chat_template import MAX_SOURCE_CHARACTERS, TIME_LIMIT_S, ChatTemplate
 from memo.data.conversations import Conversation
-from memo.data.template_process import TIME_LIMIT_S, TemplateProcess
 from memo.errors import DataError
 
 MESSAGES = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
@@ -128,8 +127,7 @@ def test_long_conversations_have_room(tmp_path: Path) -> None:
 
 
 def test_the_process_ends_with_the_template() -> None:
-    made = TemplateProcess({"source": "x", "variables": {}, "special_texts": []})
-    made.start()
+    made = ChatTemplate("x", variables={}, special_texts=[], name="t.jinja")
     process = made._process
     assert process is not None and process.poll() is None
     del made

@@ -153,7 +153,6 @@ MAY_WRITE = {
     "memo/artifacts/regular_file.py": "what all others use",
     "memo/checkpoint/writer.py": "a new file in a directory that the save has made",
     "memo/data/indexed.py": "opened by open_regular",
-    "memo/data/workers.py": "a pipe",
     "memo/train/oom.py": "torch writes it, after open_regular has",
     "memo/train/metrics.py": "opened by open_regular",
     "memo/checkpoint/owner.py": "opened by open_regular",

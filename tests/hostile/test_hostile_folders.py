@@ -6,15 +6,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from memo.artifacts.python_process import python_command
-from memo.data.encode import Encoder
+from memo.data.chat_template import ChatTemplate
+from memo.data.encode import TextEncoder, encode_all
 from memo.data.records import RecordPiece
-from memo.data.template_process import TemplateProcess
 from memo.data.tokenizer import ByteTokenizer
-from memo.data.workers import encode_all
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("json", "types", "numpy", "tokenizers", "torch")
@@ -36,15 +34,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_processes_that_tokenize_run_no_module_of_the_working_directory(folder: Path) -> None:
     piece = RecordPiece("a.jsonl", "line", [1], [b'{"text": "one"}'])
-    encoder = Encoder(ByteTokenizer(), "text", np.dtype("<u2"), False)
-    assert [found.lengths.tolist() for found in encode_all([piece], encoder, 2)] == [[3]]
+    (found,) = encode_all([piece], TextEncoder(ByteTokenizer(), "text", ()), 2)
+    assert [ids.tolist() for ((ids, _),) in found.groups] == [list(b"one")]
     assert not (folder / "mark").exists()
 
 
 def test_a_process_that_renders_runs_no_module_of_the_working_directory(folder: Path) -> None:
-    process = TemplateProcess({"source": "{{ messages[0]['content'] }}", "variables": {}, "special_texts": []})
-    process.start()
-    process.close()
+    ChatTemplate("{{ messages[0]['content'] }}", variables={}, special_texts=[], name="t.jinja")
     assert not (folder / "mark").exists()
 
 
@@ -72,8 +68,7 @@ def test_no_other_code_starts_python() -> None:
     assert {file for file, found in names.items() if "sys.executable" in found} == MAY_NAME_THE_INTERPRETER
     assert {file for file, found in names.items() if found & STARTS} == {
         "memo/allocator/build.py",  # a compiler
-        "memo/data/template_process.py",
-        "memo/data/workers.py",
+        "memo/data/chat_template.py",
         "memo/emulated_gpu/launch.py",  # the user's command
         "memo/emulated_gpu/symbols.py",  # readelf and nm
         "memo/rehearsal/start.py",

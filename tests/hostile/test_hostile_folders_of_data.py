@@ -35,26 +35,19 @@ def test_links_inside_and_those_of_the_cache_of_the_hub_are_followed(tmp_path: P
     assert [path.name for path in list_files([snapshot]).files] == ["a.jsonl", "b.jsonl"]
 
 
-@pytest.mark.parametrize("name", ["..", "../other", "/etc", "a/b", ""])
-def test_a_split_that_leads_out_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
-    with pytest.raises(DataError, match=r"names the split .*, which is no name of a folder"):
-        list_files([tmp_path])
-
-
 def test_a_split_and_a_table_that_are_links_are_refused_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     for inner in (folder, tmp_path / "other"):
         inner.mkdir()
-        (inner / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+        (inner / "state.json").write_text("{}")
     (tmp_path / "other" / "a.arrow").write_bytes(b"")
     (folder / "a.arrow").symlink_to(tmp_path / "other" / "a.arrow")
     with pytest.raises(DataError, match=r"set/a.arrow is a link to .*other/a.arrow, outside of"):
         list_files([folder])
-    (folder / "state.json").unlink()
-    (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
+    (folder / "a.arrow").unlink()
+    (folder / "dataset_dict.json").write_text("{}")
     (folder / "train").symlink_to(tmp_path / "other")
-    with pytest.raises(DataError, match=r"set/train is a link to .*other, outside of"):
+    with pytest.raises(DataError, match=r"set holds no"):
         list_files([folder])
 
 

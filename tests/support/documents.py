@@ -1,12 +1,38 @@
-"""Documents of files one by one, for tests that need no pieces."""
+"""Records of files one by one, for tests that need no pieces."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from memo.data.left_out import Refuse, raise_it
-from memo.data.records import read_pieces
+from memo.data.conversations import ChatForm, Conversation, conversation_of
+from memo.data.records import Made, read_pieces, text_of
+from memo.errors import DataError
 
 
-def read_documents(files: Sequence[Path], key: str, refuse: Refuse = raise_it) -> list[str]:
-    """Every document of the files; `refuse` is asked about files and about single records."""
-    return [text for piece in read_pieces(files, key, refuse) for text in piece.texts(key, refuse)]
+def raise_it(error: DataError) -> None:
+    raise error
+
+
+def _read(
+    files: Sequence[Path],
+    make: Callable[[object, str], Made],
+    refuse: Callable[[DataError], None],
+    column: str | None,
+) -> list[Made]:
+    found = []
+    for piece in read_pieces(files, column, lines_of_text=column is None):
+        made, errors = piece.each(make)
+        found += made
+        for error in errors:
+            refuse(error)
+    return found
+
+
+def read_documents(files: Sequence[Path], key: str, refuse: Callable[[DataError], None] = raise_it) -> list[str]:
+    """Every document of the files; `refuse` is told about files and about single records."""
+    return _read(files, partial(text_of, key=key), refuse, key)
+
+
+def read_conversations(files: Sequence[Path], form: ChatForm | None = None) -> list[Conversation]:
+    """Every conversation of the files. Raises DataError for a file or a record that cannot be read."""
+    return _read(files, partial(conversation_of, form=form), raise_it, None)

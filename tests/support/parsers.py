@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from chats import write_chats, write_tokenizer
-from documents import read_documents
+from documents import read_conversations, read_documents
 from run_logs import header, step, write_log
 from safetensors.torch import save_file
 
@@ -32,7 +32,6 @@ from memo.config.checks import check
 from memo.config.hugging_face import read_config
 from memo.config.run import read_toml
 from memo.data.chat_template import load_chat_template
-from memo.data.conversations import read_conversations
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.data.tokenizer import BPETokenizer
