@@ -17,7 +17,7 @@ from memo.data.chat_template import Rendered, load_chat_template
 from memo.data.conversations import ChatForm, conversation_of
 from memo.data.corpus_builder import READING, BuildSummary, Reading, write_corpus
 from memo.data.corpus_writer import check_share
-from memo.data.encode import AnswerEncoder, checked_text
+from memo.data.encode import AnswerEncoder
 from memo.data.file_kinds import CHAT_KINDS, list_files
 from memo.data.tokenizer import load_tokenizer
 
@@ -48,7 +48,7 @@ def build_chat(
     template = load_chat_template(tokenizer, chosen.special_texts, chat_template)
 
     def render(record: Any, where: str) -> tuple[Rendered]:
-        return (checked_text(template.render(conversation_of(record, where, chat_form))),)
+        return (template.render(conversation_of(record, where, chat_form)),)
 
     encoder = AnswerEncoder(chosen, render)
     return write_corpus(

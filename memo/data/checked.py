@@ -30,10 +30,11 @@ def checked_sample(dataset: SampleDataset, index: int, vocab_size: int) -> Sampl
     for first, ids in ((0, sample.tokens), (1, sample.labels)):  # label i is the window's token i + 1
         fault = _first_outside(ids, 0, vocab_size - 1)
         if fault is not None:
+            larger = "" if ids[fault] < 0 else f", or train a model with --vocab-size {ids[fault] + 1} or more"
             raise DataError(
                 f"{where(dataset, index, first + fault)} (position {fault} of sample {index}): the id is {ids[fault]}, "
-                f"but the model's vocabulary has {vocab_size} tokens, 0 to {vocab_size - 1}: "
-                + _remedy(int(ids[fault]))
+                f"but the model's vocabulary has {vocab_size} tokens, 0 to {vocab_size - 1}: build the corpus again "
+                f"with the tokenizer of the model{larger}"
             )
     fault = _first_outside(sample.loss_mask, 0.0, 1.0)
     if fault is not None:
@@ -41,13 +42,7 @@ def checked_sample(dataset: SampleDataset, index: int, vocab_size: int) -> Sampl
             f"{where(dataset, index, 1 + fault)} (position {fault} of sample {index}): its loss mask is "
             f"{sample.loss_mask[fault]}, but must be from 0 to 1: build the corpus again"
         )
-    _check_documents(sample, dataset, index)
     return sample
-
-
-def _remedy(found: int) -> str:
-    again = "build the corpus again with the tokenizer of the model"
-    return again if found < 0 else f"{again}, or train a model with --vocab-size {found + 1} or more"
 
 
 def _first_outside(values: NDArray[np.number], least: float, most: float) -> int | None:
@@ -58,27 +53,23 @@ def _first_outside(values: NDArray[np.number], least: float, most: float) -> int
 
 
 def _check_arrays(sample: Sample, dataset: SampleDataset, index: int) -> None:
+    name, length = f"{type(dataset).__name__}.sample({index})", dataset.seq_length
     kinds = {"tokens": np.integer, "labels": np.integer, "positions": np.integer, "loss_mask": np.floating}
-    for name, kind in kinds.items():
-        values = getattr(sample, name)
-        if values.shape != (dataset.seq_length,) or not np.issubdtype(values.dtype, kind):
+    for field, kind in kinds.items():
+        values = getattr(sample, field)
+        if values.shape != (length,) or not np.issubdtype(values.dtype, kind):
             raise DataError(
-                f"{type(dataset).__name__}.sample({index}).{name} has shape {values.shape} and dtype {values.dtype}, "
-                f"but must have shape ({dataset.seq_length},) and hold {kind.__name__} values: mend that dataset"
+                f"{name}.{field} has shape {values.shape} and dtype {values.dtype}, but must have shape ({length},) "
+                f"and hold {kind.__name__} values: mend that dataset"
             )
-
-
-def _check_documents(sample: Sample, dataset: SampleDataset, index: int) -> None:
-    bounds, name = sample.cu_seqlens, f"{type(dataset).__name__}.sample({index})"
-    rises = len(bounds) > 1 and bounds[0] == 0 and bounds[-1] == dataset.seq_length and (np.diff(bounds) > 0).all()
-    if not rises:
+    bounds = sample.cu_seqlens
+    if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != length or (np.diff(bounds) <= 0).any():
         raise DataError(
-            f"{name}.cu_seqlens is {bounds.tolist()[:8]}, but must rise from 0 to {dataset.seq_length}: "
-            "mend that dataset"
+            f"{name}.cu_seqlens is {bounds.tolist()[:8]}, but must rise from 0 to {length}: mend that dataset"
         )
-    fault = _first_outside(sample.positions, 0, dataset.seq_length - 1)
+    fault = _first_outside(sample.positions, 0, length - 1)
     if fault is not None:
         raise DataError(
-            f"{name}.positions[{fault}] is {sample.positions[fault]}, but must be from 0 to "
-            f"{dataset.seq_length - 1}: mend that dataset"
+            f"{name}.positions[{fault}] is {sample.positions[fault]}, but must be from 0 to {length - 1}: mend that "
+            "dataset"
         )

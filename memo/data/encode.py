@@ -76,7 +76,7 @@ class AnswerEncoder:
     render: Callable[[Any, str], tuple[Rendered, ...]]
 
     def __call__(self, piece: RecordPiece) -> Encoded:
-        rendered, errors = piece.each(self.render)
+        rendered, errors = piece.each(self._rendered)
         texts = [each.text for group in rendered for each in group]
         located = iter(self.tokenizer.encode_located(texts))  # together, to keep all cores busy
         groups = []
@@ -93,6 +93,12 @@ class AnswerEncoder:
                 )
             )
         return Encoded(groups, errors, sum(len(text.encode()) for text in texts), piece.done_bytes)
+
+    def _rendered(self, record: Any, where: str) -> tuple[Rendered, ...]:
+        group = self.render(record, where)
+        for each in group:
+            utf8(each.text, each.where)
+        return group
 
     def _document(self, rendered: Rendered, located: Located) -> Document:
         ids, mask, eod = located.ids, answer_mask(located, rendered.spans), self.tokenizer.eod
@@ -112,12 +118,6 @@ def answer_mask(located: Located, spans: Sequence[tuple[int, int]]) -> NDArray[n
     for begin, end in spans:
         mask |= (begins < end) & (ends > begin)
     return mask
-
-
-def checked_text(rendered: Rendered) -> Rendered:
-    """Raises DataError for a text that UTF-8 cannot spell."""
-    utf8(rendered.text, rendered.where)
-    return rendered
 
 
 def encode_all(pieces: Iterable[RecordPiece], encoder: Encoder, num_workers: int) -> Iterator[Encoded]:

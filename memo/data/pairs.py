@@ -24,7 +24,7 @@ from memo.data.chat_template import ChatTemplate, Rendered, load_chat_template
 from memo.data.conversations import ASSISTANT, Conversation, kind_of, read_messages
 from memo.data.corpus_builder import READING, BuildSummary, Reading, write_corpus
 from memo.data.corpus_writer import check_share
-from memo.data.encode import AnswerEncoder, checked_text
+from memo.data.encode import AnswerEncoder
 from memo.data.file_kinds import CHAT_KINDS, list_files
 from memo.data.tokenizer import load_tokenizer
 from memo.errors import ConfigError, DataError
@@ -67,31 +67,31 @@ def _pair(template: ChatTemplate | ConfigError, record: Any, where: str) -> tupl
         raise DataError(f"{where}: found {kind_of(record)} where a pair should be; give a JSON object")
     kinds = {type(record.get(side)) for side in SIDES}
     if kinds == {str} and isinstance(record.get("prompt"), str | None):
-        return tuple(map(checked_text, _pair_of_texts(record, where)))
+        return _pair_of_texts(record, where)
     if kinds == {list}:
         if isinstance(template, ConfigError):
             raise template
-        return tuple(map(checked_text, _pair_of_messages(record, where, template)))
+        return _pair_of_messages(record, where, template)
     told = ", ".join(f"{name} is {kind_of(record.get(name))}" for name in ("prompt", *SIDES))
     raise DataError(
         f"{where}: {told}; give chosen and rejected as texts, with a text or nothing as prompt, or as lists of messages"
     )
 
 
-def _pair_of_texts(record: dict[str, Any], where: str) -> list[Rendered]:
+def _pair_of_texts(record: dict[str, Any], where: str) -> tuple[Rendered, ...]:
     prompt, texts = record.get("prompt"), [record[side] for side in SIDES]
     if prompt is None:
         begin = _shared(*texts)
         begin -= begin > 0 and texts[0][begin - 1] == " "  # as TRL: tokens begin with their blank
     else:
         begin, texts = len(prompt), [prompt + text for text in texts]
-    return [
+    return tuple(
         Rendered(f"{where}: {side}", text, ((begin, len(text)),), ends=True)
         for side, text in zip(SIDES, texts, strict=True)
-    ]
+    )
 
 
-def _pair_of_messages(record: dict[str, Any], where: str, template: ChatTemplate) -> list[Rendered]:
+def _pair_of_messages(record: dict[str, Any], where: str, template: ChatTemplate) -> tuple[Rendered, ...]:
     answers = [read_messages(record[side], side, where) for side in SIDES]
     given = record.get("prompt")
     if given is None:
@@ -112,7 +112,7 @@ def _pair_of_messages(record: dict[str, Any], where: str, template: ChatTemplate
                 "record"
             )
         found.append(template.render(Conversation(f"{where}: {side}", messages, learned, record.get("tools"))))
-    return found
+    return tuple(found)
 
 
 def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:

@@ -12,7 +12,7 @@ needs a source that hands out the same items every time and on every rank; a che
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,8 @@ _MOST_IDS = 4096
 _KEPT_SAMPLES = 64
 """The samples asked for last are kept, because the planning of memory asks for its samples twice."""
 
-_Document = tuple[NDArray[np.int64], NDArray[np.float32], list[int]]
-"""Ids [n], the mask of what is learned of them [n], and where among them, from 1 to n, documents end."""
+_Document = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]
+"""Ids, the mask of what is learned of them, and whether a document ends with each: [n] all."""
 
 
 class TokenStream:
@@ -120,8 +120,8 @@ class TokenStream:
 
     def _cut(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]]:
         """Window [s + 1], the ends of documents in it, and the mask of its tokens; epoch after epoch."""
-        epoch, size = 0, self.seq_length
-        while True:
+        size = self.seq_length
+        for epoch in count():
             parts: list[_Document] = []
             num_tokens = num_windows = 0
             for document in self._documents(epoch):
@@ -129,15 +129,14 @@ class TokenStream:
                 num_tokens += len(document[0])
                 if num_tokens <= size:
                     continue
-                ids, learned, ends = _joined(parts)
-                first = 0
-                while num_tokens - first > size:
-                    inside = ends[(ends > first) & (ends <= first + size)] - first
-                    yield ids[first : first + size + 1], inside, learned[first : first + size + 1]
+                ids, learned, ends = map(np.concatenate, zip(*parts, strict=True))
+                cut = (num_tokens - 1) // size * size
+                for first in range(0, cut, size):
+                    stop = first + size
+                    yield ids[first : stop + 1], 1 + np.flatnonzero(ends[first:stop]), learned[first : stop + 1]
                     num_windows += 1
-                    first += size
-                parts = [(ids[first:], learned[first:], (ends[ends > first] - first).tolist())]
-                num_tokens -= first
+                parts = [(ids[cut:], learned[cut:], ends[cut:])]
+                num_tokens -= cut
             if not num_windows:
                 raise ConfigError(
                     f"{self._name} is a {self._kind} of {num_tokens} tokens, but --seq-length {size} needs at least "
@@ -148,7 +147,6 @@ class TokenStream:
                     f"{self._name} is a {self._kind} that has ended after {num_windows} samples of {size} tokens: give "
                     "fewer --train-iters, or something that can be iterated again, such as a list or a Dataset"
                 )
-            epoch += 1
 
     def _documents(self, epoch: int) -> Iterator[_Document]:
         """The documents of one epoch, without empty ones."""
@@ -161,9 +159,7 @@ class TokenStream:
                     single = []
                 continue
             where = f"{self._name} ({self._kind}), item {number}"
-            for document in _documents_of(self._ids_of(item, where) if isinstance(item, str) else item, where):
-                if len(document[0]):
-                    yield document
+            yield from _documents_of(self._ids_of(item, where) if isinstance(item, str) else item, where)
         if single:
             yield _of_ids(np.array(single), ends=True)
 
@@ -196,36 +192,36 @@ def is_stream(source: Any) -> bool:
 
 
 def _of_ids(ids: NDArray[np.integer], ends: bool) -> _Document:
-    return ids.astype(np.int64), np.ones(len(ids), dtype=np.float32), [len(ids)] if ends else []
+    last = np.zeros(len(ids), dtype=np.bool_)
+    last[-1:] = ends
+    return ids.astype(np.int64), np.ones(len(ids), dtype=np.float32), last
 
 
 def _documents_of(item: Any, where: str) -> Iterator[_Document]:
+    """The documents of an item that are not empty."""
     fields = item if isinstance(item, Mapping) else {"input_ids": item}
     if "input_ids" not in fields:
         names = ", ".join(map(str, fields))
         raise DataError(f"{where} has the fields {names}, but not input_ids: hand out token ids, or the texts alone")
     ids = _rows(fields["input_ids"], f"{where}: input_ids")
-    present = [_rows(fields[name], f"{where}: {name}") if fields.get(name) is not None else None for name in _MASKS]
-    for name, rows in zip(_MASKS, present, strict=True):
-        if rows is not None and rows.shape != ids.shape:
+    attention, labels = np.ones_like(ids), ids
+    if fields.get("attention_mask") is not None:
+        attention = _rows(fields["attention_mask"], f"{where}: attention_mask")
+    if fields.get("labels") is not None:
+        labels = _rows(fields["labels"], f"{where}: labels")
+    for name, rows in (("attention_mask", attention), ("labels", labels)):
+        if rows.shape != ids.shape:
             raise DataError(f"{where}: {name} has the shape {rows.shape}, but input_ids {ids.shape}: make them equal")
-    attention, labels = present
-    for row in range(len(ids)):
-        kept = slice(None) if attention is None else attention[row] != 0
-        of_row = ids[row][kept]
-        document, learned, ends = _of_ids(of_row, ends=True)
-        if labels is not None:
-            own = labels[row][kept]
-            learned[own == _NOT_LEARNED] = 0.0
-            if not np.array_equal(own[own != _NOT_LEARNED], of_row[own != _NOT_LEARNED]):
-                raise DataError(
-                    f"{where}: labels differ from input_ids: give the ids themselves, unshifted, or {_NOT_LEARNED} for "
-                    "what is not learned"
-                )
-        yield document, learned, ends
-
-
-_MASKS = ("attention_mask", "labels")
+    if not ((labels == ids) | (labels == _NOT_LEARNED) | (attention == 0)).all():
+        raise DataError(
+            f"{where}: labels differ from input_ids: give the ids themselves, unshifted, or {_NOT_LEARNED} for what is "
+            "not learned"
+        )
+    for row, kept in zip(range(len(ids)), attention != 0, strict=True):
+        if kept.any():
+            document = _of_ids(ids[row][kept], ends=True)
+            document[1][labels[row][kept] == _NOT_LEARNED] = 0.0
+            yield document
 
 
 def _rows(value: Any, where: str) -> NDArray[np.integer]:
@@ -242,11 +238,3 @@ def _rows(value: Any, where: str) -> NDArray[np.integer]:
             "document or a batch of them; texts become ids with `memo data build`"
         )
     return found.reshape(-1, found.shape[-1])
-
-
-def _joined(parts: list[_Document]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """Ids and masks end to end, and where documents end."""
-    ids, learned, ends = zip(*parts, strict=True)
-    begins = accumulate(map(len, ids[:-1]), initial=0)
-    all_ends = [begin + end for begin, inside in zip(begins, ends, strict=True) for end in inside]
-    return np.concatenate(ids), np.concatenate(learned), np.array(all_ends, dtype=np.int64)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -141,8 +141,6 @@ class BPETokenizer:
         # Both are often stored in the file for inference, and would cut or pad our documents.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        # A document that spells "<|endoftext|>" is text about tokenizers, not the end of a document.
-        self._tokenizer.encode_special_tokens = True
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         found = [name for name in END_OF_DOCUMENT_NAMES if name in ids]
         if not found:
@@ -162,21 +160,21 @@ class BPETokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         for text in texts:
             text.encode("utf-8")  # the Rust side would answer half a surrogate pair with a TypeError
-        with _told(f"{self._path} cannot encode a text"):
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        # A document that spells "<|endoftext|>" is text about tokenizers, not the end of a document.
+        return [np.array(each.ids, dtype=np.int32) for each in self._encodings(texts, spelled_out=False)]
 
     def encode_located(self, texts: Sequence[str]) -> list[Located]:
-        self._tokenizer.encode_special_tokens = False
-        try:
-            with _told(f"{self._path} cannot encode a text"):
-                encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        finally:
-            self._tokenizer.encode_special_tokens = True
         return [
-            Located(np.array(e.ids, dtype=np.int32), np.array(e.offsets, dtype=np.int64).reshape(-1, 2))
-            for e in encodings
+            Located(np.array(each.ids, dtype=np.int32), np.array(each.offsets, dtype=np.int64).reshape(-1, 2))
+            for each in self._encodings(texts, spelled_out=True)
         ]
+
+    def _encodings(self, texts: Sequence[str], spelled_out: bool) -> list[Any]:
+        """`spelled_out`: whether the name of a special token is that token."""
+        self._tokenizer.encode_special_tokens = not spelled_out
+        with _told(f"{self._path} cannot encode a text"):
+            found: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return found
 
     def decode(self, ids: ArrayLike) -> str:
         values = _checked_ids(ids, self.vocab_size).tolist()

@@ -202,8 +202,8 @@ def test_two_ranks_under_a_plan_are_the_same_run(
         ),
         (
             ["--train-data", "EIGHT", "--save", "OUT"],
-            "error: --eval-fraction (split_eval in Python) is 0.05, which leaves 8 documents to train on and 0 to evaluate "
-            "on; give a larger share, or more documents",
+            "error: --eval-fraction (split_eval in Python) is 0.05, which leaves 8 documents to train on and 0 to "
+            "evaluate on; give a larger share, or more documents",
         ),
         (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
         (
