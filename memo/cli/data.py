@@ -28,7 +28,7 @@ BUILD_EXAMPLES = (
 CHAT_EXAMPLES = ("memo data chat chats.jsonl data/chat --tokenizer Llama-3.1-8B-Instruct --eval-fraction 0.05",)
 PAIRS_EXAMPLES = ("memo data pairs pairs.jsonl data/pairs --tokenizer Llama-3.1-8B-Instruct --eval-fraction 0.05",)
 _SPEED_FROM_BYTES = 1 << 20
-"""Bytes of texts from which the speed is printed: the speed of fewer says nothing."""
+"""Bytes of files from which the speed is printed: the speed of fewer says nothing."""
 ABOUT = "Write OUT.bin, OUT.idx and OUT.json, in Megatron-LM's format."
 
 
@@ -154,8 +154,8 @@ def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str |
         print(f"left out {summary.num_empty_documents} documents without text")
     for line in summary.left_out:
         print(line)
-    if summary.num_text_bytes >= _SPEED_FROM_BYTES:
-        print(speed_line(summary.num_text_bytes, summary.seconds))
+    if summary.num_bytes >= _SPEED_FROM_BYTES:
+        print(speed_line(summary.num_bytes, summary.seconds))
     flags = "" if summary.train.num_pairs is None else " --preference dpo"
     print(f"train on it: memo train --data-path {shlex.quote(str(summary.prefix))}{flags}")
 

@@ -52,8 +52,8 @@ class BuildSummary:
     """Of the held-out corpus, PREFIX-eval; None when nothing was held out."""
     num_empty_documents: int
     """Documents without text, which are left out."""
-    num_text_bytes: int = 0
-    """In UTF-8, of the documents."""
+    num_bytes: int = 0
+    """Of all files that were read."""
     seconds: float = 0.0
     """That reading, tokenizing and writing took."""
     left_out: tuple[str, ...] = ()
@@ -163,17 +163,16 @@ def write_corpus(
         corpus = CorpusWriter(stack, prefix, split_eval, tokenizer, template, sides)
         what = "tokenizing" if sides is None else "rendering"
         reach = stack.enter_context(progress(what, found.num_bytes, reading.progress))
-        start_s, num_text_bytes = time.perf_counter(), 0
+        start_s = time.perf_counter()
         pieces = read_pieces(found.files, column, lines_of_text=sides is not None)
-        for encoded in encode_all(pieces, encoder, num_workers):
-            errors.add(encoded.errors)
-            num_text_bytes += encoded.num_text_bytes
-            for group in encoded.groups:
+        for piece, (groups, unread) in encode_all(pieces, encoder, num_workers):
+            errors.add(unread)
+            for group in groups:
                 corpus.add(*group)
-            reach(encoded.done_bytes)
+            reach(piece.done_bytes)
         facts, elapsed_s = corpus.complete(), time.perf_counter() - start_s
     lines = tuple(visible(line) for line in (*_ignored(found.ignored), *errors.lines()))
-    return BuildSummary(prefix, *facts, corpus.num_empty_documents, num_text_bytes, elapsed_s, lines)
+    return BuildSummary(prefix, *facts, corpus.num_empty_documents, found.num_bytes, elapsed_s, lines)
 
 
 class _Errors:

@@ -32,23 +32,9 @@ _AHEAD = 3
 """Pieces that are read ahead for each process, so that none waits while the result of another one is written."""
 
 
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """The documents of one piece.
-
-    Attributes:
-        groups: documents that belong together: one, or the two answers of a pair. An empty document has no text.
-        errors: about records that cannot be read, in order.
-        num_text_bytes: in UTF-8, of the documents.
-        done_bytes: as of the piece.
-    """
-
-    groups: list[tuple[Document, ...]]
-    errors: list[DataError]
-    num_text_bytes: int
-    done_bytes: int
-
-
+Encoded = tuple[list[tuple[Document, ...]], list[DataError]]
+"""Of one piece: groups of documents that belong together, one or the two answers of a pair; and the errors about
+records that cannot be read, in order. A document without text is empty."""
 Encoder = Callable[[RecordPiece], Encoded]
 
 
@@ -64,8 +50,7 @@ class TextEncoder:
         texts, errors = piece.each(partial(text_of, key=self.key))
         end, all_learned = np.array(self.end, dtype=np.int32), np.empty(0, dtype=np.uint8)
         ids = (np.concatenate((each, end)) if len(each) else each for each in self.tokenizer.encode_batch(texts))
-        num_bytes = sum(len(text.encode()) for text in texts)
-        return Encoded([((each, all_learned),) for each in ids], errors, num_bytes, piece.done_bytes)
+        return [((each, all_learned),) for each in ids], errors
 
 
 @dataclass(frozen=True)
@@ -77,8 +62,8 @@ class AnswerEncoder:
 
     def __call__(self, piece: RecordPiece) -> Encoded:
         rendered, errors = piece.each(self._rendered)
-        texts = [each.text for group in rendered for each in group]
-        located = iter(self.tokenizer.encode_located(texts))  # together, to keep all cores busy
+        # Together, to keep all cores busy.
+        located = iter(self.tokenizer.encode_located([each.text for group in rendered for each in group]))
         groups = []
         for group in rendered:
             documents = tuple(self._document(each, next(located)) for each in group)
@@ -92,7 +77,7 @@ class AnswerEncoder:
                     "or remove the record"
                 )
             )
-        return Encoded(groups, errors, sum(len(text.encode()) for text in texts), piece.done_bytes)
+        return groups, errors
 
     def _rendered(self, record: Any, where: str) -> tuple[Rendered, ...]:
         group = self.render(record, where)
@@ -120,32 +105,30 @@ def answer_mask(located: Located, spans: Sequence[tuple[int, int]]) -> NDArray[n
     return mask
 
 
-def encode_all(pieces: Iterable[RecordPiece], encoder: Encoder, num_workers: int) -> Iterator[Encoded]:
-    """`encoder` of each piece in turn, in `num_workers` processes where there are several.
+def encode_all(
+    pieces: Iterable[RecordPiece], encoder: Encoder, num_workers: int
+) -> Iterator[tuple[RecordPiece, Encoded]]:
+    """Each piece with what `encoder` makes of it, in `num_workers` processes where there are several.
 
     Raises DataError for a process that ends.
     """
     if num_workers < 2:
-        yield from map(encoder, pieces)
+        yield from ((piece, encoder(piece)) for piece in pieces)
         return
     waiting: deque[tuple[RecordPiece, Future[Encoded]]] = deque()
-
-    def oldest() -> Encoded:
-        piece, found = waiting.popleft()
-        try:
-            return found.result()
-        except BrokenProcessPool:
-            raise DataError(
-                f"{piece.file}: a process that tokenizes has ended, perhaps for want of memory: give fewer --workers"
-            ) from None
-
-    with _single_threads(), ProcessPoolExecutor(num_workers, get_context("fork"), _begin, (encoder,)) as pool:
-        for piece in pieces:
-            waiting.append((piece, pool.submit(_encode, piece)))
-            if len(waiting) >= _AHEAD * num_workers:
-                yield oldest()
-        while waiting:
-            yield oldest()
+    try:
+        with _single_threads(), ProcessPoolExecutor(num_workers, get_context("fork"), _begin, (encoder,)) as pool:
+            for piece in pieces:
+                waiting.append((piece, pool.submit(_encode, piece)))
+                if len(waiting) >= _AHEAD * num_workers:
+                    first, found = waiting.popleft()
+                    yield first, found.result()
+            for first, found in waiting:
+                yield first, found.result()
+    except BrokenProcessPool:
+        raise DataError(
+            "a process that tokenizes has ended, perhaps for want of memory: give fewer --workers"
+        ) from None
 
 
 _encoders: list[Encoder] = []

@@ -288,7 +288,7 @@ def test_a_process_that_ends_is_told() -> None:
     def die(piece: records.RecordPiece) -> Encoded:
         os._exit(1)
 
-    with pytest.raises(DataError, match=r"a.jsonl: a process that tokenizes has ended, perhaps for want of memory: g"):
+    with pytest.raises(DataError, match=r"^a process that tokenizes has ended, perhaps for want of memory: give fewer"):
         list(encode_all([PIECE] * 9, die, 2))
 
 

@@ -34,8 +34,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_processes_that_tokenize_run_no_module_of_the_working_directory(folder: Path) -> None:
     piece = RecordPiece("a.jsonl", "line", [1], [b'{"text": "one"}'])
-    (found,) = encode_all([piece], TextEncoder(ByteTokenizer(), "text", ()), 2)
-    assert [ids.tolist() for ((ids, _),) in found.groups] == [list(b"one")]
+    ((_, (groups, _)),) = encode_all([piece], TextEncoder(ByteTokenizer(), "text", ()), 2)
+    assert [ids.tolist() for ((ids, _),) in groups] == [list(b"one")]
     assert not (folder / "mark").exists()
 
 
