@@ -50,7 +50,4 @@ def build_chat(
     def render(record: Any, where: str) -> tuple[Rendered]:
         return (template.render(conversation_of(record, where, chat_form)),)
 
-    encoder = AnswerEncoder(chosen, render)
-    return write_corpus(
-        found, prefix, chosen, encoder, split_eval=split_eval, reading=reading, template=template.source, sides=1
-    )
+    return write_corpus(found, prefix, AnswerEncoder(chosen, render, 1, template.source), split_eval, reading)

@@ -13,7 +13,7 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -71,7 +71,7 @@ class _Renderer:
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        with _told("no valid chat template", "repair it"):
+        with _told(lambda reason: f"no valid chat template ({reason}); repair it"):
             self._template = environment.from_string(source)
 
     def conversation(
@@ -82,7 +82,7 @@ class _Renderer:
 
         def text_of(count: int, prompt: bool = False) -> str:
             what = "the conversation" if count == len(messages) else f"its first {count} messages"
-            with _told(f"refuses {what}", "repair the line, or give another chat template"):
+            with _told(lambda reason: f"refuses {what} ({reason}); repair the line, or give another chat template"):
                 text = self._template.render(
                     messages=messages[:count],
                     tools=tools,
@@ -118,7 +118,7 @@ class _Renderer:
 
 
 @contextlib.contextmanager
-def _told(problem: str, remedy: str) -> Iterator[None]:
+def _told(say: Callable[[str], str]) -> Iterator[None]:
     """Jinja's errors, and whatever else a program may raise, in one line; a template chooses the words of its own."""
     try:
         yield
@@ -127,7 +127,7 @@ def _told(problem: str, remedy: str) -> Iterator[None]:
     except Exception as error:
         words = " ".join(str(error).split())[:300]
         reason = words if isinstance(error, TemplateError) and words else f"{type(error).__name__}: {words}"
-        raise _Refusal(f"{problem} ({reason}); {remedy}") from None
+        raise _Refusal(say(reason)) from None
 
 
 def _without_marks(marked: str, messages: list[dict[str, Any]], tools: list[Any] | None) -> dict[str, Any]:

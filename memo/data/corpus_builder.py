@@ -5,12 +5,12 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memo.data.corpus_writer import CorpusWriter, check_share
-from memo.data.encode import Encoder, TextEncoder, encode_all
+from memo.data.encode import AnswerEncoder, TextEncoder, encode_all
 from memo.data.facts import CorpusFacts
 from memo.data.file_kinds import Inputs, list_files, walk
 from memo.data.progress import progress
@@ -132,40 +132,26 @@ def build_corpus(
 
     chosen = _choose_tokenizer(tokenizer, vocab_size, texts())
     encoder = TextEncoder(chosen, json_key, (chosen.eod,) if append_eod else ())
-    return write_corpus(found, prefix, chosen, encoder, split_eval=split_eval, reading=reading, column=json_key)
+    return write_corpus(found, prefix, encoder, split_eval, reading)
 
 
 def write_corpus(
-    found: Inputs,
-    prefix: Path,
-    tokenizer: Tokenizer,
-    encoder: Encoder,
-    *,
-    split_eval: float,
-    reading: Reading,
-    column: str | None = None,
-    template: str | None = None,
-    sides: int | None = None,
+    found: Inputs, prefix: Path, encoder: TextEncoder | AnswerEncoder, split_eval: float, reading: Reading
 ) -> BuildSummary:
-    """Write what `encoder` makes of all files.
-
-    Args:
-        column: the only one of tables that is needed; None for all of them, and lines of JSON in files of any name.
-        template: Jinja, which rendered the documents.
-        sides: documents of a group if a part of each is learned, 1 of conversations and 2 of pairs; None: of texts.
-    """
-    errors = _Errors(reading)
+    """Write what `encoder` makes of all files; arguments and errors as of `build_corpus`."""
+    errors, tokenizer, has_texts = _Errors(reading), encoder.tokenizer, encoder.sides is None
     # The byte tokenizer is faster than sending texts to another process, a chat template has a process of its own, and
     # small inputs are done sooner than other processes have started.
-    is_alone = isinstance(tokenizer, ByteTokenizer) or sides is not None or found.num_bytes < _WORKERS_FROM_BYTES
+    is_alone = isinstance(tokenizer, ByteTokenizer) or not has_texts or found.num_bytes < _WORKERS_FROM_BYTES
     num_workers = 1 if is_alone else reading.workers or len(os.sched_getaffinity(0))
     with ExitStack() as stack:
-        corpus = CorpusWriter(stack, prefix, split_eval, tokenizer, template, sides)
-        what = "tokenizing" if sides is None else "rendering"
+        corpus = CorpusWriter(stack, prefix, split_eval, tokenizer, encoder.template, encoder.sides)
+        what = "tokenizing" if has_texts else "rendering"
         reach = stack.enter_context(progress(what, found.num_bytes, reading.progress))
         start_s = time.perf_counter()
-        pieces = read_pieces(found.files, column, lines_of_text=sides is not None)
-        for piece, (groups, unread) in encode_all(pieces, encoder, num_workers):
+        pieces = read_pieces(found.files, encoder.key, lines_of_text=not has_texts)
+        encoded = stack.enter_context(closing(encode_all(pieces, encoder, num_workers)))
+        for piece, (groups, unread) in encoded:
             errors.add(unread)
             for group in groups:
                 corpus.add(*group)

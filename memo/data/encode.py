@@ -9,14 +9,14 @@ import ctypes
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,8 @@ class TextEncoder:
     tokenizer: Tokenizer
     key: str
     end: tuple[int, ...]
+    sides: ClassVar[None] = None
+    template: ClassVar[None] = None
 
     def __call__(self, piece: RecordPiece) -> Encoded:
         texts, errors = piece.each(partial(text_of, key=self.key))
@@ -55,10 +57,17 @@ class TextEncoder:
 
 @dataclass(frozen=True)
 class AnswerEncoder:
-    """What `render` makes of each record and its place: texts of which a part is learned."""
+    """What `render` makes of each record and its place: `sides` texts, of each of which a part is learned.
+
+    Attributes:
+        template: Jinja, which rendered them, if one did.
+    """
 
     tokenizer: Tokenizer
     render: Callable[[Any, str], tuple[Rendered, ...]]
+    sides: int
+    template: str | None
+    key: ClassVar[None] = None
 
     def __call__(self, piece: RecordPiece) -> Encoded:
         rendered, errors = piece.each(self._rendered)
@@ -107,8 +116,8 @@ def answer_mask(located: Located, spans: Sequence[tuple[int, int]]) -> NDArray[n
 
 def encode_all(
     pieces: Iterable[RecordPiece], encoder: Encoder, num_workers: int
-) -> Iterator[tuple[RecordPiece, Encoded]]:
-    """Each piece with what `encoder` makes of it, in `num_workers` processes where there are several.
+) -> Generator[tuple[RecordPiece, Encoded], None, None]:
+    """Each piece with what `encoder` makes of it; several `num_workers` are processes, which end with the generator.
 
     Raises DataError for a process that ends.
     """

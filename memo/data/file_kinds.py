@@ -94,8 +94,8 @@ def _add_folder(folder: Path, kinds: Collection[Kind], found: Inputs) -> None:
     splits = sorted(str(path.parent) for path in folder.glob("*/state.json"))
     if (folder / "dataset_dict.json").is_file() and len(splits) != 1:
         raise DataError(f"{folder} is a data set of {len(splits)} splits; name those to read: {' '.join(splits)}")
-    files = [path for path in walk(folder) if path.name not in _DESCRIPTIONS]
-    taken = [path for path in files if file_kind(path) in kinds and not _is_cache(path)]
+    files = [path for path in walk(folder) if path.name not in _DESCRIPTIONS and not _is_cache(path)]
+    taken = [path for path in files if file_kind(path) in kinds]
     if any(file_kind(path) not in ("lines", "text") for path in taken):  # a data set of the hub: these two describe it
         taken = [path for path in taken if path.stem.upper() not in ("README", "LICENSE")]
     if not taken:
@@ -107,4 +107,5 @@ def _add_folder(folder: Path, kinds: Collection[Kind], found: Inputs) -> None:
 
 
 def _is_cache(path: Path) -> bool:
+    """Whether `map` of Hugging Face's datasets keeps a result there."""
     return path.name.startswith("cache-") and (path.parent / "state.json").is_file()

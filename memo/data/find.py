@@ -87,16 +87,17 @@ def _of_folder(flag: str, path: Path, model: str | None) -> str:
 
 
 def _of_nothing(flag: str, prefix: str, model: str | None) -> str:
-    folder, nothing = Path(prefix).parent, f"there is no {prefix}.bin and {prefix}.idx"
+    folder = Path(prefix).parent
     there = sorted(str(each)[:-4] for each in folder.glob("*.idx")) if folder.is_dir() else []
     if near := difflib.get_close_matches(prefix, there, n=1, cutoff=0.6):
-        return f"{nothing}: did you mean {flag} {near[0]}?"
+        return f"there is no {prefix}.bin and {prefix}.idx: did you mean {flag} {near[0]}?"
+    remedy = f"{_build(flag, 'texts.jsonl', prefix, model)}; or for a first try, {_demo(flag, prefix)}"
     if hub_name(prefix) and not folder.is_dir():
-        return (
-            f"{nothing}, and memo reads local files: a data set of Hugging Face comes with `hf download {prefix} "
-            f"--repo-type dataset --local-dir {prefix}`; {_build(flag, prefix, f'data/{Path(prefix).name}', model)}"
+        remedy = (
+            f"memo reads local files, and a data set of Hugging Face comes with `hf download {prefix} --repo-type "
+            f"dataset --local-dir {prefix}`; {_build(flag, prefix, f'data/{Path(prefix).name}', model)}"
         )
-    return f"{nothing}: {_build(flag, 'texts.jsonl', prefix, model)}; or for a first try, {_demo(flag, prefix)}"
+    return f"there is no {prefix}.bin and {prefix}.idx: {remedy}"
 
 
 def _other(suffix: str) -> str:

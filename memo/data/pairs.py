@@ -56,10 +56,8 @@ def build_pairs(
             raise
         template = error  # told where messages are to be rendered
     source = template.source if isinstance(template, ChatTemplate) else None
-    encoder = AnswerEncoder(chosen, partial(_pair, template))
-    return write_corpus(
-        found, prefix, chosen, encoder, split_eval=split_eval, reading=reading, template=source, sides=len(SIDES)
-    )
+    encoder = AnswerEncoder(chosen, partial(_pair, template), len(SIDES), source)
+    return write_corpus(found, prefix, encoder, split_eval, reading)
 
 
 def _pair(template: ChatTemplate | ConfigError, record: Any, where: str) -> tuple[Rendered, ...]:

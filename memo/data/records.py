@@ -10,6 +10,7 @@ import io
 import json
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ _MOST_EXPANSION = 100
 """Times its size that a packed text may become, beyond MAX_BYTES; texts of people become three to ten times theirs."""
 _MOST_PADDING_BYTES = 1 << 20
 """Zeros after a gzip file; those of a tape's block are a few thousand."""
+_FAULTS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
+"""What readers raise about a damaged file, besides the errors of pyarrow."""
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 Made = TypeVar("Made")
@@ -67,8 +70,8 @@ class RecordPiece:
     broken: DataError | None = None
 
     def each(self, make: Callable[[Any, str], Made]) -> tuple[list[Made], list[DataError]]:
-        """What `make` makes of the value of each record and its place, "a.jsonl, line 3"; and the errors about those
-        that are no JSON, of which it makes nothing, and that break off."""
+        """What `make` makes of the value of each record and of its place, "a.jsonl, line 3"; and the errors about those
+        that are no JSON, or that it refuses, and about where the file breaks off."""
         made, errors = [], []
         for number, record in zip(self.numbers, self.records, strict=True):
             where = f"{self.file}, {self.unit} {number}" if self.unit else self.file
@@ -88,14 +91,13 @@ def text_of(record: Any, where: str, key: str) -> str:
         utf8(text, where)
         return text
     remedy = "set the JSON key, or column, that holds texts (--json-key)"
+    found = f"[{listed(sorted(record))}]" if isinstance(record, dict) else kind_of(record)
+    if isinstance(record, dict) and is_conversation(record):
+        remedy = "these are conversations, of which `memo data chat` makes a corpus"
+    problem = f"no string under the key {key!r}, found {found}; {remedy}"
     if isinstance(record, dict) and key in record:
-        raise DataError(f"{where}: the key {key!r} holds {kind_of(text)}, not a string; {remedy}")
-    found = kind_of(record)
-    if isinstance(record, dict):
-        found = f"[{listed(sorted(record))}]"
-        if is_conversation(record):
-            remedy = "these are conversations, of which `memo data chat` makes a corpus"
-    raise DataError(f"{where}: no string under the key {key!r}, found {found}; {remedy}")
+        problem = f"the key {key!r} holds {kind_of(text)}, not a string; {remedy}"
+    raise DataError(f"{where}: {problem}")
 
 
 def utf8(text: str, where: str) -> bytes:
@@ -172,7 +174,9 @@ def _told(source: Source) -> Iterator[None]:
         ) from None
     except UnicodeDecodeError as error:
         raise source.refusal(f"is not text in UTF-8 ({error.reason} at byte {error.start})") from None
-    except Exception as error:  # of zlib, lzma, csv, pyarrow and others, each with errors of its own
+    except Exception as error:
+        if not isinstance(error, _FAULTS) and not type(error).__module__.startswith("pyarrow"):
+            raise
         raise source.refusal(f"cannot be read ({' '.join(str(error).split())[:200]})") from None
 
 
