@@ -55,7 +55,7 @@ class AdamW:
                 self._update(parameters, group["lr"], group["weight_decay"])
 
     def _update(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
-        states = [self._state(parameter) for parameter in parameters]
+        states = [self.state_of(parameter) for parameter in parameters]
         steps = [state["step"] for state in states]
         gradients = [p.grad for p in parameters if p.grad is not None]
         exp_avgs, exp_avg_sqs = ([state[kind] for state in states] for kind in ("exp_avg", "exp_avg_sq"))
@@ -82,18 +82,14 @@ class AdamW:
         if self.found_inf is not None:
             torch._foreach_sub_(steps, [self.found_inf] * len(steps))
 
-    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
+    def state_of(self, parameter: Tensor, moments: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
+        """Made before the first step, in the memory of `moments` if they are given, which then are zero."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"], state["exp_avg_sq"] = zero_moments(parameter, self._moments)
+            zeros = moments or [torch.zeros_like(parameter, dtype=dtype) for dtype in self._moments]
+            state["exp_avg"], state["exp_avg_sq"] = zeros
         return state
-
-
-def zero_moments(parameter: Tensor, dtypes: MomentDtypes) -> tuple[Tensor, Tensor]:
-    """exp_avg and exp_avg_sq of a parameter before its first step."""
-    first, second = (torch.zeros_like(parameter, dtype=dtype) for dtype in dtypes)
-    return first, second
 
 
 def _pieces(whole: _Lists) -> Iterator[_Lists]:

@@ -77,7 +77,7 @@ def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype
         return PeakFlops(config.peak_tflops * 1e12, "--peak-tflops")
     measured = f"measured matrix product, {str(dtype).removeprefix('torch.')}"
     if device.type == "cuda":
-        name = gpu_name(device)
+        name = torch.cuda.get_device_name(device)
         tflops = bf16_peak_tflops(name)
         if tflops is not None and dtype == torch.bfloat16:
             return PeakFlops(tflops * 1e12, f"{name}, bf16 dense")
@@ -86,22 +86,11 @@ def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype
     return PeakFlops(_measured_flops(device, dtype), measured)
 
 
-def gpu_name(device: torch.device) -> str:
-    """The GPU's name that the driver reports, or torch's name for it if the driver's library cannot be loaded."""
-    try:
-        import pynvml
-
-        name = pynvml.nvmlDeviceGetName(_nvml_handle(device))
-        return name.decode() if isinstance(name, bytes) else str(name)
-    except Exception:  # no driver library, or a container that hides it
-        return torch.cuda.get_device_name(device)
-
-
 def known_machine(device: torch.device) -> Hardware:
     """The known machine that is like this one, by the name of the GPU and its memory."""
     if device.type == "cpu":
         return nearest_hardware("cpu", 0)
-    return nearest_hardware(gpu_name(device), torch.cuda.mem_get_info(device)[1] / GIB)
+    return nearest_hardware(torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1] / GIB)
 
 
 def taken_beside_torch(device: torch.device) -> int:
@@ -110,28 +99,15 @@ def taken_beside_torch(device: torch.device) -> int:
     return int(total_bytes - free_bytes - torch.cuda.memory_reserved(device))
 
 
-def pci_address(device: torch.device) -> str | None:
-    """The PCI address of a GPU as sysfs writes it (0000:3b:00.0); None if the driver cannot be asked."""
-    try:
-        import pynvml
-
-        info = pynvml.nvmlDeviceGetPciInfo(_nvml_handle(device))
-    except Exception:  # no driver library
-        return None
-    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
-
-
-def _nvml_handle(device: torch.device) -> Any:
-    """NVML's handle of a GPU, found by UUID because CUDA_VISIBLE_DEVICES renumbers devices for torch alone."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+def pci_address(device: torch.device) -> str:
+    """The PCI address of a GPU as sysfs writes it (0000:3b:00.0)."""
+    gpu: Any = torch.cuda.get_device_properties(device)
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 def device_name(device: torch.device) -> str:
     """The name of the GPU, or of the CPU."""
-    return gpu_name(device) if device.type == "cuda" else _cpu_name()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
 
 
 def _cpu_name() -> str:

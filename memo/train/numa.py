@@ -13,7 +13,7 @@ from memo.estimate.host_cpus import allowed_cpus
 SYSFS = Path("/sys")
 
 
-def bind_near(pci_address: str | None, sysfs: Path = SYSFS) -> str:
+def bind_near(pci_address: str, sysfs: Path = SYSFS) -> str:
     """Let this process run only on CPUs of the NUMA node of the device at `pci_address`, such as 0000:3b:00.0.
 
     A process that already runs on that node alone (torchrun --numa-binding, Slurm) keeps the CPUs it has. Nothing is
@@ -36,10 +36,8 @@ def bind_near(pci_address: str | None, sysfs: Path = SYSFS) -> str:
     return f"bound to NUMA node {node} of its GPU"
 
 
-def numa_node(pci_address: str | None, sysfs: Path = SYSFS) -> int | None:
+def numa_node(pci_address: str, sysfs: Path = SYSFS) -> int | None:
     """The NUMA node of a PCI device; None if the system does not know it (virtual machines report -1)."""
-    if pci_address is None:
-        return None
     try:
         node = int((sysfs / "bus/pci/devices" / pci_address / "numa_node").read_text())
     except (OSError, ValueError):

@@ -1,12 +1,10 @@
 """AdamW over this rank's master shards, gradient clipping, and the learning-rate schedule."""
 
 import contextlib
-import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +21,7 @@ from memo.executor.layer_states import Update
 from memo.executor.states import StateStreamer
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.units import Bucket, MasterSegment, Unit
-from memo.train.adamw import AdamW, zero_moments
+from memo.train.adamw import AdamW
 
 
 class _Part:
@@ -45,8 +43,8 @@ class _Part:
         ]
         # A rank whose shard is all padding has nothing to update.
         groups = [group for group in groups if group["params"]]
-        self._moments = data_parallel.rules.moments
-        self.adam = _adam(groups, config, self._moments) if groups else None
+        betas, moments = (config.adam_beta1, config.adam_beta2), data_parallel.rules.moments
+        self.adam = AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps, moments=moments) if groups else None
         self.update_s = 0.0
 
     def update(self, lr: float) -> None:
@@ -63,19 +61,14 @@ class _Part:
     def state(self, segment: MasterSegment) -> dict[str, Tensor]:
         """Moments and step count of a segment, zero before the first step; in the segment's memory if it has some."""
         assert self.adam is not None
-        state: dict[str, Tensor] = self.adam.state[segment.weight]
-        if "exp_avg" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=segment.weight.device)
-            state["exp_avg"], state["exp_avg_sq"] = segment.moments or zero_moments(segment.weight, self._moments)
-        return state
+        return self.adam.state_of(segment.weight, segment.moments)
 
 
 class Optimizer:
     """One AdamW step on this rank's shards, with global-norm clipping before it.
 
-    The update runs in torch's fused kernel, or apex's where apex is importable, the shards are on CUDA, and the moments
-    are as wide as they. Shards in host memory are updated by the CPU, unit by unit, the first layer first; the weights
-    of each return to the device while the next is updated, and the CPU works while the device updates its own.
+    Shards in host memory are updated by the CPU, unit by unit, the first layer first; the weights of each return to the
+    device while the next is updated, and the CPU works while the device updates its own.
 
     Without clipping, an update does not depend on the norm of all gradients. Then, within `updating`, a thread updates
     a layer in host memory as soon as its gradient has arrived, while backward goes on with the layers below.
@@ -162,23 +155,18 @@ class Optimizer:
 
         Weights, masters, moments and the counts of the bias correction keep every bit; only gradients are clipped.
         torch's kernel is told that gradients have overflowed, as torch.amp.GradScaler does: it then changes nothing,
-        and the step count is restored. apex's kernel cannot be told so, and allocates no memory; it is not called.
+        and the step count is restored.
         """
         self.segment_states()  # moments outlive the step, so they must exist before it
-        adams = [part.adam for part in self.parts]
-        for part in self.parts:
-            if isinstance(part.adam, AdamW):
-                found = torch.ones((), dtype=torch.float32, device=part.segments[0].weight.device)
-                part.adam.found_inf = found
-            else:
-                part.adam = None
+        adams = [part.adam for part in self.parts if part.adam is not None]
+        for adam in adams:
+            weight = adam.param_groups[0]["params"][0]
+            adam.found_inf = torch.ones((), dtype=torch.float32, device=weight.device)
         try:
             yield
         finally:
-            for part, adam in zip(self.parts, adams, strict=True):
-                part.adam = adam
-                if isinstance(adam, AdamW):
-                    adam.found_inf = None
+            for adam in adams:
+                adam.found_inf = None
 
     def segment_states(self) -> list[tuple[MasterSegment, dict[str, Tensor]]]:
         """The masters and moments of every segment, 1-D, without copies; the moments are zero before the first step.
@@ -197,8 +185,6 @@ class Optimizer:
             for segment in part.segments:
                 step = torch.tensor(float(optimizer_steps), device=segment.weight.device)
                 part.state(segment)["step"] = step
-            for group in [] if part.adam is None else part.adam.param_groups:
-                group["step"] = optimizer_steps  # apex counts here
         self.data_parallel.publish_weights(mover=self.states)
 
 
@@ -234,27 +220,6 @@ class _EarlyUpdates:
         for future in self._running.values():
             future.result()
         return [self._parts[layer] for layer in self._running]
-
-
-def _adam(
-    groups: list[dict[str, Any]], config: TrainingConfig, moments: tuple[torch.dtype, torch.dtype]
-) -> AdamW | torch.optim.Optimizer:
-    """Its learning rate is set in each update."""
-    betas, master = (config.adam_beta1, config.adam_beta2), groups[0]["params"][0]
-    if master.device.type == "cuda" and {*moments} == {master.dtype} and _has_apex():
-        from apex.optimizers import FusedAdam
-
-        apex_adam: torch.optim.Optimizer = FusedAdam(groups, lr=0.0, betas=betas, eps=config.adam_eps)
-        return apex_adam
-    return AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps, moments=moments)
-
-
-def _has_apex() -> bool:
-    """NVIDIA's apex; PyPI's package of that name is another project and has no optimizers."""
-    try:
-        return importlib.util.find_spec("apex.optimizers") is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def learning_rate(config: RunConfig, iteration: int) -> float:

@@ -94,7 +94,7 @@ def test_the_context_of_this_process_is_no_other_process(
     config = run(device="cuda", params_dtype="bf16", seq_length=1 << 16, offload_alpha="off")
     total = own_memory(config, 1, 0).total
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (total - taken_bytes, total))
-    monkeypatch.setattr("memo.train.device.gpu_name", lambda _: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     asked = (config, 1, torch.device("cuda"), PeakFlops(1e15, "assumed"))
     if says is None:
         _admit(*asked)

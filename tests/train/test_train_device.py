@@ -1,7 +1,6 @@
 """Where a rank runs: near its GPU by a made-up sysfs, with its share of the CPUs, and its host memory with it."""
 
 import os
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,12 +44,12 @@ def make_sysfs(folder: Path, *cpulists: str) -> Path:
 def test_reading_sysfs(tmp_path: Path) -> None:
     sysfs = make_sysfs(tmp_path, "0-3,8-11", "4-7,12-15", "")  # the third has memory alone
     assert cpus_by_node(sysfs) == {0: {0, 1, 2, 3, 8, 9, 10, 11}, 1: {4, 5, 6, 7, 12, 13, 14, 15}}
-    addresses = (GPU0, GPU1, UNKNOWN, "0000:ff:00.0", None)
-    assert [numa_node(address, sysfs) for address in addresses] == [0, 1, None, None, None]
+    addresses = (GPU0, GPU1, UNKNOWN, "0000:ff:00.0")
+    assert [numa_node(address, sysfs) for address in addresses] == [0, 1, None, None]
     assert cpus_by_node(tmp_path / "nowhere") == {}
 
 
-def _bind(sysfs: Path, address: str | None, before: set[int] | None) -> tuple[str, set[int], list[set[int]]]:
+def _bind(sysfs: Path, address: str, before: set[int] | None) -> tuple[str, set[int], list[set[int]]]:
     """The binding; CPUs of this thread after it; those of one thread that ran before and one started after."""
     if before is not None:
         os.sched_setaffinity(0, before)
@@ -77,30 +76,23 @@ def _bind(sysfs: Path, address: str | None, before: set[int] | None) -> tuple[st
 
 
 @needs_two_cpus
-def test_every_thread_moves_to_the_node_of_the_gpu(tmp_path: Path) -> None:
-    first, second = sorted(os.sched_getaffinity(0))[:2]
-    sysfs = make_sysfs(tmp_path, f"{first},1000-1003", f"{second},1004-1007")  # CPUs not allowed are not asked for
-    ((binding, own, threads),) = run_ranks(1, _bind, sysfs, GPU1, {first, second})
-    assert binding == "bound to NUMA node 1 of its GPU"
-    assert own == {second} and threads == [{second}, {second}]
-
-
-@needs_two_cpus
 @pytest.mark.parametrize(
-    ("address", "before", "binding"),
+    ("address", "before", "after", "binding"),
     [
-        (GPU0, "first", "on NUMA node 0, as started"),
-        (GPU1, "first", "NUMA node 1 of the GPU has no CPU that this process may use"),
-        (UNKNOWN, "both", "NUMA node of the GPU unknown"),
-        (None, "both", "NUMA node of the GPU unknown"),
+        (GPU1, {0, 1}, {1}, "bound to NUMA node 1 of its GPU"),
+        (GPU0, {0}, {0}, "on NUMA node 0, as started"),
+        (GPU1, {0}, {0}, "NUMA node 1 of the GPU has no CPU that this process may use"),
+        (UNKNOWN, {0, 1}, {0, 1}, "NUMA node of the GPU unknown"),
     ],
 )
-def test_what_is_left_as_it_is(tmp_path: Path, address: str | None, before: str, binding: str) -> None:
-    first, second = sorted(os.sched_getaffinity(0))[:2]
-    sysfs = make_sysfs(tmp_path, str(first), f"{second},1004-1007")
-    allowed = {first} if before == "first" else {first, second}
-    ((found, own, threads),) = run_ranks(1, _bind, sysfs, address, allowed)
-    assert found == binding and own == allowed and threads == [allowed, allowed]
+def test_every_thread_moves_to_the_node_of_the_gpu_or_none_does(
+    tmp_path: Path, address: str, before: set[int], after: set[int], binding: str
+) -> None:
+    """`before` and `after`: places among the CPUs of this process; the first is on node 0, the second on node 1."""
+    cpus = sorted(os.sched_getaffinity(0))
+    sysfs = make_sysfs(tmp_path, f"{cpus[0]},1000-1003", f"{cpus[1]},1004-1007")  # CPUs not allowed are not asked for
+    ((found, own, threads),) = run_ranks(1, _bind, sysfs, address, {cpus[place] for place in before})
+    assert found == binding and own == {cpus[place] for place in after} and threads == [own, own]
 
 
 @pytest.mark.parametrize("cpulists", [(), ("0-1023",), ("0-1023", "")])
@@ -110,38 +102,20 @@ def test_one_node_or_none_readable(tmp_path: Path, cpulists: tuple[str, ...]) ->
     assert os.sched_getaffinity(0) == before
 
 
-class FakeNvml:
-    """The few calls of nvidia-ml-py, for a GPU that torch numbers 0 and the driver does not."""
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid != "GPU-11-22":
-            raise ValueError(uuid)
-        return "the right one"
-
-    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:
-        assert handle == "the right one"
-        return SimpleNamespace(domain=0, bus=0xDC, device=0, busId=b"00000000:DC:00.0")
-
-
-def _with_fake_gpu(monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
+def _with_fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xDC, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
 
 
 def test_address_on_the_bus_as_sysfs_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_fake_gpu(monkeypatch, "11-22")
+    _with_fake_gpu(monkeypatch)
     assert pci_address(CUDA) == GPU1
-    _with_fake_gpu(monkeypatch, "a part of a GPU")
-    assert pci_address(CUDA) is None
 
 
 def _placed(sysfs: str, flags: dict[str, Any], device: torch.device, local_ranks: str) -> tuple[str, int, set[int]]:
     os.environ["LOCAL_WORLD_SIZE"] = local_ranks
     with pytest.MonkeyPatch.context() as patch:
-        _with_fake_gpu(patch, "11-22")
+        _with_fake_gpu(patch)
         patch.setattr(device_module, "bind_near", lambda address: bind_near(address, Path(sysfs)))
         patch.setattr(device_module, "cpu_quota", lambda: float("inf"))
         said = place_on_host(HardwareConfig(**flags), device, LARGE)
@@ -177,6 +151,7 @@ def test_tiny_models_get_one_thread_on_cpus(
     assert said == f"{threads} CPU thread{plural} a rank"
     assert place_on_host(HardwareConfig(num_threads=2), CPU, microbatch_flops(run)) == "2 CPU threads a rank"
     monkeypatch.setattr(device_module, "bind_near", lambda address: "unbound")
+    _with_fake_gpu(monkeypatch)
     assert place_on_host(run.hardware, CUDA, microbatch_flops(run)) == "6 CPU threads a rank, unbound"
 
 
@@ -233,7 +208,7 @@ def test_a_rank_is_placed_before_its_host_memory_is_touched(
     ],
 )
 def test_peaks_are_found_by_whole_names(monkeypatch: pytest.MonkeyPatch, name: str, tflops: float) -> None:
-    monkeypatch.setattr(device_module, "gpu_name", lambda _: name)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     peak = device_peak(HardwareConfig(), CUDA, torch.bfloat16)
     assert peak == PeakFlops(tflops * 1e12, f"{name}, bf16 dense")
 
@@ -257,7 +232,7 @@ UNKNOWN_PEAK = "measured matrix product, bfloat16; memo knows no peak of"
 def test_a_peak_that_is_not_known_is_measured_and_says_what_helps(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, source: str
 ) -> None:
-    monkeypatch.setattr(device_module, "gpu_name", lambda _: name)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     monkeypatch.setattr(device_module, "_measured_flops", lambda device, dtype: 5e12)
     peak = device_peak(HardwareConfig(), CUDA, dtype)
     assert peak == PeakFlops(5e12, f"{source} {name}: give its data sheet's with --peak-tflops")

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import make, tiny
 from ranks import run_ranks
 from torch import Tensor, nn
 from trainers import SMALL_RUN
@@ -185,32 +184,6 @@ def test_recording_changes_nothing(world_size: int, dtype: str, tmp_path: Path) 
         assert resumed[0] == resumed[1]
         assert (at_start[0][1], resumed[0][1]) == (0, 1)
         assert at_start[0][0] != resumed[0][0]
-
-
-class Stubborn:
-    """An optimizer that cannot be told not to update, as apex's."""
-
-    def __init__(self, adam: torch.optim.Optimizer) -> None:
-        self.state, self.param_groups, self.num_steps = adam.state, adam.param_groups, 0
-
-    def step(self) -> None:
-        self.num_steps += 1
-
-
-def test_an_optimizer_that_always_updates_rests_while_recording() -> None:
-    model, feed = make(tiny("llama-tiny", "fp32"), 1)
-    optimizer: Optimizer = model.optimizer
-    (part,) = optimizer.parts
-    assert part.adam is not None
-    other = Stubborn(part.adam)
-    part.adam = other  # type: ignore[assignment]
-    batches = feed.next_global_batch()
-    with optimizer.rehearsing():
-        model.train_step(batches, lr=0.1)
-        assert other.num_steps == 0
-    assert part.adam is other and all("exp_avg" in other.state[s.weight] for s in optimizer.segments)
-    model.train_step(batches, lr=0.1)
-    assert other.num_steps == 1
 
 
 class Failing(nn.Module):
