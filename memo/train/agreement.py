@@ -18,7 +18,7 @@ class Agreement:
         stops: some rank was asked to stop, so all ranks stop after the same step.
         failed: on some rank a checkpoint could not be written; all ranks raise that CheckpointError.
         saves: by the clock of the rank that decides, it is time for a checkpoint; all ranks save after the same step.
-        figures: what `read_too` was given, which all ranks have alike.
+        figures: what `send` was given besides, which all ranks have alike.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class Agreement:
         self.figures: list[float] = []
         self._sent: list[Tensor] = []
 
-    def send(self, loss_sum: Tensor) -> None:
-        """Start the sum of loss and requests over all ranks. tp ranks have the same share of the loss; one counts."""
+    def send(self, loss_sum: Tensor, figures: Tensor | None = None) -> None:
+        """Start the sum of loss and requests over all ranks. tp ranks have the same share of the loss; one counts.
+
+        `figures` [k] fp64 come to the host as well.
+        """
         counted = loss_sum.double() * (self.mesh.at.tp == 0)
         flags = (self._stop.requested, self._has_failed(), self._is_save_due())
         asked = [torch.full_like(counted, float(flag)) for flag in flags]
         self._sent = [all_reduce(torch.stack([counted, *asked]), self.mesh.world)]
-
-    def read_too(self, figures: Tensor) -> None:
-        """Bring `figures` [k] fp64 to the host as well; called after `send`."""
-        self._sent.append(figures)
+        self._sent += [] if figures is None else [figures]
 
     def read(self, norm: Tensor) -> float:
         """Bring `norm` (fp64 scalar) to the host, with what was sent; then the attributes are those of this step."""

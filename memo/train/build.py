@@ -1,12 +1,9 @@
 """From a configuration to a model spread over the ranks: the one place where all axes meet."""
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from memo.attention.delta_kernels import select_delta, tune
 from memo.attention.delta_rule import DeltaNet
@@ -22,163 +19,33 @@ from memo.config.derived import (
     resolved_offload_tiles,
 )
 from memo.config.grid import rank_grid
-from memo.executor.coded_weights import CodedWeights
 from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
-from memo.executor.layer_states import Update
-from memo.executor.phases import mark_phases, unmarked
-from memo.executor.runtime import SwapRuntime, SweepRuntime
+from memo.executor.phases import mark_phases
+from memo.executor.runtime import SweepRuntime
 from memo.executor.select import make_backend
-from memo.executor.states import StateStreamer
-from memo.executor.streamed import StreamedLayer
-from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh, Watch
 from memo.model.layer import Experts
 from memo.model.parts import ModelParts
-from memo.model.transformer import Head, Microbatch, TransformerChunk
+from memo.model.transformer import TransformerChunk
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.dtypes import torch_dtype
 from memo.parallel.hidden import HiddenInPlan
-from memo.parallel.pipeline import Enter, PipelineStage
+from memo.parallel.pipeline import PipelineStage
 from memo.parallel.router_losses import RouterLosses
 from memo.parallel.stage_messages import Wire
 from memo.parallel.units import moment_dtypes
-from memo.parallel.weight_gradients import own_sum
-from memo.planner.state_plan import placed_state_plan
-from memo.spec.layer_ops import LayerOp, stage_ops
+from memo.spec.layer_ops import stage_ops
 from memo.spec.placement import StatePlacement, placement_of
-from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b, pipeline_of
+from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.stack import runs_of_kinds, stack_of
 from memo.train import swap
-from memo.train.agreement import Agreement
-from memo.train.breadth_first import run_breadth_first, tied_weight
 from memo.train.optimizer import Optimizer
+from memo.train.parallel_model import ParallelModel
 from memo.train.planned_memory import Transients
-from memo.train.swap import ChosenSwap
-from memo.train.tiled_layers import keep_on_device
+from memo.train.tiled_layers import decode_weights, keep_on_device, stream_states
 from memo_kernels import select_ops, wide_dtype
-
-
-@dataclass
-class ParallelModel:
-    """Everything that a rank needs to train its part of the model."""
-
-    mesh: Mesh
-    pipeline: Pipeline
-    stage: PipelineStage
-    chunks: list[TransformerChunk]
-    data_parallel: ShardedDataParallel
-    optimizer: Optimizer
-    swap: SwapRuntime | None
-    states: StateStreamer | None
-    coded: CodedWeights | None
-    chosen_swap: ChosenSwap | None
-    transients: Transients | None
-    router_losses: RouterLosses | None
-    actions: list[Action]
-    is_breadth_first: bool
-    device: torch.device
-    tiles: int
-    """Tiles of tokens that the layers work on."""
-
-    def train_step(
-        self, batches: list[Microbatch], lr: float, agreement: Agreement | None = None
-    ) -> tuple[Tensor, float, bool]:
-        """One training step: the gradients of one global batch, then the optimizer. A memory plan covers all of it.
-
-        `agreement` shares the loss and other facts among the ranks, in the same wait as the gradient norm. Returns
-        (this rank's share of the loss, gradient norm before clipping, whether the weights were updated).
-        """
-        iteration = nullcontext() if self.transients is None else self.transients.iteration()
-        with iteration, self.optimizer.updating(lr) as update:
-            loss_sum = self.forward_backward(batches, update)
-            self._begin_phase("optimizer")
-            with self.mesh.watch.work("optimizer"):
-                if agreement is not None:
-                    agreement.send(loss_sum)
-                    if self.router_losses is not None:
-                        agreement.read_too(self.router_losses.figures())
-                norm, updated = self.optimizer.step(lr, Tensor.item if agreement is None else agreement.read)
-                if updated and self.router_losses is not None:  # no checkpoint still reads what the optimizer changes
-                    self.router_losses.update_biases()
-                return loss_sum, norm, updated
-
-    def forward_backward(self, batches: list[Microbatch], update: Update | None = None) -> Tensor:
-        """Compute and reduce the gradients of one global batch; returns this rank's share of the loss.
-
-        `update`: updates layers whose states are in host memory meanwhile.
-        """
-        if self.states is not None:
-            self.states.next_step(update)
-        tied = tied_weight(self.chunks[0])
-        adds_twice = tied is not None and (self.is_breadth_first or own_sum(tied) is not None)
-        self.data_parallel.begin_step(len(batches), tied if adds_twice else None)
-        if self.swap is not None:
-            self.swap.next_step()
-        if self.router_losses is not None:
-            self.router_losses.begin_step()
-        if self.is_breadth_first:
-            loss_sum = self._run_breadth_first(batches)
-        else:
-            enter = None if self.transients is None else self.transients.phases.enter
-            loss_sum = self._run(self.actions, batches, enter)
-        self._begin_phase("reduction")
-        with self.mesh.watch.work("reduction"):
-            if self.router_losses is not None:
-                self.router_losses.finish_step(self.mesh.world, self.mesh.at.tp)
-            self.data_parallel.finish_reduction(self.states)
-        return loss_sum
-
-    def _run_breadth_first(self, batches: list[Microbatch]) -> Tensor:
-        def entering(microbatch: int) -> None:
-            self.mesh.watch.microbatch = microbatch
-            if self.transients is not None:
-                self.transients.phases.microbatch = microbatch
-
-        (chunk,) = self.chunks
-        return run_breadth_first(chunk, batches, entering)
-
-    @contextmanager
-    def rehearsing(self) -> Iterator[None]:
-        """Inside, a step makes all the memory requests of a real step, and changes nothing that training goes on with
-        (memo.train.optimizer.Optimizer.rehearsing)."""
-        losses = self.router_losses
-        with self.optimizer.rehearsing(), nullcontext() if losses is None else losses.rehearsing():
-            yield
-
-    @torch.no_grad()
-    def forward(self, batches: list[Microbatch]) -> Tensor:
-        """This rank's share of the loss of one global batch; changes nothing."""
-        return self._run(forward_only(self.pipeline), batches)
-
-    @torch.no_grad()
-    def at_head(self, batches: list[Microbatch], read: Callable[[Head, Tensor, int], None]) -> None:
-        """Run forwards only, and call `read(head, hidden, microbatch)` with the input of the head, [n, b, h].
-
-        Collective over all ranks; `read` is called on the last stage, there on all tp ranks alike.
-        """
-
-        def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
-            hidden = chunk.hidden_states(hidden, batches[microbatch])
-            if chunk.head is None:
-                return hidden
-            read(unmarked(chunk.head), hidden, microbatch)
-            return hidden.new_zeros(())
-
-        actions = forward_only(self.pipeline)
-        self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks])
-
-    def _begin_phase(self, kind: str) -> None:
-        if self.transients is not None:
-            self.transients.phases.begin(kind)
-
-    def _run(self, actions: list[Action], batches: list[Microbatch], enter: Enter | None = None) -> Tensor:
-        def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
-            output: Tensor = chunk(hidden, batches[microbatch])
-            return output
-
-        return self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks], enter)
 
 
 def build_mesh(config: RunConfig, rank: int, world_size: int, watch: Watch | None = None) -> Mesh:
@@ -292,17 +159,9 @@ def add_router_losses(
     return losses
 
 
-def _first_weights(config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:
-    pretrained = pretrained_directory(config)
-    if pretrained is None:
-        data_parallel.initialize(config.training.seed)
-    else:
-        load_pretrained(pretrained, config, data_parallel, mesh)
-
-
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
     """Apply each axis of parallelism from outside of the model; the comments give the reason for the order."""
-    parallel, training, memory = config.parallel, config.training, config.memory
+    memory = config.memory
     transients = Transients(memory, device.type) if memory.plans else None
     pipeline, chunks = build_chunks(config, mesh, dtype, device, transients)  # 1 to 3
     # 4. Memory comes after all shapes are known: parameters become views of flat buffers, and states that are not
@@ -310,29 +169,16 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     host = settle(config, mesh, device)
     free_bytes = swap.free_device_bytes(config, mesh, device, host) if memory.swaps else 0
     placement = placement_of(config, mesh.grid.world_size)
-    data_parallel = ShardedDataParallel(
-        nn.ModuleList(chunks),
-        mesh,
-        dtype=dtype,
-        device=device,
-        bucket_size=parallel.ddp_bucket_size,
-        overlap=parallel.overlap_grad_reduce,
-        placement=placement,
-        host_memory=functools.partial(_host_memory, host, device),
-        accumulates=pipeline.microbatches > 1,
-        consumes_gradients=training.clip_grad == 0,
-        moments=moment_dtypes(training, dtype),
-        quantize=config.model.quantize,
-        saves_frozen=frozen_from(config) is None,
-        squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
-    )
+    data_parallel = _shard(config, mesh, dtype, device, chunks, placement, host)
     router_losses = add_router_losses(config, mesh, chunks, device)
     data_parallel.constants = [] if router_losses is None else router_losses.bias_segments()
-    _first_weights(config, data_parallel, mesh)
+    pretrained = pretrained_directory(config)
+    if pretrained is None:
+        data_parallel.initialize(config.training.seed)
+    else:
+        load_pretrained(pretrained, config, data_parallel, mesh)
     # 5. The executor wraps layers after the gradients have memory, because it adds to them. Streaming of states wraps
     # the result.
-    actions = one_f_one_b(pipeline, mesh.at.pp)
-    is_breadth_first = parallel.gradient_accumulation_order == "breadth_first"
     ops = stage_ops(pipeline_of(config, mesh.grid.world_size), mesh.at.pp, config.model.num_layers)
     backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
     chosen = runtime = None
@@ -343,71 +189,57 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     if runtime is None:
         keep_on_device(config, mesh, chunks, data_parallel, device)
     coded = decode_weights(chunks, data_parallel)
-    states = None
-    if placement.streams:
-        states = stream_states(placement, ops, chunks, data_parallel, backend)
+    states = stream_states(placement, ops, chunks, data_parallel, backend) if placement.streams else None
     # 6. The optimizer sees this rank's shard of the masters, and waits for the copies of those in host memory.
-    optimizer = Optimizer(data_parallel, training, states)
+    optimizer = Optimizer(data_parallel, config.training, states)
     # 7. Marks of phases wrap everything that allocates memory.
     if transients is not None:
         mark_phases(chunks, transients.phases)
         mesh.watch.settle = None if transients.allocator is None else transients.allocator.settle
     hidden = runtime.hidden if isinstance(runtime, SweepRuntime) else None
-    stage = build_stage(config, mesh, pipeline, device, hidden)
     return ParallelModel(
-        mesh,
-        pipeline,
-        stage,
-        chunks,
-        data_parallel,
-        optimizer,
-        runtime,
-        states,
-        coded,
-        chosen,
-        transients,
-        router_losses,
-        actions,
-        is_breadth_first,
-        device,
-        resident_tiles(config) if runtime is None else resolved_offload_tiles(config),
+        config=config,
+        mesh=mesh,
+        device=device,
+        pipeline=pipeline,
+        stage=build_stage(config, mesh, pipeline, device, hidden),
+        chunks=chunks,
+        data_parallel=data_parallel,
+        optimizer=optimizer,
+        swap=runtime,
+        states=states,
+        coded=coded,
+        chosen_swap=chosen,
+        transients=transients,
+        router_losses=router_losses,
+        tiles=resident_tiles(config) if runtime is None else resolved_offload_tiles(config),
     )
 
 
-def decode_weights(chunks: Sequence[TransformerChunk], data_parallel: ShardedDataParallel) -> CodedWeights | None:
-    """Wrap every layer that has weights in few bits; None where there is none."""
-    units, positions = data_parallel.layer_units, _positions(chunks)
-    with_codes = {layer: position for layer, position in positions.items() if units[position].coded}
-    if not with_codes:
-        return None
-    coded = CodedWeights(data_parallel, with_codes)
-    for chunk in chunks:
-        for place, (index, layer) in enumerate(zip(chunk.layer_indices, chunk.layers, strict=True)):
-            if index in with_codes:
-                chunk.layers[place] = StreamedLayer(layer, index, coded)
-    return coded
-
-
-def _positions(chunks: Sequence[TransformerChunk]) -> dict[int, int]:
-    """Of this rank's layers, by their global index."""
-    layers = [index for chunk in chunks for index in chunk.layer_indices]
-    return {layer: position for position, layer in enumerate(layers)}
-
-
-def stream_states(
-    placement: StatePlacement,
-    ops: Sequence[LayerOp],
+def _shard(
+    config: RunConfig,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    device: torch.device,
     chunks: Sequence[TransformerChunk],
-    data_parallel: ShardedDataParallel,
-    backend: StreamBackend,
-) -> StateStreamer:
-    """Make the state plan of a rank, allocate its slots, and wrap every layer."""
-    states = StateStreamer(placed_state_plan(ops, placement), data_parallel, _positions(chunks), backend)
-    for chunk in chunks:
-        for place, layer in enumerate(chunk.layers):
-            chunk.layers[place] = StreamedLayer(layer, chunk.layer_indices[place], states)
-    return states
-
-
-def _host_memory(host: HostBudget, device: torch.device, num_bytes: int) -> HostPool:
-    return HostPool(1, num_bytes, device, host, "states")
+    placement: StatePlacement,
+    host: HostBudget,
+) -> ShardedDataParallel:
+    """Weights, gradients and states of a rank in their memory."""
+    parallel, training = config.parallel, config.training
+    return ShardedDataParallel(
+        nn.ModuleList(chunks),
+        mesh,
+        dtype=dtype,
+        device=device,
+        bucket_size=parallel.ddp_bucket_size,
+        overlap=parallel.overlap_grad_reduce,
+        placement=placement,
+        host_memory=lambda num_bytes: HostPool(1, num_bytes, device, host, "states"),
+        accumulates=num_microbatches(config, mesh.grid.world_size) > 1,
+        consumes_gradients=training.clip_grad == 0,
+        moments=moment_dtypes(training, dtype),
+        quantize=config.model.quantize,
+        saves_frozen=frozen_from(config) is None,
+        squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
+    )

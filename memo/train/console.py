@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from memo.artifacts.run_log import StepRecord
 from memo.config import RunConfig
 from memo.config.run import LogFormat
+from memo.train.evaluation import Evaluated, LossByPosition, loss_of, perplexity
 from memo.train.history import History
 from memo.units import format_bytes, format_duration_s
 
@@ -21,14 +21,6 @@ def say(text: str) -> None:
     """Print a line on standard output; if that fails (a full disk, a closed pipe), the run goes on."""
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
-
-
-def perplexity(loss: float) -> float:
-    """The perplexity of a loss in nats per token; infinite if fp64 cannot hold it, nan for nan."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
 
 
 def log_line(record: StepRecord, train_iters: int, form: LogFormat = "short") -> str:
@@ -98,34 +90,30 @@ class Console:
 
     def __init__(self, config: RunConfig, done: int) -> None:
         """`done`: iterations that were complete before this start."""
-        logging = config.logging
-        self.train_iters, self.log_interval, self.form = (
-            config.training.train_iters,
-            logging.log_interval,
-            logging.log_format,
-        )
+        logging, self.train_iters = config.logging, config.training.train_iters
+        self.log_interval, self.form = logging.log_interval, logging.log_format
         self.bar: Any = None
         if logging.progress and sys.stderr.isatty() and done < self.train_iters:
             self.bar, self.task = _progress_bar(self.train_iters, done)
             self.bar.start()
 
-    def write(self, record: StepRecord) -> None:
+    def stepped(self, record: StepRecord) -> None:
         if self.bar is not None:
             figures = f"loss {record.lm_loss:.4f}  {record.tgs:,.0f} tokens/s/GPU"
             self.bar.update(self.task, completed=record.iteration, figures=figures)
         if record.iteration % self.log_interval == 0 or record.iteration == self.train_iters:
             print(log_line(record, self.train_iters, self.form), flush=True)
 
-    def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
-        loss, name = found["loss"], found.get("data", "")
+    def evaluated(self, iteration: int, name: str, found: Evaluated) -> None:
+        loss, name = loss_of(found), name or "validation"
         if self.form == "megatron":
-            text = f" {name or 'validation'} loss at iteration {iteration} | lm loss value: {loss:.6E} | "
+            text = f" {name} loss at iteration {iteration} | lm loss value: {loss:.6E} | "
             text += f"lm loss PPL: {perplexity(loss):.6E} |"
         else:
-            text = (
-                f"{name or 'validation'} loss {loss:.4f}, perplexity {perplexity(loss):.4g}, at iteration {iteration}"
-            )
+            text = f"{name} loss {loss:.4f}, perplexity {perplexity(loss):.4g}, at iteration {iteration}"
         print(text, flush=True)
+        if isinstance(found, LossByPosition):
+            print(found.table(), flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

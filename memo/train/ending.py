@@ -11,10 +11,9 @@ from memo.errors import DivergenceError
 from memo.train.outputs import goes_on
 
 
-def stopped(config: RunConfig, signal_name: str | None, iteration: int, saved: Path | None) -> str:
+def stopped(config: RunConfig, by: str, iteration: int, saved: Path | None) -> str:
     """Why a run ended before its last step, and how to go on; `saved` is the last checkpoint of this start."""
-    why = f"stopped by {signal_name or 'a signal or stop() on another rank'} at iteration {iteration} of "
-    why += f"{config.training.train_iters}"
+    why = f"stopped by {by} at iteration {iteration} of {config.training.train_iters}"
     save = config.checkpoint.save
     if save is None:
         return f"{why}: nothing is saved, as --save is not given"

@@ -9,10 +9,10 @@ however they are cut into batches. Sums are in fp64: in whatever order n tokens 
 n 2^-53, as no term is negative (1.2e-10 for 2^20 tokens).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +20,21 @@ from torch import Tensor
 from memo.config import RunConfig
 from memo.data.needle import NeedleDataset
 from memo.errors import ConfigError, DataError
-from memo.mesh import Mesh
 from memo.model.transformer import Head, Microbatch
-from memo.parallel.collectives import all_reduce
 from memo.text_table import text_table
-from memo.train.build import ParallelModel
-from memo.train.console import perplexity
 from memo.train.feed import Feed
+from memo.train.parallel_model import ParallelModel
 
 _FIRST_EDGE = 512
 """All positions below this are one bucket: so close to the beginning of a text, all models are alike."""
+
+
+def perplexity(loss: float) -> float:
+    """The perplexity of a loss in nats per token; infinite if fp64 cannot hold it, nan for nan."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True)
@@ -96,10 +101,13 @@ class NeedleRecall:
         return text_table([("distance", "questions", "found", "loss"), *rows], left=())
 
 
-def as_record(found: float | LossByPosition, name: str) -> dict[str, Any]:
-    """What the log says of an evaluation of the set `name`, which may be empty."""
-    losses = asdict(found) if isinstance(found, LossByPosition) else {"loss": found}
-    return {**losses, **({"data": name} if name else {})}
+Evaluated = float | LossByPosition
+"""What an evaluation of one set gives: nats per token, perhaps by position."""
+
+
+def loss_of(found: Evaluated) -> float:
+    """Nats per token."""
+    return found.loss if isinstance(found, LossByPosition) else found
 
 
 def compare_positions(found: Mapping[str, LossByPosition]) -> str:
@@ -136,7 +144,7 @@ def mean_loss(parts: ParallelModel, feed: Feed, iters: int) -> float:
         sums.add_(torch.stack([(losses * batch.loss_weight).sum(), batch.loss_weight.sum()]))
 
     _read_losses(parts, feed, iters, add)
-    weighted, weight = _sum_over_ranks(sums, parts.mesh).tolist()
+    weighted, weight = parts.sum_over_ranks(sums).tolist()
     return _mean(weighted, weight, feed, iters)
 
 
@@ -165,7 +173,7 @@ def loss_by_position(
         sums.index_add_(0, torch.bucketize(batch.positions.flatten(), inner, right=True), values.flatten(0, 1))
 
     _read_losses(parts, feed, iters, add)
-    rows = _sum_over_ranks(sums, parts.mesh).tolist()
+    rows = parts.sum_over_ranks(sums).tolist()
     buckets = tuple(
         PositionBucket(first, end, int(count), weighted / weight)
         for (first, end), (weighted, weight, count) in zip(pairwise(bounds), rows, strict=True)
@@ -187,25 +195,16 @@ def needle_recall(
     num_samples = iters * feed.sampler.global_batch_size
     # For each question: the sum of the losses of its answer's tokens, and how many of them greedy decoding gives.
     tally = torch.zeros(num_samples * needles.num_needles, 2, dtype=torch.float64, device=parts.device)
+
+    def add(head: Head, hidden: Tensor, batch: Microbatch, samples: list[int]) -> None:
+        number = feed.in_shard_order(_question_numbers(needles, samples))
+        losses, likeliest = head.losses_and_greedy_tokens(hidden, batch.labels)
+        values = torch.stack([losses.double(), (likeliest == batch.labels).double()], dim=-1)
+        tally.index_add_(0, number[number >= 0], values[number >= 0])
+
     for _ in range(iters):
-        groups = feed.sampler.indices(parts.mesh.at.dp, parts.mesh.grid.dp, feed.micro_batch_size)
-        batches = feed.next_global_batch()
-        numbers = [feed.in_shard_order(_question_numbers(needles, samples)) for samples in groups]
-
-        def add(
-            head: Head,
-            hidden: Tensor,
-            microbatch: int,
-            batches: list[Microbatch] = batches,
-            numbers: list[Tensor] = numbers,
-        ) -> None:
-            labels, number = batches[microbatch].labels, numbers[microbatch]
-            losses, likeliest = head.losses_and_greedy_tokens(hidden, labels)
-            values = torch.stack([losses.double(), (likeliest == labels).double()], dim=-1)
-            tally.index_add_(0, number[number >= 0], values[number >= 0])
-
-        parts.at_head(batches, add)
-    loss, found = (_sum_over_ranks(tally, parts.mesh) / needles.value_length).cpu().unbind(1)
+        parts.at_head(feed, add)
+    loss, found = (parts.sum_over_ranks(tally) / needles.value_length).cpu().unbind(1)
     found = (found == 1.0).double()
     distances = torch.cat([torch.from_numpy(needles.questions(i).distances) for i in range(num_samples)])
     bucket = torch.bucketize(distances, torch.tensor(bounds[1:-1], dtype=torch.int64), right=True)
@@ -223,14 +222,12 @@ def _read_losses(parts: ParallelModel, feed: Feed, iters: int, read: Callable[[M
 
     The weight of a token is its loss mask, so that sums over batches can be added and divided once.
     """
+
+    def at_head(head: Head, hidden: Tensor, batch: Microbatch, _: list[int]) -> None:
+        read(batch, head.token_losses(hidden, batch.labels).double())
+
     for _ in range(iters):
-        batches = feed.next_global_batch(per_token=True)
-
-        def at_head(head: Head, hidden: Tensor, microbatch: int, batches: list[Microbatch] = batches) -> None:
-            batch = batches[microbatch]
-            read(batch, head.token_losses(hidden, batch.labels).double())
-
-        parts.at_head(batches, at_head)
+        parts.at_head(feed, at_head)
 
 
 def _mean(weighted: float, weight: float, feed: Feed, iters: int) -> float:
@@ -251,11 +248,6 @@ def _question_numbers(needles: NeedleDataset, samples: Sequence[int]) -> Tensor:
         for place, labels in enumerate(needles.questions(sample).labels):
             numbers[row, torch.from_numpy(labels)] = sample * needles.num_needles + place
     return numbers
-
-
-def _sum_over_ranks(share: Tensor, mesh: Mesh) -> Tensor:
-    """The sum in fp64; all tp ranks hold the same values, so only those of the first one are added."""
-    return all_reduce(share.double() * (mesh.at.tp == 0), mesh.world)
 
 
 def _bounds(edges: Sequence[int] | None, seq_length: int) -> list[int]:

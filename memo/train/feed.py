@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from memo.config import RunConfig
-from memo.config.derived import global_batch_size
 from memo.data import Batch, GlobalBatchSampler, SampleDataset, checked_sample, collate
 from memo.mesh import Mesh
 from memo.model.transformer import Microbatch
@@ -39,6 +38,10 @@ class Feed:
             # [tile, tp rank, row] -> [tp rank, tile, row]
             self.shard_order = self.attention_order.view(tiles, mesh.grid.tp, -1).transpose(0, 1).flatten()
 
+    def own_samples(self) -> list[list[int]]:
+        """The indices of the samples of each of this rank's microbatches of the next global batch."""
+        return self.sampler.indices(self.mesh.at.dp, self.mesh.grid.dp, self.micro_batch_size)
+
     def next_global_batch(self, *, per_token: bool = False) -> list[Microbatch]:
         """This rank's microbatches of the next global batch; advances the sampler.
 
@@ -46,18 +49,18 @@ class Feed:
         of the global batch (see Microbatch). Raises DataError, on the ranks that read it, for a sample that the model
         cannot be trained on.
         """
-        indices = self.sampler.indices(self.mesh.at.dp, self.mesh.grid.dp, self.micro_batch_size)
+        groups = self.own_samples()
         self.sampler.advance()
         batches = [
-            collate([checked_sample(self.dataset, index, self.vocab_size) for index in group]) for group in indices
+            collate([checked_sample(self.dataset, index, self.vocab_size) for index in group]) for group in groups
         ]
+        microbatches = [self._microbatch(batch) for batch in batches]
         if per_token:
-            return [self._microbatch(batch) for batch in batches]
+            return microbatches
         counted = torch.tensor(sum(float(b.loss_mask.sum()) for b in batches), dtype=torch.float64)
         # At least 1, so that a global batch without unmasked labels does not divide by zero. The sum stays on the
         # device, so that the host need not wait for it.
         total = all_reduce(self._on_device(counted), self.mesh.dp).clamp_(min=1.0)
-        microbatches = [self._microbatch(batch) for batch in batches]
         for microbatch in microbatches:
             microbatch.loss_weight.div_(total)
         return microbatches
@@ -99,9 +102,3 @@ class Feed:
         torch does not reuse a pinned block before the copies from it have ended.
         """
         return (x.pin_memory() if self.device.type == "cuda" else x).to(self.device, non_blocking=True)
-
-
-def run_feed(config: RunConfig, mesh: Mesh, device: torch.device, dataset: SampleDataset, tiles: int) -> Feed:
-    """Global batches of the run's size, from the first sample on; `tiles` as of Feed."""
-    sampler = GlobalBatchSampler(global_batch_size(config, mesh.grid.world_size), config.training.seed)
-    return Feed(dataset, sampler, mesh, config, device, tiles)

@@ -4,7 +4,7 @@ Each new token is a forward over all --seq-length tokens, as an evaluation runs 
 is cached from one token to the next. All ranks draw the same tokens, from the same numbers and the same seed.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from memo.data import Sample, Tokenizer
+from memo.data.sample import cut_sample
 from memo.errors import ConfigError
-from memo.model.transformer import Head
-from memo.parallel.collectives import all_reduce
-from memo.train.build import ParallelModel
+from memo.model.transformer import Head, Microbatch
 from memo.train.feed import Feed
+from memo.train.log_probs import GivenSamples
+from memo.train.parallel_model import ParallelModel
 
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
@@ -52,23 +53,11 @@ class Sampling:
                 raise ConfigError(f"generate() got {name} = {getattr(self, name)}: give {wanted}")
 
 
-class Prompts:
-    """The texts so far as samples of one document each; those after the last one repeat it."""
-
-    def __init__(self, rows: Sequence[Sequence[int]], seq_length: int) -> None:
-        self.rows, self.seq_length = [list(row) for row in rows], seq_length
-
-    def sample(self, index: int) -> Sample:
-        row = self.rows[min(index, len(self.rows) - 1)]
-        tokens = np.zeros(self.seq_length, dtype=np.int64)  # causal attention sees nothing of what comes after the text
-        tokens[: len(row)] = row
-        return Sample(
-            tokens=tokens,
-            labels=tokens,
-            loss_mask=np.ones(self.seq_length, dtype=np.float32),
-            positions=np.arange(self.seq_length),
-            cu_seqlens=np.array([0, self.seq_length], dtype=np.int32),
-        )
+def as_sample(text: Sequence[int], seq_length: int) -> Sample:
+    """A text so far as a sample of one document; causal attention sees nothing of the zeros that come after it."""
+    window = np.zeros(seq_length + 1, dtype=np.int64)
+    window[: len(text)] = text
+    return cut_sample(window, np.empty(0, dtype=np.int64))
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> list[int]:
@@ -99,30 +88,25 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer | None) -> str:
 
 
 def continuations(
-    parts: ParallelModel,
-    feed_of: Callable[[Prompts], Feed],
-    rows: Sequence[Sequence[int]],
-    seq_length: int,
-    sampling: Sampling,
-    ends: Collection[int],
+    parts: ParallelModel, rows: Sequence[Sequence[int]], sampling: Sampling, ends: Collection[int]
 ) -> list[list[int]]:
     """The tokens that follow each of `rows`, without that of `ends` with which a text ends.
 
     Collective, the same on all ranks. Raises ConfigError where prompt and new tokens are longer than a sample.
     """
     sampling.check()
-    longest = max(map(len, rows))
+    longest, seq_length = max(map(len, rows)), parts.config.data.seq_length
     if longest + sampling.max_new_tokens > seq_length:
         raise ConfigError(
             f"generate() got a prompt of {longest} tokens and max_new_tokens = {sampling.max_new_tokens}, more than "
             f"--seq-length {seq_length} together: give max_new_tokens = {max(0, seq_length - longest)} or less, or a "
             "shorter prompt"
         )
-    prompts, texts = Prompts(rows, seq_length), [list(row) for row in rows]
+    texts = [list(row) for row in rows]
     running, generator = set(range(len(rows))), torch.Generator().manual_seed(sampling.seed)
     for _ in range(sampling.max_new_tokens):
-        prompts.rows = texts
-        logits = _next_logits(parts, feed_of(prompts), [len(text) - 1 for text in texts])
+        samples = GivenSamples([as_sample(text, seq_length) for text in texts], seq_length)
+        logits = _next_logits(parts, parts.feed(samples, trains=False), [len(text) - 1 for text in texts])
         drawn = [_draw(of_text, sampling, generator) for of_text in logits.cpu().double()]
         for index in sorted(running):
             if drawn[index] in ends:
@@ -137,22 +121,17 @@ def continuations(
 def _next_logits(parts: ParallelModel, feed: Feed, places: Sequence[int]) -> Tensor:
     """[number of texts, vocabulary]: what follows the token at `places` of each text, on every rank."""
     count, seq_length = len(places), feed.dataset.seq_length
-    groups = feed.sampler.indices(parts.mesh.at.dp, parts.mesh.grid.dp, feed.micro_batch_size)
-    numbers = []
-    for group in groups:
-        wanted = torch.full((len(group), seq_length), -1, dtype=torch.int64)
-        for row, index in enumerate(group):
+    found = torch.zeros(count, feed.vocab_size, dtype=torch.float64, device=parts.device)
+
+    def read(head: Head, hidden: Tensor, _: Microbatch, samples: list[int]) -> None:
+        wanted = torch.full((len(samples), seq_length), -1, dtype=torch.int64)
+        for row, index in enumerate(samples):
             if index < count:
                 wanted[row, places[index]] = index
-        numbers.append(feed.in_shard_order(wanted))
-    batches, found = feed.next_global_batch(per_token=True), torch.zeros(count, feed.vocab_size, dtype=torch.float64)
-    found = found.to(parts.device)
+        found.add_(head.logits_of(hidden, feed.in_shard_order(wanted), count))
 
-    def read(head: Head, hidden: Tensor, microbatch: int) -> None:
-        found.add_(head.logits_of(hidden, numbers[microbatch], count))
-
-    parts.at_head(batches, read)
-    return all_reduce(found * (parts.mesh.at.tp == 0), parts.mesh.world)
+    parts.at_head(feed, read)
+    return parts.sum_over_ranks(found)
 
 
 def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -8,21 +8,21 @@ from memo.config.derived import global_batch_size
 from memo.data import BlendedDataset, PackedConversations, PackedDataset, PreferencePairs, TokenStream
 from memo.spec.parameters import count_parameters
 from memo.spec.sweep import sweep_of
-from memo.train.build import ParallelModel
 from memo.train.determinism import describe_bits
+from memo.train.parallel_model import ParallelModel
 from memo.train.setup import Prepared
 from memo.units import format_count
 
 
-def describe_start(config: RunConfig, parts: ParallelModel, prepared: Prepared, resumed_at: int | None = None) -> str:
+def describe_start(parts: ParallelModel, prepared: Prepared, resumed_at: int | None = None) -> str:
     """Sizes, weights, layout, data, plans, and on GPUs the peak that MFU refers to. Describing planned memory takes
     seconds.
 
     Args:
         resumed_at: the iteration of the checkpoint in --load from which the run goes on, if it does.
     """
-    model, grid, pipeline, attention = config.model, parts.mesh.grid, parts.pipeline, prepared.attention
-    samples = global_batch_size(config, grid.world_size)
+    config, grid, pipeline, attention = parts.config, parts.mesh.grid, parts.pipeline, prepared.attention
+    model, samples = config.model, global_batch_size(config, grid.world_size)
     text = (
         f"model: {format_count(count_parameters(config))} parameters, {model.num_layers} layers, "
         f"h = {model.hidden_size}, "

@@ -12,6 +12,7 @@ the log-probs of the whole global batch: 8 bytes a token.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +26,8 @@ from memo.errors import ConfigError
 from memo.model.transformer import Head, Microbatch
 from memo.parallel.adapter import adapters_off
 from memo.parallel.collectives import all_reduce
-from memo.train.build import ParallelModel
 from memo.train.feed import Feed
+from memo.train.parallel_model import ParallelModel
 from memo_kernels import wide_dtype
 
 LossOfLogProbs = Callable[[Tensor], Tensor]
@@ -57,42 +58,28 @@ def read_log_probs(parts: ParallelModel, feed: Feed, num_samples: int, *, refere
     Collective, and the same bits on all ranks. `feed` as of an evaluation; it advances by whole global batches.
     `reference`: of the model without its adapters.
     """
-    found = []
-    for _ in range(0, num_samples, feed.sampler.global_batch_size):
-        if reference:
-            with adapters_off(parts.chunks):
-                found.append(_of_global_batch(parts, feed))
-        else:
-            found.append(_of_global_batch(parts, feed))
+    with adapters_off(parts.chunks) if reference else nullcontext():
+        found = [_of_global_batch(parts, feed) for _ in range(0, num_samples, feed.sampler.global_batch_size)]
     return torch.cat(found)[:num_samples].double()
 
 
 def _of_global_batch(parts: ParallelModel, feed: Feed) -> Tensor:
     """Of all samples of the next global batch, in the dtype of the losses."""
-    rows = rows_of_microbatches(parts, feed)
-    batches = feed.next_global_batch(per_token=True)
-    of_labels: dict[int, Tensor] = {}
+    first, of_labels = feed.sampler.consumed_samples, list[tuple[list[int], Tensor]]()
 
-    def read(head: Head, hidden: Tensor, microbatch: int) -> None:
-        losses = head.token_losses(hidden, batches[microbatch].labels)
-        of_labels[microbatch] = losses.neg_().masked_fill_(batches[microbatch].loss_weight == 0, 0.0)
+    def read(head: Head, hidden: Tensor, batch: Microbatch, samples: list[int]) -> None:
+        losses = head.token_losses(hidden, batch.labels)
+        of_labels.append((samples, losses.neg_().masked_fill_(batch.loss_weight == 0, 0.0)))
 
-    parts.at_head(batches, read)
+    parts.at_head(feed, read)
     # Made only now that no logits exist, as it holds the whole global batch.
     shape = (feed.sampler.global_batch_size, feed.dataset.seq_length)
     found = torch.zeros(shape, dtype=wide_dtype(parts.chunks[0].dtype), device=parts.device)
     order = feed.shard_order.to(parts.device)
-    if parts.mesh.at.tp == 0:  # all tp ranks have the same
-        for microbatch, of_tokens in of_labels.items():
-            for row, of_sample in zip(rows[microbatch], of_tokens.unbind(1), strict=True):
-                found[row, order] = of_sample
+    for samples, of_tokens in of_labels if parts.mesh.at.tp == 0 else ():  # all tp ranks have the same
+        for index, of_sample in zip(samples, of_tokens.unbind(1), strict=True):
+            found[index - first, order] = of_sample
     return all_reduce(found, parts.mesh.world).cpu()  # each is on one rank, so no sum rounds
-
-
-def rows_of_microbatches(parts: ParallelModel, feed: Feed) -> list[list[int]]:
-    """Of each microbatch of the next global batch on this rank the samples, counted from the first of that batch."""
-    groups = feed.sampler.indices(parts.mesh.at.dp, parts.mesh.grid.dp, feed.micro_batch_size)
-    return [[index - feed.sampler.consumed_samples for index in group] for group in groups]
 
 
 def token_weights(log_probs: Tensor, loss: LossOfLogProbs, counts: Tensor) -> tuple[Tensor, float]:
@@ -117,17 +104,32 @@ def _is_constant(value: object) -> str:
     return " without a gradient" if isinstance(value, Tensor) and not value.requires_grad else ""
 
 
-def batches_over_log_probs(
-    parts: ParallelModel, asks: Feed, trains: Feed, samples: Sequence[Sample], loss: LossOfLogProbs
-) -> Drawn:
-    """What a step trains on, so that its gradient is that of `loss` of the log-probs of `samples`.
+def batches_on(
+    parts: ParallelModel, feed: Feed, log_probs: Tensor, counts: Tensor, loss: LossOfLogProbs
+) -> tuple[list[Microbatch], float]:
+    """This rank's microbatches of the next global batch of `feed`, weighted so that their gradient is that of `loss`,
+    and its value.
 
-    Two feeds whose next global batch begins with these samples: as an evaluation reads them, and as training does.
+    Args:
+        feed: of training; its next global batch begins with the samples of `log_probs`, as `read_log_probs` gives them.
+        counts: [samples, s]: the labels that count.
     """
-    log_probs = read_log_probs(parts, asks, len(samples))
-    counts = torch.from_numpy(np.stack([sample.loss_mask for sample in samples]) > 0)
     weights, value = token_weights(log_probs, loss, counts)
-    return weighted(parts, trains, weights), {"lm_loss": value}
+    first, missing = feed.sampler.consumed_samples, feed.sampler.global_batch_size - len(weights)
+    whole = torch.cat([weights, weights.new_zeros(missing, weights.shape[1])])
+    rows = [[index - first for index in group] for group in feed.own_samples()]
+    batches = feed.next_global_batch(per_token=True)
+    return [
+        replace(batch, loss_weight=feed.in_shard_order(whole[own])) for own, batch in zip(rows, batches, strict=True)
+    ], value
+
+
+def batches_on_samples(parts: ParallelModel, samples: GivenSamples, loss: LossOfLogProbs) -> Drawn:
+    """What a step trains on, so that its gradient is that of `loss` of the log-probs of a caller's samples."""
+    log_probs = read_log_probs(parts, parts.feed(samples, trains=False), len(samples.samples))
+    counts = torch.from_numpy(np.stack([sample.loss_mask for sample in samples.samples]) > 0)
+    batches, value = batches_on(parts, parts.feed(samples), log_probs, counts, loss)
+    return batches, {"lm_loss": value}
 
 
 def completion_numbers(samples: Iterable[Sample]) -> Tensor:
@@ -152,18 +154,6 @@ def sums_by_completion(values: Tensor, numbers: Tensor) -> Tensor:
     """
     counts = numbers >= 0
     return values.new_zeros(int(numbers.max()) + 1).index_add(0, numbers[counts], values[counts])
-
-
-def weighted(parts: ParallelModel, feed: Feed, weights: Tensor) -> list[Microbatch]:
-    """This rank's microbatches of the next global batch of a feed, in which token i of sample n has the weight
-    weights[n, i]; samples beyond `weights` have none."""
-    rows = rows_of_microbatches(parts, feed)
-    missing = feed.sampler.global_batch_size - len(weights)
-    whole = torch.cat([weights, weights.new_zeros(missing, weights.shape[1])])
-    batches = feed.next_global_batch(per_token=True)
-    return [
-        replace(batch, loss_weight=feed.in_shard_order(whole[own])) for own, batch in zip(rows, batches, strict=True)
-    ]
 
 
 def check_samples(samples: Sequence[Sample], name: str, most: int | None = None) -> Sequence[Sample]:

@@ -51,8 +51,7 @@ def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, m
         return resolve_states(config, world_size, _hardware(world_size, device), _limits(memory, device))
     if not is_first_of_node():
         return config
-    is_held = partial(_is_held, world_size=world_size, device=device)
-    machine = Machine(world_size, _hardware(world_size, device), _limits(memory, device), is_held)
+    machine = _machine(config, world_size, device)
     then = loaded_config(config)
     before = None if then is None else sweep_of(then)
     try:
@@ -96,20 +95,23 @@ def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> 
     memory = config.memory
     if memory.sweeps or not memory.swaps or _is_held(config, world_size, device):
         return ""
-    is_held = partial(_is_held, world_size=world_size, device=device)
-    machine = Machine(world_size, _hardware(world_size, device), _limits(memory, device), is_held)
     asked = replace(config, memory=replace(memory, offload_granularity="auto"))
     try:
-        found = resolve_granularity(asked, machine)
+        found = resolve_granularity(asked, _machine(config, world_size, device))
     except ResourceError:
         return ""
-    if not is_held(found):
+    if not _is_held(found, world_size, device):
         return ""
     return f"; --offload-granularity auto would start it with layers {sweep_of(found)}"
 
 
 def _hardware(world_size: int, device: torch.device) -> Hardware:
     return with_lone_link(known_machine(device), world_size)
+
+
+def _machine(config: RunConfig, world_size: int, device: torch.device) -> Machine:
+    is_held = partial(_is_held, world_size=world_size, device=device)
+    return Machine(world_size, _hardware(world_size, device), _limits(config.memory, device), is_held)
 
 
 def _limits(memory: MemoryConfig, device: torch.device) -> MemoryLimits:

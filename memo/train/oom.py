@@ -16,7 +16,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.errors import OutOfMemory
-from memo.train.build import ParallelModel
+from memo.train.parallel_model import ParallelModel
 from memo.train.watching import MemoryUse, Meter, memory_forecast
 from memo.units import GIB, KIB, MIB, format_bytes
 
@@ -89,7 +89,7 @@ class Shortage:
 
 
 @contextlib.contextmanager
-def explained(config: RunConfig, parts: ParallelModel, meter: Meter, iteration: int) -> Iterator[None]:
+def explained(parts: ParallelModel, meter: Meter, iteration: int) -> Iterator[None]:
     """A context around one step: raises OutOfMemory if the device's or the host's allocator refuses a request.
 
     Its message names the component that grew, with numbers, and the flags that help. On CUDA torch's memory snapshot is
@@ -100,11 +100,10 @@ def explained(config: RunConfig, parts: ParallelModel, meter: Meter, iteration: 
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        shortage = measure(error, config, parts, meter)
-        moves = parts.swap is not None
+        config, shortage = parts.config, measure(error, parts, meter)
         raise OutOfMemory(
             f"out of memory on rank {parts.mesh.rank} in iteration {iteration}, {shortage.describe()}. "
-            f"What helps: {'; '.join(advice(config, shortage, moves))}{_snapshot(config, parts)}"
+            f"What helps: {'; '.join(advice(config, shortage, parts.swap is not None))}{_snapshot(parts)}"
         ) from error
 
 
@@ -115,7 +114,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
-def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter: Meter) -> Shortage:
+def measure(error: BaseException, parts: ParallelModel, meter: Meter) -> Shortage:
     """The memory of this rank; to be called while the tensors of the failed step are still alive."""
     use, asked = MemoryUse.of(parts), asked_bytes(str(error))
     free, scattered, noise = "", 0, 0
@@ -128,7 +127,7 @@ def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter
         allocated, noise = meter.device_bytes_now(use), RESIDENT_NOISE_BYTES
     used = {name.removesuffix("_bytes"): num_bytes for name, num_bytes in asdict(use).items()}
     used["transient"] = max(0, allocated - use.device_bytes) + (asked or 0)
-    foreseen = memory_forecast(config, parts)
+    foreseen = memory_forecast(parts)
     return Shortage(place_of(error.__traceback__), asked, used, foreseen, free, scattered, noise)
 
 
@@ -196,10 +195,11 @@ def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> lis
     return [*found, f"--recompute-granularity full (now {memory.recompute_granularity})"]
 
 
-def _snapshot(config: RunConfig, parts: ParallelModel) -> str:
+def _snapshot(parts: ParallelModel) -> str:
     """Write torch's snapshot of the device's memory in the failed step; returns a sentence about its file."""
     if parts.device.type != "cuda":
         return ""
+    config = parts.config
     log = default_log(config.checkpoint.save, config.logging.log_jsonl)
     if log is None:
         # A simulated rank writes no log: --simulate-world does not go with --save, and memo rehearse has none either.

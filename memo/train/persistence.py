@@ -29,10 +29,10 @@ from memo.estimate.state_memory import checkpoint_bytes
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
 from memo.spec.sweep import sweep_of
-from memo.train.build import ParallelModel
 from memo.train.console import say
 from memo.train.feed import Feed
 from memo.train.optimizer import schedule_of
+from memo.train.parallel_model import ParallelModel
 from memo.train.saved_config import loaded_config
 
 

@@ -11,7 +11,7 @@ _compute_loss, "sigmoid" and "ipo"); the paper of IPO does not divide by n, but 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,19 @@ from memo.checkpoint.hugging_face.adapters import ADAPTER_FILE
 from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.config import RunConfig
 from memo.config.training import Preference
-from memo.data import PreferencePairs, Sample, SampleDataset, checked_sample
-from memo.data.pairs_of_run import check_learned
+from memo.data import PreferencePairs, SampleDataset, checked_sample
 from memo.errors import ConfigError
 from memo.mesh.objects import from_rank_zero
-from memo.train.build import ParallelModel
 from memo.train.feed import Feed
 from memo.train.log_probs import (
-    Draw,
     Drawn,
+    batches_on,
     check_reference,
     completion_numbers,
     read_log_probs,
     sums_by_completion,
-    token_weights,
-    weighted,
 )
+from memo.train.parallel_model import ParallelModel
 
 Sums = tuple[Tensor, Tensor]
 """Log p of the chosen and of the rejected answer of each pair, [pairs] fp64 on the host."""
@@ -74,22 +71,31 @@ class Objective:
 
 
 class PairsOfBatch:
-    """Which token of one global batch of PreferencePairs belongs to which answer."""
+    """One global batch of PreferencePairs: which token belongs to which answer, and what the model thinks of them."""
 
-    def __init__(self, dataset: PreferencePairs, first: int, count: int, vocab_size: int) -> None:
-        """Samples `first` to first + count. Raises DataError for one that the model cannot read."""
+    def __init__(self, parts: ParallelModel, feed: Feed, first: int) -> None:
+        """The samples from `first` on of a feed as of an evaluation. Raises DataError for one that the model cannot
+        read."""
+        dataset, self.end = feed.dataset, first + feed.sampler.global_batch_size
+        assert isinstance(dataset, PreferencePairs), "other data are refused before"
+        self._parts, self._feed, self._first = parts, feed, first
 
-        def samples(side: int) -> Iterator[Sample]:
-            for index in range(first + side, first + count, 2):
-                yield checked_sample(dataset, index, vocab_size)
+        def numbers(side: int) -> Tensor:
+            indices = range(first + side, self.end, 2)
+            return completion_numbers(checked_sample(dataset, index, feed.vocab_size) for index in indices)
 
-        self.numbers = completion_numbers(samples(0)), completion_numbers(samples(1))
+        self.numbers = numbers(0), numbers(1)
         """Of both sides, [samples / 2, s]."""
-        self.pairs = [pair for index in range(first, first + count, 2) for pair in dataset.groups(index)]
+        self.pairs = [pair for index in range(first, self.end, 2) for pair in dataset.groups(index)]
         """Of the corpus, in the order of the sums."""
         self.counts = torch.stack(self.numbers, 1).flatten(0, 1) >= 0
         """[samples, s]: the labels that count."""
         self.lengths: Sums = self.sums(self.counts.double())
+
+    def log_probs(self, *, reference: bool = False) -> Tensor:
+        """[samples, s]; collective, and of the model without its adapters if `reference`."""
+        self._feed.sampler.consumed_samples = self._first
+        return read_log_probs(self._parts, self._feed, self.end - self._first, reference=reference)
 
     def sums(self, log_probs: Tensor) -> Sums:
         """Of log-probs [samples, s]."""
@@ -104,23 +110,15 @@ class PreferenceSteps:
 
     Args:
         feed: of the training data.
-        ask: makes a feed of the same data as an evaluation reads it.
         say: prints a line, on one rank.
         begin: tells the watchdog what is done from now on.
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        parts: ParallelModel,
-        feed: Feed,
-        ask: Callable[[SampleDataset], Feed],
-        say: Callable[[str], None],
-        begin: Callable[[str], None],
+        self, parts: ParallelModel, feed: Feed, say: Callable[[str], None], begin: Callable[[str], None]
     ) -> None:
-        self.config, self.parts, self.feed, self.say, self.begin = config, parts, feed, say, begin
-        self.objective, self._ask = objective_of(config), ask
-        self._asks: Feed | None = None
+        self.config, self.parts, self.feed, self._say, self._begin = parts.config, parts, feed, say, begin
+        self.objective, self._asks = objective_of(parts.config), parts.feed(feed.dataset, trains=False)
         self._stored: dict[int, tuple[float, float]] | None = None
 
     def draw(self, iteration: int) -> Drawn:
@@ -130,42 +128,24 @@ class PreferenceSteps:
         of the reference's log-probs.
         """
         self._prepare(iteration)
-        batch = self._next()
-        log_probs = self._read()
+        batch = PairsOfBatch(self.parts, self._asks, self.feed.sampler.consumed_samples)
+        log_probs = batch.log_probs()
         reference = self._reference(batch)
-        policy = batch.sums(log_probs)
 
         def loss(of: Tensor) -> Tensor:
             return self.objective.losses(batch.sums(of), reference, batch.lengths).mean()
 
-        weights, value = token_weights(log_probs, loss, batch.counts)
-        figures: dict[str, Any] = {"lm_loss": value, **self.objective.rewards(policy, reference)}
-        return weighted(self.parts, self.feed, weights), figures
-
-    def _next(self) -> PairsOfBatch:
-        sampler = self.feed.sampler
-        assert isinstance(self.feed.dataset, PreferencePairs), "_prepare has refused other data"
-        return PairsOfBatch(
-            self.feed.dataset, sampler.consumed_samples, sampler.global_batch_size, self.feed.vocab_size
-        )
-
-    def _read(self, first: int | None = None, *, reference: bool = False) -> Tensor:
-        """Of the global batch that begins with a sample, by default the next; the sampler of training stays."""
-        sampler = self.feed.sampler
-        if self._asks is None:
-            self._asks = self._ask(self.feed.dataset)
-        self._asks.sampler.consumed_samples = sampler.consumed_samples if first is None else first
-        return read_log_probs(self.parts, self._asks, sampler.global_batch_size, reference=reference)
+        batches, value = batches_on(self.parts, self.feed, log_probs, batch.counts, loss)
+        return batches, {"lm_loss": value, **self.objective.rewards(batch.sums(log_probs), reference)}
 
     def _reference(self, batch: PairsOfBatch) -> Sums:
         if self._stored is None:
-            return batch.sums(self._read(reference=True))
+            return batch.sums(batch.log_probs(reference=True))
         chosen, rejected = torch.tensor([self._stored[pair] for pair in batch.pairs], dtype=torch.float64).unbind(1)
         return chosen, rejected
 
     def _prepare(self, iteration: int) -> None:
-        """Check the data; read the file of --reference-log-probs, or write it before the first step."""
-        check_learned(self.config, isinstance(self.feed.dataset, PreferencePairs), "train_data")
+        """Read the file of --reference-log-probs, or write it before the first step."""
         path = self.config.data.reference_log_probs
         if path is None or self._stored is not None:
             return
@@ -179,21 +159,21 @@ class PreferenceSteps:
                     "weights are not the reference any more; bring the file that it has written before its first step"
                 )
             self._stored = self._written(path)
-            self.begin("step 1")
+            self._begin("step 1")
 
     def _written(self, path: str) -> dict[int, tuple[float, float]]:
-        dataset, sampler = self.feed.dataset, self.feed.sampler
+        dataset = self.feed.dataset
         assert isinstance(dataset, PreferencePairs)
-        self.say(f"computing the reference's log-probs of {dataset.num_kept:,} pairs, for {path}")
+        self._say(f"computing the reference's log-probs of {dataset.num_kept:,} pairs, for {path}")
         found: dict[int, tuple[float, float]] = {}
         tenths = 1
-        for first in range(0, dataset.samples_per_epoch, sampler.global_batch_size):
+        for first in range(0, dataset.samples_per_epoch, self.feed.sampler.global_batch_size):
             while first >= tenths * dataset.samples_per_epoch / 10:
-                self.say(f"{tenths}0 % of the reference's log-probs")
+                self._say(f"{tenths}0 % of the reference's log-probs")
                 tenths += 1
-            self.begin(f"log-probs of the reference, samples from {first:,} on")
-            batch = PairsOfBatch(dataset, first, sampler.global_batch_size, self.feed.vocab_size)
-            sums = batch.sums(self._read(first))
+            self._begin(f"log-probs of the reference, samples from {first:,} on")
+            batch = PairsOfBatch(self.parts, self._asks, first)
+            sums = batch.sums(batch.log_probs())
             found |= dict(zip(batch.pairs, zip(*(side.tolist() for side in sums), strict=True), strict=True))
         pairs = sorted(found)
         content = ReferenceLogProbs(
@@ -204,25 +184,6 @@ class PreferenceSteps:
         )
         from_rank_zero(lambda: content.save(path), self.parts.mesh.world)
         return found
-
-
-def draw_of(
-    config: RunConfig,
-    parts: ParallelModel,
-    feed: Feed,
-    ask: Callable[[SampleDataset], Feed],
-    say: Callable[[str], None],
-    begin: Callable[[str], None],
-) -> Draw:
-    """How a run's steps take their data: as texts, or by --preference as pairs; arguments as of PreferenceSteps."""
-    if config.training.preference is not None:
-        return PreferenceSteps(config, parts, feed, ask, say, begin).draw
-
-    def draw(iteration: int) -> Drawn:
-        check_learned(config, isinstance(feed.dataset, PreferencePairs), "train_data")
-        return feed.next_global_batch(), {}
-
-    return draw
 
 
 def stored_reference(path: str, config: RunConfig, dataset: SampleDataset) -> dict[int, tuple[float, float]] | None:
@@ -264,19 +225,15 @@ def objective_of(config: RunConfig) -> Objective:
     return Objective(config.training.preference, config.training.preference_beta)
 
 
-def mean_preference_loss(config: RunConfig, parts: ParallelModel, feed: Feed, iters: int) -> float:
+def mean_preference_loss(parts: ParallelModel, feed: Feed, iters: int) -> float:
     """The mean loss over the pairs of `iters` global batches of an evaluation's feed; collective.
 
     Raises ConfigError where the reference is not in memory.
     """
-    check_reference(config.model)
-    dataset, sampler, objective, losses = feed.dataset, feed.sampler, objective_of(config), []
-    assert isinstance(dataset, PreferencePairs)
+    check_reference(parts.config.model)
+    objective, losses = objective_of(parts.config), []
     for _ in range(iters):
-        first, count = sampler.consumed_samples, sampler.global_batch_size
-        batch = PairsOfBatch(dataset, first, count, feed.vocab_size)
-        policy = batch.sums(read_log_probs(parts, feed, count))
-        sampler.consumed_samples = first
-        reference = batch.sums(read_log_probs(parts, feed, count, reference=True))
+        batch = PairsOfBatch(parts, feed, feed.sampler.consumed_samples)
+        policy, reference = (batch.sums(batch.log_probs(reference=without)) for without in (False, True))
         losses.append(objective.losses(policy, reference, batch.lengths))
     return torch.cat(losses).mean().item()

@@ -24,7 +24,6 @@ from memo.spec.schedule import pipeline_of
 from memo.train.attention import choose_attention, describe_rows, measure_attention
 from memo.train.build import attention_of_layers, build, build_mesh, delta_net_of
 from memo.train.ending import shutdown
-from memo.train.feed import run_feed
 from memo.train.layer_profile import keep, measure, one_of_each_kind
 from memo.train.memory_choice import agreed
 from memo.train.outputs import check_writable
@@ -132,8 +131,8 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Tra
     parts = build(config, mesh, prepared.dtype, device)
     transients = parts.transients
     assert transients is not None
-    feed = run_feed(config, mesh, device, prepared.train_data, parts.tiles)
-    recorded = batches_to_record(config, feed.next_global_batch(), transients.on_cuda)
+    batches = parts.feed(prepared.train_data).next_global_batch()
+    recorded = batches_to_record(config, batches, transients.on_cuda)
     with contextlib.ExitStack() as stack:
         stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, even with managed memory
         if recording.is_managed:

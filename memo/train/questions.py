@@ -5,49 +5,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from memo.checkpoint.run_state import RunState
-from memo.config import RunConfig
-from memo.data import NeedleDataset, PreferencePairs, SampleDataset, Tokenizer, load_tokenizer
+from memo.data import NeedleDataset, PreferencePairs, Sample, Tokenizer, load_tokenizer
 from memo.data.chat_template import load_run_template
 from memo.errors import ConfigError
 from memo.mesh.objects import from_rank_zero
-from memo.train.build import ParallelModel
 from memo.train.data_sources import evaluation_set, open_dataset
 from memo.train.evaluation import (
+    Evaluated,
     LossByPosition,
     NeedleRecall,
-    as_record,
     loss_by_position,
     mean_loss,
     needle_recall,
     num_batches,
 )
-from memo.train.feed import Feed, run_feed
+from memo.train.events import Events
+from memo.train.feed import Feed
 from memo.train.generate import Prompt, Sampling, continuations, decode, encode
-from memo.train.metrics import Reporter
+from memo.train.log_probs import GivenSamples, check_reference, check_samples, read_log_probs
 from memo.train.preference import mean_preference_loss
-from memo.train.setup import Prepared
+from memo.train.run import Run
 
 
-class Questions:
+class Questions(Run):
     """The part of a Trainer that asks; forwards alone run, on all ranks, and no training state changes."""
-
-    config: RunConfig
-    global_batch_size: int
-    state: RunState
-    eval_sets: dict[str, SampleDataset]
-    _prepared: Prepared
-
-    @property
-    def parts(self) -> ParallelModel:
-        """What this rank trains."""
-        raise NotImplementedError
-
-    @property
-    def iteration(self) -> int:
-        """Training steps that are complete."""
-        return self.state.iteration
 
     def evaluate(self, iters: int | None = None, name: str | None = None) -> float:
         """Mean loss in nats a token over `iters` global batches of one of `eval_sets`, always the same ones.
@@ -58,7 +41,7 @@ class Questions:
         """
         feed, iters = self._eval_feed(name), num_batches(self.config, iters)
         if isinstance(feed.dataset, PreferencePairs):
-            return mean_preference_loss(self.config, self.parts, feed, iters)
+            return mean_preference_loss(self.parts, feed, iters)
         return mean_loss(self.parts, feed, iters)
 
     def evaluate_positions(
@@ -70,22 +53,40 @@ class Questions:
         """
         return loss_by_position(self.parts, self._eval_feed(name), num_batches(self.config, iters), edges)
 
-    def log_evaluation(self, found: float | LossByPosition, name: str | None = None) -> None:
+    def log_evaluation(self, found: Evaluated, name: str | None = None) -> None:
         """Write what `evaluate` or `evaluate_positions` has found of a set, by default the first, into the run's log.
 
         train() does so itself on its way; this is for what is found before and after. Told on rank 0 alone.
         """
         name = next(iter(self.eval_sets), "") if name is None else name
         if self.parts.mesh.is_main_rank:
-            with Reporter.of_log(self.config) as reporter:
-                reporter.write_evaluation(self.iteration, as_record(found, name))
+            with Events(self.parts) as events:
+                events.open_log()
+                events.evaluated(self.iteration, {name: found})
 
     def evaluate_needles(
         self, needles: NeedleDataset, iters: int | None = None, edges: Sequence[int] | None = None
     ) -> NeedleRecall:
         """What the model finds again of what `needles` hide, by distance. Raises ConfigError for another seq_length."""
         open_dataset(self.config, needles, stream=1)
-        return needle_recall(self.parts, self._feed(needles), needles, num_batches(self.config, iters), edges)
+        feed = self.parts.feed(needles, trains=False)
+        return needle_recall(self.parts, feed, needles, num_batches(self.config, iters), edges)
+
+    def log_probs(self, samples: Sequence[Sample], *, reference: bool = False) -> Tensor:
+        """log p of each label of `samples`, [samples, s] fp64 on the host; 0 where the sample's loss mask is 0.
+
+        Collective: all ranks give the same samples, any number of them, and get the same numbers. Logits of half of
+        --loss-chunk-size tokens exist at a time. Changes no training state.
+
+        `reference`: of the model without LoRA's adapters, which is what it was before training unless
+        --lora-checkpoint gave it others. Raises ConfigError for that where the model has none or trains more than them,
+        and for no samples; DataError for a sample that the model cannot read.
+        """
+        check_samples(samples, "log_probs")
+        if reference:
+            check_reference(self.config.model)
+        feed = self.parts.feed(GivenSamples(samples, self.config.data.seq_length), trains=False)
+        return read_log_probs(self.parts, feed, len(samples), reference=reference)
 
     def generate(
         self,
@@ -151,8 +152,7 @@ class Questions:
             )
         rows = [encode(each, tokenizer, self.config.model.vocabulary) for each in prompts]
         ends = [*ends, *([] if tokenizer is None else [tokenizer.eod])]
-        seq_length = self.config.data.seq_length
-        return continuations(self.parts, self._feed, rows, seq_length, sampling, ends)
+        return continuations(self.parts, rows, sampling, ends)
 
     def _tokenizer(self) -> Tokenizer | None:
         """The run's, or that of the model whose weights it began with."""
@@ -161,11 +161,6 @@ class Questions:
             return load_tokenizer(pretrained)
         return own
 
-    def _feed(self, dataset: SampleDataset) -> Feed:
-        # Layers that slots hold whole are plain ones in an evaluation, which work on all tokens at once.
-        tiles = self.parts.tiles if self.config.memory.sweeps else 1
-        return run_feed(self.config, self.parts.mesh, self.parts.device, dataset, tiles)
-
     def _eval_feed(self, name: str | None) -> Feed:
         dataset = evaluation_set(self.eval_sets, name)
         if isinstance(dataset, PreferencePairs) and self.config.training.preference is None:
@@ -173,4 +168,4 @@ class Questions:
                 "the evaluation data are pairs of a chosen and a rejected answer, of which --preference dpo tells the "
                 "loss: evaluate them in such a run, or give texts or conversations as --eval-data-path"
             )
-        return self._feed(dataset)
+        return self.parts.feed(dataset, trains=False)

@@ -100,12 +100,9 @@ def prepare(
     if words is not None:  # paths given in Python count as if they were the flag
         config, train_data = config.override({"data_path": words}), None
     device_type = resolve_device_type(config.hardware)
-    resolved = {
-        "device": device_type,
-        "params_dtype": resolved_dtype(config, device_type),
-        "memory_planner": resolved_memory_planner(config, device_type),
-    }
-    config = config.override(resolved)
+    planner = resolved_memory_planner(config, device_type)
+    dtype_name = resolved_dtype(config, device_type)
+    config = config.override({"device": device_type, "params_dtype": dtype_name, "memory_planner": planner})
     needs = {"needs_data": train_data is None, "needs_eval_data": eval_data is None}
     check_ranks(config, this_script(), sys.argv[1:], **needs)
     if is_reporting_rank() and (told := unscaled_length(config)):
@@ -119,17 +116,11 @@ def prepare(
         check(config, world_size, **needs)
     config = config.override({"lr": resolved_lr(config), "lr_warmup_iters": resolved_lr_warmup_iters(config)})
     config = _with_vocabulary(config, tokenizer)
-    check_split(config.model, config.parallel.tp)
-    check_patterns_of(config)
-    _check_packages(config)
-    check_files(config)
-    if config.memory.offload_nvme_path is not None:
-        disk_free_bytes(config.memory.offload_nvme_path)
-    _check_pretrained(config)
+    _check_model_and_files(config)
     device = local_device(device_type)
     prepare_allocator(config.memory, device_type)
     placement = place_on_host(config.hardware, device, microbatch_flops(config))
-    dtype = torch_dtype(str(config.training.params_dtype))
+    dtype = torch_dtype(dtype_name)
     peak = device_peak(config.hardware, device, dtype)
     attention = choose_attention(config, device)
     delta_nets = choose_delta_nets(config, device)
@@ -184,6 +175,16 @@ def _with_vocabulary(config: RunConfig, tokenizer: Tokenizer | None) -> RunConfi
             "leave it out or give at least that many, or build the corpus with the tokenizer of a pretrained model"
         )
     return config.override({"vocab_size": vocab_size})
+
+
+def _check_model_and_files(config: RunConfig) -> None:
+    check_split(config.model, config.parallel.tp)
+    check_patterns_of(config)
+    _check_packages(config)
+    check_files(config)
+    if config.memory.offload_nvme_path is not None:
+        disk_free_bytes(config.memory.offload_nvme_path)
+    _check_pretrained(config)
 
 
 def _check_packages(config: RunConfig) -> None:

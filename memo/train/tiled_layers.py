@@ -1,6 +1,6 @@
-"""Hands the layers of a model to the executor: under a swap plan, or without one."""
+"""Hands the layers of a model to the executor: under a swap plan, or without one; then what brings their weights."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch.distributed import ProcessGroup
@@ -13,19 +13,27 @@ from memo.config.derived import (
     resolved_sections,
     stays_under_autograd,
 )
+from memo.executor.coded_weights import CodedWeights
 from memo.executor.halves import HalvesLayer, SweptHalvesLayer
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.pieces import GradientSink
 from memo.executor.resident import DeviceMemory, ResidentHalvesLayer, ResidentLayer
 from memo.executor.runtime import ScratchMemory, SwapRuntime, SweepRuntime, scratch_memory
+from memo.executor.states import StateStreamer
+from memo.executor.streamed import LayerStates, StreamedLayer
+from memo.executor.streams import StreamBackend
 from memo.executor.sweep import SweptLayer
 from memo.executor.tile_machine import Tile, make_tiles
 from memo.mesh import Mesh
 from memo.model.custom import CustomLayer
 from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
+from memo.parallel.data import ShardedDataParallel
 from memo.parallel.hidden import Hidden, HiddenOnDevice, Section
+from memo.planner.state_plan import placed_state_plan
 from memo.program.kinds import kind_of
+from memo.spec.layer_ops import LayerOp
+from memo.spec.placement import StatePlacement
 from memo.spec.slots import Moved, own_layout, resident, slot_layout
 from memo.spec.stack import run_of_layer
 from memo.spec.sweep import key_value_layout
@@ -128,3 +136,42 @@ def scratch_for(config: RunConfig, moved: Moved, device: torch.device) -> Scratc
     """Memory of one layer without a plan; `moved` as of memo.spec.slots."""
     keys = key_value_layout(config) if config.memory.sweeps else None
     return scratch_memory(slot_layout(config, moved), device, keys)
+
+
+def decode_weights(chunks: Sequence[TransformerChunk], data_parallel: ShardedDataParallel) -> CodedWeights | None:
+    """Wrap every layer that has weights in few bits; None where there is none."""
+    units, positions = data_parallel.layer_units, _positions(chunks)
+    with_codes = {layer: position for layer, position in positions.items() if units[position].coded}
+    if not with_codes:
+        return None
+    coded = CodedWeights(data_parallel, with_codes)
+    _bring_weights(chunks, with_codes, coded)
+    return coded
+
+
+def stream_states(
+    placement: StatePlacement,
+    ops: Sequence[LayerOp],
+    chunks: Sequence[TransformerChunk],
+    data_parallel: ShardedDataParallel,
+    backend: StreamBackend,
+) -> StateStreamer:
+    """Make the state plan of a rank, allocate its slots, and wrap every layer."""
+    positions = _positions(chunks)
+    states = StateStreamer(placed_state_plan(ops, placement), data_parallel, positions, backend)
+    _bring_weights(chunks, positions, states)
+    return states
+
+
+def _positions(chunks: Sequence[TransformerChunk]) -> dict[int, int]:
+    """Of this rank's layers, by their global index."""
+    layers = [index for chunk in chunks for index in chunk.layer_indices]
+    return {layer: position for position, layer in enumerate(layers)}
+
+
+def _bring_weights(chunks: Sequence[TransformerChunk], layers: Container[int], states: LayerStates) -> None:
+    """Wrap `layers`, given by their global index, so that `states` brings their weights."""
+    for chunk in chunks:
+        for place, (index, layer) in enumerate(zip(chunk.layer_indices, chunk.layers, strict=True)):
+            if index in layers:
+                chunk.layers[place] = StreamedLayer(layer, index, states)

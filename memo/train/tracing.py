@@ -10,7 +10,7 @@ from memo.executor.select import make_backend
 from memo.executor.work import record_work
 from memo.parallel.collectives import all_reduce
 from memo.report.perfetto import write_perfetto
-from memo.train.build import ParallelModel
+from memo.train.parallel_model import ParallelModel
 
 
 def trace_steps(parts: ParallelModel, step: Callable[[], object], first_iteration: int, steps: int, path: Path) -> None:

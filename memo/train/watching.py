@@ -15,14 +15,13 @@ import torch
 
 from memo import __version__
 from memo.artifacts.run_log import RunHeader, SwapForecast
-from memo.config import RunConfig
 from memo.estimate.own_memory import PROCESS_BYTES, own_memory
 from memo.estimate.program.memory import program_memory
 from memo.executor.state_recorder import StateRecorder
-from memo.report.timeline import SwapSpan, copied_s, hidden_share, stalled_s
+from memo.report.timeline import copied_s, hidden_share, stalled_s
 from memo.spec.parameters import count_parameters
-from memo.train.build import ParallelModel
 from memo.train.device import device_name, peak_memory_bytes
+from memo.train.parallel_model import ParallelModel
 from memo.train.setup import Prepared
 from memo.train.swap import ChosenSwap
 
@@ -91,9 +90,10 @@ class Meter:
         self._states: StateRecorder | None = None  # of the last timed step
 
     @contextlib.contextmanager
-    def step(self, parts: ParallelModel, iteration: int) -> Iterator["CopyTimes"]:
-        """A context around one step; the yielded times are filled when it ends."""
-        times = CopyTimes()
+    def step(self, parts: ParallelModel, iteration: int) -> Iterator[dict[str, Any]]:
+        """A context around one step; yields times of its copies by the names of StepRecord's fields, which are filled
+        when it ends."""
+        times: dict[str, Any] = {}
         if iteration % self.interval:
             yield times
             return
@@ -103,19 +103,20 @@ class Meter:
                 self._states = stack.enter_context(parts.states.recorded(self._states))
             yield times
         if swaps is not None:
-            times.read(swaps.finished())
+            spans = swaps.finished()
+            times["layers_s"] = sum(span.duration_s for span in spans if span.row == "compute")
+            times |= {"copy_wait_s": stalled_s(spans), "copies_s": copied_s(spans), "hidden_share": hidden_share(spans)}
         if self._states is not None:
-            times.state_copies_s, times.state_wait_s = self._states.take_copies_s(), self._states.take_waited_s()
-            times.host_update_s = parts.optimizer.host_update_s
+            times |= {"state_copies_s": self._states.take_copies_s(), "state_wait_s": self._states.take_waited_s()}
+            times["host_update_s"] = parts.optimizer.host_update_s
 
-    def figures(self, parts: ParallelModel, copies: "CopyTimes") -> dict[str, Any]:
-        """Memory of this rank and times of its copies, by the names of StepRecord's fields."""
+    def figures(self, parts: ParallelModel) -> dict[str, Any]:
+        """Memory of this rank, by the names of StepRecord's fields."""
         device_peak_bytes, host_peak_bytes = peak_memory_bytes(self.device)
         use = MemoryUse.of(parts)
         planned = parts.transients.statistics() if parts.transients is not None else None
         return {
             **dataclasses.asdict(use),
-            **dataclasses.asdict(copies),
             "device_peak_bytes": device_peak_bytes,
             "host_peak_bytes": host_peak_bytes,
             "transient_peak_bytes": max(0, device_peak_bytes - use.device_bytes - self._beside_bytes(use)),
@@ -132,24 +133,6 @@ class Meter:
         return 0 if self.device.type == "cuda" else use.host_records_bytes + self._bare_bytes
 
 
-@dataclass
-class CopyTimes:
-    """Times of copies in one step; fields are defined in StepRecord."""
-
-    layers_s: float | None = None
-    copy_wait_s: float | None = None
-    copies_s: float | None = None
-    hidden_share: float | None = None
-    state_copies_s: float | None = None
-    state_wait_s: float | None = None
-    host_update_s: float | None = None
-
-    def read(self, spans: list[SwapSpan]) -> None:
-        self.layers_s = sum(span.duration_s for span in spans if span.row == "compute")
-        self.copy_wait_s, self.copies_s = stalled_s(spans), copied_s(spans)
-        self.hidden_share = hidden_share(spans)
-
-
 def resident_bytes() -> int:
     """The resident set of this process now; its peak so far if the system does not report it."""
     try:
@@ -159,13 +142,14 @@ def resident_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
+def memory_forecast(parts: ParallelModel) -> dict[str, int]:
     """Foreseen bytes of this rank by component at the peak of a step, from the second step on.
 
     They are the requests to torch's allocator (memo.estimate.program.memory) under the swap plan. On a CPU `runtime` is
     the process itself. On CUDA `context` is what torch does not see (memo.estimate.own_memory).
     """
-    chosen, stage, world_size = parts.chosen_swap, parts.mesh.at.pp, parts.mesh.grid.world_size
+    config, chosen = parts.config, parts.chosen_swap
+    stage, world_size = parts.mesh.at.pp, parts.mesh.grid.world_size
     solution = None if chosen is None or chosen.solution.moves_nothing_is_best else chosen.solution
     moved = None if solution is None else solution.tiles
     buffers, host = (0, 0) if solution is None else (solution.device_bytes, solution.host_bytes)
@@ -207,9 +191,9 @@ def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
     )
 
 
-def run_header(config: RunConfig, parts: ParallelModel, prepared: Prepared) -> RunHeader:
+def run_header(parts: ParallelModel, prepared: Prepared) -> RunHeader:
     """The header of the run's log, as seen by this rank."""
-    grid = parts.mesh.grid
+    config, grid = parts.config, parts.mesh.grid
     layout = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp, "world_size": grid.world_size}
     planned = parts.transients.planned if parts.transients is not None else None
     plan = planned.plan if planned is not None else None
@@ -224,7 +208,7 @@ def run_header(config: RunConfig, parts: ParallelModel, prepared: Prepared) -> R
         attention=dataclasses.asdict(prepared.attention),
         host=platform.node(),
         command=shlex.join(sys.orig_argv),
-        memory_forecast=memory_forecast(config, parts),
+        memory_forecast=memory_forecast(parts),
         swap=None if parts.chosen_swap is None else swap_forecast(parts.chosen_swap),
         memory_plan=None
         if plan is None

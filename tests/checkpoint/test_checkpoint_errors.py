@@ -15,7 +15,7 @@ from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import load_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.errors import CheckpointError
-from memo.train.build import ParallelModel
+from memo.train.parallel_model import ParallelModel
 
 torch.set_num_threads(1)
 

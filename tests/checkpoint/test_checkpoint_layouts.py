@@ -12,7 +12,7 @@ from memo.checkpoint.chunks import global_chunks
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import load_checkpoint, save_checkpoint
 from memo.config import RunConfig
-from memo.train.build import ParallelModel
+from memo.train.parallel_model import ParallelModel
 
 STATE = RunState(iteration=2, consumed_samples=8, seed=7, optimizer_steps=2, skipped_iterations=0, nan_iterations=0)
 ONE, DP2 = (1, {}), (2, {})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from memo.data import SampleDataset
 from memo.data.sample import Sample
-from memo.model.transformer import Head
+from memo.model.transformer import Head, Microbatch
 
 KINDS: dict[str, Any] = {"window_size": 7, "layer_types": "sliding,full", "attention_sinks": True}
 MODELS: dict[str, tuple[str, dict[str, Any], float]] = {
@@ -50,17 +50,16 @@ def losses_by_document(model: str, document: int | None, flags: dict[str, Any], 
     parts, feed = make(tiny(preset, init_method_std=0.3, global_batch_size=1, **{**flags, **own}), world_size)
     if document is not None:
         feed.dataset = OneDocumentChanged(feed.dataset, document)  # type: ignore[assignment]
-    batches = feed.next_global_batch()
-    ends = batches[0].documents
+    ends = feed.peek()[0].documents
     assert ends is not None
     numbers = torch.cat([torch.full((stop - start,), n) for n, (start, stop) in enumerate(pairwise(ends[0]))])
     of_document = feed.in_shard_order(numbers.unsqueeze(0))
     found: list[Tensor] = []
 
-    def read(head: Head, hidden: Tensor, microbatch: int) -> None:
-        found.append(head.token_losses(hidden, batches[microbatch].labels))
+    def read(head: Head, hidden: Tensor, batch: Microbatch, _: list[int]) -> None:
+        found.append(head.token_losses(hidden, batch.labels))
 
-    parts.at_head(batches, read)
+    parts.at_head(feed, read)
     return {int(number): found[0][of_document == number] for number in of_document.unique()}
 
 

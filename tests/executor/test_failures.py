@@ -21,7 +21,7 @@ from memo.model.transformer import Microbatch
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.units import Bucket
-from memo.train.build import ParallelModel
+from memo.train.parallel_model import ParallelModel
 
 PLACES: dict[str, tuple[type, str]] = {
     "a layer's forward": (ContextAttention, "forward"),

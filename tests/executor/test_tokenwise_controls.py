@@ -28,7 +28,7 @@ from memo.program import walk
 from memo.spec.slots import SlotLayout
 from memo.train import build as building
 from memo.train import swap
-from memo.train.build import ParallelModel
+from memo.train.parallel_model import ParallelModel
 
 TILES = 4
 SWAPS: dict[str, Any] = {"offload_tiles": TILES, "params_dtype": "fp32"}

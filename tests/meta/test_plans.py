@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 PLANS = {"Fetch", "StatePlan", "StateStep", "SwapPlan", "SwapStep", "MemoryPlan", "SwapSolution"}
 ASKED_BY = {
     "swap_plan": {"memo/simulate/swapping.py", "memo/train/swap.py"},
-    "placed_state_plan": {"memo/simulate/state_traffic.py", "memo/train/build.py"},
+    "placed_state_plan": {"memo/simulate/state_traffic.py", "memo/train/tiled_layers.py"},
     "solve_trace": {"memo/cli/solve.py", "memo/train/planned_memory.py"},
 }
 """Who asks for the plan of a run, by the function that makes it."""

@@ -9,7 +9,7 @@ from ranks import run_ranks
 from memo.errors import ReplicaError
 from memo.parallel import replicas
 from memo.parallel.replicas import check_replicas, fingerprint
-from memo.train.build import ParallelModel
+from memo.train.parallel_model import ParallelModel
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,8 @@ from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.profiler import layer as profiler
 from memo.train import layer_profile
-from memo.train.build import ParallelModel, build, build_mesh
+from memo.train.build import build, build_mesh
+from memo.train.parallel_model import ParallelModel
 
 
 def _build(config: RunConfig, world_size: int) -> ParallelModel:

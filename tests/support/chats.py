@@ -107,6 +107,29 @@ def write_tokenizer(folder: Path, style: str, *, marks: bool, trim_offsets: bool
     return folder
 
 
+def write_llama(folder: Path, max_positions: int = 256) -> Path:
+    """A tiny Llama with random weights and a tokenizer of the style chatml, as a base model has them: its end of text
+    ends documents, and not answers. Returns `folder`."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    write_tokenizer(folder, "chatml", marks=False)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=max_positions,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 def write_lines(path: Path, records: list[Any]) -> Path:
     """A .jsonl file; a text stands as it is."""
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]

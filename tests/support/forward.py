@@ -10,7 +10,7 @@ from torch import Tensor
 from memo.config import RunConfig
 from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_gather
-from memo.train.build import ParallelModel
+from memo.train.parallel_model import ParallelModel
 
 
 @dataclass(frozen=True)

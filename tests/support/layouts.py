@@ -12,8 +12,9 @@ from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.data import GlobalBatchSampler, MockDataset
 from memo.parallel.dtypes import torch_dtype
-from memo.train.build import ParallelModel, build, build_mesh
+from memo.train.build import build, build_mesh
 from memo.train.feed import Feed
+from memo.train.parallel_model import ParallelModel
 
 
 @dataclass

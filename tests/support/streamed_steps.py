@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from memo.config import RunConfig
-from memo.train.build import ParallelModel
 from memo.train.feed import Feed
 from memo.train.optimizer import learning_rate
+from memo.train.parallel_model import ParallelModel
 
 ALL: dict[str, Any] = {"offload_states": "all"}
 FRACTIONS = ("optimizer_offload_fraction", "gradient_offload_fraction", "weight_offload_fraction")

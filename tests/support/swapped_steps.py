@@ -22,8 +22,9 @@ from memo.parallel.collectives import all_reduce
 from memo.parallel.dtypes import torch_dtype
 from memo.train import build as building
 from memo.train import swap
-from memo.train.build import ParallelModel, build, build_mesh
+from memo.train.build import build, build_mesh
 from memo.train.feed import Feed
+from memo.train.parallel_model import ParallelModel
 
 CPU = torch.device("cpu")
 SEED = 7

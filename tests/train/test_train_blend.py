@@ -1,5 +1,6 @@
 """A run on a blend: stopped and gone on with it is the same run to the last bit, and another blend is another run."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from checkpoints import assert_equal_bits
 from layouts import tiny
 from ranks import run_ranks
-from trainers import tiny_trainer
+from trainers import tiny_trainer, train_whole_and_in_two
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -35,10 +36,7 @@ def trainer(data: object, **overrides: Any) -> memo.Trainer:
 
 def _whole_and_in_two(folder: Path) -> None:
     words = [0.7, folder / "a", 0.3, str(folder / "b")]  # b ends after six of its samples
-    for name, steps in (("whole", 2 * STEPS), ("parts", STEPS), ("parts", 2 * STEPS)):
-        save = str(folder / name)
-        with trainer(words, save=save, load=save, train_iters=steps) as made:
-            made.train()
+    train_whole_and_in_two(functools.partial(trainer, words), folder, STEPS)
 
 
 def test_a_blend_goes_on_to_the_last_bit_and_another_is_refused(folder: Path) -> None:
@@ -64,7 +62,7 @@ def _header(folder: Path) -> None:
     from memo.train.header import describe_start
 
     with trainer([3, folder / "a", 1, folder / "b"], train_iters=10) as made:
-        text = describe_start(made.config, made.parts, made._prepared)
+        text = describe_start(made.parts, made._prepared)
     assert "data: a blend of 2 corpora, 21 samples an epoch\n" in text
     assert "  75 % " in text and "; 1.67 passes in this run" in text  # 30 samples of 18
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.errors import ConfigError
-from memo.train.build import ParallelModel
+from memo.train.parallel_model import ParallelModel
 
 STEPS = 3
 SWAP: dict[str, Any] = {"offload_alpha": 0.5, "offload_tiles": 2, "offload_check_races": True}

@@ -72,13 +72,6 @@ def test_mfu_is_a_share_of_a_peak_that_is_one(device: str, peak_flops: float, pe
     assert found["mfu_percent"] == (None if percent is None else pytest.approx(percent))
 
 
-def test_nothing_is_said_of_mfu_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    with trainer() as made:
-        made.print_header()
-        made.train()
-    assert "MFU" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
@@ -97,7 +90,7 @@ def test_a_record_tells_of_routers_where_there_are_any(flags: dict[str, Any], na
 
 
 def test_megatrons_line_is_one_flag_away(capsys: pytest.CaptureFixture[str]) -> None:
-    Console(memo.RunConfig().override({"log_format": "megatron", "progress": False}), 0).write(RECORD)
+    Console(memo.RunConfig().override({"log_format": "megatron", "progress": False}), 0).stepped(RECORD)
     line = capsys.readouterr().out
     assert "iteration    99999/" in line and "elapsed time per iteration (ms): 2171000.0 |" in line
     assert "lm loss: 1.083123E+01 |" in line and "number of nan iterations:   0 |" in line
@@ -153,10 +146,12 @@ def test_the_log_to_draw_is_the_one_that_was_written(
     assert "` draws this run (after pip install 'memo-train[report]'), `memo export" in capsys.readouterr().out
 
 
-def test_a_run_that_saves_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_on_a_cpu_that_saves_nothing_says_so_and_names_no_mfu(capsys: pytest.CaptureFixture[str]) -> None:
     with trainer() as made:
+        made.print_header()
         made.train()
-    assert capsys.readouterr().out.endswith("\nnothing is saved: --save was not given\n")
+    out = capsys.readouterr().out
+    assert out.endswith("\nnothing is saved: --save was not given\n") and "MFU" not in out
 
 
 def test_a_finished_run_that_is_resumed_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ def header(**flags: Any) -> list[str]:
     from memo.train.header import describe_start
 
     with memo.Trainer(**{**RUN, **flags}) as made:
-        return describe_start(made.config, made.parts, made._prepared).splitlines()
+        return describe_start(made.parts, made._prepared).splitlines()
 
 
 def test_other_names_of_the_flag_work() -> None:

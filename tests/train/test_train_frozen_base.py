@@ -8,6 +8,7 @@ import torch
 from checkpoints import assert_equal_bits
 from hf_directories import VOCAB, write_model
 from safetensors.torch import load_file, save_file
+from trainers import train_whole_and_in_two
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -18,11 +19,13 @@ FLAGS: dict[str, Any] = {"mock_data": True, "seq_length": 32, "global_batch_size
 FLAGS |= {"device": "cpu", "progress": False, "peak_tflops": 1.0, "num_threads": 1, "lr": 1e-2, "lr_decay_iters": 4}
 
 
-def train(directory: Path, **flags: Any) -> float:
-    """The last loss."""
-    with memo.Trainer(str(directory), **{**FLAGS, **flags}) as trainer:
-        trainer.train()
-        return trainer.evaluate() if "eval_iters" in flags else 0.0
+def trainer(directory: Path, **flags: Any) -> memo.Trainer:
+    return memo.Trainer(str(directory), **{**FLAGS, **flags})
+
+
+def train(directory: Path, **flags: Any) -> None:
+    with trainer(directory, **flags) as made:
+        made.train()
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +38,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_checkpoints_lack_what_is_frozen_and_go_on_to_the_bit(
     base: Path, tmp_path: Path, flags: dict[str, Any]
 ) -> None:
-    train(base, save=str(tmp_path / "whole"), **flags)
-    train(base, save=str(tmp_path / "parts"), train_iters=2, **flags)
-    train(base, save=str(tmp_path / "parts"), load=str(tmp_path / "parts"), **flags)
+    train_whole_and_in_two(lambda **more: trainer(base, **flags, **more), tmp_path, 2)
     whole, parts = (latest_checkpoint(tmp_path / name) for name in ("whole", "parts"))
     assert_equal_bits(whole, parts)
     ends, adapters = 2 * VOCAB * 32 + 32, 2 * 2 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))

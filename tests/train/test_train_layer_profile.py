@@ -16,7 +16,8 @@ from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.errors import ArtifactError, ConfigError
 from memo.train import layer_profile
-from memo.train.build import ParallelModel, build, build_mesh
+from memo.train.build import build, build_mesh
+from memo.train.parallel_model import ParallelModel
 
 CPU = torch.device("cpu")
 

@@ -172,10 +172,10 @@ def test_only_a_whole_line_or_none_is_in_a_log(tmp_path: Path) -> None:
     try:
         for _ in range(2):
             with pytest.raises(OSError):
-                sink.write_evaluation(2, {"loss": 1.0})
+                sink.evaluated(2, "", 1.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert path.read_text() == '{"iteration": 1}\n'
-    sink.write_evaluation(3, {"loss": 1.0})
+    sink.evaluated(3, "", 1.0)
     sink.close()
     assert len(path.read_text().splitlines()) == 2

@@ -202,17 +202,17 @@ def test_a_second_signal_ends_a_rank_that_waits_for_another(tmp_path: Path) -> N
 
 EARLY = """
 import os, signal, sys
-import memo.train.trainer as trainer
+import memo.train.run as run
 from memo.train.entry import main
 
-build = trainer.build
+build = run.build
 
 def wrapped(*args):
     if os.environ.get("RANK", "1") == "1":
         os.kill(os.getpid(), signal.SIGINT)
     return build(*args)
 
-trainer.build = wrapped
+run.build = wrapped
 raise SystemExit(main(sys.argv[1:]))
 """
 

@@ -10,7 +10,7 @@ import torch
 from checkpoints import assert_equal_bits
 from layouts import tiny
 from ranks import run_ranks
-from trainers import tiny_trainer
+from trainers import tiny_trainer, train_whole_and_in_two
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
@@ -40,10 +40,7 @@ def trainer(data: Any, **overrides: Any) -> memo.Trainer:
 
 
 def _whole_and_in_two(folder: Path, kind: str) -> None:
-    for name, steps in (("whole", 2 * STEPS), ("parts", STEPS), ("parts", 2 * STEPS)):
-        save = str(folder / name)
-        with trainer(make(kind), save=save, load=save, train_iters=steps) as made:
-            made.train()
+    train_whole_and_in_two(lambda **flags: trainer(make(kind), **flags), folder, STEPS)
 
 
 @pytest.mark.parametrize("kind", ["list", "IterableDataset", "generator"])

@@ -120,7 +120,7 @@ def step_counter_bytes(trainer: Trainer) -> int:
 def test_what_keeps_everything_is_foreseen_as_it_is(dtype: str) -> None:
     """Alpha auto has nothing to move here; states to the byte, the moment of the peak as counted."""
     trainer = small(offload_alpha="auto", params_dtype=dtype)
-    forecast = memory_forecast(trainer.config, trainer.parts)
+    forecast = memory_forecast(trainer.parts)
     last = dataclasses.asdict(records_of(trainer)[-1])
     assert (forecast["weights"], forecast["gradients"]) == (last["weights_bytes"], last["gradients_bytes"])
     assert forecast["optimizer"] == last["optimizer_bytes"] - step_counter_bytes(trainer)

@@ -1,0 +1,165 @@
+"""What a rank trains: its part of the model on every axis, and the passes over it that train, evaluate and ask."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memo.config import RunConfig
+from memo.config.derived import global_batch_size
+from memo.data import GlobalBatchSampler, SampleDataset
+from memo.executor.coded_weights import CodedWeights
+from memo.executor.layer_states import Update
+from memo.executor.phases import unmarked
+from memo.executor.runtime import SwapRuntime
+from memo.executor.states import StateStreamer
+from memo.mesh import Mesh
+from memo.model.transformer import Head, Microbatch, TransformerChunk
+from memo.parallel.collectives import all_reduce
+from memo.parallel.data import ShardedDataParallel
+from memo.parallel.pipeline import Enter, PipelineStage
+from memo.parallel.router_losses import RouterLosses
+from memo.parallel.weight_gradients import own_sum
+from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b
+from memo.train.agreement import Agreement
+from memo.train.breadth_first import run_breadth_first, tied_weight
+from memo.train.feed import Feed
+from memo.train.optimizer import Optimizer
+from memo.train.planned_memory import Transients
+from memo.train.swap import ChosenSwap
+
+ReadHead = Callable[[Head, Tensor, Microbatch, list[int]], None]
+"""Given the head, its input [n, b, h], the microbatch, and the indices of its samples in the dataset."""
+
+
+@dataclass
+class ParallelModel:
+    """Everything that a rank needs to train its part of the model."""
+
+    config: RunConfig
+    mesh: Mesh
+    pipeline: Pipeline
+    stage: PipelineStage
+    chunks: list[TransformerChunk]
+    data_parallel: ShardedDataParallel
+    optimizer: Optimizer
+    swap: SwapRuntime | None
+    states: StateStreamer | None
+    coded: CodedWeights | None
+    chosen_swap: ChosenSwap | None
+    transients: Transients | None
+    router_losses: RouterLosses | None
+    device: torch.device
+    tiles: int
+    """Tiles of tokens that the layers work on."""
+
+    def train_step(
+        self, batches: list[Microbatch], lr: float, agreement: Agreement | None = None
+    ) -> tuple[Tensor, float, bool]:
+        """One training step: the gradients of one global batch, then the optimizer. A memory plan covers all of it.
+
+        `agreement` shares the loss and other facts among the ranks, in the same wait as the gradient norm. Returns
+        (this rank's share of the loss, gradient norm before clipping, whether the weights were updated).
+        """
+        iteration = nullcontext() if self.transients is None else self.transients.iteration()
+        with iteration, self.optimizer.updating(lr) as update:
+            loss_sum = self.forward_backward(batches, update)
+            self._begin_phase("optimizer")
+            with self.mesh.watch.work("optimizer"):
+                if agreement is not None:
+                    agreement.send(loss_sum, None if self.router_losses is None else self.router_losses.figures())
+                norm, updated = self.optimizer.step(lr, Tensor.item if agreement is None else agreement.read)
+                if updated and self.router_losses is not None:  # no checkpoint still reads what the optimizer changes
+                    self.router_losses.update_biases()
+                return loss_sum, norm, updated
+
+    def forward_backward(self, batches: list[Microbatch], update: Update | None = None) -> Tensor:
+        """Compute and reduce the gradients of one global batch; returns this rank's share of the loss.
+
+        `update`: updates layers whose states are in host memory meanwhile.
+        """
+        if self.states is not None:
+            self.states.next_step(update)
+        tied = tied_weight(self.chunks[0])
+        is_breadth_first = self.config.parallel.gradient_accumulation_order == "breadth_first"
+        adds_twice = tied is not None and (is_breadth_first or own_sum(tied) is not None)
+        self.data_parallel.begin_step(len(batches), tied if adds_twice else None)
+        if self.swap is not None:
+            self.swap.next_step()
+        if self.router_losses is not None:
+            self.router_losses.begin_step()
+        if is_breadth_first:
+            (chunk,) = self.chunks
+            loss_sum = run_breadth_first(chunk, batches, self._begin_microbatch)
+        else:
+            enter = None if self.transients is None else self.transients.phases.enter
+            loss_sum = self._run(one_f_one_b(self.pipeline, self.mesh.at.pp), batches, enter)
+        self._begin_phase("reduction")
+        with self.mesh.watch.work("reduction"):
+            if self.router_losses is not None:
+                self.router_losses.finish_step(self.mesh.world, self.mesh.at.tp)
+            self.data_parallel.finish_reduction(self.states)
+        return loss_sum
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Inside, a step makes all the memory requests of a real step, and changes nothing that training goes on with
+        (memo.train.optimizer.Optimizer.rehearsing)."""
+        losses = self.router_losses
+        with self.optimizer.rehearsing(), nullcontext() if losses is None else losses.rehearsing():
+            yield
+
+    @torch.no_grad()
+    def forward(self, batches: list[Microbatch]) -> Tensor:
+        """This rank's share of the loss of one global batch; changes nothing."""
+        return self._run(forward_only(self.pipeline), batches)
+
+    @torch.no_grad()
+    def at_head(self, feed: Feed, read: ReadHead) -> None:
+        """Run forwards only of the next global batch of `feed`, and call `read` at the head with each microbatch.
+
+        The loss weights of the microbatches are their loss masks. Collective over all ranks; `read` is called on the
+        last stage, there on all tp ranks alike.
+        """
+        samples, batches = feed.own_samples(), feed.next_global_batch(per_token=True)
+
+        def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
+            hidden = chunk.hidden_states(hidden, batches[microbatch])
+            if chunk.head is None:
+                return hidden
+            read(unmarked(chunk.head), hidden, batches[microbatch], samples[microbatch])
+            return hidden.new_zeros(())
+
+        self.stage.run(forward_only(self.pipeline), [functools.partial(forward, chunk) for chunk in self.chunks])
+
+    def feed(self, dataset: SampleDataset, *, trains: bool = True) -> Feed:
+        """Global batches of the run's size, from the first sample on, for training steps or for forwards alone."""
+        # Layers that slots hold whole are plain ones in an evaluation, which work on all tokens at once.
+        tiles = self.tiles if trains or self.config.memory.sweeps else 1
+        sampler = GlobalBatchSampler(
+            global_batch_size(self.config, self.mesh.grid.world_size), self.config.training.seed
+        )
+        return Feed(dataset, sampler, self.mesh, self.config, self.device, tiles)
+
+    def sum_over_ranks(self, share: Tensor) -> Tensor:
+        """The sum of what `read` has found on all ranks; the tp ranks found the same, so only the first one counts."""
+        return all_reduce(share * (self.mesh.at.tp == 0), self.mesh.world)
+
+    def _begin_phase(self, kind: str) -> None:
+        if self.transients is not None:
+            self.transients.phases.begin(kind)
+
+    def _begin_microbatch(self, microbatch: int) -> None:
+        self.mesh.watch.microbatch = microbatch
+        if self.transients is not None:
+            self.transients.phases.microbatch = microbatch
+
+    def _run(self, actions: list[Action], batches: list[Microbatch], enter: Enter | None = None) -> Tensor:
+        def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
+            output: Tensor = chunk(hidden, batches[microbatch])
+            return output
+
+        return self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks], enter)
