@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from layouts import tiny
 from processes import SMALL
 from ranks import run_ranks
+from small_disk import small_disk
 from trainers import tiny_trainer
 
 import memo
@@ -151,14 +151,8 @@ def test_what_a_checkpoint_takes_is_foreseen(tmp_path: Path) -> None:
 @pytest.fixture
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """Room for so many checkpoints of the tiny model."""
-    num_bytes = int(request.param * checkpoint_bytes(tiny("llama-tiny", "fp32"), 1))
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a small disk")
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+    with small_disk(tmp_path, int(request.param * checkpoint_bytes(tiny("llama-tiny", "fp32"), 1))) as folder:
+        yield folder
 
 
 @RANKS

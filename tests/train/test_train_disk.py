@@ -45,21 +45,30 @@ def trained(**overrides: Any) -> tuple[list[float], int, int]:
 
 
 @pytest.mark.parametrize("kind", ["layers", "tiles", pytest.param("tp2", marks=pytest.mark.full)])
-def test_losses_are_those_of_the_run_in_memory(kind: str, tmp_path: Path) -> None:
+def test_losses_are_those_of_the_run_in_memory(
+    kind: str, tmp_path: Path, in_memory: tuple[list[float], int, int]
+) -> None:
     world_size = 2 if kind == "tp2" else 1
     overrides = {**(TILES if kind == "tiles" else LAYERS), **({"tp": 2} if kind == "tp2" else {})}
-    in_memory = run_ranks(world_size, trained, **overrides)
-    _, host_bytes, disk_bytes = in_memory[0]
+    resident = [in_memory] if kind == "layers" else run_ranks(world_size, trained, **overrides)
+    _, host_bytes, disk_bytes = resident[0]
     assert disk_bytes == 0
     limit_gib = 0.6 * host_bytes * world_size / GIB
     on_disk = run_ranks(
         world_size, trained, **overrides, offload_nvme_path=str(tmp_path), offload_host_memory_gib=limit_gib
     )
-    for here, there in zip(in_memory, on_disk, strict=True):
+    for here, there in zip(resident, on_disk, strict=True):
         assert there[0] == here[0], "losses differ"
         assert 0 < there[1] <= limit_gib * GIB / world_size and there[2] > 0
         assert there[1] + there[2] >= host_bytes, "some records are nowhere"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> tuple[list[float], int, int]:
+    """Of LAYERS."""
+    (found,) = run_ranks(1, trained, **LAYERS)
+    return found
 
 
 def refused(error: type[Exception], **overrides: Any) -> str:
@@ -67,11 +76,6 @@ def refused(error: type[Exception], **overrides: Any) -> str:
         pass
     assert not dist.is_initialized() or dist.get_world_size() == 1
     return str(raised.value)
-
-
-def test_a_directory_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
-    message = run_ranks(1, refused, DiskError, **LAYERS, offload_nvme_path=str(tmp_path / "no"))[0]
-    assert "cannot hold records (No such file or directory): give a directory" in message
 
 
 def test_a_disk_that_is_too_small_is_refused_before_the_first_step(tmp_path: Path) -> None:
@@ -82,19 +86,34 @@ def test_a_disk_that_is_too_small_is_refused_before_the_first_step(tmp_path: Pat
     assert "disk space: even at alpha = 0" in message and "raise --offload-nvme-gib" in message
 
 
-def test_host_memory_that_does_not_hold_the_staging_buffers_is_refused(tmp_path: Path) -> None:
-    limits = {"offload_host_memory_gib": 0.1 / 1024}
-    message = run_ranks(1, refused, HostMemoryError, **LAYERS, **limits, offload_nvme_path=str(tmp_path))[0]
-    assert "do not hold the staging buffers" in message and "--offload-granularity tile" in message
-
-
-def test_host_memory_that_does_not_hold_the_hidden_states_is_refused_with_both_figures(tmp_path: Path) -> None:
-    """They never go to a disk; what is named is what the user has given, not what is left of it (which is below 0)."""
-    limits = {"offload_host_memory_gib": 0.01 / 1024, "offload_hidden_states": True}
-    message = run_ranks(1, refused, HostMemoryError, **TILES, **limits, offload_nvme_path=str(tmp_path))[0]
-    assert "10.24 KiB of this rank do not hold the hidden states, 30.00 KiB, which never go to a disk" in message
-    assert "and the staging buffers, 48.00 KiB, through which" in message
-    assert "leave out --offload-hidden-states" in message
+@pytest.mark.parametrize(
+    ("error", "flags", "folder", "told"),
+    [
+        (DiskError, LAYERS, "no", ["cannot hold records (No such file or directory): give a directory"]),
+        (
+            HostMemoryError,
+            {**LAYERS, "offload_host_memory_gib": 0.1 / 1024},
+            ".",
+            ["do not hold the staging buffers", "--offload-granularity tile"],
+        ),
+        (  # hidden states never go to a disk; named is what the user has given, not what is left of it (below 0)
+            HostMemoryError,
+            {**TILES, "offload_host_memory_gib": 0.01 / 1024, "offload_hidden_states": True},
+            ".",
+            [
+                "10.24 KiB of this rank do not hold the hidden states, 30.00 KiB, which never go to a disk",
+                "and the staging buffers, 48.00 KiB, through which",
+                "leave out --offload-hidden-states",
+            ],
+        ),
+    ],
+    ids=["no directory", "staging buffers", "hidden states"],
+)
+def test_what_cannot_hold_records_is_refused_with_its_figures(
+    error: type[Exception], flags: dict[str, Any], folder: str, told: list[str], tmp_path: Path
+) -> None:
+    message = run_ranks(1, refused, error, **flags, offload_nvme_path=str(tmp_path / folder))[0]
+    assert all(each in message for each in told), message
 
 
 @pytest.mark.parametrize(
@@ -129,9 +148,10 @@ def failing(directory: str, limit_gib: float) -> str:
     return str(raised.value)
 
 
-def test_a_disk_that_fails_in_a_step_ends_the_run_with_one_message(tmp_path: Path) -> None:
-    _, host_bytes, _ = run_ranks(1, trained, **LAYERS)[0]
-    message = run_ranks(1, failing, str(tmp_path), 0.6 * host_bytes / GIB)[0]
+def test_a_disk_that_fails_in_a_step_ends_the_run_with_one_message(
+    tmp_path: Path, in_memory: tuple[list[float], int, int]
+) -> None:
+    message = run_ranks(1, failing, str(tmp_path), 0.6 * in_memory[1] / GIB)[0]
     assert message.startswith(f"--offload-nvme-path {tmp_path}: record 7 cannot be read (Input/output error): look at")
     assert "continue from the last checkpoint" in message
 

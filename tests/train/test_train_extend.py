@@ -16,7 +16,8 @@ from memo.cli.main import main
 from memo.config import preset
 from memo.config.extend import extend_context
 from memo.config.model import ModelConfig
-from memo.data import PackedDataset, build_demo
+from memo.data import PackedDataset, build_corpus, build_demo
+from memo.data.corpus_builder import python_sources, standard_library
 from memo.data.indexed import IndexedDataset
 from memo.errors import ConfigError
 from memo.model.rope import rope_frequencies
@@ -89,12 +90,20 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "demo"
 
 
-@pytest.fixture
-def run(demo: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command with flags; returns what it printed."""
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of forty files."""
+    folder = tmp_path_factory.mktemp("few")
+    build_corpus(python_sources(standard_library())[:40], folder / "few", split_eval=0.1)
+    return folder / "few"
 
-    def with_flags(*switches: str, **flags: Any) -> str:
-        data = {"data_path": demo, "eval_data_path": f"{demo}-eval", "tokenizer": "byte"}
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command on a corpus with flags; returns what it printed."""
+
+    def with_flags(corpus: Path, *switches: str, **flags: Any) -> str:
+        data = {"data_path": corpus, "eval_data_path": f"{corpus}-eval", "tokenizer": "byte"}
         common = {"device": "cpu", "num_threads": 1, "offload_alpha": "off", "lr": 3e-3, **data, **flags}
         words = [f"--{name.replace('_', '-')}={value}" for name, value in common.items()]
         assert main(["extend", *words, *switches]) == 0
@@ -129,7 +138,7 @@ def test_a_model_of_512_tokens_learns_4096(run: Callable[..., str], demo: Path, 
     directory = trained(tmp_path, demo, 512, 10, **batch)
     out = tmp_path / "out"
     training = {"train_iters": 24, "lr": 1e-2, "lr_warmup_iters": 4, "eval_iters": 4, "log_interval": 100}
-    printed = run(model=directory, seq_len=4096, **training, save=tmp_path / "run", out=out)
+    printed = run(demo, model=directory, seq_len=4096, **training, save=tmp_path / "run", out=out)
     found = perplexities(printed)
     assert list(found) == ["0-512", "512-1K", "1K-2K", "2K-4K", "all"]
     for as_it_is, stretched, after in found.values():
@@ -142,18 +151,18 @@ def test_a_model_of_512_tokens_learns_4096(run: Callable[..., str], demo: Path, 
 
 @pytest.mark.parametrize(("method", "more"), [("rope-base", {}), ("yarn", {}), ("yarn", {"lora_rank": 4})], ids=str)
 def test_the_exported_model_is_the_trained_one(
-    method: str, more: dict[str, int], run: Callable[..., str], demo: Path, tmp_path: Path
+    method: str, more: dict[str, int], run: Callable[..., str], few: Path, tmp_path: Path
 ) -> None:
     """transformers' perplexity of the export, past the old length too, is what the example printed; fp32. Adapters are
     merged into it, since theirs would not tell how positions are stretched."""
     transformers = pytest.importorskip("transformers")
-    directory = trained(tmp_path, demo, 32, 2)
+    directory = trained(tmp_path, few, 32, 2)
     out = tmp_path / "out"
     flags = {"model": directory, "seq_len": 256, "train_iters": 4, "eval_iters": 3, "method": method, **more}
-    printed = run("--no-packing", **flags, save=tmp_path / "run", out=out)
+    printed = run(few, "--no-packing", **flags, save=tmp_path / "run", out=out)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out, torch_dtype=torch.float32).eval()
     assert theirs.config.max_position_embeddings == 256
-    data = PackedDataset(IndexedDataset(f"{demo}-eval"), 256, 1234, packing=False)
+    data = PackedDataset(IndexedDataset(f"{few}-eval"), 256, 1234, packing=False)
     losses = []
     for index in range(3):
         sample = data.sample(index)
@@ -168,7 +177,7 @@ def test_the_exported_model_is_the_trained_one(
     assert [math.exp(loss) for _, loss in told] == pytest.approx([stretched, after], rel=6e-4)
 
 
-def test_refusals(run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(run: Callable[..., str], few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here, new, save = tmp_path, tmp_path / "new", tmp_path / "run"
     for flags, message in (
         ({"model": "llama-tiny"}, "there is nothing to extend: give --model DIR"),
@@ -176,6 +185,6 @@ def test_refusals(run: Callable[..., str], tmp_path: Path, capsys: pytest.Captur
         ({"pretrained_checkpoint": here, "out": here, "save": save}, f"--out {here} exists"),
     ):
         with pytest.raises(SystemExit) as refused:
-            run(**flags)
+            run(few, **flags)
         assert refused.value.code == 2
         assert message in capsys.readouterr().err

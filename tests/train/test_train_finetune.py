@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chats import write_lines, write_tokenizer
+from chats import write_lines, write_llama
 from forked import Kind
 from processes import alone, by_hand
 
@@ -17,7 +17,7 @@ from memo.artifacts.run_log import RunLog
 from memo.cli import finetune as command
 from memo.cli.main import main
 from memo.config import RunConfig
-from memo.data import IndexedDataset, build_chat, load_tokenizer
+from memo.data import IndexedDataset, build_chat
 from memo.data.epochs import with_epochs
 from memo.errors import ConfigError
 from memo.report.run_page import run_page
@@ -26,18 +26,8 @@ from memo.train.plan_run import gpu_machine, has_own_layout, plan_run
 WORDS = ["red", "blue", "one", "two", "cat", "sun", "moon"]
 FLAGS = [
     *("--seq-len", "128", "--gbs", "2", "--lr", "1e-2", "--num-threads", "1"),
-    *(
-        "--weight-decay",
-        "0",
-        "--eval-fraction",
-        "0.1",
-        "--device",
-        "cpu",
-        "--params-dtype",
-        "fp64",
-        "--log-interval",
-        "1000",
-    ),
+    *("--weight-decay", "0", "--eval-fraction", "0.1", "--device", "cpu"),
+    *("--params-dtype", "fp64", "--log-interval", "1000"),
 ]
 LOSSES = re.compile(
     r"loss of held-out (?:pairs|answers, nats a token): ([\d.]+) (?:before|at iteration \d+), ([\d.]+) after"
@@ -46,23 +36,8 @@ LOSSES = re.compile(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with random weights, and chat.jsonl beside it: repeat two words."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = write_tokenizer(tmp_path_factory.mktemp("finetune") / "model", "chatml", marks=False)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=load_tokenizer(folder).vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=0,  # of documents, as of a base model, and not of answers
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    """A tiny Llama with random weights; beside it chat.jsonl: repeat two words, and pairs.jsonl: say red, not blue."""
+    folder = write_llama(tmp_path_factory.mktemp("finetune") / "model")
     pairs = list(itertools.product(WORDS, WORDS))
     write_lines(folder.parent / "chat.jsonl", [{"instruction": f"say {a} {b}", "output": f"{a} {b}"} for a, b in pairs])
     says = [{"role": "assistant", "content": said} for said in ("red", "blue")]
@@ -146,37 +121,47 @@ def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path, caps
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_preferences_are_learned_and_told_of_pairs_that_were_held_out(model: Path, tmp_path: Path, ranks: int) -> None:
-    """Adapters begin as the reference, where the loss of a pair is ln 2, and are written for PEFT."""
+    """Adapters begin as the reference, where the loss of a pair is ln 2, and are written alone, for PEFT."""
     flags = ["--preference", "dpo", "--lora-rank", "8", *(("--tp", "2") if ranks == 2 else ())]
-    before, after, printed = finetune(model, tmp_path / "one", *flags, epochs=10, ranks=ranks, data="pairs.jsonl")
+    before, after, printed = finetune(model, tmp_path / "one", *flags, epochs=3, ranks=ranks, data="pairs.jsonl")
     assert before == pytest.approx(math.log(2), abs=1e-4) and after < 0.5 * before
     assert re.search(r"held out: \d pairs in ", printed)
-    assert sorted(each.name for each in (tmp_path / "one" / "hf").iterdir() if "adapter" in each.name) == [
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    ]
+    hf = tmp_path / "one" / "hf"
+    assert f"exported an adapter of LlamaForCausalLM to {hf}\n" in printed
+    written = {each.name for each in hf.iterdir() if "adapter" in each.name or each.suffix == ".safetensors"}
+    assert written == {"adapter_config.json", "adapter_model.safetensors"}
 
 
-def test_a_run_that_goes_on_says_at_which_iteration_its_first_loss_is(model: Path, tmp_path: Path) -> None:
-    save = tmp_path / "one"
-    _, after, _ = finetune(model, save, "--offload-alpha", "off", epochs=2)
+@pytest.fixture(scope="module")
+def short(model: Path) -> tuple[Path, float, float]:
+    """A run of a few steps, and its losses before and after."""
+    save = model.parent / "runs" / "short"
+    save.parent.mkdir()
+    before, after, _ = finetune(model, save, "--offload-alpha", "off", epochs=2)
+    return save, before, after
+
+
+def test_a_run_that_goes_on_says_at_which_iteration_its_first_loss_is(
+    model: Path, tmp_path: Path, short: tuple[Path, float, float]
+) -> None:
+    save, after = tmp_path / "one", short[2]
+    shutil.copytree(short[0], save, ignore=shutil.ignore_patterns("hf"))
     last = RunLog.load(save).steps[-1].iteration
-    shutil.rmtree(save / "hf")
     again, _, printed = finetune(model, save, "--offload-alpha", "off", "--load", str(save), epochs=3)
     assert again == after and f"nats a token: {after:.4f} at iteration {last}, " in printed
 
 
 def test_two_ranks_under_a_plan_are_the_same_run(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, short: tuple[Path, float, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """To the last printed digit, after few steps: over hundreds even fp64's rounding grows to what is printed."""
-    before, after, _ = finetune(model, tmp_path / "one", "--offload-alpha", "off", epochs=2)
+    save, before, after = short
     two = finetune(model, tmp_path / "two", "--plan", "auto", "--plan-hardware", "a100-40", epochs=2, ranks=2)
     assert re.search(r"^plan: tp\d cp\d pp\d mbs\d.*, keep$", two[2], re.MULTILINE), two[2][:2000]
     assert after < before - 0.5
     assert abs(two[0] - before) < 1.1e-4 and abs(two[1] - after) < 1.1e-4
     flags = ["--prompt", "say red sun", "--max-new-tokens", "8", "--device", "cpu", "--num-threads", "1"]
-    asked = ["generate", "--load", str(tmp_path / "one"), "--chat", *flags]
+    asked = ["generate", "--load", str(save), "--chat", *flags]
     assert main(asked) == 0
     alone_told = capsys.readouterr().out.splitlines()[-1]
     with by_hand(2, tmp_path, ("module", "memo"), [*asked, "--tp", "2"]) as run:
@@ -305,21 +290,12 @@ def test_a_plan_takes_what_changes_its_memory_and_whole_pairs() -> None:
     assert plan_run(narrow, "llama-3.1-8b", 1, "a800-80")[1].sized.host_bytes < choice.sized.host_bytes
 
 
-@pytest.mark.parametrize(
-    ("flags", "content", "file"),
-    [
-        ((), "an adapter of LlamaForCausalLM", "adapter_model.safetensors"),
-        (("--train-only", "*norm.weight"), "LlamaForCausalLM", "model.safetensors"),
-    ],
-)
-def test_adapters_are_written_alone_where_peft_holds_all_that_was_trained(
-    model: Path, tmp_path: Path, flags: tuple[str, ...], content: str, file: str
-) -> None:
-    lora = ("--lora-rank", "4", "--lr", "1e-2", "--offload-alpha", "off", *flags)
+def test_a_whole_model_is_written_where_peft_does_not_hold_all_that_was_trained(model: Path, tmp_path: Path) -> None:
+    lora = ("--lora-rank", "4", "--offload-alpha", "off", "--train-only", "*norm.weight")
     before, after, printed = finetune(model, tmp_path / "one", *lora, epochs=8)
     assert after < 0.9 * before
-    assert f"exported {content} to {tmp_path / 'one' / 'hf'}\n" in printed
-    assert [path.name for path in (tmp_path / "one" / "hf").glob("*.safetensors")] == [file]
+    assert f"exported LlamaForCausalLM to {tmp_path / 'one' / 'hf'}\n" in printed
+    assert [path.name for path in (tmp_path / "one" / "hf").glob("*.safetensors")] == ["model.safetensors"]
 
 
 def test_the_machine_is_that_of_the_gpu_and_a_gpu_that_none_has_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:

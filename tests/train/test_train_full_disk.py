@@ -3,8 +3,6 @@
 import contextlib
 import io
 import resource
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch.distributed as dist
 from checkpoints import contents
 from processes import SMALL
 from ranks import run_ranks
+from small_disk import small_disk
 
 from memo.checkpoint import store
 from memo.checkpoint.directory import latest_checkpoint
@@ -20,19 +19,8 @@ from memo.errors import EXIT_FAILED
 from memo.train.entry import main
 
 FLAGS = f"{SMALL} --train-iters 100 --save-interval 2"
-DISK_KIB = 832
+DISK_BYTES = 832 << 10
 """Two checkpoints of 320 KiB and the run's log fit, as they must for a run to start; three checkpoints do not."""
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_KIB}k", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a small disk; a limit on file sizes stands for it in the other tests")
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def _limit_files_from_the_second_save_on() -> None:
@@ -82,6 +70,7 @@ def test_one_rank_whose_files_cannot_grow(tmp_path: Path, save: str, limited_ran
 
 
 @pytest.mark.parametrize("save", ["--async-save", "--no-async-save"])
-def test_a_disk_without_space(small_disk: Path, save: str) -> None:
-    results = run_ranks(1, _run, [*FLAGS.split(), save, "--save", str(small_disk)], None)
-    _check(small_disk, results, "No space left on device", whole=4)
+def test_a_disk_without_space(tmp_path: Path, save: str) -> None:
+    with small_disk(tmp_path, DISK_BYTES):
+        results = run_ranks(1, _run, [*FLAGS.split(), save, "--save", str(tmp_path)], None)
+        _check(tmp_path, results, "No space left on device", whole=4)

@@ -1,7 +1,11 @@
 """What train() returns, and stop(): records that plot themselves, and callbacks that end a run on all ranks at once."""
 
+import contextlib
 import dataclasses
+import io
+import math
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -58,26 +62,24 @@ def test_a_long_run_keeps_every_second_record_and_the_last(monkeypatch: pytest.M
     assert kept == [1, 5, 9, 13, 17, 21, 25, 29, 30]
 
 
-def stop_on_one_rank(save: str) -> tuple[int, bool, list[int]]:
-    """One of two ranks asks after its third step."""
+def stop_on_one_rank(save: str) -> tuple[int, bool, list[int], str]:
+    """One of two ranks asks after its third step; also what rank 0 prints."""
     seen: list[int] = []
 
     def watch(each: StepRecord) -> None:
         seen.append(each.iteration)
-        if each.iteration == 3 and dist.get_rank() == 1:
+        if each.iteration == 3 and dist.get_rank() == dist.get_world_size() - 1:
             trainer.stop("the loss is low enough")
 
     with memo.Trainer("gpt-tiny", train_iters=100, save=save, callbacks=[watch], **RUN) as trainer:
-        history = trainer.train()
-        return history.iteration, trainer.was_stopped, seen
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            history = trainer.train()
+        return history.iteration, trainer.was_stopped, seen, printed.getvalue()
 
 
-def test_stop_on_one_rank_ends_all_ranks_after_the_same_step(tmp_path: Path) -> None:
-    assert run_ranks(2, stop_on_one_rank, str(tmp_path / "run")) == [(4, True, [1, 2, 3, 4])] * 2
+@pytest.mark.parametrize(("world_size", "who"), [(1, "the loss is low enough"), (2, "a signal or stop() on another")])
+def test_stop_on_one_rank_ends_all_ranks_after_the_same_step(tmp_path: Path, world_size: int, who: str) -> None:
+    found = run_ranks(world_size, stop_on_one_rank, str(tmp_path / "run"))
+    assert [rest for *rest, _ in found] == [[4, True, [1, 2, 3, 4]]] * world_size
     assert (tmp_path / "run" / "iter_0000004").is_dir()
-
-
-def test_stop_names_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    with memo.Trainer("gpt-tiny", train_iters=9, callbacks=[lambda _: trainer.stop("a callback")], **RUN) as trainer:
-        assert trainer.train().iteration == 2
-    assert "stopped by a callback at iteration 2 of 9" in capsys.readouterr().out
+    assert f"stopped by {who}" in found[0][-1] and " at iteration 4 of 100" in found[0][-1]

@@ -45,7 +45,7 @@ def _peak(num_tokens: int) -> int:
         return int(counter.take_peak_bytes()) - before
 
 
-@pytest.mark.parametrize("num_tokens", [4096, pytest.param(65536, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_tokens", [1024, pytest.param(65536, marks=pytest.mark.full)])
 def test_log_probs_take_at_most_one_chunk_beside_the_hidden_states(num_tokens: int) -> None:
     """fp32, and a vocabulary of 150K: one chunk of logits takes 154 MB, and all of 64K tokens would take 39 GB.
     Measured beside the hidden states of 64K: 79 MB, the logits of half a chunk and 32 bytes a token."""
@@ -131,15 +131,3 @@ def test_a_model_without_adapters_has_no_reference(trainer: memo.Trainer) -> Non
         pytest.raises(ConfigError, match=r"--train-only final_norm\.weight leaves no reference"),
     ):
         made.log_probs(SAMPLES, reference=True)
-
-
-def test_asking_changes_no_later_loss() -> None:
-    losses = []
-    for asks in (False, True):
-        with tiny_trainer(global_batch_size=2, lora_rank=2) as made:
-            made.step()
-            if asks:
-                made.log_probs(SAMPLES)
-                made.log_probs(SAMPLES, reference=True)
-            losses.append(made.step().lm_loss)
-    assert losses[0] == losses[1]

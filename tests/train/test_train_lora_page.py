@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from chats import write_lines, write_tokenizer
+from chats import write_lines, write_llama
 
 from memo.checkpoint.hugging_face.adapters import ADAPTER_FILE
 from memo.config.run import RunConfig, section_of
-from memo.data import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "lora.md").read_text()
@@ -30,22 +28,8 @@ FLAGS_OF_COMMANDS = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """With what the page begins from: a small model, here with random weights, and sums of two digits."""
-    transformers = pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    model = write_tokenizer(tmp_path / "runs" / "demo" / "model", "chatml", marks=False)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=load_tokenizer(model).vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=0,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(model)
+    write_llama(tmp_path / "runs" / "demo" / "model", max_positions=512)
     sums = itertools.product(range(1, 10), range(1, 10))
     write_lines(tmp_path / "chats.jsonl", [{"prompt": f"{a} + {b} =", "completion": str(a + b)} for a, b in sums])
     return tmp_path

@@ -107,7 +107,7 @@ def test_a_bug_shows_its_traceback_once_under_torchrun(tmp_path: Path, script: s
 
 
 def test_a_stopped_rank_is_lost_after_the_time_that_was_set_and_not_before(tmp_path: Path) -> None:
-    timeout_s = 15.0
+    timeout_s = 12.0
     with by_hand(
         2, tmp_path, MEMO, [*TRAIN, *flags(tmp_path, "--distributed-timeout-minutes", str(timeout_s / 60))]
     ) as ranks:
@@ -128,12 +128,12 @@ def test_a_stopped_rank_is_lost_after_the_time_that_was_set_and_not_before(tmp_p
 
 def test_a_rank_that_hangs_shows_where_before_the_time_is_over(tmp_path: Path, script: str) -> None:
     """It lives, so nobody takes it for lost; but a message cannot wait for it any longer."""
-    more = ("--distributed-timeout-minutes", "0.25")
+    more = ("--distributed-timeout-minutes", "0.2")
     with by_hand(2, tmp_path, ("file", script), ["late", *SMALL.split(), *flags(tmp_path, *more)]) as ranks:
         waiting = ranks.ended(0)
         late = ranks.ended(1)
     assert waiting.status == late.status == EXIT_FAILED
-    assert "within --distributed-timeout-minutes 0.25" in waiting.errors, waiting.errors
+    assert "within --distributed-timeout-minutes 0.2" in waiting.errors, waiting.errors
     assert re.search(rf"^{RANK_1}: error: {RANK_0} left first: no rank has left", late.errors, re.M), late.errors
 
 
@@ -168,12 +168,12 @@ def test_ranks_with_other_flags_than_rank_0_are_refused(tmp_path: Path) -> None:
 
 def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
     command = [*TRAIN, "--global-batch-size", "6"]
-    with by_hand(3, tmp_path, MEMO, [*command, "--distributed-timeout-minutes", "0.2"]) as ranks:
+    with by_hand(3, tmp_path, MEMO, [*command, "--distributed-timeout-minutes", "0.15"]) as ranks:
         os.kill(ranks.processes[2].pid, signal.SIGKILL)
         first, second = ranks.ended(0), ranks.ended(1)
     for left in (first, second):
         assert left.status == EXIT_FAILED and has_no_traceback(left.errors), left.errors
-    assert "ranks 2 of 3 did not come within --distributed-timeout-minutes 0.2" in first.errors
+    assert "ranks 2 of 3 did not come within --distributed-timeout-minutes 0.15" in first.errors
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "recompute selective": {"recompute_granularity": "selective"},
     "alpha 0": {"offload_alpha": 0.0, **TILES},
     "alpha 1/2, states": {"offload_alpha": 0.5, "offload_states": "all", **TILES},
+    "optimizer in host memory": {"offload_states": "optimizer"},
     "swept": {"offload_alpha": 0.0, "offload_granularity": "tile", "offload_slot_tiles": 1, **TILES},
 }
 

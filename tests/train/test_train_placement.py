@@ -154,47 +154,6 @@ def test_evaluate_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert told[1] == told[0] and told[2] == told[0]
 
 
-@pytest.mark.parametrize("placement", [ALL, OPTIMIZER], ids=["all", "optimizer"])
-def test_planned_memory_serves_streamed_states(placement: dict[str, Any]) -> None:
-    plain, planned = run_ranks(1, with_and_without_planner, placement)[0]
-    assert plain[0] == planned[0]
-    assert plain[1] is None and planned[1] == 0, "every request was foreseen"
-
-
-def with_and_without_planner(placement: dict[str, Any]) -> list[Any]:
-    found = []
-    for planner in ("off", "auto"):
-        smallest = {} if planner == "off" else {"memory_planner_min_bytes": 512}
-        with trainer(memory_planner=planner, train_iters=4, **smallest, **placement) as run:
-            records = []
-            run.callbacks.append(records.append)
-            run.train()
-            states = masters(run)
-        figures = [(r.lm_loss, r.grad_norm) for r in records]
-        sums = {name: value.double().sum().item() for name, value in states.items()}
-        found.append(((figures, sums), records[-1].fallbacks))
-    return found
-
-
-@pytest.mark.parametrize("placement", [{}, ALL, HALF], ids=["device", "all", "half"])
-def test_a_simulated_rank_of_zero3_holds_what_the_real_one_holds(placement: dict[str, Any]) -> None:
-    real = run_ranks(2, held, **ZERO3, **placement)
-    for rank, expected in enumerate(real):
-        assert held(simulate_world="dp=2", simulate_rank=rank, **ZERO3, **placement) == expected
-
-
-def held(**overrides: Any) -> list[int | None]:
-    with trainer(max_step_minutes=600.0, **overrides) as run:
-        record = [run.step() for _ in range(2)][-1]
-        return [
-            record.weights_bytes,
-            record.gradients_bytes,
-            record.optimizer_bytes,
-            record.rounding_buffers_bytes,
-            record.host_records_bytes,
-        ]
-
-
 def test_profile_says_the_same_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The layer that is measured has its states on the device, wherever the run has them."""
     words = "profile --num-layers 6 --hidden-size 32 --seq-len 64 --device cpu --num-threads 1 --peak-tflops 1"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chats import write_lines, write_tokenizer
+from chats import write_lines, write_llama
 from forked import Kind
 from pairs import open_pairs, some_pairs, write_pairs
 from processes import alone, by_hand
@@ -22,7 +22,7 @@ import memo
 from memo.artifacts.reference_log_probs import ReferenceLogProbs
 from memo.artifacts.run_log import RunLog
 from memo.cli.main import main as command
-from memo.data import IndexedDatasetWriter, load_tokenizer
+from memo.data import IndexedDatasetWriter
 from memo.errors import ConfigError
 from memo.train.metrics import _scalars
 from memo.train.preference import Objective
@@ -203,16 +203,7 @@ def test_ipo_divides_by_the_lengths_of_answers() -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with random weights, and pairs.jsonl beside it."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = write_tokenizer(tmp_path_factory.mktemp("dpo") / "model", "chatml", marks=False)
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
-    vocab = load_tokenizer(folder).vocab_size
-    LlamaForCausalLM(
-        LlamaConfig(vocab_size=vocab, bos_token_id=None, eos_token_id=0, **sizes, **heads)
-    ).save_pretrained(folder)
+    folder = write_llama(tmp_path_factory.mktemp("dpo") / "model")
 
     def messages(role: str, text: str) -> list[dict[str, str]]:
         return [{"role": role, "content": text}]
@@ -233,7 +224,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_command_makes_a_corpus_of_a_file_and_learns_it(model: Path, tmp_path: Path, ranks: int) -> None:
     words = ["train", "--preference", "dpo", "--model", str(model), "--lora-rank", "4", "--save", str(tmp_path / "run")]
-    words += ["--data-path", str(model.parent / "pairs.jsonl"), "--num-epochs", "12", "--gbs", "2", "--seq-len", "128"]
+    words += ["--data-path", str(model.parent / "pairs.jsonl"), "--num-epochs", "5", "--gbs", "2", "--seq-len", "128"]
     words += ["--lr", "1e-2", "--device", "cpu", "--params-dtype", "fp32", "--num-threads", "1"]
     program: tuple[Kind, str] = ("module", "memo")
     with alone(tmp_path, program, words) if ranks == 1 else by_hand(ranks, tmp_path, program, words) as run:

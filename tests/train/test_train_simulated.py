@@ -1,5 +1,7 @@
 """--simulate-world: one rank of a larger job alone has the shapes and the memory of that rank."""
 
+from typing import Any
+
 import pytest
 import torch
 from ranks import run_ranks
@@ -30,17 +32,28 @@ def facts(**run: object) -> tuple[object, ...]:
         parts = trainer.parts
         assert parts.swap is not None
         shapes = {name: tuple(p.shape) for name, p in parts.data_parallel.parameters.items()}
-        held = records[-1].weights_bytes, records[-1].optimizer_bytes, records[-1].rounding_buffers_bytes
-        finite = all(torch.isfinite(bucket.weights).all() for bucket in parts.data_parallel.buckets)
-        return shapes, parts.swap.plan, held, records[-1].host_records_bytes, finite, trainer.state.optimizer_steps
+        names = ("weights", "gradients", "optimizer", "rounding_buffers", "host_records")
+        held = [getattr(records[-1], f"{name}_bytes") for name in names]
+        finite = all(torch.isfinite(segment.weight).all() for segment in parts.optimizer.segments)
+        return shapes, parts.swap.plan, held, finite, trainer.state.optimizer_steps
 
 
-@pytest.mark.parametrize("axes", [{"tp": 2}, {"cp": 2}, {"pp": 2}])
-def test_a_simulated_rank_has_what_the_real_one_has(axes: dict[str, int]) -> None:
-    real = run_ranks(2, facts, **axes)
-    for rank, expected in enumerate(real):
-        text = ",".join(f"{axis}={size}" for axis, size in axes.items())
-        assert facts(simulate_world=text, simulate_rank=rank) == expected
+ZERO3: dict[str, Any] = {"data_parallel_sharding_strategy": "optim_grads_params", "params_dtype": "bf16"}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp": ("tp=2", {"tp": 2}),
+    "cp": ("cp=2", {"cp": 2}),
+    "pp": ("pp=2", {"pp": 2}),
+    "ZeRO-3": ("dp=2", ZERO3),
+    "ZeRO-3, states in host memory": ("dp=2", {**ZERO3, "offload_states": "all"}),
+    "ZeRO-3, half of them": ("dp=2", {**ZERO3, "offload_states": "all", "optimizer_offload_fraction": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_simulated_rank_has_what_the_real_one_has(name: str) -> None:
+    world, flags = CASES[name]
+    for rank, expected in enumerate(run_ranks(2, facts, **flags)):
+        assert facts(simulate_world=world, simulate_rank=rank, **flags) == expected
         assert expected[-2:] == (True, 2)
 
 
