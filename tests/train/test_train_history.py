@@ -3,9 +3,7 @@
 import contextlib
 import dataclasses
 import io
-import math
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
