@@ -11,7 +11,7 @@ from memo.config.derived import DEFAULT_TILES
 from memo.config.flag import LARGEST
 from memo.search.axis import Axis, fitting_layout, least_doubling, shortage_of, too_slow, with_gpus, with_host
 from memo.search.plan import Longest
-from memo.search.question import PlaceStates, Question
+from memo.search.question import Question
 
 _STEPS = 64
 """In which the longest sequence is found between a power of two times the unit and twice as much."""
@@ -20,8 +20,7 @@ _STEPS = 64
 def longest(question: Question, min_tgs: float | None = None) -> Longest:
     """The longest sequence for which some layout fits, at the question's global batch size.
 
-    States are shared out or go to host memory where the question always asks for that, or where not even the shortest
-    sequence fits without.
+    States are shared out or go to host memory wherever more fits so, unless the question forbids it.
 
     Args:
         min_tgs: tokens per GPU and second at which a layout must also train.
@@ -41,16 +40,11 @@ def longest(question: Question, min_tgs: float | None = None) -> Longest:
 
 
 def _last_fitting(question: Question, unit: int) -> tuple[int, int, Question]:
-    """Units that fit, the next number of units, and the question with the placement of states under which they do."""
-    ways: tuple[PlaceStates, ...] = (question.place_states,)
-    if question.place_states == "needed":
-        ways = "never", "always"
-    for place_states in ways:
-        asked = replace(question, place_states=place_states)
-        low, high = _lengths(asked, unit).last_fitting(most=LARGEST // unit)
-        if low:
-            break
-    return low, high, asked
+    """Units that fit, the next number of units, and the question that was asked: states may move at any length, not
+    only where the shortest does not fit without."""
+    may_move = question.place_states == "needed"
+    asked = replace(question, place_states="always") if may_move else question
+    return (*_lengths(asked, unit).last_fitting(most=LARGEST // unit), asked)
 
 
 def _lengths(question: Question, unit: int) -> Axis:
@@ -81,11 +75,8 @@ def remedies(question: Question) -> list[str]:
 
     Empty where none of them does.
     """
-    found = []
-    # States may move at any length, as they may at the question's own: not only where no length fits without.
-    moves_states = question.place_states == "needed"
-    anywhere, unit = replace(question, place_states="always") if moves_states else question, length_unit(question.gpus)
-    shorter = _last_fitting(anywhere, unit)[0] * unit
+    found, unit = [], length_unit(question.gpus)
+    shorter = _last_fitting(question, unit)[0] * unit
     if 0 < shorter < question.seq_len:
         found.append(f"--seq-len {shorter}")
     more = least_doubling(lambda times: with_host(question, times))

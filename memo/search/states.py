@@ -114,8 +114,9 @@ def shortage(costs: Costs, given: StatePlacement | None = None) -> str:
     device, host = costs.needed(at, use)
     limits = costs.limits
     binds = "device memory" if device * limits.host_bytes >= host * limits.device_bytes else "host memory"
+    moved = f"with the states of {at.optimizer} of a rank's {at.layers} layers in host memory, " if at.optimizer else ""
     return (
-        f"{binds} binds: with the states of {at.optimizer} of a rank's {at.layers} layers in host memory, a rank needs "
+        f"{binds} binds: {moved}a rank needs "
         f"{format_bytes(device)} of its device, which has {format_bytes(limits.device_bytes)}, and a node "
         f"{format_bytes(host)} of host memory, which has {format_bytes(limits.host_bytes)}"
     )

@@ -6,28 +6,9 @@ import pytest
 from plan_answers import printed
 
 from memo.errors import ConfigError
-from memo.search.longest import remedies
-from memo.search.question import PlaceStates, Question, ask
+from memo.search.question import ask
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.mark.parametrize(("states", "asked"), [("needed", "always"), ("always", "always"), ("never", "never")])
-def test_states_may_move_for_the_length_that_would_fit(
-    states: PlaceStates, asked: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As they may for the length that was asked for: not only where no length fits without."""
-    told: list[str] = []
-
-    def last_fitting(question: Question, unit: int) -> tuple[int, int, Question]:
-        told.append(question.place_states)
-        return 1024 // unit, 2048 // unit, question
-
-    monkeypatch.setattr("memo.search.longest._last_fitting", last_fitting)
-    for room in ("axis", "longest"):
-        monkeypatch.setattr(f"memo.search.{room}.fitting_layout", lambda question: None)
-    question = ask("gpt-7b", 8, place_states=states)
-    assert remedies(question) == ["--seq-len 1024"] and told == [asked]
 
 
 def test_moments_in_bf16_make_a_model_fit_whose_states_fill_the_host_memory(capsys: Capture) -> None:

@@ -66,6 +66,17 @@ def test_it_must_be_fast_enough() -> None:
     assert never is not None and never.seq_len == 0 and "all lengths train at no more than" in never.limit
 
 
+def test_states_may_move_for_a_longer_sequence() -> None:
+    """Adam's states of 4 billion parameters take most of one GPU, which has room for more than half a million tokens
+    without them: also where shorter sequences fit with them."""
+    question = ask("qwen3.5-4b", 1, global_batch_size=1)
+    needed, always, never = (
+        longest(replace(question, place_states=when)).seq_len for when in ("needed", "always", "never")
+    )
+    assert 0 < never < 2**19 < needed == always
+    assert search(question.at_length(needed), top=1).best is not None
+
+
 def test_nothing_fits() -> None:
     found = plan("llama-3.1-70b", 2, objective="max-seq-len", place_states="never")
     assert found.longest is not None and found.longest.seq_len == 0 and found.best is None
