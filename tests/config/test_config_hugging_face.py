@@ -554,7 +554,10 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             {**LLAMA_31_8B, "num_hidden_layers": 10**30},
             "num_hidden_layers is 10{30} .* from 1 to 65536",
         ),
-        ({**LLAMA_31_8B, "rms_norm_eps": float("nan")}, "rms_norm_eps is nan .a number.: give a number above 0"),
+        (
+            {**LLAMA_31_8B, "rms_norm_eps": float("nan")},
+            "rms_norm_eps is nan .a number that is not finite.: give a number above 0",
+        ),
         ({**LLAMA_31_8B, "rope_theta": -1}, "rope_theta is -1: give a number above 0"),
         ({**LLAMA_31_8B, "model_type": {}}, "model_type is {}: memo knows"),
         ({**LLAMA_31_8B, "hidden_act": []}, "hidden_act is .*: memo computes llama"),

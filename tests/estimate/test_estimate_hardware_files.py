@@ -68,7 +68,10 @@ def test_a_file_with_all_fields_is_like_nothing(tmp_path: Path) -> None:
         ('like = "h200"\nmemory_gb = 3', "there is no field 'memory_gb': did you mean 'memory_gib'?"),
         ('like = "h200"\nmemory_gib = "3"', "memory_gib is '3' (a string): give a number above 0 and up to 1e+18"),
         ('like = "h200"\nmemory_gib = 0', "memory_gib is 0: give a number above 0 and up to 1e+18"),
-        ('like = "h200"\nmemory_gib = nan', "memory_gib is nan (a number): give a number above 0 and up to 1e+18"),
+        (
+            'like = "h200"\nmemory_gib = nan',
+            "memory_gib is nan (a number that is not finite): give a number above 0 and up to 1e+18",
+        ),
         ('like = "h200"\nmemory_gib = true', "memory_gib is True (a boolean): give a number above 0 and up to 1e+18"),
         (
             'like = "h200"\ngpus_per_node = 7.5',

@@ -91,7 +91,10 @@ def test_a_directory_or_a_file(tmp_path: Path) -> None:
             "x: num_hidden_layers is 1000000000000000000000000000000 (a",
         ),
         ({"num_hidden_layers": 70000}, "x: num_hidden_layers is 70000: give a whole number from 1 to 65536"),
-        ({"rms_norm_eps": float("nan")}, "x: rms_norm_eps is nan (a number): give a number above 0 and up to 1"),
+        (
+            {"rms_norm_eps": float("nan")},
+            "x: rms_norm_eps is nan (a number that is not finite): give a number above 0 and up to 1",
+        ),
         ({"rope_theta": -1}, "x: rope_theta is -1: give a number above 0"),
         ({"model_type": ["llama"]}, "x: model_type is a list of 1"),
         ({"intermediate_size": -1}, "x: intermediate_size is -1"),

@@ -12,7 +12,6 @@ from ranks import run_ranks
 from swapped_steps import Workplace, differences, observed, profiled_once
 from torch import Tensor
 
-from memo.attention import delta_rule
 from memo.attention.delta_rule import DeltaNet
 from memo.errors import MemoError
 from memo.executor.hidden_states import HiddenOnHost
@@ -242,7 +241,7 @@ FAULTS_OF_DELTA_NETS: dict[str, Fault] = {
     "a tile does not wait for the carry": (SweptLayer, "_carry_on", begins_anew),
     "tiles are computed in another order": (SweptLayer, "_forward", runs_backwards),
     "gradients of tiles are computed in another order": (SweptLayer, "run_backward", runs_backwards),
-    "the convolution carries no tokens": (delta_rule, "_run", carries_no_tokens),
+    "the convolution carries no tokens": (DeltaNet, "run", carries_no_tokens),
     "the gradient of a carry is lost": (ContextDelta, "backward", carries_no_gradient),
     "a backward takes another carry": (ContextDelta, "backward", takes_the_next_carry),
 }

@@ -7,9 +7,9 @@ import pytest
 from remembered import remembered
 
 from memo.cli.main import main
+from memo.search.longest import remedies
 from memo.search.planning import answer
 from memo.search.ranking import search
-from memo.search.remedies import remedies
 
 _REMEMBERED = {
     "memo.cli.plan.answer": remembered(answer),
