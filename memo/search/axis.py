@@ -19,7 +19,7 @@ from memo.search.race import costs_of, frugal_strategies
 from memo.search.ranking import search
 from memo.search.sizing import may_fit, size
 from memo.search.states import fits as can_be_placed
-from memo.search.states import least_excess, shortage
+from memo.search.states import least_excess, moves_any, shortage
 from memo.search.sweeping import sweeps
 
 _FRUGAL = (GRID[0], FULL, SELECTIVE)
@@ -141,13 +141,13 @@ def shortage_of(question: Question) -> str:
     if not pairs:
         why = next(why for _, why in grids(question) if why)
         raise ConfigError(f"--gpus {question.gpus} cannot be laid out: {why}")
-    if question.place_states == "never":
-        layout, strategy = min(pairs, key=lambda pair: size(question, *pair).excess)
-        lacks = size(question, layout, strategy, exactly=True).shortage(question)
+    costs = {} if question.place_states == "never" else {pair: costs_of(question, *pair) for pair in pairs}
+    nearest = min(pairs, key=lambda pair: least_excess(costs[pair]) if costs else size(question, *pair).excess)
+    layout, strategy = nearest
+    if costs and moves_any(costs[nearest]):
+        lacks = shortage(costs[nearest])
     else:
-        costs = {pair: costs_of(question, *pair) for pair in pairs}
-        layout, strategy = min(pairs, key=lambda pair: least_excess(costs[pair]))
-        lacks = shortage(costs[layout, strategy])
+        lacks = size(question, *nearest, exactly=True).shortage(question)
     return f"{lacks} with {question.seq_len:,} tokens under {layout}, {strategy}"
 
 

@@ -122,6 +122,11 @@ def shortage(costs: Costs, given: StatePlacement | None = None) -> str:
     )
 
 
+def moves_any(costs: Costs) -> bool:
+    """Whether states move to host memory under the placement that comes nearest to fitting."""
+    return _nearest(costs, None)[0].optimizer > 0
+
+
 def least_excess(costs: Costs) -> float:
     """What the placement nearest to fitting needs at least of the scarcer memory, divided by what there is."""
     return max(costs.least_excess(*_nearest(costs, None)))
