@@ -105,4 +105,14 @@ def api_page() -> str:
         name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.MemoError)
     ]
     shown = f"::: memo.errors\n    options:\n      members: [{', '.join(kinds)}]\n"
-    return API + "".join(f"::: memo.{name}\n\n" for name in names) + shown
+    return API + "".join(f"::: memo.{name}\n{_of_bases(name)}\n" for name in names) + shown
+
+
+def _of_bases(name: str) -> str:
+    """Options with which a class shows what it has of its bases too, behind its own."""
+    kind = getattr(memo, name)
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("memo.")] if isinstance(kind, type) else []
+    members = [member for base in bases for member in vars(base) if not member.startswith("_")]
+    if len(bases) < 2 or not members:
+        return ""
+    return f"    options:\n      inherited_members: true\n      members: [{', '.join(dict.fromkeys(members))}]\n"

@@ -353,7 +353,7 @@ def test_what_is_not_counted_does_not_fit(
             skipped += [(layout, way, found) for way, found in judged if (layout, way) not in counted]
     assert any(layout.vpp > 1 for layout, *_ in skipped) and any(layout.mbs > 1 for layout, *_ in skipped)
     for layout, strategy, found in skipped:
-        sized = size(question, layout, strategy)
+        sized = size(question, layout, strategy, exactly=True)
         assert sized.verdict in (Verdict.OOM, Verdict.OOHM), (layout, strategy)
         assert sized.verdict == Verdict.OOM or found.verdict != Verdict.OOM, (layout, strategy)
         assert not found.is_exact and found.gpu_excess <= sized.gpu_excess, (layout, strategy)
