@@ -3,7 +3,6 @@
 import re
 import resource
 import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -61,16 +60,25 @@ class Gpu:
 
 def ask_driver() -> list[Gpu]:
     """The GPUs that NVIDIA's driver sees; none without a driver."""
-    asked = "--query-gpu=name,compute_cap,memory.total,memory.used,driver_version"
+    import pynvml
+
+    def asked(name: str, *of: Any) -> Any:
+        try:
+            found = getattr(pynvml, name)(*of)
+        except pynvml.NVMLError:  # a driver that is older than the question, or a container that hides the answer
+            return None
+        return found.decode() if isinstance(found, bytes) else found
+
     try:
-        command = ["nvidia-smi", asked, "--format=csv,noheader,nounits"]
-        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    except (OSError, subprocess.CalledProcessError):
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
         return []
-    gpus = []
-    for name, *numbers, driver in (line.rsplit(", ", 4) for line in lines):
-        capability, total_mib, used_mib = (float(re.sub(r"[^\d.]", "", text) or 0) for text in numbers)
-        gpus.append(Gpu(name, capability, int(total_mib * MIB), int(used_mib * MIB), driver))
+    driver, gpus = asked("nvmlSystemGetDriverVersion") or "unknown", []
+    for handle in (asked("nvmlDeviceGetHandleByIndex", index) for index in range(asked("nvmlDeviceGetCount") or 0)):
+        name, memory = asked("nvmlDeviceGetName", handle), asked("nvmlDeviceGetMemoryInfo", handle)
+        major, minor = asked("nvmlDeviceGetCudaComputeCapability", handle) or (0, 0)
+        total, used = (0, 0) if memory is None else (memory.total, memory.used)
+        gpus.append(Gpu(name or "a GPU without a name", major + minor / 10, total, used, driver))
     return gpus
 
 

@@ -184,14 +184,18 @@ def test_a_disk_that_cannot_hold_records_is_told(tmp_path: Path) -> None:
     assert found.state == STOPS and "--offload-nvme-path" in found.found
 
 
-def test_the_driver_is_asked_by_its_own_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_a_driver_that_does_not_know_a_question_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    pynvml = pytest.importorskip("pynvml")
+
+    def unknown(*_: object) -> object:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", unknown)
     assert checks.ask_driver() == []
-    told = "NVIDIA H100 80GB HBM3, 9.0, 81559, 1024, 580.95\nA GPU, of a name, [N/A], [N/A], [N/A], 580.95\n"
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\nprintf '{told}'\n")
-    program.chmod(0o755)
-    first = Gpu("NVIDIA H100 80GB HBM3", 9.0, 81559 * MIB, 1024 * MIB, "580.95")
-    assert checks.ask_driver() == [first, Gpu("A GPU, of a name", 0.0, 0, 0, "580.95")]
-    program.write_text("#!/bin/sh\nexit 9\n")
-    assert checks.ask_driver() == []
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability"):
+        monkeypatch.setattr(pynvml, name, unknown)
+    answers = {"nvmlInit": None, "nvmlDeviceGetCount": 2, "nvmlDeviceGetHandleByIndex": 0}
+    answers |= {"nvmlDeviceGetName": b"NVIDIA H100 80GB HBM3", "nvmlSystemGetDriverVersion": "535"}
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    assert checks.ask_driver() == [Gpu("NVIDIA H100 80GB HBM3", 0.0, 0, 0, "535")] * 2
