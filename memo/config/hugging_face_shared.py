@@ -1,0 +1,78 @@
+"""What families of models of Hugging Face share: keys of a config.json, what they are where a file leaves them out, and
+the two families from which most others differ in little."""
+
+from memo.config import hugging_face_tensors as tensors
+from memo.config.hugging_face_family import ALL_BIASES, Biases, Family
+
+SIZES = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "ffn_hidden_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+}
+ROPE_NAMES = {
+    **SIZES,
+    "num_query_groups": "num_key_value_heads",
+    "kv_channels": "head_dim",
+    "init_method_std": "initializer_range",
+    "rotary_base": "rope_theta",
+}
+LLAMA_NAMES = {**ROPE_NAMES, "norm_epsilon": "rms_norm_eps"}
+
+# What classes take for keys that a file leaves out; where they differ, a family says so itself. None: what ModelConfig
+# takes.
+DEFAULTS = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "n_inner": None,
+    "max_position_embeddings": None,
+    "n_positions": 1024,
+    "rms_norm_eps": 1e-6,
+    "layer_norm_eps": 1e-5,
+    "layer_norm_epsilon": 1e-5,
+    "norm_epsilon": 1e-5,
+    "rope_theta": 10000.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "activation_function": "gelu_new",
+    "use_bias": True,
+    "enable_bias": True,
+    "multi_query": True,
+    "do_layer_norm_before": True,
+    "layer_norm_elementwise_affine": True,
+}
+TIED = {**DEFAULTS, "tie_word_embeddings": True}
+RMS = {"normalization": "RMSNorm"}
+
+LLAMA = Family(
+    architecture="LlamaForCausalLM",
+    names=LLAMA_NAMES,
+    defaults=DEFAULTS,
+    biases=Biases("attention_bias", "attention_bias", "mlp_bias"),
+    tensors=tensors.LLAMA,
+)
+GPT2 = Family(
+    names={
+        "num_layers": "n_layer",
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "ffn_hidden_size": "n_inner",
+        "vocab_size": "vocab_size",
+        "max_position_embeddings": "n_positions",
+        "init_method_std": "initializer_range",
+        "norm_epsilon": "layer_norm_epsilon",
+    },
+    aliases={
+        "n_layer": "num_hidden_layers",
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+    },
+    defaults=TIED,
+    fixed={"position_embedding_type": "learned_absolute"},
+    gated=False,
+    biases=ALL_BIASES,
+)
