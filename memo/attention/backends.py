@@ -13,7 +13,9 @@ the results of others are copied (`placed`). In both cases `out` is what is retu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -97,6 +99,18 @@ class CpuFlash(AttentionBackend):
             grad_out, *saved, 0.0, causal, scale=scale
         )
         return dq, dk, dv
+
+
+@lru_cache(maxsize=64)  # every layer of a step needs the same ones, and making them is a copy to the device
+def boundaries_on(cu_seqlens: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
+    """Boundaries as an int32 tensor on the device, and the longest document."""
+    return numbers_on(cu_seqlens, device), max(stop - start for start, stop in pairwise(cu_seqlens))
+
+
+def numbers_on(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """An int32 tensor on the device; from pageable memory the host would wait for the copy."""
+    found = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return found.to(device, non_blocking=True)
 
 
 def placed(found: Tensor, out: Tensor | None) -> Tensor:

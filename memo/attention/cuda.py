@@ -6,13 +6,10 @@ log-sum-exp is contiguous, so slices of a global one are copied first (1 / d of 
 
 from __future__ import annotations
 
-from functools import lru_cache
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
-from memo.attention.backends import AttentionBackend, Saved, VarlenBackend, placed
+from memo.attention.backends import AttentionBackend, Saved, VarlenBackend, boundaries_on, placed
 
 _NO_DROPOUT = 0.0
 
@@ -162,11 +159,3 @@ def unused_rng(device: torch.device) -> tuple[Tensor, Tensor]:
     """Tensors in place of the dropout state that the forward returns; kernels read it only with dropout."""
     state = torch.zeros(2, dtype=torch.uint64, device=device)
     return state, state[0]
-
-
-@lru_cache(maxsize=64)  # every layer of a step needs the same ones, and making them is a copy to the device
-def boundaries_on(cu_seqlens: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
-    """Boundaries as an int32 tensor on the device, and the longest document."""
-    longest = max(stop - start for start, stop in pairwise(cu_seqlens))
-    boundaries = torch.tensor(cu_seqlens, dtype=torch.int32, pin_memory=device.type == "cuda")
-    return boundaries.to(device, non_blocking=True), longest  # from pageable memory the host would wait for it

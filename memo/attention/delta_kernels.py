@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memo.attention.backends import boundaries_on, numbers_on
 from memo.attention.blocks import Documents
-from memo.attention.cuda import boundaries_on
 from memo.attention.delta_rule import DeltaNet, Gradients, Place, backward, decays, forward, next_carry
 from memo.attention.select import AttentionChoice
 from memo.errors import ConfigError
@@ -232,5 +232,4 @@ def _chunks_on(boundaries: tuple[int, ...], device: torch.device) -> Tensor:
     learn them."""
     lengths = [stop - start for start, stop in pairwise(boundaries)]
     chunks = [(document, n) for document, length in enumerate(lengths) for n in range(-(-length // FLA_CHUNK))]
-    found = torch.tensor(chunks, dtype=torch.int32, pin_memory=device.type == "cuda")
-    return found.to(device, non_blocking=True)
+    return numbers_on(chunks, device)

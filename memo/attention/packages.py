@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memo.attention.backends import AttentionBackend, Saved, VarlenBackend, placed
-from memo.attention.cuda import boundaries_on, unused_rng
+from memo.attention.backends import AttentionBackend, Saved, VarlenBackend, boundaries_on, placed
+from memo.attention.cuda import unused_rng
 from memo.errors import ConfigError
 
 _NO_DROPOUT = 0.0

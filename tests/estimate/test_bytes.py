@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from memory_peaks import Peak, peak_of_training, run_config
+from memory_peaks import SWEEP, Peak, peak_of_training, run_config
 from ranks import run_ranks
 
 from memo.config import RunConfig
@@ -28,15 +28,6 @@ SHORT: dict[str, Any] = {"seq_length": 1024}
 TP: dict[str, Any] = {"tp": 2, "num_layers": 2, **SHORT}
 BF16: dict[str, Any] = {"params_dtype": "bf16"}
 
-SWEEP: dict[str, Any] = {
-    "offload_granularity": "tile",
-    "offload_slot_tiles": 1,
-    "num_layers": 2,
-    "seq_length": 1024,
-    "loss_chunk_size": 64,
-    "vocab_size": 256,
-    "ffn_hidden_size": 1024,  # so that what a layer takes is much beside the few KiB that nobody accounts for
-}
 LOSS: dict[str, Any] = {"vocab_size": 2048, "loss_chunk_size": 256}
 """With these the worst moment is the loss's, or the embedding's over tp, and without a layer's."""
 HIDDEN: dict[str, Any] = {"offload_hidden_states": True}

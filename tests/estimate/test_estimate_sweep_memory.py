@@ -1,10 +1,9 @@
 """Memory of layers that are swept along the sequence: records as plans count them."""
 
 from itertools import product
-from typing import Any
 
 import pytest
-from memory_peaks import run_config
+from memory_peaks import SWEEP, run_config
 
 from memo.errors import ConfigError
 from memo.estimate.rank_memory import rank_memory
@@ -21,16 +20,6 @@ from memo.spec.shapes import shape_of
 from memo.spec.slots import slot_layout
 from memo.spec.stack import attending_layers
 from memo.spec.sweep import key_value_layout
-
-SWEEP: dict[str, Any] = {
-    "offload_granularity": "tile",
-    "offload_slot_tiles": 1,
-    "num_layers": 2,
-    "seq_length": 1024,
-    "loss_chunk_size": 64,
-    "vocab_size": 256,
-    "ffn_hidden_size": 1024,  # so that what a layer takes is much beside the few KiB that nobody accounts for
-}
 
 SCHEDULES = [
     *((1, 1, microbatches, order) for microbatches in (1, 2, 8) for order in ("depth_first", "breadth_first")),

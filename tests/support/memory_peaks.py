@@ -11,6 +11,17 @@ from memo.config import RunConfig, preset
 from memo.estimate.program.memory import program_memory
 from memo.estimate.swap_memory import SwapBytes
 
+SWEEP: dict[str, Any] = {
+    "offload_granularity": "tile",
+    "offload_slot_tiles": 1,
+    "num_layers": 2,
+    "seq_length": 1024,
+    "loss_chunk_size": 64,
+    "vocab_size": 256,
+    "ffn_hidden_size": 1024,  # so that what a layer takes is much beside the few KiB that nobody accounts for
+}
+"""Flags of layers that are swept."""
+
 
 def run_config(name: str, **overrides: object) -> RunConfig:
     base: dict[str, object] = {
