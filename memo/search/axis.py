@@ -38,7 +38,7 @@ class Axis:
         exact."""
         self.questions, self._parts = cache(questions), parts
         self._last: Layout | None = None
-        self._fastest = cache(self._find_fastest)
+        self.fastest = cache(self._find_fastest)
 
     def fitting(self, number: int) -> Question | None:
         return next((question for question in self.questions(number) if self._fits(question)), None)
@@ -61,19 +61,16 @@ class Axis:
         does."""
 
         def is_fast(number: int) -> bool:
-            return self._fastest(number, min_tgs)[0] >= min_tgs
+            return self.fastest(number, min_tgs)[0] >= min_tgs
 
         low = _below(high)
         while low and not is_fast(low):
             low, high = _below(low), low
         return self._between(is_fast, low, high) if low else (0, high)
 
-    def fastest(self, number: int, least_tgs: float = 0.0) -> tuple[float, Question]:
+    def _find_fastest(self, number: int, least_tgs: float = 0.0) -> tuple[float, Question]:
         """(tokens per GPU and second, of which question); where none has `least_tgs`, the answer is quicker, and may
         be 0."""
-        return self._fastest(number, least_tgs)
-
-    def _find_fastest(self, number: int, least_tgs: float) -> tuple[float, Question]:
         found = ((speed(question, least_tgs), question) for question in self.questions(number))
         return max(found, key=lambda pair: pair[0])
 
