@@ -25,12 +25,12 @@ import rows
 import torch
 
 from memo.executor import record_file
+from memo.executor.cpu_streams import ThreadStreams
 from memo.executor.disk_budget import DiskBudget
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
 from memo.executor.host_records import HostRecords
 from memo.executor.record_file import RecordFile
-from memo.executor.streams import ThreadStreams
 from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import disk_plan
 from memo.planner.swap import swap_plan

@@ -4,7 +4,8 @@ import time
 
 from torch import Tensor
 
-from memo.executor.streams import Stream, ThreadStreams
+from memo.executor.cpu_streams import ThreadStreams
+from memo.executor.streams import Stream
 
 
 class PacedStreams(ThreadStreams):

@@ -4,7 +4,8 @@ import torch
 
 from memo.errors import ConfigError
 from memo.executor.checker import Checked
-from memo.executor.streams import CudaStreams, StreamBackend, ThreadStreams, VirtualStreams
+from memo.executor.cpu_streams import ThreadStreams, VirtualStreams
+from memo.executor.streams import StreamBackend
 
 _DEVICE_TYPES = {"cuda": "cuda", "virtual": "cpu", "threads": "cpu"}
 
@@ -27,6 +28,8 @@ def make_backend(name: str, device: torch.device, check: bool = False) -> Stream
         )
     backend: StreamBackend
     if name == "cuda":
+        from memo.executor.cuda_streams import CudaStreams
+
         backend = CudaStreams(device)
     elif name == "threads":
         backend = ThreadStreams()

@@ -26,7 +26,7 @@ from memo.units import GIB, format_bytes
 
 MACHINE = "--gpu h100-80 --gpus 8"
 SMALL = f"{MACHINE} --model llama-tiny"
-READ = Waits(1, "cudaEventSynchronize", ("memo.executor.streams.wait", "memo.train.agreement.read_numbers"))
+READ = Waits(1, "cudaEventSynchronize", ("memo.executor.cuda_streams.wait", "memo.train.agreement.read_numbers"))
 STEADY = Steady(
     allocated_bytes=40 * GIB,
     reserved_bytes=44 * GIB,

@@ -10,7 +10,8 @@ import torch
 
 from memo.emulated_gpu.face import EmulatedGpu
 from memo.emulated_gpu.launch import Device
-from memo.executor.streams import CudaStreams, Stream
+from memo.executor.cuda_streams import CudaStreams
+from memo.executor.streams import Stream
 
 TWO_RANKS = ("dp 2", "pp 2", "pp 2, planned memory")
 
@@ -27,7 +28,7 @@ def test_waits_are_counted_with_the_functions_of_memo_that_wait(gpu: EmulatedGpu
         device.sum().item()
     found = {(wait.what, wait.functions): count for wait, count in waits.items()}
     assert found == {
-        ("cudaEventSynchronize", ("memo.executor.streams.wait",)): 1,
+        ("cudaEventSynchronize", ("memo.executor.cuda_streams.wait",)): 1,
         ("copy from pageable memory", ()): 1,
         ("cudaStreamSynchronize", ()): 1,
     }

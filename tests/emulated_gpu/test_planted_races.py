@@ -16,15 +16,16 @@ from memo.allocator import build
 from memo.emulated_gpu.face import EmulatedGpu
 from memo.errors import MemoError
 from memo.executor import host_pool
+from memo.executor.cuda_streams import CudaStreams
 from memo.executor.host_pool import HostPool
 from memo.executor.state_buffers import StateBuffers
-from memo.executor.streams import CudaStreams, Stream
+from memo.executor.streams import Stream
 
 STEPS = 2
 
 
 def record_compute_instead(self: CudaStreams, stream: Stream) -> Any:
-    """executor/streams.py: events of the offload stream stand for what compute has done."""
+    """executor/cuda_streams.py: events of the offload stream stand for what compute has done."""
     event = torch.cuda.Event()
     event.record(self._stream(Stream.COMPUTE if stream is Stream.OFFLOAD else stream))
     return None if stream is Stream.HOST else event
@@ -40,7 +41,7 @@ def follow_nobody(self: StateBuffers, stream: Stream, other: Stream) -> None:
         (CudaStreams, "record", record_compute_instead, "swap", "copy device to host"),
         (StateBuffers, "follow", follow_nobody, "states", "read after write: aten::add_"),
     ],
-    ids=["streams.py", "state_buffers.py"],
+    ids=["cuda_streams.py", "state_buffers.py"],
 )
 def test_a_planted_race_is_told(
     gpu: EmulatedGpu,

@@ -10,7 +10,7 @@ import pytest
 from emulated_flows import FLOWS, Numbers, first_of
 
 from memo.emulated_gpu.face import EmulatedGpu
-from memo.executor.streams import CudaStreams
+from memo.executor.cuda_streams import CudaStreams
 
 FIRST_LOSS, BFLOAT16_STEP = 1e-5, 2.0**-8
 """Relative distance from the CPU, in bf16: attention there rounds otherwise, and weights may then be neighbours."""

@@ -11,8 +11,8 @@ from state_runs import Seen, StateRun
 from swap_runs import stage_ops
 
 from memo.errors import PlanError
+from memo.executor.cpu_streams import VirtualStreams
 from memo.executor.states import StateStreamer
-from memo.executor.streams import VirtualStreams
 from memo.mesh import Mesh, RankGrid
 from memo.planner.state_plan import Start, StatePlan, StateStep, placed_state_plan
 from memo.spec.placement import StatePlacement

@@ -13,10 +13,11 @@ from swap_runs import SCHEDULES, Logged, Poisoned, caught_drops, stage_ops
 
 from memo.errors import PlanError
 from memo.executor.checker import Checked
+from memo.executor.cpu_streams import ThreadStreams, VirtualStreams
 from memo.executor.disk_budget import DiskBudget
 from memo.executor.host_budget import HostBudget
 from memo.executor.key_values import KeyValues, KeyValueSwapper
-from memo.executor.streams import StreamBackend, ThreadStreams, VirtualStreams
+from memo.executor.streams import StreamBackend
 from memo.planner.disk_plan import DiskPlan, disk_plan
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.spec.disk import BLOCK_BYTES, RecordKind

@@ -12,16 +12,9 @@ from swap_runs import MOVED_BYTES, SCHEDULES, Forwarding, Layers, make_swapper, 
 from torch import Tensor
 
 from memo.executor.checker import Checked
+from memo.executor.cpu_streams import ThreadStreams, VirtualStreams
 from memo.executor.state_recorder import StateRecorder
-from memo.executor.streams import (
-    COPY_STREAMS,
-    AccessMode,
-    Event,
-    Stream,
-    StreamBackend,
-    ThreadStreams,
-    VirtualStreams,
-)
+from memo.executor.streams import COPY_STREAMS, AccessMode, Event, Stream, StreamBackend
 from memo.planner.swap import SwapStep, swap_plan
 from memo.report.timeline import ROWS, Row, SwapSpan, Tenancy, copied_s, hidden_share, stalled_s, tenancies
 from memo.simulate.streams import LayerTimes

@@ -11,7 +11,7 @@ from ranks import run_ranks
 from state_runs import StateRun
 from swap_runs import stage_ops
 
-from memo.executor.streams import VirtualStreams
+from memo.executor.cpu_streams import VirtualStreams
 from memo.mesh import Mesh, RankGrid
 from memo.spec.placement import StatePlacement
 from memo.train.watching import MemoryUse

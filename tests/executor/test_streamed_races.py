@@ -12,7 +12,8 @@ from torch import Tensor
 
 from memo.errors import RaceError
 from memo.executor.checker import Checked
-from memo.executor.streams import Stream, StreamBackend, VirtualStreams
+from memo.executor.cpu_streams import VirtualStreams
+from memo.executor.streams import Stream, StreamBackend
 from memo.mesh import Mesh, RankGrid
 from memo.mesh.simulated import init_simulated
 from memo.spec.layer_ops import LayerOp

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from memo.errors import ConfigError
 from memo.executor.checker import Checked
+from memo.executor.cpu_streams import ThreadStreams, VirtualStreams
+from memo.executor.cuda_streams import CudaStreams
 from memo.executor.select import make_backend
-from memo.executor.streams import CudaStreams, Stream, ThreadStreams, VirtualStreams
+from memo.executor.streams import Stream
 
 COMPUTE, OFFLOAD, PREFETCH = Stream.COMPUTE, Stream.OFFLOAD, Stream.PREFETCH
 CPU = torch.device("cpu")

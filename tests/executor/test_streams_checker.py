@@ -8,7 +8,8 @@ import torch
 
 from memo.errors import RaceError
 from memo.executor.checker import Checked
-from memo.executor.streams import AccessMode, Event, Stream, VirtualStreams
+from memo.executor.cpu_streams import VirtualStreams
+from memo.executor.streams import AccessMode, Event, Stream
 
 COMPUTE, OFFLOAD, PREFETCH = Stream.COMPUTE, Stream.OFFLOAD, Stream.PREFETCH
 

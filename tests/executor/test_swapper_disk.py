@@ -11,8 +11,9 @@ from swap_runs import SCHEDULES, DroppedWait, Layers, Logged, caught_drops, on_d
 
 from memo.errors import DiskError, PlanError, RaceError
 from memo.executor.checker import Checked
+from memo.executor.cpu_streams import ThreadStreams, VirtualStreams
 from memo.executor.record_file import RecordFile
-from memo.executor.streams import Stream, StreamBackend, ThreadStreams, VirtualStreams
+from memo.executor.streams import Stream, StreamBackend
 from memo.planner.disk_plan import disk_plan, mean_waits
 from memo.planner.swap import swap_plan
 from memo.spec.layer_ops import LayerOp

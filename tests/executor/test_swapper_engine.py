@@ -19,8 +19,9 @@ from swap_runs import (
 from memo.errors import PlanError, RaceError
 from memo.executor import swapper as swapper_module
 from memo.executor.checker import Checked
+from memo.executor.cpu_streams import ThreadStreams, VirtualStreams
 from memo.executor.host_records import HostRecords
-from memo.executor.streams import Stream, StreamBackend, ThreadStreams, VirtualStreams
+from memo.executor.streams import Stream, StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.swap import SwapStep, swap_plan
 from memo.spec.layer_ops import LayerOp

@@ -5,7 +5,7 @@ from swap_runs import OWN_PLAN, SCHEDULES, DroppedWait, Layers, caught_drops, ma
 
 from memo.errors import RaceError
 from memo.executor.checker import Checked
-from memo.executor.streams import VirtualStreams
+from memo.executor.cpu_streams import VirtualStreams
 
 OTHER_ORDERS = [VirtualStreams("lazy"), *(VirtualStreams("random", seed) for seed in range(3))]
 

@@ -8,8 +8,9 @@ import torch
 from layouts import tiny
 from swapped_steps import Workplace, profiled_once
 
+from memo.executor.cpu_streams import VirtualStreams
 from memo.executor.runtime import SweepRuntime
-from memo.executor.streams import Stream, VirtualStreams
+from memo.executor.streams import Stream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,9 +18,10 @@ from swapped_steps import Step, Workplace, differences, observed, profiled_once
 from torch import Tensor
 
 from memo.executor import swapper
+from memo.executor.cpu_streams import VirtualStreams
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.runtime import SwapRuntime
-from memo.executor.streams import Event, Stream, VirtualStreams
+from memo.executor.streams import Event, Stream
 from memo.executor.tile_machine import Tile, TileMachine
 from memo.parallel.experts import ExpertRows
 from memo.planner.swap import swap_plan

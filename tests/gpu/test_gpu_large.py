@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from memo.emulated_gpu.launch import is_emulated
+from memo.executor.cuda_streams import CudaStreams
 from memo.executor.host_pool import HostPool
-from memo.executor.streams import CudaStreams, Stream
+from memo.executor.streams import Stream
 from memo.parallel.loss import LossSettings, linear_cross_entropy
 from memo.units import GIB
 

@@ -11,8 +11,9 @@ from swap_runs import SCHEDULES, DroppedWait, Layers, make_swapper, on_disk
 from torch import Tensor
 
 from memo.emulated_gpu.launch import is_emulated
+from memo.executor.cuda_streams import CudaStreams
 from memo.executor.host_pool import HostPool
-from memo.executor.streams import CudaStreams, Stream, StreamBackend
+from memo.executor.streams import Stream, StreamBackend
 from memo.planner.swap import swap_plan
 from memo.spec.layer_ops import LayerOp
 from memo.units import MIB

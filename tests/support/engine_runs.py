@@ -14,8 +14,9 @@ from torch import Tensor
 
 from memo.config import RunConfig
 from memo.estimate.hardware_files import HARDWARE
+from memo.executor.cpu_streams import VirtualStreams
 from memo.executor.host_records import HostRecords
-from memo.executor.streams import Stream, StreamBackend, VirtualStreams
+from memo.executor.streams import Stream, StreamBackend
 from memo.executor.swapper import Swapper
 from memo.mesh import Mesh, RankGrid
 from memo.planner.swap import swap_plan

@@ -11,7 +11,7 @@ from swap_runs import MOVED_BYTES, OWN_PLAN, SCHEDULES, make_swapper
 
 import memo
 from memo.data import MockDataset
-from memo.executor.streams import CudaStreams
+from memo.executor.cuda_streams import CudaStreams
 from memo.planner.swap import SwapPlan, swap_plan
 
 BASE: dict[str, Any] = {

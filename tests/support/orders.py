@@ -29,12 +29,13 @@ from torch import Tensor
 
 import memo
 from memo.emulated_gpu.face import EmulatedGpu
-from memo.executor.streams import CudaStreams, Stream
+from memo.executor.cuda_streams import CudaStreams
+from memo.executor.streams import Stream
 
 _MEMO = str(Path(memo.__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 # They pass on what others ask for.
-_SHELL = {"streams.py", "recorder.py", "state_recorder.py", "checker.py", "collectives.py", "group.py"}
+_SHELL = {"cuda_streams.py", "recorder.py", "state_recorder.py", "checker.py", "collectives.py", "group.py"}
 _OTHER = {Stream.OFFLOAD: Stream.PREFETCH, Stream.PREFETCH: Stream.OFFLOAD}
 
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from memo.errors import RaceError
 from memo.executor.checker import Checked
+from memo.executor.cpu_streams import VirtualStreams
 from memo.executor.disk_budget import DiskBudget
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_records import HostRecords
 from memo.executor.passing import PassingBackend
-from memo.executor.streams import Event, Stream, StreamBackend, VirtualStreams
+from memo.executor.streams import Event, Stream, StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import disk_plan
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan

@@ -16,7 +16,8 @@ from memo.config import RunConfig
 from memo.config.checks import check
 from memo.data import GlobalBatchSampler, MockDataset
 from memo.executor.checker import Checked
-from memo.executor.streams import StreamBackend, ThreadStreams, VirtualStreams
+from memo.executor.cpu_streams import ThreadStreams, VirtualStreams
+from memo.executor.streams import StreamBackend
 from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_reduce
 from memo.parallel.dtypes import torch_dtype
