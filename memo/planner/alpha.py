@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memo.errors import DiskError, HostMemoryError, PlanError
-from memo.planner.problem import Limit, SwapGroup, SwapProblem, SwapSolution, predict, stay
+from memo.planner.problem import Limit, SwapGroup, SwapProblem
+from memo.planner.solution import SwapSolution, predict, stay
 from memo.spec.disk import RecordKind, least_host_bytes
 from memo.spec.slots import whole_tiles
 from memo.units import format_bytes

@@ -1,6 +1,7 @@
 """A solution as text: what moves, what is recomputed, which limit binds, and what it costs."""
 
-from memo.planner.problem import Limit, SwapProblem, SwapSolution
+from memo.planner.problem import Limit, SwapProblem
+from memo.planner.solution import SwapSolution
 from memo.text_table import text_table
 from memo.units import format_bytes
 

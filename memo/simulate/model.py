@@ -9,7 +9,7 @@ from memo.config.derived import rank_tokens, resolved_dtype, resolved_sections
 from memo.config.grid import AXES, rank_grid
 from memo.estimate.attention_rates import has_slow_attention, with_attention_of
 from memo.estimate.hardware import Hardware
-from memo.planner.problem import SwapSolution
+from memo.planner.solution import SwapSolution
 from memo.planner.swap_problem import NO_LIMITS
 from memo.simulate.cost import NOTHING, Cost, LayerCost
 from memo.simulate.framework import MEMO, Framework

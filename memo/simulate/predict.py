@@ -7,7 +7,7 @@ from math import ceil
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
 from memo.estimate.hardware import Hardware
-from memo.planner.problem import SwapSolution
+from memo.planner.solution import SwapSolution
 from memo.simulate.framework import MEMO, Framework
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.stage import run_stages, update_stages

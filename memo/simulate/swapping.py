@@ -16,7 +16,8 @@ from memo.estimate.swap_memory import beside_slots
 from memo.estimate.unseen_memory import links_of, unseen_memory
 from memo.estimate.verdict import sure_bytes
 from memo.planner.alpha import bundles_of, solve
-from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
+from memo.planner.problem import Limit, Link, SwapProblem
+from memo.planner.solution import SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_problem import NO_LIMITS, ActivationLimits, activation_limits, swap_problem
 from memo.simulate.cost import LayerCost

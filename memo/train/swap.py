@@ -25,7 +25,8 @@ from memo.parallel.data import ShardedDataParallel
 from memo.planner.alpha import no_staging, solve, solve_at
 from memo.planner.alpha_table import describe, headline
 from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans, disk_plan
-from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
+from memo.planner.problem import Limit, Link, SwapProblem
+from memo.planner.solution import SwapSolution, predict
 from memo.planner.swap import SwapPlan, SweepPlans, swap_plan, sweep_plans
 from memo.planner.swap_problem import activation_limits, swap_problem
 from memo.spec.disk import NO_RECORDS, RecordKind, split_records

@@ -9,7 +9,8 @@ import pytest
 from memo.errors import HostMemoryError, PlanError, ResourceError
 from memo.planner.alpha import solve, solve_at
 from memo.planner.alpha_table import describe
-from memo.planner.problem import Limit, Link, SwapGroup, SwapProblem, SwapSolution
+from memo.planner.problem import Limit, Link, SwapGroup, SwapProblem
+from memo.planner.solution import SwapSolution
 from memo.spec.disk import Disk
 from memo.units import GIB
 
