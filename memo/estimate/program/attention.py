@@ -1,4 +1,4 @@
-"""Attention of one context-parallel rank: each --cp-comm-type of memo.parallel.context, and the kernels it calls.
+"""Attention of one context-parallel rank: each --cp-comm-type of memo.parallel.context.
 
 q, k and v belong to the caller. Each sequence is taken as one document. Where they are packed, results are made before
 the kernel is called (memo.parallel.context), so what it gives lies beside them. Shorter documents only make the blocks
@@ -18,12 +18,13 @@ from memo.estimate.program.attention_calls import (
     window_calls,
     within_reach,
 )
+from memo.estimate.program.attention_kernel import kernel_backward, kernel_forward, kv_bytes, lse_bytes, q_bytes
 from memo.estimate.program.delta import delta_backward, delta_forward
 from memo.estimate.program.exchange import exchanged, join_heads, split_heads
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, scattered
 from memo.estimate.program.sizes import LayerSizes
-from memo.spec.attention_workspace import SINK_TOKENS, AttentionCall, backward_workspace, padding_rows
+from memo.spec.attention_workspace import SINK_TOKENS
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
 
@@ -69,7 +70,7 @@ def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
 
 def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
     """Keys and values of a tile, which go to their store."""
-    ledger.free(all_gather(ledger, z.ring, "k and v gathered", z.ring * 2 * _kv_bytes(z)))
+    ledger.free(all_gather(ledger, z.ring, "k and v gathered", z.ring * 2 * kv_bytes(z)))
 
 
 def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> tuple[Block, Block]:
@@ -86,16 +87,16 @@ def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
 
 
 def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list[Block]:
-    dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
+    dq = ledger.make("dq sum", q_bytes(z) // z.narrow * z.wide)
     _sum_calls(ledger, z, short_calls(rows_calls(z, before), BACKWARD_KEYS_PER_QUERY * z.tokens), row)
-    dq = _narrowed(ledger, z, "dq", _q_bytes(z), dq)
+    dq = _narrowed(ledger, z, "dq", q_bytes(z), dq)
     own = None
     if z.ring > 1:
-        ordered = ledger.make("dk and dv to send", z.ring * 2 * _kv_bytes(z) // z.narrow * z.wide)
+        ordered = ledger.make("dk and dv to send", z.ring * 2 * kv_bytes(z) // z.narrow * z.wide)
         own = scattered(ledger, z.ring, "dk and dv", ordered)
     if own is None and not z.mixed:
         return [dq]
-    return [dq, _narrowed(ledger, z, "dk and dv", 2 * _kv_bytes(z), own)]
+    return [dq, _narrowed(ledger, z, "dk and dv", 2 * kv_bytes(z), own)]
 
 
 def _with_exchange(
@@ -128,7 +129,7 @@ def _pulse_sinks(ledger: Ledger, z: LayerSizes, backward: bool) -> None:
     tokens, casts = min(SINK_TOKENS, z.tokens), z.mixed * (not z.on_cuda)
     copies = 1 + z.mixed + casts if backward else 2 * casts
     if z.sinks:
-        ledger.pulse(("sinks", copies * tokens * z.q * z.wide), ("weights of sinks", _lse_bytes(z, tokens)))
+        ledger.pulse(("sinks", copies * tokens * z.q * z.wide), ("weights of sinks", lse_bytes(z, tokens)))
 
 
 def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
@@ -146,11 +147,11 @@ def _without_sinks(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, 
         out, lse = _attended(ledger, z, gathered_calls(z), placed)
         ledger.free(gathered)
         return out, lse
-    kv = ledger.make("k and v", 2 * _kv_bytes(z))
+    kv = ledger.make("k and v", 2 * kv_bytes(z))
     merger = _start_merger(ledger, z, placed)
     steps = different_steps(z)
     for step in steps:
-        incoming = ledger.make("k and v", 2 * _kv_bytes(z)) if step < steps[-1] else None
+        incoming = ledger.make("k and v", 2 * kv_bytes(z)) if step < steps[-1] else None
         _merge_calls(ledger, z, ring_calls(z, step))
         if incoming is not None:
             ledger.free(kv)
@@ -163,13 +164,13 @@ def _without_sinks(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, 
 def _attended(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) -> tuple[Block, Block]:
     if z.packed:
         results = (
-            ledger.make("attention_out", 0 if placed else _q_bytes(z)),
-            ledger.make("lse", _lse_bytes(z, z.tokens)),
+            ledger.make("attention_out", 0 if placed else q_bytes(z)),
+            ledger.make("lse", lse_bytes(z, z.tokens)),
         )
         ledger.free(*_attended(ledger, z._replace(packed=False), calls, placed=True))
         return results
     if len(list(within_reach(z, calls, fused_row(z)))) == 1:
-        made, lse = _kernel_forward(ledger, z, calls[0])
+        made, lse = kernel_forward(ledger, z, calls[0])
         return _left(ledger, made, placed), lse
     merger = _start_merger(ledger, z, placed)
     _merge_calls(ledger, z, calls)
@@ -179,12 +180,12 @@ def _attended(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) ->
 def _start_merger(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
     """The sums of the output, empty if they are made where the output is placed, and the log-sum-exp."""
     in_place = placed and not z.mixed
-    total = ledger.make("merged output", 0 if in_place else _q_bytes(z) // z.narrow * z.wide)
-    return total, ledger.make("lse", _lse_bytes(z, z.tokens))
+    total = ledger.make("merged output", 0 if in_place else q_bytes(z) // z.narrow * z.wide)
+    return total, ledger.make("lse", lse_bytes(z, z.tokens))
 
 
 def _merged(ledger: Ledger, z: LayerSizes, total: Block, lse: Block, placed: bool) -> tuple[Block, Block]:
-    return _narrowed(ledger, z, "attention_out", 0 if placed else _q_bytes(z), total), lse
+    return _narrowed(ledger, z, "attention_out", 0 if placed else q_bytes(z), total), lse
 
 
 def _narrowed(ledger: Ledger, z: LayerSizes, name: str, num_bytes: int, total: Block | None) -> Block:
@@ -200,11 +201,11 @@ def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
     """The output of a call is freed when that of the next call exists."""
     previous: tuple[Block, ...] = ()
     for call in within_reach(z, calls, fused_row(z)):
-        part = _kernel_forward(ledger, z, call)
+        part = kernel_forward(ledger, z, call)
         ledger.free(*previous)
         previous = part
         rows = call.queries * z.q
-        lse = ledger.make("merged lse", _lse_bytes(z, call.queries))
+        lse = ledger.make("merged lse", lse_bytes(z, call.queries))
         weight = ledger.make("merge weight", lse.num_bytes)
         cast = ledger.make("wide output", rows * z.wide) if z.mixed else None
         product = ledger.make("weighted output", rows * z.wide)
@@ -218,25 +219,26 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
         grads = [ledger.make(name, num_bytes) for name, num_bytes in _gradient_sizes(z)] if z.packed else []
         calls = window_calls(z) if z.window else [call]
         is_cut = bool(z.window) or len(list(within_reach(z, calls, row))) > 1
-        found = _cut_backward(ledger, z, calls, row) if is_cut else _kernel_backward(ledger, z, call)
+        found = _cut_backward(ledger, z, calls, row) if is_cut else kernel_backward(ledger, z, call)
         if not z.packed:
             return found
         ledger.free(*found)
         return grads
     if z.gathers_kv:
         return _gathered_backward(ledger, z, row)
-    kv_bytes, wide_kv_bytes = 2 * _kv_bytes(z), 2 * _kv_bytes(z) // z.narrow * z.wide
-    kv = ledger.make("k and v", kv_bytes)
+    both = 2 * kv_bytes(z)
+    both_wide = both // z.narrow * z.wide
+    kv = ledger.make("k and v", both)
     met: Block | None = None  # the k and v of the last step, which live until those of the next step are used
-    dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
+    dq = ledger.make("dq sum", q_bytes(z) // z.narrow * z.wide)
     shift: tuple[Block, ...] = ()
     steps = different_steps(z)
     for step in steps:
-        incoming = ledger.make("k and v", kv_bytes) if step < steps[-1] else None
-        dkv = ledger.make("dk and dv sum", wide_kv_bytes)
+        incoming = ledger.make("k and v", both) if step < steps[-1] else None
+        dkv = ledger.make("dk and dv sum", both_wide)
         ledger.free(met)
         _sum_calls(ledger, z, ring_calls(z, step), row)
-        received = ledger.make("dk and dv received", wide_kv_bytes)
+        received = ledger.make("dk and dv received", both_wide)
         ledger.free(*reversed(shift))
         shift = (dkv, received)
         if incoming is None:
@@ -245,7 +247,7 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     if not z.mixed:
         ledger.free(dkv, kv)
         return [dq, received]
-    grads = [ledger.make("dk and dv", kv_bytes), ledger.make("dq", _q_bytes(z))]
+    grads = [ledger.make("dk and dv", both), ledger.make("dq", q_bytes(z))]
     ledger.free(dq, received, dkv, kv)
     return grads
 
@@ -263,12 +265,12 @@ def _cut_backward(ledger: Ledger, z: LayerSizes, calls: list[Call], row: int) ->
 
 def _gathered_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     kv = _gather(ledger, z)
-    dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
+    dq = ledger.make("dq sum", q_bytes(z) // z.narrow * z.wide)
     dkv = ledger.make("dk and dv sum", kv.num_bytes // z.narrow * z.wide)
     _sum_calls(ledger, z, gathered_calls(z), row)
     ordered = ledger.make("dk and dv to send", dkv.num_bytes)
     own = scattered(ledger, z.ring, "dk and dv", ordered)
-    grads = [_narrowed(ledger, z, "dk and dv", 2 * _kv_bytes(z), own), _narrowed(ledger, z, "dq", _q_bytes(z), dq)]
+    grads = [_narrowed(ledger, z, "dk and dv", 2 * kv_bytes(z), own), _narrowed(ledger, z, "dq", q_bytes(z), dq)]
     ledger.free(dkv, kv)
     return grads
 
@@ -276,7 +278,7 @@ def _gathered_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
 def _sum_calls(ledger: Ledger, z: LayerSizes, calls: Iterable[Call], row: int) -> None:
     previous: list[Block] = []
     for call in within_reach(z, calls, row):
-        parts = _kernel_backward(ledger, z, call)
+        parts = kernel_backward(ledger, z, call)
         ledger.free(*previous)
         previous = parts
         if z.mixed:
@@ -287,7 +289,7 @@ def _sum_calls(ledger: Ledger, z: LayerSizes, calls: Iterable[Call], row: int) -
 
 def _gather(ledger: Ledger, z: LayerSizes) -> Block:
     """k and v of the whole sequence, in natural order."""
-    packed = ledger.make("k and v", 2 * _kv_bytes(z))
+    packed = ledger.make("k and v", 2 * kv_bytes(z))
     whole = all_gather(ledger, z.ring, "k and v gathered", z.ring * packed.num_bytes)
     ledger.free(packed)
     ordered = ledger.make("k and v gathered", z.ring * packed.num_bytes)
@@ -295,91 +297,5 @@ def _gather(ledger: Ledger, z: LayerSizes) -> Block:
     return ordered
 
 
-def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
-    flipped = _flipped(ledger, z, call, z.q + 2 * z.kv)
-    out, lse = _kernel_outputs(ledger, z, call)
-    ledger.free(flipped)
-    if not call.flipped:
-        return out, lse
-    turned = _outputs(ledger, z, call)
-    ledger.free(out, lse)
-    return turned
-
-
-def _flipped(ledger: Ledger, z: LayerSizes, call: Call, width: int, lse: bool = False) -> Block:
-    """What a flipped call takes, which are copies; `width`: of all of that, beside the log-sum-exp."""
-    num_bytes = call.queries * width * z.narrow + (_lse_bytes(z, call.queries) if lse else 0)
-    return ledger.make("flipped for attention", num_bytes if call.flipped else 0)
-
-
-def _outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
-    out = ledger.make("attention_out", call.queries * z.q * z.narrow)
-    return out, ledger.make("lse", _lse_bytes(z, call.queries))
-
-
-def _kernel_outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
-    out, lse = _outputs(ledger, z, call)
-    _pulse_scratch(ledger, z, call)
-    return out, lse
-
-
-def _kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
-    """dq, dk and dv. GPUs get the log-sum-exp of some of the queries as a copy."""
-    is_part = z.on_cuda and z.heads > 1 and (z.packed or call.queries < z.tokens)
-    saved = _flipped(ledger, z, call, 2 * z.q + 2 * z.kv, lse=True)
-    grad_out = _flipped(ledger, z, call, z.q)
-    lse = ledger.make("lse", _lse_bytes(z, call.queries) if is_part else 0)
-    copies = ledger.make("copied for attention", _copied_bytes(z, call))
-    grads = [ledger.make("dq", call.queries * z.q * z.narrow)]
-    grads += [ledger.make(name, call.keys * z.kv * z.narrow) for name in ("dk", "dv")]
-    if z.on_cuda:
-        sizes = (z.heads, z.kv_heads, z.head_dim, z.narrow)
-        sequences, rows, keys = call.shape(z.batch)
-        rows += padding_rows(z.attention) if z.packed and call.causal and not call.strip else 0
-        kernel_call = AttentionCall(sequences, rows, keys, *sizes)
-        ledger.pulse(*backward_workspace(z.attention, kernel_call, z.deterministic).items())
-    else:
-        _pulse_scratch(ledger, z, call)
-    ledger.free(copies, lse, grad_out)
-    turned = [ledger.make(each.name, each.num_bytes) for each in grads] if call.flipped else []
-    ledger.free(saved, *(grads if turned else ()))
-    return turned or grads
-
-
-def _copied_bytes(z: LayerSizes, call: Call) -> int:
-    """What a kernel copies because it is strided: with several sequences, or after an all-to-all.
-
-    The CPU's copies the output's gradient, FlashAttention in torch the output too; what is given to transformer_engine
-    is all copied.
-    """
-    of_queries, of_keys = (tokens * width * z.narrow for tokens, width in ((call.queries, z.q), (call.keys, z.kv)))
-    if z.attention == "te":
-        return 3 * of_queries + 2 * of_keys
-    return {"cpu": 1, "flash": 2}.get(z.attention, 0) * of_queries if z.batch > 1 or z.a2a > 1 else 0
-
-
-def _pulse_scratch(ledger: Ledger, z: LayerSizes, call: Call) -> None:
-    """A stated bound for torch's flash kernel on CPUs, whose threads each work on a block of queries and one of keys.
-
-    Both passes count as the backward: scores and their gradients, wide and narrow, and for each query sums and output.
-    """
-    _, queries, keys = call.shape(z.batch)
-    queries, keys = min(256 if queries >= 768 else 64 if queries >= 192 else 32, queries), min(512, keys)
-    scores = 2 * queries * keys * (z.wide + (z.narrow if z.mixed else 0))
-    ledger.pulse(("attention scratch", z.threads * (scores + queries * (2 + z.head_dim) * z.wide)))
-
-
-def _q_bytes(z: LayerSizes) -> int:
-    return z.tokens * z.q * z.narrow
-
-
-def _kv_bytes(z: LayerSizes) -> int:
-    return z.tokens * z.kv * z.narrow
-
-
 def _gradient_sizes(z: LayerSizes) -> tuple[tuple[str, int], ...]:
-    return ("dq", _q_bytes(z)), ("dk", _kv_bytes(z)), ("dv", _kv_bytes(z))
-
-
-def _lse_bytes(z: LayerSizes, tokens: int) -> int:
-    return tokens * z.heads * z.wide
+    return ("dq", q_bytes(z)), ("dk", kv_bytes(z)), ("dv", kv_bytes(z))
