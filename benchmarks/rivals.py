@@ -37,6 +37,7 @@ from memo.executor.tile_machine import Context, Tile, make_tiles
 from memo.mesh import Mesh
 from memo.model.transformer import TransformerChunk
 from memo.parallel.data import ShardedDataParallel
+from memo.parallel.main_gradients import MainGradients
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.program.kinds import kind_of
 from memo.spec.skeleton import skeletal_tensors
@@ -168,7 +169,7 @@ class Rival:
         else:
             layout = slot_layout(config, kept_tiles(config, self.groups))
             runtime, kind = SwapRuntime(plan, layout, backend, device, host), TokenwiseLayer
-        _put_on_tiles(kind, runtime, config, mesh, chunks, data_parallel)
+        _put_on_tiles(kind, runtime, config, mesh, chunks, data_parallel.main_gradients)
         return runtime
 
     def plan(self, of_memo: SwapPlan) -> SwapPlan:
@@ -196,7 +197,7 @@ def _put_on_tiles(
     config: RunConfig,
     mesh: Mesh,
     chunks: Sequence[TransformerChunk],
-    sink: ShardedDataParallel,
+    sink: MainGradients,
 ) -> None:
     tokens = config.data.seq_length // config.parallel.cp
     tiles = make_tiles(tokens, config.parallel.tp, resolved_offload_tiles(config))

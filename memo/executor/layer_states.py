@@ -286,12 +286,12 @@ class LayerStates:
             else:
                 bucket.gradient_shard.add_(shard)
             if step.is_last:
-                data_parallel.complete([(bucket, bucket.gradient_shard)])
+                data_parallel.main_gradients.complete([(bucket, bucket.gradient_shard)])
             return
         if step.adds_up:
             self._add_sum(index, shard)
         if step.is_last:
-            data_parallel.complete([(bucket, shard)])
+            data_parallel.main_gradients.complete([(bucket, shard)])
         holder = reduction.stage or reduction.gradient.slot
         name = name_of("gradient", bucket) if holder is None else holder.name
         self._away[index] = self._buffers.offload_gradient(bucket, shard, name)

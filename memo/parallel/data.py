@@ -13,16 +13,15 @@ Gradients are summed without a factor, because the loss is already divided by th
 """
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from memo.config.model import Quantization
 from memo.mesh import Mesh
-from memo.parallel.collectives import add_up, all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
+from memo.parallel.collectives import all_gather, group_rank, group_size
+from memo.parallel.main_gradients import MainGradients
 from memo.parallel.quantized import CodedBucket
 from memo.parallel.shards import ShardedParameter, initialize
 from memo.parallel.unit_plans import make_units, plan_units
@@ -33,7 +32,7 @@ from memo_kernels.squared_norm.reference import squared_norm
 
 
 class ShardedDataParallel:
-    """Owns the memory of a rank's parameters and gradients, and their reduction over dp x cp.
+    """Owns the memory of a rank's parameters and gradients; `main_gradients` reduces these over dp x cp.
 
     `model` must be built of `empty_parameter`s (no memory); here they become views of the buffers.
 
@@ -47,8 +46,7 @@ class ShardedDataParallel:
         moments: dtypes of exp_avg and exp_avg_sq; default: the masters'.
         quantize: what coded weights are kept in.
         saves_frozen: whether checkpoints have frozen weights, as nothing else does.
-        squared_norm: the kernel (memo_kernels) for the sum of the squares of a gradient on the device. The gradients
-            in host memory went through it before they left the device (`complete`).
+        squared_norm: of MainGradients.
     """
 
     def __init__(
@@ -69,9 +67,8 @@ class ShardedDataParallel:
         saves_frozen: bool = True,
         squared_norm: Callable[[Tensor], Tensor] = squared_norm,
     ) -> None:
-        self.model, self.mesh, self.overlap = model, mesh, overlap
+        self.model, self.mesh, self.saves_frozen = model, mesh, saves_frozen
         self.group, self.device, self.dtype = mesh.dp_cp, device, dtype
-        self._squared_norm, self.saves_frozen = squared_norm, saves_frozen
         # Backward produces gradients from the last layer to the first.
         named: dict[str, ShardedParameter] = {}
         for name, parameter in reversed(list(model.named_parameters())):
@@ -99,15 +96,8 @@ class ShardedDataParallel:
         for unit in self.units:
             self.bind_weights(unit, None)
             self.bind_gradients(unit, None)
-        self._missing: dict[str, int] = {}
-        self._reduced_here = [b for unit in self.units if not unit.is_driven for b in unit.trained]
-        self._next_bucket = 0
-        # The garbage collector does not see the references that autograd's hooks hold. A hook with a strong reference
-        # to this object would keep the model, its gradients and the process groups alive for ever.
-        accumulate, added = _weakly(self._accumulate), _weakly(self.gradient_done)
-        for parameter in filter(_is_trained, self.parameters.values()):
-            parameter.register_post_accumulate_grad_hook(accumulate)
-            parameter.on_added = added
+        trained = {name: each for name, each in self.parameters.items() if not each.shard.frozen}
+        self.main_gradients = MainGradients(self.units, trained, mesh, device, overlap=overlap, norm=squared_norm)
 
     def initialize(self, seed: int, wanted: Callable[[ShardedParameter], bool] = lambda _: True) -> None:
         """Set the initial weights and their masters, which are the same for every layout and placement; what is not
@@ -164,7 +154,7 @@ class ShardedDataParallel:
             self.bind_gradients(unit, None)
 
     def master_segments(self) -> list[MasterSegment]:
-        """What this rank's optimizer updates, with gradients that are valid after `finish_reduction`, and the rest."""
+        """What this rank's optimizer updates, with gradients that are valid once they are reduced, and the rest."""
         return [*(segment for bucket in self.buckets for segment in self.segments_of(bucket)), *self.constants]
 
     def saved_unchanged(self) -> list[MasterSegment]:
@@ -183,89 +173,12 @@ class ShardedDataParallel:
             segments.append(MasterSegment(segment, shard, weight, moments))
         return segments
 
-    def begin_step(self, num_microbatches: int, used_twice: ShardedParameter | None = None) -> None:
-        """Zero the main gradients, and expect `num_microbatches` contributions to the gradient of every parameter.
-
-        `used_twice`: a parameter that contributes twice in a microbatch, because its two uses are in different graphs,
-        or because backwards add the gradients of both themselves (memo.parallel.weight_gradients).
-        """
-        for bucket in self.trained:
-            if bucket.gradients is not None:
-                bucket.gradients.zero_()
-            bucket.pending = bucket.reduced = bucket.squared_norm = None
-        self._missing = {name: num_microbatches for name, each in self.parameters.items() if _is_trained(each)}
-        if used_twice is not None and _is_trained(used_twice):
-            self._missing[used_twice.local_name] *= 2
-        self._next_bucket = 0
-
-    def finish_reduction(self, mover: StateMover | None = None) -> None:
-        """Call it after the last backward; then every shard holds the gradient of the whole global batch.
-
-        `mover`: of this rank's states, where a placement has some outside of resident memory. Raises RuntimeError if a
-        parameter got fewer gradients than there are microbatches.
-        """
-        late = [name for name, missing in self._missing.items() if missing]
-        if late:
-            raise RuntimeError(
-                f"{len(late)} parameters got fewer gradients than microbatches, the first is {late[0]}: "
-                "each must take part in every forward"
-            )
-        if mover is not None:
-            mover.finish_gradients()
-        for bucket in self._reduced_here[self._next_bucket :]:
-            self._start_reduction(bucket)
-        reduced = []
-        for bucket in self._reduced_here:
-            if bucket.pending is not None:
-                bucket.pending.wait()
-                bucket.pending = None  # gloo's work holds a copy of the whole bucket
-            assert bucket.gradients is not None
-            shard = bucket.gradients[bucket.mine]
-            if bucket.reduced is not None:
-                shard.copy_(bucket.reduced)
-                bucket.reduced = None
-            reduced.append((bucket, shard))
-        self.complete(reduced)
-        for bucket, shard in reduced:
-            if bucket.places.optimizer_on_host:
-                assert mover is not None, "states in host memory need their mover"
-                mover.offload_gradient(bucket, shard)
-
-    def complete(self, reduced: Sequence[tuple[Bucket, Tensor]]) -> None:
-        """Turn shards that are reduced over dp x cp into gradients of the whole global batch.
-
-        Each tp rank has seen only a part of the tokens, so the gradients of norms, and of biases that are added after
-        the sum over tp, are summed over tp. All shards given are summed in one message: in a step there is one message
-        for the gradients that stay on the device, and one for each layer whose gradient leaves it.
-        """
-        add_up([shard for bucket, shard in reduced if bucket.plan.replicated == "tp"], self.mesh.tp)
-        for bucket, shard in reduced:
-            if bucket.plan.replicated == "embedding":
-                all_reduce(shard, self.mesh.embedding)
-            if bucket.places.optimizer_on_host:
-                bucket.squared_norm = self._squared_norm(shard)
-
-    def gradient_norm(self) -> Tensor:
-        """L2 norm of the gradient of the whole model, every weight counted once; an fp64 scalar, equal on all ranks."""
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for bucket in self.trained:
-            if self._counts_here(bucket):
-                known = bucket.squared_norm
-                total += self._squared_norm(bucket.gradient_shard) if known is None else known
-        for group in (self.group, self.mesh.tp, self.mesh.pp):
-            all_reduce(total, group)
-        return total.sqrt()
-
-    def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply this rank's gradient shards by a scalar of their dtype, on the CPU even if the shards are not."""
-        for bucket in self.trained:
-            bucket.gradient_shard.mul_(factor)
-
     def publish_weights(self, buckets: Sequence[Bucket] | None = None, mover: StateMover | None = None) -> None:
         """Cast the updated masters of these buckets (default: of all) to the weights' dtype, and gather over dp x cp.
 
-        A caller that names buckets must have called their `refresh_source` before. `mover`: as in `finish_reduction`;
-        before it exists, masters in host memory are copied without it.
+        A caller that names buckets must have called their `refresh_source` before. `mover`: of this rank's states,
+        where a placement has some outside of resident memory; before it exists, masters in host memory are copied
+        without it.
         """
         for bucket in self.buckets if buckets is None else buckets:
             if buckets is None:
@@ -321,71 +234,6 @@ class ShardedDataParallel:
                 assert isinstance(parameter, ShardedParameter)
                 setattr(module, key, placed[parameter.local_name])
         return placed
-
-    def main_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """The main gradient of a parameter, in its shape and in the wide dtype, for code that adds to it directly; None
-        of a frozen one."""
-        assert isinstance(parameter, ShardedParameter)
-        assert parameter.main_grad is not None or parameter.shard.frozen, "no memory for its gradient"
-        return parameter.main_grad
-
-    def gradient_done(self, parameter: nn.Parameter) -> None:
-        """Call it once for each contribution that has been added to a parameter's main gradient; does nothing for a
-        frozen one."""
-        assert isinstance(parameter, ShardedParameter)
-        if parameter.shard.frozen:
-            return
-        self._missing[parameter.local_name] -= 1
-        if self.overlap and self._missing[parameter.local_name] == 0:
-            self._start_ready_buckets()
-
-    def _accumulate(self, parameter: Tensor) -> None:
-        """Hook of autograd: add .grad to the main gradient, and free it."""
-        assert isinstance(parameter, nn.Parameter)
-        if parameter.grad is None:
-            return  # a backward has added it itself, and has said so (memo.parallel.weight_gradients)
-        main = self.main_gradient(parameter)
-        assert main is not None, "a frozen parameter has no gradient"
-        main.add_(parameter.grad)
-        parameter.grad = None
-        self.gradient_done(parameter)
-
-    def _start_ready_buckets(self) -> None:
-        """Start the reductions of complete buckets in a fixed order: all ranks must issue the same collectives."""
-        while self._next_bucket < len(self._reduced_here):
-            bucket = self._reduced_here[self._next_bucket]
-            if any(self._missing[slot.name] for slot in bucket.plan.slots):
-                return
-            self._start_reduction(bucket)
-            self._next_bucket += 1
-
-    def _start_reduction(self, bucket: Bucket) -> None:
-        if group_size(self.group) > 1:
-            assert bucket.gradients is not None
-            bucket.reduced, bucket.pending = reduce_scatter_async(bucket.gradients, self.group)
-
-    def _counts_here(self, bucket: Bucket) -> bool:
-        if bucket.plan.replicated == "tp":
-            return self.mesh.at.tp == 0
-        if bucket.plan.replicated == "embedding":
-            return self.mesh.is_first_stage
-        return True
-
-
-def _is_trained(parameter: ShardedParameter) -> bool:
-    return not parameter.shard.frozen
-
-
-def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The method, without a strong reference to its object."""
-    weak = weakref.WeakMethod(method)
-
-    def call(parameter: Tensor) -> None:
-        strong = weak()
-        assert strong is not None, "a backward after its ShardedDataParallel is gone"
-        strong(parameter)
-
-    return call
 
 
 def _resident_or_zeros(resident: Tensor | None, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:

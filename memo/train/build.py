@@ -187,7 +187,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         if not chosen.solution.moves_nothing_is_best:
             runtime = swap.start(config, mesh, chosen, chunks, data_parallel, backend, host)
     if runtime is None:
-        keep_on_device(config, mesh, chunks, data_parallel, device)
+        keep_on_device(config, mesh, chunks, data_parallel.main_gradients, device)
     coded = decode_weights(chunks, data_parallel)
     states = stream_states(placement, ops, chunks, data_parallel, backend) if placement.streams else None
     # 6. The optimizer sees this rank's shard of the masters, and waits for the copies of those in host memory.

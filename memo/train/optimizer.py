@@ -127,7 +127,7 @@ class Optimizer:
         data_parallel = self.data_parallel
         if self.states is not None:
             self.states.await_gradients()
-        norm_value = read(data_parallel.gradient_norm())
+        norm_value = read(data_parallel.main_gradients.norm())
         # Allocated even if it is not used, so that every step makes the same memory requests, as a memory plan needs.
         dtype = data_parallel.trained[0].gradient_shard.dtype
         factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=dtype)
@@ -141,7 +141,7 @@ class Optimizer:
                 )
             return norm_value, False
         if self.config.clip_grad > 0 and norm_value > self.config.clip_grad:
-            data_parallel.scale_gradients(factor)
+            data_parallel.main_gradients.scale(factor)
         self.before_update()
         for part in self.parts:
             if part not in done:

@@ -86,7 +86,7 @@ class ParallelModel:
         tied = tied_weight(self.chunks[0])
         is_breadth_first = self.config.parallel.gradient_accumulation_order == "breadth_first"
         adds_twice = tied is not None and (is_breadth_first or own_sum(tied) is not None)
-        self.data_parallel.begin_step(len(batches), tied if adds_twice else None)
+        self.data_parallel.main_gradients.begin_step(len(batches), tied if adds_twice else None)
         if self.swap is not None:
             self.swap.next_step()
         if self.router_losses is not None:
@@ -101,7 +101,7 @@ class ParallelModel:
         with self.mesh.watch.work("reduction"):
             if self.router_losses is not None:
                 self.router_losses.finish_step(self.mesh.world, self.mesh.at.tp)
-            self.data_parallel.finish_reduction(self.states)
+            self.data_parallel.main_gradients.finish_reduction(self.states)
         return loss_sum
 
     @contextmanager

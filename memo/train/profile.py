@@ -159,7 +159,7 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
         nn.ModuleList(layers.values()), mesh, dtype=dtype, device=device, bucket_size=bucket_size, overlap=False
     )
     data_parallel.initialize(config.training.seed)
-    return measure(config, mesh, layers, data_parallel.main_gradient, device)
+    return measure(config, mesh, layers, data_parallel.main_gradients.main_gradient, device)
 
 
 def _show(mesh: Mesh, text: str) -> None:

@@ -84,7 +84,12 @@ def choose(
 
     def measured() -> LayerProfile:
         return measure(
-            config, mesh, of_kinds, data_parallel.main_gradient, device, lambda i: data_parallel.scratch(units[i])
+            config,
+            mesh,
+            of_kinds,
+            data_parallel.main_gradients.main_gradient,
+            device,
+            lambda i: data_parallel.scratch(units[i]),
         )
 
     profile, origin = obtain(config, mesh, device, measured)
@@ -185,7 +190,7 @@ def start(
     else:
         keys, sections = key_value_layout(config), hidden_sections(config)
         runtime = SweepRuntime(plan, layout, sweep, keys, sections, backend, device, host, disk=disk)
-    put_on_tiles(config, mesh, chunks, runtime, data_parallel)
+    put_on_tiles(config, mesh, chunks, runtime, data_parallel.main_gradients)
     return runtime
 
 

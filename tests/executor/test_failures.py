@@ -20,6 +20,7 @@ from memo.executor.streamed import StreamedLayer
 from memo.model.transformer import Microbatch
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
+from memo.parallel.main_gradients import MainGradients
 from memo.parallel.units import Bucket
 from memo.train.parallel_model import ParallelModel
 
@@ -28,8 +29,8 @@ PLACES: dict[str, tuple[type, str]] = {
     "a layer's backward": (ContextAttention, "backward"),
     "what comes after a layer": (StreamedLayer, "forward"),
     "a gradient on its way": (LayerStates, "_deliver"),
-    "a reduction": (ShardedDataParallel, "complete"),
-    "the optimizer": (ShardedDataParallel, "gradient_norm"),
+    "a reduction": (MainGradients, "complete"),
+    "the optimizer": (MainGradients, "norm"),
 }
 PLACES_ON_TILES: dict[str, tuple[Any, str]] = {
     "a tile of the MLP": (TokenwiseLayer, "_finish"),
@@ -124,18 +125,18 @@ def test_another_order_than_the_plans_is_refused() -> None:
 
 def skipped_step(config: RunConfig, world_size: int) -> list[str]:
     """One rank's gradients of a step are infinite: no rank's states change, and training goes on."""
-    right = ShardedDataParallel.complete
+    right = MainGradients.complete
 
-    def spoilt(data_parallel: ShardedDataParallel, reduced: Sequence[tuple[Bucket, torch.Tensor]]) -> None:
-        if data_parallel.mesh.rank == world_size - 1:
+    def spoilt(gradients: MainGradients, reduced: Sequence[tuple[Bucket, torch.Tensor]]) -> None:
+        if model.mesh.rank == world_size - 1:
             for _, shard in reduced:
                 shard.fill_(float("inf"))
-        right(data_parallel, reduced)
+        right(gradients, reduced)
 
     (clean, batches), (model, _) = (started(config, world_size=world_size) for _ in range(2))
     expected, found = [step(clean, batches[0])], [step(model, batches[0])]
     before = states_of(model)
-    with patch.object(ShardedDataParallel, "complete", spoilt):
+    with patch.object(MainGradients, "complete", spoilt):
         _, norm, updated = step(model, batches[1])
     assert (norm, updated) == (float("inf"), False)
     assert unlike(Course([], states_of(model)), Course([], before)) == []

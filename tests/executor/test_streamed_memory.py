@@ -47,7 +47,7 @@ def measured_and_told(world_size: int, placement: StatePlacement, dtype: torch.d
     run.step()
     run.step()
     run.seen.weights.clear()
-    run.data_parallel.begin_step(MICROBATCHES)  # forgets the norms of the last step
+    run.data_parallel.main_gradients.begin_step(MICROBATCHES)  # forgets the norms of the last step
     gc.collect()
     parts: Any = SimpleNamespace(
         data_parallel=run.data_parallel, optimizer=run.optimizer, swap=None, states=run.states, coded=None

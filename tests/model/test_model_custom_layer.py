@@ -50,13 +50,13 @@ def compare_with_autograd() -> None:
     y, expected = chunk.layers[0](ours, chunk.contexts(batch)[0]), parallel_layer(weights, config.model, theirs)
     assert_near(y, expected)
     grad = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(4))
-    model.data_parallel.begin_step(1, None)
+    model.data_parallel.main_gradients.begin_step(1, None)
     y.backward(grad)
     expected.backward(grad)
     assert_near(ours.grad, theirs.grad)
     found = 0
     for parameter in named.values():
-        main = model.data_parallel.main_gradient(parameter)
+        main = model.data_parallel.main_gradients.main_gradient(parameter)
         for piece in parameter.shard.pieces:
             assert_near(piece.of_local(main), weights[piece.name.removeprefix("layers.0.")].grad)
             found += 1

@@ -23,7 +23,7 @@ def _gradients(config: RunConfig, world_size: int) -> list[tuple[dict[str, Tenso
     for overlap in (True, False):
         model, feed = make(config.override({"overlap_grad_reduce": overlap}), world_size)
         one_step_backward(model, feed)
-        norm = model.data_parallel.gradient_norm().item()
+        norm = model.data_parallel.main_gradients.norm().item()
         found.append((global_pieces(model, "grad"), norm, len(model.data_parallel.buckets)))
     return found
 
@@ -92,14 +92,14 @@ class _Messages:
 
 def _finish_reduction(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
     model, feed = make(config, world_size)
-    messages, finish = _Messages(), model.data_parallel.finish_reduction
+    messages, finish = _Messages(), model.data_parallel.main_gradients.finish_reduction
 
     def watched(*args: Any) -> None:
         model.mesh.watch.listener = messages
         finish(*args)
         model.mesh.watch.listener = None
 
-    with patch.object(model.data_parallel, "finish_reduction", watched):
+    with patch.object(model.data_parallel.main_gradients, "finish_reduction", watched):
         one_step_backward(model, feed)
     return messages.seen
 

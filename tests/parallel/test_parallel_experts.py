@@ -136,8 +136,8 @@ def test_shared_experts_are_the_mlp_of_a_dense_model() -> None:
     assert of_dense.keys() <= found.keys()
     for name, parameter in of_dense.items():
         expected, gradient = (
-            dense.data_parallel.main_gradient(parameter),
-            mixed.data_parallel.main_gradient(found[name]),
+            dense.data_parallel.main_gradients.main_gradient(parameter),
+            mixed.data_parallel.main_gradients.main_gradient(found[name]),
         )
         assert expected.abs().max() > 0
         torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)

@@ -15,7 +15,7 @@ from ranks import run_ranks
 
 from memo.config import RunConfig
 from memo.parallel import weight_gradients
-from memo.parallel.data import ShardedDataParallel
+from memo.parallel.main_gradients import MainGradients
 from memo.parallel.units import Bucket
 
 torch.set_num_threads(1)
@@ -27,14 +27,14 @@ STREAMED = {"offload_states": "all", "offload_check_races": True}
 def _both_ways(config: RunConfig, world_size: int) -> tuple[Outcome, Outcome, Counter[str]]:
     """One step by autograd's hooks alone, one that adds in backwards, and how many gradients each hook took in it."""
     expected = train_here(config, world_size, 1)
-    accumulate, hooks = ShardedDataParallel._accumulate, Counter[str]()
+    accumulate, hooks = MainGradients._accumulate, Counter[str]()
 
-    def counting(self: ShardedDataParallel, parameter: torch.Tensor) -> None:
+    def counting(self: MainGradients, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             hooks[parameter.local_name] += 1
         accumulate(self, parameter)
 
-    with ADDING, patch.object(ShardedDataParallel, "_accumulate", counting):
+    with ADDING, patch.object(MainGradients, "_accumulate", counting):
         return expected, train_here(config, world_size, 1), hooks
 
 
@@ -73,16 +73,16 @@ def _complete_at_reductions(config: RunConfig, world_size: int) -> list[list[int
         model, feed = make(config, world_size)
         found.append(list[int]())
 
-        def noting(bucket: Bucket, owner: ShardedDataParallel = model.data_parallel) -> None:
+        def noting(bucket: Bucket, owner: MainGradients = model.data_parallel.main_gradients) -> None:
             found[-1].append(sum(not missing for missing in owner._missing.values()))
             _start(owner, bucket)
 
-        with way, patch.object(model.data_parallel, "_start_reduction", noting):
+        with way, patch.object(model.data_parallel.main_gradients, "_start_reduction", noting):
             one_step_backward(model, feed)
     return found
 
 
-_start = ShardedDataParallel._start_reduction
+_start = MainGradients._start_reduction
 
 
 def test_buckets_are_reduced_as_early() -> None:

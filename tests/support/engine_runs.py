@@ -130,10 +130,10 @@ class _Run(StateRun):
             self.swapper.end(op.kind, op.layer)
         if op.kind == "B":
             for weight in self._layer(op.layer).weights:
-                gradient = self.data_parallel.main_gradient(weight)
+                gradient = self.data_parallel.main_gradients.main_gradient(weight)
                 gradient[0] += op.layer + 1
                 gradient[1] += 1
-                self.data_parallel.gradient_done(weight)
+                self.data_parallel.main_gradients.gradient_done(weight)
 
 
 def modelled(config: RunConfig, world_size: int) -> StepModel:

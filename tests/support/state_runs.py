@@ -123,7 +123,7 @@ class StateRun:
     def _backwards(self, update: Update | None) -> None:
         if self.states is not None:
             self.states.next_step(update)
-        self.data_parallel.begin_step(self.num_microbatches)
+        self.data_parallel.main_gradients.begin_step(self.num_microbatches)
         for op in self.ops:
             if self.states is not None:
                 self.states.begin(op.kind, op.layer)
@@ -132,7 +132,7 @@ class StateRun:
                 self.states.end(op.kind, op.layer)
         for microbatch in range(self.num_microbatches):
             self._backward(self.chunk.embedding, microbatch)
-        self.data_parallel.finish_reduction(self.states)
+        self.data_parallel.main_gradients.finish_reduction(self.states)
 
     @torch.no_grad()
     def evaluate(self) -> None:
@@ -167,9 +167,9 @@ class StateRun:
 
     def _backward(self, part: _Part, microbatch: int) -> None:
         for weight in part.weights:
-            gradient = self.data_parallel.main_gradient(weight)
+            gradient = self.data_parallel.main_gradients.main_gradient(weight)
             gradient.add_(weight.detach().to(gradient.dtype) * (0.1 * (microbatch + 1)) + 0.01)
-            self.data_parallel.gradient_done(weight)
+            self.data_parallel.main_gradients.gradient_done(weight)
 
 
 def run(

@@ -134,7 +134,7 @@ class Workplace:
         loss = model.forward_backward(batches)
         sharded = model.data_parallel
         trained = {name: p for name, p in sharded.parameters.items() if p.requires_grad}
-        gradients = {name: sharded.main_gradient(p).clone() for name, p in trained.items()}
+        gradients = {name: sharded.main_gradients.main_gradient(p).clone() for name, p in trained.items()}
         pieces = global_pieces(model, "grad")
         return Step(loss, gradients, pieces | {"loss": self._global(loss)})
 

@@ -50,14 +50,14 @@ def _saved_beside_the_next_step(folder: Path, dtype: str) -> dict[str, Tensor]:
 
     with trainer(folder, params_dtype=dtype) as made:
         made.step()
-        optimizer, norm = made.parts.optimizer, made.parts.data_parallel.gradient_norm
+        optimizer, norm = made.parts.optimizer, made.parts.data_parallel.main_gradients.norm
         expected = {name: value.clone() for name, value in global_pieces(made.parts, "master").items()}
 
         def gradient_norm() -> Tensor:
             backward_done.set()
             return norm()
 
-        optimizer.data_parallel.gradient_norm = gradient_norm  # type: ignore[method-assign]
+        optimizer.data_parallel.main_gradients.norm = gradient_norm  # type: ignore[method-assign]
         before_writing(read_late)
         made.save()
         assert made.step().iteration == 2

@@ -15,6 +15,7 @@ from trainers import tiny_trainer
 import memo
 from memo.checkpoint.directory import latest_checkpoint, whole_checkpoints
 from memo.errors import DivergenceError
+from memo.parallel.main_gradients import MainGradients
 from memo.train.entry import main
 from memo.train.metrics import StepRecord
 
@@ -53,12 +54,12 @@ def test_what_is_not_finite_is_never_published(tmp_path: Path, world_size: int, 
 
 
 def _gradients_overflow_after(made: memo.Trainer, iteration: int) -> None:
-    norm = made.parts.data_parallel.gradient_norm
+    norm = made.parts.data_parallel.main_gradients.norm
 
     def overflowing() -> torch.Tensor:
         return norm() * (float("inf") if made.iteration >= iteration else 1.0)
 
-    made.parts.data_parallel.gradient_norm = overflowing  # type: ignore[method-assign]
+    made.parts.data_parallel.main_gradients.norm = overflowing  # type: ignore[method-assign]
 
 
 def _train_with_overflow(folder: Path, iteration: int, **overrides: Any) -> tuple[str, int, int]:
@@ -100,8 +101,8 @@ def test_fewer_skips_or_no_limit_let_a_run_go_on(tmp_path: Path) -> None:
 
 
 def _main_with_overflow(flags: list[str]) -> tuple[int | str | None, str]:
-    norm = memo.parallel.data.ShardedDataParallel.gradient_norm
-    memo.parallel.data.ShardedDataParallel.gradient_norm = lambda self: norm(self) * float("nan")
+    norm = MainGradients.norm
+    MainGradients.norm = lambda self: norm(self) * float("nan")
     with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit) as caught:
         main(flags)
     return caught.value.code, errors.getvalue()

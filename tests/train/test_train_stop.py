@@ -166,10 +166,10 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path, number: signal.Sig
 STUCK = """
 import os, sys, time
 from pathlib import Path
-from memo.parallel.data import ShardedDataParallel
+from memo.parallel.main_gradients import MainGradients
 from memo.train.entry import main
 
-finish, calls = ShardedDataParallel.finish_reduction, 0
+finish, calls = MainGradients.finish_reduction, 0
 
 def wrapped(self, *args):
     global calls
@@ -180,7 +180,7 @@ def wrapped(self, *args):
             time.sleep(1)
     return finish(self, *args)
 
-ShardedDataParallel.finish_reduction = wrapped
+MainGradients.finish_reduction = wrapped
 raise SystemExit(main(sys.argv[2:]))
 """
 

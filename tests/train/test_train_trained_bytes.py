@@ -116,7 +116,7 @@ def told_and_held(config: RunConfig, world_size: int) -> tuple[MemoryUse, int]:
     model, feed = make(config, world_size)
     for _ in range(2):
         model.train_step(feed.next_global_batch(), lr=1e-2)
-    model.data_parallel.begin_step(1)  # forgets the norms of the last step
+    model.data_parallel.main_gradients.begin_step(1)  # forgets the norms of the last step
     gc.collect()
     told = MemoryUse.of(model)
     counts = [state["step"].nbytes for part in model.optimizer.parts if part.adam for state in part.adam.state.values()]

@@ -313,7 +313,7 @@ def test_a_process_whose_memory_ends_says_where_and_what_helps(tmp_path: Path) -
     ("target", "place"),
     [
         ("memo.parallel.loss._reduce", "the loss"),
-        ("memo.parallel.data.ShardedDataParallel.gradient_norm", "the optimizer's step"),
+        ("memo.parallel.main_gradients.MainGradients.norm", "the optimizer's step"),
         ("memo.executor.tile_machine.column_forward", "a layer"),
         ("memo.train.feed.Feed.next_global_batch", "the step"),
     ],
