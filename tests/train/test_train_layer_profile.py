@@ -211,10 +211,8 @@ def _slowest(factors: tuple[float, float]) -> tuple[LayerProfile, LayerProfile]:
     layer_profile.profile_layer = counter = Count(factors[dist.get_rank()])
     config = tiny(offload_alpha="off", seq_length=64)
     model = _model(config)
-    gradient, layer = (
-        model.data_parallel.main_gradients.main_gradient,
-        model.chunks[0].layers[0].layer,
-    )  # what the executor runs
+    layer = model.chunks[0].layers[0].layer  # what the executor runs
+    gradient = model.data_parallel.main_gradients.main_gradient
     agreed = layer_profile.measure(config.override({"offload_alpha": "auto"}), model.mesh, {0: layer}, gradient, CPU)
     assert counter.measured is not None
     return counter.measured, agreed
