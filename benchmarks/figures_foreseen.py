@@ -131,7 +131,7 @@ def recipe() -> str:
     """The table of the plans of a million tokens as `memo plan` prints it, and what it says of the best of them."""
     lines = row_of("h100x8_1m")["printed"].splitlines()
     head = next(at for at, line in enumerate(lines) if "tok/GPU/s" in line)
-    told = ("= ", "first of them ", "tight: ", "best: ", "surely fits: ", "binding limit: ", "CUDA, ", "a step takes ")
+    told = ("= ", "  the first ", "tight: ", "best: ", "surely fits: ", "binding limit: ", "CUDA, ", "a step takes ")
     shown = [line for line in lines[head + 1 :] if re.match(r" *\d+=? ", line) or line.startswith(told)]
     first = next(at for at, line in enumerate(shown) if not re.match(r" *\d+=? ", line))
     return "\n".join(["```", lines[head], *shown[:first], "", *shown[first:], "```"])

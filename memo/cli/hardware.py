@@ -13,6 +13,7 @@ from memo.estimate.hardware import Efficiency, Hardware
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.machines import named_hardware
 from memo.estimate.prices import PRICES
+from memo.estimate.time_errors import EXPERTS, FLASH_2, evidence_of
 from memo.text_table import terminal_columns, text_table
 
 _COLUMNS: dict[str, Callable[[Hardware], str]] = {
@@ -74,6 +75,7 @@ def _described(machine: Hardware, columns: int | None) -> str:
     rows = [(name, _shown(value)) for name, value in _fields(machine)]
     rows += [(f"efficiency.{name}", _shown(value)) for name, value in _fields(machine.efficiency)]
     rows.append(("price", "none known" if price is None else price.told))
+    rows += [("error of a step's seconds", str(each)) for each in (*evidence_of(machine), EXPERTS, FLASH_2)]
     return text_table(rows, {0, 1}, columns=columns, wrapped=(1,))
 
 

@@ -15,9 +15,10 @@ class AccountError:
     runs: int
 
     def __str__(self) -> str:
-        found = f"the worst of {self.runs} full-size runs of memo's program on the emulated GPU"
-        on_gpu = f"{RUNS_ON_GPU} on an H200, by one process, lay within {WORST_ON_GPU:.1%}"
-        return f"memory ±{self.share:.2%} of what torch allocates: {found}; {on_gpu}"
+        return (
+            f"GPU GiB: ±{self.share:.2%}, the largest error in {self.runs} full-size runs on the emulated GPU; "
+            f"{RUNS_ON_GPU} runs of one process on an H200 were within {WORST_ON_GPU:.1%}"
+        )
 
 
 WORST_ON_GPU, RUNS_ON_GPU = 0.001, 8

@@ -128,8 +128,11 @@ class TimeError:
         return sum(self.shares.values())
 
     def __str__(self) -> str:
-        """Of the machine: what the errors of its steps are made of."""
-        return f"±%: by the seconds of each part, {'; '.join(map(str, self.evidence))}"
+        """How far the seconds of each part of a step may be off; a machine has the same for all its steps."""
+        shares = dict(_shares(self.evidence))
+        parts = {name: f"{name.replace('_', '-')} {share:.0%}" for name, share in shares.items()}
+        parts["host"] += f" and {HOST_STEP_S:g} s a step"
+        return f"±%: errors of the seconds of a step: {', '.join(parts.values())}"
 
 
 HOST_STEP_S = 0.22
@@ -137,8 +140,8 @@ HOST_STEP_S = 0.22
 hardly grows with their length, and nobody has said why. No host of memo's own program beside a GPU was measured."""
 _HOST = Evidence(
     {"host": 0.5},
-    f"and {HOST_STEP_S:g} s a step: assumed, by counted kernels, the CPU time of one on the machine that counted, and "
-    "two steps of prime-rl",
+    f"and {HOST_STEP_S:g} s a step: assumed, from the number of kernels, the CPU time of a kernel on the machine that "
+    "counted them, and two steps of prime-rl",
 )
 _COPIES = Evidence({"copies": 0.5}, "assumed: no published run says what such a link reaches")
 _A100 = (
@@ -181,12 +184,12 @@ _OTHERS = (
     _HOST,
     _COPIES,
 )
-_EXPERTS = Evidence(
+EXPERTS = Evidence(
     {"products": 0.15},
     "of a mixture of experts: chosen by prime-rl's three steps of Qwen3-30B-A3B on H100 and H200 at 16K tokens, any "
     "two of which foresee the third so well",
 )
-_FLASH_2 = Evidence(
+FLASH_2 = Evidence(
     {"attention": 0.25},
     "by FlashAttention 2 where others are quicker: on B200 chosen by prime-rl's two steps without LoRA; its three of "
     "other models with LoRA say 6% to 17% more, forward kernels alone 11% less; on H200 measured at one shape, on "
@@ -202,9 +205,8 @@ def time_error(hardware: Hardware, parts: StepParts) -> TimeError:
     A machine of another chip, or with other efficiencies than those chosen by published runs, has the error that H100
     had before there were runs on it to fit.
     """
-    fitted = (known for name, known in _KNOWN.items() if _is_as_fast(HARDWARE[name], hardware))
-    evidence = next(fitted, _OTHERS)
-    for applies, more in ((parts.has_experts, _EXPERTS), (parts.has_slow_attention, _FLASH_2)):
+    evidence = evidence_of(hardware)
+    for applies, more in ((parts.has_experts, EXPERTS), (parts.has_slow_attention, FLASH_2)):
         known = dict(_shares(evidence))
         if applies and any(known[name] < share for name, share in more.shares.items()):
             evidence = (*evidence, more)
@@ -212,6 +214,12 @@ def time_error(hardware: Hardware, parts: StepParts) -> TimeError:
     seconds["host"] += HOST_STEP_S if parts.has_unmeasured_host else 0.0
     seconds["copies"] = parts.late_copies_s(dict(_shares(evidence))["copies"])
     return TimeError({name: late_s / parts.step_s for name, late_s in seconds.items()}, evidence)
+
+
+def evidence_of(hardware: Hardware) -> tuple[Evidence, ...]:
+    """The evidence for every part of a step on a machine; models with experts or a slow attention have more."""
+    fitted = (known for name, known in _KNOWN.items() if _is_as_fast(HARDWARE[name], hardware))
+    return next(fitted, _OTHERS)
 
 
 def _is_as_fast(known: Hardware, hardware: Hardware) -> bool:

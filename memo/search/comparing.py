@@ -132,13 +132,14 @@ def comparison(plans: Sequence[Plan], columns: int | None = None) -> str:
 
 
 def _errors(plans: Sequence[Plan]) -> list[str]:
-    """What the errors of speeds are made of, and of which machines."""
+    """The errors of speeds, each with the machines that have it."""
     machines: dict[str, list[str]] = {}
     for plan in plans:
         if plan.best is not None:
             names = machines.setdefault(str(speed_error(plan.question, plan.best)), [])
             names += [name for name in (plan.question.hardware.name,) if name not in names]
-    return [f"{', '.join(sorted(names))}: {error}" for error, names in sorted(machines.items())]
+    told = [f"{', '.join(sorted(names))}: {error}" for error, names in sorted(machines.items())]
+    return [f"{each} (sources: memo hardware NAME)" for each in told]
 
 
 def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:

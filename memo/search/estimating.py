@@ -206,16 +206,14 @@ def _on_gpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[An
 
 
 def _own_bound(unseen: Unseen, capacity: Capacity, rank: RankMemory) -> str:
-    """What the verdict on memo's own account rests on, and how near the line it is."""
+    """How near the line a verdict on memo's own account is, and the evidence for the account."""
     least, foreseen, most = (size / GIB for size in unseen)
     room_gib = (capacity.sure_gpu_bytes - rank.total) / GIB
-    line = f"{room_gib:.2f} GiB below" if room_gib >= 0 else f"{-room_gib:.2f} GiB above"
     return (
-        f"counted request by request, within {FULL_SIZE.share:.2%} of what {FULL_SIZE.runs} full-size runs allocate on "
-        f"the emulated GPU; torch does not see {foreseen:.2f} GiB, {least:.2f} to {most:.2f} by published figures; "
-        f"{line} the "
-        f"{capacity.sure_gpu_bytes / GIB:.2f} GiB that surely fit of the {capacity.usable_gpu_bytes / GIB:.2f} that "
-        "torch reports"
+        f"{abs(room_gib):.2f} GiB {'less' if room_gib >= 0 else 'more'} than the {capacity.sure_gpu_bytes / GIB:.2f} "
+        f"GiB that surely fit, of {capacity.usable_gpu_bytes / GIB:.2f} GiB that torch reports; CUDA and NCCL take "
+        f"{foreseen:.2f} GiB beside torch (published figures: {least:.2f} to {most:.2f}); every request is "
+        f"counted, within {FULL_SIZE.share:.2%} in {FULL_SIZE.runs} full-size runs on the emulated GPU"
     )
 
 

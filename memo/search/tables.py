@@ -6,6 +6,7 @@ from typing import Any
 
 from memo.config.derived import layers_per_chunk
 from memo.config.model import CHOICES_OF_TRAINED
+from memo.estimate.hardware import Hardware
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.rank_memory import components
 from memo.estimate.time_errors import TIE_SHARE
@@ -16,7 +17,7 @@ from memo.search.costs import billion_tokens_s, durations, pinning
 from memo.search.longest import remedies
 from memo.search.plan import Choice, Largest, Plan, Reason, cells_of, speed_error
 from memo.search.question import Question
-from memo.search.ranking import explain
+from memo.search.ranking import ENOUGH_SHARE, explain
 from memo.spec.slots import slot_dims
 from memo.text_table import text_table
 from memo.units import GIB, format_count
@@ -208,17 +209,22 @@ def cells(
 
 
 def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
-    """What the = behind ranks says, and the errors of speeds and of memory."""
-    ties = plan.ties()
+    """The meaning of the marks in the table, and the errors of speeds and of memory."""
+    ties, lines = plan.ties(), list[str]()
     best = "the best" if plan.trial is None else "the fastest that surely fits"
-    lines = [f"= as good as {best}: less than {TIE_SHARE:.0%} slower, which nobody can foresee"] if ties[1:] else []
+    if ties[1:]:
+        lines.append(f"= less than {TIE_SHARE:.0%} slower than {best}: no forecast can tell these plans apart")
     if plan.trial is None and len(ties) > 1 and ties[0] is not min(ties, key=lambda choice: choice.step.step_time_s):
-        lines.append("first of them is the one with most room on the GPU, as far as a tenth of its memory")
+        lines.append(f"  the first leaves most GPU memory free (more than {ENOUGH_SHARE:.0%} of it does not count)")
     if any(choice.sized.is_tight for choice in shown):
-        lines.append(
-            f"tight: less than {TIGHT_BYTES / GIB:g} GiB more than foreseen of what torch does not see, and it fails"
-        )
-    return [*lines, *sorted({str(speed_error(plan.question, choice)) for choice in shown}), str(FULL_SIZE)]
+        lines.append(f"tight: the plan fails if CUDA and NCCL take {TIGHT_BYTES / GIB:g} GiB more than foreseen")
+    found = {str(speed_error(plan.question, choice)) for choice in shown}
+    return [*lines, *(f"{each} ({sources(plan.question.hardware)})" for each in sorted(found)), str(FULL_SIZE)]
+
+
+def sources(machine: Hardware) -> str:
+    """The command that tells the evidence for the errors of a machine."""
+    return f"sources: memo hardware {machine.name}"
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:
@@ -249,16 +255,15 @@ def about_best(plan: Plan, commands: Commands) -> list[str]:
 
 
 def _room(plan: Plan, best: Choice) -> list[str]:
-    """What is foreseen of what no allocator shows, and how much room is left for more of it."""
+    """GPU memory that no allocator shows, and how much stays free in case it is more than foreseen."""
     question = plan.question
     config = config_of(question, best.layout, best.strategy)
     unseen = question.account.unseen(config, best.sized.memory)
     least, foreseen, most = (f"{size / GIB:.1f}" for size in unseen)
-    room = f"{best.sized.room_bytes / GIB:.1f} GiB are left for more"
     tight = ": a tight plan, so take a shorter --seq-len to be safe" if best.sized.is_tight else ""
     return [
-        f"CUDA, NCCL and page tables, which torch does not see: {foreseen} GiB of a GPU, {least} to {most} by "
-        f"published figures; {room}{tight}"
+        f"CUDA, NCCL and page tables take {foreseen} GiB of a GPU beside torch (published figures: {least} to {most}); "
+        f"{best.sized.room_bytes / GIB:.1f} GiB stay free{tight}"
     ]
 
 
@@ -275,7 +280,7 @@ def _how(question: Question, choice: Choice) -> str:
         tiles = slot_dims(config).tiles
         shares = ", ".join(f"{group} {count}/{tiles}" for group, count in choice.moved.items())
         always = "input, attention output, keys and values" if sweep else "input and attention output"
-        return f"{sweep}--offload-alpha auto: {always} move, and of the rest {shares} of the tokens"
+        return f"{sweep}--offload-alpha auto: {always} of each layer move to host memory, and {shares} of the tokens"
     if choice.strategy.swaps:
         return f"{sweep}--offload-alpha {choice.strategy.alpha}"
     if choice.strategy.recompute == "none":

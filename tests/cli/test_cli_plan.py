@@ -56,7 +56,7 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     lines = printed([*EDGE, "--top", "2", "--out", str(run)], capsys).splitlines()
     assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"]
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
-    assert lines[6].startswith("±%: by the seconds of each part, attention 3% (30 published steps of MEMO")
+    assert lines[6].startswith("±%: errors of the seconds of a step: attention 3%, products 4%, ")
     assert lines[7:9] == [str(FULL_SIZE), ""]
     del lines[6:8]
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
@@ -67,9 +67,9 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     assert lines[11].startswith("surely fits: tp4 cp1 pp2 vpp8 mbs1: keep everything on the GPU")
     assert lines[15].startswith("a step takes 5.6 minutes, a billion tokens ")
     assert lines[16].startswith(
-        "CUDA, NCCL and page tables, which torch does not see: 4.4 GiB of a GPU, 2.8 to 5.8 by "
+        "CUDA, NCCL and page tables take 4.4 GiB of a GPU beside torch (published figures: 2.8 to 5.8); "
     )
-    assert lines[16].endswith("; 3.0 GiB are left for more")
+    assert lines[16].endswith("; 3.0 GiB stay free")
     assert lines[17] == "weights: new; by default --lr 0.0003 after a warm-up of 1/100 of the steps"
     assert lines[18] == f"{start} {run} --data-path DATA --save RUN --load RUN"
     assert not any(line.startswith("best:") for line in lines)
