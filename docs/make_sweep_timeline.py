@@ -53,7 +53,7 @@ def main() -> None:
         copies(input_bytes),
         copies(input_bytes),
     )
-    ops = swept_ops(stage_ops(pipeline, 0, LAYERS), SECTIONS, LAYERS, again=1)
+    ops = swept_ops(stage_ops(pipeline, 0, LAYERS), SECTIONS, again={0})
     plans = sweep_plans(ops, stage_hidden_ops(pipeline, 0, LAYERS, SECTIONS))
     title = f"{LAYERS} layers of Llama-3.1-8B, swept in {SECTIONS} sections of 65,536 tokens, tp 8, H100 (modelled)"
     draw_swaps(simulate_sweep(*plans, times, LAYERS), IMAGE, title)

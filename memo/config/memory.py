@@ -59,8 +59,9 @@ class MemoryConfig:
     """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them. Default: 4, or as many
     fewer as --offload-tiles divides into at least two slots of; fewer take less memory and more time."""
     recompute_attention_layers: Annotated[NonNegativeInt, _SWAPPED, _ALONE, _SWEPT] = 0
-    """Under --offload-granularity tile: layers of each pipeline chunk, the first ones, that compute attention again
-    before their backward. Of them only the input waits in host memory, about two fifths of what waits otherwise."""
+    """Under --offload-granularity tile: layers of each pipeline chunk that compute attention again before their
+    backward: those with gated delta nets first, then those with sliding windows. Only the input of such a layer waits
+    in host memory, about two fifths of what waits otherwise."""
     offload_hidden_states: Annotated[bool, _SWAPPED, _ALONE, _SWEPT] = False
     """Under --offload-granularity tile: hidden states between layers and their gradients live in host memory, and
     stream section by section, also from stage to stage, so that on the device only keys and values, their gradients and

@@ -39,7 +39,7 @@ from memo.spec.hidden_ops import most_hidden_states
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.slots import Moved, SlotLayout, slot_layout
-from memo.spec.stack import attending_layers
+from memo.spec.stack import attending_layers, layers_with_attention_again
 from memo.spec.sweep import key_value_layout, key_value_records
 from memo.units import element_bytes
 
@@ -190,11 +190,11 @@ def _records(sections: int, layers: int, turns_at_once: bool) -> int:
 
 
 def _most_with_keys(config: RunConfig, stage: int) -> int:
-    """Of the layers of a chunk that do not recompute attention."""
-    pipeline, attending = Pipeline(config.parallel.pp, config.parallel.vpp, 1), attending_layers(config.model)
+    """The most layers of a chunk that attend and do not recompute attention."""
+    pipeline = Pipeline(config.parallel.pp, config.parallel.vpp, 1)
+    keeping = attending_layers(config.model) - layers_with_attention_again(config)
     chunks = (pipeline.layers(stage, chunk, config.model.num_layers) for chunk in range(pipeline.chunks))
-    again = config.memory.recompute_attention_layers
-    return max(len(attending.intersection(layers[again:])) for layers in chunks)
+    return max(len(keeping.intersection(layers)) for layers in chunks)
 
 
 def _turns_at_once(config: RunConfig, microbatches: int, stage: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memo.config import RunConfig
-from memo.config.derived import layers_per_chunk, resident_tiles, resolved_offload_tiles, stays_under_autograd
+from memo.config.derived import resident_tiles, resolved_offload_tiles, stays_under_autograd
 from memo.program.walk import Step, backward, forward
 from memo.simulate.attention import attention_cost, gathered_keys
 from memo.simulate.cost import NOTHING, Cost, LayerCost
@@ -25,7 +25,7 @@ from memo.spec.quantized import CHUNK, KERNELS, passed_bytes
 from memo.spec.shapes import shape_of
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, resident
-from memo.spec.stack import runs_of_kinds, stack_of
+from memo.spec.stack import layers_with_attention_again, runs_of_kinds, stack_of
 from memo.spec.sweep import key_value_layout
 
 Kept = frozenset[str]
@@ -45,9 +45,10 @@ def swapped_layer(config: RunConfig, kernels: Kernels, framework: Framework = ME
 def _of_stack(config: RunConfig, cost_of: Callable[[RunConfig], LayerCost]) -> LayerCost:
     """From the cost of a layer of each kind."""
     costs = {run.model: cost_of(run) for run in runs_of_kinds(config)}
-    stack = stack_of(config.model)
+    stack, again = stack_of(config.model), layers_with_attention_again(config)
     if len(costs) == 1:
-        return costs[stack[0]]
+        (only,) = costs.values()
+        return replace(only, attention_again=only.attention_again * (len(again) / len(stack)))
     shares = [(cost, stack.count(kind) / len(stack)) for kind, cost in costs.items()]
     return replace(
         costs[stack[0]],
@@ -57,9 +58,14 @@ def _of_stack(config: RunConfig, cost_of: Callable[[RunConfig], LayerCost]) -> L
         },
         forward=sum((cost.forward * share for cost, share in shares), NOTHING),
         backward=sum((cost.backward * share for cost, share in shares), NOTHING),
-        attention_again=sum((cost.attention_again * share for cost, share in shares), NOTHING),
-        by_layer=tuple(costs[kind].computed_s for kind in stack),
+        attention_again=sum((costs[stack[layer]].attention_again * (1 / len(stack)) for layer in again), NOTHING),
+        by_layer=tuple(_computed_s(costs[kind], layer in again) for layer, kind in enumerate(stack)),
     )
+
+
+def _computed_s(cost: LayerCost, again: bool) -> tuple[float, float]:
+    """Seconds of forward and backward of one layer; `again`: whether it recomputes attention."""
+    return cost.forward.total_s, cost.backward.total_s + (cost.attention_again.total_s if again else 0.0)
 
 
 def _plain(config: RunConfig, kernels: Kernels, framework: Framework) -> LayerCost:
@@ -112,12 +118,12 @@ def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
 
 
 def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
-    """A layer that recomputes attention offloads its input once more, and fetches it again."""
+    """A swept layer, and in `attention_again` the second forward of one that recomputes attention, which offloads its
+    input once more and fetches it."""
     config, cp = shape.config, Group(shape.config.parallel.cp, shape.tp.size)
-    share = config.memory.recompute_attention_layers / layers_per_chunk(config)
     if shape.kind.is_linear:  # tile by tile it does what it does at once
         again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + Cost(elementwise=shape.hidden_s(4))
-        return replace(whole, attention_again=again * share)
+        return replace(whole, attention_again=again)
     gathered_from = cp.size if config.parallel.cp_comm_type == "all_gather" else 1
     met = 2 * shape.kv * shape.tokens * gathered_from
     swept = SweptAttention(shape.kernels, shape.tiles, shape.q * shape.tokens, met, gathered_from, shape.window is None)
@@ -126,7 +132,7 @@ def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
     again += Cost(elementwise=shape.hidden_s(4))
     if gathered_from > 1 and not key_value_layout(config).slides:
         again += gathered_keys(shape, cp) * -1  # its backward finds the keys and values that it has gathered
-    return LayerCost(whole.forward + forward, whole.backward + backward, whole.recompute, attention_again=again * share)
+    return LayerCost(whole.forward + forward, whole.backward + backward, whole.recompute, attention_again=again)
 
 
 def _slides(shape: LayerShape, backward: bool) -> Cost:

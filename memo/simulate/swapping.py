@@ -26,22 +26,23 @@ from memo.spec.disk import Disk
 from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.slots import whole_tiles
+from memo.spec.stack import layers_with_attention_again
 from memo.spec.steady import of_all_microbatches, shortened, steady_microbatches
 from memo.units import GIB
 
 
 class Sweeping(NamedTuple):
-    """How layers are swept: in how many sections, and how many layers of a chunk recompute attention."""
+    """How layers are swept: in how many sections, and which layers recompute attention."""
 
     sections: int = 1
-    again: int = 0
+    again: frozenset[int] = frozenset()
 
 
 WHOLE_LAYERS = Sweeping()
 
 
 def sweeping(config: RunConfig) -> Sweeping:
-    return Sweeping(resolved_sections(config), config.memory.recompute_attention_layers)
+    return Sweeping(resolved_sections(config), layers_with_attention_again(config))
 
 
 @lru_cache(maxsize=256)
@@ -53,7 +54,7 @@ def stage_plan(pipeline: Pipeline, stage: int, num_layers: int, sweep: Sweeping 
     ops = stage_ops(pipeline, stage, num_layers)
     if sweep == WHOLE_LAYERS:
         return swap_plan(ops)
-    return swap_plan(swept_ops(ops, sweep.sections, num_layers // (pipeline.stages * pipeline.chunks), sweep.again)[0])
+    return swap_plan(swept_ops(ops, sweep.sections, sweep.again)[0])
 
 
 def moves_and_records(

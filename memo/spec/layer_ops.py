@@ -3,7 +3,7 @@
 Swap plans and state plans are made from this order, and the runtime obeys it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -74,19 +74,14 @@ def in_sections(ops: Iterable[LayerOp], sections: int) -> list[LayerOp]:
     return [replace(op, section=section) for op in ops for section in order[op.kind]]
 
 
-def with_attention_again(ops: Iterable[LayerOp], chunk_layers: int, again: int) -> list[LayerOp]:
-    """Operations of whole layers where the first `again` layers of each pipeline chunk recompute attention.
+def with_attention_again(ops: Iterable[LayerOp], again: Collection[int]) -> list[LayerOp]:
+    """Operations of whole layers where those in `again` recompute attention (memo.spec.stack.recomputing_layers).
 
-    The first forward of such a layer discards its activations, and a second one directly precedes the backward. They
-    are the first layers because their backwards come last, when the layers after them have freed the host records that
-    the second forward takes.
-
-    Args:
-        chunk_layers: layers of a pipeline chunk.
+    The first forward of such a layer discards its activations, and a second one directly precedes the backward.
     """
     expanded = []
     for op in ops:
-        if op.layer % chunk_layers >= again:
+        if op.layer not in again:
             expanded.append(op)
         elif op.kind == "F":
             expanded.append(replace(op, discards=True))
@@ -116,8 +111,7 @@ class SweptOps(NamedTuple):
 def swept_ops(
     ops: Sequence[LayerOp],
     sections: int,
-    chunk_layers: int,
-    again: int,
+    again: Collection[int] = (),
     attending: frozenset[int] | None = None,
     keys_slide: bool = False,
 ) -> SweptOps:
@@ -126,10 +120,10 @@ def swept_ops(
     Args:
         attending: the layers that have keys and values (memo.spec.stack.attending_layers); None: all.
     """
-    whole = with_attention_again(ops, chunk_layers, again)
+    whole = with_attention_again(ops, again)
     cut = in_sections(whole, sections)
     keys = [op for op in (cut if keys_slide else whole) if attending is None or op.layer in attending]
-    of_inputs = (op for op in cut if op.kind == "F" and op.layer % chunk_layers < again)
+    of_inputs = (op for op in cut if op.kind == "F" and op.layer in again)
     inputs = [replace(op, discards=False) if op.discards else replace(op, kind="B") for op in of_inputs]
     return SweptOps(cut, keys, inputs, keys_slide)
 

@@ -29,6 +29,30 @@ def attending_layers(model: ModelConfig) -> frozenset[int]:
     return frozenset(layer for layer, kind in enumerate(stack_of(model)) if not kind.is_linear)
 
 
+@lru_cache(maxsize=256)
+def recomputing_layers(model: ModelConfig, chunks: int, in_each: int) -> frozenset[int]:
+    """The layers that recompute attention, `in_each` of every one of the model's pipeline chunks.
+
+    They are the layers whose attention takes least: first gated delta nets, then sliding windows, each from the first
+    layer on. The last layer of a chunk comes after all others, because its backward runs first: then no layer after it
+    has freed the host records that its second forward takes.
+    """
+    stack, length = stack_of(model), model.num_layers // chunks
+
+    def order(layer: int) -> tuple[bool, int, int]:
+        kind = stack[layer]
+        return layer % length == length - 1, 0 if kind.is_linear else 1 if kind.window_size else 2, layer
+
+    firsts = range(0, model.num_layers, length)
+    return frozenset(each for first in firsts for each in sorted(range(first, first + length), key=order)[:in_each])
+
+
+def layers_with_attention_again(config: RunConfig) -> frozenset[int]:
+    """The layers of a run that recompute attention (--recompute-attention-layers)."""
+    chunks = config.parallel.pp * config.parallel.vpp
+    return recomputing_layers(config.model, chunks, config.memory.recompute_attention_layers)
+
+
 def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The kind of each layer, whichever parameters are trained."""
     if (not model.layer_types or _is_kind_of_linear(model)) and not model.moe_layer_freq:

@@ -8,7 +8,7 @@ import torch
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
-from memo.config.derived import layers_per_chunk, local_world_size_from_env, resolved_sections
+from memo.config.derived import local_world_size_from_env, resolved_sections
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
@@ -34,7 +34,7 @@ from memo.spec.hidden_ops import stage_hidden_ops
 from memo.spec.layer_ops import LayerOp, swept_ops
 from memo.spec.schedule import pipeline_of
 from memo.spec.slots import SlotLayout, slot_layout
-from memo.spec.stack import attending_layers
+from memo.spec.stack import attending_layers, layers_with_attention_again
 from memo.spec.sweep import key_value_layout, key_value_records
 from memo.train.device import known_machine, taken_beside_torch
 from memo.train.layer_profile import measure, obtain, one_of_each_kind
@@ -158,13 +158,13 @@ def _plans(config: RunConfig, mesh: Mesh, ops: Sequence[LayerOp]) -> tuple[SwapP
     """Of activations, and where layers are swept of what moves beside them."""
     if not config.memory.sweeps:
         return swap_plan(ops), None
-    again, sections = config.memory.recompute_attention_layers, resolved_sections(config)
+    again, sections = layers_with_attention_again(config), resolved_sections(config)
     hidden = None
     if config.memory.offload_hidden_states:
         pipeline = pipeline_of(config, mesh.grid.world_size)
         hidden = stage_hidden_ops(pipeline, mesh.at.pp, config.model.num_layers, sections)
     attending, slides = attending_layers(config.model), key_value_layout(config).slides
-    return sweep_plans(swept_ops(ops, sections, layers_per_chunk(config), again, attending, slides), hidden)
+    return sweep_plans(swept_ops(ops, sections, again, attending, slides), hidden)
 
 
 def _solve(config: RunConfig, problem: SwapProblem) -> SwapSolution:

@@ -35,7 +35,7 @@ from memo.program.kinds import kind_of
 from memo.spec.layer_ops import LayerOp
 from memo.spec.placement import StatePlacement
 from memo.spec.slots import Moved, own_layout, resident, slot_layout
-from memo.spec.stack import run_of_layer
+from memo.spec.stack import layers_with_attention_again, run_of_layer
 from memo.spec.sweep import key_value_layout
 
 
@@ -47,7 +47,7 @@ def put_on_tiles(
     sink: GradientSink,
 ) -> None:
     """Replace every plain layer by one that works on tiles of tokens in `memory`."""
-    hidden: Hidden | None = None
+    hidden, again = None, layers_with_attention_again(config)
     if config.memory.sweeps:
         of_host = memory.hidden if isinstance(memory, SweepRuntime) else None
         hidden = HiddenOnDevice(hidden_sections(config)) if of_host is None else of_host
@@ -59,8 +59,7 @@ def put_on_tiles(
         for position, layer in enumerate(chunk.layers):
             index = chunk.layer_indices[position]
             assert isinstance(layer, TransformerLayer | CustomLayer)
-            again = position < config.memory.recompute_attention_layers
-            chunk.layers[position] = on_tiles(config, layer, index, memory, sink, mesh.tp, again, hidden)
+            chunk.layers[position] = on_tiles(config, layer, index, memory, sink, mesh.tp, index in again, hidden)
 
 
 def keep_on_device(

@@ -18,7 +18,7 @@ from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import pipeline_of
 from memo.spec.shapes import shape_of
 from memo.spec.slots import slot_layout
-from memo.spec.stack import attending_layers
+from memo.spec.stack import attending_layers, layers_with_attention_again, recomputing_layers
 from memo.spec.sweep import key_value_layout
 
 SCHEDULES = [
@@ -51,8 +51,9 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
         for stage in range(pp):
             pipeline = pipeline_of(config, pp)
             ops = stage_ops(pipeline, stage, config.model.num_layers)
+            chosen = layers_with_attention_again(config)
             hidden = stage_hidden_ops(pipeline, stage, config.model.num_layers, sections)
-            plan, beside = sweep_plans(swept_ops(ops, sections, layers, again), hidden)
+            plan, beside = sweep_plans(swept_ops(ops, sections, chosen), hidden)
             if not config.memory.sweeps:
                 layout = slot_layout(config, 0.0)
                 slots = plan.num_slots * layout.slot_bytes + layout.workspace_bytes
@@ -62,7 +63,7 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
             if sections == 8:
                 slides = config.override({"window_size": 1})
                 assert key_value_layout(slides).slides
-                keys = sweep_plans(swept_ops(ops, sections, layers, again, keys_slide=True))[1].keys
+                keys = sweep_plans(swept_ops(ops, sections, chosen, keys_slide=True))[1].keys
                 assert beside_slots(slides, pp, stage).key_records - keys.num_records == spare
             inputs = 0 if beside.inputs is None else beside.inputs.num_records
             turns_by_chance = vpp > 1 and microbatches == pp and stage == pp - 1
@@ -102,7 +103,7 @@ def test_gated_delta_nets_have_no_records_of_keys_and_values(pp: int, vpp: int, 
         attending = attending_layers(config.model)
         for stage in range(pp):
             ops = stage_ops(pipeline_of(config, pp), stage, config.model.num_layers)
-            _, beside = sweep_plans(swept_ops(ops, 4, 3, again, attending))
+            _, beside = sweep_plans(swept_ops(ops, 4, layers_with_attention_again(config), attending))
             assert {step.op.layer for step in beside.keys.steps} == {op.layer for op in ops if op.layer % 3 == 1}
             spare = beside_slots(config, pp, stage).key_records - beside.keys.num_records
             assert 0 <= spare <= (vpp > 1 and microbatches == pp and stage == pp - 1), (again, stage)
@@ -140,3 +141,25 @@ def test_the_account_of_megatron_lm_refuses_sweeps() -> None:
     config = run_config("gpt-tiny", **SWEEP, offload_alpha=0.5)
     with pytest.raises(ConfigError, match="--offload-granularity tile: Megatron-LM's account"):
         rank_memory(config, shape_of(config.model, "", 1024), 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("types", "chunks", "in_each", "expected"),
+    [
+        ("linear,linear,linear,full", 1, 3, {0, 1, 2}),
+        ("linear,linear,linear,full", 1, 5, {0, 1, 2, 4, 5}),  # 6 is linear as well
+        ("linear,linear,linear,full", 1, 7, {0, 1, 2, 3, 4, 5, 6}),
+        ("full,linear,linear,full", 2, 2, {1, 2, 5, 6}),
+        ("sliding,full", 2, 2, {0, 2, 4, 6}),
+        ("full,sliding", 2, 2, {0, 1, 4, 5}),  # of a chunk the last layer comes last, whatever its attention takes
+        ("full,sliding", 2, 4, set(range(8))),
+        ("", 2, 1, {0, 4}),
+    ],
+)
+def test_the_layers_with_the_cheapest_attention_recompute_it(
+    types: str, chunks: int, in_each: int, expected: set[int]
+) -> None:
+    name = "qwen3.5-tiny" if "linear" in types else "llama-tiny"
+    window = {"window_size": 16} if "sliding" in types else {}
+    model = run_config(name, num_layers=8, layer_types=types, **window).model
+    assert recomputing_layers(model, chunks, in_each) == expected

@@ -74,9 +74,9 @@ def test_a_prefetch_waits_until_its_record_is_written() -> None:
 def test_moves_of_all_microbatches_follow_from_few(pipeline: Pipeline) -> None:
     """Also of a few sections, where layers are swept, those of many."""
     num_layers = 2 * pipeline.stages * pipeline.chunks // (2 if pipeline.breadth_first else 1)
-    layers = num_layers // (pipeline.stages * pipeline.chunks)
-    for stage, sections, again in product(range(pipeline.stages), (1, 2, 5), range(layers + 1)):
-        sweep = Sweeping(sections, again)
+    in_chunk = num_layers // (pipeline.stages * pipeline.chunks)
+    for stage, sections, again in product(range(pipeline.stages), (1, 2, 5), range(in_chunk + 1)):
+        sweep = Sweeping(sections, frozenset(layer for layer in range(num_layers) if layer % in_chunk < again))
         plan = stage_plan(pipeline, stage, num_layers, sweep)
         assert moves_and_records(pipeline, stage, num_layers, sweep) == (plan.num_offloads, plan.num_records)
 

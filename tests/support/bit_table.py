@@ -120,7 +120,9 @@ ROWS: dict[str, Row] = {
     "layers of two kinds": Row(1, "llama-tiny", {**ONE_STAGE, **KINDS}),
     "norms around": Row(1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}, tiles=2 * TILES),  # longer than a tile
     "norms after": Row(1, "olmo-3-tiny", {**ONE_STAGE, "window_size": 11}),
-    "delta nets": Row(1, "qwen3.5-tiny", {**ONE_STAGE, "num_layers": 4}),
+    "delta nets": Row(
+        1, "qwen3.5-tiny", {**ONE_STAGE, "num_layers": 4, "layer_types": "full,linear,linear,full"}
+    ),  # the first layer is not the first to recompute attention
     "experts": Row(1, "qwen3-moe-tiny", ONE_STAGE),
     "experts in some layers, adapters": Row(1, "qwen3-moe-tiny", {**ONE_STAGE, **DENSE_FIRST, "lora_rank": 3}),
     "breadth first": Row(
