@@ -1,4 +1,4 @@
-"""What --data-path names: one corpus, or several and how often each is read.
+"""The corpora that --data-path names: one, or several and how often each is read.
 
     --data-path data/a                      one corpus
     --data-path 0.7 data/a 0.3 data/b       a blend: seven samples of ten are of the first, Megatron-LM's form
@@ -27,7 +27,7 @@ class Blend:
 
     Attributes:
         prefixes: of their .bin and .idx files.
-        weights: one of each, from 0 on and as given, of any sum above 0; None: each has as much as it has samples.
+        weights: one for each prefix, from 0 on and with any sum above 0; None: each corpus counts by its samples.
     """
 
     prefixes: tuple[str, ...]
@@ -40,7 +40,7 @@ def is_weight(word: str) -> bool:
 
 
 def read_blend(flag: str, words: Sequence[str]) -> Blend:
-    """What the words after `flag` name. Raises ConfigError for words that are no blend."""
+    """The corpora that the words after `flag` name. Raises ConfigError for words that are no blend."""
     require(words, f"{flag} is given without a corpus: give PREFIX, or WEIGHT PREFIX WEIGHT PREFIX ...")
     given = list(filter(is_weight, words))
     blend = _weighted(flag, words, given[0]) if given else Blend(tuple(words))
@@ -54,7 +54,7 @@ def read_blend(flag: str, words: Sequence[str]) -> Blend:
 
 
 def _weighted(flag: str, words: Sequence[str], first: str) -> Blend:
-    """Weights and prefixes in turn; `first` is a weight."""
+    """The blend of words that are weights and prefixes in turn; `first` is one of the weights, for messages."""
     pairs = list(zip_longest(words[::2], words[1::2]))
     for weight, prefix in pairs:
         require(

@@ -26,8 +26,8 @@ Condition = tuple[Callable[[RunConfig], object], str]
 
 
 def check_fields(config: RunConfig, *sections: str) -> None:
-    """Raises ConfigError for a value that its field does not take, then for one that nothing reads; by default of all
-    sections."""
+    """Raises ConfigError for a value that its field does not take, then for a value that nothing reads, in these
+    sections; by default in all."""
     named = sections or [section.name for section in fields(config)]
     check_values(config, *named)
     for section in named:
@@ -66,14 +66,15 @@ def check_fights(config: RunConfig, fights: Iterable[Fight]) -> None:
 
 
 def check_conditions(config: RunConfig, conditions: Iterable[Condition]) -> None:
-    """Raises ConfigError for the first that does not hold."""
+    """Raises ConfigError for the first condition that does not hold."""
     for holds, message in conditions:
         if not holds(config):
             raise ConfigError(filled(message, lambda name: _written(config, name)))
 
 
 def given(config: RunConfig, name: str) -> str:
-    """The flag and its value as they were given; empty for a field that has its default, or says nothing more."""
+    """The flag and its value as they were given; empty for a field that has its default, or an empty value where the
+    default is None."""
     value, default = _value(config, name), getattr(type(getattr(config, section_of(name, ""))), name)
     return "" if value == default or (default is None and not value) else _written(config, name)
 

@@ -61,7 +61,7 @@ def _check_tensor(config: RunConfig) -> None:
 
 def _check_sequence(config: RunConfig) -> None:
     """Zigzag context parallelism gives every cp rank two pieces; tp splits each between matrices. Ulysses deals out
-    heads, as gated delta nets do, along which a recurrence cannot be split."""
+    heads; so do gated delta nets, as their recurrence cannot be split along the sequence."""
     model, p, seq_length = config.model, config.parallel, config.data.seq_length
     cp, tp, kind, size = p.cp, p.tp, p.cp_comm_type, p.cp_a2a_size
     step, use = sequence_step(tp, cp), f"--seq-length {neighbours(seq_length, sequence_step(tp, cp))}"
@@ -82,7 +82,7 @@ def _check_sequence(config: RunConfig) -> None:
 
 
 def piece(tp: int, cp: int) -> str:
-    """`sequence_step` for messages."""
+    """The factors of `sequence_step`, for messages."""
     return f"--tp {tp}" if cp == 1 else f"2 x --cp {cp} x --tp {tp}"
 
 

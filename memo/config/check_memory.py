@@ -44,7 +44,7 @@ def check_memory(config: RunConfig) -> None:
     memory, device = config.memory, config.hardware.device
     check_conditions(config, _CONDITIONS)
     check_fields(config, "memory")
-    # A planner that nobody names waits until the device is known.
+    # The default planner depends on the device: it is checked once that is known.
     if (memory.memory_planner or device != "auto") and resolved_memory_planner(config, device) == "off":
         off = "--memory-planner is off (the default on a CPU)"
         _refuse_unread(config, off, "--memory-planner auto", "memory_planner_min_bytes")
@@ -63,8 +63,8 @@ def _refuse_unread(config: RunConfig, why: str, use: str, *names: str) -> None:
 
 
 def _check_tiles(config: RunConfig) -> None:
-    """Tiles are cut from the tokens of a cp rank, which are two zigzag pieces, or where layers are swept are two such
-    pieces each; and each tile is split over tp."""
+    """Tiles are cut from the two zigzag pieces of a cp rank; where layers are swept, each tile has two zigzag pieces of
+    its own. tp splits each tile."""
     memory, seq_length, tiles = config.memory, config.data.seq_length, resolved_offload_tiles(config)
     tp, cp = config.parallel.tp, config.parallel.cp
     step = tiles * sequence_step(tp, cp)

@@ -1,4 +1,4 @@
-"""Rules about the shape of the model, and about what of it is trained."""
+"""Rules about the shape of the model, and about which of its parameters are trained."""
 
 from memo.config.check_fields import Condition, Fight, check_conditions, check_fields, check_fights
 from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
@@ -133,7 +133,8 @@ def _check_heads(model: ModelConfig) -> None:
 
 
 def unscaled_length(config: RunConfig) -> str:
-    """A sentence where sequences are longer than the model was made for, and nothing stretches its RoPE; else empty."""
+    """A warning if sequences are longer than the model was made for and nothing stretches its RoPE; else an empty
+    text."""
     model, seq_length = config.model, config.data.seq_length
     made_for = model.max_position_embeddings
     if model.position_embedding_type != "rope" or model.rope_scaling_type != "none":

@@ -41,9 +41,9 @@ _FIGHTS: tuple[Fight, ...] = (
 def check(config: RunConfig, world_size: int, *, needs_data: bool = True, needs_eval_data: bool = True) -> None:
     """Raises ConfigError when `config` cannot run on `world_size` ranks.
 
-    With --device auto the rules about devices wait: call again once the device is known. A caller that
-    brings datasets of its own passes needs_data=False; then nothing has to name any. One that brings those of
-    evaluations alone passes needs_eval_data=False.
+    With --device auto the rules about devices wait: call again once the device is known. A caller with datasets of its
+    own passes needs_data=False, one with evaluation datasets of its own needs_eval_data=False; the configuration then
+    need not name them.
     """
     check_fights(config, _FIGHTS)
     check_fields(config, "parallel", "training", "data", "checkpoint", "logging", "hardware")
@@ -60,7 +60,8 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True, needs_
 
 _LEAST_DECAY_IN_BF16 = 2.0**-8
 """bf16 has 8 significant bits: from 1 to 2 its numbers lie 2^-7 apart, and rounding undoes a change of less than half
-of that. A step without a gradient takes 1 - beta of a moment: from 2^-8 on that is enough, whatever the moment is."""
+of that. A step without a gradient takes the share 1 - beta of a moment; a share of 2^-8 or more is never rounded
+away."""
 
 
 def _check_optimizer(config: RunConfig) -> None:
@@ -111,7 +112,7 @@ def _check_data(config: RunConfig, needs_data: bool, needs_eval_data: bool) -> N
 
 
 def _check_preference(config: RunConfig, batch: int) -> None:
-    """Whether the data are pairs is known once they are opened."""
+    """Rules that need no data; whether the data are pairs is known once they are opened."""
     adapters_alone = config.model.lora_rank and not config.model.train_only
     require(
         adapters_alone or config.data.reference_log_probs is not None,

@@ -2,8 +2,8 @@
 
     memo plan --model gpt-7b --gpus=8 --seq_len 512K --json
 
-Flags are field names with dashes, underscores work too. A switch is `--packing` or `--no-packing`. Of a flag that is
-given twice the last value counts, so that whoever appends to a command overrides it. Help is in memo.config.help_text.
+Flags are field names with dashes, underscores work too. A switch is `--packing` or `--no-packing`. If a flag is
+given twice, the last value counts, so that appending to a command overrides it. Help is in memo.config.help_text.
 """
 
 import difflib
@@ -27,10 +27,10 @@ def parse_options(
     about: str = "",
     examples: Sequence[str] = (),
 ) -> T:
-    """A dataclass of the flags of one command; `about` defaults to its docstring.
+    """Parse the flags of one command into its dataclass; `about` defaults to the dataclass's docstring.
 
-    Raises ConfigError for a word that is no flag, for a value that is none, and for what is missing; SystemExit after
-    --help.
+    Raises ConfigError for a word that is no flag, for a value that a flag does not take, and for a required flag that
+    is missing; SystemExit after --help.
     """
     line = CommandLine(prog, about or kind.__doc__ or "", (FlagGroup(kind),), tuple(examples))
     wanted = help_text.request(argv)
@@ -41,7 +41,7 @@ def parse_options(
 
 
 def read_values(line: CommandLine, argv: Sequence[str]) -> dict[str, Any]:
-    """{field: value} of what `argv` gives. Raises ConfigError, as `parse_options` does."""
+    """{field: value} of the flags in `argv`. Raises ConfigError, as `parse_options` does."""
     values: dict[str, Any] = {}
     alone: list[str] = []
     for given, entry, texts in _parts(line, argv):

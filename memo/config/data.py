@@ -1,4 +1,4 @@
-"""What the model reads."""
+"""The data that a run reads."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -18,27 +18,30 @@ class DataConfig:
     seq_length: Annotated[PositiveInt, TOKENS, Flag(aliases=("seq_len",))] = 1024
     """Tokens in one training sample."""
     data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
-    """Prefix of the .bin and .idx files (`memo data demo OUT` makes one; of conversations: `memo data chat`). Of
-    several, a weight before each: 0.7 data/a 0.3 data/b; without weights each counts by its size."""
+    """Prefix of the .bin and .idx files of a corpus (`memo data demo OUT` makes one; `memo data chat` makes one of
+    conversations). Several corpora have a weight before each: 0.7 data/a 0.3 data/b; without weights each counts by its
+    size."""
     eval_data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX|NAME=PREFIX"), _EVALUATED] = (
         None
     )
-    """The same for evaluation; or several corpora by name, each evaluated for itself: web=data/web-eval code=data/c."""
+    """Corpora for evaluation, in the form of data-path; or several corpora by name, each evaluated separately:
+    web=data/web-eval code=data/c."""
     split: Annotated[str | None, Flag(metavar="TRAIN,VALID,TEST"), _CORPUS] = None
-    """Shares of the documents of data-path that are trained on, evaluated on each eval-interval, and evaluated on once
-    at the end, such as 98,1,1: neighbouring documents in this order, as in Megatron-LM. Default: train on all."""
+    """Shares of the documents of data-path for training, for the evaluations of eval-interval, and for one evaluation
+    at the end, such as 98,1,1. Each part is of neighbouring documents, in this order, as in Megatron-LM. Default: train
+    on all."""
     tokenizer: str | None = None
     """`byte`, or a tokenizer.json; default: the one that the corpus was built with."""
     mock_data: bool = False
     """Train on generated tokens; fights with data-path."""
     packing: bool = True
-    """Keep attention, positions and loss inside documents; off: the sample is one long text. Of conversations, off:
-    one in each sample."""
+    """Keep attention, positions and loss inside documents. Off: the sample is one long text; of conversations each
+    sample has one."""
     long_conversations: LongConversations = "truncate"
-    """What becomes of conversations of more than seq-length + 1 tokens; drop: they are left out."""
+    """How to treat conversations of more than seq-length + 1 tokens: truncate them, or drop them."""
     reference_log_probs: Annotated[str | None, ReadWith("preference", use="--preference dpo")] = None
-    """File with the log-probs of the pairs of preference under the reference, which the run writes before its first
-    step where it is not there; needed where more than LoRA's adapters is trained."""
+    """File of the log-probs of the pairs under the reference; the run writes it before its first step if it is missing.
+    Needed where more than LoRA's adapters is trained."""
 
     @property
     def holds_out(self) -> bool:
@@ -47,7 +50,8 @@ class DataConfig:
 
     @property
     def may_pack(self) -> bool:
-        """Whether samples may hold several documents; of those that a program hands over nothing else is known."""
+        """Whether samples may hold several documents. Datasets that a program hands over may, as packing is all that is
+        known of them."""
         return self.packing and not self.mock_data
 
     @property

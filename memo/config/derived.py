@@ -13,7 +13,8 @@ DEFAULT_TILES = 8
 """Tiles in which layers are computed under a swap plan. They bound the memory of a layer besides its slot, and are long
 enough for efficient kernels."""
 RESIDENT_TILE_TOKENS = 8192
-"""Products of so many rows reach what larger ones do (memo.simulate.kernels), and what a layer works with is small."""
+"""Tokens of a tile without a swap plan: products of 8192 rows are as efficient as larger ones (memo.simulate.kernels),
+and the working memory of a layer is small."""
 SWEPT_TOKENS = (32768, 16384, 4096)
 """Tokens of a rank in one tile where layers are swept: the fastest, one nearly as fast, one for least memory.
 
@@ -23,14 +24,14 @@ a longer step. Tiles of 32,768 tokens take 1.5 GiB more there than the smallest,
 """
 SLOT_TILES = 4
 """Tiles in one slot where layers are swept, so shares that move are multiples of a quarter. Each slot costs a wait: in
-slots of one tile a step of 262,144 tokens takes 1 to 3 % more (the same rows)."""
+slots of one tile a step of 262,144 tokens takes 1 to 3 % more (benchmarks/sweep_speed.py)."""
 BYTE_VOCAB_SIZE = 257
 """256 bytes and the end of document: the vocabulary of mock data when nobody names one."""
 
 
 @dataclass(frozen=True)
 class LearningRate:
-    """What --lr and --lr-warmup-iters are where nobody gives them.
+    """Defaults of --lr and --lr-warmup-iters.
 
     Attributes:
         peak: --lr.
@@ -47,15 +48,17 @@ class LearningRate:
 NEW_WEIGHTS = LearningRate(3e-4, 100)
 """The peak is that of LLaMA 7B and 13B (arXiv 2302.13971, table 2), the warm-up that of Pythia (arXiv 2304.01373)."""
 GIVEN_WEIGHTS = LearningRate(1e-5, 10)
-"""As the scripts of ProLong train Llama 3 8B on texts of 64K tokens (arXiv 2410.02660); for 512K tokens they take half
-of this peak, for chats twice."""
+"""As the scripts of ProLong train Llama 3 8B on texts of 64K tokens (arXiv 2410.02660); these take half of this peak
+for 512K tokens, and twice the peak for chats."""
 ADAPTERS = LearningRate(1e-4, 10)
 """As QLoRA trains its largest models, 33B and 65B; 7B and 13B get twice as much (arXiv 2305.14314, table 9)."""
 PREFERENCES = LearningRate(5e-7, 10)
 ADAPTERS_OF_PREFERENCES = LearningRate(5e-6, 10)
-"""As Zephyr 7B was made by DPO, whole and by QLoRA (recipes/zephyr-7b-beta/dpo of huggingface/alignment-handbook)."""
+"""As in the DPO of Zephyr 7B, of all weights and with QLoRA (recipes/zephyr-7b-beta/dpo of
+huggingface/alignment-handbook)."""
 SAVE_INTERVAL_MINUTES = 30.0
-"""What a killed run may lose. A checkpoint of an 8B model, 90 GiB, takes 1.6 minutes of it at 1 GB/s."""
+"""Minutes of training that a killed run may lose. Writing a checkpoint of an 8B model, 90 GiB, takes 1.6 minutes at 1
+GB/s."""
 
 
 def world_size_from_env() -> int:
@@ -64,7 +67,8 @@ def world_size_from_env() -> int:
 
 
 def rank_from_env() -> int:
-    """This process among them (RANK); 0 without a launcher. Raises ConfigError for one that the run does not have."""
+    """Rank of this process as torchrun states it (RANK); 0 without a launcher. Raises ConfigError for a rank that is
+    not below the world size."""
     rank, world_size = _from_env("RANK", 0, least=0), world_size_from_env()
     require(rank < world_size, f"RANK is {rank} and WORLD_SIZE is {world_size}: ranks count from 0, so give them fewer")
     return rank
@@ -108,7 +112,7 @@ def rank_length(config: RunConfig) -> int:
 
 
 def rank_tokens(config: RunConfig) -> int:
-    """The same of all sequences of a microbatch."""
+    """Tokens of all sequences of a microbatch on one context-parallel rank, before tp splits them."""
     return rank_length(config) * config.training.micro_batch_size
 
 
@@ -118,10 +122,7 @@ def resolved_dtype(config: RunConfig, device: str) -> Dtype:
 
 
 def resolved_memory_planner(config: RunConfig, device: str) -> MemoryPlanner:
-    """Who decides where a step's memory lies, on a device type ("cpu" or "cuda").
-
-    By default nothing is planned on a CPU.
-    """
+    """The memory planner on a device type ("cpu" or "cuda"). By default nothing is planned on a CPU."""
     return config.memory.memory_planner or ("auto" if device == "cuda" else "off")
 
 
@@ -171,14 +172,15 @@ def num_position_embeddings(config: RunConfig) -> int:
 
 
 def default_lr(config: RunConfig) -> LearningRate:
-    """What fits what a run trains, new weights, those of --pretrained-checkpoint or adapters, and on what."""
+    """The default learning rate of a run, by what it trains (new weights, those of --pretrained-checkpoint or
+    adapters), and on texts or on preferences."""
     if config.training.preference is not None:
         return ADAPTERS_OF_PREFERENCES if config.model.lora_rank else PREFERENCES
     return default_lr_of(config.model, config.checkpoint.pretrained_checkpoint is not None)
 
 
 def default_lr_of(model: ModelConfig, has_weights: bool) -> LearningRate:
-    """The same of a model, which starts from given weights or from new ones."""
+    """The default learning rate of a model on texts; it starts from given weights or from new ones."""
     if model.lora_rank:
         return ADAPTERS
     return GIVEN_WEIGHTS if has_weights else NEW_WEIGHTS
@@ -191,13 +193,13 @@ def resolved_lr(config: RunConfig) -> float:
 
 
 def resolved_lr_warmup_iters(config: RunConfig) -> int:
-    """Steps of warm-up; by default none where the decay is shorter than the part."""
+    """Steps of warm-up; the default is rounded down, and so is 0 for a short decay."""
     given = config.training.lr_warmup_iters
     return resolved_lr_decay_iters(config) // default_lr(config).warmup_part if given is None else given
 
 
 def resolved_save_interval_minutes(config: RunConfig) -> float:
-    """Minutes between two checkpoints; 0 where time asks for none."""
+    """Minutes between two checkpoints; 0: do not save by time."""
     checkpoint = config.checkpoint
     if checkpoint.save is None or checkpoint.save_interval_minutes is not None:
         return checkpoint.save_interval_minutes or 0.0
@@ -215,14 +217,15 @@ def resolved_lr_wsd_decay_iters(config: RunConfig) -> int:
 
 
 def sequence_step(tp: int, cp: int) -> int:
-    """Tokens of which a sequence, or a tile of it, is a multiple: each cp rank has two pieces, which tp splits."""
+    """Tokens that must divide a sequence, or a tile of it: each cp rank has two pieces, which tp splits."""
     return tp if cp == 1 else 2 * cp * tp
 
 
 def resolved_offload_tiles(config: RunConfig) -> int:
-    """Tiles that the layers work on.
+    """Tiles in which layers are computed under a swap plan.
 
-    --offload-alpha auto takes fewer where the tokens do not divide otherwise, unless slots hold a number of them.
+    Under --offload-alpha auto there are fewer where the sequence does not divide into the wanted number, unless layers
+    are swept.
     """
     memory = config.memory
     if memory.sweeps and memory.offload_tiles is None:
@@ -237,14 +240,14 @@ def resolved_offload_tiles(config: RunConfig) -> int:
 
 
 def stays_under_autograd(config: RunConfig) -> bool:
-    """Whether layers without a swap plan are left to autograd: custom ones, of which memo knows the matrices alone,
+    """Whether layers without a swap plan are left to autograd: custom layers, as memo knows their matrices alone,
     unless they keep nothing but their input."""
     return bool(config.model.custom_layer) and config.memory.recompute_granularity != "full"
 
 
 def resident_tiles(config: RunConfig) -> int:
-    """Tiles that layers work on without a swap plan: as many as have RESIDENT_TILE_TOKENS tokens of a rank at least;
-    under autograd all tokens at once."""
+    """Tiles in which layers are computed without a swap plan: as many as the sequence divides into with
+    RESIDENT_TILE_TOKENS tokens of a rank or more each; one tile under autograd."""
     if stays_under_autograd(config):
         return 1
     length, parallel = config.data.seq_length, config.parallel
@@ -254,7 +257,8 @@ def resident_tiles(config: RunConfig) -> int:
 
 
 def swept_tiles(config: RunConfig, tokens: int, in_slot: int) -> int:
-    """Tiles of at least so many tokens of a rank, as few more as the sequence divides into, in slots of `in_slot`.
+    """Tiles in slots of `in_slot`, each of `tokens` tokens of a rank or more: the largest number into which the
+    sequence divides.
 
     0 where there are not two slots of them.
     """
@@ -278,5 +282,5 @@ def layers_per_chunk(config: RunConfig) -> int:
 
 
 def resolved_sections(config: RunConfig) -> int:
-    """Parts of the sequence of which a slot holds one; 1 where slots hold whole layers."""
+    """Sections, parts of the sequence of which a slot holds one; 1 where slots hold whole layers."""
     return resolved_offload_tiles(config) // resolved_slot_tiles(config) if config.memory.sweeps else 1

@@ -20,15 +20,16 @@ def require_weights(config: RunConfig) -> None:
 
 
 def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
-    """The same weights, layout and data: the evaluation data where there are any, else the training data.
+    """`config` for an evaluation of its weights in its layout, on the evaluation data if there are any, else on the
+    training data.
 
-    What holds activations stays as it is, though forwards alone do not use it: a model is admitted for evaluation
-    where it is admitted for training. Nothing is saved or logged. The size of a global batch is stated, as a
-    checkpoint may be of a run with another.
+    The fields about memory for activations stay, though forwards alone do not use it: a model is admitted for
+    evaluation where it is admitted for training. Nothing is saved or logged. The global batch size is stated, as the
+    run that saved the checkpoint may have had another.
     """
     data, checkpoint = config.data, config.checkpoint
     corpus = data.eval_data_path or data.data_path
-    read = data  # of --split the parts that were not trained on
+    read = data  # with --split the parts that were not trained on
     if corpus is not None and not data.mock_data and not data.holds_out:
         first = next(iter(read_eval_sets(corpus).values()))
         read = replace(data, data_path=first, eval_data_path=corpus, split=None)

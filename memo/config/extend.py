@@ -4,7 +4,7 @@
     yarn        wavelengths that turn often within the original length stay, those that hardly turn become s times as
                 long, with a blend between; s = new length / original length
 
-Sources: "NTK-aware" interpolation as YaRN's authors write it down (Peng et al., 2023, arXiv 2309.00071, section 3.1):
+Sources: "NTK-aware" interpolation in the form of YaRN's authors (Peng et al., 2023, arXiv 2309.00071, section 3.1):
 the slowest pair of dims, whose angle is theta^-((d - 2) / d) a token, turns over the new length exactly as far as it
 did over the old one, and the fastest as fast as before. YaRN itself: sections 3.2 to 3.4, in memo/model/rope.py.
 """
@@ -22,8 +22,8 @@ ExtensionMethod = Literal["rope-base", "yarn"]
 def extend_context(model: ModelConfig, seq_length: int, method: ExtensionMethod) -> ModelConfig:
     """`model` for `seq_length` tokens, its weights' shapes unchanged; it must be trained on such sequences.
 
-    rope-base multiplies the base and keeps a scaling that the model already has. yarn takes the place of another
-    scaling and is measured from the length before any.
+    rope-base multiplies the base and keeps a scaling that the model already has. yarn replaces a scaling that the
+    model has, and is measured from the length before any scaling.
 
     Raises ConfigError for learned positions, and unless the model says what shorter length it was made for.
     """

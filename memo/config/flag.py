@@ -1,4 +1,4 @@
-"""Marks of fields: what the name and the type of a dataclass field do not say of its flag.
+"""Marks of dataclass fields: facts about a flag that the name and the type of its field do not say.
 
     seq_length: Annotated[int, TOKENS, Flag(aliases=("seq_len",))] = 1024
 
@@ -40,14 +40,14 @@ class Flag:
 
 @dataclass(frozen=True)
 class ReadWith:
-    """The field is read only where another one has some value; whoever gives it elsewhere has probably forgotten that.
+    """The field is read only where another field has certain values; elsewhere it is refused as a probable mistake.
 
     Attributes:
-        field: the other one.
-        values: those with which the field is read; of a text with commas one of its words. None: any but None, 0, an
-            empty text and False.
-        but: the values with which it is not read, in the place of `values`.
-        use: the flags that help, where they are not the other one with `values`.
+        field: the name of the other field.
+        values: values of the other field with which this one is read; one of the words, if it is a text with commas.
+            Empty: any value but None, 0, an empty text and False.
+        but: values with which this field is not read, in the place of `values`.
+        use: the flags that a message tells to give; by default the other field with `values`.
     """
 
     field: str
@@ -56,7 +56,7 @@ class ReadWith:
     use: str = ""
 
     def accepts(self, value: object) -> bool:
-        """Whether the field is read with this value of the other one."""
+        """Whether the field is read with this value of the other field."""
         words = value.split(",") if isinstance(value, str) else [value]
         if self.but:
             return not any(word in self.but for word in words)
@@ -65,7 +65,7 @@ class ReadWith:
 
 @cache
 def reading_marks(kind: type) -> dict[str, tuple[ReadWith, ...]]:
-    """{field: with which others it is read} of a dataclass."""
+    """{field: its ReadWith marks} of a dataclass."""
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in field_types(kind).items()}
     return {name: tuple(mark for mark in found if isinstance(mark, ReadWith)) for name, found in marks.items()}
 

@@ -1,4 +1,4 @@
-"""The flags that a dataclass is: their names, what they accept, and what the text below each field says.
+"""The flags of a dataclass: their names, what they accept, and the help below each field.
 
 A command takes the flags of one dataclass or of several, in groups.
 """
@@ -43,7 +43,7 @@ class Entry:
 
     @property
     def flag(self) -> str:
-        """`--seq-length`; of a value that stands alone what stands for it in help."""
+        """`--seq-length`; for a value that stands alone its name in help."""
         return self.value_name if self.mark.is_positional else dashed(self.field)
 
     @property
@@ -62,18 +62,18 @@ class Entry:
 
     @property
     def alternatives(self) -> tuple[Any, ...]:
-        """Types of which the value has one."""
+        """The types that the value may have."""
         is_union = get_origin(self.hint) in (Union, types.UnionType)
         return tuple(each for each in get_args(self.hint) if each is not type(None)) if is_union else (self.hint,)
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that it takes, of which some may be instead of a number."""
+        """The words that it takes; there may be numbers besides."""
         return tuple(word for each in self.alternatives if get_origin(each) is Literal for word in get_args(each))
 
     @property
     def value_name(self) -> str:
-        """What stands for the value in help."""
+        """The name of the value in help."""
         if self.mark.metavar or self.unit is not None or self.is_switch:
             return self.mark.metavar or (self.unit.metavar if self.unit else "")
         names = {int: "INT", float: "NUMBER", str: "TEXT"}
@@ -95,7 +95,7 @@ class Entry:
         """The value that `text` stands for; `given` is the flag as it was written. Raises ConfigError."""
         if text == "None" and self.is_optional:
             return None
-        if not text:  # a variable of the shell that is not set, most of the time
+        if not text:  # mostly a variable of the shell that is not set
             raise ConfigError(f"{given} is given an empty value: give {self.wanted}, or leave it out")
         for kind in self.alternatives:
             if get_origin(kind) is Literal and text in get_args(kind):
@@ -124,7 +124,7 @@ class Entry:
 
 
 def _of_64_bits(value: int) -> int:
-    """Raises ValueError for a number that neither files of memo's hold nor torch."""
+    """`value`. Raises ValueError for a number that does not fit in 64 bits, those of memo's files and of torch."""
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(value)
     return value
@@ -137,7 +137,7 @@ class FlagGroup:
     Attributes:
         kind: the dataclass whose fields they are.
         name: its heading; empty for the flags of the command itself.
-        defaults: the values that count where no flag is given, by field; None for those of the dataclass.
+        defaults: {field: value where no flag is given}; None: the defaults of the dataclass.
     """
 
     kind: type
@@ -159,7 +159,7 @@ class CommandLine:
         groups: its flags.
         examples: whole command lines that work, for help.
         first: fields of the flags that --help explains, where it does not explain all.
-        notes: {name: what to do instead}, of flags that people look for here and that it does not have.
+        notes: {name: what to do instead} of flags that people expect here and that it does not have.
     """
 
     prog: str
@@ -180,7 +180,7 @@ def dashed(name: str) -> str:
 
 
 def changed(section: Any) -> dict[str, Any]:
-    """{field: value} of a dataclass where it differs from the default of the field, in its order."""
+    """{field: value} of the fields of a dataclass that do not have their default, in its order."""
     values = {field.name: (getattr(section, field.name), field.default) for field in dataclasses.fields(section)}
     return {name: value for name, (value, default) in values.items() if value != default}
 
@@ -214,10 +214,10 @@ def _entry(field: "dataclasses.Field[Any]", hint: Any, marked: Any) -> Entry:
 
 @cache
 def texts_of(kind: type) -> dict[str, str]:
-    """{field: what it does}: the mark's help, else the text below the field, base classes included, and with which
-    other flags it is read.
+    """{field: help}: the mark's help, else the text below the field, base classes included; then the flags with which
+    the field is read.
 
-    The text is read from the source file, and is empty where there is none.
+    The text below a field is read from the source file, and is empty where there is none.
     """
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):

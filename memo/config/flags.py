@@ -28,7 +28,7 @@ MEGATRON_SPELLINGS = {
     "--recompute-activations": ("--recompute-granularity", "selective"),
     "--use-rotary-position-embeddings": ("--position-embedding-type", "rope"),
 }
-"""Flags of Megatron-LM's pretrain_gpt.py that say the same as one of ours."""
+"""Flags of Megatron-LM's pretrain_gpt.py -> the flags of memo that mean the same."""
 
 ALWAYS_ON = (
     "--sequence-parallel",
@@ -51,7 +51,7 @@ EVERYONE_NEEDS = (
     "save",
     "load",
 )
-"""The flags that --help of a run explains; of the others it has the names."""
+"""The flags that --help of a run explains; it lists all others by name."""
 
 ABOUT = "Train a model, on one rank or under torchrun."
 EXAMPLES = (
@@ -65,7 +65,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class _Sources:
-    """Where values come from that no flag gives: defaults < preset < TOML < flags."""
+    """Sources of the values that no flag gives: defaults < preset < TOML < flags."""
 
     model: Annotated[
         str | None,
@@ -97,7 +97,7 @@ def parse_run(argv: Sequence[str], *, prog: str) -> RunConfig:
     """The configuration that `argv` (without the program's name) asks for, not yet checked.
 
     Raises SystemExit: status 2 for a bad flag, value, preset or TOML file, after one message on standard error; status
-    0 after --help. Of several ranks one of each node prints.
+    0 after --help. One rank of each node prints.
     """
     examples: tuple[str, ...] = EXAMPLES
     if not prog.startswith("memo "):  # a script that trains as `memo train` does

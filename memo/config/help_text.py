@@ -32,7 +32,7 @@ def request(argv: Sequence[str]) -> str | None:
 
 
 def render(line: CommandLine, wanted: str) -> str:
-    """The text of `wanted`, as `request` returns it; the name of no group is as none."""
+    """The text of `wanted`, as `request` returns it; a name that is no group's counts as --help alone."""
     group = next((each for each in line.groups if each.name == wanted and wanted), None)
     if group is not None:
         return "\n".join(_explained(group)).strip()
@@ -49,9 +49,9 @@ def render(line: CommandLine, wanted: str) -> str:
 
 
 def first_sentence(line: CommandLine, entry: Entry) -> str:
-    """What a flag that must be given is, in brackets, for a message."""
+    """The first sentence of a flag's help, in brackets, for the message that the flag is missing."""
     text = next(texts_of(each.kind).get(entry.field, "") for each in line.groups if entry in each.entries)
-    sentence = re.split(r"(?<!\.)\.(?: |$)", text)[0]  # three dots end none
+    sentence = re.split(r"(?<!\.)\.(?: |$)", text)[0]  # three dots end no sentence
     return f" ({sentence[:1].lower()}{sentence[1:]})" if text else ""
 
 

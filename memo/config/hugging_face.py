@@ -28,14 +28,14 @@ from memo.errors import ConfigError
 CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-"""Names the files of a model whose weights lie in several."""
+"""Names the files of the weights where there are several."""
 _ONLY: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "is_causal": (True,),
     "per_layer_config": (None, {}),
     "partial_rotary_factor": (1.0, None),
 }
-"""As `Family.only`, of every family."""
+"""As `Family.only`, for every family."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys by which files of several families say that they are mixtures of experts."""
 
@@ -48,7 +48,7 @@ class HuggingFaceModel:
         model: the shape in memo's words.
         model_type: a key of TRAINED.
         content: the keys of the model of text.
-        wrapper: the file as it is where that lies in a larger model, which sees images.
+        wrapper: the whole file, where the model of text lies in a larger model that sees images.
     """
 
     model: ModelConfig
@@ -78,7 +78,7 @@ def read_config(directory: str | Path) -> HuggingFaceModel:
 
 
 def has_weights(directory: str | Path) -> bool:
-    """Whether DIR has the file of its weights, or that which names their files, which may be missing.
+    """Whether DIR has the file of its weights, or the index of several files, which may be missing.
 
     Raises CheckpointError for a link that leaves DIR.
     """
@@ -91,7 +91,8 @@ def download_hint(directory: str | Path, name: str = "ORG/NAME") -> str:
 
 
 def other_format(path: str | Path) -> str:
-    """What a directory without a whole model, or a file, is instead, and what works; empty where that is not known."""
+    """A message that says what a file, or a directory without a whole model, is instead, and what works; empty if
+    unknown."""
     path = Path(path)
     if (path / "adapter_config.json").exists():
         return (
@@ -120,12 +121,12 @@ _SHORT = (
 
 
 def hub_name(text: str) -> bool:
-    """Does it look like ORG/NAME, as models are called on the hub?"""
+    """Whether `text` looks like ORG/NAME, as models are called on the hub."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
 
 
 def _is_read(quantised: object, model_type: str) -> bool:
-    """Whether memo makes numbers of a model's codes again: gpt-oss's MXFP4, and NF4 of bitsandbytes."""
+    """Whether memo can dequantise the weights: gpt-oss's MXFP4, and NF4 of bitsandbytes."""
     if not isinstance(quantised, dict):
         return False
     method = quantised.get("quant_method")
@@ -158,7 +159,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     model, biases = _read(keys)
     model = replace(model, **_layers(keys, model.num_layers))
     length = family.names["max_position_embeddings"]
-    if keys.get(length) is None and not {length, family.aliases.get(length)} & set(content):  # of no one length
+    if keys.get(length) is None and not {length, family.aliases.get(length)} & set(content):  # null: of no one length
         raise keys.missing("max_position_embeddings", length)
     _check_biases(keys, biases, family)
     activation = keys.get(family.activation)
@@ -172,7 +173,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, dict[str, Any]]:
-    """The ModelConfig nearest to the fields of a config.json, and what it does not say of the model, as fields of
+    """The ModelConfig nearest to the fields of a config.json, and the facts that it cannot express, as fields of
     `memo.spec.shapes.ModelShape`; `where` begins the messages.
 
     Raises ConfigError for an unknown model_type, a missing key, a value of the wrong type and a number out of range.
@@ -241,7 +242,8 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
 
 
 def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that a family states in its own way: which layers have experts, what these share, norms of heads."""
+    """Fields that each family states in its own way: layers with experts, the width of shared experts, norms of
+    heads."""
     family, found = keys.family, dict[str, Any]()
     if family.qk_norm_switch:
         found["qk_layernorm"] = keys.switch(family.qk_norm_switch)
@@ -271,8 +273,8 @@ def _check_only(content: Mapping[str, Any], family: Family, source: Source) -> N
 
 
 def _layers(keys: ConfigKeys, layers: int) -> dict[str, Any]:
-    """The sliding window, 0: there is none; and which layers have it, or a delta net, as in ModelConfig. What a file
-    leaves out is as in transformers."""
+    """window_size and layer_types of ModelConfig, as far as they are not the defaults. Keys that a file leaves out have
+    the defaults of transformers."""
     family, source = keys.family, keys.source
     special = _LINEAR if family.has_delta_nets else _SLIDING
     kinds = keys.optional(list[str], "layer_types") or []

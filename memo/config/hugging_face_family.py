@@ -1,4 +1,4 @@
-"""What memo has to know of a family of models of Hugging Face: its config.json, and how it calls its weights."""
+"""Facts about a family of models of Hugging Face: the meaning of its config.json, and the names of its weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,34 +30,34 @@ class Family:
     Attributes:
         names: numbers of ModelConfig -> their keys.
         aliases: their keys -> other keys that say the same.
-        defaults: their keys that a file may leave out -> what their class in transformers then takes, where None is
-            the default of ModelConfig. Switches without a default are off.
+        defaults: their keys that a file may leave out -> the default of their class in transformers; None: the default
+            of ModelConfig. Switches without a default are off.
         fixed: fields of ModelConfig that all of its models share, besides activation and biases.
         gated: whether the MLP has two input projections.
         one_kv_head: the switch with which all heads share a single key/value head; empty: the family has none.
         spare_positions: rows of a learned table of positions before the first one.
         qk_norm_switch: the switch of the norms of q and k heads; empty: the family has none.
         renormalises: the switch with which the weights of a token's experts sum to 1; empty: they always do.
-        dense_first: the key of how many layers, the first ones, have no experts; empty: none.
-        shared_experts: the key of how many experts, of the width of the others, all tokens share; empty: none.
-        beyond: what no ModelConfig says, as fields of memo.spec.shapes.ModelShape; it is given the file and the
-            nearest ModelConfig.
-        architecture: the class that AutoModelForCausalLM picks. It and what follows are of families whose mathematics
-            memo does: their models are trained, imported and exported as well.
-        tensors: what its weights are called.
+        dense_first: the key of the number of first layers without experts; empty: none.
+        shared_experts: the key of the number of experts, as wide as the others, that all tokens share; empty: none.
+        beyond: facts that ModelConfig cannot express, as fields of memo.spec.shapes.ModelShape; called with the file
+            and the nearest ModelConfig.
+        architecture: the class that AutoModelForCausalLM picks. This attribute and all below are for families whose
+            mathematics memo computes: their models are trained, imported and exported as well.
+        tensors: the names of its weights.
         activation: the key with the name of the activation.
-        own_activation: what stands for silu, where the family has its own.
+        own_activation: the activation that the family calls silu, where it is not swiglu.
         only: their other keys -> the values that memo computes with; the first stands for a key that is left out.
         window: the key that turns a sliding window on; empty: the family has none.
         default_window: the window of a file that states none.
         layer_types: whether a file may say which layers have the window, or a delta net.
-        default_layer_types: which have it in a file that does not say so, repeated; empty: all.
-        layer_pattern: the key of how many layers are repeated, of which the last alone has no window and no delta net,
-            in a file that does not say which layers have it; empty: the family has none.
-        sliding_base: the key of RoPE's base in layers with the window, whose frequencies nothing stretches, which may
-            be that of all layers; empty: all layers rotate alike.
+        default_layer_types: kinds of layers, repeated, of a file that does not list them; empty: all have the window.
+        layer_pattern: the key of the period of layers in a file that does not list them: only the last layer of each
+            period has no window and no delta net; empty: the family has none.
+        sliding_base: the key of RoPE's base in layers with the window, whose frequencies nothing stretches; it may be
+            the key of all layers' base; empty: all layers rotate alike.
         packed: whether experts may be published in MXFP4.
-        layers_beyond: the key of how many layers stand behind the last, to predict further tokens; they are left out.
+        layers_beyond: the key of the number of layers after the last, which predict further tokens and are left out.
     """
 
     names: Mapping[str, str]
@@ -126,8 +126,8 @@ class ConfigKeys:
     source: Source
 
     def get(self, key: str) -> Any:
-        """The value as the file has it, else the default of the family. Raises the source's error for two names of one
-        value that differ."""
+        """The value as the file has it, else the default of the family. Raises the source's error where two names of
+        one value have different values."""
         value, other = self.content.get(key), self.family.aliases.get(key)
         same = None if other is None else self.content.get(other)
         if same is not None and value is not None and same != value:
@@ -142,7 +142,8 @@ class ConfigKeys:
     def number(self, ours: str, key: str) -> Any:
         """A value with the type and the range of the field `ours` of ModelConfig.
 
-        None only if that is the family's default, or of key/value heads, where transformers takes it for all heads.
+        None only if that is the family's default, or for key/value heads, where it stands for all heads in
+        transformers.
         """
         value = self.get(key)
         if value is None and key != "num_key_value_heads" and self.family.defaults.get(key, 0) is not None:
@@ -154,7 +155,7 @@ class ConfigKeys:
         return checked(kind | None, self.content.get(key), key, self.source)
 
     def switch(self, key: str) -> bool:
-        """One that is null is off, as for transformers."""
+        """Whether a switch is on; null is off, as in transformers."""
         return bool(checked(bool | None, self.get(key), key, self.source))
 
     def missing(self, ours: str, key: str) -> MemoError:

@@ -11,7 +11,7 @@ from memo.config.flag import reading_marks
 from memo.config.hugging_face_family import ConfigKeys, Family, as_field
 from memo.config.model import ModelConfig, RopeScaling
 
-# Of each rope_type: their key, which is our name without its first words -> our field.
+# {rope_type: {key in the file, which is our name without its first words: our field}}.
 _KEYS = {
     "default" if kind == "none" else kind: {
         ours.removeprefix("rope_").removeprefix("scaling_"): ours
@@ -24,14 +24,14 @@ _LENGTH = "rope_original_max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SHARE = "partial_rotary_factor"
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
-"""Of Qwen3.5: which channels turn with which of the positions of an image; all positions of text are the same."""
-# Keys that ask for nothing: names, and what rope_theta's own reader takes.
+"""Keys of Qwen3.5 that assign channels to the positions of an image; for text all these positions are the same."""
+# Keys that need no translation: names, and values that are read apart.
 _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", "finetuned", "max_position_embeddings")
 
 
 def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
-    """Fields of ModelConfig, rotary_base only where the file joins it; raises source.error for a rotation that memo
-    does not compute. `model` says which layers have a window."""
+    """Fields of ModelConfig; rotary_base is among them only where the file holds it beside the scaling. Raises
+    source.error for a rotation that memo does not compute. `model` says which layers have a window."""
     content, family, source = keys.content, keys.family, keys.source
     if not family.sliding_base:
         name = _name_of_rope(content, source)
@@ -66,12 +66,12 @@ def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
 
 
 def _repeats(newer: Any, older: Any) -> bool:
-    """Whether the older keys, beside the newer ones, say nothing else."""
+    """Whether the older keys say nothing that the newer keys do not say."""
     return isinstance(newer, dict) and isinstance(older, dict) and older.items() <= newer.items()
 
 
 def _read_rotation(content: Mapping[str, Any], name: str, given: Any, source: Source) -> dict[str, Any]:
-    """Of layers that rotate as `given`, the value of `name` in the file."""
+    """Fields of ModelConfig for layers that rotate as `given`, the value of `name` in the file."""
     kind: Any = given.get("rope_type", given.get("type", "default")) if isinstance(given, dict) else "default"
     if not isinstance(kind, dict | list) and kind not in _KEYS:
         raise source.refusal(
@@ -100,10 +100,10 @@ def _read_rotation(content: Mapping[str, Any], name: str, given: Any, source: So
 
 
 def _name_of_rope(content: Mapping[str, Any], source: Source) -> str:
-    """Which of the two keys states the rotation.
+    """The key that states the rotation: rope_parameters or rope_scaling.
 
-    Of two that differ transformers takes rope_scaling and forgets all of rope_parameters, its base with it, which
-    nobody means who adds the one to a file with the other.
+    Two that differ are refused: transformers takes rope_scaling then and forgets all of rope_parameters, its base too.
+    Nobody who adds one of the keys to a file with the other means that.
     """
     newer, older = content.get("rope_parameters"), content.get("rope_scaling")
     if newer and older and newer != older:
@@ -116,8 +116,9 @@ def _name_of_rope(content: Mapping[str, Any], source: Source) -> str:
 
 
 def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
-    """The older field beside rope_theta; every version of transformers reads both. Where layers with a window rotate by
-    rope_theta too, from 5.0 on it reads that for the other layers alone, so the newer field is there as well."""
+    """rope_scaling, beside rope_theta; every version of transformers reads both. Where layers with a window rotate by
+    rope_theta too, rope_parameters is written as well, as transformers from 5.0 on reads rope_theta for the other
+    layers alone."""
     kind = "default" if model.rope_scaling_type == "none" else model.rope_scaling_type
     scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _KEYS[kind].items()}}
     found: dict[str, Any] = {"rope_scaling": None if kind == "default" else scaling}
@@ -131,7 +132,7 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
 
 
 def _check_keys(given: Mapping[str, Any], kind: str, name: str, source: Source) -> None:
-    """Refuse what would change an angle or its factor."""
+    """Refuse keys that would change an angle or its factor."""
     neutral = {_SHARE: 1.0, "truncate": True}
     for key, value in given.items():
         is_read = key in _KEYS[kind] or key in _OTHER_KEYS or value is None

@@ -1,5 +1,5 @@
-"""What families of models of Hugging Face share: keys of a config.json, what they are where a file leaves them out, and
-the two families from which most others differ in little."""
+"""Facts that families of models of Hugging Face share: keys of a config.json and their defaults, and the two families
+from which most others differ in little."""
 
 from memo.config import hugging_face_tensors as tensors
 from memo.config.hugging_face_family import ALL_BIASES, Biases, Family
@@ -21,8 +21,8 @@ ROPE_NAMES = {
 }
 LLAMA_NAMES = {**ROPE_NAMES, "norm_epsilon": "rms_norm_eps"}
 
-# What classes take for keys that a file leaves out; where they differ, a family says so itself. None: what ModelConfig
-# takes.
+# Defaults of most classes of transformers for keys that a file leaves out; a family with another default states it.
+# None: the default of ModelConfig.
 DEFAULTS = {
     "num_key_value_heads": None,
     "head_dim": None,

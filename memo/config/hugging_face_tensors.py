@@ -1,4 +1,4 @@
-"""What the weights of each family of Hugging Face are called (memo.config.hugging_face_families)."""
+"""Names of the weights in each family of Hugging Face (memo.config.hugging_face_families)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,17 +10,17 @@ _EXPERTS, _STACK = "mlp.experts.*.", "mlp.experts."
 
 @dataclass(frozen=True)
 class TensorNames:
-    """What modules are called in *.safetensors; the name of a weight ends with .weight or .bias.
+    """Names of modules in *.safetensors; the name of a weight ends with .weight or .bias.
 
     Attributes:
-        modules: memo's modules of a layer -> theirs. Modules of one name are parts of its rows, in this order.
-            A * stands for the number of an expert; without one, the name is of a tensor that has all experts'.
-        layers: what stands before the number of a layer.
+        modules: memo's modules of a layer -> theirs. Several modules of one name are blocks of its rows, in this order.
+            A * stands for the number of an expert; a name without it is of one tensor with all experts' matrices.
+        layers: the prefix of the number of a layer.
         ends: memo's modules before and after the layers -> theirs.
-        groups: their modules in which parts take turns -> how many turns: one a row, head, or head of keys in a delta
-            net; else one part stands below the other.
+        groups: their modules whose blocks are interleaved -> by what: by row, by head, or by head of keys in a delta
+            net. In all other modules one block stands below the other.
         transposed: whether matrices of layers are stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
-        transposed_experts: the same of the matrices in a tensor that has all experts'.
+        transposed_experts: whether the matrices in a tensor with all experts' are stored as [in, out].
     """
 
     modules: Mapping[str, str]
@@ -31,7 +31,8 @@ class TensorNames:
     groups: Mapping[str, Literal["rows", "heads", "key_heads"]] = field(default_factory=dict)
 
     def stacked(self) -> "TensorNames":
-        """The names under which all experts' matrices lie in one tensor, where they have a tensor each."""
+        """The names in files with all experts' matrices in one tensor, where these names are of one tensor for each
+        expert."""
         found = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
         modules = {
             ours: theirs if not theirs.startswith(_EXPERTS) else f"{_STACK}{found[theirs.removeprefix(_EXPERTS)]}"

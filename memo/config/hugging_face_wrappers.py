@@ -1,7 +1,7 @@
-"""Models of text that lie in larger ones, which see images as well: memo trains the text, and the rest goes along.
+"""Models of text inside larger models, which see images as well: memo trains the text model and keeps the rest.
 
-A config.json of such a model has that of the text under `text_config`, and beside it a few keys that hold for both. Its
-weights lie beside those of the rest, under names of their own.
+The config.json of a larger model has that of the text model under `text_config`, and a few keys that hold for both. The
+weights of the text model lie beside the others, under names of their own.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Wrapper:
-    """What memo has to know of one model_type that holds a model of text.
+    """Facts about one model_type that holds a model of text.
 
     Attributes:
         architecture: its class in transformers.
         text: the model_type of its text, where text_config does not say so.
-        names: how its files call the text's weights: what begins a name in the family's own files, and what stands
-            there instead. transformers reads all of `NAMINGS`; this is the form of the hub, which an export takes.
+        names: the prefix of a text weight's name in the family's own files, and the prefix that replaces it in these
+            files. transformers reads all of `NAMINGS`; this is the form of the hub, which an export writes.
         stacked: whether the matrices of all experts lie in one tensor.
     """
 
@@ -29,10 +29,10 @@ class Wrapper:
 
 _INNER, _OUTER = ("model.", "model.language_model."), ("", "language_model.")
 MODULES = _INNER
-"""How transformers 5 calls the modules of a text in any wrapper, whatever its files call the weights: by these PEFT
-finds where an adapter belongs."""
+"""Prefixes of the modules of a text in transformers 5, the same in any wrapper, whatever its files call the weights: by
+module names PEFT finds where an adapter belongs."""
 NAMINGS = (("", ""), ("model.", ""), ("transformer.", ""), _INNER, _OUTER)
-"""Forms of a weight's name, as `Wrapper.names`: the family's, those of a model that was saved without its head, and
+"""Forms of a weight's name, as `Wrapper.names`: the family's own, those of a model that was saved without its head, and
 those of a text in a wrapper."""
 WRAPPERS = {
     "qwen3_5": Wrapper("Qwen3_5ForConditionalGeneration", "qwen3_5_text", _INNER),
@@ -42,16 +42,16 @@ WRAPPERS = {
 }
 """By model_type."""
 _SHARED = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
-"""Keys that hold for the text as well where the whole model states them."""
+"""Keys of the whole model that hold for the text as well."""
 
 
 def is_wrapper(content: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a model whose text memo knows how to find."""
+    """Whether a config.json is of a larger model whose text memo can find."""
     return content.get("model_type") in tuple(WRAPPERS) and isinstance(content.get("text_config"), dict)
 
 
 def text_of(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys of the model of text: all of them where nothing lies around it."""
+    """The keys of the model of text; all keys of a file that is no wrapper."""
     if not is_wrapper(content):
         return content
     shared = {key: content[key] for key in _SHARED if key in content}
@@ -68,6 +68,6 @@ def in_wrapper(text: Mapping[str, Any], wrapper: Mapping[str, Any]) -> dict[str,
 
 
 def renamed(name: str, naming: tuple[str, str]) -> str | None:
-    """A weight's name in another form; None where it has none."""
+    """A weight's name with its prefix replaced; None if the name does not begin with the prefix."""
     begin, instead = naming
     return instead + name.removeprefix(begin) if name.startswith(begin) else None

@@ -1,8 +1,9 @@
-"""What a checkpoint and the run that loads it must agree on: the function that the model is, and the samples it reads.
+"""Facts on which a checkpoint and the run that loads it must agree: the function that the model is, and the samples it
+reads.
 
-Many fields change what a model computes and no shape: the rotary base, a norm's epsilon, how heads are split. So every
-field of ModelConfig counts, with its default resolved, but for those that this model does not read. A new field counts
-from the day it is added; a checkpoint from before that day is taken to have its default.
+Many fields change the function of a model and no shape: the rotary base, a norm's epsilon, how heads are split. So
+every field of ModelConfig that this model reads counts, with its default resolved. A new field counts from the day it
+is added; a checkpoint from before that day is taken to have its default.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from memo.config.model import ModelConfig
 from memo.config.run import RunConfig, canonical_name
 
 Fact = str | int | float | bool
-"""What a state says of one field."""
+"""The value of one field in a saved state."""
 
 DATA_FACTS = ("seq_length", "data_path", "packing", "long_conversations", "tokenizer")
 """Names of the facts that memo.data.corpus.data_identity states; a model that is only evaluated may read any data."""
@@ -23,7 +24,7 @@ MODEL_FACTS = tuple(entry.name for entry in dataclasses.fields(ModelConfig))
 
 
 def model_identity(config: RunConfig) -> dict[str, Fact]:
-    """By field of ModelConfig, for a configuration whose vocabulary is known."""
+    """{field of ModelConfig: fact} of a configuration whose vocabulary is known."""
     facts = model_facts(config.model)
     if config.model.position_embedding_type != "rope":
         facts["max_position_embeddings"] = num_position_embeddings(config)
@@ -31,7 +32,7 @@ def model_identity(config: RunConfig) -> dict[str, Fact]:
 
 
 def model_facts(model: ModelConfig) -> dict[str, Fact]:
-    """What a model is, by field, but for the rows of a learned table of positions."""
+    """{field: fact} of a model, without the rows of a learned table of positions."""
     experts = model.layers_with_experts
     values = {
         **dataclasses.asdict(model),
@@ -53,7 +54,8 @@ def accepted_changes(given: str | None) -> tuple[str, ...]:
 
 
 def differences(then: Mapping[str, Fact], now: Mapping[str, Fact], accepted: Collection[str] = ()) -> dict[str, str]:
-    """{field: "... then, ... now"} of what differs and is not accepted; nothing where nobody wrote `then` down."""
+    """{field: "... then, ... now"} of the facts that differ and are not accepted; empty if `then`, the saved facts, is
+    empty."""
     defaults = {entry.name: entry.default for entry in dataclasses.fields(ModelConfig)}
     found = {}
     for name in now if then else ():
@@ -68,7 +70,7 @@ def _told(fact: object) -> object:
 
 
 def _unread(model: ModelConfig) -> set[str]:
-    """Fields that change nothing of what this model computes from its weights."""
+    """Fields that do not change the function of this model and its weights."""
     marks = reading_marks(ModelConfig).items()
     unread = {name for name, with_ in marks if not all(mark.accepts(getattr(model, mark.field)) for mark in with_)}
     if model.mlp_size == model.ffn_size:

@@ -1,4 +1,4 @@
-"""The torchrun command of a run: what to type where several ranks are asked for and nothing has started them."""
+"""The torchrun command of a run, for messages where several ranks are asked for and nothing has started them."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ GPUS_PER_NODE = 8
 
 
 def this_script() -> str:
-    """The Python file that runs, for `torchrun`; a stand-in for it where there is none."""
+    """The Python file that runs, for `torchrun`; SCRIPT.py where there is none."""
     return sys.argv[0] if sys.argv[:1] and sys.argv[0].endswith(".py") else "SCRIPT.py"
 
 

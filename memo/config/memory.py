@@ -1,4 +1,4 @@
-"""Where activations live between forward and backward."""
+"""Where activations and model states live: on the device, in host memory or on disk; and what is recomputed."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -25,84 +25,88 @@ class MemoryConfig:
     """Swapping to host memory (MEMO), or recomputation as in Megatron; not both."""
 
     offload_alpha: OffloadAlpha = "auto"
-    """Share of the tokens, 0 to 1, whose activations move to host memory while the rest is recomputed; auto:
-    planned from link rates and memory, which may be that nothing moves; off: no swapping. A number fights with
-    recompute-granularity, which turns auto off."""
+    """Share of the tokens, 0 to 1, whose activations are offloaded to host memory; those of the other tokens are
+    recomputed. auto: planned from link rates and memory; the plan may offload nothing. off: no swapping. A number
+    fights with --recompute-granularity full or selective, under which auto means off."""
     offload_policy: Annotated[OffloadPolicy, _SWAPPED, _ALONE] = "auto"
-    """auto: a share per tensor, by recompute time saved per byte; paper: one share of all tensors, as MEMO does."""
+    """auto: one share for each tensor, chosen by recompute time saved per byte; paper: one share for all tensors, as in
+    MEMO."""
     offload_host_memory_gib: Annotated[PositiveFloat | None, Flag(aliases=("offload_host_memory_gb",))] = None
-    """GiB of host memory of one node for activations and states, shared by its ranks, states first; never more than
-    is free, and nine tenths of that by default."""
+    """GiB of host memory of one node for states and activations, shared by its ranks; states are placed first. Never
+    more than the free memory; default: nine tenths of it."""
     offload_nvme_path: Annotated[PathText | None, _SWAPPED, _ALONE] = None
-    """Directory on a local disk for the activations that host memory does not hold, in a file without a name that is
-    gone when the run ends, however it ends; those that wait longest go there. Its rate is measured before training."""
+    """Directory on a local disk for activations that do not fit in host memory: those that wait longest for their
+    backward. They lie in an unnamed file, which is gone when the run ends, however it ends. The rate of the disk is
+    measured before training."""
     offload_nvme_gib: Annotated[
         PositiveFloat | None,
         Flag(aliases=("offload_nvme_gb",)),
         ReadWith("offload_nvme_path", use="--offload-nvme-path DIR"),
     ] = None
-    """GiB of that disk for one node, shared by its ranks; default: nine tenths of what is free there."""
+    """GiB of the disk of --offload-nvme-path for one node, shared by its ranks; default: nine tenths of its free
+    space."""
     offload_backend: OffloadBackend = "auto"
     """How copies run: cuda (streams), virtual (in a fixed order, CPU), threads (CPU); auto: by device."""
     offload_check_races: bool = False
     """Check every access to a moving buffer against the order of events; CPU only, slow."""
     offload_tiles: Annotated[PositiveInt | None, _SWAPPED, _ALONE] = None
-    """Equal parts of the sequence that are computed and moved as a unit; shares are rounded down to them. Default: 8;
-    under --offload-granularity tile as many more as give a rank some 32,768 tokens of each. More of them take less
-    memory and more time."""
+    """Tiles, equal parts of the sequence, in which activations are computed and moved; shares are rounded down to whole
+    tiles. Default: 8; under --offload-granularity tile one for some 32,768 tokens of a rank, but at least 8. More tiles
+    take less memory and more time."""
     offload_granularity: Annotated[OffloadGranularity, _SWAPPED, _ALONE] = "layer"
-    """What a slot of the rounding buffers holds: the activations of a layer, or of a few of its tiles. tile: each layer
-    is swept along the sequence, so that on the device only keys and values and the hidden states grow with it. auto:
-    layer where that fits on the device, else tile, with as many tiles, layers that recompute attention and hidden
-    states in host memory as `memo plan` would take."""
+    """layer: a slot of the rounding buffers holds the activations of a whole layer. tile: a slot holds the activations
+    of a few tiles, and each layer is swept along the sequence, so that only keys, values and hidden states on the
+    device grow with the sequence. auto: layer where that fits on the device, else tile; tiles, layers that recompute
+    attention, and hidden states in host memory are then chosen as by `memo plan`."""
     offload_slot_tiles: Annotated[PositiveInt | None, _SWAPPED, _ALONE, _SWEPT] = None
-    """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them. Default: 4, or as many
-    fewer as --offload-tiles divides into at least two slots of; fewer take less memory and more time."""
+    """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to whole tiles of a slot.
+    Default: 4, or the next smaller number that divides --offload-tiles into at least two slots. Fewer tiles take less
+    memory and more time."""
     recompute_attention_layers: Annotated[NonNegativeInt, _SWAPPED, _ALONE, _SWEPT] = 0
-    """Under --offload-granularity tile: layers of each pipeline chunk that compute attention again before their
-    backward: those with gated delta nets first, then those with sliding windows. Only the input of such a layer waits
-    in host memory, about two fifths of what waits otherwise."""
+    """Under --offload-granularity tile: number of layers of each pipeline chunk that recompute attention before their
+    backward: first layers with gated delta nets, then layers with sliding windows. They keep only their input in host
+    memory, about two fifths of what the other layers keep."""
     offload_hidden_states: Annotated[bool, _SWAPPED, _ALONE, _SWEPT] = False
-    """Under --offload-granularity tile: hidden states between layers and their gradients live in host memory, and
-    stream section by section, also from stage to stage, so that on the device only keys and values, their gradients and
+    """Under --offload-granularity tile: keep hidden states between layers, and their gradients, in host memory. They
+    stream section by section, also from stage to stage, so that on the device only keys, values, their gradients and
     the batch grow with the sequence. Costs one more copy of a section each way in every forward and backward."""
     layer_profile: Annotated[PathText | None, _SWAPPED, _ALONE] = None
-    """File of `memo profile --out` to plan from instead of measuring; it must be of the same layer and device."""
+    """File of `memo profile --out` to plan from instead of measuring; it must describe the same layer and device."""
     profile_cache: PathText = "auto"
-    """Directory that keeps measured layers, so that the next start plans from them; auto: ~/.cache/memo (or
+    """Directory of measured layer profiles, from which the next start plans; auto: ~/.cache/memo (or
     $XDG_CACHE_HOME/memo); off: measure at each start."""
     offload_states: OffloadStates = "none"
-    """What of the model's states lives in host memory: optimizer (masters, moments and reduced gradients of all layers,
-    updated there), all (weights too, which stream to the device layer by layer), or auto: of each as much as the device
-    lacks."""
+    """Model states that live in host memory. optimizer: masters, moments and reduced gradients of all layers, which are
+    updated there; all: weights too, which stream to the device layer by layer; auto: of each kind as much as does not
+    fit on the device."""
     optimizer_offload_fraction: Annotated[Share | None, _SHARED_OUT] = None
-    """Megatron's: share of the layers whose masters and moments are in host memory; given with --offload-states
-    optimizer or all, whose default is 1."""
+    """Share of the layers whose masters and moments are in host memory, as in Megatron-LM; default: 1."""
     gradient_offload_fraction: Annotated[Share | None, _SHARED_OUT] = None
-    """Share of the layers whose gradients leave the device once they are complete; at most the optimizer's; default: 1
-    under all, else 0."""
+    """Share of the layers whose gradients leave the device once they are complete; at most
+    --optimizer-offload-fraction; default: 1 under --offload-states all, else 0."""
     weight_offload_fraction: Annotated[Share | None, _SHARED_OUT] = None
-    """Share of the layers whose weights stream from host memory; at most the optimizer's; default: 1 under all, else
-    0."""
+    """Share of the layers whose weights stream from host memory; at most --optimizer-offload-fraction; default: 1 under
+    --offload-states all, else 0."""
     offload_weight_copy: Annotated[bool, ReadWith("offload_states", ("all", "auto"))] = True
-    """Stream weights from a copy in --params-dtype in host memory; without it from the masters: 2 bytes a parameter
-    less in host memory, twice the bytes over the link."""
+    """Stream weights from a copy in --params-dtype in host memory. Off: stream them from the masters, which takes 2
+    bytes a parameter less of host memory and moves twice the bytes over the link."""
     device_memory_gib: Annotated[PositiveFloat | None, Flag(aliases=("device_memory_gb",))] = None
-    """GiB of the device that a rank may use; default: what is free. States and activations of a run that may use less
-    are placed under it, or it is refused."""
+    """GiB of device memory that a rank may use; default: the free memory. States and activations are placed to fit in
+    it; a run that does not fit is refused."""
     recompute_granularity: RecomputeGranularity = "none"
-    """Megatron's: full keeps only the input of each layer, selective recomputes attention alone."""
+    """As in Megatron-LM: full keeps only the input of each layer, selective recomputes attention alone."""
     memory_planner: MemoryPlanner | None = None
-    """Serve what a step allocates from addresses planned before training, so that nothing fragments; needs a C++
-    compiler on first use. paper: a plan in two levels, layer by layer; flat: all requests at once; auto: the better
-    one; off: torch's own allocator; default: auto on CUDA, else off. Where CUDA's part cannot be built, torch's own
-    serves all. On CUDA it has expandable_segments, unless PYTORCH_ALLOC_CONF says something else or off is given."""
+    """Serve the allocations of a step from addresses planned before training, so that memory does not fragment; needs a
+    C++ compiler on first use. paper: plan in two levels, layer by layer; flat: plan all requests at once; auto: the
+    better of the two plans; off: torch's allocator. Default: auto on CUDA, else off. Where the CUDA part cannot be
+    built, torch's allocator serves all requests. On CUDA torch's allocator has expandable_segments, unless
+    PYTORCH_ALLOC_CONF says otherwise or off is given."""
     memory_planner_min_bytes: Annotated[PositiveInt, BYTES] = 1 << 20
     """Smaller requests are left to torch's allocator."""
 
     @property
     def plans(self) -> bool:
-        """Whether memory of a step is planned; known once the default is resolved for the device."""
+        """Whether the memory of a step is planned; known once the default is resolved for the device."""
         return self.memory_planner not in (None, "off")
 
     @property
@@ -112,7 +116,7 @@ class MemoryConfig:
 
     @property
     def sweeps(self) -> bool:
-        """Whether a slot holds a few tiles, so that layers that run under a swap plan are swept along the sequence."""
+        """Whether layers under a swap plan are swept along the sequence, a slot holding a few of their tiles."""
         return self.swaps and self.offload_granularity == "tile"
 
     @property

@@ -27,7 +27,7 @@ _BEFORE, _AFTER = ("attention_norm", "mlp_norm"), ("attention_out_norm", "mlp_ou
 _NORMS: dict[NormPlacement, tuple[str, ...]] = {"before": _BEFORE, "around": (*_BEFORE, *_AFTER), "after": _AFTER}
 
 SLIDING, FULL, LINEAR = "sliding", "full", "linear"
-"""Names in layer_types: layers with the window, those that attend to all tokens before, and gated delta nets."""
+"""Words of layer_types: layers with the sliding window, layers with full attention, and gated delta nets."""
 
 _LIST = re.compile(r"\[\s*([01](?:\s*,\s*[01])*)\s*\](?:\s*\*\s*([1-9]\d{0,5}))?")
 
@@ -40,10 +40,11 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "up_proj": ("mlp.up", "mlp.fc1"),
     "down_proj": ("mlp.fc2",),
 }
-"""Names in lora_target_modules, which are those of most models of Hugging Face, and the tensors that they name here."""
+"""Names in lora_target_modules, which are those of most models of Hugging Face -> the tensors of memo that they
+mean."""
 
 CHOICES_OF_TRAINED = ("freeze", "train_only", "lora_rank", "lora_target_modules", "quantize")
-"""Fields by which a plan tells what is trained; others change no size."""
+"""Fields with which a plan says what is trained; the other fields of LoRA change no size."""
 
 _ROTATED = ReadWith("position_embedding_type", ("rope",))
 _STRETCHED = ReadWith("rope_scaling_type", ("linear", "llama3", "yarn"))
@@ -100,8 +101,8 @@ class ModelConfig:
     norm_epsilon: Annotated[float, Flag(aliases=("layernorm_epsilon",)), in_range(above=0, high=1)] = 1e-5
     """Added to the variance inside every norm."""
     norm_placement: NormPlacement = "before"
-    """Norms before attention and MLP, after them, which is of their outputs, before the residual's sum, or around them:
-    before each and after it."""
+    """before: norms of the inputs of attention and MLP; after: norms of their outputs, before the sum with the
+    residual; around: both."""
     apply_layernorm_1p: Annotated[bool, _RMS] = False
     """Norms multiply by 1 + weight, so that their weights are around 0 (Gemma)."""
     activation: Activation = "gelu"
@@ -116,8 +117,8 @@ class ModelConfig:
     rotary_percent: Annotated[float, in_range(above=0, high=1), _ROTATED] = 1.0
     """Share of the channels of each head that are rotated, the first ones (GLM's 0.5)."""
     sliding_rotary_base: Annotated[float, in_range(0, 10**15), _ROTATED, _BY_LAYER] = 0.0
-    """RoPE's theta in layers that layer-types calls sliding, whose frequencies are then not stretched; 0: as in all
-    others."""
+    """RoPE's theta in the sliding layers of layer-types, whose frequencies are then not stretched; 0: rotate them as
+    all others."""
     rope_scaling_type: Annotated[RopeScaling, _ROTATED] = "none"
     """How RoPE frequencies are stretched for longer sequences."""
     rope_scaling_factor: Annotated[float, in_range(1, 10**9), _STRETCHED] = 1.0
@@ -125,15 +126,15 @@ class ModelConfig:
     rope_original_max_position_embeddings: Annotated[int, TOKENS, in_range(1, LARGEST), _FROM_LENGTH] = 8192
     """The length before stretching."""
     rope_low_freq_factor: Annotated[float, _FACTOR, _LLAMA3] = 1.0
-    """Wavelengths above original / this are stretched in full."""
+    """Wavelengths above the original length / this are stretched in full."""
     rope_high_freq_factor: Annotated[float, _FACTOR, _LLAMA3] = 4.0
-    """Wavelengths below original / this stay as they are."""
+    """Wavelengths below the original length / this stay as they are."""
     rope_beta_fast: Annotated[float, _FACTOR, _YARN] = 32.0
-    """Dimensions that turn more often than this stay as they are."""
+    """Dimensions that turn more often than this within the original length stay as they are."""
     rope_beta_slow: Annotated[float, _FACTOR, _YARN] = 1.0
-    """Dimensions that turn less often than this are stretched in full."""
+    """Dimensions that turn less often than this within the original length are stretched in full."""
     rope_truncate: Annotated[bool, _YARN] = True
-    """The borders between these dimensions are rounded to whole ones."""
+    """Round the borders that --rope-beta-fast and --rope-beta-slow set to whole dimensions."""
     add_bias_linear: bool = False
     """Biases on every linear layer (GPT-2)."""
     add_qkv_bias: bool = False
@@ -141,79 +142,84 @@ class ModelConfig:
     qk_layernorm: bool = False
     """Norm of every q and k head before RoPE (Qwen3)."""
     qk_layernorm_across_heads: Annotated[bool, ReadWith("qk_layernorm"), _RMS] = False
-    """These norms are over all heads of q together, and over all of k (OLMo 2 and 3). Ranks of tensor parallelism add
-    up the squares of their heads, in one small message."""
+    """Norm all heads of q together, and all heads of k (OLMo 2 and 3). Ranks of tensor parallelism add up the squares
+    of their heads, in one small message."""
     window_size: Annotated[int, TOKENS, in_range(0, LARGEST)] = 0
-    """Sliding window: the last tokens of its document that a token attends to, itself included (Megatron-LM's pair
-    (N - 1, 0)); 0: all."""
+    """Sliding window: tokens that a token attends to, the last ones of its document, itself included (Megatron-LM's
+    pair (N - 1, 0)); 0: all."""
     layer_types: Annotated[str, _LAYER_TYPES] = ""
-    """Which layers have the window (sliding), or a gated delta net in the place of attention (linear), repeated over
-    all layers: linear,linear,linear,full. Default: all have the window."""
+    """Kinds of layers, repeated over all layers, such as linear,linear,linear,full. sliding: attention with the window;
+    full: attention to all tokens; linear: a gated delta net in the place of attention. Default: all have the window."""
     linear_num_key_heads: Annotated[int, in_range(0, 1 << 16), _DELTA_NET] = 0
-    """Heads of queries and keys in layers that layer-types calls linear."""
+    """Heads of queries and keys in linear layers of layer-types."""
     linear_num_value_heads: Annotated[int, in_range(0, 1 << 16), _DELTA_NET] = 0
-    """Heads of values in these layers; each head of keys serves as many of them."""
+    """Heads of values in linear layers; each head of keys serves an equal number of them."""
     linear_key_head_dim: Annotated[int, in_range(1, 1 << 16), _DELTA_NET] = 128
-    """Size of a head in these layers, of queries, keys and values."""
+    """Size of a head of queries, keys and values in linear layers."""
     query_pre_attn_scalar: Annotated[int, in_range(0, 1 << 16)] = 0
-    """Scores of attention are divided by its square root; 0: by that of the size of a head."""
+    """Attention scores are divided by its square root; 0: by the square root of the size of a head."""
     attention_sinks: bool = False
-    """A learned logit for each query head, zero at first, which joins its softmax and gives no value (gpt-oss)."""
+    """Add a learned logit to the softmax of each query head; it is zero at first and has no value vector (gpt-oss)."""
     attention_output_gate: bool = False
-    """Multiply attention's output by the sigmoid of a gate of as many channels, which a matrix makes of the same input
-    as the queries (Qwen3-Next)."""
+    """Multiply attention's output by the sigmoid of a gate of the same width, which a matrix makes of the input of the
+    queries (Qwen3-Next)."""
     num_experts: Annotated[int, in_range(0, 1 << 16)] = 0
-    """Mixture of experts: MLPs of each layer, of which a token runs through a few. 0: one MLP for all tokens."""
+    """Mixture of experts: MLPs of each layer; a token runs through a few of them. 0: one MLP for all tokens."""
     moe_ffn_hidden_size: Annotated[int | None, in_range(1, 1 << 26), _ROUTED] = None
     """Inner width of each expert; default: ffn-hidden-size."""
     moe_layer_freq: Annotated[str, _LAYER_FREQ, _ROUTED] = ""
-    """Which layers have experts, as sums of lists of ones, and of zeros for those with one MLP of ffn-hidden-size:
-    [0]*3+[1]*43. Default: all of them."""
+    """Layers with experts, as a sum of lists: 1 for a layer with experts, 0 for one with a single MLP of
+    ffn-hidden-size, such as [0]*3+[1]*43. Default: all layers have experts."""
     moe_shared_expert_intermediate_size: Annotated[int, in_range(0, 1 << 26), _ROUTED] = 0
-    """Inner width of the shared experts, an MLP for all tokens beside those that the router chooses; 0: none."""
+    """Inner width of the shared experts, an MLP that all tokens run through besides their routed experts; 0: none."""
     moe_shared_expert_gate: Annotated[bool, _SHARED] = False
-    """Multiply what the shared experts give by the sigmoid of one number a token, which a matrix makes (Qwen3-Next)."""
+    """Multiply the output of the shared experts by the sigmoid of one score a token, which a matrix makes
+    (Qwen3-Next)."""
     moe_router_topk: Annotated[int, in_range(1, 1 << 16), _ROUTED] = 2
-    """Experts that a token runs through: those to which the router gives the highest scores."""
+    """Experts that a token runs through: those with the highest scores of the router."""
     moe_router_pre_softmax: Annotated[bool, _ROUTED] = False
-    """Weights of a token's experts are their shares among all experts; default: among those that it runs through. By
-    sigmoid: they are the scores, which do not sum to 1."""
+    """Weight the experts of a token by their softmax over all experts; off: over the experts of this token. With
+    sigmoid scores: weight by the scores, which do not sum to 1; off: by their shares, which do."""
     moe_router_score_function: Annotated[ScoreFunction, _ROUTED] = "softmax"
-    """How the router makes scores of its products: softmax over all experts, or sigmoid of each (GLM-4.5)."""
+    """Scores of the router: the softmax of its logits over all experts, or the sigmoid of each logit (GLM-4.5)."""
     moe_router_enable_expert_bias: Annotated[bool, _SIGMOID] = False
-    """Experts are chosen by sigmoid + a bias of each, which no gradient changes (--moe-router-bias-update-rate)."""
+    """Choose experts by score + a bias of each expert. No gradient changes the bias; --moe-router-bias-update-rate
+    does."""
     moe_router_num_groups: Annotated[int, in_range(1, 1 << 16), _SIGMOID] = 1
-    """Groups of experts with equal numbers of them, of which a token meets the best moe-router-group-topk."""
+    """Groups of equal numbers of experts; a token may use experts of its best moe-router-group-topk groups."""
     moe_router_group_topk: Annotated[int, in_range(1, 1 << 16), _SIGMOID] = 1
-    """Groups in which a token may choose: those whose two best experts have the highest sums."""
+    """Groups whose experts a token may use: those whose two best experts have the highest sums of scores."""
     moe_router_topk_scaling_factor: Annotated[float, in_range(above=0, high=10**9), _SIGMOID] = 1.0
     """Factor on the weights of a token's experts (GLM-4.5's 2.5)."""
     freeze: str = ""
     """Parameters that training leaves as they are: patterns of their names with commas between, where * stands for any
-    letters, such as embedding.weight,layers.[0-7].*; no gradient, master or moment of them takes memory."""
+    letters, such as embedding.weight,layers.[0-7].*. They take no memory for gradients, masters or moments."""
     train_only: str = ""
-    """The same of those that are trained, beside LoRA's adapters; all others are frozen."""
+    """Parameters that are trained besides LoRA's adapters, as patterns like those of --freeze; all others are
+    frozen."""
     lora_rank: Annotated[int, in_range(0, 1 << 16)] = 0
     """LoRA: freeze the model, and train two matrices of this rank beside each of lora-target-modules; 0: no LoRA."""
     lora_alpha: Annotated[float, in_range(0, 10**9), _LORA] = 0.0
-    """What they give is multiplied by lora-alpha / lora-rank; 0: lora-rank."""
+    """The output of the adapters is multiplied by lora-alpha / lora-rank; 0: lora-rank, which makes the factor 1."""
     lora_use_rslora: Annotated[bool, _LORA] = False
-    """It is multiplied by lora-alpha / the square root of lora-rank instead (rank-stabilised LoRA)."""
+    """Multiply the output of the adapters by lora-alpha / the square root of lora-rank instead (rank-stabilised
+    LoRA)."""
     lora_target_modules: Annotated[str, _TARGETS, _LORA] = "all-linear"
-    """Matrices with adapters: all-linear, which is all of layers but routers, or names of q_proj, k_proj, v_proj,
-    o_proj, gate_proj, up_proj and down_proj with commas between; of experts each has its own."""
+    """Matrices with adapters: all-linear, which is all matrices of layers but routers, or some of q_proj, k_proj,
+    v_proj, o_proj, gate_proj, up_proj and down_proj with commas between. Each expert has adapters of its own."""
     quantize: Quantization = "none"
-    """What the frozen matrices of layers are kept in, to be made again for each layer that runs: nf4 takes 4.5 bits a
-    number (QLoRA), int8 8.5."""
+    """Format in which the frozen matrices of layers are stored; they are dequantised for each layer that runs. nf4
+    takes 4.5 bits a number (QLoRA), int8 8.5."""
     scale_embeddings: bool = False
-    """Multiply what the embedding gives by the square root of hidden-size, which is rounded to the model's dtype."""
+    """Multiply embeddings by the square root of hidden-size; this factor is rounded to the model's dtype."""
     untie_embeddings_and_output_weights: bool = False
     """Give the head a matrix of its own instead of the embedding's."""
     init_method_std: Annotated[float, in_range(above=0, high=1000)] = 0.02
-    """Standard deviation of the initial weights; output projections get it / sqrt(2 layers)."""
+    """Standard deviation of the initial weights; for output projections it is divided by the square root of 2 x
+    num-layers."""
     custom_layer: str = ""
-    """A layer of your own in the place of memo's, FILE.py:CLASS or MODULE:CLASS (docs/custom_model.md). It reads which
-    of the fields above it likes; heads and their size must be those of its attention."""
+    """A layer of your own in the place of memo's, FILE.py:CLASS or MODULE:CLASS (docs/custom_model.md). It may read any
+    of the fields above; the numbers and the size of heads must be those of its attention."""
 
     @property
     def head_dim(self) -> int:
@@ -231,7 +237,7 @@ class ModelConfig:
 
     @property
     def rotation(self) -> tuple[float, str]:
-        """What tells RoPE's angles in layers of one kind from those in others of the same model."""
+        """Theta and scaling of RoPE, by which the angles of one kind of layer differ from those of another kind."""
         return self.rotary_base, self.rope_scaling_type
 
     @property
@@ -244,9 +250,9 @@ class ModelConfig:
         return int(self.head_dim * self.rotary_percent)
 
     def window(self, seq_length: int) -> int | None:
-        """The sliding window, if it leaves out anything of a sequence of so many tokens.
+        """Tokens of the sliding window; None if it leaves out nothing of a sequence of `seq_length` tokens.
 
-        Of a model all of whose layers are alike, as memo.spec.stack has one for each kind of layer.
+        All layers must be of one kind; memo.spec.stack makes a model of each kind of layer.
         """
         is_kind = not self.layer_types or self.is_linear
         assert is_kind, "layers are of several kinds: ask for one of them (memo.spec.stack)"
@@ -254,17 +260,18 @@ class ModelConfig:
 
     @property
     def is_linear(self) -> bool:
-        """Whether all layers are gated delta nets, as in a kind of memo.spec.stack, whose heads are then theirs."""
+        """Whether all layers are gated delta nets. Their heads are then the model's: memo.spec.stack makes such a model
+        of each kind of layer."""
         return self.layer_types == LINEAR
 
     @property
     def types_of_layers(self) -> tuple[str, ...]:
-        """Of each layer, as in layer_types."""
+        """The word of layer_types for each layer."""
         return tuple(islice(cycle(self.layer_types.split(",")), self.num_layers))
 
     @property
     def layers_with_experts(self) -> tuple[bool, ...]:
-        """Of each layer, as in moe_layer_freq, whose form has been checked."""
+        """Whether each layer has experts; the form of moe_layer_freq has been checked before."""
         if not self.moe_layer_freq:
             return (self.num_experts > 0,) * self.num_layers
         terms = [_LIST.fullmatch(term.strip()) for term in self.moe_layer_freq.split("+")]
@@ -273,7 +280,7 @@ class ModelConfig:
 
     @property
     def ffn_size(self) -> int:
-        """Inner width of an MLP for all tokens."""
+        """Inner width of the MLP of a layer without experts."""
         return self.ffn_hidden_size or 4 * self.hidden_size
 
     @property
@@ -283,7 +290,7 @@ class ModelConfig:
 
     @property
     def token_ffn_size(self) -> int:
-        """Width of a token's activations in the MLP, over all experts that it runs through."""
+        """Width of the activations of one token in the MLP, over all experts that it runs through."""
         return self.mlp_size * (self.moe_router_topk if self.num_experts else 1)
 
     @property

@@ -1,4 +1,4 @@
-"""Which model a run trains, a preset or a directory in Hugging Face's format, and what to do about other names."""
+"""The model that a run trains, a preset or a directory in Hugging Face's format, and messages about other names."""
 
 import dataclasses
 import difflib
@@ -48,7 +48,7 @@ def model_error(name: str, *, config_is_enough: bool = False) -> ConfigError:
 
 
 def preset(name: str) -> ModelConfig:
-    """The preset that is called so, in letters of any case. Raises ConfigError."""
+    """The preset of this name, in letters of any case. Raises ConfigError."""
     known = preset_name(str(name))
     if known is None:
         raise model_error(str(name))
@@ -56,16 +56,17 @@ def preset(name: str) -> ModelConfig:
 
 
 def check_planned_model(name: str) -> None:
-    """Raises ConfigError for what is no preset, in letters of any case, no config.json and no directory with one.
+    """Raises ConfigError for a name that is no preset, in letters of any case, no config.json and no directory with
+    one.
 
-    A run takes presets by their exact name: it would begin with new weights where a directory was meant.
+    A run takes presets by their exact name alone, lest it begins with new weights where a directory was meant.
     """
     if preset_name(name) is None and not name.endswith(".json") and not os.path.lexists(Path(name, CONFIG_FILE)):
         raise model_error(name, config_is_enough=True)
 
 
 def model_problem(name: str, *, config_is_enough: bool = False) -> str:
-    """What is wrong with such a name, and what to do, as in `model_error`."""
+    """What is wrong with a name that is no model, and what to do; arguments as in `model_error`."""
     path = Path(name)
     try:
         if path.is_dir():
@@ -95,7 +96,7 @@ def model_problem(name: str, *, config_is_enough: bool = False) -> str:
 
 
 def _of_directory(path: Path) -> str:
-    """A directory without a config.json."""
+    """What to do about a directory without a config.json."""
     if any((path / mark).exists() for mark in _CHECKPOINT_MARKS):
         return (
             f"that is a checkpoint of memo, not a model of Hugging Face: go on from it with "

@@ -1,9 +1,9 @@
-"""What other trainers call things, and what memo calls them: a message, never a silent alias.
+"""Names in other trainers and memo's names for the same things: a message, never a silent alias.
 
 A name that looks the same often counts something else: other trainers' batch size is that of one device, memo's is that
-of a whole step. So whoever types one of the names that most scripts of Hugging Face's Trainer, TRL and axolotl have is
-told which name is memo's, and what it means. Names of Megatron-LM work as they stand, because memo's are the same
-(memo.config.flags has those that are spelled otherwise); for all others the nearest name of memo's is told.
+of a whole step. So a name that most scripts of Hugging Face's Trainer, TRL and axolotl have is answered with memo's
+name and its meaning. Names of Megatron-LM work as they stand, because memo's are the same (memo.config.flags has those
+that are spelled otherwise). All other names are answered with the nearest name of memo.
 """
 
 import re
@@ -86,7 +86,7 @@ NAMES_ELSEWHERE: dict[str, dict[str, str]] = {
 
 
 def advice(name: str, known: Collection[str], written: Callable[[str], str], asked: str = "memo train") -> str:
-    """What to do instead of `name`, which is another trainer's; empty for a name that no other is known to have.
+    """What to do instead of `name`, which is another trainer's; empty for a name of no trainer that memo knows.
 
     Args:
         known: names of the fields of the command that was asked, aliases included.

@@ -9,47 +9,49 @@ from memo.config.flag import COUNT, Flag, NonNegativeInt, PositiveInt, ReadWith
 
 CpCommType = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
 SWEPT_CP_COMM_TYPES: tuple[CpCommType, ...] = ("all_gather", "a2a")
-"""Those under which layers may be swept along the sequence: a tile's keys and values meet once. Rings would pass all
-keys and values round for every tile."""
+"""Values of cp_comm_type under which layers may be swept along the sequence: the keys and values of a tile are
+exchanged once. Rings would pass all keys and values round for every tile."""
 AccumulationOrder = Literal["depth_first", "breadth_first"]
 DataParallelSharding = Literal["optim", "optim_grads", "optim_grads_params"]
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Four axes; data parallel is what remains: world size / (tp x cp x pp)."""
+    """Four axes: tp, cp, pp and dp. Data parallelism takes the rest: dp = world size / (tp x cp x pp)."""
 
     tensor_model_parallel_size: Annotated[PositiveInt, Flag(aliases=("tp",))] = 1
-    """Ranks that split every matrix, and the tokens between matrices (sequence parallelism)."""
+    """Ranks that split every matrix, and the tokens of what is computed between matrices (sequence parallelism)."""
     context_parallel_size: Annotated[PositiveInt, Flag(aliases=("cp",))] = 1
     """Ranks that split the sequence inside attention too."""
     cp_comm_type: CpCommType = "p2p"
-    """Ring of K/V blocks, gathered K/V, Ulysses all-to-all over heads, or all-to-all inside rings."""
+    """p2p: a ring of K/V blocks; all_gather: gathered K/V; a2a: Ulysses all-to-all over heads; a2a+p2p: all-to-all
+    inside rings."""
     cp_a2a_size: Annotated[PositiveInt | None, ReadWith("cp_comm_type", ("a2a+p2p",))] = None
-    """a2a+p2p: ranks of one all-to-all group, a divisor of cp; default: the most the heads allow."""
+    """a2a+p2p: ranks of one all-to-all group, a divisor of cp; default: the largest that the heads allow."""
     pipeline_model_parallel_size: Annotated[PositiveInt, Flag(aliases=("pp",))] = 1
-    """Stages of consecutive layers."""
+    """Pipeline stages, each of consecutive layers."""
     num_virtual_stages_per_pipeline_rank: Annotated[PositiveInt, Flag(aliases=("vpp",))] = 1
     """Chunks of layers per stage; above 1 the schedule is interleaved 1F1B."""
     gradient_accumulation_order: AccumulationOrder = "depth_first"
-    """breadth_first takes all microbatches through one layer before the next: states that stream are copied once a
-    step, and activations of all microbatches live at one time. depth_first finishes each microbatch first."""
+    """breadth_first takes all microbatches through one layer before the next: streamed states are copied once a step,
+    and activations of all microbatches live at the same time. depth_first finishes each microbatch first."""
     data_parallel_sharding_strategy: DataParallelSharding = "optim"
-    """What the ranks of dp x cp share out among them (Megatron's name): masters and moments (ZeRO-1), gradients of
-    layers too (ZeRO-2), or weights of layers as well (ZeRO-3), gathered for each layer when it runs."""
+    """States that are sharded over the ranks of dp x cp, by Megatron's names. optim: masters and moments (ZeRO-1);
+    optim_grads: gradients of layers too (ZeRO-2); optim_grads_params: weights of layers as well (ZeRO-3), which are
+    gathered for each layer when it runs."""
     overlap_grad_reduce: bool = True
-    """Start the reduce-scatter of a gradient bucket as soon as its last gradient is there."""
+    """Start the reduce-scatter of a gradient bucket as soon as its last gradient is computed."""
     ddp_bucket_size: Annotated[PositiveInt, COUNT] = 40_000_000
     """Parameters in one gradient bucket, which never spans two layers."""
-    # From three seconds, in which ranks can tell that they live, to a year, which torch's milliseconds can hold.
+    # Three seconds leave ranks time to report that they live; a year still fits in torch's count of milliseconds.
     distributed_timeout_minutes: Annotated[float, in_range(0.05, 525_600)] = 10.0
-    """How long a message between ranks may wait for a missing one, in every process group."""
+    """Minutes that a message between ranks waits for a rank that does not answer, in every process group."""
 
     simulate_world: str | None = None
-    """Axes of a larger job, such as tp=8 or tp=4,cp=2,pp=2, of which this one process runs one rank: true shapes, order
-    and memory, nothing is sent, losses mean nothing."""
+    """Axes of a larger job, such as tp=8 or tp=4,cp=2,pp=2. This one process runs one rank of it, with true shapes,
+    order and memory; nothing is sent, and losses mean nothing."""
     simulate_rank: Annotated[NonNegativeInt, ReadWith("simulate_world", use="--simulate-world tp=8")] = 0
-    """Which rank of --simulate-world."""
+    """The rank of --simulate-world that this process runs."""
 
     @property
     def tp(self) -> int:

@@ -1,8 +1,8 @@
-"""Models by name: the paper's, those that people name, and tiny ones of each family for tests.
+"""Models by name: the paper's, published ones, and tiny ones of each family for tests.
 
-Sources: MEMO table 2 (gpt-7b .. gpt-65b); the published config.json of all others, those of Qwen2.5 of its -Instruct
-models, of Mistral 7B that of v0.3, of Mistral Small that of 2501. Each is written as in that file, whose family says
-the rest (memo.config.hugging_face_families).
+Sources: MEMO table 2 (gpt-7b .. gpt-65b); for all others the published config.json, for Qwen2.5 that of the -Instruct
+models, for Mistral 7B that of v0.3, for Mistral Small that of 2501. Each is written with the keys of that file; its
+family says the rest (memo.config.hugging_face_families).
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ def _paper_gpt(num_layers: int, hidden_size: int, heads: int) -> ModelConfig:
 
 
 def _sized(family: _Keys, layers: int, hidden: int, heads: int, groups: int, ffn: int, **others: Any) -> ModelConfig:
-    """`ffn`: of each expert, where a family's layers all have them."""
+    """A model of a family in these sizes; `ffn` is the width of each expert in a family with experts."""
     width = "moe_intermediate_size" if "num_experts" in family else "intermediate_size"
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
     return model_of({**family, **sizes, "num_key_value_heads": groups, width: ffn, **others}, "preset")
 
 
 def _tiny(family: _Keys, ffn: int = 352, **others: Any) -> ModelConfig:
-    """Four layers of four heads, of whatever vocabulary the data have."""
+    """Four layers of four heads; the vocabulary is that of the data."""
     model = _sized(family, 4, 128, 4, 2, ffn, **{"vocab_size": 1, **others})
     return replace(model, vocab_size=None, kv_channels=others.get("head_dim"))
 
@@ -186,11 +186,11 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 PUBLISHED = [name for name in PRESETS if not name.endswith("-tiny")]
-"""Those that messages list; tiny ones are for tests and examples."""
+"""Presets that messages list; tiny ones are for tests and examples."""
 
 
 def listed() -> str:
-    """The published ones, a family's sizes behind its first: llama-2-7b, -13b."""
+    """The published presets; after a family's first one only the sizes: llama-2-7b, -13b."""
     parts, last = [], ""
     for name in PUBLISHED:
         family, _, size = name.rpartition("-")
@@ -200,5 +200,5 @@ def listed() -> str:
 
 
 def preset_name(name: str) -> str | None:
-    """The preset that is called so, in letters of any case; None where there is none."""
+    """The name of the preset, for `name` in letters of any case; None where there is none."""
     return next((each for each in (name, name.lower()) if each in PRESETS), None)

@@ -24,18 +24,18 @@ def require_most(flag: str, value: float, limit: str, most: float) -> None:
 
 
 def require_count(flag: str, value: int) -> None:
-    """Raises ConfigError for what is no whole number from 1 on."""
+    """Raises ConfigError unless the value is a whole number from 1 on."""
     is_count = isinstance(value, int) and not isinstance(value, bool)
     require(is_count and 1 <= value <= LARGEST, f"{flag} is {value}: give a whole number above 0, such as 8")
 
 
 def require_gib(flag: str, size: float) -> None:
-    """Raises ConfigError for what is no size."""
+    """Raises ConfigError unless the size is above 0 and at most LARGEST."""
     require(0 < size <= LARGEST, f"{flag} is {size}: give GiB above 0, such as 80")
 
 
 def divisors(*numbers: int) -> str:
-    """The common divisors for people: `divisors(12, 8)` -> '1, 2 or 4'; of many the six largest."""
+    """The common divisors as text: `divisors(12, 8)` -> '1, 2 or 4'; of more than six the largest six."""
     greatest = gcd(*numbers)
     low = [d for d in range(1, isqrt(greatest) + 1) if greatest % d == 0]
     found = sorted({*low, *(greatest // d for d in low)})
@@ -43,7 +43,7 @@ def divisors(*numbers: int) -> str:
 
 
 def neighbours(value: int, step: int) -> str:
-    """The multiples of step around value: `neighbours(1000, 128)` -> '896 or 1024'."""
+    """The multiples of step around value as text: `neighbours(1000, 128)` -> '896 or 1024'."""
     below = value // step * step
     return either([multiple for multiple in (below, below + step) if multiple > 0])
 

@@ -23,7 +23,7 @@ from memo.config.training import TrainingConfig
 from memo.errors import ConfigError
 
 RUN_CONFIG = "config.toml"
-"""Beside the checkpoints of a run: its configuration."""
+"""File of the run's configuration, beside its checkpoints."""
 
 _SAVES = ReadWith("save", use="--save DIR")
 _LOADS = ReadWith("load", use="--load DIR")
@@ -36,31 +36,31 @@ class CheckpointConfig:
     save: str | None = None
     """Directory for checkpoints and the resolved configuration."""
     load: str | None = None
-    """Directory to resume from, or one iter_... in it to go on from that; the one of --save starts afresh where nothing
-    is saved yet. Default: start afresh."""
+    """Directory of checkpoints to resume from, or one iter_... directory in it. If it is that of --save and nothing is
+    saved there yet, the run starts afresh. Default: start afresh."""
     load_accept_changes: Annotated[str | None, _LOADS] = None
-    """Fields of model and data, with commas between, that may differ from those of the run that saved what --load
-    names, such as seq_length,rotary_base; any other difference is refused."""
+    """Fields of model and data, with commas between, that may differ from those of the run that --load continues, such
+    as seq_length,rotary_base; any other difference is refused."""
     pretrained_checkpoint: str | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
     lora_checkpoint: Annotated[
         str | None, ReadWith("lora_rank", use="--lora-rank 16"), ReadWith("pretrained_checkpoint", use="--model DIR")
     ] = None
-    """Directory of PEFT whose adapters are the initial ones, as --pretrained-checkpoint says of weights; default: new
-    ones, which change nothing at first."""
+    """PEFT directory whose adapters are the initial ones. Not read when resuming. Default: new adapters, which change
+    nothing at first."""
     save_interval: Annotated[NonNegativeInt, COUNT, _SAVES] = 0
-    """Save after every so many steps, and at the end of the run; 0: not by steps."""
+    """Steps between two checkpoints; the run also saves at its end. 0: do not save by steps."""
     save_interval_minutes: Annotated[NonNegativeFloat | None, _SAVES] = None
-    """Save once so many minutes have passed since the last checkpoint, by the clock of rank 0; 0: not by time. Default:
-    30 where --save is given and --save-interval is not."""
+    """Minutes between two checkpoints, by the clock of rank 0; 0: do not save by time. Default: 30 where --save is
+    given and --save-interval is not."""
     async_save: Annotated[bool, _SAVES] = False
     """Write checkpoints in a thread while training goes on; the next update of the weights waits until this rank's
-    share is written. Not yet seen on a GPU, so off."""
+    share is written. Off by default, as it has not yet run on a GPU."""
     verify_checkpoint: Annotated[bool, _LOADS] = True
-    """Compare the checksums of what --load reads with those that were written; off: take a damaged one as it is."""
+    """Verify the checksums of the checkpoint of --load; off: accept a damaged one."""
     keep_latest_k: Annotated[NonNegativeInt, _SAVES] = 0
-    """Checkpoints that stay in --save: older ones are deleted once a newer one is whole. 0 keeps all but those that
-    --save-interval-minutes alone has asked for, of which the newest stays."""
+    """Checkpoints that stay in --save; older ones are deleted once a newer one is complete. 0: keep all that
+    --save-interval asks for, and the newest of those that --save-interval-minutes alone asks for."""
 
 
 LogFormat = Literal["short", "megatron"]
@@ -71,52 +71,52 @@ class LoggingConfig:
     """What a run logs, and where."""
 
     log_interval: Annotated[PositiveInt, COUNT] = 1
-    """Steps between two log lines, and between two steps whose copies are timed where activations are swapped."""
+    """Steps between two log lines; where activations are swapped, also between two steps whose copies are timed."""
     log_format: LogFormat = "short"
     """short: a line of 120 columns; megatron: Megatron-LM's line, with TGS and MFU added."""
     log_jsonl: str | None = None
-    """File that gets one JSON object an iteration, at full precision; what `memo report` draws. Default: log.jsonl in
+    """File for one JSON object per iteration, at full precision; `memo report` draws it. Default: log.jsonl in
     --save."""
     tensorboard_dir: str | None = None
-    """TensorBoard event files (needs the package tensorboard)."""
+    """Directory for TensorBoard event files (needs the package tensorboard)."""
     wandb_project: str | None = None
     """Weights & Biases project (needs the package wandb)."""
     heartbeat_file: str | None = None
     """File that rank 0 replaces within a second of each step: iteration, time (seconds since 1970), pid and host, as
-    JSON. A launcher that watches its age sees a run that hangs."""
+    JSON. A launcher that watches its age can tell that a run hangs."""
     progress: bool = True
     """Progress bar on rank 0 when standard error is a terminal."""
 
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """The device, and what is assumed of it."""
+    """The device, its kernels and its CPU threads."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where there is one."""
     attention_backend: Literal["auto", "cpu", "cudnn", "flash", "flash_attn", "flash_attn_3", "flash_attn_4", "te"] = (
         "auto"
     )
-    """Kernels of exact attention; auto: the quickest that `memo profile --attention` measured on this device for such
-    calls; where it did not, cudnn from compute capability 9.0 on, and flash below."""
+    """Kernels of exact attention. auto: the fastest that `memo profile --attention` measured on this device for calls
+    of the same shape; without measurements cudnn from compute capability 9.0 on, and flash below."""
     delta_backend: Literal["auto", "torch", "fla"] = "auto"
-    """Kernels of gated delta nets; auto: flash-linear-attention's (fla) on CUDA where it is installed and can run, else
-    torch's operations, which are foreseen wherever the run does not start."""
+    """Kernels of gated delta nets. auto: flash-linear-attention's (fla) on CUDA where it is installed and can run, else
+    torch's operations. Estimates take auto for torch's operations."""
     deterministic: Annotated[bool, Flag(aliases=("deterministic_mode",))] = False
-    """Every run of the same flags on the same machines gives the same bits: kernels, products and messages add in one
-    order. Leaves cuDNN's attention out, so on GPUs from compute capability 9.0 on attention takes about twice as long,
-    as `memo estimate` foresees."""
+    """Make every run of the same flags on the same machines give the same bits: kernels, products and messages add in a
+    fixed order. Leaves cuDNN's attention out, so that attention takes about twice as long on GPUs from compute
+    capability 9.0 on, as `memo estimate` foresees."""
     kernels: Literal["torch", "triton"] = "torch"
     """Norms, RoPE, activations, loss: PyTorch's, or fused ones in Triton (CUDA only, not yet timed on a GPU)."""
     peak_tflops: PositiveFloat | None = None
-    """Peak of one device for MFU, which is shown on GPUs alone, and never above 100 %; default: from a table by its
-    whole name, else measured."""
+    """Peak TFLOP/s of one device, for MFU, which is shown on GPUs alone and never above 100 %. Default: from a table by
+    the whole name of the device, else measured."""
     num_threads: PositiveInt | None = None
-    """CPU threads of one rank; default: the CPUs that the node's ranks may use, or their quota, divided by them; 1
-    where a tiny model runs on CPUs. OMP_NUM_THREADS, which torchrun sets to 1, is not asked."""
+    """CPU threads of one rank. Default: the CPUs that the ranks of the node may use, or their quota, divided by the
+    number of ranks; 1 for a tiny model on CPUs. OMP_NUM_THREADS, which torchrun sets to 1, is ignored."""
     numa_binding: Literal["auto", "off"] = "auto"
-    """auto: run each rank, and so keep its host memory, on the NUMA node of its GPU; a rank that torchrun's
-    --numa-binding or Slurm has put there stays as it is."""
+    """auto: run each rank on the NUMA node of its GPU, and so keep its host memory there; a rank that torchrun's
+    --numa-binding or Slurm has bound stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,9 @@ class RunConfig:
 def _checked(section: type, name: str, value: object, source: str) -> object:
     """`value`, which no parser has seen, as the field `name` of a section stores it.
 
-    "512K" becomes a number where the field counts something, a whole number a float where a float is due. A list of
-    texts may be one text without brackets, and numbers in it without quotes. Raises ConfigError that names the source,
-    the field, the value and what would be accepted.
+    Where the field counts something, "512K" becomes a number; where a float is due, a whole number becomes one. A list
+    of texts may be one text without brackets, and may hold numbers without quotes. Raises ConfigError that names the
+    source, the field, the value and what would be accepted.
     """
     entry = next(entry for entry in entries_of(section) if entry.field == name)
     if isinstance(value, str) and entry.unit is not None:
@@ -190,13 +190,13 @@ def _sections() -> dict[str, type]:
 SHORT_NAMES = {
     alias: entry.field for kind in _sections().values() for entry in entries_of(kind) for alias in entry.mark.aliases
 }
-"""The short form of each flag, or an earlier name of it, for Python keywords and TOML keys as well."""
+"""{short or earlier name of a flag: field}; also accepted as Python keywords and TOML keys."""
 
 
 def _with_one_length(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` by field, with the default of train_iters where they give num_epochs alone, and vice versa.
+    """`values`, with the default of train_iters added where they give num_epochs alone, and vice versa.
 
-    So a length that is given later takes the place of one that a file gives in the other unit.
+    A length that is given later thus replaces a length that a file gives in the other unit.
     """
     lengths = ("train_iters", "num_epochs")
     has_one = len([name for name in lengths if name in values]) == 1

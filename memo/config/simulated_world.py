@@ -32,7 +32,7 @@ def with_simulated_axes(config: RunConfig) -> RunConfig:
 
 
 def _sizes(parallel: ParallelConfig) -> dict[str, int] | None:
-    """By axis; None without --simulate-world."""
+    """{axis: size} of --simulate-world; None without it."""
     text = parallel.simulate_world
     if text is None:
         return None

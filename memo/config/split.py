@@ -27,7 +27,8 @@ class DocumentSplit:
 
 
 def read_split(text: str) -> DocumentSplit:
-    """Raises ConfigError for what is no list of one to three shares, the first above 0."""
+    """The parts that --split names. Raises ConfigError unless it is a list of one to three shares, the first above
+    0."""
     shares = text.split(",")
     is_list = all(re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", share) for share in shares)
     require(
@@ -46,5 +47,5 @@ def read_split(text: str) -> DocumentSplit:
 
 
 def documents_of(part: Part, num_documents: int) -> range:
-    """The documents of a part, among so many."""
+    """The indices of the documents of a part, where there are `num_documents`."""
     return range(round(part[0] * num_documents), round(part[1] * num_documents))

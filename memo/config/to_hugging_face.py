@@ -1,7 +1,7 @@
 """A ModelConfig as a config.json that AutoModelForCausalLM loads.
 
-A family has a model if its file, read again by memo.config.hugging_face, is the same function. So what a family can
-say is written down once, in the table that reading has too.
+A family can express a model if its file, read again by memo.config.hugging_face, gives the same function. So reading
+and writing share one table of what a family can say.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ def write_config(
         model: with a known vocabulary.
         num_positions: the longest sequence the model is meant for; rows of a learned table.
         dtype: torch's name of the weights' dtype; None leaves it to `like`.
-        like: the model this one was made from: kept as it is where it still says the same; else its family
-            and its ids of special tokens are taken over.
+        like: the model from which this one was made. Its file is kept as it is where it still says the same; else
+            its family and its ids of special tokens are kept.
 
     Raises ConfigError that names the fields when no family has this model.
     """
@@ -56,7 +56,7 @@ def write_config(
 
 
 def _family(model: ModelConfig, like: HuggingFaceModel | None) -> str:
-    """The family of `like` if it has this model, else the first one."""
+    """The family of `like` if it can express this model, else the first that can."""
     others = {name: _differences(model, name) for name in TRAINED}
     first = [like.model_type] if like is not None else []
     for name in (*first, *others):
@@ -70,7 +70,8 @@ def _family(model: ModelConfig, like: HuggingFaceModel | None) -> str:
 
 
 def _differences(model: ModelConfig, model_type: str) -> list[str]:
-    """What a file of this family says otherwise; empty texts for fields that its model does not read."""
+    """Fields in which a file of this family would differ from the model, as clauses of a message; empty texts for
+    fields that the family's model does not read."""
     ours = _facts(model)
     try:
         read = model_of(_content(model, model_type), CONFIG_FILE)
@@ -90,7 +91,7 @@ def _differences(model: ModelConfig, model_type: str) -> list[str]:
 
 
 def _facts(model: ModelConfig) -> dict[str, Fact]:
-    """What decides the function that a model is, every default resolved."""
+    """{field: value} that decide the function of a model, every default resolved."""
     types, positions = set(model.types_of_layers), model.max_position_embeddings
     if len(types) > 1 and not model.sliding_rotary_base and model.window_size >= (positions or model.window_size + 1):
         model = replace(model, window_size=0, layer_types="")  # the window leaves out nothing
@@ -138,7 +139,7 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
 
 
 def _window(model: ModelConfig, family: Family) -> dict[str, Any]:
-    # transformers makes the mask of a window for each such family, also where all layers are full.
+    # In families with default_layer_types transformers makes the mask of a window also where all layers are full.
     unused = family.default_window if family.default_layer_types else None
     found: dict[str, Any] = {"sliding_window": model.window_size or unused} if family.window else {}
     if family.window == "use_sliding_window" and model.window_size:
@@ -147,7 +148,7 @@ def _window(model: ModelConfig, family: Family) -> dict[str, Any]:
         found |= {"linear_value_head_dim": model.linear_key_head_dim, "linear_conv_kernel_dim": 4}
     alike = SLIDING if model.window_size else FULL
     types = model.types_of_layers if model.layer_types else (alike,) * model.num_layers
-    says_types = model.layer_types or family.default_layer_types  # which a file without them has
+    says_types = model.layer_types or family.default_layer_types  # a file without types has the default ones
     if family.layer_types and says_types and (LINEAR in types) == family.has_delta_nets:
         found["layer_types"] = [f"{name}_attention" for name in types]
     return found

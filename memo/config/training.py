@@ -20,24 +20,25 @@ class TrainingConfig:
     micro_batch_size: Annotated[PositiveInt, Flag(aliases=("mbs",))] = 1
     """Sequences in one forward and backward pass of one model copy."""
     global_batch_size: Annotated[PositiveInt | None, COUNT, Flag(aliases=("gbs",))] = None
-    """Sequences in one optimizer step over all ranks; default: micro-batch-size x dp, of pairs twice
-    that where it is odd."""
+    """Sequences in one optimizer step over all ranks; default: micro-batch-size x dp, with --preference twice that if
+    it is odd."""
     train_iters: Annotated[PositiveInt, COUNT] = 100
     """Optimizer steps of the run."""
     num_epochs: PositiveFloat | None = None
-    """Instead of train-iters: passes over data-path, in steps of global-batch-size; the last step is a whole one."""
+    """Passes over data-path, in the place of train-iters; steps are of global-batch-size, the last one too."""
     params_dtype: Annotated[Dtype | None, Flag(aliases=("dtype",))] = None
-    """Weights and activations; default: bf16 on CUDA, fp32 on CPU. Gradients add up in fp32 or wider."""
+    """Dtype of weights and activations; default: bf16 on CUDA, fp32 on CPU. Gradients are accumulated in fp32 or
+    wider."""
     lr: PositiveFloat | None = None
-    """Peak learning rate; default: 1e-5 from given weights, 1e-4 for their adapters, 3e-4 for new weights; with
-    preference 5e-7, and 5e-6 for adapters."""
+    """Peak learning rate. Default: 3e-4 for new weights, 1e-5 for given weights, 1e-4 for adapters; with --preference
+    5e-7, and 5e-6 for adapters."""
     min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of the decay."""
     lr_decay_style: LrDecayStyle = "cosine"
     """WSD: warm-up, stable, then a linear decay over the last lr-wsd-decay-iters."""
     lr_warmup_iters: Annotated[NonNegativeInt | None, COUNT] = None
-    """Steps of linear warm-up from zero; default: of lr-decay-iters a tenth from given weights and for adapters, a
-    hundredth for new weights."""
+    """Steps of linear warm-up from zero. Default: a hundredth of lr-decay-iters for new weights, a tenth for given
+    weights and adapters."""
     lr_decay_iters: Annotated[PositiveInt | None, COUNT] = None
     """Step at which min-lr is reached; default: train-iters."""
     lr_wsd_decay_iters: Annotated[PositiveInt | None, COUNT, ReadWith("lr_decay_style", ("WSD",))] = None
@@ -49,42 +50,43 @@ class TrainingConfig:
     adam_beta2: _Beta = 0.95
     """Decay of the second moment."""
     exp_avg_dtype: MomentDtype = "fp32"
-    """What the first moments are kept in between steps; bf16 takes 2 bytes a parameter less, and updates are still
-    computed in fp32. fp32: as wide as the masters."""
+    """Dtype of the first moments between steps. bf16 takes 2 bytes a parameter less, and updates are still computed in
+    fp32. fp32: as wide as the masters."""
     exp_avg_sq_dtype: MomentDtype = "fp32"
-    """The same of the second moments."""
+    """Dtype of the second moments between steps, as --exp-avg-dtype."""
     adam_eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
     clip_grad: NonNegativeFloat = 1.0
     """Bound on the global gradient norm; 0 turns clipping off."""
     seed: Count = 1234
-    """Weights and sample order; the same for every layout."""
+    """Seed of initial weights and sample order, which are the same for every layout."""
     moe_aux_loss_coeff: Annotated[NonNegativeFloat, ReadWith("num_experts", use="--num-experts 8")] = 0.0
     """Coefficient of the loss that balances the load of experts over the global batch, as Megatron-LM's
-    --moe-router-load-balancing-type global_aux_loss; it recommends to begin with 1e-2."""
+    --moe-router-load-balancing-type global_aux_loss; Megatron-LM recommends to begin with 1e-2."""
     moe_z_loss_coeff: Annotated[NonNegativeFloat, ReadWith("num_experts", use="--num-experts 8")] = 0.0
     """Coefficient of the loss that keeps the router's scores small; Megatron-LM recommends to begin with 1e-3."""
     moe_router_bias_update_rate: Annotated[NonNegativeFloat, ReadWith("moe_router_enable_expert_bias")] = 0.0
-    """What each step adds to the bias of an expert that has had fewer tokens than the mean of its layer, and takes from
-    that of one that has had more; needs moe-router-enable-expert-bias. Megatron-LM's default is 1e-3."""
+    """Amount by which each step raises the bias of an expert with fewer tokens than the mean of its layer, and lowers
+    the bias of an expert with more. Megatron-LM's default is 1e-3."""
     preference: Preference | None = None
-    """Learn from pairs of answers (`memo data pairs`), of which one was chosen and the other rejected, by this loss, as
-    TRL has it; the reference is the model without LoRA's adapters, or reference-log-probs. Default: learn texts."""
+    """Loss on pairs of a chosen and a rejected answer (`memo data pairs`), as in TRL. The reference is the model
+    without LoRA's adapters, or reference-log-probs. Default: the loss of the next token in texts."""
     preference_beta: Annotated[PositiveFloat, ReadWith("preference", use="--preference dpo")] = 0.1
-    """Of preference: how strongly the model is held to the reference."""
+    """How strongly --preference holds the model to the reference."""
     loss_chunk_size: Annotated[PositiveInt, TOKENS] = 1024
-    """Tokens whose logits exist at one time on one rank."""
+    """Tokens whose logits exist at the same time on one rank."""
     max_consecutive_skips: NonNegativeInt = 10
-    """End the run, with an error and without a checkpoint, once so many steps in a row were skipped because their
-    gradient norm was not finite; 0 never."""
+    """Skipped steps in a row that end the run, with an error and without a checkpoint; a step is skipped if its
+    gradient norm is not finite. 0: never."""
     check_replicas_interval: Annotated[NonNegativeInt, COUNT] = 0
-    """Every so many steps compare the copies of the weights that dp x cp and tp ranks hold, bit for bit; 0 never."""
+    """Steps between two comparisons, bit for bit, of the copies of the weights on dp x cp and tp ranks; 0: never."""
     eval_interval: Annotated[NonNegativeInt, COUNT] = 0
-    """Evaluate every so many steps; 0 never."""
+    """Steps between two evaluations; 0: never."""
     eval_iters: Annotated[PositiveInt, COUNT] = 10
     """Global batches in one evaluation."""
     eval_positions: Annotated[bool, ReadWith("eval_interval", use="--eval-interval 100")] = False
-    """Tell the loss of each evaluation by position as well: in the document with --packing, else in the sample."""
+    """Report the loss of each evaluation by position as well: by position in the document with --packing, else in the
+    sample."""
     max_step_minutes: PositiveFloat = 60.0
     """Refuse to start when one step is estimated to take longer."""
     admission: bool = True
