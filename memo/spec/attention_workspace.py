@@ -1,14 +1,14 @@
-"""Device memory that a kernel of attention asks torch's allocator for while its backward runs, beside the results.
+"""Workspace of a kernel of attention: device memory that its backward asks torch's allocator for, beside the results.
 
-All kernels sum dq in fp32 and keep the sums of the softmax's gradient, one a row of queries. Where query heads share
-keys and values (n > n_kv), they add what each query head gives to dk and dv. Forwards ask for nothing of this size.
+All kernels sum dq in fp32 and keep the sums of the softmax's gradient, one for each row of queries. Where query heads
+share keys and values (n > n_kv), they add up dk and dv over the query heads. Forwards ask for nothing of this size.
 
     cudnn, te     what torch or transformer_engine allocates for cuDNN's graph. dq and the sums are tensors of NVIDIA's
                   cudnn-frontend (include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, version 1.23;
                   pytorch's ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop, allocates them). dk and dv of all query
-                  heads are tensors of the same graph, in q's dtype, whose memory belongs to cuDNN's engine. No source
-                  states how much that is. The size here is that of the tensors, and of the open kernels that replace
-                  the engine on some GPUs (pull request 557 of cudnn-frontend)
+                  heads are tensors of the same graph, in q's dtype, in memory of cuDNN's engine. No source states how
+                  much memory that is. Here it is the size of the tensors, which is also what the open kernels take that
+                  replace the engine on some GPUs (pull request 557 of cudnn-frontend)
     flash,        FlashAttention 2, in torch and as a package: csrc/flash_attn/flash_api.cpp, mha_bwd. dk and dv are of
     flash_attn    all query heads, in q's dtype
     flash_attn_3, hopper/flash_api.cpp, mha_bwd, and flash_attn/cute/interface.py, _flash_attn_bwd. The log-sum-exp is
@@ -17,8 +17,8 @@ keys and values (n > n_kv), they add what each query head gives to dk and dv. Fo
 FlashAttention's kernels round rows up to their blocks, of at most 128 rows, and head dims up to what they are compiled
 for. None of this was measured on a GPU. FlashAttention's semaphores (an integer a block) are not counted.
 
-A deterministic backward of FlashAttention 2 sums dq in as many parts as keep the GPU full, and holds them all: as often
-as multiprocessors divide by sequences and heads, rounded up (flash_api.cpp, the same function).
+A deterministic backward of FlashAttention 2 sums dq in several parts that keep the GPU full, and holds all of them:
+multiprocessors / (sequences x heads) parts, rounded up (flash_api.cpp, the same function).
 """
 
 from typing import NamedTuple
@@ -30,16 +30,17 @@ _FP32 = 4
 _BLOCK_ROWS = 128
 _FLASH_3_HEAD_DIMS = (64, 96, 128, 192, 256)
 _MULTIPROCESSORS = 148
-"""Of the GPUs that memo knows B200 has most; an H100 has 132."""
+"""Those of B200, the most of all GPUs that memo knows; an H100 has 132."""
 MOST_DOCUMENTS = 64
-"""Of packed documents in one call of a kernel. FlashAttention's workspace has up to 128 rows more for each document, so
-that without a limit thousands of short ones would need several times the memory of a long one."""
+"""Packed documents in one call of a kernel, at most. FlashAttention's workspace has up to 128 rows more for each
+document, so that without a limit thousands of short documents would need several times the memory of a long one."""
 SINK_TOKENS = 4096
 """Tokens of all sequences to which sinks are joined at a time (memo.attention.sinks): enough to fill a device."""
 
 
 class AttentionCall(NamedTuple):
-    """One call of a kernel: numbers of sequences, of queries and keys of each, of heads, and bytes of an element."""
+    """Sizes of one call of a kernel: numbers of sequences, of queries and keys of each, of heads, and bytes of an
+    element."""
 
     batch: int
     queries: int
@@ -51,7 +52,7 @@ class AttentionCall(NamedTuple):
 
 
 def backward_workspace(backend: str, call: AttentionCall, deterministic: bool = False) -> dict[str, int]:
-    """Bytes by name that live at once during the backward of a CUDA backend; one request or several."""
+    """{name: bytes} that live at once during the backward of a CUDA backend, in one request or several."""
     rows, head_dim, sums = call.queries, call.head_dim, 1
     if backend not in ("cudnn", "te"):
         rows, head_dim = round_up(rows, _BLOCK_ROWS), _compiled_head_dim(backend, head_dim)
@@ -66,12 +67,12 @@ def backward_workspace(backend: str, call: AttentionCall, deterministic: bool = 
 
 
 def padding_rows(backend: str) -> int:
-    """The most rows of queries that a call for packed documents has in its workspace beside its tokens."""
+    """The most rows of queries with which the workspace of a call for packed documents exceeds its tokens."""
     return 0 if backend in ("cudnn", "te") else MOST_DOCUMENTS * _BLOCK_ROWS
 
 
 def _shared_keys_bytes(backend: str, call: AttentionCall, head_dim: int) -> int:
-    """Of dk or of dv, before what query heads give is added up."""
+    """Bytes of dk or of dv before it is added up over query heads."""
     if backend in ("flash_attn_3", "flash_attn_4"):
         return call.batch * call.kv_heads * round_up(call.keys, _BLOCK_ROWS) * head_dim * _FP32
     return call.batch * call.heads * call.keys * call.head_dim * call.element_bytes

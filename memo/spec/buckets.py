@@ -1,14 +1,14 @@
-"""Where each parameter lies in the flat buffers: buckets, slots and shards as plain data.
+"""Places of parameters in the flat buffers: buckets, slots and shards as plain data.
 
     bucket   | slot: embedding | slot: layers.3.mlp.fc2 | ... | padding |
     shards   |   rank 0   |   rank 1   |   rank 2   |   rank 3          |      (dp x cp ranks)
 
-A bucket is what one reduce-scatter moves. Its size is a multiple of the number of shards, so a shard may
-begin in the middle of a parameter. A bucket closes once it is full and at the end of each module, so that the states of
-one layer are a unit that can move.
+One reduce-scatter moves one bucket. The size of a bucket is a multiple of the number of shards, so a shard may begin in
+the middle of a parameter. A bucket closes once it is full and at the end of each module, so that the states of one
+layer are a unit that can move.
 
     unit     embedding | layer | layer | ... | head and final norm
-    bucket   | . | . |  | . |.| | . |.|       | . |.|                  (a kind of replication each, of at most one unit)
+    bucket   | . | . |  | . |.| | . |.|       | . |.|                  (each of one kind of replication and of one unit)
 """
 
 import math
@@ -27,7 +27,7 @@ from memo.spec.weights import Replicated, Weight
 from memo.units import round_up
 
 ALIGNMENT = 64
-"""Elements: every parameter starts at a multiple of 128 bytes in bf16, as tensor-core GEMMs like it."""
+"""In elements: every parameter starts at a multiple of 128 bytes in bf16, which suits tensor-core GEMMs."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a slot that lies in one shard.
+    """The part of a slot that lies in one shard.
 
     Attributes:
         start, stop: range in the flattened local parameter.
@@ -64,8 +64,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Slots of one bucket; all share `replicated`, so one extra reduction serves the whole bucket, and all are trained,
-    or all are `frozen`, of which some are `coded`."""
+    """Slots of one bucket. All share `replicated`, so that one extra reduction serves the whole bucket; and either all
+    are trained, or all are `frozen`; a frozen bucket may be `coded`."""
 
     slots: tuple[Slot, ...]
     size: int
@@ -76,7 +76,7 @@ class BucketPlan:
 
     @property
     def numel(self) -> int:
-        """Of parameters, without padding."""
+        """Elements of the parameters, without padding."""
         return sum(slot.numel for slot in self.slots)
 
     @property
@@ -95,7 +95,7 @@ class BucketPlan:
 
 
 class Laid(NamedTuple):
-    """What a parameter's place in the buckets depends on; `kind` says with which others it shares them."""
+    """A parameter as far as its place depends on it; parameters of one `kind` share buckets."""
 
     name: str
     shape: tuple[int, ...]
@@ -109,11 +109,11 @@ class Laid(NamedTuple):
 
 
 def plan_buckets(parameters: Sequence[Laid], bucket_size: int, num_shards: int) -> list[BucketPlan]:
-    """Lay parameters out in the order given, which should be the order their gradients appear in.
+    """Lay parameters out in the order given, which should be the order in which their gradients appear.
 
-    Parameters that are replicated in the same way and trained or frozen alike share buckets; a bucket is closed once it
-    holds bucket_size elements. A tied embedding gets the same bucket on the first and the last stage,
-    alone in it, so that both stages shard it alike.
+    Parameters of one kind, replicated alike and trained or frozen alike, share buckets; a bucket is closed once it
+    holds bucket_size elements. A tied embedding is alone in its bucket, the same on the first and the last stage, so
+    that both stages shard it alike.
     """
     closed: list[BucketPlan] = []
     open_slots: dict[tuple[Replicated, bool, bool], list[Slot]] = {}
@@ -127,8 +127,16 @@ def plan_buckets(parameters: Sequence[Laid], bucket_size: int, num_shards: int) 
 
 
 class Unit(NamedTuple):
-    """Elements of one module's buckets: of trained weights all with padding, parameters alone, and the largest bucket
-    with padding; of frozen weights, with padding; and of those that are coded, with padding, the largest bucket too."""
+    """Elements of the buckets of one module, with padding unless said otherwise.
+
+    Attributes:
+        size: trained weights.
+        numel: trained weights without padding.
+        largest: the largest bucket of trained weights.
+        frozen: frozen weights that are not coded.
+        coded: coded weights.
+        largest_coded: the largest bucket of coded weights.
+    """
 
     size: int
     numel: int
@@ -139,24 +147,24 @@ class Unit(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """All in the dtype of the model, with padding."""
+        """All weights in the dtype of the model, with padding."""
         return self.size + self.frozen
 
 
 @dataclass(frozen=True)
 class RankUnits:
-    """What one rank of a stage holds: its layers, chunk by chunk, and the ends of the model that the stage has."""
+    """Units of one rank of a stage: its layers, chunk by chunk, and those of the model's ends that the stage has."""
 
     layers: tuple[Unit, ...]
     ends: tuple[Unit, ...]
 
     @cached_property
     def layer(self) -> Unit:
-        """The largest layer in each respect; slots have room for it."""
+        """The largest of all layers in each number; slots have room for it."""
         return Unit(*map(max, zip(*self.layers, strict=True)))
 
     def first(self, count: int) -> Unit:
-        """The sum of the `count` layers that are the first to go to host memory."""
+        """The sum of the first `count` layers that go to host memory."""
         return self._firsts[count]
 
     def rest(self, count: int) -> Unit:
@@ -189,7 +197,7 @@ def rank_units(config: RunConfig, world_size: int, stage: int) -> RankUnits:
 def _rank_units(
     model: ModelConfig, positions: int, stage: int, tp: int, pp: int, vpp: int, bucket_size: int, shards: int
 ) -> RankUnits:
-    """Cached, as are its parts: a search asks for the same few again and again."""
+    """The body of `rank_units`. Cached, and so are its parts: a search asks for the same few again and again."""
     shape = shape_of(model, "", positions)
     ends = [end for end in end_weights(shape, pp, stage) if end]
     units = tuple(_unit(module_buckets(end, tp, bucket_size, shards)) for end in ends)
@@ -199,19 +207,19 @@ def _rank_units(
 
 @lru_cache(maxsize=256)
 def layer_unit(model: ModelConfig, tp: int, bucket_size: int, num_shards: int) -> Unit:
-    """One transformer layer; all are alike."""
+    """The unit of one transformer layer of a model whose layers are alike."""
     return _unit(module_buckets(shape_of(model, "", 0).layer_weights, tp, bucket_size, num_shards))
 
 
 @lru_cache(maxsize=256)
 def module_buckets(weights: tuple[Weight, ...], tp: int, bucket_size: int, num_shards: int) -> tuple[BucketPlan, ...]:
-    """Of one layer or one end: gradients appear from the last parameter to the first, and so do the buckets."""
+    """The buckets of one layer or one end, from its last parameter to its first, as gradients appear."""
     layout = [Laid(w.name, w.local_shape(tp), w.replicated, w.frozen, w.coded) for w in reversed(weights)]
     return tuple(plan_buckets(layout, bucket_size, num_shards))
 
 
 def stage_modules(config: RunConfig, stage: int) -> list[Sequence[Weight]]:
-    """What a stage holds, in the order of its modules: for each chunk embedding, layers, head; empty where absent."""
+    """Weights of each module of a stage, in order: for each chunk embedding, layers, head; empty where absent."""
     parallel, shape = config.parallel, shape_of_run(config)
     embedding, head = end_weights(shape, parallel.pp, stage)
     kinds = of_stage(stack_of(config.model), parallel.pp, parallel.vpp, stage)
@@ -240,6 +248,6 @@ def _end(slots: list[Slot]) -> int:
 
 
 def _close(slots: list[Slot], num_shards: int, replicated: Replicated, frozen: bool, coded: bool) -> BucketPlan:
-    """What is coded is not sharded."""
+    """A bucket of these slots; coded buckets are not sharded."""
     shards = 1 if coded else num_shards
     return BucketPlan(tuple(slots), round_up(_end(slots), ALIGNMENT * shards), shards, replicated, frozen, coded)

@@ -1,16 +1,16 @@
 """The clock of a pipeline: when each action of each stage runs, under the runtime's rules for messages; no torch.
 
-The rules are those of `memo.parallel.stage_messages`: an action waits for its input; receives of the next two actions
-are posted, of one while the stage waits to send; a message flows when both sides are there; a stage waits for its
-last message on a link before it sends the next one there. What an action costs is asked of `execute`, so one event
+The rules are those of `memo.parallel.stage_messages`: an action waits for its input; the receives of the next two
+actions are posted, and only one while the stage waits to send; a message flows once both sides are there; a stage waits
+for its last message on a link before it sends the next one there. `execute` tells the cost of an action, so one event
 loop serves the check of a schedule in tests (nothing takes time), a prediction (constant durations) and a trace (layers
 on streams).
 
     stage 0  | F0 | F1 | B0 ...         arrival = max(output is there, receive is posted) + message
     stage 1       | F0 | B0 | ...
 
-Where stages meet for their messages (memo.spec.meetings), a message is an operation of its own on both: a stage posts a
-receive when it is there, and waits until what it sends has arrived.
+Where stages meet for their messages (memo.spec.meetings), a message is an operation of its own on both stages: the
+receiver posts its receive when it comes to the operation, and the sender waits until the message has arrived.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ from memo.spec.schedule import Action, Link, Pipeline, link_of, stage_actions
 class Op(NamedTuple):
     """One action with its messages: indices of a table of messages and of links, -1 where there is none.
 
-    `action`: None of a message for which stages meet.
+    `action`: None for a message for which stages meet.
     """
 
     action: Action | None
@@ -35,7 +35,7 @@ class Op(NamedTuple):
 
     @property
     def acting(self) -> Action:
-        """The action, of an operation that is executed."""
+        """The action of an operation that is executed."""
         assert self.action is not None, "a message for which stages meet is no action"
         return self.action
 
@@ -46,7 +46,7 @@ Execute = Callable[[int, Op, float], float]
 
 @dataclass(frozen=True)
 class Program:
-    """The schedules of all stages with their messages resolved; `meets`: stages meet for them."""
+    """The schedules of all stages with their messages resolved; `meets`: whether stages meet for messages."""
 
     stages: tuple[tuple[Op, ...], ...]
     num_messages: int
@@ -56,7 +56,7 @@ class Program:
 
 @dataclass
 class Clock:
-    """What running a program gives: by stage, the end of each of its operations in order."""
+    """The times of a program that ran: by stage, the end of each of its operations in order."""
 
     program: Program
     ends: list[list[float]]
@@ -73,7 +73,7 @@ def program(pipeline: Pipeline) -> Program:
 
 
 def program_of(pipeline: Pipeline, schedules: Sequence[Iterable[Action]]) -> Program:
-    """Given schedules, one a stage; one stage alone sends no messages."""
+    """The program of given schedules, one for each stage; a single stage sends no messages."""
     messages: dict[tuple[int, Action], int] = {}
     links: dict[Link, int] = {}
     stages = []
@@ -94,10 +94,10 @@ def program_of(pipeline: Pipeline, schedules: Sequence[Iterable[Action]]) -> Pro
 
 
 def run(program: Program, execute: Execute, message_s: float) -> Clock:
-    """Runs all stages against each other from time 0.
+    """Run all stages against each other from time 0.
 
-    Raises ScheduleError when none can go on. It takes for granted that messages of a link are sent in the order in
-    which they are awaited, which tests check of every schedule (tests/support/schedules.py).
+    Raises ScheduleError when no stage can go on. Assumes that the messages of a link are sent in the order in which
+    they are awaited; tests check this for every schedule (tests/support/schedules.py).
     """
     return _Run(program, execute, message_s).run()
 
@@ -130,7 +130,7 @@ class _Run:
         return self.clock
 
     def _advance(self, stage: int) -> bool:
-        """Run a stage until it has to wait for another; whether anything happened."""
+        """Run a stage until it has to wait for another one. Return whether anything happened."""
         ops, ends = self.program.stages[stage], self.clock.ends[stage]
         moved = False
         while True:
@@ -169,8 +169,8 @@ class _Run:
                 self.arrived[message] = max(issued, now) + self.message_s
 
     def _send(self, stage: int, op: Op) -> bool:
-        """Issue the output of an action; False while the last message on its link has not arrived; in a meeting, while
-        this one has not."""
+        """Issue the output of an action. Return False while the last message on its link has not arrived; where stages
+        meet, while this message has not arrived."""
         if self.program.meets and self.issued[op.sends] is not None:
             return self._has_met(stage, op.sends)
         previous = self.last_on[op.link]

@@ -1,4 +1,4 @@
-"""What the rest of memo knows of a layer that is not memo's own: a table of facts that its class tells.
+"""Facts about a layer that is not memo's own, as its class tells them to the rest of memo.
 
 The class is a memo.CustomLayer (memo.model.custom), named by --custom-layer as FILE.py:CLASS or MODULE:CLASS. It has
 two halves, before and after attention, and tells its facts from one run of both on shapes alone. Parameters, FLOPs,
@@ -21,13 +21,14 @@ from memo.spec.weights import Weight
 
 
 class Line(NamedTuple):
-    """Bytes that grow with the tokens: `per_token` for each, and `fixed` for any number. Both without any split."""
+    """Bytes as a function of the tokens, before any split: `per_token` bytes for each token, and `fixed` bytes once."""
 
     per_token: float
     fixed: float
 
     def of(self, num_tokens: int, tp: int) -> int:
-        """Bytes on one rank for `num_tokens` gathered tokens: tp splits the tokens or the width, but either by tp."""
+        """Bytes on one rank for `num_tokens` gathered tokens; tp splits either the tokens or the width, in both cases
+        by tp."""
         return round((self.per_token * num_tokens + self.fixed) / tp)
 
 
@@ -35,9 +36,9 @@ class Half(NamedTuple):
     """Bytes of one half of a layer under autograd, besides its inputs.
 
     Attributes:
-        kept: what lives between its forward and its backward, with the output of the first half, which attention keeps.
-        forward: the most that lives in the forward, output included.
-        backward: the most that lives in the backward above what was kept, gradients of the inputs included.
+        kept: bytes that live from its forward to its backward, with the first half's output, which attention keeps.
+        forward: the peak in the forward, output included.
+        backward: the peak in the backward beyond `kept`, gradients of the inputs included.
         made: the sum of all tensors that the forward makes.
     """
 
@@ -49,13 +50,13 @@ class Half(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What a custom layer is, as far as planning goes.
+    """Facts about a custom layer that planning needs.
 
     Attributes:
         weights: its parameters, in the order in which it makes them.
         recalled: name and width of the output of each column-parallel matrix of the second half. A share of its tokens
             may move to host memory; the rest is computed again in backward.
-        halves: by bytes of an element (2, 4, 8): the half before attention and the half after it.
+        halves: for each width of an element (2, 4, 8 bytes): the half before attention and the half after it.
     """
 
     weights: tuple[Weight, ...]
@@ -74,8 +75,8 @@ class LayerFacts:
 
 @functools.lru_cache(maxsize=64)
 def custom_facts(model: ModelConfig) -> LayerFacts:
-    """Of a model with a custom layer. Raises ConfigError for a name that cannot be loaded, and for a class that is no
-    layer."""
+    """The facts of a model's custom layer. Raises ConfigError for a name that cannot be loaded, and for a class that is
+    no layer."""
     facts: LayerFacts = load_layer(model.custom_layer).facts(model)
     return facts
 
@@ -97,8 +98,8 @@ def check_split(model: ModelConfig, tp: int) -> None:
 def layer_name(layer: type) -> str:
     """FILE.py:CLASS or MODULE:CLASS of a class, by which every process of a run finds it.
 
-    Raises ConfigError for a class that has no such name: one inside of a function, one that took the name of an earlier
-    class of this process, whose facts are known by it, and one that is no layer.
+    Raises ConfigError for a class inside of a function or class, for one with the name of an earlier class of this
+    process, as the facts of that class are cached by the name, and for one that is no layer.
     """
     file = getattr(sys.modules.get(layer.__module__), "__file__", None) if layer.__module__ == "__main__" else None
     place = str(Path(file).resolve()) if file is not None and file.endswith(".py") else layer.__module__
@@ -112,7 +113,7 @@ def layer_name(layer: type) -> str:
 
 @functools.lru_cache(maxsize=64)
 def load_layer(name: str) -> Any:
-    """The class that FILE.py:CLASS or MODULE:CLASS names; a file is run once a process. Raises ConfigError."""
+    """The class that FILE.py:CLASS or MODULE:CLASS names; a file runs once in a process. Raises ConfigError."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute.isidentifier():
         raise _error(name, "is not of the form FILE.py:CLASS or MODULE:CLASS", "give both, such as layers.py:MyLayer")

@@ -3,41 +3,42 @@
 TAPS = 4
 """Tokens that a convolution reaches: a token and those just before it."""
 CHUNK = 128
-"""Tokens of a triangular system, whose products grow with it. Fewer make more chunks, each of which is one kernel at
-least; for heads of 128 numbers a group takes least memory with so many."""
+"""Tokens of a triangular system. Its products grow with the tokens; fewer tokens make more chunks, each of which is at
+least one kernel. For heads of 128 numbers a group takes least memory with 128 tokens."""
 _GROUP = 262144
 
 
 def group_tokens(heads: int, batch: int) -> int:
-    """Tokens of each sequence that are computed at a time; a backward has the graph of so many.
+    """Tokens of each sequence that are computed at a time; a backward holds the graph of this many tokens.
 
-    Together the heads of all sequences have 262,144, however many there are. Fewer take less memory, and more kernels:
-    with heads of 128 numbers these take 4.8 GB in fp32, and with a quarter of them a GPU is foreseen to wait for the
-    host a third of the time.
+    All heads of all sequences together have 262,144 tokens of a group. Fewer take less memory and more kernels: with
+    heads of 128 numbers a group takes 4.8 GB in fp32, and with a quarter of it a GPU is foreseen to wait for the host a
+    third of the time.
     """
     return max(CHUNK, _GROUP // (heads * batch) // CHUNK * CHUNK)
 
 
 FLA_CHUNK = 64
-"""Tokens of a chunk of flash-linear-attention's kernels, which keep a matrix of each head before each one."""
+"""Tokens of a chunk of flash-linear-attention's kernels, which keep a matrix of each head before each chunk."""
 FLA_DOCUMENTS = 16
-"""Documents of all sequences in one call of these, at most, or two of each sequence: each has a matrix of each head
-before and after it, and in a backward their gradients. Thousands of short ones would take more than their tokens."""
+"""Documents of all sequences in one call of flash-linear-attention, at most, or two of each sequence. Each document has
+a matrix of each head before and after it, and in a backward their gradients, so thousands of short documents would take
+more memory than their tokens."""
 RATES = (0.01, 16.0)
-"""Bounds of the rates of decay at the start, which are drawn evenly."""
+"""Bounds of the initial rates of decay, which are drawn uniformly."""
 
 
 def carry_size(heads: int, key_heads: int, head_dim: int) -> int:
-    """Elements of what a sequence carries from one range of tokens to the next: a matrix for each value head, and the
+    """Elements that a sequence carries from one range of tokens to the next: a matrix for each value head, and the
     channels of the last tokens."""
     return heads * head_dim**2 + (TAPS - 1) * (heads + 2 * key_heads) * head_dim
 
 
 def fla_bytes(head_dim: int, key_dim: float, backward: bool) -> float:
-    """Bytes, a token and value head, of all tensors of 16 and 32 bits that a group of tokens makes at its peak with
-    flash-linear-attention's kernels; `key_dim`: of keys for each value head.
+    """Bytes, for each token and value head, of all tensors of 16 and 32 bits that a group of tokens makes at its peak
+    with flash-linear-attention's kernels. `key_dim`: channels of keys for each value head.
 
-    A bound, fitted to what version 0.6 asks for with heads of 16, 64 and 128: up to 5 % more than was counted
+    An upper bound, fitted to the requests of version 0.6 with heads of 16, 64 and 128: up to 5 % more than was counted
     (tests/kernels/test_kernels_delta.py).
     """
     if backward:
@@ -46,16 +47,17 @@ def fla_bytes(head_dim: int, key_dim: float, backward: bool) -> float:
 
 
 def fla_document_bytes(heads: int, head_dim: int, batch: int, backward: bool) -> int:
-    """Beside them, of the most documents in one call: matrices of each head, and of chunks that no document fills."""
+    """Bytes beside `fla_bytes` for the most documents in one call: matrices of each head, and chunks that documents do
+    not fill."""
     return max(FLA_DOCUMENTS, 2 * batch) * heads * head_dim**2 * (16 if backward else 10)
 
 
 def group_elements(head_dim: int, channels: float, backward: bool, mixed: bool) -> float:
-    """Elements in the wide dtype, a token and value head, of all tensors that a group of tokens makes at its peak;
-    `channels`: of q, k and v for each value head; `mixed`: whether the model's dtype is narrower.
+    """Elements in the wide dtype, for each token and value head, of all tensors that a group of tokens makes at its
+    peak. `channels`: channels of q, k and v for each value head; `mixed`: whether the model's dtype is narrower.
 
-    A bound, fitted in chunks of 128 to what torch's CPU kernels asked for at heads of 16, 64 and 128, with one and two
-    value heads a key head: up to 1 % more than was measured (tests/estimate/test_estimate_program_memory.py).
+    An upper bound, fitted in chunks of 128 to the requests of torch's CPU kernels at heads of 16, 64 and 128, with one
+    and two value heads a key head: up to 1 % more than was measured (tests/estimate/test_estimate_program_memory.py).
     """
     if backward:
         return (15.15 - 1.75 * mixed) * head_dim + 3.8 * channels + 8.1 * CHUNK + 6.15 * head_dim**2 / CHUNK

@@ -1,7 +1,8 @@
-"""Host records on a disk: what a file of them takes, and the memory through which they pass.
+"""Host records on a disk: the size of their file, and the host memory through which they pass.
 
-A record leaves the device for a staging buffer in pinned host memory, and is written from there; on the way back it is
-read into a staging buffer. So of a record on disk, host memory holds nothing but its turn in a staging buffer.
+A record leaves the device for a staging buffer in pinned host memory, and is written to the disk from there; on the way
+back it is read into a staging buffer. So host memory holds a record on disk only while it passes through a staging
+buffer.
 """
 
 from collections.abc import Sequence
@@ -12,31 +13,31 @@ from typing import NamedTuple
 from memo.units import GIB
 
 BLOCK_BYTES = 4096
-"""Offsets, lengths and addresses of transfers that go past the page cache are multiples of a disk's block; no disk has
-larger ones."""
+"""Transfers that bypass the page cache have offsets, lengths and addresses that are multiples of a disk's block; no
+disk has larger blocks."""
 
 DISK_FITS_SHARE = 0.9
-"""Share of a disk's free space that a run takes without being told: others write there as well."""
+"""Share of a disk's free space that a run takes by default: other programs write there as well."""
 
 NUM_BUFFERS = 4
-"""Staging buffers of a swap plan's records: two that the disk works on, and one on each side for the copies."""
+"""Staging buffers for the records of a swap plan: two for the disk, and one for the copies of each direction."""
 
 
 def disk_budget_bytes(free_bytes: float, limit_gib: float | None) -> int:
-    """What all ranks of a node may take of a disk; `limit_gib`: --offload-nvme-gib."""
+    """Bytes of a disk that all ranks of a node may take; `limit_gib`: --offload-nvme-gib."""
     return int(free_bytes * DISK_FITS_SHARE if limit_gib is None else min(free_bytes, limit_gib * GIB))
 
 
 def stride_bytes(record_bytes: int) -> int:
-    """Bytes from one record to the next: of the file, and of the staging buffers."""
+    """Bytes from one record to the next, in the file and in the staging buffers."""
     return -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True)
 class Disk:
-    """The part of a disk that one rank has for the records that host memory does not hold: bytes, bytes per second.
+    """The part of a disk that one rank has for records that do not fit in host memory: bytes, bytes per second.
 
-    `is_direct`: whether transfers go past the page cache, which not every file system allows.
+    `is_direct`: whether transfers bypass the page cache, which not every file system allows.
     """
 
     num_bytes: int
@@ -46,11 +47,12 @@ class Disk:
 
 
 class RecordKind(NamedTuple):
-    """The host records of one swap plan, or of as many equal ones as a record has parts.
+    """The host records of one swap plan, or of `parts` equal plans, each of which moves one part of each record.
 
     Attributes:
-        num_bytes: of one record with all its parts.
-        num_buffers: staging buffers that the plan has if any of its records is on disk, each of one part of a record.
+        number: how many records there are.
+        num_bytes: bytes of one record with all its parts.
+        num_buffers: staging buffers, each for one part of a record, if any record of the plan is on disk.
         parts: equal parts of a record, each of which has a place of its own in the file.
     """
 
@@ -65,7 +67,7 @@ class RecordKind(NamedTuple):
 
     @property
     def stride_bytes(self) -> int:
-        """Of one record on disk."""
+        """Bytes of one record on disk."""
         return self.parts * stride_bytes(self.num_bytes // self.parts)
 
     @property
@@ -73,7 +75,7 @@ class RecordKind(NamedTuple):
         return self.buffers_of(self.number) * stride_bytes(self.num_bytes // self.parts)
 
     def buffers_of(self, num_on_disk: int) -> int:
-        """Staging buffers for so many records on disk."""
+        """Staging buffers for `num_on_disk` records on disk."""
         return min(self.num_buffers, self.parts * num_on_disk)
 
 
@@ -81,7 +83,7 @@ NO_RECORDS = RecordKind(0, 0)
 
 
 class Split(NamedTuple):
-    """How many records of each kind are on disk, and what all kinds together take there and of host memory."""
+    """Numbers of records of each kind that are on disk, and the bytes of all kinds in host memory and on disk."""
 
     on_disk: tuple[int, ...]
     host_bytes: int
@@ -89,9 +91,9 @@ class Split(NamedTuple):
 
 
 def split_records(kinds: Sequence[RecordKind], host_bytes: int) -> Split | None:
-    """Leave as many records in host memory as `host_bytes` hold; None where they do not even hold the staging buffers.
+    """Leave as many records in host memory as `host_bytes` hold. None where it does not even hold the staging buffers.
 
-    What comes first in `kinds` stays longest: nothing of it is on disk before all of what follows it is.
+    Kinds go to the disk from the last to the first: no record of a kind does before all records of the kinds behind it.
     """
     on_disk = [0] * len(kinds)
     taken_bytes = sum(kind.total_bytes for kind in kinds)
@@ -111,7 +113,7 @@ def split_records(kinds: Sequence[RecordKind], host_bytes: int) -> Split | None:
 
 
 def least_host_bytes(kinds: Sequence[RecordKind], disk_bytes: float = inf) -> int:
-    """What host memory must hold at least where a disk of that size takes all that it can, what comes last first."""
+    """The least host memory that suffices where a disk of `disk_bytes` takes all that it can, the last kind first."""
     taken_bytes = sum(kind.total_bytes for kind in kinds)
     for kind in reversed(kinds):
         if not kind.total_bytes:

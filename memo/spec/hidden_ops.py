@@ -1,6 +1,6 @@
-"""The order in which one stage writes and reads hidden states, and their gradients, where these are in host memory.
+"""The order in which one stage writes and reads hidden states and their gradients in host memory.
 
-A swap plan is made from it (memo.planner.swap.sweep_plans), which memo.executor.hidden_states obeys.
+memo.planner.swap.sweep_plans makes a swap plan from this order, and memo.executor.hidden_states obeys the plan.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from memo.spec.schedule import Action, Kind, Pipeline
 
 
 class HiddenOps(NamedTuple):
-    """What one stage moves of hidden states.
+    """Writes and reads of hidden states on one stage.
 
     Attributes:
-        training: in one training step.
-        evaluation: in the forwards of one global batch, between training steps.
+        training: those of one training step.
+        evaluation: those of the forwards of one global batch, between training steps.
     """
 
     training: list[LayerOp]
@@ -26,7 +26,7 @@ class HiddenOps(NamedTuple):
 
 
 def stage_hidden_ops(pipeline: Pipeline, stage: int, num_layers: int, sections: int) -> HiddenOps:
-    """`pipeline`: of training steps; an evaluation does not go breadth first."""
+    """The operations of one stage. `pipeline` is that of training steps; an evaluation does not go breadth first."""
     forwards = Pipeline(1, 1, pipeline.microbatches) if pipeline.breadth_first else pipeline
     return HiddenOps(
         hidden_ops(pipeline, stage, num_layers, items_in_training(pipeline)[stage], sections),
@@ -35,18 +35,18 @@ def stage_hidden_ops(pipeline: Pipeline, stage: int, num_layers: int, sections: 
 
 
 def hidden_ops(pipeline: Pipeline, stage: int, num_layers: int, items: Sequence[Item], sections: int) -> list[LayerOp]:
-    """Every writing ("F") and reading ("B") of a section.
+    """Every write ("F") and read ("B") of a section, in order.
 
-    `layer` counts the times that the hidden states of a microbatch, or their gradients, have been written, on whatever
-    stage, n = num_layers:
+    `layer` counts how often the hidden states of a microbatch, or their gradients, have been written on any stage
+    before; n = num_layers:
 
         written by    embedding   layer i   loss, forward   loss, backward   layer i, backward
         as            0           i + 1     n + 1           n + 2            2 n + 2 - i
         read by       layer 0     the next layer, the loss: forward, then backward, layers downward, the embedding
 
-    A meeting with another stage reads what its `sent` has written, there, and writes the same, here. The forward of the
-    loss writes what it has read for its backward. Where no item is a backward, it only reads. A writer writes each
-    section after it has read that one.
+    A meeting of two stages reads on the one stage the output of its `sent`, and writes it on the other stage. The
+    forward of the loss writes its input again for its backward; in an evaluation it only reads. Every module and
+    message reads a section before it writes that section.
     """
     writer = _Writer(num_layers, sections, trains=any(isinstance(item, Action) and item.kind == "B" for item in items))
 
@@ -72,14 +72,16 @@ class _Writer:
         self.found: list[LayerOp] = []
 
     def meet(self, at: Action, layers: range, reads: bool) -> None:
-        """Of the chunk that has `layers`: a forward's input or output, or those of a backward."""
+        """Add the message of a meeting at an action of the chunk that has `layers`: its input, or its output if it
+        `reads`."""
         below, above = layers.start, layers.stop
         made, needed = (above, below) if at.kind == "F" else (self.end - below, self.end - above)
         place = made if reads else needed
         self._move(at.microbatch, place if reads else None, None if reads else place)
 
     def act(self, actions: Sequence[Action], pipeline: Pipeline, stage: int) -> None:
-        """All modules of an action, one after the other; of several microbatches that pass together each one of all."""
+        """Add all modules of an action, one after the other. Where several microbatches pass together, each module
+        takes all of them before the next module."""
         if not actions:
             return
         kind, chunk = actions[0].kind, actions[0].chunk
@@ -111,7 +113,8 @@ class _Writer:
             self._move(microbatch, read, written, kind)
 
     def _move(self, microbatch: int, read: int | None, written: int | None, kind: Kind = "F") -> None:
-        """`kind` "B": of a layer's backward, which begins with the last section."""
+        """Add the reads and writes of all sections; `kind` "B": of a layer's backward, which begins with the last
+        section."""
         order = range(self.sections)
         for section in order if kind == "F" else reversed(order):
             if read is not None:
@@ -121,20 +124,20 @@ class _Writer:
 
 
 def most_hidden_states(pipeline: Pipeline, stage: int) -> int:
-    """The most hidden states, or gradients of such, of one microbatch each, that a stage has at once.
+    """The most hidden states or gradients of hidden states, each of one microbatch, that a stage has at once.
 
-    They wait between two modules of an action, for an action, or for the stage that they are sent to.
+    They wait between two modules of an action, for an action, or for the stage to which they are sent.
     """
     if pipeline.breadth_first:
         return pipeline.microbatches  # between two layers
     if pipeline.chunks == 1:
         return min(2, pipeline.microbatches) if stage else 1
-    # More chunks, or microbatches, only repeat what two of the former, and two a stage of the latter, do.
+    # More than two chunks, or than two microbatches a stage, only repeat the same pattern.
     return _most_at_once(Pipeline(pipeline.stages, 2, min(pipeline.microbatches, 2 * pipeline.stages)), stage)
 
 
 @lru_cache(maxsize=256)
 def _most_at_once(pipeline: Pipeline, stage: int) -> int:
-    """In training, which holds no fewer than an evaluation."""
+    """The most in a training step, which holds no fewer than an evaluation."""
     ops = hidden_ops(pipeline, stage, pipeline.stages * pipeline.chunks, items_in_training(pipeline)[stage], 1)
     return max(accumulate(1 if op.kind == "F" else -1 for op in ops))

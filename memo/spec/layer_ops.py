@@ -18,7 +18,8 @@ class LayerOp:
     """Forward or backward of one microbatch through one layer; `layer` is the global layer index.
 
     `section` numbers a part of the sequence where a layer runs section by section (`in_sections`). A forward that
-    `discards` leaves nothing to a backward: another forward of the same layer precedes that (`with_attention_again`).
+    `discards` leaves nothing to the backward: a second forward of the same layer precedes the backward
+    (`with_attention_again`).
     """
 
     kind: Kind
@@ -29,7 +30,7 @@ class LayerOp:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What a slot or a host record holds: `microbatch`, `layer`, and the other fields as far as they are set."""
+        """The key of a slot's or a host record's content: `microbatch`, `layer`, and the other fields that are set."""
         if self.discards:
             return self.microbatch, self.layer, self.section, self.discards
         whole = self.microbatch, self.layer
@@ -91,15 +92,14 @@ def with_attention_again(ops: Iterable[LayerOp], again: Collection[int]) -> list
 
 
 class SweptOps(NamedTuple):
-    """The operations of layers that are swept, by what they move.
+    """The operations of layers that are swept, in one list for each kind of content that moves.
 
     Attributes:
-        sections: of all sections of all layers, in order.
-        keys: of the layers that have keys and values, which move: of whole layers, or where their store slides of
-            sections.
-        inputs: of the sections of layers that recompute attention: their first forward writes an input ("F"), and
-            their second forward reads it ("B").
-        keys_slide: as of memo.spec.sweep.KeyValueLayout.
+        sections: all sections of all layers, in order.
+        keys: keys and values, of the layers that have them: whole layers, or sections where their store slides.
+        inputs: inputs of the sections of layers that recompute attention: the first forward writes an input ("F"), and
+            the second forward reads it ("B").
+        keys_slide: as in memo.spec.sweep.KeyValueLayout.
     """
 
     sections: list[LayerOp]
@@ -115,7 +115,7 @@ def swept_ops(
     attending: frozenset[int] | None = None,
     keys_slide: bool = False,
 ) -> SweptOps:
-    """From the operations of whole layers; arguments as of `in_sections` and `with_attention_again`.
+    """Expand the operations of whole layers; arguments as in `in_sections` and `with_attention_again`.
 
     Args:
         attending: the layers that have keys and values (memo.spec.stack.attending_layers); None: all.

@@ -1,10 +1,10 @@
-"""Which parameters are trained, and the adapters of LoRA beside those that are not (Hu et al., 2021).
+"""Which parameters are trained, and the adapters of LoRA beside frozen matrices (Hu et al., 2021).
 
     y = x W^T + c (x A^T) B^T        A [r, in], B [out, r]; c = alpha / r, or alpha / sqrt(r) (rsLoRA)
 
-B is zero at first, so that an adapter changes nothing. Of a fused matrix each part has an A and a B of its own, one
-below the other: x A^T is then r wide for each. Tensor parallelism splits B as W's rows, or A as W's columns; the other
-is whole on every rank, and the products need no message beside those of W.
+B is zero at first, so that an adapter changes nothing. Each part of a fused matrix has an A and a B of its own, one
+below the other: x A^T is then r wide for each part. Tensor parallelism splits B as W's rows, or A as W's columns; the
+other one is whole on every rank, and the products need no message beside those of W.
 """
 
 import math
@@ -28,21 +28,22 @@ def trains_all(model: ModelConfig) -> bool:
 
 
 def lora_factor(model: ModelConfig) -> float:
-    """c."""
+    """The factor c on the output of an adapter."""
     alpha = model.lora_alpha or model.lora_rank
     return alpha / (math.sqrt(model.lora_rank) if model.lora_use_rslora else model.lora_rank)
 
 
 def adapter_names(name: str) -> tuple[str, str]:
-    """Of the global tensors A and B beside the matrix that is the global tensor `name`."""
+    """Names of the global tensors A and B beside the matrix that is the global tensor `name`."""
     matrix = name.removesuffix("weight")
     return matrix + _A, matrix + _B
 
 
 def as_trained(model: ModelConfig, weights: Iterable[Weight], prefix: str = "") -> tuple[Weight, ...]:
-    """A module's parameters with their adapters behind them, and those frozen that are not trained.
+    """A module's parameters with their adapters behind them; parameters that are not trained are marked frozen.
 
-    `prefix`: before the names of its tensors, "layers.*." of a layer; the model's patterns are then of its kind.
+    `prefix`: before the names of the module's tensors, "layers.*." for a layer; the model's patterns are then those of
+    its kind of layer.
     """
     if trains_all(model):
         return tuple(weights)
@@ -57,7 +58,7 @@ def _frozen(model: ModelConfig, weight: Weight, prefix: str) -> Weight:
 
 
 def is_trained(model: ModelConfig, name: str) -> bool:
-    """Whether a global tensor that is not of an adapter is trained."""
+    """Whether a global tensor is trained that belongs to no adapter."""
     if model.train_only:
         return _matches(name, model.train_only)
     return not model.lora_rank and not _matches(name, model.freeze)
@@ -68,7 +69,7 @@ def _matches(name: str, patterns: str) -> bool:
 
 
 def _with_adapters(model: ModelConfig, weights: list[Weight], in_layer: bool) -> Iterator[Weight]:
-    """Behind a matrix and its bias, as the model's modules have them."""
+    """The parameters, each adapter behind its matrix and the bias of that, as in the model's modules."""
     for weight, following in zip(weights, [*weights[1:], None], strict=True):
         yield weight
         module = weight.name.rpartition(".")[0]
@@ -100,13 +101,14 @@ def _is_target(model: ModelConfig, name: str) -> bool:
 
 
 def _named(name: str) -> str:
-    """A tensor of a layer as LORA_TARGETS has it."""
+    """The name in LORA_TARGETS for a tensor of a layer."""
     part = re.sub(r"^mlp\.(shared|experts\.\d+)\.", "mlp.", name.removesuffix(".weight"))
     return part.replace("attention.delta.", "attention.")
 
 
 def of_one_layer(model: ModelConfig, layer: int) -> ModelConfig:
-    """With the patterns that a layer's names can match, told alike for all layers that they match alike."""
+    """`model` with the patterns that can match a name of this layer; layers whose names match alike get equal
+    patterns."""
     if not (model.freeze or model.train_only):
         return model
     return replace(model, freeze=_of_layer(model.freeze, layer), train_only=_of_layer(model.train_only, layer))
@@ -126,9 +128,12 @@ def _of_layer(patterns: str, layer: int) -> str:
 
 
 def check_patterns(model: ModelConfig, parameters: Iterable[tuple[str, Weight]]) -> None:
-    """Raises ConfigError for a pattern of --freeze or --train-only that no tensor matches, and for a fused matrix that
-    is trained in part; for a name in --lora-target-modules of which the model has no matrix; and where nothing is
-    trained. `parameters`: with the prefix of their tensors' names, which is empty outside of layers."""
+    """Raises ConfigError for a pattern of --freeze or --train-only that no tensor matches, for a fused matrix that is
+    trained in part, for a name in --lora-target-modules whose matrix the model does not have, and where nothing is
+    trained.
+
+    `parameters`: each with the prefix of its tensors' names, which is empty outside of layers.
+    """
     known = [(prefix, weight) for prefix, weight in parameters if not is_of_adapter(weight.name)]
     _check_targets(model, [name for prefix, weight in known if prefix for name, _ in weight.parts])
     names = [prefix + name for prefix, weight in known for name, _ in weight.parts]

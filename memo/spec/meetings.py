@@ -1,15 +1,17 @@
 """Messages for which two stages stop between their actions: those of hidden states in host memory; no torch.
 
 A message of many sections passes through one section of device memory on either side, so it cannot wait there until the
-other stage has time: both stages take part in it at once, section after section, from host records into host records.
+other stage has time. Both stages take part in it at the same time, section after section, from host records into host
+records.
 
     stage 0  | F0 | F1 -- M -- B0 ...          M: the gradient that B0 needs
     stage 1       | F0 | B0 M F1 ...
 
-Where the meetings of a stage stand among its actions follows from the clock of the schedule with whole messages
-(memo.spec.clock): of the moments between the action that sends and the one that awaits, the one at which the two stages
-wait least for each other, and of several the last. All lists are sorted by that time, meetings before the actions that
-begin then, so the earliest meeting or action that has not been done can always be done: no schedule deadlocks.
+The clock of the schedule with whole messages (memo.spec.clock) decides where meetings stand among a stage's actions. A
+meeting is placed between the action that sends and the action that awaits, at the time at which the two stages wait
+least for each other; of several such times it is the last. All lists are sorted by that time, and meetings stand before
+the actions that begin then. So the earliest meeting or action that is not done yet can always be done: no schedule
+deadlocks.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,11 +23,12 @@ from memo.spec.clock import Op, Program, program_of, run
 from memo.spec.schedule import Action, Pipeline, forward_only, link_of, stage_actions
 
 _DURATION = {"F": 1.0, "B": 2.0}
-"""Of an action, to place meetings: a backward has twice the products of a forward. No result depends on it."""
+"""Durations of actions with which meetings are placed: a backward has twice the products of a forward. No result
+depends on them."""
 
 
 class Meeting(NamedTuple):
-    """One message: what `sent` has made on stage `source`, and `awaited` needs on stage `target`."""
+    """One message: the output of action `sent` on stage `source`, which action `awaited` needs on stage `target`."""
 
     source: int
     sent: Action
@@ -44,12 +47,12 @@ def items_in_training(pipeline: Pipeline) -> tuple[tuple[Item, ...], ...]:
 
 @lru_cache(maxsize=64)
 def items_in_evaluation(pipeline: Pipeline) -> tuple[tuple[Item, ...], ...]:
-    """The same of an evaluation, which runs forwards only."""
+    """The actions and meetings of each stage in an evaluation, which runs forwards only."""
     return with_meetings(pipeline, [forward_only(pipeline)] * pipeline.stages)
 
 
 def with_meetings(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> tuple[tuple[Item, ...], ...]:
-    """The actions of each stage, with the meetings between them; one stage alone has none."""
+    """The actions of each stage, with the meetings between them; a single stage has none."""
     if pipeline.stages == 1:
         return tuple(map(tuple, schedules))
     calendars = _calendars(pipeline, schedules)
@@ -65,13 +68,14 @@ def with_meetings(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> 
             target, awaited = to
             latest = calendars[target].begins[calendars[target].place[awaited]]
             at = _meeting_time(ends, latest, calendars[stage], calendars[target])
-            for each in (stage, target):  # sorted alike on both: by time, then by the stage that sends
+            for each in (stage, target):  # sorted alike on both stages: by time, then by the stage that sends
                 found[each].append(((at, 0, stage), Meeting(stage, sent, target, awaited)))
     return tuple(tuple(item for _, item in sorted(items)) for items in found)
 
 
 class _Calendar(NamedTuple):
-    """When each action of a stage begins and ends, in order; `place` of an action in these lists."""
+    """Times at which the actions of a stage begin and end, in order; `place`: the index of each action in these
+    lists."""
 
     begins: list[float]
     ends: list[float]
@@ -83,7 +87,7 @@ class _Calendar(NamedTuple):
         return max(at, self.ends[index]) if index >= 0 else at
 
     def borders(self, first: float, last: float) -> list[float]:
-        """Beginnings and ends of actions from `first` to `last`."""
+        """The times from `first` to `last` at which an action begins or ends."""
         return [
             moment for of in (self.begins, self.ends) for moment in of[bisect_left(of, first) : bisect_right(of, last)]
         ]

@@ -16,7 +16,8 @@ from memo.spec.weights import Weight
 
 @dataclass(frozen=True)
 class LayerParameters:
-    """One transformer layer: what tp splits, and what every tp rank holds in full (norms, late biases)."""
+    """Parameters of one transformer layer: those that tp splits, and those that every tp rank holds in full (norms,
+    late biases)."""
 
     split: int
     replicated: int
@@ -31,8 +32,8 @@ class LayerParameters:
 
 @lru_cache(maxsize=256)
 def layer_parameters(model: ModelConfig, *, trained: bool = False) -> LayerParameters:
-    """Weights and biases of one layer, or those that are `trained`, on the average of all; a search asks for the same
-    few models again and again."""
+    """Weights and biases of one layer, on the average of all layers; with `trained` only those that are trained.
+    Cached, as a search asks for the same few models again and again."""
     layers = shape_of(model, "", 0).of_layers
     weights = [w for layer in layers for w in layer.layer_weights if not (trained and w.frozen)]
     split, replicated = (sum(w.numel for w in weights if (w.split == "whole") is whole) for whole in (False, True))
@@ -45,7 +46,8 @@ def count_parameters(config: RunConfig) -> int:
 
 
 def stage_parameters(config: RunConfig, stage: int, *, trained: bool = False) -> int:
-    """Parameters that one rank of a pipeline stage holds, or those that are `trained`, vocabulary padding included."""
+    """Parameters that one rank of a pipeline stage holds, vocabulary padding included; with `trained` only those that
+    are trained."""
     shape, parallel = shape_of_run(config), config.parallel
     kinds = of_stage(stack_of(config.model), parallel.pp, parallel.vpp, stage)
     layers = sum(layer_parameters(kind, trained=trained).of_rank(parallel.tp) for kind in kinds)
@@ -54,9 +56,9 @@ def stage_parameters(config: RunConfig, stage: int, *, trained: bool = False) ->
 
 
 def end_weights(shape: ModelShape, pp: int, stage: int) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:
-    """Of the embedding and of the head, as far as the stage has them.
+    """Weights of the embedding and of the head, empty where the stage has none.
 
-    A tied table exists on the first and on the last stage, once where they are the same.
+    A tied table exists on the first and on the last stage, and once where these are the same stage.
     """
     is_first, is_last = stage == 0, stage == pp - 1
     head = tuple(w for w in shape.head_weights if not (w.tied and is_first))
@@ -64,8 +66,8 @@ def end_weights(shape: ModelShape, pp: int, stage: int) -> tuple[tuple[Weight, .
 
 
 def check_patterns_of(config: RunConfig) -> None:
-    """Raises ConfigError for --freeze, --train-only or --lora-target-modules that the parameters of the model do not
-    bear out (memo.spec.lora)."""
+    """Raises ConfigError for --freeze, --train-only or --lora-target-modules that do not fit the parameters of the
+    model (memo.spec.lora)."""
     if not trains_all(config.model):
         shape = shape_of_run(config)
         layers = [(f"layers.{index}.", w) for index, of in enumerate(shape.of_layers) for w in of.layer_weights]

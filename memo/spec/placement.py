@@ -1,14 +1,14 @@
 """Where the states of each layer live on one rank: the placement, as data.
 
-A layer's states are one unit; what may differ between two layers of a rank is on which side they are.
+The states of a layer are one unit; two layers of a rank may differ in the side on which their states are.
 
     kind         on the device                        in host memory
     optimizer    master, moments (shard)              updated there; its reduced gradient too
     gradients    main gradient, whole                 in a slot while its backward runs, then reduced and moved
     weights      whole                                in a slot while its forward or backward runs
 
-Slots are rounding buffers, as for activations: few, each as large as one layer. ZeRO-2 and ZeRO-3 keep gradients and
-weights of every layer in slots too, and only this rank's shard of them besides, on either side.
+Slots are rounding buffers, as for activations: few, each as large as one layer. ZeRO-2 and ZeRO-3 also keep gradients
+and weights of every layer in slots; outside of slots there is only this rank's shard of them, on either side.
 """
 
 import math
@@ -21,7 +21,7 @@ from memo.config.derived import data_parallel_size
 from memo.config.memory import OffloadStates
 
 NUM_STATE_SLOTS = 2
-"""Of weights and of gradients at most: one layer computes while its neighbour is copied."""
+"""Slots of weights, and slots of gradients, at most: one layer computes while its neighbour is copied."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,18 @@ class LayerPlaces:
 
     @property
     def is_driven(self) -> bool:
-        """Whether its gradient is reduced and moved by itself, beside the backwards (memo.executor.states)."""
+        """Whether the layer's gradient is reduced and moved on its own, beside the backwards (memo.executor.states)."""
         return self.optimizer_on_host or self.gradients_in_slot
 
 
 @dataclass(frozen=True)
 class StatePlacement:
-    """Of the `layers` of one rank: how many have what in host memory; fewer gradients and weights than optimizers.
+    """How many of the `layers` of one rank have which states in host memory; gradients and weights at most as many as
+    optimizers.
 
     Attributes:
-        shards_gradients, shards_weights: ZeRO-2, ZeRO-3, of every layer.
-        weight_copy: streamed weights come from a copy in the dtype of training; else from the masters.
+        shards_gradients, shards_weights: ZeRO-2, ZeRO-3, for every layer.
+        weight_copy: whether streamed weights come from a copy in the dtype of training, and not from the masters.
     """
 
     layers: int
@@ -72,7 +73,7 @@ class StatePlacement:
 
     @property
     def streams(self) -> bool:
-        """Whether anything is ever in a slot or on the host."""
+        """Whether any state is ever in a slot or on the host."""
         return bool(self.optimizer) or self.shards_gradients or self.shards_weights
 
     @property
@@ -91,7 +92,7 @@ class StatePlacement:
 
     @property
     def num_driven(self) -> int:
-        """Layers whose gradients are reduced and moved by themselves (`LayerPlaces.is_driven`)."""
+        """Layers whose gradients are reduced and moved on their own (`LayerPlaces.is_driven`)."""
         return max(self.optimizer, self.gradients_in_slots)
 
     def of_layer(self, position: int) -> LayerPlaces:
@@ -109,7 +110,7 @@ class StatePlacement:
 
 
 def placement_of(config: RunConfig, world_size: int) -> StatePlacement:
-    """What a configuration without "auto" asks for, the same on every rank. See memo.config.memory."""
+    """The placement that a configuration without "auto" asks for, the same on every rank. See memo.config.memory."""
     memory, parallel = config.memory, config.parallel
     is_shared = data_parallel_size(config, world_size) * parallel.cp > 1
     layers = config.model.num_layers // parallel.pp
@@ -131,7 +132,7 @@ def placement_of(config: RunConfig, world_size: int) -> StatePlacement:
 
 
 def with_placement(config: RunConfig, placement: StatePlacement) -> RunConfig:
-    """`config` with the flags that ask for a placement, from which `placement_of` makes it again."""
+    """`config` with the flags of a placement; `placement_of` is the inverse."""
     kind: OffloadStates = "none"
     if placement.optimizer:
         kind = "all" if placement.gradients or placement.weights else "optimizer"
@@ -160,8 +161,9 @@ def count_of(share: float, layers: int) -> int:
 def spread(layers: int) -> tuple[int, ...]:
     """For each layer its turn to go to host memory.
 
-    Any first ones lie as far from each other as they can (the van der Corput order), so that the copies of one find
-    other layers to hide under. The last layer goes first: its forward and its backward need one copy.
+    The layers of the first turns, however many, lie as far apart as they can (the van der Corput order), so that the
+    copies of one layer find other layers to hide under. The last layer goes first: its forward and its backward need
+    one copy.
     """
     bits = max(1, (layers - 1).bit_length())
     backwards = [int(f"{place:0{bits}b}"[::-1], 2) for place in range(1 << bits)]
@@ -173,12 +175,12 @@ def spread(layers: int) -> tuple[int, ...]:
 
 
 def next_in_slots(needed: Sequence[int | None], slots: int = NUM_STATE_SLOTS) -> list[tuple[int, ...]]:
-    """For each step the layers that its slots are to hold: the next `slots` different ones, its own first.
+    """For each step the layers that its slots shall hold: the next `slots` different ones, its own layer first.
 
     Computed from the last step to the first: the layer of a step is put in front of those that follow it.
 
     Args:
-        needed: by step the layer that needs a slot; None: it needs none.
+        needed: for each step the layer that needs a slot; None: no layer does.
     """
     found: list[tuple[int, ...]] = []
     following: tuple[int, ...] = ()

@@ -1,5 +1,5 @@
-"""The process groups of a run, and what passes over each: one list for the mesh, which makes them, and for the memory
-that NCCL takes for them.
+"""The process groups of a run, and the traffic on each: one list for the mesh, which makes the groups, and for the
+account of NCCL's memory.
 
     group       ranks                          shares a communicator with   passes
     world       all                            -                            collectives
@@ -13,7 +13,7 @@ that NCCL takes for them.
     embedding   first and last stage           pp, if there are no others   collectives
     pp_*        of the pipeline, each alone    -                            messages to one neighbour
 
-A group of one rank is not made. A communicator is what NCCL calls the state of a group: buffers and connections.
+A group of one rank is not made. A communicator is NCCL's name for the state of a group: its buffers and connections.
 """
 
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ from memo.config.derived import resolved_a2a_size
 from memo.config.grid import RankGrid, rank_grid
 
 Traffic = Literal["collective", "neighbour", "all_to_all"]
-"""collective: all-reduce, all-gather, reduce-scatter; neighbour: messages to one rank and from one; all_to_all: of
-every rank with every other."""
+"""collective: all-reduce, all-gather, reduce-scatter; neighbour: messages to one rank and from one; all_to_all:
+messages between every two ranks."""
 
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A process group that each rank of the run is in, or, for `embedding`, only some.
+    """A process group. Each rank of the run is in one group of this name; only some ranks are in `embedding`.
 
     Attributes:
         name: the attribute of memo.mesh.mesh.Mesh.
-        axis: of the mesh, under which its messages are shown.
-        communicator: groups with the same one have the same ranks and share it.
+        axis: the axis of the mesh under which its messages are shown.
+        communicator: groups with the same communicator have the same ranks and share it.
     """
 
     name: str
@@ -79,9 +79,9 @@ def groups_of(config: RunConfig, world_size: int) -> tuple[PlannedGroup, ...]:
 
 
 def traffic_of(config: RunConfig, group: PlannedGroup) -> Traffic:
-    """What passes over a group of the run.
+    """The kind of traffic on a group of the run.
 
-    Over `cp` itself only what ranks agree on passes, which is a collective as well.
+    `cp` itself carries only what ranks agree on, which is a collective as well.
     """
     if group.name == "cp_a2a":
         return "all_to_all"

@@ -1,9 +1,9 @@
-"""How many tokens one call of an attention kernel is given: the last element of each of its tensors lies within 2^31.
+"""The most tokens of one call of an attention kernel: the last element of each of its tensors lies within 2^31.
 
-A kernel that computes the place of an element in 32 bits reads elsewhere from the 2^31st element on: wrong gradients
-or an illegal access. It counts from the tensor's own beginning, so a part of a larger tensor is within its reach. Not
-all kernels that memo calls are known to use 64 bits, and a run may not depend on which one serves it. So calls for all
-of them are cut alike, and a run has the same calls, and needs the same memory, under each.
+A kernel that computes the index of an element in 32 bits reads a wrong place from the 2^31st element on: wrong
+gradients or an illegal access. It counts from the beginning of the tensor that it is given, so a part of a larger
+tensor is within its reach. Not all kernels that memo calls are known to use 64 bits, and a run must not depend on the
+kernel that serves it. So calls are cut alike for all kernels, and a run has the same calls and memory with each.
 
     kernels                     known to index in 64 bits
     FlashAttention 2, forward   yes: strides and offsets of its tensors are int64 (csrc/flash_attn/src/flash.h)
@@ -22,14 +22,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 REACH = 1 << 31
-"""Elements from the beginning of a tensor that 32 bits, of which one is a sign, reach."""
+"""Elements that a signed index of 32 bits reaches from the beginning of a tensor."""
 
 _KERNEL_TOKENS = 128
-"""Kernels work on blocks of so many tokens or fewer: cuts between blocks leave no ragged one."""
+"""Kernels work on blocks of 128 tokens or fewer: cuts between blocks leave no partial block."""
 
 
 def most_tokens(row_elements: int) -> int:
-    """Tokens of each sequence whose rows, so many elements apart, lie within reach; at least 1."""
+    """Tokens of each sequence whose rows, `row_elements` elements apart, lie within reach; at least 1."""
     tokens = max(1, REACH // row_elements)
     return tokens // _KERNEL_TOKENS * _KERNEL_TOKENS or tokens
 
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 def parts(queries: int, keys: int, causal: bool, most: int) -> Iterator[Part]:
-    """A block of scores in parts of at most `most` queries and as many keys; a block that is so small is the one part.
+    """A block of scores in parts of at most `most` queries and `most` keys; a smaller block is a single part.
 
     A larger causal square becomes squares along its diagonal, each followed by the rectangles before it.
     """

@@ -1,7 +1,7 @@
 """Schedules as data: 1F1B, interleaved 1F1B (Narayanan et al., 2021), and breadth first on one stage; no torch.
 
 A schedule is, for each stage, a list of actions. It can be printed, and checked and timed (`memo.spec.clock`),
-before anything runs; the runtime (`memo.parallel.pipeline`), and later the swap plan, obey the same list.
+before anything runs; the runtime (`memo.parallel.pipeline`) and the swap plan obey the same list.
 
 Stage r of p holds `chunks` runs of layers; chunk c of stage r is virtual stage c * p + r.
 """
@@ -14,7 +14,8 @@ from memo.config.derived import num_microbatches
 
 Kind = Literal["F", "B"]
 Link = tuple[int, int, Kind, bool]
-"""(source stage, target stage, kind, wraps around): its messages share a communicator and keep order."""
+"""(source stage, target stage, kind, wraps around): the messages of a link share a communicator and keep their
+order."""
 
 
 class Action(NamedTuple):
@@ -71,7 +72,7 @@ class Pipeline:
 
 
 def pipeline_of(config: RunConfig, world_size: int) -> Pipeline:
-    """The pipeline whose `actions` a configuration runs."""
+    """The pipeline whose actions a configuration runs."""
     parallel, microbatches = config.parallel, num_microbatches(config, world_size)
     if parallel.gradient_accumulation_order == "breadth_first":
         return Pipeline(1, config.model.num_layers, microbatches, breadth_first=True)
@@ -79,7 +80,7 @@ def pipeline_of(config: RunConfig, world_size: int) -> Pipeline:
 
 
 def stage_actions(pipeline: Pipeline, stage: int) -> list[Action]:
-    """What a stage does in one training step, in order."""
+    """The actions of a stage in one training step, in order."""
     return breadth_first(pipeline) if pipeline.breadth_first else one_f_one_b(pipeline, stage)
 
 
@@ -121,7 +122,7 @@ def _forward(pipeline: Pipeline, index: int) -> Action:
 
 
 def most_in_flight(pipeline: Pipeline, stage: int) -> int:
-    """Chunks x microbatches at the peak whose forward has run and whose backward has not."""
+    """The most chunks x microbatches whose forward has run and whose backward has not."""
     return min(_num_warmup(pipeline, stage) + 1, pipeline.microbatches * pipeline.chunks)
 
 

@@ -1,13 +1,13 @@
 """The shape of a decoder-only transformer, and the table of its parameters.
 
     layer      norm, q k v (a + 2 k heads of d), projection, norm, fc1 (f, or 2 f when gated), fc2
-               or instead of the last two router, and fc1 and fc2 of each expert
+               with experts a router, and fc1 and fc2 of each expert, in the place of the last two
     ends       embedding (v x h), positions, embedding norm, final norm, head (v x h unless tied)
 
-`ModelShape` also holds models that memo cannot train (OPT, BLOOM, NeoX, ...); `shape_of` makes one of a
-ModelConfig, `memo.estimate.hf_config` of a published config.json, whose families are a table in
-memo/config/hugging_face_families.py. Known error: none in the counts of the
-families that are tested. Where layers are of several kinds (memo.spec.stack), each has a shape of its own.
+`ModelShape` also describes models that memo cannot train (OPT, BLOOM, NeoX, ...). `shape_of` makes one from a
+ModelConfig, `memo.estimate.hf_config` from a published config.json, whose families are a table in
+memo/config/hugging_face_families.py. Known error: none in the counts of the families that are tested. Where layers are
+of several kinds (memo.spec.stack), each kind has a shape of its own.
 """
 
 import math
@@ -24,21 +24,21 @@ from memo.spec.weights import Init, Split, Weight, is_of_adapter, one
 
 _WIDENING = "embedding_projection.weight"
 EXPERT_BIAS = "mlp.router.expert_bias"
-"""The tensor in a layer of what its router adds to scores where it chooses."""
+"""The tensor that the router of a layer adds to scores where it chooses experts."""
 _Parts = tuple[tuple[str, int], ...]
-"""Names of tensors, and their rows."""
+"""Names of tensors, and their numbers of rows."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model of which parameters are counted; counts follow exactly.
+    """The shape of a model, from which its parameters are counted exactly.
 
     Attributes:
-        nearest: the nearest model that memo can run: the same sizes of all activations and matrices. Exact for the
-            families that memo trains; of others the parameters may differ by what the fields below say, and layers that
+        nearest: the nearest model that memo can run, with the same sizes of all activations and matrices. Exact for the
+            families that memo trains. For other families the fields below say where parameters differ, and layers that
             run attention and MLP side by side are put in sequence.
         norm_vectors: vectors of a norm: 2 with weight and bias (LayerNorm), 1 with a weight (RMSNorm).
-        norms: those of a layer over its width, as in ModelConfig; one where attention and MLP share it.
+        norms: norms of a layer over its width, as in ModelConfig; a single one where attention and MLP share it.
         positions: rows of a learned position table, 0 without one.
         embedding_width: width of the embedding's rows where a projection widens them to the hidden size.
         extra: parameters of the ends that no other field covers.
@@ -76,23 +76,24 @@ class ModelShape:
     def fc1_size(self) -> int:
         return self.nearest.mlp_size * (2 if self.nearest.gated else 1)
 
-    # The table of parameters, in the order of the model's modules; the model is built from it, and all counts sum it.
+    # The table of parameters, in the order of the model's modules: the model is built from it, and all counts sum it.
 
     @cached_property
     def layer_weights(self) -> tuple[Weight, ...]:
-        """Of one layer, the first of a stack, with its adapters."""
+        """Parameters of one layer, the first of a stack, with its adapters."""
         if self.stack:
             return self.stack[0].layer_weights
         return as_trained(self.nearest, self._layer_weights(), "layers.*.")
 
     def _layer_weights(self) -> tuple[Weight, ...]:
-        """Norms after attention and MLP, where a family has them, stand at the end."""
+        """Parameters without adapters. Norms of the outputs of attention and MLP, where a family has them, stand at the
+        end."""
         model, hidden, across = self.nearest, self.nearest.hidden_size, self.nearest.qk_layernorm_across_heads
         if model.custom_layer:
             return custom_facts(model).weights
         q, kv, own = self.q_size, self.kv_size, "delta." if model.is_linear else ""
         qkv: _Parts = (("q", q), ("k", kv), ("v", kv))
-        if own:  # whose values are as many as its heads
+        if own:  # a delta net has one head of values for each of its heads
             qkv = (("delta.q", kv), ("delta.k", kv), ("delta.v", q))
         norms = {name: self._norm(name, hidden) for name in self.norms}
         sizes = {"q": q, "k": kv} if across else dict.fromkeys("qk", model.head_dim)
@@ -119,12 +120,13 @@ class ModelShape:
 
     @property
     def constants(self) -> tuple[Weight, ...]:
-        """What a layer has beside its parameters, in fp32 whatever the dtype of these."""
+        """Tensors of a layer beside its parameters, in fp32 whatever the dtype of the parameters."""
         has_bias = self.nearest.num_experts > 0 and self.nearest.moe_router_enable_expert_bias
         return (one(EXPERT_BIAS, self.nearest.num_experts, init="zeros"),) if has_bias else ()
 
     def _delta_net(self, channels: _Parts) -> Iterator[Weight]:
-        """Beside its matrices: kernels of a convolution, rates and biases of the decay, and the norm of the output."""
+        """Parameters of a delta net besides its matrices: kernels of a convolution, rates and biases of the decay, and
+        the norm of the output."""
         heads = self.nearest.num_attention_heads
         kernels = tuple((f"attention.{name}.kernels.weight", rows) for name, rows in channels)
         yield Weight("attention.kernels", kernels, TAPS, "rows")
@@ -134,7 +136,7 @@ class ModelShape:
         yield Weight("attention.gating.weight", norm, None, "whole", "ones")
 
     def _mlp(self) -> Iterator[Weight]:
-        """Of all experts, if there are any, one below the other, behind the matrix of their router."""
+        """Parameters of the MLP, or of a router and then of all experts, whose matrices stand one below the other."""
         model, hidden, bias = self.nearest, self.nearest.hidden_size, self.mlp_bias
 
         def inner(size: int) -> _Parts:
@@ -155,7 +157,8 @@ class ModelShape:
 
     @cached_property
     def embedding_weights(self) -> tuple[Weight, ...]:
-        """Of what stands before the layers: table of learned positions, table of tokens, widening, norm."""
+        """Parameters before the layers: table of learned positions, table of tokens, projection to the hidden size,
+        norm."""
         hidden = self.nearest.hidden_size
         width = self.embedding_width or hidden
         positions = (one("position_embedding.weight", self.positions, hidden),) if self.positions else ()
@@ -166,7 +169,7 @@ class ModelShape:
 
     @cached_property
     def head_weights(self) -> tuple[Weight, ...]:
-        """Of what stands after the layers. A tied table is the embedding's, and exists once where both are."""
+        """Parameters after the layers. A tied table is the embedding's, and exists once where a stage has both ends."""
         name, width = "embedding" if self.tied else "head", self.embedding_width or self.nearest.hidden_size
         bias = (one("head.bias", self.nearest.vocabulary, None, "vocabulary", "zeros"),) if self.head_bias else ()
         norm = self._norm("final_norm", self.nearest.hidden_size) if self.final_norm else ()
@@ -194,7 +197,7 @@ class ModelShape:
 
     @cached_property
     def multiplied_frozen(self) -> int:
-        """Those of them that are not trained."""
+        """Weights of the matrices of one layer that multiply a token and are not trained."""
         return sum(self._multiplied(weight) for weight in self.layer_weights if weight.frozen)
 
     def _multiplied(self, weight: Weight) -> int:
@@ -209,14 +212,14 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that a token meets: of the experts only those that it runs through."""
+        """Parameters that one token uses: with experts only those that it runs through."""
         matrices = (w for layer in self.of_layers for w in layer.layer_weights if w.columns is not None)
         idle = sum(weight.numel for weight in matrices) - sum(layer.multiplied for layer in self.of_layers)
         return self.parameters - idle
 
     @cached_property
     def _all_weights(self) -> list[Weight]:
-        """Of the whole model; a tied table once."""
+        """Parameters of the whole model; a tied table once."""
         layers = (weight for layer in self.of_layers for weight in layer.layer_weights)
         return [*self.embedding_weights, *layers, *(weight for weight in self.head_weights if not weight.tied)]
 
@@ -231,22 +234,24 @@ class ModelShape:
 
     @cached_property
     def coded_parameters(self) -> int:
-        """Parameters of layers that are kept in few bits."""
+        """Parameters of layers that are stored in few bits."""
         return sum(weight.numel for weight in self._all_weights if weight.coded)
 
     @cached_property
     def layer_split(self) -> int:
-        """Parameters of a layer that tensor parallelism divides: matrices, and biases of their outputs' parts."""
+        """Parameters of a layer that tensor parallelism divides: matrices, and the biases of matrices that are split by
+        rows."""
         return sum(weight.numel for weight in self.layer_weights if weight.split != "whole")
 
     @cached_property
     def layer_replicated(self) -> int:
-        """Parameters of a layer that each tensor-parallel rank holds in full: norms, biases after a sum."""
+        """Parameters of a layer that each tensor-parallel rank holds in full: norms, and biases that are added after a
+        sum."""
         return sum(weight.numel for weight in self.layer_weights if weight.split == "whole")
 
     @property
     def embedding(self) -> int:
-        """The token table, and its projection to hidden where it has one."""
+        """Parameters of the token table, and of its projection to the hidden size if there is one."""
         return sum(w.numel for w in self.embedding_weights if w.name in ("embedding.weight", _WIDENING))
 
     @property
@@ -255,15 +260,15 @@ class ModelShape:
 
     @property
     def head(self) -> int:
-        """0 where the head is the embedding's matrix."""
+        """Parameters of the head's matrix; 0 where it is the embedding's."""
         return 0 if self.tied else sum(weight.numel for weight in self.head_weights if weight.split == "vocabulary")
 
 
 def _linear(
     module: str, name: str, parts: _Parts, columns: int, bias: bool, split: Split, experts: int = 0
 ) -> Iterator[Weight]:
-    """Matrices in one parameter, and their biases. Split by its columns, the inputs, a matrix has its bias added once
-    the parts of all ranks are."""
+    """One parameter of matrices, and one of their biases. The bias of a matrix that is split by columns, its inputs, is
+    added once the ranks' outputs are summed."""
 
     def of(kind: str) -> _Parts:
         return tuple((f"{module}.{part}.{kind}", rows) for part, rows in parts)
@@ -275,8 +280,8 @@ def _linear(
 
 @lru_cache(maxsize=256)
 def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
-    """The shape of a model that memo trains; `seq_length` is the length of a learned position table of which
-    the configuration names none."""
+    """The shape of a model that memo trains; `seq_length` is the length of a learned position table if the
+    configuration names none."""
     stack = tuple(shape_of(kind, name, seq_length) for kind in stack_of(model)) if len(kinds_of(model)) > 1 else ()
     learned = model.position_embedding_type == "learned_absolute"
     return ModelShape(
@@ -293,7 +298,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
 
 
 def adapted_matrices(model: ModelConfig) -> list[str]:
-    """Global tensors of all layers beside which there are adapters, in the model's order."""
+    """Global tensors of all layers that have an adapter, in the model's order."""
     found = []
     for index, layer in enumerate(shape_of(model, "", 0).of_layers):
         of_b = {name for weight in layer.layer_weights if is_of_adapter(weight.name) for name, _ in weight.parts}
@@ -303,7 +308,7 @@ def adapted_matrices(model: ModelConfig) -> list[str]:
 
 
 def adapted_rows(model: ModelConfig, module: str, tp: int) -> tuple[slice, ...]:
-    """Of the outputs of a matrix of a layer, or of one expert's, on a rank of tp, those of each part that has an
+    """Ranges of rows of a layer's matrix on a rank of tp, or of one expert's matrix: those of each part that has an
     adapter."""
     table = {weight.name: weight for weight in shape_of(model, "", 0).layer_weights}
     matrix, adapted = table[f"{module}.weight"], {name for name, _ in table[f"{module}.adapter.b"].parts}
@@ -317,7 +322,7 @@ def adapted_rows(model: ModelConfig, module: str, tp: int) -> tuple[slice, ...]:
 
 @lru_cache(maxsize=64)
 def layer_matrices(model: ModelConfig) -> dict[str, Weight]:
-    """The matrices of a layer by the path of their module, in the order of execution; all layers are alike. Those of an
-    adapter are behind the matrix that they are beside."""
+    """{path of the module: matrix} of a layer, in the order of execution; all layers are alike. The matrices of an
+    adapter stand behind the matrix to which the adapter belongs."""
     weights = shape_of(model, "", 0).layer_weights
     return {weight.name.removesuffix(".weight"): weight for weight in weights if weight.columns is not None}

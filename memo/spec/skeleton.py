@@ -1,6 +1,6 @@
-"""The table of skeletal activations: what a layer's backward needs of its forward.
+"""The table of skeletal activations: tensors of a layer's forward that its backward needs.
 
-In this order a layer makes them (h hidden size, a / k query / key-value heads, d head size, f MLP size):
+In the order in which a layer makes them (h hidden size, a / k query / key-value heads, d head size, f MLP size):
 
     name            width       layout  policy auto   policy paper   share of a GPT's 16 h
     input           h           tokens  always        always          1
@@ -17,35 +17,32 @@ Attention costs O(s^2) to recompute, so its output always moves to host memory, 
 which all else is rebuilt. Norms and activations cost next to nothing to recompute and never pay for the link;
 the paper moves a share of them all the same (MEMO, section 4.1).
 
-A gated delta net (memo.attention.delta_rule) has two numbers more a value head in qkv, q and k as wide as k above, and
-in the place of lse, where layers are swept,
+In a gated delta net (memo.attention.delta_rule) qkv has two more numbers for each value head, and q and k are as wide
+as k above. In the place of lse, where layers are swept, it has
 
-    carries         carry, wide carried always        always          of each tile: what reaches it from before
+    carries         carry, wide carried always        always          of each tile: the state before its first token
 
 With a gate on attention's output (--attention-output-gate),
 
     gate            a d         heads   token-wise    token-wise
     gated           a d         heads   never         token-wise      as the activation
 
-With experts (memo.parallel.experts), fc1 and activation have a row for each of a token's K experts; shared_fc1 and
-shared_activation are those of the experts that all tokens share, and go with them, and so does their gate,
-shared_score; and
+With experts (memo.parallel.experts), fc1 and activation have a row for each of a token's K experts. The experts that
+all tokens share have shared_fc1 and shared_activation, and their gate shared_score, which move like fc1 and activation.
+One more tensor, the experts of each token and their weights, always moves:
 
     routing         2 K, wide   whole   always        always
 
-is kept in any case: which experts a token has, and their weights.
-
-With norms after attention and MLP, or around them (--norm-placement), the outputs of both matrices before them are
-token-wise too,
+With norms of the outputs of attention and MLP (--norm-placement after or around), these outputs are token-wise too:
 
     projected       h           tokens  token-wise    token-wise
     mlp_out         h           tokens  token-wise    token-wise
 
-from which the residual is made again without a matrix: it is as the norms are. With norms after them alone there are no
-attention_norm and mlp_norm.
+The residual is then recomputed from them without a matrix, so it never moves, as norms. With norms of outputs alone
+there are no attention_norm and mlp_norm.
 
-Of a custom layer (memo.spec.custom_layer) memo knows input, qkv, attention_out and lse, and the outputs of the
-column-parallel matrices after attention, token-wise as fc1's. All else is computed again in backward.
+In a custom layer (memo.spec.custom_layer) memo knows input, qkv, attention_out and lse, and the outputs of the
+column-parallel matrices after attention, which are token-wise as fc1 is. All else is recomputed in backward.
 """
 
 from dataclasses import dataclass, replace
@@ -63,8 +60,8 @@ from memo.units import DTYPE_BYTES
 Kind = Literal["always", "token_wise", "never"]
 Layout = Literal["tokens", "heads", "whole", "carried"]
 Group = str
-"""In memo's own layer qkv, gate, projected, residual, fc1, mlp_out, norm or activation, or none (""); in a custom layer
-qkv, or the name of a matrix."""
+"""A group's name: in memo's own layer qkv, gate, projected, residual, fc1, mlp_out, norm or activation, or "" for none;
+in a custom layer qkv, or the name of a matrix."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,12 @@ class SkeletalTensor:
     """One row of the table.
 
     Attributes:
-        kind: moves to host memory always, its first tokens do, or never (under policy auto).
-        group: tensors that move the same share of their tokens; "" for what always moves.
+        kind: whether it always moves to host memory, or its first tokens do, or it never does (under policy auto).
+        group: the name of the tensors that move the same share of their tokens; "" for tensors that always move.
         layout: what tp splits: the tokens (each rank has s / tp of them, in full width), the heads, that is the width
-            (each rank has width / tp of all s tokens), or nothing ("whole"). What is "carried" has a row for each
+            (each rank has width / tp of all s tokens), or nothing ("whole"). A "carried" tensor has a row for each
             tile, and its width is split over cp as well.
-        width: elements a token before any split.
+        width: elements for each token before any split.
         dtype: "model", or "wide": fp32, and fp64 in an fp64 model.
     """
 
@@ -91,9 +88,9 @@ class SkeletalTensor:
 
 @lru_cache(maxsize=64)
 def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
-    """The table for a model, in order of execution. Kept, because a search asks thousands of times for one model.
+    """The table for a model, in order of execution. Cached, because a search asks thousands of times for one model.
 
-    Of layers of several kinds, each tensor with the most elements that it has in any of them.
+    For layers of several kinds each tensor has the largest width that it has in any kind.
     """
     kinds = kinds_of(model)
     if len(kinds) > 1:
@@ -146,7 +143,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
 
 
 def _normed(name: str, hidden: int) -> SkeletalTensor:
-    """An output of a matrix that a norm takes, whose backward needs it."""
+    """The output of a matrix that is the input of a norm, whose backward needs it."""
     return SkeletalTensor(name, "token_wise", name, "tokens", hidden)
 
 
@@ -157,8 +154,8 @@ def wide_dtype(dtype: Dtype) -> Dtype:
 
 @dataclass(frozen=True)
 class SlotDims:
-    """What decides the shapes on one rank: s tokens that a slot holds, after gathering, b sequences, tp, T tiles, of
-    which each keeps what it was carried where `carried` is T and not 0, and cp."""
+    """Numbers that decide the shapes on one rank: s tokens that a slot holds, after gathering, b sequences, tp, T
+    tiles, the number of tiles whose carries are kept (T, or 0 where layers are not swept), and cp."""
 
     tokens: int
     batch: int
@@ -180,24 +177,24 @@ def local_size(tensor: SkeletalTensor, dims: SlotDims) -> tuple[int, int, Dtype]
 
 
 def bytes_of(tensor: SkeletalTensor, dims: SlotDims) -> int:
-    """Of one tensor on one rank, all of whose rows are kept."""
+    """Bytes of one tensor on one rank if all its rows are kept."""
     rows, width, dtype = local_size(tensor, dims)
     return rows * dims.batch * width * DTYPE_BYTES[dtype]
 
 
 def moves_in_part(tensor: SkeletalTensor, policy: OffloadPolicy) -> bool:
-    """Whether a share of its tokens may move: under "paper" everything that does not always move."""
+    """Whether a share of its tokens may move: under "paper" this holds for every tensor that does not always move."""
     return tensor.kind == "token_wise" or (policy == "paper" and tensor.kind == "never")
 
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """Bytes of one layer and microbatch on one rank, by what happens to them.
+    """Bytes of one layer and microbatch on one rank, by how they move.
 
     Attributes:
-        always: by tensor.
-        groups: by group, in order of execution: all that may move of it.
-        never: by tensor: recomputed in any case.
+        always: {tensor: bytes} of tensors that always move.
+        groups: {group: bytes} that may move at most, in order of execution.
+        never: {tensor: bytes} of tensors that are always recomputed.
     """
 
     always: dict[str, int]

@@ -4,9 +4,9 @@
                    |<------------- moved: one contiguous prefix, one copy each way ------------------->|
                    0                                                                          moved_bytes   slot_bytes
 
-Attention needs q, k and v of all tokens at once, so qkv has room for every tile and comes last: its moved
-part is then a prefix of it. When no tile of qkv moves, all of it is rebuilt before use, and one shared
-workspace serves every layer instead of room in each slot.
+Attention needs q, k and v of all tokens at once, so qkv has room for every tile. It comes last, so that the moved bytes
+are a prefix of the slot. When no tile of qkv moves, all of it is recomputed before use, and one workspace that all
+layers share replaces the room in each slot.
 
 Where layers are swept (memo.spec.sweep), "layer" here means one section of it.
 """
@@ -28,7 +28,8 @@ WHOLE_GROUP = "qkv"
 
 
 Moved = float | Mapping[str, int]
-"""What moves: one share of the tokens of every group, rounded down to tiles, or the number of tiles of each group."""
+"""How much moves: one share of the tokens of every group, rounded down to tiles, or the number of tiles of each
+group."""
 
 _GRID_TOLERANCE = 1e-9
 """In tiles: 0.3 x 10 is 2.9999999999999996."""
@@ -36,7 +37,7 @@ _GRID_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor in a slot (or in the workspace): the first `saved_rows` of its rows are moved.
+    """The place of one tensor in a slot or in the workspace; the first `saved_rows` of its rows are moved.
 
     Attributes:
         shape: rows, sequences, width on this rank.
@@ -58,9 +59,9 @@ class SlotLayout:
     """Places of all tensors that are kept, and the sizes that follow.
 
     Attributes:
-        places: by name, in the slot.
-        workspace: qkv when none of it moves; it lies at offset 0 of the workspace that all slots share.
-        moved_bytes: the prefix that is copied: one host record.
+        places: {name: place} in the slot.
+        workspace: the place of qkv when none of it moves, at offset 0 of the workspace that all slots share.
+        moved_bytes: bytes of the prefix that is copied, which is one host record.
     """
 
     places: dict[str, Place]
@@ -82,7 +83,7 @@ class SlotLayout:
 
 
 def slot_dims(config: RunConfig) -> SlotDims:
-    """Of a rank of this run; the dtype is the device's default where the configuration names none."""
+    """The dims of a rank of this run; the dtype is the device's default if the configuration names none."""
     sections = resolved_sections(config)
     tiles = resolved_offload_tiles(config) // sections
     return SlotDims(
@@ -97,12 +98,12 @@ def slot_dims(config: RunConfig) -> SlotDims:
 
 
 def whole_tiles(share: float, tiles: int) -> int:
-    """A share of the tokens, rounded down to the grid of tiles."""
+    """Tiles of a share of the tokens, rounded down."""
     return int(share * tiles + _GRID_TOLERANCE)
 
 
 def slot_layout(config: RunConfig, moved: Moved) -> SlotLayout:
-    """What one layer keeps in a rounding buffer of one rank when `moved` moves."""
+    """The layout of one layer in a rounding buffer of one rank when `moved` moves."""
     skeleton, dims = skeletal_tensors(config.model), slot_dims(config)
     if not isinstance(moved, Mapping):
         moved = dict.fromkeys(nothing_moved(config), whole_tiles(moved, dims.tiles))
@@ -110,7 +111,8 @@ def slot_layout(config: RunConfig, moved: Moved) -> SlotLayout:
 
 
 def own_layout(config: RunConfig, slots: SlotLayout) -> SlotLayout:
-    """Where the tensors of a layer lie in slots that have room for all kinds; the layers of `config` are of one."""
+    """Places of one kind of layer in slots that have room for all kinds; the layers of `config` are all of this
+    kind."""
     dims = slot_dims(config)
     widths = {tensor.name: local_size(tensor, dims)[1] for tensor in skeletal_tensors(config.model)}
     places = {
@@ -123,19 +125,19 @@ def own_layout(config: RunConfig, slots: SlotLayout) -> SlotLayout:
 
 
 def nothing_moved(config: RunConfig) -> dict[str, int]:
-    """The number of tiles of each group where nothing moves but what always does."""
+    """The number of tiles of each group, 0, where only tensors move that always do."""
     policy = config.memory.offload_policy
     return {tensor.group: 0 for tensor in skeletal_tensors(config.model) if moves_in_part(tensor, policy)}
 
 
 @dataclass(frozen=True)
 class Resident:
-    """What a layer keeps on the device without a swap plan.
+    """Tensors that a layer keeps on the device without a swap plan.
 
     Attributes:
-        layout: with the places of what backward finds, all tokens of it.
-        made: the places of all that the forward fills besides the input, by name.
-        dropped: what of this is freed after the forward and made again before the backward.
+        layout: places of the tensors that the backward finds, with all their tokens.
+        made: {name: place} of the tensors that the forward fills, without the input.
+        dropped: names in `made` that are freed after the forward and recomputed before the backward.
     """
 
     layout: SlotLayout
@@ -144,7 +146,7 @@ class Resident:
 
 
 def resident(config: RunConfig) -> Resident:
-    """Under --recompute-granularity."""
+    """The tensors that a layer keeps under --recompute-granularity."""
     granularity, skeleton = config.memory.recompute_granularity, skeletal_tensors(config.model)
     whole = {} if granularity == "full" else {tensor.group: 1 for tensor in skeleton if tensor.kind == "token_wise"}
     layout = plan_slot(skeleton, replace(slot_dims(config), tiles=1), whole)  # all rows or none
@@ -164,7 +166,7 @@ def plan_slot(
     """Lay out one layer. `tiles_moved` gives, by group, how many of the T tiles move (0 for absent groups)."""
     always = [t for t in skeleton if t.kind == "always"]
     partial = [t for t in skeleton if t.kind != "always" and tiles_moved.get(t.group, 0) > 0]
-    partial.sort(key=lambda t: t.group == WHOLE_GROUP)  # last; the order is otherwise that of execution
+    partial.sort(key=lambda t: t.group == WHOLE_GROUP)  # qkv last, the others in order of execution
     places: dict[str, Place] = {}
     end = moved = 0
     for tensor in [*always, *partial]:

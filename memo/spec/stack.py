@@ -1,7 +1,7 @@
 """A model is a stack of layers, which may be of several kinds: which kind stands where.
 
-A kind is told by a model all of whose layers are of it. So whoever counts or times one layer is asked about each kind
-in turn, and what a whole model takes is put together from the answers by the places in the stack. Where activations
+A kind is described by a model all of whose layers are of it. So a function that counts or times one layer is called for
+each kind in turn, and the whole model is put together from the results by the places in the stack. Where activations
 move, a slot has room for the widest kind of each tensor (memo.spec.skeleton).
 """
 
@@ -54,7 +54,7 @@ def layers_with_attention_again(config: RunConfig) -> frozenset[int]:
 
 
 def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
-    """The kind of each layer, whichever parameters are trained."""
+    """The kind of each layer, regardless of which parameters are trained."""
     if (not model.layer_types or _is_kind_of_linear(model)) and not model.moe_layer_freq:
         return (model,) * model.num_layers
     alike = replace(model, layer_types="", moe_layer_freq="", sliding_rotary_base=0.0)
@@ -67,7 +67,8 @@ def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
 
 
 def _linear(model: ModelConfig) -> ModelConfig:
-    """With a gated delta net, whose heads stand where those of attention did: of values for queries."""
+    """`model` with gated delta nets. Their heads take the fields of attention's heads: heads of values those of
+    queries."""
     return replace(
         model,
         layer_types=LINEAR,
@@ -87,12 +88,12 @@ def _is_kind_of_linear(model: ModelConfig) -> bool:
 
 
 def _rotating(model: ModelConfig, base: float) -> ModelConfig:
-    """With RoPE by this base, unless it is 0, and no stretching."""
+    """`model` with this base of RoPE and no stretching; unchanged if the base is 0."""
     return replace(model, rotary_base=base, rope_scaling_type="none") if base else model
 
 
 def num_rotations(model: ModelConfig) -> int:
-    """Kinds of layers with RoPE's angles of their own; 0 without RoPE."""
+    """Kinds of layers whose RoPE angles differ; 0 without RoPE."""
     return len({kind.rotation for kind in kinds_of(model)}) if model.position_embedding_type == "rope" else 0
 
 
@@ -103,25 +104,25 @@ def kinds_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
 
 
 def runs_of_kinds(config: RunConfig) -> tuple[RunConfig, ...]:
-    """The same run for each of `kinds_of` its model, all of whose layers are of that kind."""
+    """For each of `kinds_of` the model, the run with all layers of that kind."""
     kinds = kinds_of(config.model)
     return (config,) if kinds == (config.model,) else tuple(replace(config, model=kind) for kind in kinds)
 
 
 def run_of_layer(config: RunConfig, layer: int) -> RunConfig:
-    """The same run, all of whose layers are of the kind of this one."""
+    """The run with all layers of the kind of this layer."""
     kind = stack_of(config.model)[layer]
     return config if kind == config.model else replace(config, model=kind)
 
 
 @lru_cache(maxsize=1024)
 def kinds_of_stage(model: ModelConfig, pp: int, vpp: int, stage: int) -> tuple[int, ...]:
-    """Of each layer of a pipeline stage, chunk by chunk, the place of its kind among `kinds_of` the model."""
+    """For each layer of a pipeline stage, chunk by chunk, the index of its kind in `kinds_of` the model."""
     kinds = kinds_of(model)
     return of_stage([kinds.index(kind) for kind in stack_of(model)], pp, vpp, stage)
 
 
 def of_stage(layers: Sequence[_Of], pp: int, vpp: int, stage: int) -> tuple[_Of, ...]:
-    """Of what is told of each layer of a model, that of the layers of a pipeline stage, chunk by chunk."""
+    """The entries of `layers`, one for each layer of a model, that belong to a pipeline stage, chunk by chunk."""
     chunks = (Pipeline(pp, vpp, microbatches=1).layers(stage, chunk, len(layers)) for chunk in range(vpp))
     return tuple(layers[index] for chunk in chunks for index in chunk)

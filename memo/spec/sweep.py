@@ -1,4 +1,4 @@
-"""A layer that runs section by section: the sections, and the memory of what all of them share.
+"""A layer that runs section by section: the sections, and the memory that all of them share.
 
 Under a causal mask the queries of a section need the keys and values of no later section. So a layer can be swept: its
 forward goes through the sections in order, and its backward in reverse order, after which the gradients of a section's
@@ -9,16 +9,17 @@ device keeps only the keys and values of the layer that runs, and in its backwar
     sums of gradients    [s, b, 2 k d]       in the wide dtype; never moved
     own keys and values  [s / cp, b, 2 k d]  where those of other ranks are gathered
 
-Over cp every tile is split by itself (memo.parallel.zigzag). Where ranks exchange heads, each has all tokens of k / cp
-heads. Where they gather keys and values, each has those of all heads, but only its own move: a backward gathers them
-again. So host memory and the link hold them once over cp, for one message more a tile and layer.
+Over cp every tile is split by itself (memo.parallel.zigzag). Where ranks exchange heads, each rank has all tokens of
+k / cp heads. Where they gather keys and values, each rank has all heads, but moves only the keys and values of its own
+tokens: a backward gathers them again. So host memory and the link carry them once over cp, at the cost of one more
+message for each tile and layer.
 
-Where all layers have a sliding window, the queries of a section need the keys of no token further back than that. Then
-the device keeps the last sections alone, as many as the window and the section that runs reach into, and a section of
-keys and values moves through slots of its own:
+Where all layers have a sliding window, the queries of a section need no key from before the window. Then the device
+keeps only the last sections, as many as the window and the running section reach into, and sections of keys and values
+move through slots of their own:
 
     section that runs, forward  ->       <- backward
-    | 0 | 1 | 2 | 3 | 4 | 5 |    held: 3 sections, [2, 5) of which 4 runs; then [3, 6) forward, or [1, 4) backward
+    | 0 | 1 | 2 | 3 | 4 | 5 |    held: 3 sections, [2, 5); 4 runs. Then [3, 6) forward, or [1, 4) backward
             |~~ window ~~|-4-|
 
 Shapes: s tokens of the sequence, b micro-batch, k key/value heads of a rank, d head size.
@@ -36,10 +37,10 @@ from memo.spec.stack import kinds_of
 from memo.units import DTYPE_BYTES
 
 KEY_SLOTS = 2
-"""Through which sections of keys and values move, where the device does not hold those of the whole sequence."""
+"""Slots through which sections of keys and values move, where the device does not hold the whole sequence."""
 BACKWARD_KEYS_PER_QUERY = 8
-"""A call of attention's backward returns the gradients of at most this many keys a query of its tile, beside the sums
-to which they are added; of a causal square, as many as it has queries."""
+"""A call of attention's backward returns the gradients of at most this many keys for each query of its tile, beside the
+sums to which they are added; for a causal square, as many as it has queries."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Sweep:
     """How layers are swept.
 
     Attributes:
-        tiles: of the sequence; 0: layers are not swept, and slots hold them whole.
+        tiles: tiles of the sequence; 0: layers are not swept, and slots hold whole layers.
         slot_tiles: tiles that a slot holds.
-        again: layers of a pipeline chunk, the first ones, that recompute attention.
+        again: the number of first layers of a pipeline chunk that recompute attention.
         hidden_on_host: whether the hidden states between layers are in host memory.
     """
 
@@ -68,7 +69,7 @@ WHOLE = Sweep()
 
 
 def with_sweep(config: RunConfig, sweep: Sweep) -> RunConfig:
-    """`config` with the flags that ask for it; whole layers keep the tiles that they are computed in."""
+    """`config` with the flags of a sweep; whole layers keep the tiles in which they are computed."""
     memory = replace(
         config.memory,
         offload_granularity="tile" if sweep.tiles else "layer",
@@ -101,7 +102,7 @@ class KeyValueLayout:
         shape: s tokens, b sequences, 2 k d: the keys of a token and then its values.
         head_dim: d.
         cp: ranks over which the sequence is split.
-        gathers: whether the keys and values of their tokens are gathered; else there is no other copy of what moves.
+        gathers: whether ranks of cp gather the keys and values of all tokens and move those of their own tokens.
         held: sections that are on the device at once; all, unless it `slides`.
     """
 
@@ -116,17 +117,17 @@ class KeyValueLayout:
 
     @property
     def slides(self) -> bool:
-        """Whether the device holds the last sections alone."""
+        """Whether the device holds only the last sections."""
         return self.held < self.sections
 
     @property
     def part_bytes(self) -> int:
-        """Of one section: one host record."""
+        """Bytes of one section that moves, which is one host record."""
         return self._moved_elements // self.sections * DTYPE_BYTES[self.dtype]
 
     @property
     def device_bytes(self) -> int:
-        """Keys and values, once more those of this rank's tokens if others are gathered, the sums of gradients, and
+        """Bytes of keys and values, of this rank's own ones if others are gathered, of the sums of gradients, and of
         slots."""
         held = self._elements * self.held // self.sections
         parts = (1 if self.slides else self.sections) * self.gathers + KEY_SLOTS * self.slides
@@ -134,7 +135,8 @@ class KeyValueLayout:
 
     @property
     def slid_elements(self) -> int:
-        """Of keys and values, or of sums, that find another place on the device before each section."""
+        """Elements of keys and values, or of sums, that are moved to another place on the device before each
+        section."""
         return self._elements * (self.held - 1) // self.sections * self.slides
 
     @property
@@ -147,7 +149,7 @@ class KeyValueLayout:
 
 
 def key_value_layout(config: RunConfig) -> KeyValueLayout:
-    """Of a rank of this run; the dtype is the device's default where the configuration names none."""
+    """The layout of a rank of this run; the dtype is the device's default if the configuration names none."""
     model, parallel = config.model, config.parallel
     gathers = parallel.cp > 1 and parallel.cp_comm_type == "all_gather"
     width = 2 * model.kv_heads * model.head_dim // (parallel.tp * (1 if gathers else parallel.cp))
@@ -158,8 +160,8 @@ def key_value_layout(config: RunConfig) -> KeyValueLayout:
 
 
 def _held_sections(config: RunConfig, sections: int) -> int:
-    """So many that a window reaches from every token of the last one to its end, where that leaves out enough for the
-    slots that sections then move through; else all. Layers of several kinds share one store."""
+    """As many sections as the window reaches into from any token of the last one, if the rest is larger than the slots
+    through which sections then move; else all. Layers of several kinds share one store."""
     seq_length = config.data.seq_length
     attending = [kind for kind in kinds_of(config.model) if not kind.is_linear]
     window = max((kind.window(seq_length) or seq_length for kind in attending), default=0)
@@ -168,8 +170,8 @@ def _held_sections(config: RunConfig, sections: int) -> int:
 
 
 def key_value_records(number: int, layout: KeyValueLayout) -> RecordKind:
-    """Host records of keys and values: of so many layers, whose parts leave the device one after the other, or of
-    sections, where the store slides."""
+    """Host records of keys and values: `number` layers, whose parts leave the device one after the other; where the
+    store slides, `number` sections."""
     if layout.slides:
         return RecordKind(number, layout.part_bytes)
     return RecordKind(number, layout.sections * layout.part_bytes, parts=layout.sections)

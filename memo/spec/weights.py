@@ -1,6 +1,6 @@
 """One parameter as a fact: the global tensors that it holds, and how tensor parallelism splits it.
 
-split        of a rank of tp                       replicated  decays
+split        share of a rank of tp                 replicated  decays
 rows         its rows of each tensor, one below    no          if a matrix
              the other (a fused qkv is three)
 columns      its columns                           no          if a matrix
@@ -17,10 +17,10 @@ from memo.config.derived import vocab_rows_per_rank
 
 Split = Literal["rows", "columns", "vocabulary", "whole"]
 Replicated = Literal["", "tp", "embedding", "all"]
-"""Ranks that hold the same values but see other tokens or uses: the gradient is summed over them; all: every rank, and
-there is no gradient."""
+"""Ranks that hold the same values but see other tokens or uses, so that the gradient is summed over them. all: every
+rank, without a gradient."""
 Init = Literal["normal", "ones", "zeros", "log_uniform", "uniform_by_columns"]
-"""uniform_by_columns: between -1 and 1 over the square root of the number of columns, as torch.nn.Linear has it."""
+"""uniform_by_columns: between -1 and 1 over the square root of the number of columns, as in torch.nn.Linear."""
 
 
 class Weight(NamedTuple):
@@ -31,9 +31,9 @@ class Weight(NamedTuple):
         parts: name and number of rows of each global tensor; all have the same columns.
         columns: None for a vector.
         tied: the table that embedding and head share.
-        experts: of matrices of so many experts, one below the other, of which a token meets a few; 0: it meets all.
+        experts: the number of experts whose matrices stand one below the other; 0: all tokens use all rows.
         frozen: whether training leaves it as it is, so that it has no gradient, no master and no moments.
-        coded: whether it is frozen, and kept in few bits (memo.spec.quantized).
+        coded: whether it is frozen and stored in few bits (memo.spec.quantized).
     """
 
     name: str
@@ -59,7 +59,7 @@ class Weight(NamedTuple):
         return {name: self._with_columns(rows) for name, rows in self.parts}
 
     def local_shape(self, tp: int) -> tuple[int, ...]:
-        """On each rank of tp, which divides what it splits; a table of the vocabulary is padded."""
+        """Shape on each rank of tp, which divides the dim that it splits; a table of the vocabulary is padded."""
         if self.split == "vocabulary":
             return self._with_columns(vocab_rows_per_rank(self.rows, tp))
         if self.split == "columns":
@@ -68,7 +68,7 @@ class Weight(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Of the global tensors."""
+        """Elements of the global tensors."""
         return math.prod(self.shape)
 
     def local_numel(self, tp: int) -> int:
@@ -82,8 +82,8 @@ class Weight(NamedTuple):
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay applies: to what is drawn at random, so not to norms and biases, and to both matrices of
-        an adapter."""
+        """Whether weight decay applies: to weights that are drawn at random, so not to norms and biases, and to both
+        matrices of an adapter."""
         return self.init == "normal" or is_of_adapter(self.name)
 
     def _with_columns(self, rows: int) -> tuple[int, ...]:
