@@ -1,8 +1,8 @@
-"""How much of a layer's activations moves to host memory: the paper's alpha, and a share for each group.
+"""The share of a layer's activations that moves to host memory: the paper's alpha, and a share for each group.
 
-Source: MEMO, section 4.1, equations 1-3. `solve_paper` is that program to the letter, a real share. `solve` adds what
-it lacks: both directions of the link, device memory, the host records of a pipeline stage, a share for each group by
-the recomputation that it saves, and the grid of tiles, on which its answer is the best there is.
+Source: MEMO, section 4.1, equations 1-3. `solve_paper` is that program to the letter, with a real share. `solve` also
+takes account of both directions of the link, device memory, the host records of a pipeline stage, a share for each
+group by the recomputation that it saves, and the grid of tiles; on this grid its answer is optimal.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ Bundle = tuple[SwapGroup, ...]
 """Groups that move the same number of tiles."""
 
 _CLEARLY_MORE = 1 + 1e-9
-"""The gains of equally good solutions differ by rounding; then the one that takes less memory is kept."""
+"""The gains of equally good solutions differ by rounding; the solution that takes less memory is then kept."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def solve_paper(
 
 
 def solve(problem: SwapProblem) -> SwapSolution:
-    """The tiles to move: those that save most recomputation (policy auto), or one largest share (paper).
+    """The tiles to move: those that save most recomputation (policy auto), or the largest single share (paper).
 
-    No limit is broken, with one exception: where the link does not even hide what always moves, that moves
-    all the same, and hidden_share says how far it hides. Where all activations fit in device memory, nothing
+    No limit is broken, with one exception: tensors that always move do so even where the link does not hide their
+    copies, and hidden_share says how much of the time is hidden. Where all activations fit in device memory, nothing
     moves. `alphas` are the tiles as shares.
 
     Raises:
-        HostMemoryError, DiskError: what always moves does not fit in host memory, nor on the disk.
+        HostMemoryError, DiskError: tensors that always move fit neither in host memory nor on the disk.
         PlanError: the buffers do not fit in device memory.
     """
     if problem.fits_resident:
@@ -149,7 +149,8 @@ def _no_host_memory(num_records: int, always_bytes: float, host_bytes: float, sw
 
 
 def no_staging(host_bytes: float, hidden_bytes: int, kinds: Sequence[RecordKind]) -> HostMemoryError:
-    """Host memory that does not even hold what never goes to a disk, and the buffers through which the rest goes."""
+    """The error of host memory that does not even hold the hidden states, which never go to a disk, and the staging
+    buffers through which all other records go."""
     hidden = f"the hidden states, {format_bytes(hidden_bytes)}, which never go to a disk, and " if hidden_bytes else ""
     without = ", leave out --offload-hidden-states," if hidden_bytes else ","
     return HostMemoryError(
@@ -161,9 +162,9 @@ def no_staging(host_bytes: float, hidden_bytes: int, kinds: Sequence[RecordKind]
 
 
 def bundles_of(problem: SwapProblem) -> list[Bundle]:
-    """What gets its tiles together, in order of the recomputation that a byte of it saves, the most first.
+    """The bundles that get one number of tiles each, in order of the recomputation that a byte saves, the most first.
 
-    Under the paper's policy that is everything. Otherwise each group has its own share, and a group that costs nothing
+    Under the paper's policy all groups are one bundle. Otherwise each group is a bundle, and a group that costs nothing
     to recompute never moves.
     """
     if problem.policy == "paper":
@@ -173,7 +174,7 @@ def bundles_of(problem: SwapProblem) -> list[Bundle]:
 
 
 def _limit(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int]) -> Limit:
-    """What prevents one more tile of the bundle that is worth most among those that do not move in full.
+    """The limit that prevents one more tile of the most valuable bundle among those that do not move in full.
 
     Of several limits it is the one that would be exceeded furthest.
     """
@@ -186,19 +187,20 @@ def _limit(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int]) -
 
 
 _Taken = tuple[int, int, float]
-"""By some tiles: bytes of buffers, bytes of a copy, seconds of recomputation."""
+"""Taken by some tiles: bytes of buffers, bytes of a copy, seconds of recomputation."""
 
 
 class _Search:
-    """Finds the best tiles by branch and bound: a bundle with fewer tiles is tried only while it may still win.
+    """Finds the best tiles by branch and bound: fewer tiles of a bundle are tried only while they may still win.
 
-    Every limit that some tiles break, more tiles break too. So the last bundle takes as many tiles as fit, and no count
-    above that is tried. What a count of a bundle takes is tabled, as a search asks for it thousands of times.
+    A limit that some tiles break is also broken by more tiles. So the last bundle takes as many tiles as fit, and no
+    count above that is tried. The resources of each count of a bundle are tabled, as a search asks for them thousands
+    of times.
     """
 
     def __init__(self, problem: SwapProblem, bundles: list[Bundle]) -> None:
         self._problem, self._bundles, self._nothing = problem, bundles, problem.uniform(0)
-        # Under the paper's policy alpha itself is as large as can be, even where nothing is saved by it.
+        # The paper's policy maximises alpha itself, even where it saves nothing.
         is_paper = problem.policy == "paper"
         self._gains = [1.0 if is_paper else sum(group.recompute_s for group in bundle) for bundle in bundles]
         self._rests = [sum(self._gains[depth + 1 :]) * problem.tiles for depth in range(len(bundles))]
@@ -225,18 +227,18 @@ class _Search:
         return problem.buffer_bytes(tiles), problem.moved_bytes(tiles), problem.recompute_s(tiles)
 
     def _most_moved(self) -> int:
-        """The most bytes of one copy under which host memory, disk and the link of the forward hold."""
+        """The most bytes of one copy that break no limit of host memory, disk and the link of the forward."""
         problem, least = self._problem, self._problem.moved_bytes(self._nothing)
         more = sum(table[-1][1] for table in self._more)
         return least + last_that_holds(more, lambda num_bytes: not problem.violated_by_copies(least + num_bytes))
 
     def _try(self, counts: tuple[int, ...], taken: _Taken, gain: float, fitting: int | None = None) -> int:
-        """Try the bundles behind `counts`; the most tiles of the first of them that break no limit beside these.
+        """Try the bundles behind `counts`. Return the most tiles of the first of them that fit beside `counts`.
 
         Args:
-            taken: by `counts`.
-            gain: seconds that they save, in tiles.
-            fitting: as many tiles as fit beside more of another bundle; None: not known.
+            taken: the resources that `counts` take.
+            gain: seconds that `counts` save, times the number of tiles.
+            fitting: a number of tiles that is known to fit, beside more of another bundle; None: not known.
         """
         depth = len(counts)
         if depth == len(self._bundles):
@@ -252,7 +254,7 @@ class _Search:
         return most
 
     def _most(self, table: list[_Taken], taken: _Taken, fitting: int | None) -> int:
-        """The largest number of tiles of a bundle that breaks no limit beside what is taken, which breaks none."""
+        """The most tiles of a bundle that break no limit beside `taken`, which breaks none."""
         if fitting is None:
             return last_that_holds(len(table) - 1, lambda count: self._fits(taken, table[count]))
         while fitting < len(table) - 1 and self._fits(taken, table[fitting + 1]):  # as a rule only a few more do
@@ -280,7 +282,7 @@ def _minus(one: _Taken, other: _Taken) -> _Taken:
 
 
 def last_that_holds(most: int, holds: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that holds, where 0 does and no number above one that does not."""
+    """The largest number up to `most` that holds, if 0 holds and no number holds above one that does not."""
     return most if holds(most) else bisect_left(range(1, most), True, key=lambda number: not holds(number))
 
 

@@ -1,4 +1,4 @@
-"""A solution as text: what moves, what is recomputed, which limit binds, and what it costs."""
+"""A solution as text: the tensors that move or are recomputed, the limit that binds, and the costs."""
 
 from memo.planner.problem import Limit, SwapProblem
 from memo.planner.solution import SwapSolution
@@ -7,10 +7,10 @@ from memo.units import format_bytes
 
 
 def describe(solution: SwapSolution, problem: SwapProblem, origin: str | None = None) -> str:
-    """What a pass is, a table with a row for each tensor or group, then limit, memory, time and remarks of one rank.
+    """A title, a table with a row for each tensor or group, then limit, memory, time and remarks of one rank.
 
-    After the number of tiles that move stands alpha, the share before it was rounded down or lowered. `origin` says
-    where the times of the layer come from.
+    Alpha, behind the number of tiles that move, is the share before it was rounded down or lowered. `origin` says where
+    the times of the layer come from.
     """
     part = _part(problem)
     title = f"activations of one {part} and microbatch on this rank:"
@@ -24,7 +24,7 @@ def describe(solution: SwapSolution, problem: SwapProblem, origin: str | None = 
 
 
 def headline(solution: SwapSolution, problem: SwapProblem, origin: str) -> str:
-    """The same in at most four lines: what moves, what it takes, `origin`, and what people may do about it."""
+    """The solution in at most four lines: what moves, what it takes, `origin`, and what people may do about it."""
     if solution.limit == Limit.RESIDENT:
         return (
             f"activations: all {format_bytes(solution.device_bytes)} stay in device memory, so nothing moves "
@@ -48,7 +48,7 @@ def headline(solution: SwapSolution, problem: SwapProblem, origin: str) -> str:
 
 
 def _part(problem: SwapProblem) -> str:
-    """What a slot holds, and all numbers are of."""
+    """The content of a slot, to which all numbers refer."""
     return "section" if problem.sections > 1 else "layer"
 
 

@@ -1,12 +1,12 @@
-"""Reserves a block for what attention asks for where the requests depend on how documents are packed.
+"""Reserves a block for the requests of attention that depend on how documents are packed.
 
     phase ATTENTION as recorded, of two packings          with its block, of both
 
     malloc part, free part                                malloc BLOCK, free BLOCK
     malloc 2 parts, free both
 
-All that attention asks for there is scratch: its results were made before (memo.parallel.context). The block holds the
-scratch of the most demanding packing that was recorded, served as csrc/core/planned_core.h serves it. It is planned
+All these requests are scratch: the results of attention are allocated before (memo.parallel.context). The block holds
+the scratch of the most demanding packing that was recorded, served as csrc/core/planned_core.h serves it. It is planned
 like any request: other phases use its memory.
 """
 
@@ -19,12 +19,12 @@ from memo.errors import TraceError
 from memo.units import round_up
 
 _MARGIN = 1000
-"""Packings are recorded whose longest document may be this part shorter than in the most demanding one
-(memo.attention.blocks)."""
+"""The longest document of a recorded packing may be 1/1000 shorter than in the most demanding packing
+(memo.attention.blocks), so a block is larger by this part."""
 
 
 def with_blocks(traces: Sequence[Trace], min_bytes: int, alignment_bytes: int) -> list[Trace]:
-    """The traces, whose phases ATTENTION ask for nothing but a block, as large in all of them.
+    """The traces, whose phases ATTENTION request nothing but one block each, of the same size in all traces.
 
     The traces are of one iteration under several packings, as recorded. The native allocator serves requests of
     attention below `min_bytes`. Raises TraceError as `check_trace`, and for numbers of phases that differ.

@@ -1,12 +1,12 @@
-"""A model of PyTorch's caching allocator, which gives what it would reserve for a trace, without a GPU.
+"""A model of PyTorch's caching allocator: the memory that it would reserve for a trace, without a GPU.
 
-On a device, requests are rounded up to 512 bytes and cut out of segments. The default allocator takes segments
-of 2 MiB for requests up to 1 MiB, of 20 MiB below 10 MiB, and of the request rounded up to 2 MiB above; with
-`expandable_segments:True` each of its two pools is one range of addresses that grows at its end. A free block
-serves the smallest request that it is the best fit for, and free neighbours of one segment merge.
+On a device, requests are rounded up to 512 bytes and cut out of segments. The default allocator takes segments of 2 MiB
+for requests up to 1 MiB, of 20 MiB below 10 MiB, and of the request rounded up to 2 MiB above; with
+`expandable_segments:True` each of its two pools is one range of addresses that grows at its end. A request is served by
+the smallest free block that is large enough, and free neighbours in one segment merge.
 
 Source: torch/c10/cuda/CUDACachingAllocator.cpp, versions 2.11 to 2.13, with one stream, without max_split_size_mb and
-without a garbage collection threshold, on a device that has room for all that is asked of it.
+without a garbage collection threshold, on a device that has room for all requests.
 """
 
 from bisect import bisect_left, insort

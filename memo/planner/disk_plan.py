@@ -1,8 +1,8 @@
 """Which host records of a swap plan lie on a disk, and the turns of the staging buffers through which they pass.
 
 A record on disk is written from a staging buffer after its offload, and read into one ahead of its prefetch. The
-buffers take turns in the order of the plan: turn n is of buffer n mod num_buffers, so what comes next in it is known.
-One stage, four records of which 0 and 1 are on disk, two buffers:
+buffers take turns in the order of the plan: turn n uses buffer n mod num_buffers, so its next content is known. One
+stage, four records of which 0 and 1 are on disk, two buffers:
 
     compute    F0  F1          F2          F3   ...   B3   B2          B1          B0
     offload        0 > buffer 0    1 > buffer 1  ...
@@ -12,10 +12,10 @@ One stage, four records of which 0 and 1 are on disk, two buffers:
     prefetch                                               buffer 0 > 1    buffer 1 > 0
 
 Where layers are swept along the sequence, a record of keys and values has a part for each section. The parts of all
-records share the buffers, in the order in which sections are done with them: the first part first in a forward, the
-last part first in a backward.
+records share the buffers, in the order in which sections finish with them: the first part first in a forward, the last
+part first in a backward.
 
-`memo.executor.staging` obeys it.
+`memo.executor.staging` obeys the plan.
 """
 
 from collections.abc import Iterator
@@ -29,16 +29,15 @@ from memo.planner.swap import SwapPlan, SwapStep
 
 @dataclass(frozen=True)
 class Turn:
-    """One use of a staging buffer, by what moves after a step of the swap plan.
+    """One use of a staging buffer, for a part of a record that moves after a step of the swap plan.
 
-    A turn of a forward that offloads ends with the write to the disk, and one of a backward that awaits a prefetch with
-    that prefetch.
+    A turn of an offload ends with the write to the disk, and a turn of a prefetch with that prefetch.
 
     Attributes:
         step: index of the step whose activations pass.
-        part: of the record, from 0.
-        last_of_buffer: the number of the turn that must have ended before this one may begin; None: there is none.
-        last_of_record: the number of the turn of the same part of the same record that must have begun before.
+        part: number of the part of the record, from 0.
+        last_of_buffer: number of the buffer's previous turn, which must have ended before; None: there is none.
+        last_of_record: number of the previous turn of this part of this record, which must have begun before.
     """
 
     step: int
@@ -55,8 +54,8 @@ class DiskPlan:
     """All turns of one training step, in order; `records` of the swap plan are on disk, in this order in the file.
 
     Attributes:
-        num_buffers: staging buffers, each of one part of a record.
-        parts: equal parts of a record, each of which has a place of its own in the file.
+        num_buffers: staging buffers, each for one part of a record.
+        parts: equal parts of a record, each with a place of its own in the file.
     """
 
     records: tuple[int, ...]
@@ -66,21 +65,22 @@ class DiskPlan:
 
     @cached_property
     def turn_of(self) -> dict[tuple[int, int], int]:
-        """The number of a turn, by index of the step whose activations pass and the part of its record."""
+        """{(index of the step whose activations pass, part of its record): number of the turn}."""
         return {(turn.step, turn.part): number for number, turn in enumerate(self.turns)}
 
     @cached_property
     def place_of(self) -> dict[int, int]:
-        """The number of a record among those on disk, by its number in the swap plan."""
+        """{number of a record in the swap plan: its number among those on disk}."""
         return {record: place for place, record in enumerate(self.records)}
 
     def file_index(self, turn: Turn) -> int:
-        """Where in the file that part of the record is: all records of part 0, then all of part 1."""
+        """Index in the file of this turn's part of its record: all records of part 0, then all of part 1."""
         return turn.part * len(self.records) + self.place_of[turn.record]
 
 
 class DiskPlans(NamedTuple):
-    """What is on disk of the records of slots, and where layers are swept of the inputs and of keys and values."""
+    """The plans of records on disk: those of slots; and where layers are swept those of inputs and of keys and
+    values."""
 
     sections: DiskPlan | None = None
     inputs: DiskPlan | None = None
@@ -91,12 +91,12 @@ NOTHING_ON_DISK = DiskPlans()
 
 
 def disk_plan(plan: SwapPlan, num_on_disk: int, num_buffers: int, parts: int = 1) -> DiskPlan:
-    """Put as many records on disk; those whose contents wait longest for their prefetch, which leaves most time.
+    """Put `num_on_disk` records on disk: those that wait longest for their prefetch, which leaves the disk most time.
 
     Args:
-        parts: of a record, each of which has a slot of its own that follows `plan`.
+        parts: parts of a record, each of which has a slot of its own that follows `plan`.
 
-    Raises PlanError for more records than there are, and where there is no buffer to pass them through.
+    Raises PlanError for more records than there are, and for no buffers.
     """
     if not 0 <= num_on_disk <= plan.num_records or (num_on_disk and num_buffers < 1):
         raise PlanError(
@@ -108,13 +108,13 @@ def disk_plan(plan: SwapPlan, num_on_disk: int, num_buffers: int, parts: int = 1
 
 
 def longest_waiting(plan: SwapPlan, count: int) -> tuple[int, ...]:
-    """So many of a plan's records, in ascending order."""
+    """The `count` records of a plan that wait longest, in ascending order."""
     waits = mean_waits(plan)
     return tuple(sorted(sorted(range(plan.num_records), key=lambda record: (-waits[record], record))[:count]))
 
 
 def mean_waits(plan: SwapPlan) -> list[float]:
-    """By record, the number of steps from an offload into it to the prefetch of what lies there, on average."""
+    """For each record the mean number of steps from an offload into it to the prefetch of its content."""
     filled = [0] * plan.num_records
     waited, tenants = [0] * plan.num_records, [0] * plan.num_records
     for index, step in enumerate(plan.steps):
@@ -130,7 +130,7 @@ def mean_waits(plan: SwapPlan) -> list[float]:
 
 def _turns(plan: SwapPlan, on_disk: set[int], num_buffers: int, parts: int) -> tuple[Turn, ...]:
     turns: list[Turn] = []
-    last: dict[tuple[int, int], int] = {}  # by record and part, the number of the last turn
+    last: dict[tuple[int, int], int] = {}  # (record, part) -> number of its last turn
     for step, record, part, is_read in _passages(plan, on_disk, parts):
         number = len(turns)
         of_buffer = number - num_buffers if number >= num_buffers else None
@@ -140,7 +140,7 @@ def _turns(plan: SwapPlan, on_disk: set[int], num_buffers: int, parts: int) -> t
 
 
 def _passages(plan: SwapPlan, on_disk: set[int], parts: int) -> Iterator[tuple[int, int, int, bool]]:
-    """(index of the step whose activations pass, record, part, whether to the device), in the order of the run."""
+    """(index of the step whose activations pass, record, part, whether it is read), in the order of the run."""
     for index, step in enumerate(plan.steps):
         if step.offload and step.record in on_disk:
             yield from ((index, step.record, part, False) for part in range(parts))
@@ -153,5 +153,6 @@ def _passages(plan: SwapPlan, on_disk: set[int], parts: int) -> Iterator[tuple[i
 
 
 def _in_order(step: SwapStep, parts: int) -> range:
-    """Parts of a record in the order in which they are free after this step: a backward is done with the last first."""
+    """Parts of a record in the order in which they are free after this step: a backward finishes the last part
+    first."""
     return range(parts) if step.op.kind == "F" else range(parts)[::-1]

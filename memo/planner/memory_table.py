@@ -26,7 +26,7 @@ def describe_plan(plan: MemoryPlan, trace: Trace) -> str:
 
 
 def plan_headline(plan: MemoryPlan, trace: Trace) -> str:
-    """The same in one line."""
+    """The reserved memory and the verdict in one line."""
     others = ", ".join(f"{format_bytes(_reserved(trace, mode))} {name}" for name, mode in _MODES.items())
     return f"{format_bytes(plan.arena_bytes)} at planned addresses ({_verdict(plan)}); PyTorch would reserve {others}"
 

@@ -1,7 +1,7 @@
 """The problem of how much of a layer moves to host memory: plain data and its arithmetic.
 
-A layer's slot (rounding buffer) holds what survives from its forward to its backward. While a layer computes,
-the slot of its neighbour is copied: to the host in forward, back in backward.
+A layer's slot (rounding buffer) holds the activations that survive from its forward to its backward. While a layer
+computes, the slot of its neighbour is copied: to the host in forward, back in backward.
 
     compute    | forward i        | forward i+1      | ...  | backward i+1 + recompute | backward i ...
     offload                       | slot i -> host   |
@@ -18,7 +18,7 @@ from memo.errors import PlanError
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind, Split, split_records
 
 KEY_VALUE = "key_value"
-"""Among what always moves: keys and values of layers that are swept."""
+"""The name, among tensors that always move, of the keys and values of layers that are swept."""
 
 _SECONDS_TOLERANCE = 1e-9
 """Tolerance for seconds, which are measured: a copy that exactly fills its time must fit. Bytes have no tolerance."""
@@ -46,7 +46,7 @@ _ORDER = [Limit.HOST, Limit.DISK, Limit.DEVICE, Limit.OFFLOAD, Limit.PREFETCH, L
 
 @dataclass(frozen=True)
 class Link:
-    """Copies in one direction, in bytes per second of one rank; None, or 0 alone: no such link, or not measured.
+    """Copies in one direction, in bytes per second of one rank; None, or 0 alone: no link, or not measured.
 
     0 under compute: copies and compute take turns, as on a CPU.
     """
@@ -75,8 +75,8 @@ class SwapGroup:
     """Tensors of one layer of which the same share of tokens moves and the rest is recomputed.
 
     Attributes:
-        num_bytes: of one layer and microbatch on this rank, at share 1.
-        recompute_s: to rebuild all of it in backward, at share 0.
+        num_bytes: bytes of one layer and microbatch on this rank, at share 1.
+        recompute_s: seconds to recompute all of it in backward, at share 0.
         buffer_bytes: device memory that share 1 takes beyond share 0, in proportion (both slots together).
         entry_bytes: device memory that any share above 0 takes at once.
     """
@@ -90,28 +90,30 @@ class SwapGroup:
 
 @dataclass(frozen=True)
 class SwapProblem:
-    """One rank. Bytes and seconds are of one pass where nothing else is said: a layer, or section, and microbatch.
+    """The problem of one rank. Bytes and seconds are those of one pass, unless said otherwise.
+
+    A pass is one microbatch through one layer, or through one section of it.
 
     Attributes:
         tiles: T: shares are multiples of 1 / T.
-        always: bytes by tensor of what moves in full.
-        groups: what may move in part. Policy "paper" gives them one share, "auto" each its own.
-        never: bytes by tensor of what is recomputed in any case; its time belongs to backward_s.
-        forward_s, backward_s: of the layer that takes least, without the recomputation of groups.
-        longer_s: what both take more on the average of all layers, where these are of several kinds.
+        always: {tensor: bytes} of tensors that move in full.
+        groups: tensors that may move in part. Policy "paper" gives all groups one share, "auto" each its own.
+        never: {tensor: bytes} of tensors that are always recomputed; the time for this belongs to backward_s.
+        forward_s, backward_s: seconds of the layer that takes least, without the recomputation of groups.
+        longer_s: seconds that both take longer on the average of all layers, where these are of several kinds.
         num_passes: layers x microbatches of one step.
-        num_moves: those of them whose activations leave the device (from the swap plan).
+        num_moves: passes whose activations leave the device (from the swap plan).
         num_records: host records alive at the peak, one for each layer and microbatch that is away.
         host_bytes: host memory for this rank's records.
-        device_bytes: device memory free for rounding buffers, or for what stays in their place.
+        device_bytes: device memory for rounding buffers, or for all activations if they stay.
         fixed_buffer_bytes: device memory of the buffers when every share is 0.
-        resident_bytes: of that, what it takes if all activations stay; None: unknown.
+        resident_bytes: device memory of all activations if they stay; None: unknown.
         sections: parts of a layer, each of which is a pass of its own where layers are swept (memo.spec.sweep).
-        keys: records of the keys and values of layers that are swept, apart from the others; of the part of one that a
-            pass moves, if its layer has keys and values, `always` has the average.
-        inputs: records of the inputs of layers that recompute attention, apart from the others too.
-        hidden: records of hidden states, which never go to a disk; each pass writes one and reads another.
-        disk: None: all records are in host memory.
+        keys: records of the keys and values of layers that are swept, apart from all other records. A pass moves a part
+            of one if its layer has keys and values; `always` has the average over all layers.
+        inputs: records of the inputs of layers that recompute attention, apart from all other records.
+        hidden: records of hidden states, which never go to a disk; each pass writes one and reads another one.
+        disk: the part of a disk for records; None: all records are in host memory.
     """
 
     policy: OffloadPolicy
@@ -176,15 +178,15 @@ class SwapProblem:
         return self.always_bytes + sum(-(-g.num_bytes * tiles[g.name] // self.tiles) for g in self.groups)
 
     def copied_bytes(self, moved_bytes: int) -> int:
-        """What one pass copies each way of which so much moves: what slots hold, and a section of hidden states.
+        """Bytes that a pass copies each way if it moves `moved_bytes` of a slot: these, and a section of hidden states.
 
-        These are read in forwards and written in backwards as well, against the direction of all else, which takes
+        Hidden states are also read in forwards and written in backwards, against the direction of all else, which takes
         longer.
         """
         return moved_bytes + self.hidden.num_bytes
 
     def record_bytes(self, moved_bytes: int) -> int:
-        """Of all records of passes of which so much moves."""
+        """Bytes of all records if each pass moves `moved_bytes`."""
         return sum(kind.total_bytes for kind in self.record_kinds(moved_bytes)) + self.hidden.total_bytes
 
     def buffer_bytes(self, tiles: dict[str, int]) -> int:
@@ -193,9 +195,8 @@ class SwapProblem:
         return self.fixed_buffer_bytes + proportional + sum(g.entry_bytes for g in self.groups if tiles[g.name])
 
     def split(self, moved_bytes: int) -> Split | None:
-        """Which records of passes of which so much moves are on disk; None where host memory, with a disk its staging
-        buffers, does not suffice.
-        """
+        """Which records are on disk if each pass moves `moved_bytes`. None where host memory does not suffice, or with
+        a disk not even for its staging buffers."""
         if self.disk is None:
             whole = self.record_bytes(moved_bytes)
             return Split((0, 0, 0), whole, 0) if whole <= self.host_bytes else None
@@ -204,11 +205,11 @@ class SwapProblem:
         return None if split is None else split._replace(host_bytes=split.host_bytes + stays)
 
     def record_kinds(self, moved_bytes: int) -> list[RecordKind]:
-        """Host records that may go to a disk: of keys and values, of inputs, and all others."""
+        """Host records that may go to a disk: of keys and values, of inputs, and of slots."""
         return [self.keys, self.inputs, RecordKind(self.num_records, moved_bytes - self.always.get(KEY_VALUE, 0))]
 
     def recompute_s(self, tiles: dict[str, int]) -> float:
-        """Seconds that the backward of one layer spends on recomputing groups."""
+        """Seconds that the backward of a pass spends on recomputing groups."""
         return sum(g.recompute_s * (self.tiles - tiles[g.name]) / self.tiles for g in self.groups)
 
     def computed_s(self, tiles: dict[str, int]) -> float:
@@ -216,7 +217,7 @@ class SwapProblem:
         return self.forward_s + self.backward_s + self.recompute_s(tiles) + self.longer_s
 
     def violated(self, tiles: dict[str, int]) -> list[Limit]:
-        """The limits that these tiles violate, those of memory first; whatever more tiles do, it is at least these."""
+        """The limits that these tiles violate, those of memory first; more tiles violate at least the same limits."""
         moved = self.moved_bytes(tiles)
         broken = self.violated_by_copies(moved) + self.violated_in_backward(moved, self.recompute_s(tiles))
         if self.buffer_bytes(tiles) > self.device_bytes:
@@ -224,7 +225,7 @@ class SwapProblem:
         return sorted(broken, key=_ORDER.index)
 
     def violated_by_copies(self, moved: int) -> list[Limit]:
-        """Those of host memory and of the forward that so many bytes of one copy violate."""
+        """The limits of host memory, disk and the forward that `moved` bytes of one copy violate."""
         broken, split, late_s = [], self.split(moved), self.forward_s * (1 + _SECONDS_TOLERANCE)
         if split is None:
             broken.append(Limit.HOST)
@@ -237,7 +238,7 @@ class SwapProblem:
         return broken
 
     def violated_in_backward(self, moved: int, recompute_s: float) -> list[Limit]:
-        """Those of the backward that so many bytes of one copy violate, where so much is recomputed."""
+        """The limits of the backward that `moved` bytes of one copy and `recompute_s` of recomputation violate."""
         if not self.num_moves:
             return []
         broken, backward_s = [], self.backward_s + recompute_s
@@ -256,7 +257,7 @@ class SwapProblem:
         return self.num_moves > 0 and split is not None and split.disk_bytes > 0
 
     def use(self, limit: Limit, tiles: dict[str, int]) -> float:
-        """What these tiles take of a limit of memory or of a link, as a share of what there is."""
+        """The share of a limit of memory or of a link that these tiles use."""
         moved, backward_s = self.moved_bytes(tiles), self.backward_s + self.recompute_s(tiles)
         split, copied, disk = self.split(moved), self.copied_bytes(moved), self.disk or Disk(0, 0.0, 0.0)
         taken, available = {

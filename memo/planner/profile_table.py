@@ -1,4 +1,4 @@
-"""A layer's profile for people: what was measured, times by piece, the link, and sizes by tensor."""
+"""A layer's profile for people: the layer, times of its pieces, the link, and sizes of tensors."""
 
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.planner.alpha_table import format_seconds

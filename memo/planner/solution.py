@@ -1,4 +1,4 @@
-"""A solution of a SwapProblem, and what it is expected to cost."""
+"""A solution of a SwapProblem, and its expected costs."""
 
 from dataclasses import dataclass
 from math import inf
@@ -12,18 +12,17 @@ class SwapSolution:
     """How much of each group moves, which limit prevents more, and the expected costs.
 
     Attributes:
-        tiles: by group, how many of the problem's T tiles move.
-        alphas: by group, the share before it was rounded down to tiles.
-        limit: what binds.
-        moved_bytes: of one layer and microbatch, each way.
-        host_bytes: of all records of this rank that are in host memory, and of staging buffers.
-        disk_bytes: of those that are on disk.
-        device_bytes: of the rounding buffers, or of all activations where they stay.
-        hidden_share: of the time that the copies would take alone, what passes under compute; 1 when
-            nothing moves.
-        exposed_s: that compute waits for the copies of one layer that moves, both ways together.
-        recompute_s: in the backward of one layer.
-        step_s: compute of all passes, recomputation and waiting; infinite when a link is missing.
+        tiles: {group: how many of the problem's T tiles move}.
+        alphas: {group: the share before it was rounded down to tiles}.
+        limit: the limit that binds.
+        moved_bytes: bytes of one layer and microbatch that move each way.
+        host_bytes: bytes of this rank's records in host memory, and of staging buffers.
+        disk_bytes: bytes of this rank's records on disk.
+        device_bytes: bytes of the rounding buffers, or of all activations where they stay.
+        hidden_share: share of the time of the copies alone that is hidden under compute; 1 when nothing moves.
+        exposed_s: seconds that compute waits for the copies of one layer that moves, both ways together.
+        recompute_s: seconds of recomputation in the backward of one layer.
+        step_s: seconds of all passes, recomputation and waiting included; infinite when a link is missing.
         moves_nothing_is_best: all activations fit in device memory, so swapping and recomputing only cost time.
     """
 
@@ -44,9 +43,9 @@ class SwapSolution:
 def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float], limit: Limit) -> SwapSolution:
     """The solution that moves `tiles`, whatever limits it breaks.
 
-    Known error: every backward recomputes here, also that of the layers whose slots stay filled, and a copy
-    starts together with the compute that hides it. Waiting for the disk is that of the records that are there, one
-    after the other: staging buffers, which let the disk lag behind by a few, are not counted.
+    Known error: every backward recomputes here, even that of layers whose slots stay filled, and a copy starts together
+    with the compute that hides it. The wait for the disk is that of its records one after the other: staging buffers,
+    which let the disk lag behind by a few records, are not counted.
     """
     moved, recompute_s = problem.moved_bytes(tiles), problem.recompute_s(tiles)
     backward_s = problem.backward_s + recompute_s

@@ -1,15 +1,15 @@
-"""The states that stream, as data: which slot a layer's weights and gradients have, and when they are fetched.
+"""The states that stream, as data: the slots of each layer's weights and gradients, and when they are fetched.
 
-From the layer operations of one pipeline stage in schedule order. Weights are only read, so a slot that is given to
-another layer loses nothing: the next layer is always fetched while one runs, and what its slot loses is the layer
-needed last (Belady, 1966). One stage, three layers whose weights stream, two slots:
+The plan is made from the layer operations of one pipeline stage in schedule order. Weights are only read, so a slot
+that is given to another layer loses nothing: the next layer is always fetched while one runs, in the place of the layer
+that is needed last (Belady, 1966). One stage, three layers whose weights stream, two slots:
 
     compute   F0        F1        F2        B2        B1        B0
     slot 0    0         0 -> 2    2         2 -> ...
     slot 1    1 fetched 1         1         1         1 -> 0    0
 
-A layer's gradient has a slot while its backward runs; after the last microbatch it is reduced and leaves, between
-microbatches it goes to host memory and comes back, unless no other layer takes its slot meanwhile.
+A layer's gradient has a slot while its backward runs. After the last microbatch it is reduced and leaves the slot.
+Between microbatches it goes to host memory and comes back, unless no other layer takes its slot meanwhile.
 `memo.executor.states` obeys the plan.
 """
 
@@ -26,7 +26,7 @@ End = Literal["keep", "offload", "reduce"]
 
 @dataclass(frozen=True)
 class Fetch:
-    """A copy into a slot, of a layer's weights or of its gradient's sum so far."""
+    """A copy into a slot: of a layer's weights, or of the sum of its gradients so far."""
 
     kind: Literal["weights", "gradient"]
     layer: int
@@ -56,7 +56,8 @@ class StateStep:
 
     @property
     def adds_up(self) -> bool:
-        """Whether earlier microbatches were reduced already, so that what is reduced now is added to their sum."""
+        """Whether gradients of earlier microbatches were reduced already, so that this reduced gradient is added to
+        theirs."""
         return self.end == "reduce" and self.start == "zero" and not self.is_first
 
 
@@ -107,7 +108,7 @@ def state_plan(
 
 
 def placed_state_plan(ops: Sequence[LayerOp], placement: StatePlacement) -> StatePlan:
-    """Plans one training step of a rank whose layers, in the order of their indices, have the places of `placement`."""
+    """Plan one training step of a rank whose layers, in the order of their indices, have the places of `placement`."""
     order = sorted({op.layer for op in ops})
     places = {layer: placement.of_layer(position) for position, layer in enumerate(order)}
     return state_plan(ops, places, reduces_each=placement.shards_gradients)
@@ -137,7 +138,8 @@ def _weights(
 
 
 def _victim(content: list[int | None], wanted: Sequence[int]) -> int:
-    """A slot whose layer is not among the next ones. There is one, as at most as many are wanted as there are slots."""
+    """A slot whose layer is not among the next ones; there is one, as no more layers are wanted than there are
+    slots."""
     return next(slot for slot, layer in enumerate(content) if layer not in wanted)
 
 
@@ -160,8 +162,8 @@ def _gradients(
     last_of = {ops[index].layer: index for index in backwards}
     first_of = {ops[index].layer: index for index in reversed(backwards)}
     found: dict[int, _Gradient] = {}
-    before: dict[int, int] = {}  # backward before, by layer
-    # The last user of each slot. The least recently used slot is taken: its content has had most time to be copied.
+    before: dict[int, int] = {}  # layer -> its previous backward
+    # The last user of each slot. A backward takes the least recently used slot, as its copy has had most time to end.
     users = [-1] * min(slots, len({layer for layer in last_of if places[layer].gradients_in_slot}))
     for index in backwards:
         layer = ops[index].layer

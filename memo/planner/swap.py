@@ -1,4 +1,4 @@
-"""The swap plan as data: which slot each layer uses, what moves between device and host, and when.
+"""The swap plan as data: the slot of each layer, and its copies between device and host in their order.
 
 From the layer operations of one pipeline stage in schedule order, every operation is given a slot (one of
 the rounding buffers of MEMO, section 4.1) and, where its activations must leave the slot before their backward
@@ -26,11 +26,11 @@ from memo.spec.schedule import Kind
 
 @dataclass(frozen=True)
 class SwapStep:
-    """One layer operation with everything that surrounds it.
+    """One layer operation with its copies.
 
-    Before it: a forward waits until its slot's last content is offloaded, a backward with `prefetch` until
-    its activations have arrived. Right after it: the offload into `record`, then the prefetch for the step
-    with index `next_prefetch`, the slot's next user.
+    Before it, a forward waits until the last content of its slot is offloaded, and a backward with `prefetch` until its
+    activations have arrived. Right after it come the offload into `record`, and then the prefetch for the slot's next
+    user, the step with index `next_prefetch`.
     """
 
     op: LayerOp
@@ -68,12 +68,12 @@ class SwapPlan:
 
 
 def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
-    """Plans one training step of one stage; two slots are MEMO's rounding buffers.
+    """Plan one training step of one stage; two slots are MEMO's rounding buffers.
 
     A slot holds one operation's activations: those of a layer, or of one section of it.
 
-    One stage uses slot i mod 2 for layer i. Activations whose backward comes while they are still in their
-    slot never move. `num_slots` is what is needed of max_slots: one layer needs one. Without backwards
+    A single stage uses slot i mod 2 for layer i. Activations never move if their backward comes while they are still in
+    their slot. `num_slots` is the number of slots needed, at most max_slots: one layer needs one. Without backwards
     nothing moves.
 
     Raises PlanError when an operation is repeated or a backward stands before its forward.
@@ -107,14 +107,14 @@ def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
 
 
 class SweepPlans(NamedTuple):
-    """What moves beside the sections of layers that are swept (memo.executor.sweep).
+    """The plans of what moves beside the slots of layers that are swept (memo.executor.sweep).
 
     Attributes:
-        keys: keys and values, of the layers that have them: whole, with one slot, each part of which is free after its
-            section. Where their store slides, they move as sections do.
+        keys: keys and values, of the layers that have them: whole layers in one slot, each part of which is free after
+            its section. Where their store slides, they move in sections.
         inputs: sections of the inputs of layers that recompute attention; None where no layer does.
         hidden: sections of the hidden states between layers; None where these stay on the device.
-        evaluation: the same for an evaluation, in the slots and records of `hidden`.
+        evaluation: the sections of hidden states in an evaluation, in the slots and records of `hidden`.
     """
 
     keys: SwapPlan
@@ -124,7 +124,7 @@ class SweepPlans(NamedTuple):
 
 
 def sweep_plans(ops: SweptOps, hidden: HiddenOps | None = None) -> tuple[SwapPlan, SweepPlans]:
-    """The plan of sections, and those of what moves beside them. Raises as `swap_plan`.
+    """The plan of sections, and the plans of what moves beside them. Raises as `swap_plan`.
 
     `hidden`: None where hidden states stay on the device.
     """
@@ -150,7 +150,7 @@ def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:
 def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], set[tuple[Any, ...]]]:
     """The slot of each operation, and the keys whose slot another operation takes before their backward."""
     awaited = {op.key for op in ops if op.kind == "B"}
-    content: list[tuple[Any, ...] | None] = [None] * max_slots  # needed by a backward to come
+    content: list[tuple[Any, ...] | None] = [None] * max_slots  # None unless a later backward needs it
     used = [-1] * max_slots  # index of the last user
     slots: list[int] = []
     evicted: set[tuple[Any, ...]] = set()
@@ -171,8 +171,8 @@ def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], se
 def _choose_slot(kind: Kind, content: list[tuple[Any, ...] | None], used: list[int]) -> int:
     """The slot for an operation.
 
-    A forward takes a slot whose content is not needed any more, the one freed last, because then it waits for no copy;
-    so a single stage keeps layer i in slot i mod 2. If there is none, it takes the least recently used slot, whose
+    A forward takes a slot whose content is not needed any more: the one freed last, as it then waits for no copy. So a
+    single stage keeps layer i in slot i mod 2. If every content is needed, it takes the least recently used slot, whose
     copies then overlap with the operations in the other slots. A backward also takes the least recently used slot,
     because its prefetch must begin before the operation that precedes it.
     """
@@ -183,7 +183,7 @@ def _choose_slot(kind: Kind, content: list[tuple[Any, ...] | None], used: list[i
 
 
 def _next_users(slots: list[int]) -> dict[int, int]:
-    """Index of a step -> index of the next step in the same slot."""
+    """{index of a step: index of the next step in the same slot}."""
     last: dict[int, int] = {}
     following: dict[int, int] = {}
     for index, slot in enumerate(slots):

@@ -1,11 +1,11 @@
-"""What the solver is asked about a run: the one place that puts its `SwapProblem` together.
+"""Builds the `SwapProblem` of a run, which the solver gets; no other module does.
 
 Device memory of the rounding buffers is that of the layout of `memo.spec.slots` without alignment. The memory that a
 group adds to the buffers is proportional to the share of it that moves, except for qkv. Attention reads q, k and v of
 all tokens at once, so as soon as one tile of qkv moves, every slot needs space for all its tiles, and the workspace is
 not needed.
 
-Where layers are swept, what is said here of a layer holds for one section of it, and keys and values always move.
+Where layers are swept, "layer" here means one section of a layer, and keys and values always move.
 """
 
 import sys
@@ -26,7 +26,7 @@ from memo.spec.sweep import key_value_layout, key_value_records
 
 
 class ActivationLimits(NamedTuple):
-    """Bytes that the activations of one rank may take, as of `SwapProblem`; default: none is known."""
+    """Bytes that the activations of one rank may take, as in `SwapProblem`; by default none is known."""
 
     device_bytes: int = sys.maxsize
     host_bytes: int = sys.maxsize
@@ -40,10 +40,10 @@ NO_LIMITS = ActivationLimits()
 def activation_limits(
     config: RunConfig, world_size: int, stage: int, device_bytes: int, host_bytes: int, disk: Disk | None = None
 ) -> ActivationLimits:
-    """`device_bytes`, `host_bytes`: what is free beside the states of a rank of pipeline stage `stage`.
+    """The limits of a rank of pipeline stage `stage`; `device_bytes`, `host_bytes`: memory that its states leave free.
 
-    Known error: what a swap plan takes of the device in addition to its rounding buffers is that of a plan that moves
-    as little as possible and so recomputes most; a plan that recomputes less may need less.
+    Known error: the device memory of a swap plan besides its rounding buffers is that of a plan that moves as little as
+    possible and so recomputes most; a plan that recomputes less may need less.
     """
     plain = replace(config, memory=replace(config.memory, offload_alpha="off"))
     stays, swapped = own_memory(plain, world_size, stage), own_memory(config, world_size, stage, moved={})
@@ -67,12 +67,14 @@ def swap_problem(
     limits: ActivationLimits = NO_LIMITS,
     beside: BesideSlots = NOTHING_BESIDE,
 ) -> SwapProblem:
-    """Of one rank, from counts of its swap plan, and the times of one layer and of the link, modelled or measured.
+    """The problem of one rank, from counts of its swap plan, and times of one layer and of the link.
+
+    Times are modelled or measured.
 
     Args:
-        config: its device decides the dtype where the configuration names none.
-        forward_s, backward_s, longer_s: of a whole layer, as of `SwapProblem`.
-        recompute_s: by group of `memo.spec.skeleton`, to recompute all of it, of a whole layer.
+        config: its device decides the dtype if the configuration names none.
+        forward_s, backward_s, longer_s: seconds of a whole layer, as in `SwapProblem`.
+        recompute_s: {group of `memo.spec.skeleton`: seconds to recompute all of it in a whole layer}.
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
     sizes = layer_bytes(config.model, dims, memory.offload_policy)
@@ -112,7 +114,8 @@ def swap_problem(
 
 
 def fixed_buffer_bytes(model: ModelConfig, dims: SlotDims, num_slots: int) -> int:
-    """Bytes if only what always moves does: space for it in every slot, and one workspace for qkv."""
+    """Bytes of the buffers if only tensors move that always do: room for these in every slot, and one workspace for
+    qkv."""
     return _buffer_bytes(model, dims, num_slots, {})
 
 
@@ -122,7 +125,7 @@ def swap_groups(
     """The groups that may move, each with the seconds to recompute all of it (`recompute_s`, 0 for absent groups).
 
     Args:
-        sizes: of one layer of `model` under `dims`; its groups are those that the policy may move.
+        sizes: bytes of one layer of `model` under `dims`; its groups are those that the policy may move.
     """
     fixed = _buffer_bytes(model, dims, num_slots, {})
     groups = []

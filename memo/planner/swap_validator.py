@@ -10,10 +10,10 @@ Key = tuple[Any, ...]
 
 
 def validate(plan: SwapPlan) -> None:
-    """Follows the content of every slot and every host record through the plan.
+    """Follow the content of every slot and every host record through the plan.
 
-    Raises PlanError naming the step when activations would be overwritten before they are saved, read where
-    they are not, moved for nothing, or when slots, records, operations or prefetches do not fit together.
+    Raises PlanError naming the step when activations would be overwritten before they are saved, read where they are
+    not, or moved for nothing, or when slots, records, operations or prefetches do not fit together.
     """
     _Replay(plan).run()
 
@@ -107,7 +107,8 @@ class _Replay:
         self.arriving[step.slot] = target_index
 
     def _check_saved(self, slot: int) -> None:
-        """What a slot loses must not be needed any more, or be in a record, or, prefetched early, in another slot."""
+        """The old content of a slot must not be needed any more, or must be in a record or, prefetched early, in
+        another slot."""
         key = self.slots[slot]
         if key is None or key not in self.awaited or key in self.backwards:
             return

@@ -1,7 +1,7 @@
 """Makes traces from traces: one from two recordings, all layers from a few, a longer sequence from shorter ones.
 
 A run that just fits cannot be recorded with an allocator that fragments. But all layers make the same requests, and the
-size of every request grows linearly with the sequence. Both are checked: TraceError names a request that differs.
+size of every request grows linearly with the sequence. Both facts are checked: TraceError names a request that differs.
 """
 
 from collections import defaultdict
@@ -17,10 +17,10 @@ RECORDED_LAYERS = 4
 
 
 def merge(one: Trace, other: Trace) -> Trace:
-    """One trace of two recordings of the same iteration, in which every block lives until its later end.
+    """One trace from two recordings of the same iteration, in which every block lives until the later one of its ends.
 
-    Blocks of messages are freed by the threads that send them, a little earlier or later each time, while the order of
-    requests is the same. Raises TraceError if it is not.
+    Threads that send messages free the blocks of these a little earlier or later each time, while the order of requests
+    is the same. Raises TraceError if it is not.
     """
     if len(one.phases) != len(other.phases):
         raise TraceError(f"two iterations have {len(one.phases)} and {len(other.phases)} phases")
@@ -65,9 +65,9 @@ def _ends(trace: Trace) -> list[_Place]:
 
 
 def extend_layers(trace: Trace, layers: int) -> Trace:
-    """The trace of a stage whose chunks have `layers` layers, from one in which each has RECORDED_LAYERS.
+    """The trace of a stage whose chunks have `layers` layers, from one in which each chunk has RECORDED_LAYERS.
 
-    Layers are numbered chunk by chunk, from 0. The first of a chunk, its second, the last but one and the last
+    Layers are numbered chunk by chunk, from 0. The first layer of a chunk, its second, the last but one and the last
     are as recorded; all between repeat the second and third, which must agree.
 
     Raises TraceError if they do not.
@@ -83,11 +83,11 @@ def extend_layers(trace: Trace, layers: int) -> Trace:
 
 
 def extrapolate(traces: Sequence[tuple[int, Trace]], length: int) -> Trace:
-    """The trace at sequence length `length` from those at other lengths: every request is linear in the length.
+    """The trace at sequence length `length` from traces at other lengths: every request is linear in the length.
 
-    Two traces determine the lines; every further one, at least one, must lie on them to the byte.
+    Two traces determine the lines; every further trace, of which there must be one, must lie on them to the byte.
 
-    Raises TraceError if there is no further one, if the traces differ in structure, or if one leaves the lines.
+    Raises TraceError if there is no further trace, if the traces differ in structure, or if one leaves the lines.
     """
     if len(traces) < 3:
         raise TraceError(f"{len(traces)} traces are given: two fix the lines and a third must confirm them")
@@ -163,7 +163,7 @@ def _check_repetition(templates: Sequence[_Template]) -> None:
 
 
 def _run_name(template: _Template) -> tuple[str, int, int]:
-    """The same for neighbouring phases of the layers of one chunk, kind and microbatch."""
+    """A name that neighbouring phases of the layers of one chunk, kind and microbatch share."""
     return template.phase.kind, template.phase.layer // RECORDED_LAYERS, template.phase.microbatch
 
 
@@ -219,7 +219,7 @@ def _target_layer(origin: int, recorded: int, layer: int, layers: int) -> int:
         return origin
     if recorded >= 0 and origin // RECORDED_LAYERS == recorded // RECORDED_LAYERS:
         return layer + origin - recorded
-    chunk, within = divmod(origin, RECORDED_LAYERS)  # freed by another chunk, which only concerns its ends
+    chunk, within = divmod(origin, RECORDED_LAYERS)  # other chunks free blocks of its first and last layers alone
     return chunk * layers + (within if within < 2 else within - RECORDED_LAYERS + layers)
 
 
@@ -248,7 +248,7 @@ def _on_line(first: Trace, second: Trace, lengths: tuple[int, int, int]) -> Trac
 
 
 def _match_structure(one: Trace, other: Trace) -> None:
-    """The same phases with the same order of requests and frees."""
+    """Raises TraceError unless the traces have the same phases with the same order of requests and frees."""
     if _shape(one) == _shape(other):
         return
     for mine, theirs in zip(one.phases, other.phases, strict=False):

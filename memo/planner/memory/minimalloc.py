@@ -17,7 +17,7 @@ from memo.planner.memory.dsa import Block, Problem, Solution
 
 _COLUMNS = ("id", "lower", "upper", "size")
 MAX_BLOCKS = 1_000_000
-"""Limit of a problem: the requests of a step of the largest models are a third of it."""
+"""Limit of a problem, three times the requests of a step of the largest models."""
 
 
 def read_csv(path: str | Path, capacity_bytes: int | None = None) -> Problem:

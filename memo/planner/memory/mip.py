@@ -25,7 +25,7 @@ _MAX_PEAK = 100_000
 
 
 class Answer(NamedTuple):
-    """Offsets in units (the given ones if none were better), a proven bound, and whether the search was complete."""
+    """Offsets in units (the given ones if no better ones were found), a proven bound, and whether the search ended."""
 
     offsets: Ints
     bound: int
@@ -75,7 +75,8 @@ class _Model:
         return variable
 
     def run(self, limit_s: float) -> int:
-        """Returns the status of the solution, as that of the problem is also "optimal" if the time is up."""
+        """Run HiGHS and return the status of the solution; the status of the problem is "optimal" even if the time is
+        up."""
         # Peaks are whole units, so an improvement of less than one unit is none.
         options = {"timeLimit": limit_s, "threads": len(allowed_cpus()), "gapAbs": 0.99, "gapRel": 0.0}
         self.program.solve(_WarmHiGHS(msg=False, **options))
@@ -83,7 +84,7 @@ class _Model:
         return status
 
     def order(self) -> Ints:
-        """Offsets that HiGHS found, of which only the order counts: its tolerance lets blocks overlap a little."""
+        """Offsets that HiGHS found. Only their order counts: its tolerance lets blocks overlap a little."""
         return np.array([round(offset.varValue) for offset in self.offsets], dtype=np.int64)
 
 

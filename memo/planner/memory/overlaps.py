@@ -13,7 +13,7 @@ _STRIDE = 64
 class Overlaps:
     """The blocks that share a column with block i, of an instance whose blocks are sorted by lower.
 
-    The blocks that start after i and before its end are a slice of the order. Those that started before and still live
+    The blocks that start after i and before its end are a slice of the order. Blocks that started before and still live
     are few but scattered: the live set is stored for every _STRIDE-th block, and the blocks since then are searched.
     """
 
@@ -48,7 +48,7 @@ class Overlaps:
 
 
 def _live_sets(instance: Instance) -> list[Ints]:
-    """For every _STRIDE-th block, those before it that live when it starts."""
+    """For every _STRIDE-th block, the blocks before it that live when it starts."""
     live = np.empty(0, dtype=np.int64)
     found = []
     for begin in range(0, instance.num_blocks, _STRIDE):

@@ -1,11 +1,11 @@
-"""Finds microbatches that ask for the same memory one after the other, of which a plan needs only one.
+"""Finds microbatches whose requests repeat those of another microbatch; a plan needs only one of them.
 
     F 0  B 0 | F 1  B 1 | F 2  B 2 | F 3  B 3 | F 4  B 4 | reduction
                   ^          as 1       as 1
 
-The first one differs from the others, and so may the last, in which gradients are reduced. All between ask for the
-same, free it themselves, and what lives beside them is the same. So the addresses of one are right for all, and a step
-of hundreds of microbatches takes no longer to plan than one of three.
+The first microbatch differs from all others, and so may the last, in which gradients are reduced. All between make the
+same requests, free them themselves, and live beside the same memory. So the addresses of one are right for all, and a
+step of hundreds of microbatches takes no longer to plan than one of three.
 """
 
 from collections import defaultdict
@@ -16,8 +16,10 @@ from memo.artifacts.memory_trace import Malloc, Phase, Trace
 
 
 def repeated_phases(trace: Trace, planned: Collection[int]) -> dict[int, int]:
-    """By phase of a microbatch that repeats the second one: the phase of that one. `planned`: ids of the requests that
-    get an address, all freed in the iteration; others are ignored."""
+    """{phase of a microbatch that repeats the second microbatch: the same phase of the second}.
+
+    `planned`: ids of the requests that get an address, all freed in the iteration; other requests are ignored.
+    """
     phases: dict[int, list[int]] = defaultdict(list)
     for index, phase in enumerate(trace.phases):
         phases[phase.microbatch].append(index)
@@ -34,7 +36,7 @@ def repeated_phases(trace: Trace, planned: Collection[int]) -> dict[int, int]:
 
 
 def without_phases(trace: Trace, left_out: Collection[int]) -> Trace:
-    """The trace of all other phases, in which small requests that were made in others are not freed."""
+    """The trace without the phases `left_out`, and without frees of requests that were made in these."""
     kept = [phase for index, phase in enumerate(trace.phases) if index not in left_out]
     made = {event.id for phase in kept for event in phase.events if isinstance(event, Malloc)}
     return replace(
@@ -44,7 +46,7 @@ def without_phases(trace: Trace, left_out: Collection[int]) -> Trace:
 
 
 def _asked(phases: Sequence[Phase], planned: Collection[int]) -> list[tuple[object, ...]] | None:
-    """What these phases ask for and free, in order; None if they free anything of before, or leave anything."""
+    """Requests and frees of these phases, in order; None if they free a block from before, or leave a block."""
     asked: list[tuple[object, ...]] = []
     live: dict[int, int] = {}
     for phase in phases:

@@ -17,10 +17,10 @@ from memo.planner.memory.validator import validate
 TIME_LIMIT_S = 10.0
 _GREEDY_SHARE = 0.5
 _SEARCH_SHARE = 0.2
-"""Share of the time for the local search if the MIP comes after it; else it has all the time that is left."""
+"""Share of the time for the local search if the MIP comes after it; else the search has all the time that is left."""
 _MAX_MIP_PAIRS = 500
-"""The most pairs of blocks alive together with which the MIP is useful: with 900, HiGHS finds nothing in 20 s that is
-better than a greedy order."""
+"""The most pairs of blocks alive together for which the MIP is useful: with 900, HiGHS finds nothing better than a
+greedy order in 20 s."""
 
 
 def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S, exact: bool = True) -> Solution:

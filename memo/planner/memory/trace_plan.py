@@ -38,9 +38,9 @@ _PAPER_SHARE = 0.7
 """Share of the time that `auto` gives to the two levels."""
 
 _FEW = 1000
-"""Up to this many requests, sections are opened, so that level 2 plans their requests, rather than cut."""
+"""Sections with at most this many requests are opened, so that level 2 plans their requests; others are cut."""
 _MAX_CROSSING = 6000
-"""The most requests of level 2; with more it takes as long as planning everything at once."""
+"""The most requests of level 2; with more of them level 2 takes as long as planning all requests at once."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,8 @@ class _Sections:
 
     @classmethod
     def phases(cls, iteration: _Iteration) -> "_Sections":
-        """A section for each phase; one phase, in which attention's marks cut others out, is one section with them."""
+        """A section for each phase. A phase that marks of attention cut in parts is one section together with these
+        marks."""
         phases = iteration.trace.phases
         ends = accumulate(len(phase.events) for phase in phases)
         is_cut_out = (ATTENTION in (before.kind, phase.kind) for before, phase in pairwise(phases))
@@ -290,8 +291,8 @@ def _arena(start: int) -> str:
 def _solve_sections(
     iteration: _Iteration, inner: Mapping[int, list[Request]]
 ) -> tuple[dict[int, Solution], tuple[SolvedProblem, ...]]:
-    """For each section the addresses of its inner requests, by their number; sections with the same requests share
-    them."""
+    """{start of a section: addresses of its inner requests by number}, and the problems solved; sections with the same
+    requests share a solution."""
     alike: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
     problems: dict[tuple[bytes, ...], Problem] = {}
     for start, found in inner.items():
