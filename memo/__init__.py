@@ -40,13 +40,13 @@ _MODULE_OF = {
     "Trainer": "memo.train.trainer",
     "plan": "memo.cli.python",
 }
-"""Where each public name is defined; the module is imported when the name is first used."""
+"""The module that defines each public name; it is imported when the name is first used."""
 
 
 if not os.path.exists("/dev/nvidiactl"):  # torch computes on CPUs
     # torch's OpenMP reads this when it is loaded, so it is set here, before torch. By default threads that wait for
-    # each other spin, and on a machine that does anything else they take the time of those that have work: 12 steps
-    # of llama-tiny took 34.6 s so, and 6.9 s with threads that sleep. What the user has set stays.
+    # each other spin, and on a machine with other work they take time from threads that compute: 12 steps of
+    # llama-tiny took 34.6 s with spinning threads, and 6.9 s with sleeping ones. A value that the user has set stays.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

@@ -1,7 +1,7 @@
 """The errors that a user can meet. Each message names the field, the values and the remedy.
 
-How a command ends is decided here alone: 0 when it finished, or stopped and saved; EXIT_REFUSED for input that it
-refuses; EXIT_FAILED for what happened after a good start; EXIT_OUTPUT where nobody can be told the result. A fault of
+The exit status of a command is decided here alone: 0 when it finished, or stopped and saved; EXIT_REFUSED for input
+that it refuses; EXIT_FAILED for a failure after a good start; EXIT_OUTPUT where its output cannot be written. A fault of
 memo itself ends in Python's traceback, status 1.
 """
 
@@ -23,21 +23,21 @@ EXIT_FAILED = 3
 """Exit status of a command that failed after a good start: out of memory, a lost rank, a full disk, damaged data."""
 
 RIGHTS = "give the user who runs memo the right to it, or name another path"
-"""The remedy for what permissions forbid."""
+"""The remedy where permissions forbid something."""
 
 EXIT_OUTPUT = 128 + signal.SIGPIPE
-"""Exit status of a command whose output cannot be written: what a shell shows of `cat` when its reader goes away."""
+"""Exit status of a command whose output cannot be written: that of `cat` in a shell when its reader goes away."""
 
 
 class MemoError(Exception):
     """Base of every error that memo raises on purpose.
 
     Attributes:
-        exit_status: of a command that ends with it.
-        teller: the rank that met it, such as "rank 3 (node7, tp 1 cp 0 pp 1 dp 0)"; None in a single process, and
-            before the ranks of a run have met.
-        is_known: another rank has told the same already, so one rank of each node is enough to repeat it.
-        has_lines: the message has several lines, such as those of a compiler.
+        exit_status: the status of a command that ends with this error.
+        teller: the rank that raised it, such as "rank 3 (node7, tp 1 cp 0 pp 1 dp 0)"; None in a single process, and
+            before the process groups of a run exist.
+        is_known: whether another rank has already told the same, so that one rank of each node is enough to repeat it.
+        has_lines: whether the message has several lines, such as those of a compiler.
     """
 
     exit_status = EXIT_REFUSED
@@ -46,7 +46,8 @@ class MemoError(Exception):
     is_known = False
 
     def failed_by(self, teller: str | None, has_started: bool = True) -> None:
-        """It ended a run, one that had started well if `has_started`; what is refused even then stays a refusal."""
+        """Note that the error ended a run. After a good start (`has_started`) its status is EXIT_FAILED; a refused
+        configuration stays a refusal even then."""
         self.teller = teller
         if has_started and not isinstance(self, ConfigError):
             self.exit_status = EXIT_FAILED
@@ -65,7 +66,7 @@ class CheckpointError(MemoError, RuntimeError):
 
 
 class ResourceError(MemoError, RuntimeError):
-    """A run that this machine cannot hold or finish; names what is needed and what there is."""
+    """A run that this machine cannot hold or finish; names what is needed and what is available."""
 
 
 class ScheduleError(MemoError, RuntimeError):
@@ -73,7 +74,7 @@ class ScheduleError(MemoError, RuntimeError):
 
 
 class ArtifactError(MemoError, ValueError):
-    """A file that one stage wrote for another and that cannot be used."""
+    """A file that one stage of the work wrote for another stage, and that cannot be used."""
 
 
 class TraceError(ArtifactError):
@@ -85,25 +86,26 @@ class PlanError(MemoError, RuntimeError):
 
 
 class HostMemoryError(ResourceError):
-    """Activations or states that do not fit in host memory; names what is needed, what there is, and the remedy."""
+    """Activations or states that do not fit in host memory; names what is needed, what is available, and the remedy."""
 
 
 class DiskError(ResourceError):
-    """Activations that a disk cannot hold, write or give back; names directory and record, and the remedy."""
+    """Activations that a disk cannot hold, write or read back; names directory and record, and the remedy."""
 
 
 class OutOfMemory(ResourceError):
-    """A training step that memory did not suffice for; names the component that grew, and what makes room."""
+    """A training step that ran out of memory; names the component that grew, and what makes room."""
 
     exit_status = EXIT_FAILED
 
 
 class FileError(MemoError, RuntimeError):
-    """What the system does not let memo do with a file, a folder or a process; names it and the reason."""
+    """An operation on a file, a folder or a process that the system refuses; names the path and the reason."""
 
     @classmethod
     def of(cls, error: OSError) -> "FileError":
-        """The error that is told instead, with the exit status of a refusal where another path or mode helps."""
+        """The FileError that replaces an error of the system; a refusal (EXIT_REFUSED) if another path or mode
+        helps."""
         found = cls(reason_of(error) + (f": {RIGHTS}" if isinstance(error, PermissionError) else ""))
         if not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError):
             found.exit_status = EXIT_FAILED
@@ -111,7 +113,7 @@ class FileError(MemoError, RuntimeError):
 
 
 class RankLost(MemoError, RuntimeError):
-    """Another rank of the run has ended, hangs or never came; names which was the first, and why."""
+    """Another rank of the run has ended, hangs or never came; names the first such rank, and the reason."""
 
     exit_status = EXIT_FAILED
 
@@ -121,7 +123,7 @@ class GradientError(MemoError, RuntimeError):
 
 
 class DivergenceError(MemoError, RuntimeError):
-    """Training that has left the finite numbers; names the iterations or the tensor."""
+    """Training whose numbers are no longer finite; names the iterations or the tensor."""
 
 
 class ReplicaError(MemoError, RuntimeError):
@@ -149,7 +151,7 @@ class RaceError(MemoError, RuntimeError):
 
 
 def is_first_of_node() -> bool:
-    """Whether this rank does what one of each node has to; without a launcher there is only one."""
+    """Whether this rank is the one of its node that works for all of them; true without a launcher."""
     return os.environ.get("LOCAL_RANK") in (None, "", "0")
 
 
@@ -163,7 +165,7 @@ def is_reporting_rank() -> bool:
 
 @contextlib.contextmanager
 def errors_of_files_are_told() -> Iterator[None]:
-    """An error of the system becomes a FileError, but one of standard output, whose loss exit_on_error judges."""
+    """Turn an error of the system into a FileError, except for an OutputError, which exit_on_error judges."""
     try:
         yield
     except OutputError:
@@ -174,7 +176,7 @@ def errors_of_files_are_told() -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(what: object, kind: type[MemoError]) -> Iterator[None]:
-    """An error of the system becomes one of `kind`; `what` is the path that is written, or the flag that gave it."""
+    """Turn an error of the system into one of `kind`; `what` is the path that is written, or the flag that gave it."""
     try:
         yield
     except OSError as error:
@@ -185,11 +187,11 @@ def writing(what: object, kind: type[MemoError]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exit_on_error(needs_output: bool = True) -> Iterator[None]:
-    """An error of memo's or of the system becomes one message on standard error, and its exit status.
+    """Turn an error of memo or of the system into one message on standard error, and its exit status.
 
-    Errors that occur on all ranks alike are printed by those that `is_reporting_rank` names. A rank always prints an
-    error of its own. Without standard output what `needs_output` ends with EXIT_OUTPUT, quietly where only the reader
-    has gone away, as in `memo solve ... | head`; training goes on.
+    Errors that occur on all ranks alike are printed only where `is_reporting_rank` says so; a rank always prints an
+    error of its own. If standard output is lost, a command that `needs_output` ends with EXIT_OUTPUT, quietly if only
+    the reader has gone away, as in `memo solve ... | head`. Training goes on.
     """
     use_streams()
     try:
@@ -219,9 +221,10 @@ def exit_on_error(needs_output: bool = True) -> Iterator[None]:
 
 
 def error_line(error: MemoError) -> str:
-    """The line that is printed: `error: ...`, after the name of the rank where there are several.
+    """The line that is printed: `error: ...`, after the name of the rank if there are several.
 
-    What strangers name, such as files and hosts, cannot change a terminal or begin a line of its own.
+    Names that strangers choose, such as those of files and hosts, cannot change a terminal or begin a line of their
+    own.
     """
     text = str(error)
     lines = text.splitlines() if error.has_lines else [text]
@@ -230,7 +233,7 @@ def error_line(error: MemoError) -> str:
 
 
 def reason_of(error: OSError) -> str:
-    """`PATH: why`, as far as the system says them."""
+    """`PATH: reason`, as far as the system tells them."""
     why = error.strerror or str(error) or type(error).__name__
     return why if error.filename is None else f"{error.filename}: {why}"
 
@@ -241,10 +244,11 @@ def tell(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Warn with a line, as `visible` shows it, in the name of the function that called the caller."""
+    """Warn with one line, as `visible` shows it; the warning points to the caller of the function that calls this
+    one."""
     warnings.warn(visible(text), stacklevel=3)
 
 
 def host_name() -> str:
-    """Of this machine, without its domain."""
+    """The name of this machine, without its domain."""
     return socket.gethostname().split(".")[0]

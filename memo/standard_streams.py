@@ -1,11 +1,11 @@
-"""Standard input, output and error of a process whose streams may be closed, full, or read by nobody any more.
+"""Standard input, output and error of a process whose streams may be closed, full, or without a reader.
 
-    a stream is closed (`>&-`)      its number must not become that of a file, so it is opened on /dev/null
-    standard output fails           OutputError, which no error of another file can be taken for
-    it is a terminal                control characters, such as those of a file's name, are shown and not obeyed
-    standard error fails            nobody is left to tell, so the process goes on, and its exit status speaks
+    a stream is closed (`>&-`)      it is opened on /dev/null, so that no file gets its number
+    standard output fails           OutputError, which differs from the errors of all other files
+    it is a terminal                control characters, such as those in a file's name, are shown and not obeyed
+    standard error fails            the process goes on, and only its exit status tells the result
 
-Text that the encoding of a stream does not have, such as a file name that is no UTF-8, is written with escapes.
+Characters that the encoding of a stream lacks, as in a file name that is no UTF-8, are written as escapes.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import TextIO
 # Control characters move the cursor or change a terminal; only the end of a line and a tabulator are text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _OPENED_AS = (os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)
-"""Of closed streams. Output is opened for reading: what writes to it is told that it cannot."""
+"""Modes in which closed streams are opened. Output is opened for reading, so that a write to it fails."""
 
 
 class OutputError(OSError):
@@ -48,7 +48,7 @@ class _Errors(io.TextIOWrapper):
 
 
 def use_streams() -> None:
-    """Let the streams of this process behave as above, unless they are already replaced, as in a notebook."""
+    """Make the streams of this process behave as above, unless they are already replaced, as in a notebook."""
     for number, mode in enumerate(_OPENED_AS):
         try:
             os.fstat(number)
@@ -61,7 +61,7 @@ def use_streams() -> None:
 
 
 def drop_output() -> None:
-    """Let what is still to be written to standard output go nowhere, as Python would fail again when it ends."""
+    """Discard text that still waits for standard output, as Python would fail again at its end."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

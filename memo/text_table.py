@@ -12,11 +12,11 @@ from memo.standard_streams import visible
 
 _GAP = "  "
 _NARROWEST = 12
-"""Characters that a column keeps whose cells are wrapped."""
+"""The least characters of a column whose cells are wrapped."""
 
 
 def terminal_columns() -> int | None:
-    """Characters of a line of the terminal that standard output is; None where it is a file or a pipe."""
+    """Characters of a line of the terminal; None where standard output is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -28,14 +28,15 @@ def text_table(
     spare: Sequence[int] = (),
     wrapped: Sequence[int] = (),
 ) -> str:
-    """One line a row, columns two spaces apart: those of `left` begin under each other, all others end so.
+    """One line for each row, with columns two spaces apart: those of `left` are aligned left, all others right.
 
-    All rows have as many cells as the first, which may be a head. Lines have no blanks at their ends. A cell may hold
-    what a file of strangers says: it is written as `visible` shows it.
+    All rows have as many cells as the first row, which may be a head. Lines have no blanks at their ends. A cell may
+    hold text from a file of strangers: it is written as `visible` shows it.
 
     Args:
-        columns: characters that a line may have; None for any number. Columns go and cells are wrapped until lines fit.
-        spare: columns that may go, the first first; the last line names them by the head.
+        columns: the most characters of a line; None for any number. Columns are left out and cells wrapped until lines
+            fit.
+        spare: columns that may be left out, in this order; the last line names them by the head.
         wrapped: columns whose cells may then take several lines.
     """
     rows = [[visible(cell) for cell in row] for row in rows]
@@ -64,7 +65,7 @@ def text_table(
 
 
 def html_table(rows: Sequence[Sequence[str]], title: str) -> str:
-    """The same for notebooks, the first row as a head, below `title`."""
+    """The rows as a table for notebooks, the first row as a head, below `title`."""
     head, *body = ([escape(visible(cell)) for cell in row] for row in rows)
     lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body]
     names = "".join(f"<th>{cell}</th>" for cell in head)

@@ -9,7 +9,7 @@ GIB = 1 << 30
 K_TOKENS = 1 << 10
 """Tokens in 1K tokens: lengths of sequences are powers of two, and a 128K context is one of 131,072 tokens."""
 K_OTHERS = 1000
-"""Of anything else that is counted: parameters (8B are 8,000,000,000), steps, samples."""
+"""1K of anything else that is counted: parameters (8B are 8,000,000,000), steps, samples."""
 
 _COUNT = re.compile(r"([+-]?\d+(?:\.\d+)?)([KMBT]?)")
 _SIZE = re.compile(r"([+-]?\d+(?:\.\d+)?)([KMG]?)(?:iB)?")
@@ -18,12 +18,13 @@ DTYPE_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The least multiple that is not below `value`."""
+    """The least multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple
 
 
 def element_bytes(dtype: str) -> tuple[int, int]:
-    """Bytes of an element of a model of that dtype, and of its sums and statistics, which are wide: fp32, or fp64."""
+    """Bytes of an element of a model of this dtype, and of its sums and statistics, which are wide: fp32, or fp64 for
+    fp64."""
     narrow = DTYPE_BYTES[dtype]
     return narrow, max(4, narrow)
 
@@ -31,8 +32,8 @@ def element_bytes(dtype: str) -> tuple[int, int]:
 def parse_count(text: str, k: int) -> int:
     """`'512K'` -> 524288 with k = 1024: a whole number, alone or times k (K), k^2 (M), k^3 (B), k^4 (T).
 
-    Small letters and underscores between digits count as well. Raises ValueError for any other text, and where the
-    product is no whole number.
+    Small letters and underscores between digits are accepted. Raises ValueError for any other text, and if the product
+    is not a whole number.
     """
     found = _COUNT.fullmatch(text.strip().replace("_", "").upper())
     if found is None:
@@ -41,7 +42,7 @@ def parse_count(text: str, k: int) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """`'64KiB'` -> 65536: bytes, or KiB, MiB or GiB, of which the iB may be left out. Raises ValueError."""
+    """`'64KiB'` -> 65536: a number of bytes, KiB, MiB or GiB; iB may be left out. Raises ValueError."""
     found = _SIZE.fullmatch(text.strip().replace("_", ""))
     if found is None:
         raise ValueError(text)
