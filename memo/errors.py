@@ -1,8 +1,8 @@
 """The errors that a user can meet. Each message names the field, the values and the remedy.
 
 The exit status of a command is decided here alone: 0 when it finished, or stopped and saved; EXIT_REFUSED for input
-that it refuses; EXIT_FAILED for a failure after a good start; EXIT_OUTPUT where its output cannot be written. A fault of
-memo itself ends in Python's traceback, status 1.
+that it refuses; EXIT_FAILED for a failure after a good start; EXIT_OUTPUT where its output cannot be written. A fault
+of memo itself ends in Python's traceback, status 1.
 """
 
 import contextlib

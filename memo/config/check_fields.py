@@ -1,4 +1,4 @@
-"""Rules that fields state themselves, in their types: what values they take, and with which other field they are read.
+"""Rules that fields state in their types: the values that they take, and the fields with which they are read.
 
     num_layers: Annotated[int, in_range(1, 1 << 16)]                  --num-layers is 0: give a whole number ...
     rope_truncate: Annotated[bool, ReadWith("rope_scaling_type", ...)] --no-rope-truncate has no use where ...
@@ -22,7 +22,7 @@ from memo.errors import ConfigError
 Fight = tuple[str, tuple[str, ...], str]
 """A field, others that cannot be given beside it, and why."""
 Condition = tuple[Callable[[RunConfig], object], str]
-"""What must hold, and the message where it does not."""
+"""A condition that must hold, and the message if it does not."""
 
 
 def check_fields(config: RunConfig, *sections: str) -> None:

@@ -35,8 +35,7 @@ class DataConfig:
     mock_data: bool = False
     """Train on generated tokens; fights with data-path."""
     packing: bool = True
-    """Keep attention, positions and loss inside documents. Off: the sample is one long text; of conversations each
-    sample has one."""
+    """Keep attention, positions and loss inside documents. Off: each sample is one long text, or one conversation."""
     long_conversations: LongConversations = "truncate"
     """How to treat conversations of more than seq-length + 1 tokens: truncate them, or drop them."""
     reference_log_probs: Annotated[str | None, ReadWith("preference", use="--preference dpo")] = None

@@ -246,8 +246,8 @@ def stays_under_autograd(config: RunConfig) -> bool:
 
 
 def resident_tiles(config: RunConfig) -> int:
-    """Tiles in which layers are computed without a swap plan: as many as the sequence divides into with
-    RESIDENT_TILE_TOKENS tokens of a rank or more each; one tile under autograd."""
+    """Tiles in which layers are computed without a swap plan: the most into which the sequence divides with at least
+    RESIDENT_TILE_TOKENS tokens of a rank in each; one tile under autograd."""
     if stays_under_autograd(config):
         return 1
     length, parallel = config.data.seq_length, config.parallel

@@ -25,7 +25,7 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
 
     The fields about memory for activations stay, though forwards alone do not use it: a model is admitted for
     evaluation where it is admitted for training. Nothing is saved or logged. The global batch size is stated, as the
-    run that saved the checkpoint may have had another.
+    run that saved the checkpoint may have had another one.
     """
     data, checkpoint = config.data, config.checkpoint
     corpus = data.eval_data_path or data.data_path

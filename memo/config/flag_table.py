@@ -124,7 +124,7 @@ class Entry:
 
 
 def _of_64_bits(value: int) -> int:
-    """`value`. Raises ValueError for a number that does not fit in 64 bits, those of memo's files and of torch."""
+    """`value`. Raises ValueError for a number that does not fit in the 64 bits of memo's files and of torch."""
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(value)
     return value
@@ -151,7 +151,7 @@ class FlagGroup:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What a command takes.
+    """The flags of a command, and its texts for help.
 
     Attributes:
         prog: as people type it, such as `memo plan`.

@@ -156,9 +156,11 @@ def _with_defaults(line: CommandLine, words: Sequence[str], options: Any) -> Com
 
 
 def _saved_config(values: Mapping[str, Any]) -> str | None:
-    """The file beside the checkpoints that --load names, a directory of them or one iter_...; None if it is not there.
+    """The configuration beside the checkpoints of --load, which names their directory or one iter_... in it; None if
+    there is none.
 
-    Raises ConfigError for one with a layer of the user's own, whose file would be run though nobody has named it.
+    Raises ConfigError for a configuration with a layer of the user's own that this command does not name: its file
+    would be run.
     """
     load = values.get("load")
     if load is None:

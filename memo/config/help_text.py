@@ -1,7 +1,7 @@
-"""Help of a command: what --help, --help GROUP and --help-all print.
+"""Help of a command: the texts of --help, --help GROUP and --help-all.
 
-A command of few flags explains all of them under --help. One with hundreds explains those that everyone needs, shows
-commands that work, and lists the others by group.
+A command with few flags explains all of them under --help. A command with hundreds explains the flags that everyone
+needs, shows commands that work, and lists all other flags by group.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _TEXT_COLUMN = 6
 
 
 def request(argv: Sequence[str]) -> str | None:
-    """What help `argv` asks for: "" for --help, ALL for --help-all, the name of a group; None for none."""
+    """The help that `argv` asks for: "" for --help, ALL for --help-all, the name of a group; None for none."""
     for at, word in enumerate(argv):
         if word in REQUESTS[2:]:
             return ALL

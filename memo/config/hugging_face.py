@@ -3,8 +3,8 @@
     model_of        of models that memo trains: a ModelConfig, or a refusal of mathematics that memo does not do
     counted_model   of models that memo counts and plans for: the nearest ModelConfig, and what it does not say
 
-A family's modelling code reads a known set of keys. Those that say what memo computes are translated, those that would
-change the mathematics must have the value that memo computes with, and the rest (dropout, caches, token ids) changes
+A family's modelling code reads a known set of keys. Keys that say what memo computes are translated. Keys that would
+change the mathematics must have the value with which memo computes. All other keys (dropout, caches, token ids) change
 no logit.
 """
 
@@ -42,7 +42,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
-    """What a config.json says.
+    """A config.json, and the model that it describes.
 
     Attributes:
         model: the shape in memo's words.
@@ -159,7 +159,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     model, biases = _read(keys)
     model = replace(model, **_layers(keys, model.num_layers))
     length = family.names["max_position_embeddings"]
-    if keys.get(length) is None and not {length, family.aliases.get(length)} & set(content):  # null: of no one length
+    if keys.get(length) is None and not {length, family.aliases.get(length)} & set(content):  # null: no length
         raise keys.missing("max_position_embeddings", length)
     _check_biases(keys, biases, family)
     activation = keys.get(family.activation)

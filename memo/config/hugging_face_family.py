@@ -25,7 +25,7 @@ ALL_BIASES = Biases(True, True, True)
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What the config.json of one model_type means, so that its models can be counted and planned for.
+    """The meaning of the config.json of one model_type, by which its models are counted and planned for.
 
     Attributes:
         names: numbers of ModelConfig -> their keys.

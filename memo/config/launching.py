@@ -35,8 +35,8 @@ def torchrun_nodes(nodes: int, per_node: int) -> str:
 
 
 def wanted_ranks(config: RunConfig) -> int:
-    """Ranks of this run: as started, or as --simulate-world names them; of one copy of the model where nothing has
-    started this process."""
+    """Ranks of this run: as started, or as --simulate-world names them; if no launcher has started this process, the
+    ranks of one copy of the model."""
     ranks = run_world_size(config.parallel)
     return ranks if ranks != 1 or "WORLD_SIZE" in os.environ else max(1, config.parallel.model_ranks)
 

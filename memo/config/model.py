@@ -260,8 +260,8 @@ class ModelConfig:
 
     @property
     def is_linear(self) -> bool:
-        """Whether all layers are gated delta nets. Their heads are then the model's: memo.spec.stack makes such a model
-        of each kind of layer."""
+        """Whether all layers are gated delta nets, as in memo.spec.stack's model of that kind; its heads are those of
+        the nets."""
         return self.layer_types == LINEAR
 
     @property

@@ -35,7 +35,7 @@ def require_gib(flag: str, size: float) -> None:
 
 
 def divisors(*numbers: int) -> str:
-    """The common divisors as text: `divisors(12, 8)` -> '1, 2 or 4'; of more than six the largest six."""
+    """The common divisors as text: `divisors(12, 8)` -> '1, 2 or 4'; if there are more than six, the six largest."""
     greatest = gcd(*numbers)
     low = [d for d in range(1, isqrt(greatest) + 1) if greatest % d == 0]
     found = sorted({*low, *(greatest // d for d in low)})

@@ -1,7 +1,8 @@
 """--split 98,1,1: which documents of a corpus are trained on, evaluated on and kept for a test.
 
 As in Megatron-LM the numbers are shares of any sum, in this order, and each part is a run of neighbouring documents, in
-the order of the corpus: of n documents those from round(n x the shares before it) to round(n x these and its own).
+the order of the corpus. Of n documents a part has those from number round(n x the sum of the shares before it) up to
+round(n x the same sum with its own share).
 """
 
 import math

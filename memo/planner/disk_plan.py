@@ -131,7 +131,7 @@ def mean_waits(plan: SwapPlan) -> list[float]:
 def _turns(plan: SwapPlan, on_disk: set[int], num_buffers: int, parts: int) -> tuple[Turn, ...]:
     turns: list[Turn] = []
     last: dict[tuple[int, int], int] = {}  # (record, part) -> number of its last turn
-    for step, record, part, is_read in _passages(plan, on_disk, parts):
+    for step, record, part, is_read in _transfers_through_staging(plan, on_disk, parts):
         number = len(turns)
         of_buffer = number - num_buffers if number >= num_buffers else None
         turns.append(Turn(step, part, record, number % num_buffers, is_read, of_buffer, last.get((record, part))))
@@ -139,7 +139,7 @@ def _turns(plan: SwapPlan, on_disk: set[int], num_buffers: int, parts: int) -> t
     return tuple(turns)
 
 
-def _passages(plan: SwapPlan, on_disk: set[int], parts: int) -> Iterator[tuple[int, int, int, bool]]:
+def _transfers_through_staging(plan: SwapPlan, on_disk: set[int], parts: int) -> Iterator[tuple[int, int, int, bool]]:
     """(index of the step whose activations pass, record, part, whether it is read), in the order of the run."""
     for index, step in enumerate(plan.steps):
         if step.offload and step.record in on_disk:

@@ -14,8 +14,8 @@ share keys and values (n > n_kv), they add up dk and dv over the query heads. Fo
     flash_attn_3, hopper/flash_api.cpp, mha_bwd, and flash_attn/cute/interface.py, _flash_attn_bwd. The log-sum-exp is
     flash_attn_4  rescaled into a second tensor of sums; dk and dv are summed in fp32 for each key/value head
 
-FlashAttention's kernels round rows up to their blocks, of at most 128 rows, and head dims up to what they are compiled
-for. None of this was measured on a GPU. FlashAttention's semaphores (an integer a block) are not counted.
+FlashAttention's kernels round rows up to blocks of at most 128 rows, and head dims up to the sizes for which they are
+compiled. None of this was measured on a GPU. FlashAttention's semaphores (an integer a block) are not counted.
 
 A deterministic backward of FlashAttention 2 sums dq in several parts that keep the GPU full, and holds all of them:
 multiprocessors / (sequences x heads) parts, rounded up (flash_api.cpp, the same function).
@@ -30,7 +30,7 @@ _FP32 = 4
 _BLOCK_ROWS = 128
 _FLASH_3_HEAD_DIMS = (64, 96, 128, 192, 256)
 _MULTIPROCESSORS = 148
-"""Those of B200, the most of all GPUs that memo knows; an H100 has 132."""
+"""Multiprocessors of B200, the most of all GPUs that memo knows; an H100 has 132."""
 MOST_DOCUMENTS = 64
 """Packed documents in one call of a kernel, at most. FlashAttention's workspace has up to 128 rows more for each
 document, so that without a limit thousands of short documents would need several times the memory of a long one."""

@@ -69,7 +69,7 @@ def _matches(name: str, patterns: str) -> bool:
 
 
 def _with_adapters(model: ModelConfig, weights: list[Weight], in_layer: bool) -> Iterator[Weight]:
-    """The parameters, each adapter behind its matrix and the bias of that, as in the model's modules."""
+    """The parameters, with each adapter behind its matrix and that matrix's bias, as in the model's modules."""
     for weight, following in zip(weights, [*weights[1:], None], strict=True):
         yield weight
         module = weight.name.rpartition(".")[0]

@@ -67,8 +67,8 @@ def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
 
 
 def _linear(model: ModelConfig) -> ModelConfig:
-    """`model` with gated delta nets. Their heads take the fields of attention's heads: heads of values those of
-    queries."""
+    """`model` with gated delta nets. The fields of attention's heads are then those of the nets, with value heads as
+    query heads."""
     return replace(
         model,
         layer_types=LINEAR,

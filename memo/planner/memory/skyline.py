@@ -35,9 +35,9 @@ _SMALLEST = 1e-9
 def fill(instance: Instance, priorities: Priorities, limit: int = NO_LIMIT) -> Ints | None:
     """Offsets in units, or None as soon as the peak must reach `limit`; priorities are above 0.
 
-    address                            The lowest place is columns 2 to 4. Of the blocks that live in none but
-       |-----+        +--+             these, the one with the highest priority is placed there. If none is
-       |     +--------+  |             left, the ground of the place rises to the lower one of its walls.
+    address                            The lowest place is columns 2 to 4. It gets the block of the highest
+       |-----+        +--+             priority among blocks that live in these columns alone. If there is none,
+       |     +--------+  |             the ground of the place rises to the lower one of its walls.
        0--1--2--3--4--5--6-> column
     """
     lower, upper = instance.lower, instance.upper
