@@ -250,5 +250,5 @@ def warn(text: str) -> None:
 
 
 def host_name() -> str:
-    """The name of this machine, without its domain."""
+    """Of this machine, without its domain."""
     return socket.gethostname().split(".")[0]

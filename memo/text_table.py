@@ -65,7 +65,7 @@ def text_table(
 
 
 def html_table(rows: Sequence[Sequence[str]], title: str) -> str:
-    """The rows as a table for notebooks, the first row as a head, below `title`."""
+    """The same for notebooks, the first row as a head, below `title`."""
     head, *body = ([escape(visible(cell)) for cell in row] for row in rows)
     lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body]
     names = "".join(f"<th>{cell}</th>" for cell in head)

@@ -28,7 +28,7 @@ def _sized(family: _Keys, layers: int, hidden: int, heads: int, groups: int, ffn
 
 
 def _tiny(family: _Keys, ffn: int = 352, **others: Any) -> ModelConfig:
-    """Four layers of four heads; the vocabulary is that of the data."""
+    """Four layers of four heads, of whatever vocabulary the data have."""
     model = _sized(family, 4, 128, 4, 2, ffn, **{"vocab_size": 1, **others})
     return replace(model, vocab_size=None, kv_channels=others.get("head_dim"))
 

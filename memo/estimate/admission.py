@@ -1,9 +1,9 @@
-"""Refuses a run that cannot fit or finish before it allocates anything.
+"""Refuses a run that cannot fit or finish, before it allocates anything.
 
-The estimates have errors (see memo.estimate.own_memory and estimate_step_s): a run near the limit may be admitted
-and fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with
-all activations on the device or with as few as possible. On a CPU, device and host share one memory. There
---device-memory-gib limits what torch allocates (memo.estimate.program).
+The estimates have errors (see memo.estimate.own_memory and estimate_step_s): a run near the limit may be admitted and
+fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with all
+activations on the device or with as few as possible. On a CPU, device and host share one memory; there
+--device-memory-gib limits the bytes that torch allocates (memo.estimate.program).
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ EFFICIENCY = 0.5
 
 @dataclass(frozen=True)
 class Admission:
-    """What an admitted run is expected to take.
+    """The expected memory and time of an admitted run.
 
     Attributes:
         worst_rank: memory of the rank that needs most.
@@ -40,15 +40,15 @@ class Admission:
 
 
 class Room(NamedTuple):
-    """What is free for a run.
+    """The memory that is free for a run, and the links of its node.
 
     Attributes:
         available_bytes: free bytes of one memory: the node's on CPU (`available_host_bytes`), one device's on CUDA.
-        total_bytes: size of that memory, including what other processes hold.
+        total_bytes: size of that memory, including the part that other processes hold.
         local_ranks: ranks that share that memory: those of the node on CPU, 1 on CUDA.
-        host_bytes: host memory that activations and states of the `host_ranks` ranks of a node may take; None if it
-            is not to be checked.
-        links: between the GPUs.
+        host_bytes: host memory that activations and states of the `host_ranks` ranks of a node may take; None: it is
+            not checked.
+        links: links between the GPUs.
     """
 
     available_bytes: int
@@ -96,12 +96,12 @@ def admit(config: RunConfig, world_size: int, room: Room, peak_flops: float) -> 
 
 
 def would_hold(config: RunConfig, world_size: int, room: Room) -> bool:
-    """Whether `admit` would find memory enough, however long a step takes."""
+    """Whether `admit` would find enough memory, however long a step takes."""
     return _Machine(world_size, _capped(config, room), 1.0).holds(config)
 
 
 def _capped(config: RunConfig, room: Room) -> Room:
-    """No more than --device-memory-gib of a GPU."""
+    """`room` with no more than --device-memory-gib of a GPU."""
     cap = _cap(config, is_device=True)
     if cap is None:
         return room

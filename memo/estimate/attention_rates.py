@@ -1,4 +1,4 @@
-"""The rate of attention under the kernels that a run asks for; a machine has that of the quickest that torch has."""
+"""The rate of attention with the kernels that a run asks for; a machine states the rate of torch's fastest kernels."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from memo.estimate.hardware import Hardware
 
 
 def with_attention_of(hardware: Hardware, config: RunConfig) -> Hardware:
-    """The machine as `config` uses it: under FlashAttention 2, attention of some GPUs takes several times as long."""
+    """The machine as `config` uses it: with FlashAttention 2, attention takes several times as long on some GPUs."""
     times = _times(hardware, config)
     if times == 1:
         return hardware
@@ -22,12 +22,13 @@ def with_attention_of(hardware: Hardware, config: RunConfig) -> Hardware:
 
 
 def has_slow_attention(hardware: Hardware, config: RunConfig) -> bool:
-    """Whether attention runs by FlashAttention 2 on a GPU for which others are quicker."""
+    """Whether attention runs by FlashAttention 2 on a GPU for which other kernels are faster."""
     return _times(hardware, config) > 1
 
 
 def _times(hardware: Hardware, config: RunConfig) -> float:
-    """--deterministic chooses FlashAttention 2 where --attention-backend is auto."""
+    """How many times as long attention takes. --deterministic chooses FlashAttention 2 if --attention-backend is
+    auto."""
     backend = config.hardware.attention_backend
     is_flash_2 = backend in FLASH_2 or (backend == "auto" and config.hardware.deterministic)
     return flash_2_times(hardware.capability) if is_flash_2 else 1.0

@@ -1,4 +1,4 @@
-"""All fitted numbers of Megatron-LM's memory account; they stand here and nowhere else.
+"""All fitted numbers of Megatron-LM's memory account, which stand nowhere else.
 
 Calibrated on tables 3 and 4 of "Accelerating LLM Training with 4D Parallelism and Memory Consumption Estimator": 232
 runs of Llama-3.1-8B at 8,192 tokens on A100 (40 GB) and H100 (94 GB) under Megatron-LM, each marked ok or out of
@@ -17,10 +17,10 @@ of memory. The tests repeat these fits. Of the runs about which a fit without th
 Layers and logits have more bytes than Megatron-LM's code keeps. With those of the code, the best fit has runs on the
 wrong side of their limit by up to 1.2 % (6 bytes a logit), 2.2 % (SwiGLU as one kernel) and 4.2 % (both).
 
-Tokens are counted, however they are cut into sequences: two of 16K are as four of 8K. Under tp 2 and cp 2 on 4 H100
-those ran out of memory, at 1.145 of what is usable by these numbers. That is not for want of a term: an account with
-bytes of its own for tokens, logits, tokens under cp, a second node and the chip says 1.06 to 1.18 if it places the
-other runs rightly.
+Tokens are counted, however they are cut into sequences: two sequences of 16K count as four of 8K. With tp 2 and cp 2 on
+4 H100 the four of 8K ran out of memory, at 1.145 of the usable memory by these numbers. No term is missing for this: an
+account with separate bytes for tokens, logits, tokens under cp, a second node and the chip says 1.06 to 1.18 if it
+places all other runs rightly.
 
 Nothing here was checked above 94 GiB, above 4 context-parallel ranks except in MEMO's runs, or on memo's own runs.
 """

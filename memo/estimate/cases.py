@@ -1,7 +1,7 @@
-"""One question to the estimators (method, model, layout and machine), read from cells of text and checked.
+"""One question to the estimators (method, model, layout and machine), read from text cells and checked.
 
 Cells come from a CSV file or from flags. A cell that is absent or empty takes its default. Every refusal is one
-ConfigError that names where the cell stands, its column, its value and what would be accepted.
+ConfigError that names the place of the cell, its column, its value and what would be accepted.
 """
 
 import os
@@ -29,7 +29,7 @@ from memo.estimate.node_share import part_of_node, share_text, with_lone_link
 from memo.spec.shapes import ModelShape, shape_of
 
 COUNTED = ("memo", "megatron-lm")
-"""Programs whose runs are counted, and timed."""
+"""Programs whose runs are counted and timed."""
 METHODS = (*COUNTED, "eq18", "llmem", "dnnmem", "paper-alpha")
 RECOMPUTE = ("none", "selective", "full")
 _COUNT = re.compile("[0-9]{1,15}")
@@ -41,16 +41,16 @@ class Case:
 
     Attributes:
         global_batch_size: None for enough microbatches to fill the pipeline.
-        hardware: with the part of a node that the GPUs get, and the disks of `nvme_gib` and `nvme_gb_per_s`.
-        gpu_memory_gib: of one GPU, as its driver reports it.
-        host_memory_gib: what the run gets of each node's.
-        node_share: what is assumed of a node of which the run gets a part; empty where it gets all.
-        nvme_gib, nvme_gb_per_s: a node's local disks for activations that its memory does not hold, and their rate in
+        hardware: the machine, with the part of a node that the GPUs get, and the disks of `nvme_gib`.
+        gpu_memory_gib: memory of one GPU, as its driver reports it.
+        host_memory_gib: host memory that the run gets of each node.
+        node_share: a text about the assumed part of a node; empty if the run gets whole nodes.
+        nvme_gib, nvme_gb_per_s: a node's local disks for activations that do not fit in its memory, and their rate in
             either direction; 0: there are none.
-        alpha: share of the tokens that moves to the host; auto for what limits and times allow; None if nothing moves.
+        alpha: share of the tokens that moves to the host; auto: as limits and times allow; None: nothing moves.
         method: memo and megatron-lm name the program whose runs are asked about; all others are a paper's formulas.
         loss_chunk_size: tokens whose logits exist at once; 0 for all of them, which is the default of megatron-lm.
-        exp_avg_dtype, exp_avg_sq_dtype: what the moments of AdamW are kept in.
+        exp_avg_dtype, exp_avg_sq_dtype: dtypes of AdamW's moments between steps.
         deterministic: whether every run gives the same bits.
         lora_rank, lora_target_modules, quantize, freeze, train_only: what is trained, as in ModelConfig.
     """
@@ -90,7 +90,7 @@ class Case:
 
 
 COLUMNS = tuple(field.name for field in fields(Case) if field.name not in ("shape", "node_share"))
-"""Columns that are read; any other is passed through."""
+"""Columns that are read; all others are passed through."""
 
 DEFAULT_SEQ_LEN = 8192
 MEMO_LOSS_CHUNK = 1024
@@ -98,7 +98,8 @@ MEMO_LOSS_CHUNK = 1024
 
 
 def read_case(cells: Mapping[str, str | None], where: str) -> Case:
-    """Raises ConfigError, prefixed by `where`, for a missing model and for any cell that cannot be used."""
+    """The question that `cells` ask. Raises ConfigError, prefixed by `where`, for a missing model and for any cell that
+    cannot be used."""
     read = _Reader({name: (cells.get(name) or "").strip() for name in COLUMNS}, where)
     seq_len = read.count("seq_len", DEFAULT_SEQ_LEN)
     tp, cp, pp = (read.count(name, 1) for name in ("tp", "cp", "pp"))
@@ -155,7 +156,7 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
 
 
 def _trained_shape(shape: ModelShape, trained: Mapping[str, Any], seq_len: int) -> ModelShape:
-    """Of a model of which so much is trained. Raises ConfigError for one that memo can only plan for."""
+    """The shape with the choices of what is trained. Raises ConfigError for a model that memo can only plan for."""
     model = replace(shape.nearest, **trained)
     if model == shape.nearest:
         return shape

@@ -32,7 +32,7 @@ _TFLOPS_BY_NAMES = {
 BF16_PEAK_TFLOPS = {name: tflops for names, tflops in _TFLOPS_BY_NAMES.items() for name in names}
 """TFLOP/s of dense products in bf16 with sums in fp32, by the name without "NVIDIA".
 
-From the makers' data sheets, of which NVIDIA's print twice that for sparse products. GPUs without bf16 in their
+From the makers' data sheets; those of NVIDIA print twice as much, for sparse products. GPUs without bf16 in their
 tensor cores, such as V100, are not listed.
 """
 

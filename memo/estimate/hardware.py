@@ -1,7 +1,7 @@
-"""Devices and their nodes: the rates that the vendor states, and the shares of them that training reaches.
+"""Devices and their nodes: the rates that the vendor states, and the shares of these rates that training reaches.
 
-A `Hardware` has peaks, memory and links. Its `Efficiency` has the shares of them that training reaches, and is the only
-place with fitted times. `memo.estimate.hardware_files` reads the known machines, and a user's.
+A `Hardware` has peaks, memory and links. Its `Efficiency` has the shares, and is the only place with fitted times.
+`memo.estimate.hardware_files` reads the known machines, and a user's.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from memo.spec.disk import Disk, disk_budget_bytes
 from memo.units import GIB
 
 DRIVER_GIB, DRIVER_SHARE = 0.5, 0.0025
-"""What the driver keeps of a GPU's memory: torch reports so much, and such a share, less than nvidia-smi. Public
-reports of 23 GPUs (tests/estimate/test_estimate_machines.py) have 0.3 GiB (RTX 3090) to 1.1 GiB (GH200) less; these say
-0.55 to 1.2."""
+"""Memory of a GPU that the driver keeps: torch reports this many GiB, and this share, less than nvidia-smi. In public
+reports of 23 GPUs (tests/estimate/test_estimate_machines.py) the difference is 0.3 GiB (RTX 3090) to 1.1 GiB (GH200);
+these numbers give 0.55 to 1.2 GiB."""
 
 _FASTEST_PCIE_GB_PER_S = 64
 """PCIe 5.0 with 16 lanes, one direction."""
@@ -26,8 +26,8 @@ class Efficiency:
     """Shares of the peaks that kernels and collectives reach.
 
     Attributes:
-        matmul: share of the FLOP/s that matrix products reach whose three sizes are all large.
-        matmul_half_size: a product of which one size is this small reaches half of that.
+        matmul: share of the FLOP/s that matrix products with three large sizes reach.
+        matmul_half_size: a product with one size as small as this reaches half of `matmul`.
         attention_forward, attention_backward: share of the FLOP/s that exact attention with heads of 128 reaches, if
             FLOPs are counted as the mathematics needs them (causal half, backward twice forward).
         attention_half_head: heads of that size reach half of the limit for large heads (FlashAttention-2, fig. 4
@@ -40,11 +40,11 @@ class Efficiency:
         collective_s: seconds before the first byte of a collective or a message between two ranks.
         host_core_gb_per_s: host memory traffic of the optimizer on one CPU core, 10^9 bytes a second.
         source: where the numbers come from.
-        hop_s: more of them for each further rank of an all-gather or reduce-scatter, which goes round a ring; 0 where
-            collective_s was fitted to runs of all sizes.
-        expert_matmul: share of what dense products of the same sizes reach that those of experts do, each with a few of
-            the rows, with what sorts the rows. So that three published steps of Qwen3-30B-A3B (prime-rl, H100 and H200,
-            16K tokens, 1,024 rows an expert) are foreseen within 6 %, of which one alone would give 0.34 to 0.39.
+        hop_s: seconds added to collective_s for each further rank of an all-gather or reduce-scatter, which goes round
+            a ring; 0 where collective_s was fitted to runs of all sizes.
+        expert_matmul: rate of the products of experts, the sorting of rows included, as a share of the rate of dense
+            products of the same sizes. Chosen so that three published steps of Qwen3-30B-A3B (prime-rl, H100 and H200,
+            16K tokens, 1,024 rows an expert) are foreseen within 6 %; each of them alone would give 0.34 to 0.39.
         host_kernel_s: seconds that the host takes to start a kernel of memo's, Python and autograd included; 0 where
             kernels start at once.
     """
@@ -68,7 +68,7 @@ class Efficiency:
 
 
 def visible_gib(memory_gib: float) -> float:
-    """What torch reports of a GPU for which nvidia-smi reports `memory_gib`."""
+    """GiB that torch reports of a GPU for which nvidia-smi reports `memory_gib`."""
     return max(0.0, (1.0 - DRIVER_SHARE) * memory_gib - DRIVER_GIB)
 
 
@@ -78,23 +78,23 @@ class Hardware:
 
     Attributes:
         device: torch's name of the device type.
-        driver_name, capability, multiprocessors: what a GPU's driver reports, the compute capability times ten; the
-            emulated GPU of memo.rehearsal reports the same. A CPU has none of them.
+        driver_name, capability, multiprocessors: as a GPU's driver reports them, the compute capability times ten; the
+            emulated GPU of memo.rehearsal reports the same. A CPU has none of these.
         peak_tflops: TFLOP/s of dense matrix products, by dtype.
         memory_gib: memory of one device, as its driver reports it (nvidia-smi).
         memory_gb_per_s: rate of one device's memory, 10^9 bytes a second (here and below).
         offload_gb_per_s, prefetch_gb_per_s: rates from one device to pinned host memory and back while all devices of
             a node copy and compute.
-        alone_gb_per_s: either rate of a device, both directions at once, while no other of its node copies; 0: the same
-            as those.
+        alone_gb_per_s: rate of either direction, both at once, while no other device of the node copies; 0: the same
+            rates as above.
         copies_overlap: whether copies run at the same time as compute; on CPUs they take turns.
         node_gb_per_s: rate from one device to others of its node, one direction.
         network_gb_per_s: each device's part of the network to other nodes, one direction.
         host_memory_gib: host memory of one node.
         host_memory_gb_per_s, host_cores: rate of the host memory and physical CPU cores of one node, all sockets.
         source: where the numbers come from.
-        nvme_gib, nvme_gb_per_s: of the node's local disks for activations, and their rate in either direction; 0
-            without.
+        nvme_gib, nvme_gb_per_s: size of the node's local disks for activations, and their rate in either direction; 0
+            without disks.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Hardware:
 
     @property
     def visible_gib(self) -> float:
-        """What torch reports of a device's memory: of a GPU without what the driver keeps."""
+        """GiB that torch reports of a device's memory; of a GPU without the part that the driver keeps."""
         return visible_gib(self.memory_gib) if self.device == "cuda" else self.memory_gib
 
     @property
@@ -136,7 +136,7 @@ class Hardware:
 
     @property
     def nvme_budget_bytes(self) -> int:
-        """What activations of all ranks of a node may take of its disks when these are empty."""
+        """Bytes of the node's empty disks that activations of all its ranks may take."""
         return disk_budget_bytes(self.nvme_gib * GIB, None)
 
     def local_ranks(self, world_size: int) -> int:
@@ -144,7 +144,7 @@ class Hardware:
         return min(world_size, self.gpus_per_node)
 
     def nvme_of_rank(self, world_size: int) -> Disk | None:
-        """The part of one rank, while all of its node use it; None without a disk."""
+        """One rank's part of the node's disks while all ranks of the node use them; None without disks."""
         if not self.nvme_gib:
             return None
         ranks = self.local_ranks(world_size)
@@ -157,7 +157,7 @@ class Hardware:
         return min(memory, self.host_cores * self.efficiency.host_core_gb_per_s) * 1e9 / ranks
 
     def peak_flops(self, dtype: Dtype) -> float:
-        """FLOP/s. Raises ConfigError for a dtype that the machine lists no peak for."""
+        """FLOP/s in a dtype. Raises ConfigError if the machine lists no peak for it."""
         if dtype not in self.peak_tflops:
             raise ConfigError(
                 f"--hardware {self.name} has no peak for --dtype {dtype}: add it to peak_tflops, or use --dtype "

@@ -1,6 +1,6 @@
-"""How far the memory that memo foresees of its own program may lie from what torch's allocator gives that program.
+"""The error of memory that memo foresees for its own program, against the bytes that torch's allocator gives out.
 
-The program ran at full size on the emulated GPU (benchmarks/full_size.py), and a few runs on one H200
+The program ran at full size on the emulated GPU (benchmarks/full_size.py), and in a few runs on one H200
 (benchmarks/gpu_accuracy.py); tests hold the figures here to those rows.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AccountError:
-    """The worst of so many runs lay within this share of the bytes that were foreseen to be allocated."""
+    """The largest error of `runs` runs, as a share of the bytes that were foreseen to be allocated."""
 
     share: float
     runs: int
@@ -22,7 +22,7 @@ class AccountError:
 
 
 WORST_ON_GPU, RUNS_ON_GPU = 0.001, 8
-"""The same of runs on an H200."""
+"""The largest error on an H200, and the number of its runs."""
 
 FULL_SIZE = AccountError(0.0080, 43)
 """In the worst run 0.8 of 0.9 % is a hole that the memory plan left, not a request (docs/memory.md)."""

@@ -1,4 +1,4 @@
-"""What the ranks of one node take of its host memory and of its disks."""
+"""Bytes of host memory and of disks that the ranks of one node take."""
 
 from collections.abc import Iterable
 from dataclasses import replace

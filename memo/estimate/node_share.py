@@ -1,8 +1,8 @@
-"""The part of a node that a run gets which does not fill it: that of its GPUs, unless the user says otherwise.
+"""The part of a node that a run gets if it does not fill the node: that of its GPUs, unless the user says otherwise.
 
-Clouds and schedulers give a job with n of a node's N GPUs about n / N of its host memory, CPU cores and disks, and
-others use the rest. Whoever has more names the host memory; cores, and the rates of memory and disks, then follow its
-share.
+Clouds and schedulers give a job with n of a node's N GPUs about n / N of its host memory, CPU cores and disks; other
+jobs use the rest. A user whose job has more names its host memory; cores, and the rates of memory and disks, then
+follow the share of this memory.
 """
 
 from dataclasses import replace
@@ -11,13 +11,14 @@ from memo.estimate.hardware import Hardware
 
 
 def share_of_node(node: Hardware, gpus: int, host_memory_gib: float | None = None) -> float:
-    """The part of each of a run's nodes, above 0 and at most 1; `host_memory_gib`: what the user says the run has."""
+    """The share of each node that a run gets, above 0 and at most 1; `host_memory_gib`: what the user says the run
+    has."""
     of_gpus = node.local_ranks(gpus) / node.gpus_per_node
     return of_gpus if host_memory_gib is None else max(of_gpus, min(1.0, host_memory_gib / node.host_memory_gib))
 
 
 def part_of_node(node: Hardware, gpus: int, host_memory_gib: float | None = None) -> Hardware:
-    """The machine with what the run gets of each node: host memory, its rate, CPU cores, and disks of its own.
+    """The machine with the run's part of each node: host memory, its rate, CPU cores, and disks.
 
     Links between GPUs and to the host are each GPU's own, and stay as they are.
     """
@@ -33,13 +34,13 @@ def part_of_node(node: Hardware, gpus: int, host_memory_gib: float | None = None
 
 
 def with_lone_link(hardware: Hardware, gpus: int) -> Hardware:
-    """The machine with the link to the host that a run on so many GPUs finds: one GPU does not share it."""
+    """The machine with the host link of a run on `gpus` GPUs: a single GPU does not share the link."""
     rate = hardware.alone_gb_per_s
     return replace(hardware, offload_gb_per_s=rate, prefetch_gb_per_s=rate) if gpus == 1 and rate else hardware
 
 
 def share_text(node: Hardware, gpus: int, host_memory_gib: float | None = None) -> str:
-    """What is assumed of a node of which the run gets a part; empty where it has all of it."""
+    """A text about the assumed part of a node; empty if the run gets whole nodes."""
     share = share_of_node(node, gpus, host_memory_gib)
     if share == 1.0:
         return ""

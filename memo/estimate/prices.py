@@ -1,8 +1,8 @@
-"""What clouds ask for a GPU and an hour, spot and on demand: a table with dates, for a first comparison.
+"""Prices of clouds for a GPU and an hour, spot and on demand: a table with dates, for a first comparison.
 
-A spot machine may be taken away at a few minutes' notice; training for days is planned on demand, so that is the price
-plans use. Prices change by the week and differ twofold from one cloud to the next, so `memo plan --price-per-gpu-hour`
-overrules the table, and machines that it does not list have no price until one is given.
+A spot machine may be taken away at a few minutes' notice, so plans for training of days use the price on demand. Prices
+change by the week and differ twofold from one cloud to the next, so `memo plan --price-per-gpu-hour` overrules the
+table; machines that it does not list have no price until one is given.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class Price:
     """Dollars for a GPU and an hour.
 
     Attributes:
-        kind: of `dollars_per_gpu_hour`: on demand, or as given.
-        source: who asks it, and when.
-        spot_dollars: the same machine while nobody pays more; None if that is not known.
+        kind: whether `dollars_per_gpu_hour` is a price on demand, or as given.
+        source: who asks this price, and when.
+        spot_dollars: price of the same machine while nobody pays more; None if unknown.
     """
 
     dollars_per_gpu_hour: float
@@ -28,7 +28,7 @@ class Price:
 
     @property
     def told(self) -> str:
-        """With its source, and what spot would cost."""
+        """The price with its source and the spot price."""
         spot = "" if self.spot_dollars is None else f"; ${self.spot_dollars:.2f} spot, where a run may be cut off"
         source = f" ({self.source})" if self.source else ""
         return f"{self}{source}{spot}"
@@ -54,4 +54,4 @@ PRICES = {
         ("b200", 5.98, 10.57),
     )
 }
-"""By the machine's name."""
+"""{name of the machine: price}."""

@@ -4,7 +4,7 @@
     weights           2 P                                 =                       =
     gradients         4 P (fp32)                          =                       =
     optimizer         12 P / (dp cp): masters, moments    =                       =
-    state_slots       0; with states in slots, and then less of the three above (memo.estimate.state_memory)
+    state_slots       0; slots of states that stream, of which the three above then hold less (state_memory)
     skeletal          layers in flight x a layer's        x a layer's input       hidden states between stages
     rounding_buffers  0                                   0                       slots (memo.estimate.swap_memory)
     transient         the larger of a layer's backward and the loss, and hidden states before and after the layers
@@ -17,10 +17,9 @@ moment in bf16 takes 2 P less. The number of layers in flight is that of 1F1B, i
 `context` are fitted to published runs (memo.estimate.calibration); all other components are counted.
 
 Known error: within 2 % of the device's memory on the 232 runs of the calibration. The bytes of a layer are those that
-memo saves, 1.2 times what Megatron-LM saves, whose SwiGLU is one kernel unless told otherwise; the difference makes up
-for what Megatron-LM's allocator loses to holes.
-Layers under a swap plan and states in slots were not measured; where states stream, reduced gradients are counted
-instead of the fitted STEP_BYTES.
+memo saves. Megatron-LM saves less by a factor of 1.2, as its SwiGLU is one kernel unless told otherwise; the difference
+makes up for the holes of Megatron-LM's allocator. Layers under a swap plan and states in slots were not measured; where
+states stream, reduced gradients are counted instead of the fitted STEP_BYTES.
 """
 
 import math
@@ -50,10 +49,9 @@ from memo.spec.weights import Weight
 from memo.units import GIB, element_bytes
 
 WHOLE_LOGIT_BYTES = 10
-"""Bytes of each logit if the loss is not chunked, as in Megatron-LM: what the calibration's runs show, not what its
-code asks for. That is 6 at their release (core_r0.8.0): the logit in bf16, and a copy in fp32 on which the loss works
-in place. With 6 no fit would place all runs rightly (memo.estimate.calibration).
-"""
+"""Bytes of each logit if the loss is not chunked, as in Megatron-LM. The calibration's runs show this number. The code
+asks for 6 at the release of these runs (core_r0.8.0): the logit in bf16, and a copy in fp32 on which the loss works in
+place. With 6 no fit would place all runs rightly (memo.estimate.calibration)."""
 
 
 @dataclass(frozen=True)
@@ -201,10 +199,10 @@ class _Layers:
     """Bytes of all layers of one rank.
 
     Attributes:
-        kept: between forward and backward, outside of rounding buffers.
-        buffers: rounding buffers.
-        working: what one layer takes while it runs.
-        host: host memory.
+        kept: bytes between forward and backward, outside of rounding buffers.
+        buffers: bytes of rounding buffers.
+        working: bytes that one layer takes while it runs.
+        host: bytes of host memory.
     """
 
     kept: int

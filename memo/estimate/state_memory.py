@@ -12,8 +12,8 @@ the dtype of the model, w bytes in that of gradients and masters, and m bytes in
     [1] the master (or copy), only if n differs from w      [3] with several microbatches, unless each is reduced
     [2] ZeRO-2 with the optimizer on the device             [4] ZeRO-3 with the optimizer on the device
 
-Frozen weights take n bytes an element wherever the weights are: on the device, or as shards in host memory. Those in
-few bits (memo.spec.quantized) are on the device, whole, and all layers share P n for what is made of them again.
+Frozen weights take n bytes an element wherever the weights are: on the device, or as shards in host memory. Weights in
+few bits (memo.spec.quantized) are whole on the device, and all layers share P n for the weights dequantised from them.
 All layers share at most 2 slots of P n for weights and 2 of P w for gradients and, if N > 1, a staging buffer of P n/N
 or P w/N for each slot. On the host they share 2 staging buffers for the shard of the largest bucket whose weights are
 copied back whole.
@@ -67,14 +67,14 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class StateSizes:
-    """What the bytes of states depend on besides the number of elements.
+    """Sizes on which the bytes of states depend, besides the number of elements.
 
     Attributes:
         narrow, wide: bytes of an element of the weights, and of gradients and masters.
         moments: bytes of the two moments of a parameter, together.
         shards: number of shards, dp x cp.
         clips: whether gradients are clipped, so that an update must wait for the norm of all gradients.
-        quantize: what coded weights are kept in.
+        quantize: the format of coded weights.
     """
 
     narrow: int

@@ -3,21 +3,20 @@
     device     num_slots x slot  +  one workspace for qkv if none of it moves  +  working set of one layer
                where layers are swept  +  keys and values of one layer, and the sums of their gradients; two sections of
                an input if layers recompute attention; three of hidden states if these are in host memory
-    records    the moved prefix of a slot, once for each layer and microbatch that lies in host memory (of a sweep, for
-               each section of it), and keys and values of those that have them; of layers that recompute
-               attention, their input alone; hidden states once, for as many microbatches as are between two layers, or
-               wait on this stage for their turn
-    host       all records, or with a disk that holds the others no more than their staging buffers
+    records    the moved prefix of a slot, once for each layer (in a sweep, each section) and microbatch that lies in
+               host memory, and keys and values of layers that have them; only the input for layers that recompute
+               attention; hidden states of each microbatch that is between two layers or waits on this stage
+    host       all records; with a disk, the records that are not on the disk, and staging buffers
 
 Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values, to the byte), memo.executor.layer
 (working set), memo.planner.swap (records).
 Known error: none for slots, nor for host records in most schedules. Where chunks of a stage differ in how many layers
-have keys and values, all count as the one with most. One record too many (of keys and values, those of
-one layer) is counted on the last stage of interleaved 1F1B with as many microbatches as stages; and where slots hold
-layers, breadth first with 2 microbatches, and interleaved with 2 stages, 2 microbatches and one layer of a chunk that
-does not recompute attention. Of inputs one too many may be counted where a layer has fewer than three sections, and of
-hidden states where it has one and the pipeline is interleaved. The
-working set is an upper bound of what exists at once and was not measured on GPUs.
+have keys and values, each chunk counts as the one with most. One record too many (of keys and values, those of one
+layer) is counted on the last stage of interleaved 1F1B with as many microbatches as stages. Where slots hold layers,
+this also holds for breadth first with 2 microbatches, and for interleaved 1F1B with 2 stages, 2 microbatches and one
+layer of a chunk that does not recompute attention. One input too many may be counted where a layer has fewer than three
+sections, and one hidden state too many where a layer has one section and the pipeline is interleaved. The working set
+is an upper bound, and was not measured on GPUs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -49,8 +48,8 @@ class SwapBytes:
     """Bytes of one rank of one stage.
 
     Attributes:
-        host: of host memory at least: with --offload-nvme-path, if the disk holds all that it can.
-        records: of all records, wherever they are.
+        host: the least bytes of host memory: with --offload-nvme-path, if the disk holds all that it can.
+        records: bytes of all records, in host memory or on the disk.
     """
 
     rounding_buffers: int
@@ -126,13 +125,13 @@ def num_records(config: RunConfig, world_size: int, stage: int) -> int:
 
 
 class BesideSlots(NamedTuple):
-    """What layers that are swept have beside their slots; of a run whose layers are not, nothing is read of it.
+    """Records and sections of swept layers beside their slots; ignored unless layers are swept.
 
     Attributes:
-        key_records, input_records, hidden_records: host records of the keys and values of a layer, or of a section
-            where their store slides; of sections of inputs of layers that recompute attention; and of hidden states in
-            host memory.
-        input_sections, hidden_sections: of the latter two on the device.
+        key_records: host records of the keys and values of a layer, or of a section where their store slides.
+        input_records: host records of sections of inputs of layers that recompute attention.
+        hidden_records: host records of sections of hidden states in host memory.
+        input_sections, hidden_sections: sections of these inputs and hidden states on the device.
     """
 
     key_records: int = 0

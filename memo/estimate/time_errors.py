@@ -1,8 +1,9 @@
-"""How far a foreseen step may lie from a measured one, by what the step consists of and what is known of each part.
+"""The error of a foreseen step, from the parts of the step and the evidence for each part.
 
-A step of 8,192 tokens is mostly products, one of a million tokens is attention alone; so each part has an error of its
-own, with its own evidence, and the error of a step is their sum by the seconds that each part takes. The sum is linear:
-where published runs were missed, the parts were missed to the same side (28 of 31 on B200 took longer than foreseen).
+A step of 8,192 tokens is mostly products, and a step of a million tokens is attention alone. So each part has an error
+of its own, with its own evidence, and the error of a step is their sum by the seconds that each part takes. The sum is
+linear: where published runs were missed, the parts were missed to the same side (28 of 31 on B200 took longer than
+foreseen).
 benchmarks/simulator_accuracy.py, benchmarks/held_out_accuracy.py and benchmarks/step_sources.py compare published runs,
 benchmarks/gpu_accuracy.py those of memo on one H200, and tests hold the figures here to what they find.
 """
@@ -14,10 +15,10 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
 
 TIE_SHARE = 0.05
-"""Two plans of one machine whose foreseen speeds differ by less are as good as each other.
+"""Two plans of one machine are equally good if their foreseen speeds differ by a smaller share.
 
-Of published pairs of layouts (same model, machine and number of GPUs) that were foreseen so near each other, the one
-foreseen to be faster was slower in three of ten; of pairs foreseen further apart, in one of twenty-one.
+Of published pairs of layouts (same model, machine and number of GPUs) that were foreseen this near each other, the
+layout foreseen to be faster was slower in three of ten; of pairs foreseen further apart, in one of twenty-one.
 """
 
 
@@ -26,10 +27,10 @@ class Copies:
     """Seconds of copies of activations in a foreseen step, and of the compute that hides them.
 
     Attributes:
-        offload, prefetch: of copies to host memory or disk in forwards, and back in backwards.
-        forward, backward: of the layers.
-        always_share: of the bytes, those that no plan of memo's leaves out; 1 where the plan does not choose.
-        spared: recomputation that a plan would have in place of the others.
+        offload, prefetch: seconds of copies to host memory or disk in forwards, and back in backwards.
+        forward, backward: seconds of the layers.
+        always_share: share of the bytes that every plan of memo's moves; 1 where the plan does not choose.
+        spared: seconds of recomputation that a plan would have if it did not move the other bytes.
     """
 
     offload: float
@@ -42,8 +43,9 @@ class Copies:
     def late_s(self, share: float) -> float:
         """Seconds by which a step takes longer if copies take longer by `share`.
 
-        --offload-alpha auto measures the link and recomputes what it can no longer hide, so that of what a plan may
-        leave out no more is lost than the recomputation of the bytes that the slower link does not take.
+        --offload-alpha auto measures the link and recomputes the activations whose copies it can no longer hide. So for
+        bytes that a plan may leave out, no more time is lost than the recomputation of those that the slower link
+        cannot move.
         """
         late_s = self._exposed_s(1 + share) - self._exposed_s(1)
         if self.always_share == 1:
@@ -57,20 +59,20 @@ class Copies:
 
 @dataclass(frozen=True)
 class StepParts:
-    """Seconds of a foreseen step, averaged over its stages, by what they rest on; the first seven add up to it.
+    """Seconds of the parts of a foreseen step, averaged over its stages; the first seven add up to the step.
 
     Attributes:
         attention, products: kernels of attention, and matrix products, recomputed ones included.
         messages: collectives of tp, cp and dp, as far as compute waits for them.
-        token_wise: what memory binds: norms, RoPE, activations, sums, the loss, the optimizer.
+        token_wise: operations that memory binds: norms, RoPE, activations, sums, the loss, the optimizer.
         waiting: stages of the pipeline that wait for each other.
         host: kernels that wait for the host to start them.
         copies: compute that waits for copies to host memory and back.
-        of_activations: these copies, hidden ones too.
-        link: what the busiest direction of the link to the host takes for activations and states.
+        of_activations: all copies of activations, hidden ones too.
+        link: seconds that activations and states take on the busiest direction of the link to the host.
         has_experts: whether products are mostly those of experts.
-        has_slow_attention: whether attention runs by FlashAttention 2 on a GPU for which others are quicker.
-        has_unmeasured_host: whether no published run tells what the program's host takes between kernels.
+        has_slow_attention: whether attention runs by FlashAttention 2 on a GPU for which other kernels are faster.
+        has_unmeasured_host: whether no published run tells the time of the program's host between kernels.
     """
 
     attention: float
@@ -91,7 +93,8 @@ class StepParts:
         return sum(getattr(self, name) for name in PARTS)
 
     def late_copies_s(self, share: float) -> float:
-        """Seconds by which a step takes longer if copies take longer by `share`; it takes no less than its link."""
+        """Seconds by which a step takes longer if copies take longer by `share`; a step takes no less time than its
+        link."""
         of_states_s = (1 + share) * self.link - self.step_s if self.of_activations.always_share == 1 else 0.0
         return max(self.of_activations.late_s(share), share * self.copies, of_states_s)
 
@@ -101,7 +104,7 @@ PARTS = ("attention", "products", "messages", "token_wise", "waiting", "host", "
 
 @dataclass(frozen=True)
 class Evidence:
-    """By how much the seconds foreseen for some parts may be off, as a share of them, and what says so."""
+    """Possible errors of the seconds foreseen for some parts, as shares of them, and the source of this knowledge."""
 
     shares: dict[str, float]
     source: str
@@ -113,11 +116,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class TimeError:
-    """By how much a step may be off.
+    """The possible error of a step.
 
     Attributes:
-        shares: of the step, by part; they add up to `share`.
-        evidence: of the machine, for every part.
+        shares: {part: share of the step by which it may be off}; they add up to `share`.
+        evidence: the evidence for every part on the machine.
     """
 
     shares: dict[str, float]
@@ -196,14 +199,14 @@ FLASH_2 = Evidence(
     "other chips assumed",
 )
 _KNOWN = {"a100-40": _A100, "h100-94": _H100, "b200": _B200}
-"""By a machine whose shares of the peaks were fitted; it is of all machines with the same shares."""
+"""{machine whose shares of the peaks were fitted: evidence}; it holds for all machines with the same shares."""
 
 
 def time_error(hardware: Hardware, parts: StepParts) -> TimeError:
-    """Of a step that is foreseen for a machine.
+    """The error of a step that is foreseen for a machine.
 
-    A machine of another chip, or with other efficiencies than those chosen by published runs, has the error that H100
-    had before there were runs on it to fit.
+    A machine of another chip, or with efficiencies that no published runs chose, has the error that H100 had before
+    there were runs to fit.
     """
     evidence = evidence_of(hardware)
     for applies, more in ((parts.has_experts, EXPERTS), (parts.has_slow_attention, FLASH_2)):

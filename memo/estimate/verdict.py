@@ -1,15 +1,15 @@
-"""Whether a run fits, as one of four words, from the bytes that it needs and the bytes that there are.
+"""Whether a run fits, as one of four words, from the bytes that it needs and the bytes that are available.
 
     Megatron-LM's account    fits <= 98 % of the usable memory, oom > 100.3 %, unsure between; see
                              memo.estimate.calibration
-    memo's account           fits <= what torch reports, less what its allocator loses to whole pages and the error of
-                             the count (memo.estimate.memory_errors); oom if it would not fit either with the least
-                             that torch may not see and the error the other way; unsure between
+    memo's account           fits <= memory that torch reports, less its allocator's loss to whole pages and the error
+                             of the count (memo.estimate.memory_errors); oom if it would not even fit with the least
+                             memory that torch does not see and the error in its favour; unsure between
     host                     fits <= 90 % of a node's memory, oohm > 100 %, unsure between
 
-Known error: Megatron-LM's on the 232 measured runs of the calibration: no verdict is wrong, and 7 runs that did fit are
-unsure. memo's was not tested on a GPU: the count was held to the emulated one, and what torch does not see is
-of published figures, which differ; so a run that fits may be `tight` as well.
+Known error: of Megatron-LM's account on the 232 measured runs of the calibration: no verdict is wrong, and 7 runs that
+did fit are unsure. Verdicts of memo's account were not tested on a GPU: the count was compared with the emulated GPU,
+and memory that torch does not see is taken from published figures, which differ. So a run that fits may also be `tight`.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ from memo.units import GIB
 Program = Literal["memo", "megatron-lm"]
 
 TIGHT_BYTES = GIB
-"""So much more than foreseen of what torch does not see, or as much as published figures allow for if that is more, and
-a tight run is out of memory. Only the GPU's memory can be tight: of a node's, a tenth stays free of every run that
+"""A tight run is out of memory if it takes this much more unseen memory than foreseen, or as much as published figures
+allow if that is more. Only the GPU's memory can be tight: of a node's host memory a tenth stays free in every run that
 fits."""
 
 
@@ -44,12 +44,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Capacity:
-    """Bytes of memory that there are, and how an account is held against them.
+    """Bytes of memory that are available, and how an account is compared with them.
 
     Attributes:
-        gpu_bytes: of one GPU, as its driver reports it.
-        host_bytes: of one node.
-        program: whose account is judged.
+        gpu_bytes: memory of one GPU, as its driver reports it.
+        host_bytes: host memory of one node.
+        program: the program whose account is judged.
     """
 
     gpu_bytes: float
@@ -58,21 +58,21 @@ class Capacity:
 
     @property
     def usable_gpu_bytes(self) -> float:
-        """What torch reports."""
+        """Bytes that torch reports."""
         if self.program == "megatron-lm":
             return USABLE_SHARE * self.gpu_bytes
         return GIB * visible_gib(self.gpu_bytes / GIB)
 
     @property
     def sure_gpu_bytes(self) -> float:
-        """Up to which a run is judged to fit."""
+        """Bytes up to which a run is judged to fit."""
         if self.program == "megatron-lm":
             return FITS_SHARE * self.usable_gpu_bytes
         return sure_bytes(self.usable_gpu_bytes)
 
     @property
     def most_gpu_bytes(self) -> float:
-        """Above which a run is judged to be out of memory."""
+        """Bytes above which a run is judged to be out of memory."""
         if self.program == "megatron-lm":
             return OOM_SHARE * self.usable_gpu_bytes
         return self.usable_gpu_bytes / (1.0 - FULL_SIZE.share)
@@ -82,7 +82,7 @@ class Capacity:
         return node_budget_bytes(self.host_bytes, None)
 
     def is_tight(self, gpu_bytes: float, unseen: Unseen) -> bool:
-        """Whether a run that fits would not if more of what torch does not see is taken than is foreseen."""
+        """Whether a run that fits would not fit if it took more unseen memory than is foreseen."""
         if self.program == "megatron-lm":
             return False
         return gpu_bytes <= self.sure_gpu_bytes < gpu_bytes + room_for_unseen(unseen)
@@ -90,9 +90,8 @@ class Capacity:
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """Bytes that one rank may take of its device, and that all `local_ranks` ranks of a node may take of host
-    memory, and of the disk of a run that names one; `links`: between the GPUs.
-    """
+    """Bytes that one rank may take of its device, and that all `local_ranks` ranks of a node may take of host memory,
+    and of the disk if the run names one; `links`: links between the GPUs."""
 
     device_bytes: float
     host_bytes: float
@@ -102,7 +101,7 @@ class MemoryLimits:
 
 
 def sure_bytes(usable_bytes: float) -> float:
-    """Up to how much memo's account of a run may say, if the run is to fit surely where torch reports so much."""
+    """The largest result of memo's account with which a run fits surely, where torch reports `usable_bytes`."""
     return max(0.0, usable_bytes - LOST_PAGES_BYTES) / (1.0 + FULL_SIZE.share)
 
 
