@@ -9,7 +9,7 @@
 
 Known error: of Megatron-LM's account on the 232 measured runs of the calibration: no verdict is wrong, and 7 runs that
 did fit are unsure. Verdicts of memo's account were not tested on a GPU: the count was compared with the emulated GPU,
-and memory that torch does not see is taken from published figures, which differ. So a run that fits may also be `tight`.
+and memory that torch does not see is taken from published figures, which differ. So a run that fits may be `tight`.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Attention of one context-parallel rank: each --cp-comm-type of memo.parallel.context.
 
-q, k and v belong to the caller. Each sequence is taken as one document. Where they are packed, results are made before
-the kernel is called (memo.parallel.context), so what it gives lies beside them. Shorter documents only make the blocks
-smaller.
+q, k and v belong to the caller. Each sequence is taken as one document; shorter documents only make the blocks smaller.
+Where documents are packed, results are made before the kernel is called (memo.parallel.context), so that its outputs
+live beside them.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,9 +29,9 @@ from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
 
 def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tuple[Block, Block]:
-    """(output, log-sum-exp); an output that is `placed` is written to a slot, which exists already, and is empty.
+    """(output, log-sum-exp). A `placed` output is written to a slot, which exists already: its block is empty.
 
-    Of a gated delta net, whose output is always placed, both are empty.
+    Both blocks of a gated delta net are empty, as its output is always placed.
     """
     if z.delta:
         delta_forward(ledger, z)
@@ -41,21 +41,25 @@ def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tu
     inner, shared = exchanged(z), z.tokens * z.narrow
     heads = split_heads(ledger, z.qkv * shared)
     inner_out, lse = _ring_forward(ledger, inner, placed=False)
-    (out,) = join_heads(ledger, z, (z.q, 1 if placed else inner.heads))  # what is copied to the slot takes nothing
+    (out,) = join_heads(ledger, z, (z.q, 1 if placed else inner.heads))  # a copy into the slot takes no memory
     ledger.free(inner_out, heads)
     return _left(ledger, out, placed), lse
 
 
 def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
-    """Gradients of q, k and v; those that one message carries are one tensor. Of a gated delta net that of qkv."""
+    """Gradients of q, k and v, in one tensor where one message carries them; for a gated delta net the gradient of
+    qkv."""
     if z.delta:
         return [delta_backward(ledger, z)]
     return _with_exchange(ledger, z, z.qkv + 2 * z.q, lambda inner, row: _ring_backward(ledger, inner, row))
 
 
 def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
-    """Log-sum-exp of `z.tokens` queries of a tile, which is shared by cp ranks and has `before` tokens of all ranks
-    before it; the output is in a slot, keys and values are in their store. That of a gated delta net is empty."""
+    """Log-sum-exp of the `z.tokens` queries of a tile; empty for a gated delta net.
+
+    The tile is split over cp ranks and has `before` tokens of all ranks before it. The output is in a slot, keys and
+    values are in their store.
+    """
     if z.delta:
         return attention_forward(ledger, z, placed=True)[1]
     if z.a2a == 1:
@@ -69,7 +73,7 @@ def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
 
 
 def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
-    """Keys and values of a tile, which go to their store."""
+    """Gather keys and values of a tile, which go to their store."""
     ledger.free(all_gather(ledger, z.ring, "k and v gathered", z.ring * 2 * kv_bytes(z)))
 
 
@@ -80,7 +84,8 @@ def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> t
 
 
 def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
-    """Gradients of these queries and of their keys and values, whose sums are in their store, or of qkv."""
+    """Gradients of these queries and of their keys and values, whose sums are in their store; for a delta net that of
+    qkv."""
     if z.delta:
         return attention_backward(ledger, z)
     return _with_exchange(ledger, z, 3 * z.q, lambda inner, row: _rows_backward(ledger, inner, before, row))
@@ -102,8 +107,11 @@ def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list
 def _with_exchange(
     ledger: Ledger, z: LayerSizes, width: int, backward: Callable[[LayerSizes, int], list[Block]]
 ) -> list[Block]:
-    """`backward` between the two all-to-alls, where there are any, with the elements between two tokens of what it
-    reads; `width`: of what the first all-to-all takes there, in one tensor."""
+    """`backward` between the two all-to-alls, if there are any.
+
+    `backward` is called with the elements between two tokens of its inputs. `width`: width of all tensors that the
+    first all-to-all carries, as one tensor.
+    """
     if z.a2a == 1:
         _pulse_sinks(ledger, z, backward=True)
         return backward(z, fused_row(z))
@@ -117,7 +125,7 @@ def _with_exchange(
 
 
 def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
-    """What is left of an output that had a tensor of its own in any case: nothing, once it is copied to its place."""
+    """The rest of an output that always has a tensor of its own first: nothing, once it is copied to its place."""
     if not placed:
         return out
     ledger.free(out)
@@ -125,7 +133,7 @@ def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
 
 
 def _pulse_sinks(ledger: Ledger, z: LayerSizes, backward: bool) -> None:
-    """What joining the sinks takes (memo.attention.sinks). CPUs cast what they multiply; a backward casts by itself."""
+    """Scratch memory to join the sinks (memo.attention.sinks). CPUs cast the factors; a backward casts on its own."""
     tokens, casts = min(SINK_TOKENS, z.tokens), z.mixed * (not z.on_cuda)
     copies = 1 + z.mixed + casts if backward else 2 * casts
     if z.sinks:
@@ -178,7 +186,7 @@ def _attended(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) ->
 
 
 def _start_merger(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
-    """The sums of the output, empty if they are made where the output is placed, and the log-sum-exp."""
+    """The sums of the output, empty if they are computed in the output's place, and the log-sum-exp."""
     in_place = placed and not z.mixed
     total = ledger.make("merged output", 0 if in_place else q_bytes(z) // z.narrow * z.wide)
     return total, ledger.make("lse", lse_bytes(z, z.tokens))
@@ -189,7 +197,7 @@ def _merged(ledger: Ledger, z: LayerSizes, total: Block, lse: Block, placed: boo
 
 
 def _narrowed(ledger: Ledger, z: LayerSizes, name: str, num_bytes: int, total: Block | None) -> Block:
-    """A sum in the wide dtype, as the model has it; None is a sum that lies elsewhere."""
+    """A sum in the wide dtype, cast to the model's dtype; None: the sum lies elsewhere."""
     if total is not None and not z.mixed:
         return total
     narrow = ledger.make(name, num_bytes)
@@ -198,7 +206,7 @@ def _narrowed(ledger: Ledger, z: LayerSizes, name: str, num_bytes: int, total: B
 
 
 def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
-    """The output of a call is freed when that of the next call exists."""
+    """Merge the outputs of calls; the output of a call is freed when that of the next call exists."""
     previous: tuple[Block, ...] = ()
     for call in within_reach(z, calls, fused_row(z)):
         part = kernel_forward(ledger, z, call)
@@ -253,7 +261,7 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
 
 
 def _cut_backward(ledger: Ledger, z: LayerSizes, calls: list[Call], row: int) -> list[Block]:
-    """One document that takes several calls, whose gradients are summed in the wide dtype."""
+    """Gradients of one document that takes several calls, summed in the wide dtype."""
     sums = [ledger.make(f"{name} sum", num_bytes // z.narrow * z.wide) for name, num_bytes in _gradient_sizes(z)]
     _sum_calls(ledger, z, calls, row)
     if not z.mixed or z.packed:

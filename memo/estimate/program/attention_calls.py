@@ -12,7 +12,7 @@ class Call(NamedTuple):
     """One call of the kernel: numbers of queries and keys, over all sequences of the micro-batch.
 
     Attributes:
-        strip: tokens of one of the squares alike of a window, which are the sequences of the call; 0: no such call.
+        strip: tokens of a strip, where the sequences of the call are equal strips of a window; else 0.
         flipped: whether both sides are copies in reverse order.
     """
 
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 def rows_calls(z: LayerSizes, before: int) -> list[Call]:
-    """Those within the tile, then all of its queries with the tokens before it."""
+    """The calls within the tile, then a call of all its queries with the tokens before it."""
     if z.window and before:
         return window_calls(z, reach_back=True)
     within = [Call(z.tokens, z.tokens, causal=True)] if z.ring == 1 else gathered_calls(z)
@@ -37,7 +37,7 @@ def rows_calls(z: LayerSizes, before: int) -> list[Call]:
 
 
 def short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
-    """In calls of at most so many keys; of calls that are alike, two are enough to show how much lives at once."""
+    """`calls` cut to at most `most_keys` keys; of equal calls two are kept, enough to show how much lives at once."""
     for call in calls:
         if call.causal:
             yield call
@@ -49,9 +49,10 @@ def short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
 
 
 def within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Call]:
-    """In calls that reach no further than kernels may, where the widest rows are `row` elements apart.
+    """`calls` cut to the reach of kernels, where the widest rows are `row` elements apart.
 
-    Of calls that are alike three in a row show how much lives at once: their number is quadratic in the length.
+    Of equal calls three in a row are kept, enough to show how much lives at once: their number is quadratic in the
+    length.
     """
     most = z.batch * most_tokens(row)
 
@@ -73,14 +74,14 @@ def fused_row(z: LayerSizes) -> int:
 
 
 def different_steps(z: LayerSizes) -> list[int]:
-    """Steps of a ring: the last, and of those that are alike two, which show how much lives at once."""
+    """Steps of a ring: the last one, and of equal steps two, enough to show how much lives at once."""
     steps = ring_steps(z.tokens // z.batch * z.ring, z.ring, z.window or None)
     return [step for step in steps if step < 3 or 0 < step - z.ring_rank < 3 or step == steps[-1]]
 
 
 def ring_calls(z: LayerSizes, step: int) -> list[Call]:
-    """Zigzag order: the own block is causal; all queries attend to the first half of an earlier rank's keys; only the
-    second half of the queries attends to a later rank's keys."""
+    """The call of a step in zigzag order. The own block is causal; all queries attend to the first half of an earlier
+    rank's keys; only the second half of the queries attends to a later rank's keys."""
     if step == 0:
         return window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
     if z.window:  # no more than the neighbours of a chunk
@@ -90,7 +91,7 @@ def ring_calls(z: LayerSizes, step: int) -> list[Call]:
 
 
 def window_calls(z: LayerSizes, reach_back: bool = False) -> list[Call]:
-    """Strips of one row of the batch (memo.attention.blocks.strips): of those alike two show how much lives at once.
+    """Strips of one row of the batch (memo.attention.blocks.strips); of equal calls two show how much lives at once.
 
     `reach_back`: whether the first strip has one before it, as in a tile of a sweep.
     """

@@ -1,4 +1,4 @@
-"""One call of attention's kernel (memo.attention): what it takes, makes and copies, forward and backward."""
+"""One call of attention's kernel (memo.attention): its inputs, outputs and copies, forward and backward."""
 
 from memo.estimate.program.attention_calls import Call
 from memo.estimate.program.ledger import Block, Ledger
@@ -18,7 +18,7 @@ def kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Bl
 
 
 def _flipped(ledger: Ledger, z: LayerSizes, call: Call, width: int, lse: bool = False) -> Block:
-    """What a flipped call takes, which are copies; `width`: of all of that, beside the log-sum-exp."""
+    """Copies of the inputs of a flipped call; `width`: width of all inputs besides the log-sum-exp."""
     num_bytes = call.queries * width * z.narrow + (lse_bytes(z, call.queries) if lse else 0)
     return ledger.make("flipped for attention", num_bytes if call.flipped else 0)
 
@@ -35,7 +35,7 @@ def _kernel_outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, B
 
 
 def kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
-    """dq, dk and dv. GPUs get the log-sum-exp of some of the queries as a copy."""
+    """dq, dk and dv. On GPUs the log-sum-exp of a part of the queries is a copy."""
     is_part = z.on_cuda and z.heads > 1 and (z.packed or call.queries < z.tokens)
     saved = _flipped(ledger, z, call, 2 * z.q + 2 * z.kv, lse=True)
     grad_out = _flipped(ledger, z, call, z.q)
@@ -58,10 +58,10 @@ def kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
 
 
 def _copied_bytes(z: LayerSizes, call: Call) -> int:
-    """What a kernel copies because it is strided: with several sequences, or after an all-to-all.
+    """Bytes that a kernel copies because they are strided: with several sequences, or after an all-to-all.
 
-    The CPU's copies the output's gradient, FlashAttention in torch the output too; what is given to transformer_engine
-    is all copied.
+    The CPU's kernel copies the output's gradient, FlashAttention in torch also the output; transformer_engine gets
+    copies of all tensors.
     """
     of_queries, of_keys = (tokens * width * z.narrow for tokens, width in ((call.queries, z.q), (call.keys, z.kv)))
     if z.attention == "te":

@@ -1,4 +1,4 @@
-"""What comes before and after the layers: embedding, table of positions, final norm and loss."""
+"""The ends of the model: embedding, table of positions, final norm and loss."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,8 @@ from memo.spec.lora import is_trained
 from memo.spec.stack import num_rotations
 
 _TOKEN_BYTES = 4
-"""Of a token, a label or a position; kernels take labels, and torch takes indices of rows, in _INDEX_BYTES."""
+"""Bytes of a token, a label or a position. Kernels take labels in this width; torch takes indices of rows in
+_INDEX_BYTES."""
 _INDEX_BYTES = 8
 _EMBEDDING_CHUNK = 8192
 """Tokens that are looked up at a time, as in memo.parallel.embedding."""
@@ -33,8 +34,8 @@ class EndSizes:
         positions: rows of a learned position table.
         chunk: tokens whose logits exist at once.
         tied: whether the head is the embedding's matrix and both are on the same stage.
-        scaled: whether what the embedding gives is multiplied.
-        rotations: tables of RoPE.
+        scaled: whether the embedding's output is multiplied by a factor.
+        rotations: number of RoPE's tables.
         frozen: global tensors of the ends that are not trained.
     """
 
@@ -62,7 +63,7 @@ def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
 
 
 def _has_two_orders(z: LayerSizes) -> bool:
-    """Whether the tokens that a rank holds stand in another order than attention sees (memo.train.feed)."""
+    """Whether a rank holds tokens in another order than attention sees them (memo.train.feed)."""
     return z.tp > 1 and z.tiles > 1
 
 
@@ -106,7 +107,8 @@ def _embedding_chunk(z: LayerSizes) -> int:
 def embedding_backward(
     ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Block | None, of_head: Block | None
 ) -> None:
-    """Frees `grad`, None if the caller holds it, and `of_head`, the head's part of the gradient of a tied matrix."""
+    """Backward of the embedding. Frees `grad` (None if the caller holds it) and `of_head`, the head's part of a tied
+    gradient."""
     has_table, has_positions = (name not in ends.frozen for name in _TABLES[:2])
     size, of_positions = ends.rows * z.hidden * has_table, ends.positions * z.hidden * has_positions
     if of_positions and not z.sections:
@@ -142,7 +144,7 @@ def embedding_backward(
 
 
 def _add_rows(ledger: Ledger, z: LayerSizes, tokens: int, size: int) -> None:
-    """Sums the gradients of a chunk by row of a table of `size` elements, and adds them to those of other chunks."""
+    """Sum the gradients of a chunk by row of a table of `size` elements, and add them to those of other chunks."""
     part = ledger.make("embedding gradient", size * z.narrow)
     ledger.pulse(("sums of segments", _segment_bytes(z, tokens, size // z.hidden)))
     if z.mixed:
@@ -151,14 +153,15 @@ def _add_rows(ledger: Ledger, z: LayerSizes, tokens: int, size: int) -> None:
 
 
 def _segment_bytes(z: LayerSizes, tokens: int, rows: int) -> int:
-    """Bytes of the sums that aten::embedding_dense_backward makes on a GPU: it sorts tokens by row and sums segments of
-    them first, of which there are at most this many."""
+    """Bytes of sums in aten::embedding_dense_backward on a GPU: it sorts tokens by row and first sums segments, of
+    which there are at most this many."""
     segments = -(-tokens // _SEGMENT_TOKENS) + min(tokens, rows)
     return segments * z.hidden * 4 if z.on_cuda and rows else 0
 
 
 def rope_frequency_bytes(z: LayerSizes, rotations: int) -> int:
-    """Bytes that a chunk keeps for the whole run, from which it makes RoPE's tables: one fp64 number per two dims."""
+    """Bytes of the frequencies that a chunk keeps for the whole run, to make RoPE's tables: one fp64 number per two
+    dims."""
     return 8 * (z.rotary_dim // 2) * rotations
 
 
@@ -185,7 +188,7 @@ def _cast(ledger: Ledger, z: LayerSizes, pairs: int) -> Block:
 
 
 def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
-    """Forward of final norm and loss: the log-sum-exp, which is kept, as are the hidden states."""
+    """Forward of final norm and loss. Returns the log-sum-exp, which is kept together with the hidden states."""
     lse = ledger.make("log-sum-exp", z.tokens * z.wide)
     norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=False)
     gathered = _gathered(ledger, z, ends, norm)  # the chunks follow each other, and each drops its own
@@ -199,8 +202,11 @@ def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
 
 
 def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> Block | None:
-    """The head's gradient, if a tied embedding adds its own to it. The gradient of the last layer's output takes the
-    place of that output. On GPUs products add to the head's main gradient themselves."""
+    """The head's gradient if a tied embedding adds its own gradient to it, else None.
+
+    The gradient of the last layer's output takes the place of that output. On GPUs products add to the head's main
+    gradient themselves.
+    """
     size = 0 if z.on_cuda else _trained_head(z, ends)
     of_norm = 0 if "final_norm.weight" in ends.frozen else (1 if z.rms else 2) * z.hidden
     waits = ends.tied and size > 0
@@ -242,7 +248,7 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
 
 
 def _trained_head(z: LayerSizes, ends: EndSizes) -> int:
-    """Elements of the head's gradient."""
+    """Elements of the head's gradient; 0 if the head is frozen."""
     return 0 if ("embedding.weight" if ends.tied else "head.weight") in ends.frozen else ends.rows * z.hidden
 
 
@@ -258,6 +264,6 @@ def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
 
 
 def _softmax(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
-    """What softmax or its gradient makes: a copy of narrow logits in the wide dtype, and labels in two forms."""
+    """Tensors of softmax or its gradient: a copy of narrow logits in the wide dtype, and labels in two forms."""
     wide = ends.chunk * ends.rows * z.wide if z.mixed else 0
     ledger.pulse(("wide logits", wide), ("local labels", ends.chunk * (2 * _INDEX_BYTES + z.wide)))

@@ -19,7 +19,10 @@ def split_heads(ledger: Ledger, num_bytes: int) -> Block:
 
 
 def join_heads(ledger: Ledger, z: LayerSizes, *parts: tuple[int, int]) -> list[Block]:
-    """`parts` are (width, heads that one rank has). Parts with one head are views of what was received, not copies."""
+    """The tensors after the second all-to-all.
+
+    `parts` are (width, heads that one rank has). Parts with one head are views of the received tensor, not copies.
+    """
     widths = [width * z.tokens * z.narrow for width, _ in parts]
     joined = ledger.make("heads to join", sum(widths))
     packed = ledger.make("heads to send", sum(widths))

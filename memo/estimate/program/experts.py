@@ -1,7 +1,7 @@
 """A mixture of experts on a tile of tokens (memo.executor.expert_pieces, memo.parallel.experts), in requests.
 
-How many rows an expert has depends on the data and changes no size but scratch memory of products on CPUs, where the
-largest expert counts; it is taken to have twice its share of the rows. Numbers of experts and places of rows are int64.
+The number of rows of an expert depends on the data. It changes only the scratch memory of products on CPUs, where the
+largest expert counts: it is taken to have twice its share of the rows. Numbers of experts and places of rows are int64.
 """
 
 import math
@@ -16,7 +16,7 @@ _INT64 = 8
 
 
 def route(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
-    """The routing, which is copied to its place."""
+    """The router's scores and choice; the routing is copied to its place."""
     scores = ledger.make("scores", tokens * z.experts * z.wide)
     _wide_inputs(ledger, z, tokens)
     ledger.pulse(
@@ -26,13 +26,13 @@ def route(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
 
 
 def _wide_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
-    """Of the products of the router, which are in the wide dtype."""
+    """Inputs of the router's products, which are in the wide dtype."""
     if z.mixed:
         ledger.pulse(("wide tokens", tokens * z.hidden * z.wide), ("wide router", z.experts * z.hidden * z.wide))
 
 
 def expert_rows(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
-    """The order of the rows, and the place of each."""
+    """The order of the rows, and each row's place."""
     num_bytes = tokens * z.top_k * _INT64
     ledger.pulse(*(("order of rows", num_bytes),) * 5)
     return ledger.make("order of rows", 2 * num_bytes)
@@ -47,7 +47,7 @@ def of_tokens(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
 
 
 def sums(ledger: Ledger, z: LayerSizes, tokens: int, rows: Block) -> Block:
-    """Frees the rows."""
+    """The sums of each token's rows. Frees the rows."""
     found = ledger.make("sums of rows", hidden_bytes(z, tokens))
     ledger.pulse(("order of rows", 2 * tokens * _INT64))
     ledger.free(rows)
@@ -55,7 +55,7 @@ def sums(ledger: Ledger, z: LayerSizes, tokens: int, rows: Block) -> Block:
 
 
 def _products(ledger: Ledger, z: LayerSizes, elements: int) -> None:
-    """Scratch memory of products that make so many elements."""
+    """Scratch memory of products with `elements` elements in all results."""
     multiply(ledger, z, min(elements, 2 * elements // z.experts))
 
 
@@ -64,7 +64,7 @@ def _add_gradients(ledger: Ledger, z: LayerSizes, matrix: int) -> None:
 
 
 def _adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
-    """What the adapter gives is added to the output of each row (memo.parallel.adapter)."""
+    """The adapter's output, which is added to the output of each row (memo.parallel.adapter)."""
     if adapter is not None:
         rows = tokens * z.top_k
         narrow = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
@@ -73,7 +73,7 @@ def _adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapte
 
 
 def _adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
-    """The gradient of the narrow input; that of the input is added to what there is."""
+    """The gradient of the adapter's narrow input; the gradient of the wide input is added to the existing one."""
     if adapter is None:
         return None
     rows = tokens * z.top_k
@@ -88,7 +88,7 @@ def _adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapt
 def _adapter_gradients(
     ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
 ) -> None:
-    """Frees `grad`, which `_adapter_backward` has returned."""
+    """Gradients of the adapter's weights. Frees `grad`, which `_adapter_backward` has returned."""
     if adapter is not None:
         add_weight_gradient(ledger, z, math.prod(adapter.a))
         narrow = ledger.make("adapter", tokens * z.top_k * adapter.a[0] * z.narrow)
@@ -139,13 +139,13 @@ def activate(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
 
 
 def activate_again(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, tuple[Block, ...]]:
-    """(activation, what the graph keeps beside it)."""
+    """(activation, tensors that the graph keeps beside it)."""
     plain, kept = activation_forward(ledger, z, tokens, graph=True)
     return ledger.make("activation", plain.num_bytes), (plain, *kept)
 
 
 def activate_backward(ledger: Ledger, z: LayerSizes, tokens: int, saved: tuple[Block, ...]) -> Block:
-    """Gradient of fc1's output; that of the weights is small."""
+    """Gradient of fc1's output; the gradient of the routing weights is small."""
     plain, *kept = saved
     grad = ledger.make("activation term", plain.num_bytes)
     ledger.pulse(("activation term", plain.num_bytes))

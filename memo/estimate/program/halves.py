@@ -1,6 +1,6 @@
-"""A custom layer (memo.spec.custom_layer): of its halves only the bytes at their peaks are known, not tensor by tensor.
+"""A custom layer (memo.spec.custom_layer), whose halves are known by the bytes at their peaks, not tensor by tensor.
 
-What tp gathers of a matrix's input, and of its output's gradient, is not in the facts, which are those of one rank: one
+The facts are those of one rank: they lack the gathered input of a matrix, and the gathered gradient of its output. One
 of each is assumed to live at the peak. Known error: at most 5 % above the measured peak of a step on a CPU and 1.5 %
 below (tests/estimate/test_estimate_custom_layer.py).
 """
@@ -17,7 +17,7 @@ from memo.spec.custom_layer import Half
 
 @dataclass
 class HalvesKept:
-    """What the forward keeps for the backward."""
+    """Blocks that the forward keeps for the backward."""
 
     first: Block
     attended: tuple[Block | None, ...]
@@ -25,14 +25,14 @@ class HalvesKept:
 
 
 def half_forward(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
-    """Its peak; nothing stays."""
+    """The forward of a half: its peak; nothing stays."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tokens))
     ledger.pulse(("half of the layer", half.forward.of(tokens, z.tp)))
     ledger.free(gathered)
 
 
 def half_backward(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
-    """Its peak above what was kept."""
+    """The backward of a half: its peak above the kept blocks."""
     gathered = [all_gather(ledger, z.tp, name, hidden_bytes(z, tokens)) for name in ("gathered", "gathered gradient")]
     ledger.pulse(("gradients in half of the layer", half.backward.of(tokens, z.tp)))
     ledger.free(*gathered)
@@ -47,7 +47,7 @@ def half_again(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
 
 
 def halves_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, HalvesKept]:
-    """(output, what is kept besides the input)."""
+    """(output, blocks that are kept besides the input)."""
     assert z.halves is not None
     first, second = z.halves
     half_forward(ledger, z, first, z.tokens)
@@ -59,7 +59,8 @@ def halves_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, HalvesKept]:
 
 
 def halves_backward(ledger: Ledger, z: LayerSizes, kept: HalvesKept, x: Block) -> None:
-    """The gradient of the input takes the place of that of the output; what was kept is freed, with the input."""
+    """Backward of the layer. The gradient of the input takes the place of that of the output; kept blocks and `x` are
+    freed."""
     assert z.halves is not None
     first, second = z.halves
     half_backward(ledger, z, second, z.tokens)

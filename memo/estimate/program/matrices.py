@@ -10,10 +10,11 @@ from memo.estimate.program.sizes import LayerSizes
 
 
 def multiply(ledger: Ledger, z: LayerSizes, elements: int) -> None:
-    """The scratch memory of a matrix product; its result, of so many elements, is the caller's.
+    """The scratch memory of a matrix product; its result, of `elements` elements, belongs to the caller.
 
-    A stated bound for CPUs. In bf16 and fp16 oneDNN sums in a wider copy of the result, packs operands, which takes
-    less except where all of a step is small (0.2 MiB a thread), or needs nothing, as the CPU's instructions are.
+    An upper bound for CPUs. In bf16 and fp16 oneDNN sums in a wider copy of the result, or packs operands, or needs no
+    scratch, depending on the CPU's instructions. Packing takes less than the bound unless the whole step is small (0.2
+    MiB a thread).
 
     Known error of a step's peak: 4.6 % above in a plain GPT of 46 MB where the bound is not used, 1 % below in 7 MB.
     """
@@ -22,8 +23,8 @@ def multiply(ledger: Ledger, z: LayerSizes, elements: int) -> None:
 
 
 def add_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
-    """A gradient of `size` elements that is added to the main gradient, cast first if that is wider; the product that
-    computes it takes no more."""
+    """A gradient of `size` elements that is added to the main gradient, and cast first if that is wider; the product
+    that computes it takes no more memory."""
     gradient = ledger.make("weight gradient", size * z.narrow)
     if z.mixed:
         ledger.pulse(("wide weight gradient", size * z.wide))
@@ -31,7 +32,7 @@ def add_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
 
 
 class AdapterSizes(NamedTuple):
-    """Of LoRA's matrices beside one, or beside that of one expert: their shapes on this rank."""
+    """Shapes on this rank of LoRA's matrices beside one matrix, or beside that of one expert."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
@@ -47,7 +48,7 @@ def adapter_of(matrices: Mapping[str, tuple[int, ...]], module: str, experts: in
 
 
 def adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
-    """What the adapter gives is added to the output in place (memo.parallel.adapter)."""
+    """The adapter's output, which is added to the output in place (memo.parallel.adapter)."""
     if adapter is not None:
         narrow = _adapter_input(ledger, z, tokens, adapter)
         multiply(ledger, z, tokens * adapter.b[0])
@@ -55,7 +56,7 @@ def adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapter
 
 
 def adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
-    """The gradient of the narrow input, of which that of the input is added in place."""
+    """The gradient of the adapter's narrow input; the gradient of the wide input is added in place."""
     if adapter is None:
         return None
     grad = parts = ledger.make("adapter", tokens * adapter.a[0] * z.narrow)
@@ -69,7 +70,7 @@ def adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapte
 def adapter_gradients(
     ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
 ) -> None:
-    """Frees `grad`, which `adapter_backward` has returned."""
+    """Gradients of the adapter's weights. Frees `grad`, which `adapter_backward` has returned."""
     if adapter is None:
         return
     add_weight_gradient(ledger, z, math.prod(adapter.a))
@@ -85,7 +86,7 @@ def _adapter_input(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterS
 
 
 def add_weight_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
-    """The matrix product itself adds to the main gradient, but on CPUs where this is wider than the model."""
+    """A weight's gradient. The matrix product adds to the main gradient itself, except on CPUs where this is wider."""
     if z.mixed and not z.on_cuda:
         add_gradient(ledger, z, size)
 

@@ -1,4 +1,4 @@
-"""What gloo requests from torch's allocator in addition to the tensors that it is given (torch 2.13).
+"""Requests of gloo to torch's allocator, in addition to the tensors that it is given (torch 2.13).
 
     all_gather       a copy of the whole result, twice, one after the other, until the last rank has sent its part
     reduce_scatter   a copy of the whole input, until the caller has waited for the message and dropped it; gloo's own
@@ -21,7 +21,8 @@ def all_gather(ledger: Ledger, size: int, name: str, num_bytes: int, own: Block 
 def all_gather_async(
     ledger: Ledger, size: int, name: str, num_bytes: int, own: Block | None = None
 ) -> tuple[Block | None, Block | None]:
-    """As all_gather, and gloo's copy, which may live until the caller waits for the message: the others may be late."""
+    """As all_gather, with gloo's copy, which may live until the caller waits for the message, as other ranks may be
+    late."""
     if size == 1:
         return own, None
     return ledger.make(name, num_bytes), ledger.make("gloo", num_bytes)
@@ -36,7 +37,7 @@ def reduce_scatter(ledger: Ledger, size: int, name: str, whole: Block) -> tuple[
 
 
 def scattered(ledger: Ledger, size: int, name: str, whole: Block) -> Block:
-    """This rank's part, once the message has ended; with one rank it is `whole`, which else is freed."""
+    """This rank's part, once the message has ended; `whole` is freed. With one rank the part is `whole`."""
     part, copy = reduce_scatter(ledger, size, name, whole)
     if part is not whole:
         ledger.free(whole)

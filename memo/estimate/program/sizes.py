@@ -1,4 +1,4 @@
-"""The sizes from which those of all tensors of a layer on one rank follow."""
+"""The sizes of a layer on one rank, from which the sizes of all its tensors follow."""
 
 from typing import NamedTuple
 
@@ -34,22 +34,22 @@ class LayerSizes(NamedTuple):
         narrow, wide: bytes of an element of the model, and of sums and statistics.
         heads, kv_heads, head_dim: heads of this tp rank and their width.
         ffn: width of the activation, over all experts of a token.
-        activation_terms: values as wide that the kernels of the activation make besides.
+        activation_terms: further values of that width that the kernels of the activation make.
         qk_norm, qk_across: whether each head of q and k is normed, or all heads of each together.
-        experts, top_k: of a layer, and of each token; no experts: one MLP for all tokens.
-        matrices: outputs and inputs of each matrix, by the path of its module; those of an adapter among them.
+        experts, top_k: experts of a layer, and of each token; no experts: one MLP for all tokens.
+        matrices: {path of the module: (outputs, inputs)} of each matrix, those of adapters included.
         frozen: modules whose matrices are not trained.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
         rotary_dim: dims of a head that RoPE rotates; 0: there is none.
         sinks: whether a logit of each query head joins its softmax.
-        window: tokens that a token attends to, itself included, where it does not attend to all before it; else 0.
-        attention: the kernels of attention, one of --attention-backend but auto.
+        window: tokens of the sliding window, the token itself included; 0: there is none.
+        attention: the kernels of attention, a value of --attention-backend other than auto.
         packed: whether a sequence may hold several documents.
         deterministic: whether the gradients of attention have the same bits each time.
         threads: CPU threads of one rank; each has scratch memory in attention.
-        tiles: tiles of tokens that the layer works on.
+        tiles: tiles of tokens in which the layer is computed.
         sections: parts of the sequence along which a swap plan sweeps layers; 0: it does not.
-        hidden_on_host: whether what layers pass on is in host memory.
+        hidden_on_host: whether hidden states between layers are in host memory.
         on_cuda: whether the device is a GPU.
         delta: whether a gated delta net stands in the place of attention.
         fla: whether flash-linear-attention's kernels compute it.
@@ -134,7 +134,7 @@ class LayerSizes(NamedTuple):
 
     @property
     def widens_norm(self) -> bool:
-        """Whether torch's kernel of a norm gets its input in the wide dtype, as it takes a factor in that."""
+        """Whether torch's kernel of a norm gets its input in the wide dtype, because its factor is wide."""
         return self.norms_from_zero and self.mixed and not self.composes_norm
 
     @property

@@ -1,7 +1,7 @@
 """The operations of a layer on one tile of tokens, in requests to an allocator (memo.executor.tile_machine runs them).
 
-memo.program.walk says which operations run in which order, and when what they make is freed. What lies in a slot, or in
-memory that its caller gives, takes nothing here.
+memo.program.walk gives the order of operations, and frees their results. Tensors in a slot, or in memory that the
+caller gives, take nothing here.
 """
 
 import math
@@ -44,14 +44,14 @@ Made = tuple[Block | None, ...]
 
 
 class TileLedger(Machine):
-    """Records the requests of steps on a tile of so many tokens.
+    """Records the requests of steps on a tile of `tokens` tokens.
 
     Attributes:
-        live: blocks; None for what has memory elsewhere.
-        placed: values that are written to memory that exists.
-        graphs: what a graph keeps besides input and output, by the value that its operation makes.
-        reads: what the step that runs reads.
-        copies: of messages that nothing has waited for yet, by what they gather.
+        live: {value: block}; None for a value with memory elsewhere.
+        placed: values that are written to existing memory.
+        graphs: {value: tensors that the graph of its operation keeps besides input and output}.
+        reads: values that the running step reads.
+        copies: {gathered value: gloo's copy} of messages for which nothing has waited yet.
     """
 
     live: dict[str, Block | None]
@@ -66,7 +66,7 @@ class TileLedger(Machine):
         self.expert_rows: Block | None = None
 
     def free(self, name: str) -> None:
-        """The tensor dies with the last of its names."""
+        """Free a name; its tensor dies with the last of its names."""
         block = self.live.pop(name)
         if all(other is not block for other in self.live.values()):
             self.ledger.free(block)
@@ -85,12 +85,12 @@ class TileLedger(Machine):
 
     @property
     def rows(self) -> int:
-        """Tokens of this rank of tp."""
+        """Tokens of this tensor-parallel rank."""
         return self.tokens // self.z.tp
 
     @property
     def whole_bytes(self) -> int:
-        """Of hidden states, gathered over tp."""
+        """Bytes of hidden states, gathered over tp."""
         return hidden_bytes(self.z, self.tokens)
 
     @property
@@ -98,10 +98,10 @@ class TileLedger(Machine):
         return self.tokens * self.z.qkv * self.z.narrow
 
     def of_mlp(self, activation: Operation) -> LayerSizes:
-        """With the width of the MLP that it is in."""
+        """The sizes with the width of the MLP to which the activation belongs."""
         return self.z._replace(ffn=self.matrices[f"{activation.module.rpartition('.')[0]}.fc2"][1])
 
-    # What a step does.
+    # The kinds of steps.
 
     def gather(self, step: Step) -> None:
         (source,), (made,) = step.reads, step.makes
@@ -110,11 +110,11 @@ class TileLedger(Machine):
         self.live[made], self.copies[made] = found
 
     def wait(self) -> None:
-        """For the messages that the step reads."""
+        """Wait for the messages that the step reads."""
         self.ledger.free_late(*(self.copies.pop(name, None) for name in self.reads))
 
     def keep(self, step: Step) -> None:
-        """A copy to the slot."""
+        """A copy to the slot takes no memory."""
 
     def forward(self, step: Step) -> None:
         assert step.operation is not None
@@ -152,7 +152,7 @@ class TileLedger(Machine):
         self.live |= zip(step.makes, made, strict=True)
 
     def add_weight_gradient(self, operation: Operation) -> None:
-        """Unless it is frozen."""
+        """The gradient of an operation's matrix, unless it is frozen."""
         if operation.module not in self.z.frozen:
             add_weight_gradient(self.ledger, self.z, math.prod(self.matrices[operation.module]))
 

@@ -1,7 +1,8 @@
 """The parts of a layer that work token by token (norms, RoPE, the MLP's activation), forward and backward.
 
-Each follows the requests of torch's CPU kernels, in their order. With `graph` a forward keeps what its backward needs,
-as memo.parallel.replayed does; without it, it keeps nothing but its output. Gradients of outputs are their callers'.
+Each function follows the requests of torch's CPU kernels, in their order. With `graph` a forward keeps the tensors of
+its backward, as memo.parallel.replayed does; without it, it keeps only its output. Gradients of outputs belong to the
+callers.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from memo.estimate.program.sizes import LayerSizes
 
 @dataclass
 class Normed:
-    """A norm of `rows` rows of `width` elements: its output, and what its backward needs besides input and output."""
+    """A norm of `rows` rows of `width` elements: its output, and tensors that its backward needs besides input and
+    output."""
 
     rows: int
     width: int
@@ -21,8 +23,11 @@ class Normed:
 
 
 def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int, graph: bool) -> Normed:
-    """On CPUs RMSNorm is composed of elementwise operations, which are in the wide dtype for a narrow input: there
-    the input and the scaled output are kept in that, and scratch memory is a bound."""
+    """The output of a norm.
+
+    On CPUs RMSNorm is composed of elementwise operations, which use the wide dtype for a narrow input. The input and
+    the scaled output are then kept in the wide dtype, and scratch memory is an upper bound.
+    """
     out = ledger.make(name, rows * width * z.narrow)
     if z.composes_norm:
         wide = rows * width * z.wide
@@ -44,9 +49,9 @@ def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int
 
 
 def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
-    """Gradient of the input; of a frozen factor it takes less on CPUs, by an input in the wide dtype.
+    """Gradient of the input. On CPUs a frozen factor takes less: by one input in the wide dtype.
 
-    The ledger's tail begins where the weight's gradient is done: the reduction of a module's last bucket starts there.
+    The ledger's tail begins after the weight's gradient: there the reduction of a module's last bucket starts.
     """
     rows, width, wide = saved.rows, saved.width, saved.rows * saved.width * z.wide
     if not z.composes_norm:
@@ -139,7 +144,8 @@ def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
 def activation_forward(
     ledger: Ledger, z: LayerSizes, tokens: int, graph: bool, is_scored: bool = False
 ) -> tuple[Block, tuple[Block, ...]]:
-    """(activation, what the backward needs besides input and output); `is_scored`: times a score of each token."""
+    """(activation, tensors that the backward needs besides input and output); `is_scored`: times a score of each
+    token."""
     num_bytes = tokens * z.ffn * z.narrow
     kept = [ledger.make("activation term", num_bytes) for _ in range(z.activation_terms)]
     active = ledger.make("activation", num_bytes)
@@ -153,8 +159,8 @@ def activation_forward(
 
 
 def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> Block:
-    """Gradient of fc1's output. Of a gated activation those of its two factors are made first, and of what one of them
-    is made of; those of gate and up are put side by side last."""
+    """Gradient of fc1's output. For a gated activation the gradients of its two factors come first, then those of the
+    terms of one factor; the gradients of gate and up are put side by side last."""
     num_bytes = tokens * z.ffn * z.narrow
     if not z.gated:
         return ledger.make("fc1 gradient", num_bytes)
@@ -170,7 +176,7 @@ def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[
 
 
 def gate_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, tuple[Block, ...]]:
-    """(attention's output times its gate, what the backward needs besides input and output)."""
+    """(attention's output times its gate, tensors that the backward needs besides input and output)."""
     num_bytes = tokens * z.q * z.narrow
     sigmoid = ledger.make("sigmoid of the gate", num_bytes)
     gated = ledger.make("gated", num_bytes)
