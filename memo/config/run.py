@@ -98,7 +98,7 @@ class HardwareConfig:
         "auto"
     )
     """Kernels of exact attention. auto: the fastest that `memo profile --attention` measured on this device for calls
-    of the same shape; without measurements cudnn from compute capability 9.0 on, and flash below."""
+    like this run's; without measurements cudnn from compute capability 9.0 on, and flash below."""
     delta_backend: Literal["auto", "torch", "fla"] = "auto"
     """Kernels of gated delta nets. auto: flash-linear-attention's (fla) on CUDA where it is installed and can run, else
     torch's operations. Estimates take auto for torch's operations."""

@@ -12,7 +12,7 @@ If some runs are left out of the fit and then judged, no verdict is wrong, wheth
 unsure), a number of GPUs (9), a micro-batch (8) or a tp (9); without CONTEXT_SHARE 1, 1, 1 and 2 would be wrong. If
 only table 3 is fitted, no verdict on the 85 runs of table 4 is wrong and 2 are unsure. If most runs that show the cost
 of context parallelism are left out (table 4 alone, or no runs with pp 1), 6 of the others are judged to fit but ran out
-of memory. The tests repeat these fits. Of the runs about which a fit without them is unsure, a third ran out of memory.
+of memory. The tests repeat these fits. A third of the runs about which a fit without them is unsure ran out of memory.
 
 Layers and logits have more bytes than Megatron-LM's code keeps. With those of the code, the best fit has runs on the
 wrong side of their limit by up to 1.2 % (6 bytes a logit), 2.2 % (SwiGLU as one kernel) and 4.2 % (both).

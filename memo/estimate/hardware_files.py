@@ -1,6 +1,6 @@
 """Machines as TOML files: those that memo knows by name, and a user's (--hardware FILE.toml).
 
-A file has the fields of `memo.estimate.hardware.Hardware`; those that it leaves out are of the machine that it is like.
+A file has fields of `memo.estimate.hardware.Hardware`; it takes other fields from the machine in `like`.
 
 like = "h100-80"
 memory_gib = 94
@@ -10,7 +10,7 @@ peak_tflops.bf16 = 989.4
 matmul = 0.6
 source = "measured on our cluster in May"
 
-Where the numbers of the known machines come from stands in their field `source`, and in machine_files/README.md.
+The sources of the known machines' numbers are in their field `source`, and in machine_files/README.md.
 """
 
 import difflib
@@ -69,9 +69,9 @@ def _known(name: str) -> Hardware:
 
 
 def read_hardware(path: str | Path) -> Hardware:
-    """The machine that a file describes; unless the file gives a name, it is the file's own.
+    """The machine that a file describes; its name is by default that of the file.
 
-    The peak in bf16 is that of the GPU that it names, unless it gives one or the GPU is not known.
+    The peak in bf16 is by default that of the GPU that the file names, if memo knows this GPU.
 
     Raises ConfigError for a file that cannot be read, an unknown field or base, and a value of a wrong type or range.
     """

@@ -1,4 +1,5 @@
-"""Finds a machine by the names that tables and people use, such as `a100-40gb` or `RTX 4090`, by its GPU, or a file."""
+"""Finds a machine by the names that tables and people use, such as `a100-40gb` or `RTX 4090`, by its GPU, or by a
+file."""
 
 import difflib
 
@@ -41,7 +42,7 @@ def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
 
 
 def named_hardware(flag: str, name: str, memory_gib: float | None = None) -> Hardware:
-    """The same as `find_hardware`, with an error that names the flag that gave the name."""
+    """The machine that `find_hardware` finds; its error names the flag that gave the name."""
     try:
         return find_hardware(name, memory_gib)
     except ConfigError as error:
@@ -86,5 +87,5 @@ def _is_about(one: float, other: float) -> bool:
 
 
 def _bare(driver_name: str) -> str:
-    """In small letters; older drivers leave out the maker's name."""
+    """The name in small letters without the maker's name, which older drivers leave out."""
     return driver_name.lower().removeprefix("nvidia ")

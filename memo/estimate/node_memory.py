@@ -52,11 +52,10 @@ def node_host_bytes(
 
 
 def _node_disk_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved, budget_bytes: float) -> int:
-    """What a node's disk holds where its host memory is filled first; stages that share a node as of
-    `node_host_bytes`.
+    """Bytes on a node's disk if its host memory is filled first; ranks share nodes as in `node_host_bytes`.
 
     Args:
-        budget_bytes: what activations and states of all ranks of a node may take of host memory.
+        budget_bytes: host memory that activations and states of all ranks of a node may take.
     """
     per_stage, ranks = world_size // config.parallel.pp, min(world_size, gpus_per_node)
     spare_bytes = (budget_bytes - most_of_a_node(_states_on_host(config, world_size), per_stage, ranks)) / ranks
@@ -65,15 +64,15 @@ def _node_disk_bytes(config: RunConfig, world_size: int, gpus_per_node: int, mov
 
 
 def _states_on_host(config: RunConfig, world_size: int) -> list[int]:
-    """Bytes of a rank of each stage."""
+    """Bytes of states in host memory, of a rank of each stage."""
     if not placement_of(config, world_size).optimizer:
         return [0] * config.parallel.pp
     return [state_bytes(config, world_size, stage).host for stage in range(config.parallel.pp)]
 
 
 def most_of_a_node(ranks: Iterable[int], per_stage: int, gpus_per_node: int) -> int:
-    """The largest sum over `gpus_per_node` ranks; `ranks`: bytes of one rank of each stage, of which there are
-    `per_stage`."""
+    """The largest sum over `gpus_per_node` ranks. `ranks`: bytes of one rank of each stage; each stage has `per_stage`
+    ranks."""
     left, total = gpus_per_node, 0
     for num_bytes in sorted(ranks, reverse=True):
         count = min(left, per_stage)

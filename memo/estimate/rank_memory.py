@@ -101,7 +101,7 @@ def rank_memory(
     Args:
         config: a checked configuration with --device cuda.
         shape: the model whose parameters are counted; its sizes must equal those of the configuration.
-        logit_bytes: of each logit, if the loss keeps the logits of all tokens at once, as Megatron-LM does
+        logit_bytes: bytes of each logit if the loss keeps the logits of all tokens at once, as Megatron-LM does
             (WHOLE_LOGIT_BYTES); default: it keeps those of --loss-chunk-size tokens.
         moved: what a swap plan moves; default: what --offload-alpha says if it is a number. With off and auto there is
             no swap plan.
@@ -157,8 +157,8 @@ def _frozen(weights: tuple[Weight, ...], tp: int) -> int:
 def _step_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
     """Bytes that the optimizer's step takes in addition to the states.
 
-    Fitted if all states stay on the device. Else the shards of reduced gradients are counted: all those of modules that
-    are updated on the device, and of the other modules the largest one.
+    Fitted if all states stay on the device. Else the shards of reduced gradients are counted: all shards of modules
+    that are updated on the device, and the largest shard of the other modules.
     """
     layer, ends = units.layer.size, [end.size for end in units.ends]
     if not placement.streams:

@@ -115,8 +115,8 @@ def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
 
 
 def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
-    """Bytes of one checkpoint on disk: the master and the two moments of every weight that is trained; frozen weights
-    of no Hugging Face directory, but for those in few bits.
+    """Bytes of one checkpoint on disk: the master and the two moments of every trained weight. Frozen weights count too
+    if they come from no Hugging Face directory, except those in few bits.
 
     Known error: none for the values. The index and the state of the run, about 100 bytes per rectangle, are not
     counted.
@@ -129,7 +129,7 @@ def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
 
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:
-    """The same as `state_bytes`, for given parameters."""
+    """Bytes of a rank with these units under a placement."""
     narrow, wide, layer = sizes.narrow, sizes.wide, units.layer
     in_weight_slots, in_gradient_slots = placement.weights_in_slots, placement.gradients_in_slots
     ends, here = units.end, units.rest(placement.optimizer)

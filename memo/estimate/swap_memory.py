@@ -63,7 +63,7 @@ def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> 
 
 
 def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> SwapBytes:
-    """The same for a layout that is known, which all stages share."""
+    """Device and host bytes of a rank of `stage` for a known layout, which all stages share."""
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     buffers = layout.buffer_bytes(min(2, passes * resolved_sections(config)))
     if config.memory.sweeps:
@@ -79,8 +79,11 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
 def host_records(
     config: RunConfig, world_size: int, stages: Iterable[int], layout: SlotLayout
 ) -> Iterator[tuple[list[RecordKind], int]]:
-    """Host records of a rank of each stage: those that may go to a disk, where layers are swept of keys and values and
-    of inputs, then all others; and bytes of those that never do: of hidden states, with --offload-hidden-states."""
+    """(kinds of host records that may go to a disk, bytes of records that never do) of a rank of each stage.
+
+    Where layers are swept, the kinds are keys and values, inputs, and slots; else slots alone. Hidden states in host
+    memory (--offload-hidden-states) never go to a disk.
+    """
     keys, input_bytes = key_value_layout(config) if config.memory.sweeps else None, layout.places["input"].num_bytes
     for count, beside in _in_use(config, world_size, stages):
         kinds = [RecordKind(count, layout.moved_bytes)]
@@ -94,7 +97,7 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
     """Host bytes of a rank of each stage; `moved`: None if there is no swap plan.
 
     Args:
-        disk_bytes: what the disk of --offload-nvme-path holds of one rank's records; default: all of them.
+        disk_bytes: bytes of one rank's records on the disk of --offload-nvme-path; default: all of them.
     """
     stages = range(config.parallel.pp)
     if moved is None:
@@ -105,7 +108,7 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
 
 
 def disk_bytes(config: RunConfig, world_size: int, moved: Moved, rank_host_bytes: list[float]) -> list[int]:
-    """Bytes on the disk of a rank of each stage, whose records may take so much of host memory."""
+    """Bytes on the disk of a rank of each stage; `rank_host_bytes`: host memory that its records may take."""
     records = host_records(config, world_size, range(config.parallel.pp), slot_layout(config, moved))
     found = []
     for (kinds, stays), host in zip(records, rank_host_bytes, strict=True):
@@ -117,9 +120,9 @@ def disk_bytes(config: RunConfig, world_size: int, moved: Moved, rank_host_bytes
 def num_records(config: RunConfig, world_size: int, stage: int) -> int:
     """Number of host records in use at once, each of one layer (or section of it) and microbatch.
 
-    Everything in flight has one, except the last one or two, which are still in their slots: two if a backward directly
-    follows its forward, else one. What is never more than two layers does not move. Of layers that recompute attention
-    one at a time is in flight, which takes what the layers after it have freed.
+    Each layer and microbatch in flight has a record, except the last one or two, which are still in their slots: two if
+    a backward directly follows its forward, else one. Nothing moves where at most two layers are in flight. Only one of
+    the layers that recompute attention is in flight at a time; it takes records that the layers after it have freed.
     """
     return next(_in_use(config, world_size, (stage,)))[0]
 
@@ -145,18 +148,18 @@ NOTHING_BESIDE = BesideSlots()
 
 
 def beside_slots(config: RunConfig, world_size: int, stage: int) -> BesideSlots:
-    """The most that a rank of `stage` has in use at once.
+    """The most records and sections that a rank of `stage` has in use at once.
 
-    Keys and values have one slot, and a record is that of all sections of a layer; where their store slides, they move
-    as sections do. Of inputs the last section that is
-    written makes room first. Of hidden states all sections have a record but the one that has just been written; on the
-    device they have slots, and one section in which modules work and messages arrive.
+    Keys and values have one slot, and a record holds all sections of a layer; where their store slides, they move in
+    sections. All sections of inputs but one have a record, as the input written last is freed first. All sections of
+    hidden states have a record, except the section that was just written; on the device they have slots, and one
+    section in which modules work and messages arrive.
     """
     return next(_in_use(config, world_size, (stage,)))[1]
 
 
 def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterator[tuple[int, BesideSlots]]:
-    """What `num_records` and `beside_slots` return, of each stage."""
+    """(`num_records`, `beside_slots`) of each stage."""
     sections, microbatches = resolved_sections(config), num_microbatches(config, world_size)
     in_chunk, again = layers_per_chunk(config), config.memory.recompute_attention_layers
     hides = config.memory.sweeps and config.memory.offload_hidden_states
@@ -182,14 +185,14 @@ def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterat
 
 
 def _records(sections: int, layers: int, turns_at_once: bool) -> int:
-    """Of sections, or of whole layers, while so many layers that do not recompute attention are in flight."""
+    """Records of sections, or of whole layers, while `layers` layers that do not recompute attention are in flight."""
     if not layers:  # one at a time has a second forward
         return max(0, sections - 2)
     return max(0, sections * layers - (2 if turns_at_once or (sections == 1 and layers <= 2) else 1))
 
 
 def _most_with_keys(config: RunConfig, stage: int) -> int:
-    """The most layers of a chunk that attend and do not recompute attention."""
+    """The most layers with keys and values in a chunk, among those that do not recompute attention."""
     pipeline = Pipeline(config.parallel.pp, config.parallel.vpp, 1)
     keeping = attending_layers(config.model) - layers_with_attention_again(config)
     chunks = (pipeline.layers(stage, chunk, config.model.num_layers) for chunk in range(pipeline.chunks))
@@ -197,7 +200,7 @@ def _most_with_keys(config: RunConfig, stage: int) -> int:
 
 
 def _turns_at_once(config: RunConfig, microbatches: int, stage: int) -> bool:
-    """Whether the next backward is that of the last forward, when most is in flight."""
+    """Whether the last forward is followed by its own backward, when most layers are in flight."""
     parallel = config.parallel
     if microbatches == 1:
         return True
