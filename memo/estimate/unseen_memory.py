@@ -105,8 +105,8 @@ def unseen_memory(config: RunConfig, world_size: int, links: Links = FAST_NODE, 
 
 
 def communicator_memory(config: RunConfig, world_size: int, links: Links = FAST_NODE) -> Unseen:
-    """Memory that NCCL takes for all communicators of a rank, once each was used."""
-    used: dict[tuple[str, Traffic], int] = {}  # (communicator, its traffic) -> ranks
+    """What NCCL takes for all communicators of a rank, once each was used."""
+    used: dict[tuple[str, Traffic], int] = {}  # the size of each communicator, by what passes over it
     for group in groups_of(config, world_size):
         used[group.communicator, traffic_of(config, group)] = group.size
     parts = (_of(traffic, size, links) for (_, traffic), size in used.items())

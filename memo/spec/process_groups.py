@@ -31,7 +31,7 @@ messages between every two ranks."""
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A process group. Each rank of the run is in one group of this name; only some ranks are in `embedding`.
+    """A process group that each rank of the run is in, or, for `embedding`, only some.
 
     Attributes:
         name: the attribute of memo.mesh.mesh.Mesh.
@@ -79,7 +79,7 @@ def groups_of(config: RunConfig, world_size: int) -> tuple[PlannedGroup, ...]:
 
 
 def traffic_of(config: RunConfig, group: PlannedGroup) -> Traffic:
-    """The kind of traffic on a group of the run.
+    """What passes over a group of the run.
 
     `cp` itself carries only what ranks agree on, which is a collective as well.
     """
