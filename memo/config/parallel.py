@@ -20,9 +20,9 @@ class ParallelConfig:
     """Four axes: tp, cp, pp and dp. Data parallelism takes the rest: dp = world size / (tp x cp x pp)."""
 
     tensor_model_parallel_size: Annotated[PositiveInt, Flag(aliases=("tp",))] = 1
-    """Ranks that split every matrix, and the tokens of what is computed between matrices (sequence parallelism)."""
+    """Ranks that split every matrix, and the tokens of the operations between matrices (sequence parallelism)."""
     context_parallel_size: Annotated[PositiveInt, Flag(aliases=("cp",))] = 1
-    """Ranks that split the sequence inside attention too."""
+    """Ranks that split the sequence, inside attention too."""
     cp_comm_type: CpCommType = "p2p"
     """p2p: a ring of K/V blocks; all_gather: gathered K/V; a2a: Ulysses all-to-all over heads; a2a+p2p: all-to-all
     inside rings."""

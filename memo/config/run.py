@@ -93,7 +93,7 @@ class HardwareConfig:
     """The device, its kernels and its CPU threads."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: CUDA where there is one."""
+    """auto: CUDA if there is a GPU, else cpu."""
     attention_backend: Literal["auto", "cpu", "cudnn", "flash", "flash_attn", "flash_attn_3", "flash_attn_4", "te"] = (
         "auto"
     )

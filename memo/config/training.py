@@ -25,7 +25,7 @@ class TrainingConfig:
     train_iters: Annotated[PositiveInt, COUNT] = 100
     """Optimizer steps of the run."""
     num_epochs: PositiveFloat | None = None
-    """Passes over data-path, in the place of train-iters; steps are of global-batch-size, the last one too."""
+    """Passes over data-path, in the place of train-iters; the last step has a whole global batch too."""
     params_dtype: Annotated[Dtype | None, Flag(aliases=("dtype",))] = None
     """Dtype of weights and activations; default: bf16 on CUDA, fp32 on CPU. Gradients are accumulated in fp32 or
     wider."""
