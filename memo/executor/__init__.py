@@ -1,1 +1,1 @@
-"""Obeys the swap plan: streams and events, rounding buffers, host pool, the engine between them."""
+"""Runs the swap plan: streams and events, rounding buffers, host memory, and the engine that joins them."""

@@ -1,10 +1,10 @@
 """Happens-before checker: finds every race that the events of a run allow, whether or not it occurred.
 
-Each stream counts its accesses and keeps a vector clock: how far it knows every other stream to have come.
-An event carries its stream's clock; waiting for it merges the clocks (Mattern, 1988; the use for races as in
-FastTrack, Flanagan and Freund, 2009). Two accesses to one buffer, at least one a write, are ordered when they
-share a stream or when the later one's stream knew of the earlier one. The verdict depends on the order of
-issue alone, never on timing.
+Each stream counts its accesses and keeps a vector clock: for every other stream, the number of accesses that it knows
+to have ended. An event carries its stream's clock; waiting for it merges the clocks (Mattern, 1988; the use for races
+as in FastTrack, Flanagan and Freund, 2009). Two accesses to one buffer, of which at least one is a write, are ordered
+if they share a stream, or if the stream of the later access knew of the earlier access. The verdict depends on the
+order of issue alone, never on timing.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class _Access:
 
 @dataclass
 class _History:
-    """The accesses of one buffer after which a later one must be ordered; older ones are implied by these."""
+    """The accesses to one buffer that a later access must follow; they imply all older accesses."""
 
     write: _Access | None = None
     reads: dict[Stream, _Access] = field(default_factory=dict)

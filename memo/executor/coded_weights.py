@@ -1,7 +1,7 @@
-"""Weights in few bits, made again for the layer that runs (memo.parallel.quantized).
+"""Quantized weights, decoded for the layer that runs (memo.parallel.quantized).
 
-All layers take turns in one buffer. Its numbers are made on the stream that computes: they take one pass over the
-layer's weights, which is little beside a layer of long sequences, and need no copy that could be hidden.
+All layers share one buffer. The compute stream decodes: one pass over the layer's weights takes little time beside a
+layer of long sequences, and needs no copy that could be hidden.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from memo.parallel.units import Unit
 
 
 class CodedWeights:
-    """Gives the layers of one rank their coded weights (memo.executor.streamed.LayerStates)."""
+    """Decodes the quantized weights of one rank's layers (memo.executor.streamed.LayerStates)."""
 
     def __init__(self, data_parallel: ShardedDataParallel, positions: Mapping[int, int]) -> None:
-        """`positions`: on this rank, by the global index of a layer."""
+        """`positions` maps the global index of each layer to its position on this rank."""
         self._data_parallel = data_parallel
         self._units: dict[int, Unit] = {layer: data_parallel.layer_units[at] for layer, at in positions.items()}
         coded = [unit.coded for unit in self._units.values()]
@@ -28,11 +28,11 @@ class CodedWeights:
 
     @property
     def device_bytes(self) -> int:
-        """Of the buffer, and of what fills it."""
+        """Bytes of the buffer and of the decoder."""
         return self._flat.nbytes + self._decoder.num_bytes
 
     def begin(self, kind: str, layer: int) -> None:
-        """Before an operation of a layer."""
+        """Before an operation of a layer: decode its weights, unless the buffer holds them, and bind them."""
         unit = self._units[layer]
         parts = list(self._flat.split([bucket.plan.size for bucket in unit.coded] + [self._rest(unit)]))[:-1]
         if self._holds != layer:
@@ -45,7 +45,7 @@ class CodedWeights:
         return self._flat.numel() - sum(bucket.plan.size for bucket in unit.coded)
 
     def end(self, kind: str, layer: int) -> None:
-        """After it."""
+        """After an operation of a layer: unbind its weights."""
         self._data_parallel.bind_coded(self._units[layer], None)
 
     def begin_unplanned(self, layer: int) -> None:

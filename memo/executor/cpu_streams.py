@@ -1,5 +1,5 @@
-"""Streams of a CPU: imitated in the calling thread, as training takes them, or threads, which show in tests what the
-interface of memo.executor.streams allows."""
+"""Streams on a CPU: training uses streams that are imitated in the calling thread. Tests also use threads, which show
+every order that the interface of memo.executor.streams allows."""
 
 import contextlib
 import math
@@ -38,9 +38,8 @@ class VirtualStreams:
     """Streams that are imitated in the calling thread, with a policy that decides when copies run.
 
     Policies: eager runs every copy when it is issued; lazy runs it as late as the events allow, when something waits
-    for it; random runs it at a seeded random moment in between. The events allow all three, so a result that depends
-    on the policy reveals a missing wait. Training on a CPU uses eager: the cores that compute also copy, without
-    threads.
+    for it; random runs it at a seeded random time in between. The events allow all three, so a result that depends on
+    the policy reveals a missing wait. Training on a CPU uses eager: the cores that compute also copy, without threads.
     """
 
     def __init__(self, policy: Literal["eager", "lazy", "random"] = "eager", seed: int = 0) -> None:

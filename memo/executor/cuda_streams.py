@@ -21,7 +21,7 @@ class CudaStreams:
         self.device = device
         self._streams = {stream: torch.cuda.Stream(device) for stream in COPY_STREAMS}
         self._disk = Workers()
-        self._idle: torch.cuda.Stream | None = None  # for timestamps of a disk's threads
+        self._idle: torch.cuda.Stream | None = None  # on which disk threads record timestamps
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         # Slots and records are never freed during the run, so record_stream is not needed.
@@ -80,7 +80,7 @@ class CudaStreams:
         return stamp
 
     def synchronize(self) -> None:
-        self._disk.finish()  # they wait for streams of the device, which wait for no thread
+        self._disk.finish()  # first: disk threads wait for device streams, which never wait for a thread
         for stream in _DEVICE_STREAMS:
             self._stream(stream).synchronize()
         if self._idle is not None:
@@ -95,7 +95,7 @@ class CudaStreams:
 
 
 class _CudaTimestamp:
-    """An event that is recorded on a stream; by a disk's thread on one without other work, where it happens at once."""
+    """An event that is recorded on a stream. A disk thread records it on an idle stream, where it happens at once."""
 
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""What a rank may take of the disk of --offload-nvme-path."""
+"""The share of the disk of --offload-nvme-path that one rank may use."""
 
 import os
 
@@ -9,14 +9,14 @@ from memo.units import format_bytes
 
 
 def disk_free_bytes(directory: str) -> int:
-    """What this process may still write there. Raises DiskError for a directory that cannot hold records."""
+    """Bytes that this process may still write to the directory. Raises DiskError if it cannot hold records."""
     os.close(open_nameless(directory))
     system = os.statvfs(directory)
     return system.f_bavail * system.f_frsize
 
 
 class DiskBudget:
-    """The part of one rank, of which files are opened until nothing is left."""
+    """The bytes of disk that are granted to one rank; each file takes its part of them."""
 
     def __init__(self, directory: str, granted_bytes: int) -> None:
         self.directory, self.granted_bytes, self.drawn_bytes = directory, granted_bytes, 0
@@ -26,7 +26,7 @@ class DiskBudget:
         return self.granted_bytes - self.drawn_bytes
 
     def file(self, num_records: int, record_bytes: int) -> RecordFile:
-        """A file for as many records. Raises DiskError where they exceed what is left, or what the disk has."""
+        """Open a file for these records. Raises DiskError if they exceed the bytes left, or the room on the disk."""
         needed_bytes = num_records * stride_bytes(record_bytes)
         if needed_bytes > self.left_bytes:
             raise DiskError(

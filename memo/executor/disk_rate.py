@@ -1,4 +1,4 @@
-"""How fast a disk takes records and gives them back."""
+"""Measures how fast a disk writes and reads records."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _NUM_PROBES = 4
 
 
 def measured_disk(budget: DiskBudget) -> Disk:
-    """What is left of the budget, and the rates of records that are written and read back.
+    """Measure the rates of writing and reading records; returns them with the bytes that the budget has left.
 
     Ranks that call it together share the disk meanwhile, as they will in training.
     """

@@ -1,9 +1,9 @@
-"""A mixture of experts on one tile of tokens, with explicit forward and backward, as memo.executor.pieces has matrices.
+"""A mixture of experts on one tile of tokens, with explicit forward and backward (see memo.executor.pieces).
 
-Shapes as in memo.parallel.experts, of a tile of [s, b] tokens, gathered over tp: t = s b; f: width of an expert on this
-rank of tp (2 f when gated, before the activation). Every rank of tp routes all tokens, alike. The gradients of the
-weights that it finds are those of its part of the width, and so are all that follow from them; they are summed over tp
-with the gradients of hidden states and of whole weights.
+Shapes as in memo.parallel.experts, for a tile of [s, b] tokens, gathered over tp: t = s b; f: width of an expert on
+this tp rank (2 f when gated, before the activation). Every tp rank routes all tokens in the same way. A rank's gradient
+of the routing covers only its part of the width, and so do all gradients that follow from it; they are summed over tp
+together with the gradients of hidden states and of whole weights.
 """
 
 from typing import Protocol
@@ -19,7 +19,7 @@ from memo.parallel.weight_gradients import add_weight_gradient
 
 
 class ExpertMlp(Protocol):
-    """memo.model.layer.Experts."""
+    """The interface of memo.model.layer.Experts."""
 
     router: Linear
     fc1: Linear
@@ -34,7 +34,7 @@ class ExpertMlp(Protocol):
 
 
 def experts_forward(x: Tensor, mlp: ExpertMlp, rows: ExpertRows, out: Tensor | None) -> Tensor:
-    """x [s, b, h] -> fc1 of each expert of a token, [s, b, K f], in `out` if given; rows stand sorted by expert."""
+    """x [s, b, h] -> fc1 of each token's K experts, [s, b, K f], in `out` if given; rows are sorted by expert."""
     out, of_tokens = None if out is None else out.view(rows.count, -1), rows.of_tokens(x)
     made = rows.products(of_tokens, mlp.fc1.weight, mlp.fc1.bias, out=out)
     if mlp.fc1.adapter is not None:
@@ -54,7 +54,7 @@ def experts_backward(
     """Gradient [n, b, h] of the sharded input of router and fc1; `gathering` gathers that input.
 
     Args:
-        grads: of fc1 [s, b, K f], and of the routing [s, b, 2 K].
+        grads: gradients of fc1's output [s, b, K f] and of the routing [s, b, 2 K].
     """
     x, grad = gathering.wait(), grads[0].view(rows.count, -1)
     grad_x, of_router, of_bias = mlp.route_backward(grads[1], x, routing, rows)
@@ -79,7 +79,7 @@ def experts_backward(
 
 
 def combine_forward(x: Tensor, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows, group: ProcessGroup | None) -> Tensor:
-    """Sums over each token's rows of fc2 of x [s, b, K f], and over tp -> [n, b, h]."""
+    """fc2 of x [s, b, K f], summed over each token's experts and over tp -> [n, b, h]."""
     made = rows.products(x.view(rows.count, -1), mlp.fc2.weight)
     if mlp.fc2.adapter is not None:
         mlp.fc2.adapter.add_(made, x.view(rows.count, -1), rows)
@@ -91,7 +91,7 @@ def combine_forward(x: Tensor, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows
 def combine_backward(
     gathering: Gathering, x: Tensor | None, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows, sink: GradientSink
 ) -> Tensor:
-    """Gradient of x [s, b, K f]; `gathering` gathers that of the output. x is None where the matrices are frozen."""
+    """Gradient of x [s, b, K f]; `gathering` gathers the output's gradient. x is None if the matrices are frozen."""
     grad = rows.of_tokens(gathering.wait())
     if x is not None:
         rows.add_weight_gradients(sink.main_gradient(mlp.fc2.weight), grad, x.view(rows.count, -1))
@@ -105,8 +105,8 @@ def combine_backward(
 def biases_backward(
     grad: Tensor, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows, group: ProcessGroup | None, sink: GradientSink
 ) -> Tensor:
-    """Gradient of the routing [s, b, 2 K] through the biases of fc2, from that of the output [n, b, h]: of this rank's
-    tokens, and zero of the others."""
+    """Gradient of the output [n, b, h] -> of the routing [s, b, 2 K] through the biases of fc2; zero for tokens of
+    other ranks. Adds the biases' own gradient to the sink."""
     assert mlp.fc2.bias is not None
     rank, size, flat = group_rank(group), group_size(group), grad.flatten(0, 1)
     own = routing.chunk(size)[rank]

@@ -1,10 +1,10 @@
 """A custom layer on tiles of tokens: its two halves, before and after attention, each run again in backward.
 
-Of what stands in a half memo knows the matrices alone. So forward runs a half without a graph and keeps in the slot the
-tokens that move of each column-parallel matrix after attention; backward runs the half again under a graph of its own,
-in which such a matrix finds its output instead of computing it. Matrices add their weight gradients to the main
-gradients themselves, with the products of memo.executor.pieces; what is between them goes through autograd. Forward and
-both runs do the same operations on the same tiles, so that any share that moves gives the same bits.
+memo knows only the matrices of a half. So forward runs a half without a graph; for each column-parallel matrix after
+attention, the slot keeps the outputs of the tokens that move. Backward runs the half again under a graph of its own, in
+which those matrices take their outputs from the slot instead of computing them. Matrices add their weight gradients to
+the main gradients themselves, with the products of memo.executor.pieces; everything between the matrices goes through
+autograd. Both runs do the same operations on the same tiles, so the results do not depend on how much moves.
 
 Shapes as in memo.executor.tile_machine.
 """
@@ -37,24 +37,24 @@ from memo.program.operations import Operation
 
 @dataclass(frozen=True)
 class _Running:
-    """The tile on which a half works; `again`: in backward, where the slot may hold what its matrices made."""
+    """The tile on which a half works; `again`: whether in backward, where the slot may hold its matrices' outputs."""
 
     machine: TileMachine
     again: bool
 
 
 class HalvesOperations(LayerOnTiles):
-    """The operations of a custom layer on a tile, in the place of those of memo's own layer."""
+    """The operations of a custom layer on a tile, which replace those of memo's own layer."""
 
     def __init__(self, layer: Any, *how: Any) -> None:
-        """`layer` is a memo.model.custom.CustomLayer, whose matrices are wrapped; `how`: as of the other base."""
+        """Wraps the matrices of `layer`, a memo.model.custom.CustomLayer; `how`: further arguments of LayerOnTiles."""
         super().__init__(layer, *how)
         self.running: _Running | None = None
         modules = dict(layer.named_modules())
         for name, module in modules.items():
             owner, _, attribute = name.rpartition(".")
             if isinstance(module, _Tiled):
-                module.layer_of = (self,)  # it was on tiles already, where it was measured
+                module.layer_of = (self,)  # it was wrapped already, to be measured
             elif isinstance(module, ColumnParallelLinear | RowParallelLinear) and not isinstance(
                 modules[owner], _Tiled
             ):
@@ -65,7 +65,7 @@ class HalvesOperations(LayerOnTiles):
         self._others = [p for p in layer.parameters() if id(p) not in of_matrices and p.requires_grad]
 
     def run_half(self, machine: TileMachine, operation: Operation, *x: Tensor) -> Tensor:
-        """One half, forward."""
+        """Run one half forward."""
         with self._at(machine, again=False):
             y: Tensor = self.module_of[operation](*x)
         return y
@@ -73,8 +73,10 @@ class HalvesOperations(LayerOnTiles):
     def run_half_backward(
         self, machine: TileMachine, operation: Operation, grads: Tensor | tuple[Tensor, ...], *x: Tensor
     ) -> tuple[Tensor, ...]:
-        """Runs a half under a graph and through it backward: the gradients of its inputs. Those of matrices are added
-        by these, those of its other parameters here."""
+        """Run a half again under a graph, then its backward; returns the gradients of its inputs.
+
+        Matrices add their own weight gradients; the gradients of all other parameters are added here.
+        """
         with self._at(machine, again=True):
             with torch.enable_grad():
                 leaves = [each.detach().requires_grad_() for each in x]
@@ -106,7 +108,7 @@ class HalvesOperations(LayerOnTiles):
 
 
 class HalvesLayer(HalvesOperations, TokenwiseLayer):
-    """A custom layer whose slot holds all of it."""
+    """A custom layer whose slot holds all tokens of this rank."""
 
 
 class SweptHalvesLayer(HalvesOperations, SweptLayer):
@@ -114,13 +116,13 @@ class SweptHalvesLayer(HalvesOperations, SweptLayer):
 
 
 class _Tiled(nn.Module):
-    """A matrix of a custom layer; outside of tiles, in an evaluation, it is the plain one."""
+    """A matrix of a custom layer; outside of tiles, in an evaluation, it calls the plain matrix."""
 
     def __init__(self, linear: Any, name: str, layer: HalvesOperations) -> None:
         super().__init__()
         self.linear: Any = linear
         self.name = name
-        self.layer_of = (layer,)  # in a tuple, so that the layer is no child of its matrix
+        self.layer_of = (layer,)  # in a tuple, so that torch does not register the layer as a child of its matrix
 
     @property
     def layer(self) -> HalvesOperations:
@@ -133,7 +135,10 @@ class _TiledColumn(_Tiled):
         return y
 
     def output(self, x: Tensor) -> Tensor:
-        """Of x [n / T, b, in]: from the slot, if it was kept there, else computed, and kept if it is to be."""
+        """The output for x [n / T, b, in]: in backward from the slot if it was kept there, else computed.
+
+        Forward copies it to the slot if the slot keeps it.
+        """
         layer = self.layer
         at = layer.running
         assert at is not None
@@ -169,7 +174,7 @@ class _Column(torch.autograd.Function):
 
 
 class _Row(torch.autograd.Function):
-    """[s / T, b, in / tp] -> [n / T, b, out]; likewise."""
+    """[s / T, b, in / tp] -> [n / T, b, out]; its backward adds the weight's gradient to the main gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: _TiledRow) -> Tensor:

@@ -1,14 +1,14 @@
-"""Hidden states between layers, and their gradients, in host memory: what a sweep reads and writes goes through two
-slots of a section each, and through one section on the device in which modules work.
+"""Hidden states between layers, and their gradients, in host memory. A sweep reads and writes them through two slots of
+one section each, and modules work in memory for one more section on the device.
 
     compute     | layer l, section s: take -> work -> put | section s + 1
     offload                                               | output of section s
     prefetch    | input of section s + 1                  | input of section s + 2
 
-Messages between stages go the same way: what is sent is taken, and what is received is put.
+Messages between stages use the same calls: `take` before a section is sent, `put` after it is received.
 
-The plan (memo.spec.hidden_ops) has every section that any module or message writes and reads, in order, so these need
-not say which hidden states they mean: the next ones of that section, or PlanError.
+The plan (memo.spec.hidden_ops) lists every section that a module or message writes and reads, in order. So a caller
+names only the section, and gets the next hidden states of the plan; a section out of order raises PlanError.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class _HiddenStates:
         self.stream, self.work, self.sections = stream, work, sections
 
     def begin(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
-        """A stand-in; whoever reads it all the same finds NaN."""
+        """A stand-in for hidden states of this shape; its elements are NaN, in case code reads them by mistake."""
         return like.new_full((1, 1, 1), float("nan")).expand(shape)
 
     def whole(self, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class _HiddenStates:
 
 
 class HiddenOnHost(_HiddenStates):
-    """memo.parallel.hidden.HiddenInPlan, of hidden states of which the device holds three sections."""
+    """A memo.parallel.hidden.HiddenInPlan that holds three sections on the device, and all others in host memory."""
 
     def __init__(
         self,
@@ -67,21 +67,21 @@ class HiddenOnHost(_HiddenStates):
         device: torch.device,
         host: HostBudget | None,
     ) -> None:
-        """`place`: of one section. Other arguments, and errors, as of memo.executor.runtime.SwapRuntime."""
+        """`place`: layout of one section. Other arguments and errors as for memo.executor.runtime.SwapRuntime."""
         stream = SectionStream(plan, place, "hidden states ", backend, device, host)
-        # What it holds between two modules is of no use.
+        # Its content is not needed between two modules.
         work = torch.empty(place.num_bytes, dtype=torch.uint8, device=device)
         super().__init__(stream, view_of(replace(place, offset_bytes=0), work), sections)
         self.unplanned = _InEvaluation(stream.under(evaluation), self)
 
     def restart(self) -> None:
-        """Before a training step, or an evaluation."""
+        """Call before each training step and each evaluation."""
         self.stream.swapper.reset()
         self.unplanned.stream.swapper.reset()
 
 
 class _InEvaluation(_HiddenStates):
-    """The same between training steps, forwards only."""
+    """Hidden states of evaluations, which run between training steps and have no backward."""
 
     def __init__(self, stream: SectionStream, planned: HiddenOnHost) -> None:
         super().__init__(stream, planned.work, planned.sections)

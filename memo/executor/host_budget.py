@@ -1,8 +1,8 @@
-"""Divides a node's host memory among its ranks, before any of them allocates some.
+"""Divides a node's host memory among its ranks, before any rank allocates.
 
-What one rank has mapped is no longer free for the other ranks of its node, so all ranks read the free memory at the
-same time, once. If the budget of the node is B, and its n ranks together put S bytes of states into host memory, a
-rank with s bytes of states may take
+Memory that one rank has mapped is no longer free for the other ranks of its node, so all ranks read the free memory
+once, at the same time. If the budget of the node is B, and its n ranks together put S bytes of states into host memory,
+a rank with s bytes of states may take
 
     s + (B - S) / n
 
@@ -36,14 +36,14 @@ REMEDIES: dict[Contents, str] = {
 
 
 class Claim(NamedTuple):
-    """What one rank reports to the others.
+    """The figures that each rank reports to all ranks.
 
     Attributes:
         free_bytes: free host memory as this rank sees it; its control group may allow less than the node has.
         states_bytes: bytes of its states in host memory.
         device_bytes: bytes of its other states if the device is the same memory (a CPU), else 0.
         node: a number that is equal on all ranks of one node.
-        disk_free_bytes: what is free on the disk of --offload-nvme-path, 0 without.
+        disk_free_bytes: free bytes on the disk of --offload-nvme-path, 0 without that flag.
     """
 
     free_bytes: int
@@ -60,9 +60,9 @@ class HostBudget:
     Attributes:
         granted_bytes: for states and activations together.
         source: a text for messages that says where the number comes from.
-        is_limited: whether --offload-host-memory-gib limits it, and not the free memory.
-        drawn_bytes: the part of it that has been allocated.
-        disk: for activations that host memory does not hold; None without --offload-nvme-path.
+        is_limited: whether --offload-host-memory-gib sets the limit, rather than the free memory.
+        drawn_bytes: bytes that have been allocated already.
+        disk: the budget for activations that host memory does not hold; None without --offload-nvme-path.
     """
 
     granted_bytes: int
@@ -135,7 +135,7 @@ def budget_of(mine: Claim, node: Sequence[Claim], limit_gib: float | None = None
 
 
 def format_records(num_records: int, record_bytes: int) -> str:
-    """The size of some records as text, with number and size of the records."""
+    """Return the total size of records as text, with their number and size."""
     whole = format_bytes(num_records * record_bytes)
     return whole if num_records == 1 else f"{whole} = {num_records} records x {format_bytes(record_bytes)}"
 

@@ -89,8 +89,8 @@ class HostPool:
 def _pin(pool: HostPool, arena: Tensor) -> "weakref.finalize[[list[int]], HostPool]":
     """Register the arena with CUDA; returns a finalizer that undoes it, at the latest with the end of the pool.
 
-    Calls end between two records and between two pages: a copy must not lie in the memory of two calls, nor may two
-    calls share a page. A record that is larger than the most is pinned by one call.
+    Each call pins a range that ends at the end of a record and of a page: a copy must not span two ranges, and two
+    ranges must not share a page. A record larger than MOST_PINNED_BYTES is pinned by one call.
     """
     cudart, addresses = torch.cuda.cudart(), list[int]()
     unpin = weakref.finalize(pool, _unpin, addresses)

@@ -1,4 +1,4 @@
-"""Where the records of a swap plan lie: in one arena of host memory, and those that a disk plan names in a file."""
+"""The records of a swap plan: in one arena of host memory, or in a file if a disk plan names them."""
 
 import torch
 from torch import Tensor
@@ -13,18 +13,18 @@ from memo.planner.swap import SwapPlan
 
 
 class HostRecords:
-    """The records of one plan, each in equal parts of which every swapper that follows the plan moves one.
+    """The records of one plan, each in `parts` equal parts; each swapper that follows the plan moves one part.
 
     Args:
-        part_bytes: of one of `parts` parts of a record.
+        part_bytes: bytes of one part of a record.
         host: the budget from which memory and disk are taken; None: no limit, and no disk.
-        disk: which records are on a disk; None: none is.
-        name: begins the names of staging buffers and of records on disk, for the checker of races.
+        disk: says which records are on a disk; None: all are in memory.
+        name: prefix of the names of staging buffers and of records on disk, for the race checker.
 
-    Raises HostMemoryError or DiskError where the budget does not hold them.
+    Raises HostMemoryError or DiskError if the budget is too small for them.
 
     Attributes:
-        staging: moves the records that are on disk; None: none is.
+        staging: moves the records that are on disk; None: all are in memory.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class HostRecords:
 
     @property
     def host_bytes(self) -> int:
-        """Of the records in memory, and of the staging buffers of those on disk."""
+        """Bytes of the records in memory, and of the staging buffers for records on disk."""
         return self.pool.num_bytes + (0 if self._staged is None else self._staged.num_bytes)
 
     @property
@@ -63,10 +63,10 @@ class HostRecords:
         return 0 if self.file is None else self.file.num_bytes
 
     def record(self, number: int, part: int) -> Tensor:
-        """A part of a record that is in memory, uint8 [part_bytes]."""
+        """Return a part of a record that is in memory, uint8 [part_bytes]."""
         return self.pool.record(part * len(self._place_of) + self._place_of[number])
 
     def buffers(self, part: int) -> list[Tensor]:
-        """All host memory through which the activations of a part pass."""
+        """Return all host memory that the swapper of a part copies to or from: staging buffers and records."""
         staged = [] if self.staging is None else self.staging.buffers
         return [*staged, *(self.record(number, part) for number in self._place_of)]

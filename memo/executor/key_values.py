@@ -7,14 +7,14 @@ end of the layer, and from the beginning of a layer's backward to the end of its
     part 0        |==============|           |==============|
     part 3                    |==|           |==|            -> B0's part 3 is fetched as soon as this one is free
 
-So every part is a slot of its own, and all of them move under the same swap plan, in which a slot holds a layer. A part
-leaves the device as soon as its section of a forward has ended, because later sections only read it. The next layer's
-forward waits for a part only until that part has been copied. Parts on a disk share a few staging buffers.
+So every part is a slot of its own. All parts move under the same swap plan, whose operations are whole layers. The
+offload of a part begins as soon as its section of a forward has ended, because later sections only read the part. The
+next layer's forward waits for a part only until that part has been copied. Parts on a disk share a few staging buffers.
 
-Where context-parallel ranks gather keys and values, parts hold those of this rank alone. The gathered ones never
-move: a backward gathers them again.
+If context-parallel ranks gather keys and values, parts hold only those of this rank's tokens. Gathered keys and values
+never move: a backward gathers them again.
 
-Where all layers have a window, the store holds a few sections and slides along the sequence. Sections then move under a
+If all layers have a window, the store holds a few sections and slides along the sequence. Sections then move under a
 plan of their own, through slots of their own: a backward fetches a section when the store reaches it.
 """
 
@@ -39,8 +39,8 @@ class KeyValues:
     """Keys and values of one layer, and the sums of their gradients: [held s / sections, b, 2 k, d], the keys of a
     token come first.
 
-    Rows that callers name are those of this rank's tokens, s / cp of them, in whole tiles. Those that are held begin
-    with section `first`; they lie in one piece, so that attention is cut alike whatever is held.
+    Callers name rows of this rank's s / cp tokens, in whole tiles. The store holds sections from `first` on, in one
+    piece, so that attention is cut into the same blocks whatever the store holds.
     """
 
     def __init__(self, layout: KeyValueLayout, device: torch.device) -> None:
@@ -55,8 +55,8 @@ class KeyValues:
 
     @property
     def moved(self) -> Tensor:
-        """This rank's share of all sections: [s / cp, b, 2 k, d] if those of other ranks are gathered, else everything.
-        Where the store slides, `moved_of` a section has its."""
+        """Keys and values that move: [s / cp, b, 2 k, d] if those of other ranks are gathered, else the whole store.
+        If the store slides, use `moved_of`."""
         return self._both if self._own is None else self._own
 
     @property
@@ -65,17 +65,17 @@ class KeyValues:
 
     @property
     def first_token(self) -> int:
-        """Its place in the sequence."""
+        """Position in the sequence of the first token that the store holds."""
         return self.first * self._section
 
     def moved_of(self, section: int) -> Tensor:
-        """Where the store slides: [c, b, 2 k d] of one that is held, which lies in host memory between forward and
-        backward. There is one such place if other ranks' are gathered."""
+        """Keys and values [c, b, 2 k d] of a section in a store that slides; they go to host memory between forward and
+        backward. If those of other ranks are gathered, all sections use the same memory."""
         start = (section - self.first) * self._section
         return (self._both[start : start + self._section] if self._own is None else self._own).flatten(2)
 
     def begin(self, kind: str, section: int) -> range:
-        """Before a section of a forward or backward; returns the sections whose keys and values must be fetched now."""
+        """Slide to a section before its forward or backward; returns the sections whose keys and values to fetch now."""
         last, held = self.layout.sections - 1, self.layout.held
         before, self.first = self.first, max(0, section + 1 - held)
         if section == (0 if kind == "F" else last):
@@ -92,18 +92,18 @@ class KeyValues:
         return range(self.first, before)
 
     def own(self, rows: slice) -> Tensor | None:
-        """Of this rank's tokens alone; None if nothing is gathered."""
+        """Keys and values of this rank's tokens alone, for these rows; None if nothing is gathered."""
         if self._own is None:
             return None
         start = rows.start % len(self._own)
         return self._own[start : start + rows.stop - rows.start]
 
     def before(self, row: int) -> Tensor:
-        """Of all tokens that are held up to the end of the tile that ends with this rank's row `row`."""
+        """Keys and values of all tokens in the store, up to the end of the tile that ends with this rank's row `row`."""
         return self._both[: self._stop(row)]
 
     def sums_before(self, row: int) -> Tensor:
-        """As `before`, the sums of the gradients."""
+        """Sums of the gradients of the keys and values that `before` returns."""
         return self.sums[: self._stop(row)]
 
     def _stop(self, row: int) -> int:
@@ -125,9 +125,9 @@ class KeyValueSwapper:
         host: HostBudget | None,
         disk: DiskPlan | None = None,
     ) -> None:
-        """Takes host records from the budget `host` (None: no limit), and those of `disk`, in each part, from its disk.
+        """Draws host records from the budget `host` (None: no limit); records in `disk` go to the budget's disk.
 
-        Raises HostMemoryError or DiskError if it is too small.
+        Raises HostMemoryError or DiskError if the budget is too small.
         """
         self.sections, device, size = layout.sections, values.moved.device, layout.part_bytes
         self.slots: list[Tensor] = []
@@ -139,11 +139,11 @@ class KeyValueSwapper:
         ]
 
     def prefetch_what_is_read(self, section: int) -> None:
-        """As of a swapper, before the section of any layer, also of one that has no keys and values."""
+        """Call before the section of any layer, even of a layer without keys and values: issues due prefetches."""
         self.swappers[section].prefetch_what_is_read()
 
     def begin(self, kind: str, layer: int, section: int) -> None:
-        """Before the section of this layer; a backward begins with the last, which reads all keys and values."""
+        """Before a section of this layer; a backward begins with the last section, which reads all keys and values."""
         if kind == "F":
             self.swappers[section].begin(kind, layer)
         elif section == self.sections - 1:
@@ -151,7 +151,7 @@ class KeyValueSwapper:
                 swapper.begin(kind, layer)
 
     def end(self, kind: str, layer: int, section: int) -> None:
-        """After the section. A forward reads the keys and values of all sections until its last one has ended."""
+        """After a section. A forward reads the keys and values of all sections until its last section has ended."""
         if kind == "B":
             self.swappers[section].end(kind, layer)
             return
@@ -161,7 +161,7 @@ class KeyValueSwapper:
                 swapper.end(kind, layer)
 
     def take(self, layer: int, section: int) -> None:
-        """Nothing is left to do: each part is prefetched to its place in the store."""
+        """Do nothing: each part is prefetched to its place in the store."""
 
     def next_step(self) -> None:
         """Call it before each training step, also after one that an exception has interrupted."""
@@ -181,7 +181,7 @@ class KeyValueStream:
         host: HostBudget | None,
         disk: DiskPlan | None = None,
     ) -> None:
-        """As of KeyValueSwapper."""
+        """Arguments and errors as for KeyValueSwapper."""
         section = values.moved_of(0)
         place = Place("key_value", (len(section), *section.shape[1:]), layout.dtype, 0, len(section))
         self.values, self.stream = values, SectionStream(plan, place, "key/value ", backend, section.device, host, disk)
@@ -191,15 +191,15 @@ class KeyValueStream:
         self.stream.swapper.prefetch_what_is_read()
 
     def begin(self, kind: str, layer: int, section: int) -> None:
-        """Nothing is to do before a forward has made them, or `take` reads them."""
+        """Do nothing: in a forward, keys and values are not computed yet; in a backward, `take` reads them."""
 
     def end(self, kind: str, layer: int, section: int) -> None:
-        """After the section, whose keys and values a forward has made."""
+        """After a section: offload the keys and values that a forward has computed."""
         if kind == "F":
             self.stream.put(layer, section, self.values.moved_of(section))
 
     def take(self, layer: int, section: int) -> None:
-        """A section that a backward needs from now on."""
+        """Copy into the store the keys and values of a section that a backward needs from now on."""
         self.stream.take(layer, section, self.values.moved_of(section))
 
     def next_step(self) -> None:

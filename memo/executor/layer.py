@@ -1,10 +1,10 @@
-"""A transformer layer executed under a swap plan.
+"""A transformer layer that runs under a swap plan.
 
-One autograd.Function per layer, on T fixed tiles of tokens.
-Forward writes its skeletal activations into a rounding buffer; backward finds there what came back from
-host memory, and recomputes tile by tile what was left behind, with the same operations on the same tiles:
-the result does not depend, to the last bit, on how much was moved. What is done on one tile, and the shapes, stand in
-`memo.executor.tile_machine`; a slot holds all s tokens of this context-parallel rank.
+One autograd.Function per layer works on T fixed tiles of tokens. Forward writes the skeletal activations into a
+rounding buffer (a slot). Backward finds in the slot the activations that came back from host memory, and recomputes the
+rest tile by tile, with the same operations on the same tiles. So the results do not depend, to the last bit, on how
+much was moved. `memo.executor.tile_machine` defines the operations on a tile and the shapes; a slot holds all s tokens
+of this context-parallel rank.
 """
 
 from collections.abc import Collection
@@ -29,7 +29,7 @@ class Buffers(Protocol):
 
 
 class WholeLayer(LayerOnTiles):
-    """One layer, all tokens of which are there at once, in memory that holds what it keeps by name (`kept`)."""
+    """A layer that works on all tokens of this rank at once; `kept` holds its activations by name."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class WholeLayer(LayerOnTiles):
         self._lse_shape = torch.Size()
 
     def forward_in(self, kept: dict[str, Tensor], context: Context) -> Tensor:
-        """From the layer's input to its output [n, b, h]; all else that is kept is written."""
+        """Compute the output [n, b, h] from the input in `kept`; writes all other activations in `kept`."""
         for tile in self.tiles:
             self.compute_qkv(kept, tile, context)
         self.attend(kept, context)
@@ -57,7 +57,7 @@ class WholeLayer(LayerOnTiles):
         return y
 
     def attend(self, kept: dict[str, Tensor], context: Context) -> None:
-        """From qkv to attention's output and log-sum-exp."""
+        """Compute attention's output and log-sum-exp from qkv, all in `kept`."""
         if self.kind.is_linear:
             self.layer.attention.core.forward(kept["qkv"], kept["attention_out"], context.documents)
             return
@@ -68,13 +68,16 @@ class WholeLayer(LayerOnTiles):
         kept["lse"].view(lse.shape).copy_(lse)
 
     def compute_again(self, kept: dict[str, Tensor], context: Context) -> None:
-        """The tiles of qkv that were not kept."""
+        """Recompute the tiles of qkv that were not kept."""
         for tile in self.tiles:
             if "qkv" not in self.kept_of(tile):
                 self.compute_qkv(kept, tile, context)
 
     def backward_in(self, kept: dict[str, Tensor], grad: Tensor, context: Context) -> Tensor:
-        """As `run_backward`, of qkv, attention's outputs and what else is kept."""
+        """Gradient of the output [n, b, h] -> of the input; `kept` holds at least all of qkv and attention's outputs.
+
+        Weight gradients go to the sink.
+        """
         grad = grad.contiguous()
         out = kept["attention_out"]
         grad_residual, grad_out = torch.empty_like(grad), torch.empty_like(out) if len(self.tiles) > 1 else None
@@ -99,7 +102,7 @@ class WholeLayer(LayerOnTiles):
         return grad_x
 
     def _attention_backward(self, kept: dict[str, Tensor], grad_out: Tensor, context: Context) -> tuple[Tensor, ...]:
-        """Gradients of q, k and v, or that of qkv of a gated delta net."""
+        """Return the gradients of q, k and v; for a gated delta net the gradient of qkv."""
         attention = self.layer.attention
         if self.kind.is_linear:
             return attention.core.backward(grad_out, kept["qkv"], self.sink.main_gradient, context.documents)[:1]

@@ -1,6 +1,6 @@
-"""A layer that computes tile by tile: the walks over what is token-wise, before attention and after it.
+"""A layer that computes tile by tile: the token-wise operations before attention and after it.
 
-Forward, rebuilding and backward of a tile are the same whatever a slot holds: a whole layer (memo.executor.layer) or
+Forward, recomputation and backward of a tile are the same whether a slot holds a whole layer (memo.executor.layer) or
 one section of it (memo.executor.sweep). Shapes as in memo.executor.tile_machine.
 """
 
@@ -35,7 +35,7 @@ class SelfAttention(Protocol):
 
 
 class Mlp(Protocol):
-    """One with experts (memo.model.layer.Experts) has more."""
+    """The interface of an MLP; memo.model.layer.Experts has more members."""
 
     fc1: Linear
     fc2: Linear
@@ -64,13 +64,13 @@ class RunsExplicitly(Protocol):
 
 
 class LayerOnTiles(nn.Module):
-    """One layer that computes tile by tile, in a slot."""
+    """One layer that computes tile by tile, on the tensors of a slot."""
 
     def __init__(
         self, layer: Any, kind: Kind, layout: SlotLayout, memory: Any, sink: GradientSink, group: ProcessGroup | None
     ) -> None:
-        """`layer` is a Layer that is an nn.Module, of this kind; `layout` says where its tensors lie in a slot of
-        `memory`, which has room for all kinds; `group`: of tp."""
+        """`layer`: a Layer of this kind that is an nn.Module; `layout`: where its tensors lie in a slot of `memory`,
+        which has room for layers of all kinds; `group`: the tp group."""
         super().__init__()
         self.layer: Any = layer
         self.kind, self.layout, self.memory, self.sink, self.group = kind, layout, memory, sink, group
@@ -79,7 +79,7 @@ class LayerOnTiles(nn.Module):
         self._sharded = frozenset(name for name, layout in kind.layouts.items() if layout == "tokens")
 
     def kept_of(self, tile: Tile) -> frozenset[str]:
-        """What the slot holds of the tile between forward and backward."""
+        """Names of the tensors of which the slot holds this tile's rows between forward and backward."""
         found = self._kept.get(tile.index)
         if found is None:
             layout = self.layout
@@ -88,7 +88,7 @@ class LayerOnTiles(nn.Module):
         return found
 
     def own(self, slot: dict[str, Tensor]) -> dict[str, Tensor]:
-        """This layer's tensors of a slot: of a narrower kind they take the first part of their places."""
+        """This layer's tensors in a slot; tensors of a narrower kind take the first part of their places."""
         workspace = self.layout.workspace
         places = self.layout.places if workspace is None else {**self.layout.places, WHOLE_GROUP: workspace}
         return {
@@ -100,21 +100,21 @@ class LayerOnTiles(nn.Module):
     def rows_of(self, name: str, tile: Tile) -> slice:
         return tile.shard if name in self._sharded else tile.full
 
-    # What is token-wise before attention, and after it.
+    # The token-wise operations before attention and after it.
 
     def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
-        """qkv of one tile into its buffer; rotated there, unless heads are normed and backward needs them raw."""
+        """Compute qkv of one tile in the slot, and rotate it there unless heads are normed: then backward needs it raw."""
         machine = TileMachine(self, kept, tile, context)
         machine.run(forward(self.kind.before, frozenset({self.kind.attended}), machine.kept))
 
     def _finish(self, kept: dict[str, Tensor], tile: Tile, context: Context, out: Tensor) -> None:
-        """From attention's output to that of the layer, [n / T, b, h], which is written to `out`."""
+        """Compute the layer's output [n / T, b, h] from attention's output, and write it to `out`."""
         machine = TileMachine(self, kept, tile, context)
         machine.places["layer_output"] = out
         machine.run(forward(self.kind.after, frozenset({"layer_output"}), machine.kept))
 
     def _keep_again(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
-        """What the slot keeps of the tile of all that is made after attention, without the layer's output."""
+        """Compute the tensors after attention of which the slot keeps this tile's rows, without the layer's output."""
         machine = TileMachine(self, kept, tile, context)
         made = machine.kept.intersection(name for operation in self.kind.after for name in operation.makes)
         machine.run(forward(self.kind.after, made, machine.kept))
@@ -122,11 +122,11 @@ class LayerOnTiles(nn.Module):
     def _finish_backward(
         self, kept: dict[str, Tensor], tile: Tile, context: Context, grad: Tensor, grad_input: Tensor
     ) -> Tensor:
-        """From the gradient of the layer's output back to that of attention's output, [s / T, b, a d].
+        """Gradient of the layer's output -> of attention's output [s / T, b, a d].
 
         Args:
-            grad: of the output, [n / T, b, h].
-            grad_input: as large; what reaches the layer's input beside attention is written to it. It may be `grad`.
+            grad: gradient of the layer's output, [n / T, b, h].
+            grad_input: receives the gradient of the input along the residual path, [n / T, b, h]; it may be `grad`.
         """
         machine = TileMachine(self, kept, tile, context)
         walk = backward(self.kind.after, machine.kept, frozenset({"layer_output"}))
@@ -139,11 +139,13 @@ class LayerOnTiles(nn.Module):
     def _qkv_backward(
         self, kept: dict[str, Tensor], tile: Tile, context: Context, grads: Any, *grad_input: Tensor
     ) -> None:
-        """From the tile's gradients of q, k and v, [s / T, b, heads, d] each, which are overwritten, or of a gated
-        delta net from that of qkv, to that of its input.
+        """Compute the gradient of the tile's input from the gradients of q, k and v.
 
         Args:
-            grad_input: what reaches the input beside attention, [n / T, b, h], and where the sum of both goes.
+            grads: gradients of q, k and v, [s / T, b, heads, d] each, which are overwritten; for a gated delta net the
+                gradient of qkv.
+            grad_input: two tensors [n / T, b, h]: the gradient of the input along the residual path, and the memory
+                for its sum with the gradient through attention.
         """
         machine = TileMachine(self, kept, tile, context)
         walk = backward(self.kind.before, machine.kept | {WHOLE_GROUP}, frozenset({self.kind.met, "input"}))
@@ -153,7 +155,7 @@ class LayerOnTiles(nn.Module):
         machine.put("input", walk.gradients["input"])
 
     def _attention_inputs(self, qkv: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What attention takes, of the rows `qkv` of the slot, whose positions `rope` has."""
+        """q, k and v for attention, from the rows `qkv` of the slot; `rope` holds the positions of these rows."""
         attention = self.layer.attention
         q, k, v = attention.normed_heads(qkv)
         if self.kind.norms_heads:
@@ -161,13 +163,15 @@ class LayerOnTiles(nn.Module):
         return q, k, v
 
     def _sinks(self, *, backward: bool = False) -> Sinks | None:
-        """Of attention, in a backward with their main gradient."""
+        """Attention's sinks, in a backward with their main gradient; None if the layer has none."""
         logits = self.layer.attention.sinks
         return None if logits is None else Sinks(logits, self.sink.main_gradient(logits) if backward else None)
 
     def recomputations(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> dict[str, Callable[[], object]]:
-        """By group, what backward does for a tile only because nothing of the group has moved; to be called after a
-        forward."""
+        """By group of tensors, the work of a tile's backward that is needed only if the group has not moved.
+
+        Call it after a forward.
+        """
         after, stand_ins = self.kind.after, self._stand_ins(kept["input"], tile)
         taken = {name for op in after for name in (op.reads if op.replays else op.needs)}
         everything = rebuilt(after, ())
@@ -180,7 +184,8 @@ class LayerOnTiles(nn.Module):
         return works
 
     def _stand_ins(self, x: Tensor, tile: Tile) -> dict[str, Tensor]:
-        """Tensors of the shapes of what replays after attention, and of sums: of these and norms the layer's input."""
+        """By name, stand-ins for the outputs of sums and of replayed operations after attention: zeros for the inputs
+        of row-parallel matrices, the layer's input for all others."""
         found = {name: x[tile.shard] for op in self.kind.after if op.replays or op.is_sum for name in op.makes}
         taken = {name: op for op in self.kind.after if op.scatters for name in op.reads if name in found}
         rows = (tile.full.stop - tile.full.start, x.shape[1])
@@ -202,7 +207,7 @@ def _module(layer: Any, path: str) -> Any:
 
 
 class ExplicitLayer(torch.autograd.Function):
-    """A layer with an explicit backward; saves no tensor, because all are views of buffers that are reused before."""
+    """A layer with an explicit backward; saves no tensor, because all are views of buffers that are soon reused."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: RunsExplicitly, context: Context) -> Tensor:

@@ -1,7 +1,7 @@
 """The states of one layer that are not resident, or whose masters are in host memory: their copies and reductions.
 
     stream      what it does for a layer
-    PREFETCH    copies this rank's shard of the weights to the device, and the sum of a gradient back; gathers weights
+    PREFETCH    copies this rank's shard of weights and the sum of a gradient to the device; gathers weights
     COMPUTE     runs the layer, and completes its reduced gradient
     OFFLOAD     copies gradients to host memory
     HOST        updates the masters there (memo.train.optimizer)
@@ -26,8 +26,8 @@ from memo.parallel.units import Unit, parts_of, shard_parts_of
 from memo.planner.state_plan import StateStep
 
 Update = Callable[[Unit, Callable[[], None]], Future[None]]
-"""Starts the update of a layer whose gradient is on its way to host memory (memo.train.optimizer), and returns what
-has a result when the gradient has been used. The second argument blocks until the gradient has arrived."""
+"""Starts the update of a layer whose gradient is being copied to host memory (memo.train.optimizer). The future that it
+returns has a result once the gradient has been used. The second argument blocks until the gradient has arrived."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Reduction:
     """The reduction of one gradient, which starts when its backward ends.
 
     Attributes:
-        gradient: what is reduced; it leaves its slot, which is free when the reduction has ended.
+        gradient: the gradient that is reduced; its slot is free when the reduction has ended.
         parts: by bucket, this rank's shard of the result; valid when `works` have ended.
-        stage: holds the parts; None: they are where the gradient is.
+        stage: the staging buffer that holds the parts; None: they are where the gradient is.
     """
 
     step: StateStep
@@ -48,11 +48,11 @@ class Reduction:
 
 
 class LayerStates:
-    """What of one layer's states is on the device, in which slots, and what is on its way.
+    """Moves the states of one layer, and knows which of them are on the device and in which slots.
 
     Attributes:
-        weights, gradient: their phases and slots; the gradient is that of the next or the running backward.
-        reduction: of the gradient of the last backward, until `finish_reduction`.
+        weights, gradient: phase and slot of each; the gradient belongs to the running or the next backward.
+        reduction: the reduction of the last backward's gradient, until `finish_reduction`.
     """
 
     def __init__(self, layer: int, unit: Unit, buffers: StateBuffers) -> None:
@@ -73,13 +73,13 @@ class LayerStates:
         return self._buffers.backend
 
     def begin_step(self) -> None:
-        """Nothing is in use or on its way, whatever an exception has left; parameters in slots show NaN."""
+        """Reset all phases, also after an exception; parameters in slots show NaN."""
         self._reset()
         self._unbind_weights()
         self._unbind_gradient()
 
     def touch(self, kind: str, what: str) -> None:
-        """Declare what an operation reads and writes of what is resident."""
+        """Declare which resident weights and gradients an operation reads and writes."""
         for bucket in self.unit.buckets:
             self._buffers.touch_weights(bucket, what)
             if kind == "B" and not bucket.plan.frozen:
@@ -88,7 +88,10 @@ class LayerStates:
     # Weights.
 
     def fetch_weights(self, slot: StateSlot) -> None:
-        """Copy, and gather over dp x cp, the weights into a slot; who has it loses it, and must not be in use."""
+        """Copy the weights into a slot, and gather them over dp x cp; the slot's holder must not be in use.
+
+        Raises PlanError if it is.
+        """
         backend, call = self._backend, f"fetch of the weights of layer {self.layer}"
         if slot.holder is not None:
             slot.holder.leave(call)
@@ -112,7 +115,7 @@ class LayerStates:
         self.weights.arrive(slot, call)  # last, because a fetch that fails leaves nothing valid
 
     def _bring_shards(self, slot: StateSlot) -> list[Tensor]:
-        """Copy this rank's shard of each bucket to the device: into the slot itself if there is only one shard."""
+        """Copy this rank's shard of each bucket to the device, into the slot itself if there is only one shard."""
         if not self.unit.places.optimizer_on_host:
             return [given(bucket.source) for bucket in self.unit.buckets]
         flat, name = (slot.flat, slot.name) if slot.shard is None else (slot.shard, f"{slot.name} shard")
@@ -141,7 +144,7 @@ class LayerStates:
         self._buffers.data_parallel.bind_weights(self.unit, parts_of(self.unit.buckets, slot.flat))
 
     def return_weights(self, what: str) -> None:
-        """After an operation: others may take the slot."""
+        """After an operation: let other layers take the slot."""
         self.weights.enter(Phase.KEPT, what)
         if self.weights.slot is not None:
             self.weights.slot.free = self._backend.record(Stream.COMPUTE)
@@ -162,12 +165,12 @@ class LayerStates:
         for bucket, part, away in zip(self.unit.trained, self._gradient_parts(slot), self._away, strict=True):
             backend.wait(Stream.PREFETCH, away)
             backend.copy(Stream.PREFETCH, part, given(bucket.partial), slot.name, partial_name(bucket))
-        # The record is written next after this unit's backward, which waits for the slot. Every offload waits for
-        # compute, so the offload stream need not wait for this fetch; a wait here would delay other offloads.
+        # The record is next written after this unit's backward, which waits for the slot. Every offload waits for
+        # compute, so the offload stream need not wait for this fetch; that wait would delay other offloads.
         slot.filled = backend.record(Stream.PREFETCH)
 
     def lend_gradient(self, step: StateStep, slot: StateSlot | None) -> None:
-        """Before a backward: give the parameters main gradients. `slot`: takes them if they begin with zeros."""
+        """Before a backward: give the parameters main gradients. `slot` holds them if they begin with zeros."""
         gradient, what = self.gradient, str(step.op)
         if gradient.phase is Phase.ARRIVING and gradient.slot is not None:
             self._backend.wait(Stream.COMPUTE, gradient.slot.filled)

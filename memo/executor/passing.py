@@ -1,4 +1,4 @@
-"""A backend that passes all calls to another one: the base of those that look at a few of them."""
+"""A backend that passes all calls to another backend: the base of backends that intercept a few calls."""
 
 import contextlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Time
 
 
 class PassingBackend:
-    """A memo.executor.streams.StreamBackend; subclasses override the calls that they look at."""
+    """A memo.executor.streams.StreamBackend; subclasses override the calls that they intercept."""
 
     def __init__(self, backend: StreamBackend) -> None:
         self.backend = backend

@@ -7,8 +7,8 @@
 A phase lasts until the next one begins. Each mark tells the listener (a recorder of memory requests, or an allocator
 that obeys a memory plan) where in the iteration the program is. Evaluation sets no marks.
 
-Where documents are packed, core attention is a phase of its own within each of these (`Phases.attention`), because what
-it asks for depends on where documents end.
+Where documents are packed, core attention is a phase of its own within each of these (`Phases.attention`), because the
+memory that it requests depends on where documents end.
 
 A phase belongs to the thread that marks it, and on CUDA backward runs in a thread of autograd. The thread of the
 schedule allocates the buffers of messages before and after a backward, so it marks the beginning of each action
@@ -43,7 +43,7 @@ class Phases:
 
     @contextlib.contextmanager
     def attention(self) -> Iterator[None]:
-        """A context around a part of core attention. The phase that it interrupts goes on behind it."""
+        """A context around a part of core attention. The interrupted phase goes on after it."""
         kind, layer, microbatch = self._now
         self.begin(ATTENTION, layer, microbatch)
         try:

@@ -1,8 +1,8 @@
 """The operations of a layer on one tile of tokens, with explicit forward and backward.
 
-For matrices, the gathering of their inputs and the addition of weight gradients to main gradients are explicit, on
-fixed tiles, so that any share of swapping gives the same bits. The operations between them (norms, RoPE, activations)
-are cheap and token-wise; for these memo.parallel.replayed runs the model's own code again under a local graph.
+Matrices gather their inputs and add weight gradients to main gradients explicitly, on fixed tiles, so that the results
+do not depend on how much is swapped. The operations between matrices (norms, RoPE, activations) are cheap and
+token-wise: memo.parallel.replayed runs the model's own code again under a local graph.
 """
 
 from typing import Protocol
@@ -46,7 +46,7 @@ class Gathering:
 
 
 def column_forward(gathered: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
-    """x [s, b, in] W^T + bias -> [s, b, out/tp], in `out` if given; with and without it the same call and bits."""
+    """x [s, b, in] W^T + bias -> [s, b, out/tp], in `out` if given; `out` changes neither the torch call nor the bits."""
     if out is None:
         out = gathered.new_empty((*gathered.shape[:-1], linear.weight.shape[0]))
     flat_out, flat_x = out.flatten(0, 1), gathered.flatten(0, 1)
@@ -62,8 +62,8 @@ def column_forward(gathered: Tensor, linear: Linear, out: Tensor | None = None) 
 def column_backward(
     grad_out: Tensor, gathering: Gathering | None, linear: Linear, group: ProcessGroup | None, sink: GradientSink
 ) -> Tensor:
-    """Gradient [n, b, in] of the sharded input of a column-parallel matrix; `gathering` gathers that input, unless
-    nothing of the matrix is trained."""
+    """Gradient [n, b, in] of the sharded input of a column-parallel matrix; `gathering` gathers that input, and is None
+    if the matrix has no trained parameter."""
     whole, flat = grad_out @ linear.weight, grad_out.flatten(0, 1)
     narrow = None if linear.adapter is None else linear.adapter.add_gradient_(whole.flatten(0, 1), flat)
     grad_x, work = reduce_scatter_async(whole, group)
@@ -89,7 +89,7 @@ def row_forward(x: Tensor, linear: Linear, group: ProcessGroup | None) -> Tensor
 
 def row_backward(grad: Tensor, gathering: Gathering, x: Tensor | None, linear: Linear, sink: GradientSink) -> Tensor:
     """Gradient [s, b, in/tp] of the input x of a row-parallel matrix; `gathering` gathers grad [n, b, out]. x is None
-    where nothing of the matrix is trained."""
+    if the matrix has no trained parameter."""
     _add_bias_gradient(linear, grad.flatten(0, 1), sink)
     gathered = gathering.wait()
     if x is not None:

@@ -1,9 +1,9 @@
 """Records of activations on a disk: one file without a name, reserved in full before the first step.
 
-A file that has no name is gone with the process that has it open, whatever ends it, so there is nothing to clean up.
-Records are written and read past the page cache where the file system can do that: what a step writes is read once, and
-the cache would take the host memory that the disk is to save. A record is cut into pieces, of which one is on its way
-while another one's checksum is computed.
+A file without a name vanishes with the process that opened it, however the process ends, so nothing needs to be cleaned
+up. Records bypass the page cache where the file system allows it: each record is read only once, and the cache would
+take the host memory that the disk is to save. A record is cut into pieces, so that one piece is transferred while the
+checksum of the next is computed.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ from memo.spec.disk import BLOCK_BYTES, stride_bytes
 from memo.units import MIB, format_bytes
 
 PIECE_BYTES = 32 * MIB
-"""What one call writes or reads. On a virtual disk of 5 GB/s, calls of 8 MiB reached 2.4 GB/s and of 32 MiB 4.4."""
+"""Bytes per write or read. On a virtual disk of 5 GB/s, calls of 8 MiB reached 2.4 GB/s and calls of 32 MiB 4.4."""
 _THREADS = 2
-"""Pieces that are on their way or hashed at once; more of them were no faster."""
+"""Pieces that are transferred or hashed at once; more threads were no faster."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_NAMELESS = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
-"""How file systems and old kernels answer that they have no files without a name."""
+"""Errors of file systems and old kernels that do not support files without a name."""
 
 
 class RecordFile:
-    """`num_records` records of `record_bytes` bytes each, in a directory of the disk that shall hold them.
+    """`num_records` records of `record_bytes` bytes each, in a file in `directory`.
 
-    Buffers are flat uint8 on the host with `stride_bytes` bytes, at addresses that BLOCK_BYTES divides.
+    Buffers are flat uint8 tensors on the host of `stride_bytes` bytes, at addresses that are multiples of BLOCK_BYTES.
 
-    Raises DiskError where the directory cannot be used, or its file system has less room.
+    Raises DiskError if the directory cannot be used, or its file system has less room.
     """
 
     def __init__(self, directory: str, num_records: int, record_bytes: int) -> None:
@@ -58,11 +58,11 @@ class RecordFile:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the disk."""
+        """Bytes that the file takes on the disk."""
         return self.num_records * self.stride_bytes
 
     def write(self, index: int, buffer: Tensor) -> None:
-        """Write a record. Raises DiskError where the disk does not take all of it."""
+        """Write a record. Raises DiskError if the disk does not take all of it."""
         view = self._view(index, buffer)
 
         def piece(start: int) -> str:
@@ -71,13 +71,13 @@ class RecordFile:
             return checksum_of(part)
 
         self._checksums[index] = list(self._threads.map(piece, range(0, self.stride_bytes, PIECE_BYTES)))
-        if not self.is_direct:  # what the cache has taken must not grow, and what the disk refuses must be known
+        if not self.is_direct:  # the cache must not grow, and errors of the disk must show now
             with self._failing("written", index, 0, self.stride_bytes):
                 os.fdatasync(self._file)
                 os.posix_fadvise(self._file, *self._place(index), os.POSIX_FADV_DONTNEED)
 
     def read(self, index: int, buffer: Tensor) -> None:
-        """Read a record that was written. Raises DiskError where it does not come back as it was."""
+        """Read a record that was written. Raises DiskError if that fails, or if its checksum has changed."""
         view, expected = self._view(index, buffer), self._checksums[index]
 
         def piece(start: int) -> None:
@@ -109,7 +109,7 @@ class RecordFile:
     def _transfer(
         self, verb: str, call: Callable[[int, list[memoryview], int], int], index: int, start: int, part: memoryview
     ) -> None:
-        """Write or read a piece, in as many calls as the system makes of it."""
+        """Write or read a piece, in as many calls as the system needs."""
         offset, done = self._place(index)[0] + start, 0
         while done < len(part):
             with self._failing(verb, index, start, len(part)):
@@ -150,12 +150,15 @@ class RecordFile:
 
 
 def _close(threads: ThreadPoolExecutor, file: int) -> None:
-    threads.shutdown(wait=False)  # all transfers have ended, because each holds the object that this is the end of
+    threads.shutdown(wait=False)  # all transfers have ended: each held a reference to the RecordFile
     os.close(file)
 
 
 def open_nameless(directory: str) -> int:
-    """The descriptor of a new file that has no name, or no longer. Raises DiskError where there can be none."""
+    """Open a new file without a name, or remove its name at once; returns the file descriptor.
+
+    Raises DiskError if the directory cannot hold such a file.
+    """
     try:
         try:
             return os.open(directory, os.O_RDWR | os.O_CLOEXEC | os.O_TMPFILE, 0o600)
@@ -173,7 +176,7 @@ def open_nameless(directory: str) -> int:
 
 
 def _turn_direct(file: int) -> bool:
-    """Let reads and writes go past the page cache; False where the file system cannot do that."""
+    """Make reads and writes bypass the page cache; returns False if the file system cannot do that."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)

@@ -1,12 +1,12 @@
-"""Records when the streams of a real run worked, for swappers that tell what they begin and end.
+"""Records when the streams of a real run worked, from the reports of swappers.
 
     with swapper.recorded() as recorder:  # trainer.parts.swap.recorded(): all that moves, and transfers of a disk
         ...  # training steps
     spans = recorder.spans()
 
-A swapper tells its layer operations, copies and waits of compute, and memo.executor.staging the transfers of a disk,
-each with the step of the plan that it belongs to. The recorder takes a timestamp of the stream before and after each,
-and changes no order and no event.
+A swapper reports its layer operations, its copies and the waits of compute; memo.executor.staging reports disk
+transfers. Each report names the step of the plan. The recorder takes a timestamp of the stream at the beginning and the
+end of each, and changes no order and no event.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from memo.planner.swap import SwapStep
 from memo.report.timeline import Kind, Row, SwapSpan
 
 BeginSpan = Callable[[Row, SwapStep, int | None, int], Callable[[], None]]
-"""Called with what begins, its step, the part of the step's record (None: records have none) and the bytes of a copy;
-returns what is called at the end."""
+"""Called when a span begins, with its row, its step, the part of the step's record (None: records are not divided) and
+the bytes of a copy; returns a function to call at the end of the span."""
 
 _STREAM_OF: dict[Row, Stream] = {
     "compute": Stream.COMPUTE,
@@ -33,7 +33,7 @@ _STREAM_OF: dict[Row, Stream] = {
 
 @dataclass
 class _Seen:
-    """A span that has begun; one that an exception has cut short never ends."""
+    """A span that has begun; `end` stays None if an exception interrupts it."""
 
     row: Row
     kind: Kind
@@ -57,7 +57,7 @@ class SwapRecorder:
         self._seen: list[_Seen] = []
 
     def begin(self, kind: Kind, row: Row, step: SwapStep, part: int | None, num_bytes: int) -> Callable[[], None]:
-        """A BeginSpan, once `kind` is given. What a layer computes is told by the swapper of its activations alone."""
+        """A BeginSpan, once `kind` is bound. Only the swapper of activations reports the compute of layers."""
         if row == "compute" and kind != "activations":
             return _nothing
         if part is not None and step.op.section is None:
@@ -76,10 +76,10 @@ class SwapRecorder:
         return self.finished()
 
     def finished(self) -> list[SwapSpan]:
-        """As `spans`, but only spans that have ended; does not wait.
+        """The spans that have ended, in the order of `spans`; does not wait.
 
         Once the host has read a number that compute produced after a training step, all spans of the step have ended: a
-        swap plan fetches within the step whatever it offloads, and compute waits for these copies.
+        swap plan fetches everything that it offloads within the step, and compute waits for these copies.
         """
         found = [
             SwapSpan(
@@ -100,7 +100,7 @@ class SwapRecorder:
 def timed(
     listeners: Sequence[BeginSpan], row: Row, step: SwapStep, part: int | None = None, num_bytes: int = 0
 ) -> Iterator[None]:
-    """A context around one copy, transfer or wait, which is told to whoever records."""
+    """A context around one copy, transfer or wait, which is reported to the listeners."""
     ends = [begin(row, step, part, num_bytes) for begin in listeners]
     yield
     for end in ends:

@@ -1,14 +1,15 @@
-"""A transformer layer whose activations stay on the device, executed as under a swap plan.
+"""A transformer layer whose activations stay on the device, with the same operations as under a swap plan.
 
-What --recompute-granularity names is dropped after the forward, and made again before the backward:
+--recompute-granularity says which activations are dropped after forward, and recomputed before backward:
 
     none        nothing
     selective   attention's output and log-sum-exp
     full        everything but the input
 
-Whatever is kept, norms and the activation run again in backward, one after the other, so none of these ever keeps more
-than input, qkv, attention's outputs, residual and fc1; and the results are those of the swapped layer on as many tiles,
-to the last bit. With kernels that never form the score matrix, "selective" frees little; it is here for comparison.
+In all three cases norms and the activation run again in backward, one after the other, so a layer never keeps more than
+input, qkv, attention's outputs, residual and fc1. The results equal those of the swapped layer with the same number of
+tiles, to the last bit. With kernels that never form the score matrix, "selective" frees little; it is here for
+comparison.
 """
 
 from collections.abc import Collection
@@ -26,13 +27,13 @@ from memo.spec.slots import Resident
 
 
 class DeviceMemory:
-    """Makes the tensors that layers keep, as it is asked for them; they are freed as any others."""
+    """Allocates the tensors that layers keep, on request; they are freed with their last reference."""
 
     def __init__(self, resident: Resident, device: torch.device) -> None:
         self.dropped, self._places, self._device = resident.dropped, resident.made, device
 
     def make(self, names: Collection[str]) -> dict[str, Tensor]:
-        """New tensors [rows, b, width] of these values, in the order in which a layer makes them."""
+        """Return new tensors [rows, b, width] for these values, in the order in which a layer computes them."""
         return {
             name: torch.empty(place.shape, dtype=torch_dtype(place.dtype), device=self._device)
             for name, place in self._places.items()
@@ -61,7 +62,7 @@ class ResidentLayer(WholeLayer):
 
 
 class ResidentHalvesLayer(HalvesOperations, ResidentLayer):
-    """A custom layer that keeps its input alone."""
+    """A custom layer that keeps only its input."""
 
 
 class _Flight:

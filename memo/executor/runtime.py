@@ -1,4 +1,4 @@
-"""Owns the memory of swapping on one rank, slots and host records, and the swappers that obey the plan."""
+"""Owns one rank's memory for swapping (slots and host records), and the swappers that obey the plan."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -37,9 +37,9 @@ class SwapRuntime:
         host: HostBudget | None,
         disk: DiskPlan | None = None,
     ) -> None:
-        """Takes the host records from the budget `host` (None: no limit), and those of `disk` from its disk.
+        """Draws the host records from the budget `host` (None: no limit); records in `disk` go to the budget's disk.
 
-        Raises HostMemoryError or DiskError if it is too small.
+        Raises HostMemoryError or DiskError if the budget is too small.
         """
         self.plan, self.layout = plan, layout
         records = HostRecords(plan, layout.moved_bytes, device, backend, host, disk)
@@ -51,22 +51,22 @@ class SwapRuntime:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device of all that serves what moves."""
+        """Bytes on the device of all slots, workspaces and stores."""
         return sum(tensor.nbytes for tensor in self._on_device)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the host records that are in memory, and of staging buffers, of all that moves."""
+        """Bytes of all host records in memory, and of all staging buffers."""
         return sum(records.host_bytes for records in self._on_host)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of the records that are on disk, of all that moves."""
+        """Bytes of all records on disk."""
         return sum(records.disk_bytes for records in self._on_host)
 
     @contextlib.contextmanager
     def recorded(self, origin: Timestamp | None = None) -> Iterator[SwapRecorder]:
-        """Record all copies and transfers of the disk until the end of the block, which must begin between two steps.
+        """Record all copies and disk transfers until the end of the block, which must begin between two steps.
 
         Times count from `origin`, a timestamp of the backend; default: the beginning of the block.
         """
@@ -85,11 +85,11 @@ class SwapRuntime:
                 moving.listeners.remove(begin)
 
     def _swappers(self) -> Iterator[tuple[Swapper, Kind]]:
-        """All of them, and what each moves."""
+        """Each swapper, with the kind of data that it moves."""
         yield self.swapper, "activations"
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
-        """The tensors of the slot that the plan assigns to this operation, valid for the compute stream."""
+        """Return the tensors of the slot that the plan assigns to this operation, valid for the compute stream."""
         return self._views[self.swapper.begin(kind, layer)]
 
     def end(self, kind: str, layer: int) -> None:
@@ -102,12 +102,15 @@ class SwapRuntime:
         self._spoil_workspace()
 
     def _spoil_workspace(self) -> None:
-        """No operation may rely on what another one left in the workspace, not even a backward on its own forward."""
+        """Declare the workspace invalid: no operation may read it from an earlier one, not even from its forward."""
         self.swapper.backend.spoil(Stream.COMPUTE, self._workspace, "workspace")
 
 
 class SweepRuntime(SwapRuntime):
-    """The same for layers that are swept: slots hold sections, and what moves beside them has plans of its own."""
+    """A SwapRuntime for swept layers: each slot holds one section of the sequence.
+
+    Keys and values, layer inputs and hidden states move under plans of their own (`beside`).
+    """
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class SweepRuntime(SwapRuntime):
         host: HostBudget | None,
         disk: DiskPlans = NOTHING_ON_DISK,
     ) -> None:
-        """`plan` is of sections, whose rows are `sections`. Raises as SwapRuntime."""
+        """`plan` moves sections, whose rows `sections` gives. Raises the same errors as SwapRuntime."""
         super().__init__(plan, layout, backend, device, host, disk.sections)
         self.keys = KeyValues(key_layout, device)
         swapper = KeyValueStream if key_layout.slides else KeyValueSwapper
@@ -152,17 +155,21 @@ class SweepRuntime(SwapRuntime):
             yield self.hidden.stream.swapper, "hidden states"
 
     def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]:
-        """The tensors of the slot that the plan assigns to this section; `keys` has what was computed before it."""
+        """Return the tensors of the slot that the plan assigns to this section.
+
+        `keys` holds the keys and values that were computed before the section.
+        """
         self.key_swapper.prefetch_what_is_read(section)
         if layer in self._with_keys:
             self.key_swapper.begin(kind, layer, section)
         return self._views[self.swapper.begin(kind, layer, section)]
 
     def end_section(self, kind: str, layer: int, section: int) -> None:
-        """Copies of a stream run one after another, so the one that is waited for first is issued first.
+        """Issue the copies that follow a section, in the order in which compute will wait for them.
 
-        The next layer's backward begins with all keys and values, and needs the slot that is fetched now a section
-        later. The next sections of a forward wait for the slot, and for keys and values not before the next layer.
+        Copies of one stream run one after another. In backward, keys and values go first: the next layer's backward
+        begins by reading all of them, and needs the slot fetched here one section later. In forward, the slot goes
+        first: the next sections wait for it, whereas only the next layer waits for keys and values.
         """
         has_keys = layer in self._with_keys
         if kind == "B" and has_keys:
@@ -173,16 +180,16 @@ class SweepRuntime(SwapRuntime):
             self.key_swapper.end(kind, layer, section)
 
     def take_keys(self, layer: int, section: int) -> None:
-        """Those that `keys` must fetch, in its order."""
+        """Fetch the keys and values of a section into `keys`; sections come in the order that `keys.begin` returned."""
         self.key_swapper.take(layer, section)
 
     def put_input(self, layer: int, section: int, x: Tensor) -> None:
-        """The input [n, b, h] of a section whose layer runs forward once more before its backward."""
+        """Offload the input [c / tp, b, h] of a section; the layer runs forward once more before its backward."""
         assert self.inputs is not None, "no layer of the plan recomputes attention"
         self.inputs.put(layer, section, x)
 
     def take_input(self, layer: int, section: int, out: Tensor) -> None:
-        """Writes it to `out`."""
+        """Copy the input that `put_input` has offloaded to `out`."""
         assert self.inputs is not None, "no layer of the plan recomputes attention"
         self.inputs.take(layer, section, out)
 
@@ -196,7 +203,7 @@ class SweepRuntime(SwapRuntime):
 
 
 class ScratchMemory:
-    """A slot without a plan, and keys and values where layers are swept: for a layer that is measured or evaluated."""
+    """A slot without a plan, for measuring or evaluating a layer; with keys and values if layers are swept."""
 
     def __init__(self, layout: SlotLayout, tensors: dict[str, Tensor], keys: KeyValues | None = None) -> None:
         self.layout, self.tensors, self._keys = layout, tensors, keys
@@ -233,7 +240,7 @@ class ScratchMemory:
 
 
 def scratch_memory(layout: SlotLayout, device: torch.device, keys: KeyValueLayout | None = None) -> ScratchMemory:
-    """`keys`: where layers are swept."""
+    """Allocate the memory of a slot without a plan. `keys`: layout of keys and values if layers are swept."""
     slot, workspace = (_buffer(size, device) for size in (layout.slot_bytes, layout.workspace_bytes))
     values = None if keys is None else KeyValues(keys, device)
     return ScratchMemory(layout, slot_tensors(layout, slot, workspace), values)

@@ -7,7 +7,7 @@ from memo.spec.slots import Place, SlotLayout
 
 
 def view_of(place: Place, memory: Tensor) -> Tensor:
-    """[rows, b, width] in a flat uint8 buffer."""
+    """The tensor [rows, b, width] at its place in a flat uint8 buffer."""
     raw = memory[place.offset_bytes : place.offset_bytes + place.num_bytes]
     return raw.view(torch_dtype(place.dtype)).view(place.shape)
 

@@ -1,16 +1,16 @@
-"""Records of swappers that lie on a disk: obeys a disk plan, with staging buffers in pinned host memory.
+"""Moves swappers' records to and from a disk, as a disk plan says, through staging buffers in pinned host memory.
 
-Four streams hand a record on, each waiting for the event of the one before it:
+A record passes through four streams, each of which waits for an event of the stream before it:
 
     offload:   slot -> buffer     waits until the buffer's last turn has ended
-    write:     buffer -> disk     waits for the offload, and until the record's last content was read
+    write:     buffer -> disk     waits for the offload, and until the record's old content was read
     read:      disk -> buffer     waits until the buffer's last turn has ended, and until the record is written
     prefetch:  buffer -> slot     waits for the read
 
-No stream of a device can wait for a thread. So a prefetch is issued when its read has ended, at the latest when its
-layer begins, and then the caller waits; a read begins as many turns ahead as there are buffers.
+A device stream cannot wait for a thread, so a prefetch is issued only when its read has ended. If its layer begins
+before that, the calling thread waits. A read begins as many turns ahead as there are buffers.
 
-Where a record has parts, each part has a swapper of its own, and all of them share the buffers.
+If records have parts, each part has a swapper of its own, and all swappers share the buffers.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from memo.report.timeline import Row
 class Staging:
     """The buffers and the file of a disk plan; its swappers call it in the order of the plan.
 
-    Turns are named by their number in the plan.
+    A turn is one use of a buffer (memo.planner.disk_plan); methods take its number in the plan.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class Staging:
         backend: StreamBackend,
         name: str = "",
     ) -> None:
-        """`steps`: of the swap plan; `buffers`: plan.num_buffers of file.stride_bytes; `name`: begins the names of
-        buffers and records, for the checker of races.
+        """`steps`: the steps of the swap plan; `buffers`: plan.num_buffers tensors of file.stride_bytes bytes; `name`:
+        prefix of the names of buffers and records for the race checker.
         """
         self._steps, self.plan, self.buffers, self.file = steps, plan, buffers, file
         self._backend, self._name = backend, name
-        self.listeners: list[BeginSpan] = []  # told of transfers
+        self.listeners: list[BeginSpan] = []  # called at transfers
         self._reads = [number for number, turn in enumerate(plan.turns) if turn.is_read]
         self.reset()
 
     def reset(self) -> None:
-        """Begin a training step after one that was cut short, whose copies and transfers have ended."""
-        # Of each buffer the last use; of each place in the file the last transfer; of each turn the end of its read.
+        """Begin a training step after an interrupted one, whose copies and transfers have ended."""
+        # The last use of each buffer, the last transfer of each place in the file, and the end of each turn's read.
         self._used: list[Event | None] = [None] * self.plan.num_buffers
         self._moved: dict[int, Event] = {}
         self._arrived: dict[int, Event] = {}
@@ -63,30 +63,30 @@ class Staging:
         self.next_step()
 
     def next_step(self) -> None:
-        """Begin a training step after a whole one."""
-        self._next_turn = 0  # that a swapper comes to
+        """Begin a training step after a complete one."""
+        self._next_turn = 0  # the turn that a swapper must begin next
         self._begun: set[int] = set()
         self._ended: set[int] = set()
-        self._num_reads = 0  # that have begun
+        self._num_reads = 0  # reads that have begun
 
     def turn(self, step: int, part: int) -> int | None:
-        """The turn in which the activations of this step of the swap plan pass; None if their record is in memory."""
+        """The turn for the activations of this step of the swap plan; None if their record is in memory."""
         return self.plan.turn_of.get((step, part))
 
     def buffer(self, number: int) -> tuple[Tensor, str]:
-        """Where they pass, and its name."""
+        """The staging buffer of a turn, and its name."""
         index = self.plan.turns[number].buffer
         return self.buffers[index], f"{self._name}buffer{index}"
 
     def before_offload(self, number: int) -> None:
-        """Issues the prefetches that must leave the buffer before. Raises PlanError where another turn comes next."""
+        """Issue the prefetches that must empty the buffer first. Raises PlanError unless this turn comes next."""
         self._come_to(number)
         while not self._may_begin(number):
             self._issue_first()
         self._backend.wait(Stream.OFFLOAD, self._used[self.plan.turns[number].buffer])
 
     def after_offload(self, number: int, offloaded: Event) -> None:
-        """Write what has been copied into the buffer."""
+        """Write the buffer to disk after the copy into it."""
         turn, place, (buffer, buffer_name) = self.plan.turns[number], self._place(number), self.buffer(number)
         self._backend.wait(Stream.WRITE, offloaded)
         self._backend.wait(Stream.WRITE, self._moved.get(place))
@@ -99,15 +99,15 @@ class Staging:
         self._end(number)
 
     def await_read(self, number: int, prefetch: Callable[[], None]) -> None:
-        """`prefetch` is due, and is called when the record has been read, or something needs what follows it.
+        """Queue `prefetch`, which is called when the record has been read, or earlier if a later call must wait for it.
 
-        Raises PlanError where another turn comes next.
+        Raises PlanError unless this turn comes next.
         """
         self._come_to(number)
         self._due.append((number, prefetch))
 
     def issue_read(self) -> None:
-        """Issue the due prefetches whose records have come from the disk; waits for none."""
+        """Issue the due prefetches whose records have been read from disk; never waits."""
         while self._due:
             number = self._due[0][0]
             if number not in self._arrived or not self._backend.has_happened(self._arrived[number]):
@@ -115,7 +115,7 @@ class Staging:
             self._issue_first()
 
     def issue_until(self, number: int | None) -> None:
-        """Issue the prefetch of this turn and those before it, if it is due."""
+        """Issue the prefetch of this turn, if it is due, and all due prefetches before it."""
         while any(due == number for due, _ in self._due):
             self._issue_first()
 
@@ -145,7 +145,7 @@ class Staging:
         return is_free and (turn.last_of_record is None or turn.last_of_record in self._begun)
 
     def _end(self, number: int) -> None:
-        """The turn has been issued to its end: begin every read that may begin now."""
+        """Mark the turn as issued to its end, and begin every read that may begin now."""
         self._ended.add(number)
         while self._num_reads < len(self._reads) and self._may_begin(self._reads[self._num_reads]):
             self._read(self._reads[self._num_reads])

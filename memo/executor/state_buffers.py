@@ -1,6 +1,6 @@
-"""What the streamed layers of one rank share: rounding buffers, the streams that fill and empty them, and names.
+"""Rounding buffers that the streamed layers of one rank share, the streams that fill and empty them, and their names.
 
-Rounding buffers are slots, each as large as a layer, and stages, which hold shards for a short time.
+Rounding buffers are of two kinds: slots, each as large as a layer, and stages, which hold shards for a short time.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ from memo_kernels import wide_dtype
 
 
 class StateBuffers:
-    """All buffers of streaming, which live as long as the run, and what orders their uses by different layers.
+    """All buffers of streaming, which live as long as the run, and the events that order their uses by layers.
 
     Attributes:
         backend: the streams; it is replaced while copies are timed.
         weights, gradients: slots.
         reduced: stages for reduced gradients on the device; none on a single rank, where the slot itself is used.
         cast: a stage for masters that are cast to weights on the device.
-        sum: a stage for the sum of sharded gradients that is fetched from host memory to be added to.
-        written: follows the CPU's last write to host memory.
-        updates: by record of the ring of gradients, the update of the layer whose gradient is in it.
+        sum: a stage for the sum of sharded gradients, fetched from host memory to be added to a new gradient.
+        written: event after the CPU's last write to host memory.
+        updates: by record of the ring of gradients, the update of the layer whose gradient the record holds.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StateBuffers:
             self.backend.spoil(Stream.PREFETCH, slot.shard, f"{slot.name} shard")
 
     def offload_gradient(self, bucket: Bucket, reduced: Tensor, name: str) -> Event:
-        """Copy a reduced gradient, in the memory of this name, to host memory; returns the event that follows."""
+        """Copy a reduced gradient, in the memory of this name, to host memory; returns the event after the copy."""
         self.follow(Stream.OFFLOAD, Stream.COMPUTE)
         self.backend.wait(Stream.OFFLOAD, self.written)
         self.backend.copy(Stream.OFFLOAD, bucket.gradient_shard, reduced, gradient_name(bucket), name)
@@ -128,7 +128,7 @@ class StateBuffers:
 
 
 def in_turn(stages: list[StateSlot]) -> StateSlot:
-    """The next of one or two stages."""
+    """Return the next of one or two stages, which take turns."""
     stage = stages[0]
     stages.reverse()
     return stage
@@ -149,7 +149,7 @@ def source_name(bucket: Bucket) -> str:
 
 
 def gradient_name(bucket: Bucket) -> str:
-    """The name of a reduced gradient's record in host memory, which layers may have in turn."""
+    """The name of a reduced gradient's record in host memory, which several layers may use in turn."""
     return name_of("host gradient", bucket) if bucket.ring_record is None else f"gradient record {bucket.ring_record}"
 
 

@@ -1,4 +1,4 @@
-"""The phases of a layer's weights and of its gradient, and the slots in which they are meanwhile."""
+"""The phases of a layer's weights and of its gradient, and the slots that hold them."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,13 +11,13 @@ from memo.executor.streams import Event
 
 
 class Phase(Enum):
-    """Where the weights of one layer, or one gradient of it, are on the device.
+    """The phase of a layer's weights, or of one of its gradients, on the device.
 
         weights     AWAY -> ARRIVING -> IN_USE -> KEPT -> IN_USE ...; AWAY when another layer takes the slot
-        gradient    AWAY -> ARRIVING -> IN_USE -> LEAVING -> AWAY; KEPT between microbatches if nobody takes the slot
+        gradient    AWAY -> ARRIVING -> IN_USE -> LEAVING -> AWAY; KEPT between microbatches if no layer takes the slot
 
-    The two do not wait for each other: the weights for the next microbatch may arrive while the gradient of the last
-    one leaves. What is resident is KEPT while it is not in use.
+    Weights and gradient do not wait for each other: the weights for the next microbatch may arrive while the gradient
+    of the last microbatch leaves. Resident weights and gradients are KEPT while they are not in use.
     """
 
     AWAY = "away"
@@ -41,10 +41,10 @@ class StateSlot:
     """A rounding buffer of states.
 
     Attributes:
-        shard: receives this rank's shard before it is gathered; None if nothing is gathered from host memory.
+        shard: receives this rank's shard before the gather; None if nothing is gathered from host memory.
         holder: the weights or the gradient that the buffer belongs to.
-        filled, works: the copies and messages to wait for before its content is used.
-        free: the event to wait for before it is overwritten.
+        filled, works: the copies and messages to wait for before the content is used.
+        free: the event to wait for before the content is overwritten.
     """
 
     name: str
@@ -66,11 +66,14 @@ class Held:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it is as between two steps, if nobody has asked for it in advance."""
+        """Whether it is in the phase that it has between two steps, unless it was fetched in advance."""
         return self.phase is self._rest
 
     def enter(self, phase: Phase, call: str) -> None:
-        """Raises PlanError, as the next two, if `phase` does not follow the present one. `call`: for the message."""
+        """Enter a phase. `enter`, `arrive` and `leave` raise PlanError if it cannot follow the present phase.
+
+        `call` names the caller in the message.
+        """
         if phase not in _NEXT[self.phase]:
             raise PlanError(
                 f"{call}: {self.name} cannot go from {self.phase.value!r} to {phase.value!r};"
@@ -79,7 +82,7 @@ class Held:
         self.phase = phase
 
     def arrive(self, slot: StateSlot, call: str) -> None:
-        """Take a slot, which must be nobody's."""
+        """Take a slot, which must have no holder."""
         if slot.holder is not None:
             raise PlanError(f"{call}: {slot.name} still has {slot.holder.name}, {slot.holder.phase.value!r}")
         self.enter(Phase.ARRIVING, call)
@@ -91,7 +94,7 @@ class Held:
         self.let_go()
 
     def let_go(self) -> None:
-        """As `leave`, from any phase: what is in the slot is not valid any more."""
+        """Give the slot up in any phase; its content is no longer valid."""
         self.phase = self._rest
         if self.slot is not None:
             self.slot.holder = None

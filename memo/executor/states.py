@@ -1,12 +1,12 @@
-"""Executes the state plan: gives slots to layers whose weights or gradients are not resident, and copies their states.
+"""Runs the state plan: gives slots to layers whose weights or gradients are not resident, and copies their states.
 
     prefetch   | weights of layer i+1 |  (from host memory or this rank's shard; gathered over dp x cp)
     compute    | layer i                         | layer i+1
     offload               | gradient of layer i-1, reduced |
 
 A layer's parameters are views of its slot while it runs, and NaN at any other time. The CPU, which updates masters in
-host memory, counts as one more stream (`Stream.HOST`): a copy waits for the update of what it reads, and an update
-waits for the copies that read what it overwrites.
+host memory, counts as one more stream (`Stream.HOST`): a copy waits for the update of the states that it reads, and an
+update waits for the copies that read the states that it overwrites.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from memo.units import format_bytes
 
 
 class StateStreamer:
-    """Calls the states of each layer (memo.executor.layer_states) in the order of the plan; the `StateMover` of a rank.
+    """Moves the states of each layer (memo.executor.layer_states) in the order of the plan; the `StateMover` of a rank.
 
     Each `StreamedLayer` calls it before and after its layer.
     """
@@ -39,7 +39,7 @@ class StateStreamer:
         layers: Mapping[int, int],
         backend: StreamBackend,
     ) -> None:
-        """`layers`: position on this rank, by global index."""
+        """`layers` maps the global index of each layer to its position on this rank."""
         self.plan, self.data_parallel = plan, data_parallel
         units = {layer: data_parallel.layer_units[position] for layer, position in layers.items()}
         self._buffers = StateBuffers(plan, units, data_parallel, backend)
@@ -47,7 +47,7 @@ class StateStreamer:
         self._order = list(layers)
         self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
         self._update: Update | None = None
-        self._reducing: LayerStates | None = None  # whose reduction is finished next
+        self._reducing: LayerStates | None = None  # the layer whose reduction is running
         self._position = 0
         self._is_settled = True  # whether the last step reached the optimizer
 
@@ -57,17 +57,18 @@ class StateStreamer:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of slots and stages on the device."""
+        """Bytes of slots and staging buffers on the device."""
         return self._buffers.device_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the arena of states in host memory, and of the stages for weights that return to the device."""
+        """Bytes of the arena of states in host memory, and of the staging buffers for weights that return to the
+        device."""
         arena = self.data_parallel.host
         return self._buffers.host_bytes + (0 if arena is None else arena.record(0).nbytes)
 
     def describe(self) -> str:
-        """A text that says where the states of this rank are."""
+        """Return a text that says where the states of this rank are."""
         all_places = [states.unit.places for states in self._layers.values()]
         host, weights, gradients = (
             sum(getattr(places, name) for places in all_places)
@@ -110,14 +111,14 @@ class StateStreamer:
         self._position, self._is_settled = 0, False
         self._update = update
         self._buffers.updates.clear()
-        self._buffers.follow(Stream.COMPUTE, Stream.HOST)  # which waited for all gradients, even of a skipped step
+        self._buffers.follow(Stream.COMPUTE, Stream.HOST)  # HOST waited for all gradients, even in a skipped step
         for bucket in self._on_host:
             self._buffers.touch_weights(bucket, "forward")
             self._buffers.touch_gradient(bucket, "zeroing")
 
     def forget(self) -> None:
-        """Treat the weights in slots as invalid, because the weights may have changed; later fetches wait for that."""
-        # This event follows the update of shards on the device, and every use of a slot, even an interrupted one.
+        """Treat the weights in slots as invalid, because weights may have changed; later fetches wait for the change."""
+        # This event follows the update of shards on the device and every use of a slot, even an interrupted use.
         updated = self.backend.record(Stream.COMPUTE)
         for slot in self._buffers.weights:
             if slot.holder is not None:
@@ -141,7 +142,7 @@ class StateStreamer:
         """Before an operation of a layer: bind its weights and, for a backward, its main gradient to valid memory."""
         step, states = self._expect(kind, layer), self._layers[layer]
         self._settle_slots(step)
-        # Declared before any wait, so that the race checker does not take the waits for slots as their order.
+        # Declared before any wait: a wait for a slot must not hide from the race checker that an order is missing.
         states.touch(kind, str(step.op))
         for fetch in step.fetches:
             if fetch.kind == "weights":
@@ -154,17 +155,17 @@ class StateStreamer:
             states.lend_gradient(step, slot)
 
     def end(self, kind: str, layer: int) -> None:
-        """After an operation of a layer: release its slots, and start the reduction or the copy of its gradient."""
+        """After an operation of a layer: release its slots, and start to reduce or to copy its gradient."""
         step, states = self._expect(kind, layer), self._layers[layer]
         self._position += 1
         states.return_weights(str(step.op))
-        self.finish_gradients()  # of a backward before this operation, which has hidden its reduction
+        self.finish_gradients()  # of an earlier backward, whose reduction this operation has hidden
         if kind == "B":
             states.return_gradient(step)
             self._reducing = states if step.end == "reduce" else None
 
     def begin_unplanned(self, layer: int) -> None:
-        """As `begin`, for a forward that is not in the plan (evaluation); also fetches the next layer's weights."""
+        """Before a forward that is not in the plan (evaluation): bind the weights, and fetch those of the next layer."""
         states, what = self._layers[layer], f"forward of layer {layer}"
         for other in self._layers.values():
             if other.weights.phase is Phase.IN_USE:  # an exception has ended its operation
@@ -197,8 +198,7 @@ class StateStreamer:
     def _settle_slots(self, step: StateStep) -> None:
         """Before an operation: finish the pending reduction if another layer now takes its slot.
 
-        Also finish a reduction without messages, on a single rank, because it has nothing that the operation could
-        hide.
+        On a single rank also finish it, because a reduction without messages has nothing to hide behind the operation.
         """
         pending = None if self._reducing is None else self._reducing.reduction
         if pending is None:
@@ -208,7 +208,7 @@ class StateStreamer:
         if not pending.works or any(pending.gradient.slot is self._buffers.gradients[slot] for slot in taken):
             self.finish_gradients()
 
-    # The end of a step: what memo.parallel.data and memo.train.optimizer call.
+    # At the end of a step, called by memo.parallel.data and memo.train.optimizer.
 
     def finish_gradients(self) -> None:
         """Wait for the pending reduction, if there is one, and copy its shard to the memory that holds the masters."""
@@ -222,7 +222,7 @@ class StateStreamer:
     def await_gradients(self) -> None:
         """Block the host until it may read the gradients in host memory and write the masters.
 
-        Raises PlanError in the middle of a step, or where a gradient has not been reduced and sent.
+        Raises PlanError in the middle of a step, or if a gradient has not been reduced and offloaded.
         """
         if not self._is_settled and self._position < len(self.plan.steps):
             raise self._refused("await_gradients")

@@ -1,5 +1,5 @@
-"""A wrapper for a layer whose weights are not always there: its states stream, or are made again from few bits. The
-layer may be plain, recomputed or token-wise."""
+"""A wrapper for a layer whose weights are not always on the device: they stream, or are decoded from quantized ones.
+The layer may be plain, recomputed or token-wise."""
 
 import functools
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from memo.executor.marks import on_backward
 
 
 class LayerStates(Protocol):
-    """What brings the weights of layers (memo.executor.states, memo.executor.coded_weights)."""
+    """Brings the weights of layers (memo.executor.states, memo.executor.coded_weights)."""
 
     def begin(self, kind: str, layer: int) -> None: ...
     def end(self, kind: str, layer: int) -> None: ...

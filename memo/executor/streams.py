@@ -19,9 +19,9 @@ class Stream(Enum):
     COMPUTE = "compute"  # the stream of the model: the caller's current stream
     OFFLOAD = "offload"  # device to host: waits for compute, and must never delay it
     PREFETCH = "prefetch"  # host to device: a stream of its own, because links are full duplex
-    WRITE = "write"  # staging buffers to disk: calls that run in a thread of their own, as those of READ
-    READ = "read"  # disk to staging buffers
-    HOST = "host"  # what the CPU computes, at once; waiting for an event blocks the calling thread
+    WRITE = "write"  # staging buffers to disk: calls that run in a thread of their own
+    READ = "read"  # disk to staging buffers: calls that run in a second thread
+    HOST = "host"  # work of the CPU, which runs at once; waiting for an event blocks the calling thread
 
 
 COPY_STREAMS = (Stream.OFFLOAD, Stream.PREFETCH)
@@ -30,7 +30,7 @@ DISK_STREAMS = (Stream.WRITE, Stream.READ)
 AccessMode = Literal["r", "w"]
 
 Event = Any
-"""What `record` returned; only the backend that created it reads it."""
+"""The result of `record`; only the backend that created it reads it."""
 
 
 class Timestamp(Protocol):
@@ -62,7 +62,7 @@ class StreamBackend(Protocol):
         """
 
     def has_happened(self, event: Event | None) -> bool:
-        """Whether nothing would wait for this event any more."""
+        """Whether a wait for this event would return at once."""
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         """Declares that the stream reads or writes a buffer at this point, outside of `copy`."""
@@ -72,7 +72,7 @@ class StreamBackend(Protocol):
         fills it with NaN, so that reading it shows in the results; all others do nothing."""
 
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
-        """A context in which messages that are started run after what was issued on the stream."""
+        """A context; messages that start in it run after everything issued on the stream."""
 
     def timestamp(self, stream: Stream) -> Timestamp:
         """The time at which everything issued on the stream so far has run; orders and delays nothing."""

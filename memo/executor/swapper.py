@@ -1,20 +1,20 @@
 """The engine that obeys a swap plan: it turns each step of the plan into waits, events and copies.
 
-A slot is one flat buffer of bytes; of each layer one contiguous prefix moves, so an offload is one copy
-slot[:moved_bytes] -> record, and a prefetch one copy back. Around layer operation t in slot s:
+A slot is one flat buffer of bytes, of which only a prefix moves: an offload is one copy slot[:moved_bytes] -> record,
+and a prefetch is one copy back. Around layer operation t in slot s:
 
-    begin:  compute waits until s is ready      (F: its last content is offloaded; B: its own has arrived)
+    begin:  compute waits until s is ready      (F: the old content is offloaded; B: the layer's record has arrived)
     ...     the layer reads and writes s
     end:    offload stream:   wait for compute; wait until the record was read; copy s -> record
             prefetch stream:  wait for compute; wait until s and the record were offloaded; copy record -> s
 
-A record on disk is copied to and from a staging buffer instead (memo.executor.staging), and its prefetch is issued when
-it has been read, at the latest by the `begin` that needs it.
+A record on disk is copied through a staging buffer (memo.executor.staging). Its prefetch is issued once the record has
+been read from disk, at the latest in the `begin` that needs it.
 
-Where the content of a slot is read long after its last write, `end_writes` issues the offload between the two.
+If a layer still reads its slot long after its last write, `end_writes` issues the offload right after that write.
 
-The layer calls `begin` and `end` from wherever it runs (on CUDA, backwards run in autograd's thread), one
-operation at a time; the order is asserted against the plan.
+The layer calls `begin` and `end` in the thread in which it runs (on CUDA, backwards run in autograd's thread), one
+operation at a time; the order is checked against the plan.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ class Swapper:
     Args:
         slots: plan.num_slots flat uint8 tensors on the device, each of at least moved_bytes.
         moved_bytes: length of the prefix of a slot that is moved, the same for every layer.
-        records: those of the plan, in parts of moved_bytes.
-        name: begins the names of its buffers, for the checker of races, where a backend serves several swappers.
-        part: which part of each record the slots hold; None: records have one.
+        records: the host records of the plan, in parts of moved_bytes.
+        name: prefix of its buffers' names for the race checker, if a backend serves several swappers.
+        part: the part of each record that the slots hold; None: records are not divided.
 
-    Raises PlanError when the plan is wrong in itself or does not fit slots and records.
+    Raises PlanError if the plan is invalid or does not fit slots and records.
 
     Attributes:
-        listeners: told of operations, copies and waits.
+        listeners: called at operations, copies and waits.
     """
 
     def __init__(
@@ -66,19 +66,20 @@ class Swapper:
         self._staging, self._part = records.staging, part
         self._position = 0  # index of the step that is running or comes next
         self._open = False  # between begin and end
-        self._has_offloaded = False  # what the step that is running has written
-        # For each slot the copy that its next user must wait for; for each record the last copy into or out of it.
+        self._has_offloaded = False  # whether the running step has issued its offload
+        # The copies that the next user of each slot must wait for, and the last copy into or out of each record.
         self._offloaded: list[Event | None] = [None] * plan.num_slots
         self._prefetched: list[Event | None] = [None] * plan.num_slots
         self._record_used: list[Event | None] = [None] * plan.num_records
-        self._end_compute: list[Callable[[], None]] = []  # for listeners, of the step that is running
+        self._end_compute: list[Callable[[], None]] = []  # what listeners returned for the running step
         for buffer in [*slots, *records.buffers(part or 0)]:
             backend.spoil(Stream.COMPUTE, buffer, "new memory")
 
     @contextlib.contextmanager
     def recorded(self, origin: Timestamp | None = None) -> Iterator[SwapRecorder]:
-        """Record the training steps until the end of the block, which must begin between two steps; not the disk.
+        """Record operations and copies, but no disk transfers, until the end of the block.
 
+        The block must begin between two training steps.
         Times count from `origin`, a timestamp of the backend; default: the beginning of the block.
         """
         recorder = SwapRecorder(self.backend, origin)
@@ -91,10 +92,10 @@ class Swapper:
 
     @property
     def current(self) -> SwapStep:
-        """The step that is running, or else the next one.
+        """The running step, or the next one between two steps.
 
-        In a backward with `.prefetch` only the moved prefix of the slot is valid; in one without it, the slot is as the
-        forward left it.
+        In a backward with `.prefetch`, only the moved prefix of the slot is valid. In a backward without it, the slot
+        is as the forward left it.
         """
         if self._position == len(self.plan.steps):
             raise PlanError(
@@ -103,9 +104,9 @@ class Swapper:
         return self.plan.steps[self._position]
 
     def begin(self, kind: str, layer: int, section: int | None = None) -> int:
-        """Before the layer, or a section of it, touches its slot; returns the index of the slot.
+        """Call before a layer, or a section of it, touches its slot; returns the slot's index.
 
-        Raises PlanError when the plan expects another operation.
+        Raises PlanError if the plan expects a different operation.
         """
         step = self._expect(kind, layer, section, begin=True)
         self.prefetch_what_is_read()
@@ -125,7 +126,7 @@ class Swapper:
         return slot
 
     def end_writes(self, kind: str, layer: int, section: int | None = None) -> None:
-        """After the last write to the slot, which is still read until `end`: issues the offload."""
+        """Issue the offload after the last write to the slot, which is still read until `end`."""
         step = self._expect(kind, layer, section, begin=False)
         self.backend.access(Stream.COMPUTE, self._slot_name(step.slot), "w", str(step.op))
         if step.offload:
@@ -133,7 +134,7 @@ class Swapper:
             self._has_offloaded = True
 
     def end(self, kind: str, layer: int, section: int | None = None) -> None:
-        """After the last access to the slot: issues the offload, if that was not done, and the prefetch that follow."""
+        """Call after the last access to the slot: issues the offload, unless `end_writes` did, and the prefetch."""
         step = self._expect(kind, layer, section, begin=False)
         # Backwards write as well: they recompute what was not moved.
         mode: AccessMode = "r" if self._has_offloaded else "w"
@@ -154,12 +155,12 @@ class Swapper:
         self.prefetch_what_is_read()
 
     def prefetch_what_is_read(self) -> None:
-        """Issue the due prefetches whose records have come from the disk; waits for none. `begin` and `end` do so."""
+        """Issue the due prefetches whose records have been read from disk; never waits. `begin` and `end` call it."""
         if self._staging is not None:
             self._staging.issue_read()
 
     def next_step(self) -> None:
-        """Between training steps. Raises PlanError when the last one did not follow the plan to its end."""
+        """Call between training steps. Raises PlanError if the last one did not follow the plan to its end."""
         if self._open or self._position != len(self.plan.steps):
             raise PlanError(
                 f"the training step ended after {self._position} of {len(self.plan.steps)} layer operations of"
@@ -168,10 +169,10 @@ class Swapper:
         self.reset()
 
     def reset(self) -> None:
-        """Return to the beginning of the plan, from wherever the step stopped.
+        """Return to the beginning of the plan, wherever the step stopped.
 
-        The copies of an interrupted step are finished first; after a complete step the host waits for nothing. Raises
-        the error of a copy that failed (in ThreadStreams); the swapper is reset even then.
+        After an interrupted step the host waits for the step's copies; after a complete step it waits for nothing.
+        Raises the error of a copy that failed (in ThreadStreams); the swapper is reset even then.
         """
         interrupted = self._open or 0 < self._position < len(self.plan.steps)
         self._position, self._open, self._has_offloaded = 0, False, False
@@ -186,7 +187,7 @@ class Swapper:
             self.backend.synchronize()
 
     def _offload(self, step: SwapStep, computed: Event) -> None:
-        """Right after the step that is running."""
+        """Issue the offload of the running step, to begin after the event `computed`."""
         assert step.record is not None
         backend, index = self.backend, self._position
         staging, turn = self._staging, self._turn(index)
@@ -204,7 +205,7 @@ class Swapper:
             self._record_used[step.record] = done
 
     def _prefetch_when_read(self, index: int, computed: Event) -> None:
-        """At once if the record is in memory."""
+        """Issue the prefetch for step `index`: now if its record is in memory, else when it has been read from disk."""
         turn = self._turn(index)
         if self._staging is None or turn is None:
             self._prefetch(index, computed)
@@ -212,7 +213,7 @@ class Swapper:
             self._staging.await_read(turn, partial(self._prefetch, index, computed))
 
     def _prefetch(self, index: int, computed: Event) -> None:
-        """For the step with this index, whose record has been read if it is on disk, or is being read."""
+        """Issue the prefetch for step `index`; if its record is on disk, its read has begun."""
         target = self.plan.steps[index]
         assert target.record is not None
         backend, record = self.backend, target.record
@@ -234,11 +235,11 @@ class Swapper:
             self._record_used[record] = done
 
     def _turn(self, index: int) -> int | None:
-        """Of the activations of a step in the staging buffers; None if their record is in memory."""
+        """The turn in which a step's activations use a staging buffer; None if their record is in memory."""
         return None if self._staging is None else self._staging.turn(index, self._part or 0)
 
     def _await(self, step: SwapStep, event: Event | None) -> None:
-        """Before the step: compute waits for a copy, if there is one to wait for."""
+        """Make compute wait for a copy before the step; None: there is nothing to wait for."""
         if event is not None:
             with timed(self.listeners, "wait", step, self._part):
                 self.backend.wait(Stream.COMPUTE, event)
@@ -252,7 +253,7 @@ class Swapper:
             self.backend.copy(stream, dst, src, dst_name, src_name)
 
     def _host(self, index: int) -> tuple[Tensor, str]:
-        """Where the activations of a step are in host memory, perhaps on their way to or from the disk; its name."""
+        """The host memory that a step's copies use, a record or a staging buffer; and its name."""
         record = self.plan.steps[index].record
         assert record is not None
         turn = self._turn(index)

@@ -1,22 +1,22 @@
-"""A transformer layer that is swept along the sequence under a swap plan: a slot holds a section of it.
+"""A transformer layer that is swept along the sequence under a swap plan: each slot holds one section of the sequence.
 
 Forward goes through the sections in order, backward in reverse order. In a section a layer works on fixed tiles, as in
-`memo.executor.layer`, but one after the other from its input to its output: attention takes the queries of a tile and
-all keys and values up to them, which stay on the device for the whole layer, or as far as windows reach
-(memo.executor.key_values). So nothing but these, the sums of their gradients and the hidden states is as long as the
-sequence; and the hidden states may be in host memory, from which they come section by section
-(memo.executor.hidden_states). Context-parallel ranks share every tile (memo.parallel.zigzag) and meet in attention:
-they gather the tile's keys and values, or exchange heads.
+`memo.executor.layer`, but computes each tile from input to output before it begins the next. Attention takes the
+queries of a tile and all keys and values up to them; these stay on the device for the whole layer, or as far as windows
+reach (memo.executor.key_values). So only keys and values, the sums of their gradients and the hidden states are as long
+as the sequence. The hidden states may be in host memory, from which they come section by section
+(memo.executor.hidden_states). Context-parallel ranks share every tile (memo.parallel.zigzag) and communicate in
+attention: they gather the tile's keys and values, or exchange heads.
 
-A layer that recomputes attention keeps nothing of its forward but the input (memo.executor.section_stream). Its
-backward begins with a second forward, up to what slots keep, whose keys and values stay on the device if it holds those
-of the whole sequence.
+A layer that recomputes attention keeps only its input from its forward (memo.executor.section_stream). Its backward
+begins with a second forward, up to the activations that slots keep. The keys and values of the second forward stay on
+the device if it holds those of the whole sequence.
 
-The hidden states are overwritten where they lie, and so are their gradients: the output of a tile takes the place of
-its input, which is in the slot, and the gradient of the input that of the gradient of the output.
+Hidden states and their gradients are overwritten in place: the output of a tile replaces the tile's input, of which the
+slot has a copy, and the gradient of the input replaces the gradient of the output.
 
-Bits: results depend on the tiles alone, not on what moves, nor on the number of tiles in a section. Attention is cut in
-other blocks than that of whole layers, so they agree with those to rounding.
+Results depend, to the last bit, on the tiles alone: neither on what moves nor on the number of tiles in a section.
+Attention is cut into other blocks than in whole layers, so swept and whole layers agree only up to rounding.
 
 Shapes: as in memo.executor.tile_machine; c tokens of a section, sharded c / tp.
 """
@@ -58,14 +58,14 @@ class SectionBuffers(Protocol):
 
 @dataclass(frozen=True)
 class _Positions:
-    """The context of one section."""
+    """Rope and documents for the tokens of one section."""
 
     rope: Rope | None
     documents: Any
 
 
 class SweptLayer(LayerOnTiles):
-    """Runs a plain layer section by section; in evaluation, without gradients, outside of the plan."""
+    """Runs a plain layer section by section; an evaluation, without gradients, runs outside of the plan."""
 
     memory: SectionBuffers
 
@@ -83,7 +83,7 @@ class SweptLayer(LayerOnTiles):
         hidden: Hidden,
         recomputes_attention: bool = False,
     ) -> None:
-        """`sections` divide the sequence, and `tiles` each section: their rows count from its beginning.
+        """`sections` divide the sequence, and `tiles` each section; a tile's rows count from the section's beginning.
 
         `hidden` has the same sections.
         """
@@ -91,8 +91,8 @@ class SweptLayer(LayerOnTiles):
         self.index, self.sections, self.tiles, self.hidden = index, sections, tiles, hidden
         self.recomputes_attention = recomputes_attention
         self._carry: Tensor | None = None
-        """From one tile to the next of a gated delta net, in backward its gradient; None at the first one, and between
-        passes."""
+        """The state that a gated delta net carries from tile to tile, in backward its gradient; None before the first
+        tile and between passes."""
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if not torch.is_grad_enabled():
@@ -123,7 +123,7 @@ class SweptLayer(LayerOnTiles):
         return y
 
     def _forward_again(self, context: Context) -> None:
-        """Leaves each section's activations in its slot, from the inputs that the first forward has put by."""
+        """Run forward from the inputs that the first one has offloaded; leaves each section's activations in its slot."""
         for section in self.sections:
             positions = _positions(section, context)
             kept = self.own(self.memory.begin_section("F", self.index, section.index))
@@ -140,7 +140,7 @@ class SweptLayer(LayerOnTiles):
             memory.keys.begin("F", section.index)
 
     def _attend(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
-        """One tile's keys and values go to the store, and its output of attention to the slot."""
+        """Compute one tile's attention; its keys and values go to the store, the output to the slot."""
         self.compute_qkv(kept, tile, positions)
         if self.kind.is_linear:
             self._carry_on(kept, section, tile, positions)
@@ -153,7 +153,7 @@ class SweptLayer(LayerOnTiles):
         kept["lse"][tile.full].view(lse.shape).copy_(lse)
 
     def _carry_on(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
-        """As `_attend`, of a gated delta net."""
+        """Do for a gated delta net what `_attend` does for attention."""
         carries, qkv, out = kept["carries"], kept["qkv"][tile.full], kept["attention_out"][tile.full]
         if self._carry is None:
             carries[tile.index].zero_()
@@ -163,11 +163,11 @@ class SweptLayer(LayerOnTiles):
         self._carry = core.forward(qkv, out, positions.documents, start, carries[tile.index])
 
     def _first_token(self, section: Tile, tile: Tile) -> int:
-        """The place in the sequence of a tile's first token; context-parallel ranks share the tile."""
+        """The position in the sequence of a tile's first token; context-parallel ranks share the tile."""
         return _rows(section, tile).start * self.memory.keys.layout.cp
 
     def _fetch_keys(self, section: Tile) -> None:
-        """Those of the sections that a backward needs from this one on."""
+        """Fetch the keys and values that backward needs from this section on, and that are not on the device yet."""
         gathers_again = not self.recomputes_attention or self.memory.keys.layout.slides
         for fetched in self.memory.keys.begin("B", section.index):
             self.memory.take_keys(self.index, fetched)
@@ -175,7 +175,7 @@ class SweptLayer(LayerOnTiles):
                 self._gather_again(self.sections[fetched])
 
     def _gather_again(self, section: Tile) -> None:
-        """Keys and values of a section, if those of this rank's tokens alone have come back from host memory."""
+        """Gather a section's keys and values over cp again, if host memory held only those of this rank's tokens."""
         for tile in self.tiles:
             rows = _rows(section, tile)
             own = self.memory.keys.own(rows)
@@ -207,9 +207,9 @@ class SweptLayer(LayerOnTiles):
     def _tile_backward(
         self, kept: dict[str, Tensor], section: Tile, tile: Tile, grad: Tensor, positions: _Positions
     ) -> None:
-        """The rows of `grad` that are this tile's: of the output's gradient before, of the input's afterwards.
+        """Replace this tile's rows of `grad`, the gradient of the output, by the gradient of the input.
 
-        A function of its own, so that no gradient of one tile lives until the next tile has another one.
+        This is a function of its own, so that a tile's gradients are freed before the next tile allocates its own.
         """
         if "qkv" not in self.kept_of(tile):
             self.compute_qkv(kept, tile, positions)
@@ -221,7 +221,7 @@ class SweptLayer(LayerOnTiles):
     def _attention_backward(
         self, kept: dict[str, Tensor], section: Tile, tile: Tile, grad_out: Tensor, positions: _Positions
     ) -> Any:
-        """Gradients of the tile's q, k and v, or that of qkv of a gated delta net."""
+        """Return the gradients of the tile's q, k and v; for a gated delta net the gradient of qkv."""
         if self.kind.is_linear:
             given = (grad_out, kept["qkv"][tile.full], self.sink.main_gradient, positions.documents)
             carried = (self._first_token(section, tile), kept["carries"][tile.index], self._carry)
@@ -243,7 +243,7 @@ class SweptLayer(LayerOnTiles):
 
 
 def _rows(section: Tile, tile: Tile) -> slice:
-    """The rows of a tile among those of this context-parallel rank's tokens."""
+    """The rows of a tile among all rows of this context-parallel rank."""
     return slice(section.full.start + tile.full.start, section.full.start + tile.full.stop)
 
 

@@ -1,6 +1,6 @@
-"""The operations of a layer on one tile of tokens, in numbers; what they find in a rounding buffer, and leave there.
+"""Runs the operations of a layer on one tile of tokens, on tensors in a rounding buffer.
 
-memo.program.walk says which operations run in which order; here stands what each of them does with torch.
+memo.program.walk says which operations run in which order; this file says what each operation does with torch.
 
 Layout: tile t of the context-parallel rank's tokens is split over the tp ranks, so a tile is contiguous both
 sharded (rows of [n, b, ...]) and gathered (rows of [s, b, ...]).
@@ -71,7 +71,7 @@ def make_tiles(num_tokens: int, tp: int, count: int) -> list[Tile]:
 
 
 class OnTiles(Protocol):
-    """memo.executor.layer_on_tiles.LayerOnTiles."""
+    """The interface of memo.executor.layer_on_tiles.LayerOnTiles."""
 
     layer: Any
     sink: GradientSink
@@ -86,10 +86,11 @@ class TileMachine(Machine):
     """Runs steps of a layer on one tile.
 
     Attributes:
-        live: tensors; of what is gathered the message, of graphs what replays, of heads their q, k and v.
+        live: values by name: a tensor; a Gathering for a gathered tensor; a Replayed for a graph; a tuple for the
+            gradients of q, k and v.
         slot: the tensors of the layer's slot.
-        kept: what the slot holds of this tile between forward and backward.
-        places: memory that is given for values, by name.
+        kept: names of the tensors of which the slot holds this tile's rows between forward and backward.
+        places: memory outside the slot that the caller gives for values, by name.
     """
 
     def __init__(self, on: OnTiles, slot: dict[str, Tensor], tile: Tile, context: Context) -> None:
@@ -99,7 +100,7 @@ class TileMachine(Machine):
         self.places: dict[str, Tensor] = {}
 
     def take(self, name: str) -> Any:
-        """What lives by this name, or the tile's rows of the slot."""
+        """The live value of this name, or else the tile's rows in the slot."""
         found = self.live.get(name)
         return self.in_slot(name) if found is None else found
 
@@ -107,13 +108,13 @@ class TileMachine(Machine):
         return self.slot[name][self.on.rows_of(name, self.tile)]
 
     def place(self, name: str) -> Tensor | None:
-        """Where the value is to be written, if it has a place."""
+        """The memory to write the value to; None: it needs new memory."""
         if name in self.places:
             return self.places[name]
         return self.in_slot(name) if name == WHOLE_GROUP or name in self.kept else None
 
     def put(self, name: str, found: str) -> None:
-        """Copy what lives as `found` to the place that is given for `name`, unless it lies there."""
+        """Copy the live value `found` to the place that is given for `name`, unless it is already there."""
         if self.live[found] is not self.places[name]:
             self.places[name].copy_(self.live[found])
 
@@ -123,11 +124,11 @@ class TileMachine(Machine):
 
     @cached_property
     def expert_rows(self) -> ExpertRows:
-        """Of the tile, once the slot has its routing."""
+        """The tile's rows by expert; the slot must hold the tile's routing."""
         rows: ExpertRows = self.on.layer.mlp.rows(self.in_slot("routing"))
         return rows
 
-    # What a step does.
+    # The calls of memo.program.walk.
 
     def gather(self, step: Step) -> None:
         self.live[step.makes[0]] = Gathering(self.take(step.reads[0]), self.group)
@@ -251,7 +252,7 @@ def _replayed_backward(machine: TileMachine, operation: Operation, grad: Tensor,
 
 
 def _heads_backward(machine: TileMachine, operation: op.Heads, grads: tuple[Tensor, ...], qkv: Tensor) -> Made:
-    """The gradients of q and k are overwritten. Where heads are parts of qkv, its gradient has theirs as parts."""
+    """Return the gradient of qkv; overwrites those of q and k. They are its parts if heads were rotated in place."""
     attention = machine.on.module_of[operation]
     attention.rotate_(grads[0], grads[1], machine.rope, back=True)
     if operation.in_place:

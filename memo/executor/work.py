@@ -6,8 +6,8 @@
 
 During the recording, embedding, layers and loss have hooks, and process groups notify the recorder of messages
 (memo.mesh.group). Both take timestamps of the compute stream. On CUDA these are events, which only `spans` reads, so
-that recording never makes the host wait for the device. The time of a message is that on the compute stream, from its
-issue to the end of the wait for it.
+that recording never makes the host wait for the device. The time of a message is measured on the compute stream, from
+its issue to the end of the wait for it.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ def _parts(chunks: Sequence[Any], layers: bool) -> Iterator[tuple[nn.Module, str
 
 
 class _Hooks:
-    """Begin and end of one module's forwards and backwards; evaluation is not recorded."""
+    """Records begin and end of one module's forwards and backwards; evaluation is not recorded."""
 
     def __init__(self, recorder: WorkRecorder, watch: Watch, name: str) -> None:
         self.recorder, self.watch, self.name = recorder, watch, name

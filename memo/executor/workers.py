@@ -1,4 +1,4 @@
-"""Threads that run tasks in the order in which they were given: streams of a CPU, and those of a disk."""
+"""Threads that run tasks in the order given: the streams of a CPU, and those of a disk."""
 
 import queue
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 
 class Workers:
-    """Threads, one for each of the names given and for each that gets a task; they end with this object."""
+    """One thread for each name, from the start for `names`, else from its first task; threads end with this object."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._workers = {name: _Worker(name) for name in names}
