@@ -1,1 +1,1 @@
-"""One file an axis: tensor, context, pipeline, data; groups are passed in."""
+"""Tensor, context, pipeline and data parallelism, one file for each axis; callers pass the process groups."""

@@ -1,8 +1,8 @@
-"""LoRA's two matrices beside one that tensor parallelism splits (memo.spec.lora says what they are).
+"""LoRA's two matrices A and B beside a matrix that tensor parallelism splits (defined in memo.spec.lora).
 
-Their products take the input and the gradient of that matrix as they are gathered over tp for it, and what they add is
-scattered with what it makes. So ranks of tp share no message more; the gradient of the matrix that all of them have
-whole is summed over them like that of a norm.
+Their products use the input and the gradient that are gathered over tp for the split matrix, and their results are
+scattered with its result. So an adapter adds no message over tp. One of A and B is whole on every tp rank; its gradient
+is summed over tp like the gradient of a norm.
 
 Shapes: t tokens, gathered over tp, or rows of tokens for experts; r rank, P parts of a fused matrix that have adapters;
 E experts, whose matrices are one below the other, or 1.
@@ -19,7 +19,7 @@ from memo.parallel.weight_gradients import add_weight_gradient
 
 
 class Products(Protocol):
-    """How rows are multiplied with matrices: all with one, or each with that of its expert
+    """Multiplies rows with matrices: all rows with one matrix, or each row with its expert's matrix
     (memo.parallel.experts.ExpertRows)."""
 
     def products(self, rows: Tensor, matrices: Tensor, *, back: bool = False) -> Tensor: ...
@@ -42,19 +42,19 @@ _ONE = _WithOneMatrix()
 
 
 class Adapter(nn.Module):
-    """a [E P r, in] and b [E out of these parts, r] on this rank."""
+    """The matrices `a` [E P r, in] and `b` [E out, r] on this rank; out: outputs of the parts with adapters."""
 
     def __init__(
         self, a: nn.Parameter, b: nn.Parameter, factor: float, rows: Sequence[slice], num_experts: int = 0
     ) -> None:
-        """`factor`: c; `rows`: of the outputs of one matrix on this rank, those of each part."""
+        """`factor`: c; `rows`: for each part, its range in the outputs of one matrix on this rank."""
         super().__init__()
         self.a, self.b, self.factor, self.rows, self.num_experts = a, b, factor, rows, num_experts
         self.is_on = True
         """Whether forwards add anything (`adapters_off`)."""
 
     def add_(self, y: Tensor, x: Tensor, by: Products = _ONE) -> None:
-        """y [t, out] += c (x A^T) B^T, for x [t, in]; nothing within `adapters_off`."""
+        """y [t, out] += c (x A^T) B^T, for x [t, in]; does nothing within `adapters_off`."""
         if not self.is_on:
             return
         narrow = self._down(x, by).chunk(len(self.rows), 1)
@@ -62,7 +62,7 @@ class Adapter(nn.Module):
             by.add_products_(y[:, own], part, b)
 
     def add_gradient_(self, grad_x: Tensor, grad_y: Tensor, by: Products = _ONE) -> Tensor:
-        """Adds the gradient of x to grad_x [t, in], and returns that of x A^T, [t, P r]."""
+        """Add the gradient of x to grad_x [t, in]; returns the gradient of x A^T, [t, P r]."""
         parts = [
             by.products(grad_y[:, own], b, back=True) for own, b in zip(self.rows, self._parts(self.b), strict=True)
         ]
@@ -78,7 +78,7 @@ class Adapter(nn.Module):
         main_gradient: Callable[[nn.Parameter], Tensor | None],
         by: Products = _ONE,
     ) -> None:
-        """`grad`: what `add_gradient_` has returned."""
+        """Add the gradients of A and B to their main gradients; `grad`: the result of `add_gradient_`."""
         by.add_weight_gradients(main_gradient(self.a), grad, x)
         main = main_gradient(self.b)
         if main is not None:
@@ -90,14 +90,14 @@ class Adapter(nn.Module):
         return by.products(x, self.a).mul_(self.factor)
 
     def _parts(self, b: Tensor) -> tuple[Tensor, ...]:
-        """Views of B, or of its gradient: the rows of each part, [out, r], or [E, out, r] of experts."""
+        """Split B, or its gradient, into views of the rows of each part: [out, r], for experts [E, out, r]."""
         sizes = [rows.stop - rows.start for rows in self.rows]
         return b.unflatten(0, (self.num_experts, -1)).split(sizes, 1) if self.num_experts else b.split(sizes)
 
 
 @contextmanager
 def adapters_off(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, forwards without gradients are those of the model that the adapters stand beside."""
+    """A context in which forwards without gradients leave the adapters out."""
     adapters = [module for model in models for module in model.modules() if isinstance(module, Adapter)]
     for adapter in adapters:
         adapter.is_on = False

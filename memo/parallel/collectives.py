@@ -1,4 +1,4 @@
-"""Collectives and messages on tensors, without autograd; every axis of the mesh is built from them.
+"""Collectives and messages on tensors, without autograd; all axes of the mesh use them.
 
 Every function takes the process group as an argument, and returns its input unchanged when the group is None or has
 one rank, so callers need no special case. Blocks always lie along dim 0 and have the same size on all ranks. memo
@@ -40,9 +40,9 @@ def all_gather(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None)
 
 
 def all_gather_async(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None) -> tuple[Tensor, Work | None]:
-    """As all_gather, without waiting: the tensor is valid after ``work.wait()``.
+    """Start an all_gather; the returned tensor is valid after ``work.wait()``.
 
-    The work is None where nothing has to be waited for.
+    The work is None if there is nothing to wait for.
     """
     if group is None or group.size() == 1:
         return _passed_through(x, out), None
@@ -53,14 +53,14 @@ def all_gather_async(x: Tensor, group: ProcessGroup | None, out: Tensor | None =
 
 
 def reduce_scatter(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None) -> Tensor:
-    """Sum ``x`` [size * n0, ...] over the ranks and return this rank's block [n0, ...], in ``out`` if any."""
+    """Sum ``x`` [size * n0, ...] over the ranks and return this rank's block [n0, ...], in ``out`` if given."""
     return _wait(reduce_scatter_async(x, group, out))
 
 
 def reduce_scatter_async(
     x: Tensor, group: ProcessGroup | None, out: Tensor | None = None
 ) -> tuple[Tensor, Work | None]:
-    """As reduce_scatter, without waiting; see all_gather_async."""
+    """Start a reduce_scatter; the results are as those of all_gather_async."""
     if group is None or group.size() == 1:
         return _passed_through(x, out), None
     _require_blocks(x, group.size(), "reduce_scatter")
@@ -114,8 +114,8 @@ def exchange(
     """Start point-to-point transfers as one batch; no tensor may be read or written before every work is waited for.
 
     Each entry is (contiguous tensor, peer's rank within the group). Messages between two ranks are matched in the
-    order given and never by tag, because NCCL ignores tags; it can also deadlock in transfers in both directions that
-    are not batched.
+    order given and never by tag, because NCCL ignores tags. NCCL can also deadlock if transfers in both directions are
+    not batched.
     """
     within = torch_group(group)
     operations = [dist.P2POp(dist.isend, x, group=within, group_peer=peer) for x, peer in sends]

@@ -1,15 +1,15 @@
 """Context parallelism: causal attention over a sequence that is split over ranks.
 
-The tokens of a rank are those of memo.parallel.zigzag. The types are Megatron's --cp-comm-type:
+Ranks hold tokens as memo.parallel.zigzag says. The types are Megatron's --cp-comm-type:
 
   p2p          K/V are passed round a ring, and each rank computes attention with one rank's K/V at a time
   all_gather   every rank gathers all K/V; their gradients are reduce-scattered
   a2a          heads are split instead of tokens during attention (Ulysses, https://arxiv.org/abs/2309.14509)
   a2a+p2p      a2a inside groups of A consecutive ranks, rings across them
 
-Where layers are swept tile by tile, memo.parallel.context_sweep has the attention of one tile.
+If layers are swept tile by tile, memo.parallel.context_sweep computes the attention of one tile.
 
-With cp rank r = j A + i, the zigzag shards of the A ranks i of group j are together exactly shard j of a
+With cp rank r = j A + i, the zigzag shards of the A ranks i of group j together are exactly shard j of a
 zigzag over P = cp / A ranks. So there is one implementation: an exchange of heads (A > 1) around a ring or a
 gather (P > 1).
 
@@ -44,8 +44,8 @@ CP_COMM_TYPES = ("p2p", "all_gather", "a2a", "a2a+p2p")
 class ContextAttention:
     """Causal attention of one context-parallel rank; build it once and call it for every layer.
 
-    Use it as a function under autograd (``__call__``), or call ``forward`` and ``backward`` with tensors held
-    elsewhere: ``backward`` takes the saved out and lse and never repeats the forward.
+    Use it as a function under autograd (``__call__``), or call ``forward`` and ``backward`` with tensors that the
+    caller keeps: ``backward`` takes the saved out and lse and never repeats the forward.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class ContextAttention:
         around: Callable[[], AbstractContextManager[None]] | None = None,
         window: int | None = None,
     ) -> None:
-        """``a2a_group`` holds A consecutive ranks of the axis, ``ring_group`` every A-th; None is one rank.
+        """``a2a_group`` holds A consecutive ranks of the axis, ``ring_group`` every A-th rank; None is one rank.
 
-        "p2p" and "all_gather" use ``ring_group`` alone and "a2a" ``a2a_group`` alone. ``seq_length`` is that
-        of the whole sequence, ``scale`` the factor on the scores (usually d ** -0.5). Unless it ``keeps_outputs``, its
-        backward under autograd runs the forward again. A query attends to ``window`` tokens at most (memo.spec.window).
-        ``around`` makes a context for each part in which requests for memory depend on where documents end; all that is
-        allocated in it is freed in it.
+        "p2p" and "all_gather" use ``ring_group`` alone, and "a2a" uses ``a2a_group`` alone. ``seq_length`` is the
+        length of the whole sequence, ``scale`` the factor on the scores (usually d ** -0.5). Without
+        ``keeps_outputs``, backward under autograd runs the forward again. A query attends to ``window`` tokens at most
+        (memo.spec.window). ``around`` makes a context for each part of the work whose memory requests depend on where
+        documents end; memory that is allocated in the context is freed in it.
 
         Raises ConfigError for an unknown type, groups that do not suit it, or a length that cannot be split.
         """
@@ -110,10 +110,9 @@ class ContextAttention:
         out: Tensor | None = None,
         sinks: Sinks | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As __call__, without autograd -> out [s, b, n, d] and lse [b, n / A, A s], which backward takes.
+        """Compute __call__ without autograd -> out [s, b, n, d] and lse [b, n / A, A s], which backward takes.
 
-        ``out``: the tensor to write the output to, such as a buffer of the caller's, which is then returned. Its last
-        dim must be contiguous.
+        ``out``: a tensor for the output, which is then returned. Its last dim must be contiguous.
         """
         self._check(q, k, documents)
         if self.a2a_size == 1:
@@ -136,7 +135,7 @@ class ContextAttention:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """grad_out [s, b, n, d], with the inputs and outputs of forward -> dq [s, b, n, d], dk, dv [s, b, n_kv, d].
 
-        What this rank's queries give is added to the gradient of ``sinks``.
+        Adds the contribution of this rank's queries to the gradient of ``sinks``.
         """
         self._check(q, k, documents)
         if self.a2a_size == 1:
@@ -179,7 +178,7 @@ class ContextAttention:
             return self._gathered_backward(grad_out, saved, documents)
         return self._ring_backward(grad_out, saved, documents)
 
-    # p2p: at step t this rank has the keys and values of ring rank (rank - t). Steps without scores are left out.
+    # p2p: at step t this rank holds the keys and values of ring rank (rank - t). Steps without scores are skipped.
 
     def _ring_forward(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
@@ -197,7 +196,7 @@ class ContextAttention:
     def _ring_backward(
         self, grad_out: Tensor, saved: Saved, documents: Documents | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """dk and dv are passed round the ring one step behind their k and v; one more message brings them home."""
+        """Pass dk and dv round the ring one step behind their k and v; one more message returns them to their rank."""
         kv = torch.stack((saved.k, saved.v))
         dtype = wide_dtype(kv.dtype)
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=kv.device)
@@ -243,10 +242,7 @@ class ContextAttention:
     # a2a: exchanges tokens of all heads for all tokens of some heads, and back.
 
     def split_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Each [s, b, heads, d] -> [A s, b, heads / A, d] in natural order.
-
-        One collective for all of them.
-        """
+        """Each [s, b, heads, d] -> [A s, b, heads / A, d] in natural order; one collective for all tensors."""
         s, b, _, d = tensors[0].shape
         shares = [x.shape[2] // self.a2a_size for x in tensors]
         by_rank = [x.reshape(s, b, self.a2a_size, -1, d).permute(2, 0, 1, 3, 4) for x in tensors]
@@ -256,7 +252,7 @@ class ContextAttention:
     def join_heads(self, *tensors: Tensor, out: Tensor | None = None) -> tuple[Tensor, ...]:
         """The inverse of split_heads: each [A s, b, heads / A, d] -> [s, b, heads, d].
 
-        ``out``: the tensor to write the result to; allowed for a single input.
+        ``out``: a tensor for the result; allowed for a single input.
         """
         shares = [x.shape[2] for x in tensors]
         mine = zigzag_from_natural(torch.cat(tensors, dim=2), self.a2a_size)
@@ -299,7 +295,7 @@ class ContextAttention:
 
 
 class _Shift:
-    """One message of the ring: sends a tensor to the rank so many places on, and receives one from as far behind."""
+    """One message of the ring: sends a tensor `places` ranks ahead, and receives one from `places` ranks behind."""
 
     def __init__(self, x: Tensor, ring: ContextAttention, places: int) -> None:
         group, rank, size = ring.ring, ring.ring_rank, ring.ring_size

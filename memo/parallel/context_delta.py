@@ -1,10 +1,10 @@
-"""A gated delta net (memo.attention.delta_rule) of a sequence that is split over ranks.
+"""A gated delta net (memo.attention.delta_rule) over a sequence that is split over ranks.
 
-A recurrence runs through all tokens in their order. So ranks exchange heads: each has all tokens of some heads, and
-gives back what these make (--cp-comm-type a2a).
+A recurrence runs through all tokens in order. So ranks exchange heads: each computes some heads for all tokens, and
+sends the outputs back (--cp-comm-type a2a).
 
-Legend: s tokens of this rank, b batch, n value heads of this rank of tp, d head dim; mixed [s, b, W] as in
-memo.attention.delta_rule, its tokens those of memo.parallel.zigzag.
+Legend: s tokens of this rank, b batch, n value heads of this tp rank, d head dim; mixed [s, b, W] as in
+memo.attention.delta_rule, with the tokens in the order of memo.parallel.zigzag.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ MainGradient = Callable[[nn.Parameter], Tensor | None]
 
 
 class Parameters(Protocol):
-    """Of all heads of this rank of tp, as of DeltaNet."""
+    """The parameters of DeltaNet for all heads of this tp rank."""
 
     @property
     def kernels(self) -> nn.Parameter: ...
@@ -37,7 +37,7 @@ class ContextDelta:
     def __init__(
         self, exchange: ContextAttention, of: Parameters, head_dim: int, delta_net: type[DeltaNet] = DeltaNet
     ) -> None:
-        """`exchange` has the groups of cp, and `delta_net` the kernels."""
+        """`exchange` has the cp groups, and `delta_net` the kernels."""
         self._exchange, self._of, self._head_dim, self._delta_net = exchange, of, head_dim, delta_net
         whole = DeltaNet(of.kernels, of.rates, of.biases, head_dim)
         channels = [whole.key_heads * head_dim, whole.key_heads * head_dim, whole.heads * head_dim]
@@ -47,8 +47,11 @@ class ContextDelta:
     def forward(
         self, mixed: Tensor, out: Tensor, documents: Documents | None, start: int = 0, carry: Tensor | None = None
     ) -> Tensor:
-        """Writes `out` [s, b, n d] of tokens from `start` of the sequence on, and returns the carry after them; `carry`
-        is that before them, None at the beginning. Carries are of the heads of which this rank has all tokens."""
+        """Compute `out` [s, b, n d] for tokens from position `start` on; returns the carry after them.
+
+        `carry` is the state before these tokens, None at the beginning of the sequence. Carries cover the heads that
+        this rank computes.
+        """
         net, own = self._share(), self._split(mixed, self._widths)
         carry = net.empty_carry(own) if carry is None else carry
         is_whole = self._exchange.a2a_size == 1
@@ -70,9 +73,9 @@ class ContextDelta:
         carry: Tensor | None = None,
         grad_carry: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of `mixed` and of `carry`; those of the parameters are added to their main gradients.
+        """Return the gradients of `mixed` and of `carry`; adds the parameters' gradients to their main gradients.
 
-        `grad_carry`: of the carry that `forward` returned, is overwritten; None: nothing was made of it.
+        `grad_carry`: gradient of the carry that `forward` returned, which is overwritten; None: that carry was unused.
         """
         net, own = self._share(), self._split(mixed, self._widths)
         carry = net.empty_carry(own) if carry is None else carry
@@ -96,26 +99,26 @@ class ContextDelta:
 
     @property
     def _parameters(self) -> tuple[nn.Parameter, ...]:
-        """Asked for each time, because their memory changes."""
+        """Read at each use, because their memory changes."""
         return self._of.kernels, self._of.rates, self._of.biases
 
     def _around(self) -> AbstractContextManager[None]:
-        """Around what asks for memory by where documents end, and gives all of it back."""
+        """A context around kernels whose memory requests depend on where documents end; they free all of it inside."""
         return self._exchange.around() if self._delta_net.asks_by_documents else nullcontext()
 
     def _split(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        """[s, b, W] of all heads -> [A s, b, W / A] of some; its parts have so many channels."""
+        """All heads' [s, b, W] -> some heads' [A s, b, W / A]; `widths`: channels of each part of W."""
         if self._exchange.a2a_size == 1:
             return x
         return torch.cat(self._exchange.split_heads(*x.unsqueeze(-1).split(widths, dim=2)), dim=2).squeeze(-1)
 
     def _share(self) -> DeltaNet:
-        """The parameters of the heads of which this rank has all tokens."""
+        """A DeltaNet with the parameters of the heads that this rank computes."""
         rows = (self._own_rows(each.data, of) for each, of in zip(self._parameters, self._widths_of, strict=True))
         kernels, rates, biases = (torch.cat(parts) for parts in rows)
         return self._delta_net(kernels, rates, biases, self._head_dim)
 
     def _own_rows(self, parameter: Tensor, widths: Sequence[int]) -> list[Tensor]:
-        """Views of its rows of these heads, in each part of so many rows."""
+        """Views of the rows for the heads that this rank computes, one in each part; `widths`: rows of each part."""
         exchange = self._exchange
         return [part.chunk(exchange.a2a_size)[exchange.a2a_rank] for part in parameter.split(widths)]

@@ -1,12 +1,12 @@
 """Context-parallel attention of one tile, where layers are swept along the sequence (memo.executor.sweep).
 
-All ranks work on the same tile at one time: its tokens meet each other, and the keys and values of all tokens before
-it, or of those that a window reaches. These lie on each rank in the order of positions, from token `first` of the
-sequence up to the tile's end. A ring would pass all of them
-round again for each tile, so only "all_gather" and "a2a" run in a sweep.
+All ranks work on the same tile at one time. Its queries attend to the keys and values of the tile and of all tokens
+before it, or as far back as a window reaches. Each rank stores these keys and values in the order of positions, from
+token `first` of the sequence up to the tile's end. A ring would pass all of them round again for each tile, so only
+"all_gather" and "a2a" run in a sweep.
 
-Legend: as in memo.parallel.context; t tokens from `first` up to the tile's end, s tokens of this rank of the tile.
-Stores of keys and values are [t, b, 2 n_kv / A, d], the keys of a token and then its values.
+Legend: as in memo.parallel.context; t tokens from `first` up to the tile's end, s tokens of the tile on this rank.
+Stores of keys and values are [t, b, 2 n_kv / A, d]: the keys of a token, then its values.
 """
 
 import torch
@@ -32,14 +32,14 @@ def forward_rows(
     sinks: Sinks | None = None,
     first: int = 0,
 ) -> Tensor:
-    """Attention of this rank's tokens of a tile -> lse, which `backward_rows` takes.
+    """Compute attention for this rank's tokens of a tile; returns lse, which `backward_rows` takes.
 
     Args:
         qkv: [s, b, n, d] and twice [s, b, n_kv, d].
-        own: [s, b, 2 n_kv, d], where this rank's keys and values are kept for `gather_rows`; None if nothing is
+        own: [s, b, 2 n_kv, d], receives this rank's keys and values, which `gather_rows` reads; None if nothing is
             gathered.
-        before: the store; the rows of the tile are written.
-        out: [s, b, n, d], is written.
+        before: the store; receives the tile's keys and values in its last rows.
+        out: [s, b, n, d], receives the output.
     """
     q, k, v = core.split_heads(*qkv) if core.a2a_size > 1 else qkv
     kept = before[-q.shape[0] :] if own is None else own
@@ -58,7 +58,7 @@ def forward_rows(
 
 
 def gather_rows(core: ContextAttention, own: Tensor, before: Tensor) -> None:
-    """Every rank's keys and values of a tile: `own` of all ranks -> the last rows of `before`, in their order."""
+    """Gather the keys and values of a tile: `own` of all ranks -> the last rows of `before`, in order of positions."""
     tile = before[-core.ring_size * own.shape[0] :]
     natural_from_zigzag(all_gather(own, core.ring), core.ring_size, tile)
 
@@ -72,12 +72,12 @@ def backward_rows(
     sinks: Sinks | None = None,
     first: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of this rank's q, k and v of a tile, in the shapes of `qkv`; the last tile comes first.
+    """Return the gradients of this rank's q, k and v of a tile, in the shapes of `qkv`; call the last tile first.
 
     Args:
         saved: q, out and lse (in any shape) of `forward_rows`, and as k and v the two halves of `before`.
-        sums: of the gradients of `before`, in its shape and in the wide dtype. This tile adds what its queries give.
-            The tile's own rows are complete then: no query of an earlier tile reads these keys.
+        sums: sums of the gradients of `before`, in its shape and in the wide dtype, to which the tile's queries add.
+            The sums for the tile's own rows are then complete, because no query of an earlier tile reads these keys.
     """
     q, k, v, out, lse = saved
     if core.a2a_size > 1:
@@ -101,10 +101,10 @@ def backward_rows(
 
 
 def rows_scores(core: ContextAttention, q: Tensor, k: Tensor, documents: Documents | None, first: int = 0) -> Scores:
-    """The queries are of a tile, the last of the tokens that the keys are of.
+    """Cut into blocks the scores of a tile's queries with all keys, of which the tile's own come last.
 
-    All of them meet the tokens before the tile in the same blocks, because kernels are slow with few queries. Strips of
-    a window begin where documents do, so that scores are cut alike however far back the keys go.
+    All queries attend to the tokens before the tile in the same blocks, because kernels are slow with few queries. The
+    strips of a window begin where documents do, so the blocks do not depend on how far back the keys go.
     """
     if core.window is not None and documents is None:
         documents = ((0, core.seq_length),)

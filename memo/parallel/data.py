@@ -32,9 +32,9 @@ from memo_kernels.squared_norm.reference import squared_norm
 
 
 class ShardedDataParallel:
-    """Owns the memory of a rank's parameters and gradients; `main_gradients` reduces these over dp x cp.
+    """Owns the memory of a rank's parameters and gradients; `main_gradients` reduces the gradients over dp x cp.
 
-    `model` must be built of `empty_parameter`s (no memory); here they become views of the buffers.
+    `model` must be built of `empty_parameter`s, which have no memory; they become views of the buffers here.
 
     Args:
         placement: where the states of each layer are stored; default: all on the device.
@@ -44,9 +44,9 @@ class ShardedDataParallel:
         consumes_gradients: whether the CPU updates a layer as soon as its gradient has arrived in host memory, so that
             two records are enough for the gradients of all layers.
         moments: dtypes of exp_avg and exp_avg_sq; default: the masters'.
-        quantize: what coded weights are kept in.
-        saves_frozen: whether checkpoints have frozen weights, as nothing else does.
-        squared_norm: of MainGradients.
+        quantize: the format of quantized weights.
+        saves_frozen: whether checkpoints contain frozen weights; needed if no other file holds them.
+        squared_norm: the argument `norm` of MainGradients.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ShardedDataParallel:
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self._nothing = nothing(dtype, device)
         self.constants: list[MasterSegment] = []
-        """What every rank has beside parameters; there is no gradient, and no optimizer sees it."""
+        """Values that every rank has besides parameters; they have no gradient, and no optimizer updates them."""
         self.parameters = self._replaced(named)
         for unit in self.units:
             self.bind_weights(unit, None)
@@ -100,8 +100,10 @@ class ShardedDataParallel:
         self.main_gradients = MainGradients(self.units, trained, mesh, device, overlap=overlap, norm=squared_norm)
 
     def initialize(self, seed: int, wanted: Callable[[ShardedParameter], bool] = lambda _: True) -> None:
-        """Set the initial weights and their masters, which are the same for every layout and placement; what is not
-        `wanted` of a unit may be zero afterwards."""
+        """Set the initial weights and their masters, which are the same for every layout and placement.
+
+        Parameters that are not `wanted` may be zero afterwards.
+        """
         for unit in self.units:
             with self.scratch(unit) as weights:
                 for parameter in filter(wanted, self._parameters_of(unit)):
@@ -114,7 +116,7 @@ class ShardedDataParallel:
 
     @torch.no_grad()
     def encode(self, fill: Callable[[ShardedParameter], None]) -> None:
-        """Set the coded weights, a bucket at a time: `fill` sets the values of a parameter, fp32 and zero before."""
+        """Set the quantized weights, one bucket at a time: `fill` sets the fp32 values of a parameter, which are zero."""
         for bucket in (each for unit in self.units for each in unit.coded):
             flat = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.device)
             self._bind(bucket, flat)
@@ -124,7 +126,7 @@ class ShardedDataParallel:
             self._bind(bucket, None)
 
     def bind_coded(self, unit: Unit, flats: list[Tensor] | None) -> None:
-        """Make a unit's coded parameters views of these flat tensors, one for each bucket; None: they show NaN."""
+        """Make a unit's quantized parameters views of these flat tensors, one for each bucket; None: they show NaN."""
         for index, bucket in enumerate(unit.coded):
             self._bind(bucket, None if flats is None else flats[index])
 
@@ -137,7 +139,7 @@ class ShardedDataParallel:
     def scratch(self, unit: Unit) -> Iterator[list[Tensor]]:
         """Give a unit temporary memory, filled with zeros, for the weights and gradients that it has only in slots.
 
-        Yields the flat weights of each bucket; where they are resident, these.
+        Yields the flat weights of each bucket, temporary or resident.
         """
         weights = [_resident_or_zeros(b.weights, b.plan.size, self.dtype, self.device) for b in unit.buckets]
         wide = wide_dtype(self.dtype)
@@ -154,11 +156,12 @@ class ShardedDataParallel:
             self.bind_gradients(unit, None)
 
     def master_segments(self) -> list[MasterSegment]:
-        """What this rank's optimizer updates, with gradients that are valid once they are reduced, and the rest."""
+        """All master segments of this rank: trained ones, whose gradients are valid after reduction, frozen ones and
+        constants."""
         return [*(segment for bucket in self.buckets for segment in self.segments_of(bucket)), *self.constants]
 
     def saved_unchanged(self) -> list[MasterSegment]:
-        """What checkpoints have that no optimizer updates."""
+        """The segments in checkpoints that no optimizer updates."""
         frozen = (bucket for bucket in self.buckets if bucket.plan.frozen and self.saves_frozen)
         return [*(segment for bucket in frozen for segment in self.segments_of(bucket)), *self.constants]
 
@@ -176,9 +179,8 @@ class ShardedDataParallel:
     def publish_weights(self, buckets: Sequence[Bucket] | None = None, mover: StateMover | None = None) -> None:
         """Cast the updated masters of these buckets (default: of all) to the weights' dtype, and gather over dp x cp.
 
-        A caller that names buckets must have called their `refresh_source` before. `mover`: of this rank's states,
-        where a placement has some outside of resident memory; before it exists, masters in host memory are copied
-        without it.
+        A caller that names buckets must have called their `refresh_source` before. `mover`: moves this rank's states if
+        some of them are not resident on the device; before it exists, masters in host memory are copied without it.
         """
         for bucket in self.buckets if buckets is None else buckets:
             if buckets is None:
@@ -201,7 +203,7 @@ class ShardedDataParallel:
     def bind_weights(self, unit: Unit, flats: list[Tensor] | None) -> None:
         """Make a unit's parameters views of these flat tensors, one for each bucket.
 
-        None: of the resident weights; parameters without any show NaN.
+        None: views of the resident weights; parameters without resident weights show NaN.
         """
         parts = [bucket.weights for bucket in unit.buckets] if flats is None else flats
         for bucket, part in zip(unit.buckets, parts, strict=True):
@@ -210,7 +212,7 @@ class ShardedDataParallel:
     def bind_gradients(self, unit: Unit, flats: list[Tensor] | None) -> None:
         """Make a unit's main gradients views of these flat tensors, one for each trained bucket.
 
-        None: of the resident gradients; parameters without any have no main gradient.
+        None: views of the resident gradients; parameters without resident gradients have no main gradient.
         """
         parts = [bucket.gradients for bucket in unit.trained] if flats is None else flats
         for bucket, part in zip(unit.trained, parts, strict=True):
@@ -221,7 +223,7 @@ class ShardedDataParallel:
         return [self.parameters[slot.name] for bucket in unit.buckets for slot in bucket.plan.slots]
 
     def _replaced(self, named: dict[str, ShardedParameter]) -> dict[str, ShardedParameter]:
-        """New parameters in the place of those that the model was built of, by name."""
+        """Replace the parameters of which the model was built; returns the new ones by name."""
         placed = {}
         plans = [b.plan for unit in self.units for b in unit.buckets]
         plans += [b.plan for unit in self.units for b in unit.coded]

@@ -6,5 +6,5 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Of a name of `memo.config.training.Dtype`."""
+    """Return torch's dtype for a name of `memo.config.training.Dtype`."""
     return _DTYPES[name]

@@ -18,7 +18,7 @@ from memo.parallel.weight_gradients import gradient_added, own_sum
 from memo_kernels import wide_dtype
 
 _CHUNK = 8192
-"""Number of tokens whose unsharded embeddings exist at one time."""
+"""Maximum number of tokens whose unsharded embeddings exist at one time."""
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -44,9 +44,9 @@ class VocabParallelEmbedding(nn.Module):
     def in_sections(
         self, tokens: Tensor, positions: Tensor | None, of_positions: nn.Parameter | None, hidden: Hidden
     ) -> Tensor:
-        """The same section by section, with `of_positions` [p, h], if any, at this rank's `positions` [n, b] added.
+        """Do `forward` section by section, and add rows `positions` [n, b] of `of_positions` [p, h], if given.
 
-        Sums of gradients over tokens are cut at tiles, so that sections change no bit of them.
+        Sums of gradients over tokens are cut at tiles, so that they do not depend on sections, to the last bit.
         """
         how = _How(self.first_row, self.group, hidden, self.scale)
         y: Tensor = _Embedding.apply(self.weight, of_positions, tokens, positions, how, _anchor(self.weight))
@@ -64,7 +64,7 @@ class _How:
 
 
 def _scaled_(x: Tensor, scale: float) -> Tensor:
-    """In place."""
+    """Scale x in place."""
     return x if scale == 1 else x.mul_(scale)
 
 
@@ -72,7 +72,7 @@ class _Embedding(torch.autograd.Function):
     """y [n, b, h] = reduce_scatter(rows of the table for tokens [s, b], 0 where another rank has the row).
 
     Works on one chunk of tokens at a time: the unsharded embeddings of all s tokens would be tp times as large as the
-    output, and so the largest tensor of a step on long sequences.
+    output, which makes them the largest tensor of a step on long sequences.
     """
 
     @staticmethod
@@ -121,13 +121,13 @@ class _Embedding(torch.autograd.Function):
 
 
 def _anchor(like: Tensor) -> Tensor:
-    """For autograd, which leads a gradient here, through layers whose weights it does not know, only if something here
-    needs one: a frozen table does not."""
+    """Return an input that requires a gradient, so that autograd runs the backwards of all layers down to here, even if
+    the table is frozen."""
     return torch.empty(0, device=like.device, requires_grad=True)
 
 
 def _sum_of(table: Tensor | None) -> Tensor | None:
-    """Where the gradients of chunks are added up: not in bf16. None if there is no table, or it is frozen."""
+    """The sum of the gradients of chunks, never in bf16; None if there is no table, or it is frozen."""
     if table is None or not table.requires_grad:
         return None
     main = own_sum(table)
@@ -137,7 +137,7 @@ def _sum_of(table: Tensor | None) -> Tensor | None:
 
 
 def _given(table: Tensor, total: Tensor | None) -> Tensor | None:
-    """What autograd gets of `_sum_of(table)` once it is complete."""
+    """Return to autograd the complete sum of `_sum_of(table)`, or None if it is in the main gradient already."""
     if total is None:
         return None
     if own_sum(table) is None:
@@ -153,8 +153,12 @@ def _add_rows(total: Tensor, grad: Tensor, rows: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some tokens: their ranges in the section and among this rank's tokens, the [c, b] rows of the table for them of
-    all ranks, and a mask of the rows that another rank holds.
+    """Some tokens of a section.
+
+    Attributes:
+        of_section, of_rank: their ranges in the section and among this rank's tokens.
+        rows: [c, b], the rows of the table for these tokens of all tp ranks, counted from this rank's first row.
+        foreign: mask of the rows that another rank holds; 0 stands for them in `rows`.
     """
 
     of_section: slice
@@ -164,7 +168,7 @@ class _Chunk:
 
 
 def _chunks(section: Section, tokens: Tensor, num_rows: int, how: _How) -> Iterator[_Chunk]:
-    """All tokens of a section, tile after tile."""
+    """Yield the chunks of a section, tile after tile."""
     size = group_size(how.group)
     by_rank = tokens.unflatten(0, (size, -1))
     step, first = max(1, _CHUNK // (size * tokens.shape[1])), section.rows.start

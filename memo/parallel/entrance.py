@@ -1,4 +1,4 @@
-"""Where a graph of autograd begins: at what another stage, or a layer whose graph is another one, has passed on."""
+"""The beginning of an autograd graph: hidden states that come from another stage, or from a layer with its own graph."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,18 +9,18 @@ from torch import Tensor
 
 @dataclass
 class Entrance:
-    """Takes the gradient of what entered.
+    """Takes the gradient of the tensor that entered.
 
-    As `grad` of a leaf would, but the tensor that entered is not kept, and its gradient is not copied: it may be a
-    stand-in for hidden states that are not on the device (memo.parallel.hidden).
+    A leaf's `grad` would do the same, but would keep the tensor and copy its gradient. Both may be stand-ins for hidden
+    states that are not on the device (memo.parallel.hidden).
     """
 
     grad: Tensor | None = None
 
 
 def enter(x: Tensor, entrance: Entrance) -> Tensor:
-    """x, as the beginning of a graph; its gradient goes to `entrance`."""
-    anchor = torch.empty(0, device=x.device, requires_grad=True)  # only so that autograd follows
+    """Return x as the beginning of a graph; its gradient goes to `entrance`."""
+    anchor = torch.empty(0, device=x.device, requires_grad=True)  # without it, autograd would make no graph
     entered: Tensor = _Enter.apply(anchor, x.detach(), entrance)
     return entered
 

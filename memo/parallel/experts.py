@@ -1,13 +1,13 @@
-"""A mixture of experts, all of which are there: the router, and products of tokens' rows with the matrices of experts.
+"""A mixture of experts in which every rank has all experts: the router, and products of rows with experts' matrices.
 
-Weights move, not tokens: a rank has its part of the width of every expert, gathered with the rest of the layer, so that
-each of its tokens meets its experts at home. A tile of t tokens, each with K experts, always has t K rows; only how
-many of these an expert has depends on the data.
+Weights move, not tokens: a rank gathers its part of the width of every expert with the rest of the layer, and computes
+all experts of its tokens itself. A tile of t tokens, each with K experts, always has t K rows; the data decide only how
+many rows each expert has.
 
     x [t, h]  -> rows [t K, h], sorted by expert -> products -> ... -> sums over the K rows of a token [t, h]
 
-Shapes: E experts; h hidden size; routing [t, 2 K], in the wide dtype: the weights of a token's experts, then their
-numbers. A token's experts are in the order of their scores.
+Shapes: E experts; h hidden size; routing [t, 2 K], in the wide dtype: the weights of a token's experts, then the
+indices of these experts. A token's experts are in the order of their scores.
 """
 
 from functools import cached_property
@@ -27,9 +27,9 @@ class Router(NamedTuple):
     Attributes:
         weight, bias: [E, h], and [E] or None.
         top_k: K.
-        pre_softmax: whether weights are the experts' shares among all, not among those that are chosen; of sigmoid:
-            whether they are scores, not shares among these.
-        sigmoid: how scores are made by sigmoid; None: by softmax.
+        pre_softmax: whether the softmax is over all experts, rather than over the chosen ones; with sigmoid: whether
+            weights are the scores, rather than scores divided by their sum over the chosen experts.
+        sigmoid: the settings of a router by sigmoid; None: the router uses softmax.
     """
 
     weight: Tensor
@@ -40,12 +40,12 @@ class Router(NamedTuple):
 
 
 class Sigmoid(NamedTuple):
-    """A router by sigmoid: experts are chosen by score + bias, and weighed by score (DeepSeek-V3, GLM-4.5).
+    """A router by sigmoid: experts are chosen by score + bias, and weighted by score (DeepSeek-V3, GLM-4.5).
 
     Attributes:
         expert_bias: [E] fp32, or None for zeros.
-        groups, of_groups: equal groups of experts, and in how many of them a token may choose: those in which its two
-            best experts have the highest sums.
+        groups, of_groups: number of equal groups of experts, and number of groups in which a token may choose: the
+            groups whose two best experts have the highest sum.
         scale: factor on the weights.
     """
 
@@ -55,7 +55,7 @@ class Sigmoid(NamedTuple):
     scale: float
 
     def choice(self, logits: Tensor) -> Tensor:
-        """What ranks the experts, [t, E]; minus infinity where a token may not go."""
+        """The values by which experts are ranked, [t, E]; minus infinity for experts that a token may not choose."""
         scores = logits.sigmoid()
         if self.expert_bias is not None:
             scores.add_(self.expert_bias)
@@ -67,7 +67,7 @@ class Sigmoid(NamedTuple):
         return scores
 
     def weights(self, logits: Tensor, is_share: bool) -> Tensor:
-        """[t, K], of the products of the experts that were chosen."""
+        """The weights [t, K], from the logits of the chosen experts; `is_share`: divide the scores by their sum."""
         scores = logits.sigmoid()
         return (scores / (scores.sum(-1, keepdim=True) + _TINY) if is_share else scores) * self.scale
 
@@ -77,13 +77,13 @@ _TINY = 1e-20
 
 
 class ScoreLosses(Protocol):
-    """Losses of scores (memo.parallel.router_losses)."""
+    """Losses on the router's scores (memo.parallel.router_losses)."""
 
     def add_gradient_(self, grad: Tensor, scores: Tensor) -> None: ...
 
 
 def route(x: Tensor, router: Router) -> Tensor:
-    """The routing of x [t, h]; scores are products and softmax or sigmoid in the wide dtype."""
+    """Return the routing of x [t, h]; logits, and softmax or sigmoid, are computed in the wide dtype."""
     logits, sigmoid = _logits(x, router), router.sigmoid
     chosen = (logits if sigmoid is None else sigmoid.choice(logits)).topk(router.top_k, dim=-1).indices
     return torch.cat((_weights(logits, chosen, router), chosen.to(logits.dtype)), dim=-1)
@@ -92,8 +92,10 @@ def route(x: Tensor, router: Router) -> Tensor:
 def route_backward(
     grad_weights: Tensor, x: Tensor, router: Router, routing: Tensor, losses: ScoreLosses | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, and of the router's weight and bias, in the wide dtype, from those of the weights [t, K], for the
-    choice that was made, and of `losses`."""
+    """Return the gradients of x and of the router's weight and bias, in the wide dtype.
+
+    They follow from the gradient of the weights [t, K], for the experts that `routing` has chosen, and from `losses`.
+    """
     logits = _logits(x, router).requires_grad_()
     with torch.enable_grad():
         weights = _weights(logits, _chosen(routing), router)
@@ -111,18 +113,18 @@ def _logits(x: Tensor, router: Router) -> Tensor:
 
 
 def shares(routing: Tensor, num_experts: int, dtype: torch.dtype) -> Tensor:
-    """[t, E]: the weight of each expert for each token, of routing [..., 2 K]."""
+    """Return the weight of each expert for each token, [t, E], from routing [..., 2 K]."""
     weights, chosen = routing.flatten(0, -2).chunk(2, dim=-1)
     return weights.new_zeros(len(weights), num_experts).scatter_(1, chosen.long(), weights).to(dtype)
 
 
 def of_shares(grad: Tensor, routing: Tensor) -> Tensor:
-    """[t, K]: of a gradient of `shares`, that of the weights of the experts that were chosen."""
+    """Gradient of `shares` [t, E] -> gradient of the chosen experts' weights [t, K]."""
     return grad.gather(1, _chosen(routing))
 
 
 def _weights(logits: Tensor, chosen: Tensor, router: Router) -> Tensor:
-    """By sigmoid, or the softmax over all experts, or over those that were chosen."""
+    """Weights [t, K]: by sigmoid, by softmax over all experts, or by softmax over the chosen experts."""
     if router.sigmoid is not None:
         return router.sigmoid.weights(logits.gather(-1, chosen), not router.pre_softmax)
     return logits.softmax(-1).gather(-1, chosen) if router.pre_softmax else logits.gather(-1, chosen).softmax(-1)
@@ -140,7 +142,7 @@ class ExpertRows:
     """
 
     def __init__(self, routing: Tensor, num_experts: int) -> None:
-        """Of `routing` [..., 2 K], of all tokens of a tile."""
+        """`routing`: [..., 2 K], of all tokens of a tile."""
         chosen = _chosen(routing)
         self.top_k, self.num_experts = chosen.shape[1], num_experts
         experts, self._order = chosen.flatten().sort(stable=True)
@@ -161,15 +163,15 @@ class ExpertRows:
         return len(self._order)
 
     def of_tokens(self, x: Tensor) -> Tensor:
-        """[..., n] of each token -> [t K, n] of each row."""
+        """Values of tokens [..., n] -> values of rows [t K, n]."""
         return x.flatten(0, -2)[self._order // self.top_k]
 
     def of_choices(self, x: Tensor) -> Tensor:
-        """[..., K], a number for each expert of a token -> [t K, 1] of each row."""
+        """Numbers [..., K], one for each expert of a token -> one for each row, [t K, 1]."""
         return x.flatten()[self._order, None]
 
     def sums(self, rows: Tensor) -> Tensor:
-        """[t K, n] of each row -> [t, n]: sums over the rows of a token, in the order of its experts."""
+        """Values of rows [t K, n] -> their sums over each token's rows, in the order of its experts, [t, n]."""
         return F.embedding_bag(self._places, rows, mode="sum")
 
     def products(
@@ -181,9 +183,9 @@ class ExpertRows:
         back: bool = False,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Each row with the matrix of its expert: [t K, in] W^T + bias, or for gradients [t K, out] W if `back`.
+        """Multiply each row with its expert's matrix: [t K, in] W^T + bias; with `back` a gradient, [t K, out] W.
 
-        `matrices` [E out, in] or [E, out, in], `biases` [E out].
+        `matrices`: [E out, in] or [E, out, in]; `biases`: [E out].
         """
         each = self._by_expert(matrices)
         each = each if back else each.transpose(1, 2)
@@ -200,21 +202,21 @@ class ExpertRows:
         return out
 
     def add_products_(self, y: Tensor, rows: Tensor, matrices: Tensor, *, back: bool = False) -> None:
-        """Add them to y [t K, n]."""
+        """Add the products to y [t K, n]."""
         y.add_(self.products(rows, matrices, back=back))
 
     def _by_expert(self, matrices: Tensor) -> Tensor:
         return matrices if matrices.ndim == 3 else matrices.unflatten(0, (self.num_experts, -1))
 
     def add_weight_gradients(self, main: Tensor | None, grad_out: Tensor, rows: Tensor) -> None:
-        """Add the gradients of `matrices` of products rows W^T to `main`, which is as these; None: they are frozen."""
+        """Add the gradient of the matrices W of rows W^T to `main`, which has their shape; None: they are frozen."""
         if main is None:
             return
         for expert, own in self._ranges:
             add_weight_gradient(self._by_expert(main)[expert], grad_out[own], rows[own])
 
     def add_bias_gradients(self, main: Tensor | None, grad_out: Tensor) -> None:
-        """Add those of `biases` to `main` [E out]; None: they are frozen."""
+        """Add the gradient of the biases to `main` [E out]; None: they are frozen."""
         if main is None:
             return
         for expert, own in self._ranges:
@@ -222,7 +224,7 @@ class ExpertRows:
 
 
 def _has_grouped_product(rows: Tensor, matrices: Tensor) -> bool:
-    """Whether torch has a kernel for all experts at once, which wants rows of whole 16 bytes (torch 2.13,
+    """Whether torch has a kernel for all experts at once. It requires rows of a multiple of 16 bytes (torch 2.13,
     aten/src/ATen/native/GroupedMMUtils.h)."""
     if not rows.is_cuda or rows.dtype != torch.bfloat16:
         return False

@@ -1,12 +1,11 @@
-"""Hidden states between embedding, layers and loss, and their gradients: the sections in which modules take and leave
-them.
+"""Hidden states between embedding, layers and loss, and their gradients: how modules take and put their sections.
 
-Each module goes through the sections in order (layers downward in reverse order), and reads and writes each of them
-once: it takes a section, works on it in place, and puts it back. Whether hidden states stay on the device, as here, or
-in host memory (memo.executor.hidden_states), makes no difference to what is computed.
+Each module goes through the sections in order (layers in backward in reverse order), and reads and writes each section
+once: it takes a section, works on it in place, and puts it back. The results do not depend on whether hidden states
+stay on the device, as here, or in host memory (memo.executor.hidden_states).
 
-What autograd passes from module to module is the tensor [n, b, h] that has the sections, or where they are not on the
-device a stand-in: a tensor of its shape without memory of that size, which nobody may read.
+Autograd passes from module to module the tensor [n, b, h] that holds the sections. If they are not on the device, it
+passes a stand-in: a tensor of this shape without memory of that size, which no code may read.
 
 Shapes: n tokens of this tp rank, b micro-batch, h hidden size.
 """
@@ -21,9 +20,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Section:
-    """Rows [n, ...] of one section, and of the tiles in it, counted from its beginning.
+    """The rows of [n, ...] in one section, and the rows of its tiles, counted from the section's beginning.
 
-    Sums over tokens that the embedding and the loss make are cut at tiles, so that they do not depend on sections.
+    The embedding and the loss cut their sums over tokens at tiles, so that the sums do not depend on sections.
     """
 
     index: int
@@ -38,37 +37,37 @@ class Hidden(Protocol):
 
     @property
     def unplanned(self) -> "Hidden":
-        """The same memory between training steps, where only forwards run."""
+        """The same memory for use between training steps, where only forwards run."""
 
     def begin(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
-        """For the embedding: what autograd passes on of hidden states of this shape, in the dtype of `like`."""
+        """For the embedding: the tensor or stand-in that autograd passes on, of this shape and the dtype of `like`."""
 
     def whole(self, x: Tensor) -> Tensor:
-        """`x` that autograd has passed on, such that its sections can be overwritten."""
+        """Return `x`, which autograd has passed on, in a form whose sections can be overwritten."""
 
     def room(self, x: Tensor, section: int) -> Tensor:
-        """Where the embedding writes a section [c, b, h] of `x`, before it puts it."""
+        """Memory in which the embedding writes a section [c, b, h] of `x`, before it puts the section."""
 
     def take(self, x: Tensor, section: int) -> Tensor:
-        """A section [c, b, h] of `x`, which the caller may overwrite until the next one is taken."""
+        """Return a section [c, b, h] of `x`, which the caller may overwrite until it takes the next section."""
 
     def put(self, part: Tensor, section: int) -> None:
-        """Leave to the next module what `take` or `room` has returned, overwritten or not."""
+        """Hand the tensor that `take` or `room` returned to the next module, overwritten or not."""
 
 
 class HiddenInPlan(Hidden, Protocol):
-    """Hidden states that are not on the device, whose sections follow a plan, where stages hand them on as well."""
+    """Hidden states that are not on the device; modules and messages between stages use their sections as planned."""
 
     @property
     def unplanned(self) -> "HiddenInPlan":
-        """The same memory under the plan of an evaluation."""
+        """The same memory under the plan for evaluations."""
 
     def restart(self) -> None:
-        """Return to the beginning of the plan, wherever the last step or evaluation has stopped."""
+        """Return to the beginning of the plan, wherever the last step or evaluation stopped."""
 
 
 class HiddenOnDevice:
-    """Sections of one tensor, which are overwritten where they lie."""
+    """Sections of one tensor on the device, which modules overwrite in place."""
 
     def __init__(self, sections: Sequence[Section]) -> None:
         self.sections = sections
@@ -94,15 +93,15 @@ class HiddenOnDevice:
 
 
 def in_one_section(num_rows: int) -> HiddenOnDevice:
-    """Hidden states that nobody cuts."""
+    """Hidden states in a single section."""
     everything = slice(0, num_rows)
     return HiddenOnDevice([Section(0, everything, [everything])])
 
 
 def same_memory(x: Tensor) -> Tensor:
-    """A tensor in the memory of x that autograd takes for another one.
+    """Return a tensor in the memory of x that autograd does not recognise as x, so that x can be overwritten.
 
-    Nothing else reads x: the embedding, a layer or a message between stages has made it for one module alone.
+    This is safe because nothing else reads x: the embedding, a layer or a message made it for this module alone.
     """
     with torch.no_grad():
         alias = torch.empty(0, dtype=x.dtype, device=x.device)

@@ -2,10 +2,10 @@
 
 For hidden size h = 4096, a vocabulary of 50K and 1M tokens, fp32 logits alone would take 200 GB. Here
 `chunk_size` tokens at a time are normed, gathered, multiplied with the local vocabulary rows, and reduced
-to one log-sum-exp; backward recomputes the norm and the logits of each chunk (one more head GEMM, about
-2 h v of the 6 P FLOPs a token) instead of keeping anything of size s x v. Softmax is in fp32.
-The logits are in the model's dtype, and their gradient overwrites them (memo_kernels.cross_entropy). So does the
-gradient of the hidden states: besides them, nothing of size s x h exists either.
+to one log-sum-exp. Backward recomputes the norm and the logits of each chunk (one more head GEMM, about
+2 h v of the 6 P FLOPs a token) instead of keeping a tensor of size s x v. Softmax is in fp32.
+The logits are in the model's dtype, and their gradient overwrites them (memo_kernels.cross_entropy). The gradient of
+the hidden states overwrites the hidden states, so no second tensor of size s x h exists either.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from memo_kernels import Ops, select_ops, wide_dtype
 
 @dataclass(frozen=True)
 class VocabSlice:
-    """The vocabulary rows of this rank, [first, first + num_rows); those after the first num_valid are padding."""
+    """The vocabulary rows of this rank, [first, first + num_rows); rows after the first num_valid are padding."""
 
     first: int
     num_rows: int
@@ -41,11 +41,11 @@ class LossSettings:
     """How hidden states become logits and losses.
 
     Attributes:
-        norm: from rows of hidden states [..., b, h] to as many that meet the weight; of each token by itself.
+        norm: maps hidden states [..., b, h], token by token, to the inputs of the head's matrix.
         vocab_size: rows of the whole vocabulary, without padding.
-        chunk_size: number of tokens whose logits exist at one time.
+        chunk_size: maximum number of tokens whose logits exist at one time.
         ops: the kernels of softmax and its gradient; None: torch's.
-        parts: gives sections of the hidden states, at whose tiles chunks are cut; None: it is one.
+        parts: gives the sections of the hidden states; no chunk crosses a tile of theirs. None: one section.
     """
 
     norm: nn.Module
@@ -69,8 +69,8 @@ def linear_cross_entropy(
 
     A weight of zero excludes a token.
 
-    Backward writes the gradient of `hidden` over it, chunk by chunk, so nobody may read `hidden` from then on. Where
-    autograd has kept `hidden` for another backward, or for a second one of the loss, that raises RuntimeError.
+    Backward overwrites `hidden` with its gradient, chunk by chunk, so no code may read `hidden` afterwards. If autograd
+    has saved `hidden` for a different backward, or the loss has a second backward, that raises RuntimeError.
 
     Args:
         hidden: [n, b, h], this tp rank's tokens (n = s / tp).
@@ -90,8 +90,10 @@ def linear_cross_entropy(
 def losses_and_greedy_tokens(
     hidden: Tensor, weight: Tensor, labels: Tensor, settings: LossSettings
 ) -> tuple[Tensor, Tensor]:
-    """As `linear_cross_entropy`, whose arguments it takes, and the likeliest next token after each token, [s, b] int64;
-    of equal logits the lowest. Reads the hidden states once."""
+    """Return the losses of `linear_cross_entropy`, and the likeliest next token after each token, [s, b] int64.
+
+    Among tokens with equal logits it is the lowest. Reads the hidden states once.
+    """
     how = settings.resolved(hidden, weight)
     greedy = torch.empty_like(labels, dtype=torch.int64)
     losses, _ = _forward(hidden, weight, labels, how, greedy=greedy)
@@ -100,10 +102,10 @@ def losses_and_greedy_tokens(
 
 @torch.no_grad()
 def logits_of(hidden: Tensor, weight: Tensor, numbers: Tensor, count: int, settings: LossSettings) -> Tensor:
-    """The logits of the tokens after a few tokens: [count, vocabulary] fp64, the same on every tp rank.
+    """Return the next-token logits after `count` selected tokens: [count, vocabulary] fp64, equal on every tp rank.
 
-    `numbers` [s, b] int64: -1, but for a token that is asked about the row of the result; a row that no token of this
-    context-parallel rank has is zero. Other arguments as of `linear_cross_entropy`.
+    `numbers` [s, b] int64: the row of the result for each selected token, -1 for all other tokens. A row that no token
+    of this context-parallel rank selects is zero. Other arguments as for `linear_cross_entropy`.
     """
     how, group = settings.resolved(hidden, weight), settings.group
     own = _by_rank(numbers, group)[group_rank(group)]
@@ -180,13 +182,13 @@ def _backward(
     sums: dict[nn.Parameter, Tensor],
     how: _How,
 ) -> None:
-    """One chunk, whose tensors are gone before the next chunk's are made.
+    """Run the backward of one chunk; its tensors are freed before the next chunk allocates.
 
     Args:
-        hidden: its rows, overwritten by their gradient.
-        of_tokens: label, log-sum-exp and gradient of the loss of each of its tokens, as gathered.
-        grad_weight, sums: the chunk's part is added to the gradients of the weight and of the norm's parameters; None,
-            or not in `sums`: they are frozen.
+        hidden: the chunk's rows, overwritten by their gradient.
+        of_tokens: label, log-sum-exp and gradient of the loss of each token of the chunk, in gathered order.
+        grad_weight, sums: gradients of the weight and of the norm's parameters, to which the chunk adds. Frozen ones
+            are None, or missing in `sums`.
     """
     labels, log_sum_exp, grad_losses = of_tokens
     norm = Replayed(how.norm, hidden, parameters=sums)
@@ -209,8 +211,10 @@ def _forward(
     weights: Tensor | None = None,
     greedy: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses of all tokens [s, b], or their weighted sum, and for a backward log-sum-exp [s, b], a chunk at a time;
-    writes the likeliest tokens to `greedy`."""
+    """Return the losses of all tokens [s, b] or their weighted sum, and log-sum-exp [s, b] if there is a backward.
+
+    Works on one chunk at a time; writes the likeliest tokens to `greedy`.
+    """
     group, wide = how.group, wide_dtype(hidden.dtype)
     log_sum_exp = torch.empty_like(labels, dtype=wide) if how.trains else None
     losses = torch.empty_like(labels, dtype=wide) if weights is None else weights.new_zeros(())
@@ -221,7 +225,7 @@ def _forward(
             if greedy is not None:
                 _write(greedy, rows, _greedy(logits, how), group)
             lse, target = _reduce(logits, _read(labels, rows, group), how)
-            del logits  # before the next chunk's are made
+            del logits  # before the next chunk allocates its own
             if log_sum_exp is not None:
                 _write(log_sum_exp, rows, lse, group)
             if weights is None:
@@ -234,25 +238,25 @@ def _forward(
 
 
 def _row_ranges(section: Section, batch: int, how: _How) -> list[tuple[slice, slice]]:
-    """Ranges of local rows, at least one row each, that give at most chunk_size tokens once they are gathered; none
-    crosses a tile. Each counted from the section's beginning and from the first row of all."""
+    """Ranges of local rows that give at most chunk_size tokens when gathered, but have at least one row each; none
+    crosses a tile. Each is given twice: counted from the section's first row, and from the first row of all."""
     step, first = max(1, how.chunk_size // (group_size(how.group) * batch)), section.rows.start
     own = [slice(i, min(i + step, tile.stop)) for tile in section.tiles for i in range(tile.start, tile.stop, step)]
     return [(rows, slice(first + rows.start, first + rows.stop)) for rows in own]
 
 
 def _by_rank(tokens: Tensor, group: ProcessGroup | None) -> Tensor:
-    """[s, b] -> [tp, n, b]: rows `[:, i:j]` are the tokens that gathering rows i:j of each rank gives."""
+    """[s, b] -> [tp, n, b]: `[:, i:j]` are the tokens that a gather of rows i:j of each rank returns."""
     return tokens.view(group_size(group), -1, tokens.shape[1])
 
 
 def _read(tokens: Tensor, rows: slice, group: ProcessGroup | None) -> Tensor:
-    """Of [s, b] the tokens of one chunk, as gathered: [c * b]."""
+    """Return one chunk of values of tokens [s, b], in gathered order: [c * b]."""
     return _by_rank(tokens, group)[:, rows].flatten()
 
 
 def _write(tokens: Tensor, rows: slice, values: Tensor, group: ProcessGroup | None) -> None:
-    """The same way back."""
+    """Write values [c * b] of one chunk, in gathered order, to `tokens` [s, b]."""
     place = _by_rank(tokens, group)[:, rows]
     place.copy_(values.view_as(place))
 
@@ -263,7 +267,7 @@ def _logits(gathered: Tensor, weight: Tensor) -> Tensor:
 
 
 def _greedy(logits: Tensor, how: _How) -> Tensor:
-    """The token with the largest logit over all ranks [c * b], of equal ones the lowest."""
+    """The token with the largest logit over all ranks, [c * b]; among equal logits the lowest token."""
     vocab, none = how.vocab, torch.iinfo(torch.int64).max
     logits = logits.to(wide_dtype(logits.dtype))
     logits[:, vocab.num_valid :] = float("-inf")

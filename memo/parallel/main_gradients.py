@@ -1,4 +1,4 @@
-"""Contributions to the main gradients of a rank, and their reduction over dp x cp (ZeRO; memo.parallel.data)."""
+"""Sums each rank's main gradients, and reduces them over dp x cp (ZeRO; memo.parallel.data)."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +14,13 @@ from memo.parallel.units import Bucket, StateMover, Unit
 
 
 class MainGradients:
-    """Counts what every backward adds, and starts the reduction of a bucket when it is complete.
+    """Counts the contributions of backwards to each gradient, and reduces a bucket when all of its gradients are there.
 
     Args:
-        parameters: those that are trained, by name.
-        overlap: whether reductions start during backwards, or all after the last.
-        norm: the kernel (memo_kernels) for the sum of the squares of a gradient on the device. The gradients in host
-            memory went through it before they left the device (`complete`).
+        parameters: the trained parameters, by name.
+        overlap: whether reductions start during backwards, rather than all after the last backward.
+        norm: the kernel (memo_kernels) for the sum of the squares of a gradient on the device. For gradients in host
+            memory, `complete` calls it before they leave the device.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class MainGradients:
     def finish_reduction(self, mover: StateMover | None = None) -> None:
         """Call it after the last backward; then every shard holds the gradient of the whole global batch.
 
-        `mover`: of this rank's states, where a placement has some outside of resident memory. Raises RuntimeError if a
-        parameter got fewer gradients than there are microbatches.
+        `mover`: moves this rank's states; needed if some of them are not resident on the device. Raises RuntimeError if
+        a parameter got fewer gradients than there are microbatches.
         """
         late = [name for name, missing in self._missing.items() if missing]
         if late:
@@ -98,8 +98,8 @@ class MainGradients:
         """Turn shards that are reduced over dp x cp into gradients of the whole global batch.
 
         Each tp rank has seen only a part of the tokens, so the gradients of norms, and of biases that are added after
-        the sum over tp, are summed over tp. All shards given are summed in one message: in a step there is one message
-        for the gradients that stay on the device, and one for each layer whose gradient leaves it.
+        the sum over tp, are summed over tp. One message sums all given shards. So each step sends one message for the
+        gradients that stay on the device, and one for each layer whose gradient is offloaded.
         """
         add_up([shard for bucket, shard in reduced if bucket.plan.replicated == "tp"], self._mesh.tp)
         for bucket, shard in reduced:
@@ -109,7 +109,7 @@ class MainGradients:
                 bucket.squared_norm = self._squared_norm(shard)
 
     def norm(self) -> Tensor:
-        """L2 norm of the gradient of the whole model, every weight counted once; an fp64 scalar, equal on all ranks."""
+        """L2 norm of the whole model's gradient, with every weight counted once; an fp64 scalar, equal on all ranks."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for bucket in self._trained:
             if self._counts_here(bucket):
@@ -125,15 +125,17 @@ class MainGradients:
             bucket.gradient_shard.mul_(factor)
 
     def main_gradient(self, parameter: nn.Parameter) -> Tensor | None:
-        """The main gradient of a parameter, in its shape and in the wide dtype, for code that adds to it directly; None
-        of a frozen one."""
+        """Return the main gradient of a parameter, in its shape and in the wide dtype, for code that adds to it.
+
+        Returns None for a frozen parameter.
+        """
         assert isinstance(parameter, ShardedParameter)
         assert parameter.main_grad is not None or parameter.shard.frozen, "no memory for its gradient"
         return parameter.main_grad
 
     def gradient_done(self, parameter: nn.Parameter) -> None:
         """Call it once for each contribution that has been added to a parameter's main gradient; does nothing for a
-        frozen one."""
+        frozen parameter."""
         assert isinstance(parameter, ShardedParameter)
         if parameter.shard.frozen:
             return
@@ -145,7 +147,7 @@ class MainGradients:
         """Hook of autograd: add .grad to the main gradient, and free it."""
         assert isinstance(parameter, nn.Parameter)
         if parameter.grad is None:
-            return  # a backward has added it itself, and has said so (memo.parallel.weight_gradients)
+            return  # a backward has added it itself, and called gradient_added (memo.parallel.weight_gradients)
         main = self.main_gradient(parameter)
         assert main is not None, "a frozen parameter has no gradient"
         main.add_(parameter.grad)

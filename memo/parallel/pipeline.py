@@ -14,7 +14,7 @@ from memo.spec.schedule import Action, Pipeline
 from memo_kernels import wide_dtype
 
 ChunkForward = Callable[[Tensor | None, int], Tensor]
-"""(input [n, b, h] or None at the first virtual stage, microbatch) -> output [n, b, h], at the last the loss."""
+"""(input [n, b, h] or None at the first virtual stage, microbatch) -> output [n, b, h], or the loss at the last."""
 
 Enter = Callable[[Action], None]
 """Called with each action before anything is done for it."""
@@ -24,7 +24,7 @@ class PipelineStage:
     """One stage of a pipeline: executes its list of actions."""
 
     def __init__(self, pipeline: Pipeline, mesh: Mesh, wire: Wire, hidden: HiddenInPlan | None = None) -> None:
-        """`hidden`: None where hidden states are on the device."""
+        """`hidden`: None if hidden states are on the device."""
         self.pipeline, self.mesh, self.wire, self.hidden = pipeline, mesh, wire, hidden
         self.stage = mesh.at.pp
 
@@ -37,7 +37,7 @@ class PipelineStage:
         training = any(action.kind == "B" for action in actions)
         messages = self._messages(actions, training)
         loss_sum = torch.zeros((), dtype=wide_dtype(self.wire.dtype), device=self.wire.device)
-        # Backward starts from the node that made an output, so the output itself may go once it is sent.
+        # Backward starts from the node that made an output, so the output itself can be freed once it is sent.
         live: dict[tuple[int, int], tuple[Tensor | Entrance | None, GradientEdge]] = {}
         for index, action in enumerate(actions):
             if enter is not None:
@@ -60,9 +60,9 @@ class PipelineStage:
                 del output, origin
             else:
                 entered, root = live.pop(key)
-                # For a loss nothing was received, and autograd starts from a gradient of 1.
+                # The backward of a loss receives nothing; autograd then starts from a gradient of 1.
                 torch.autograd.backward(root, received)
-                del root  # its graph keeps what layers know of the microbatch
+                del root  # its graph holds references to the microbatch's context
                 if entered is not None:
                     assert entered.grad is not None
                     messages.send(index, entered.grad)

@@ -1,8 +1,8 @@
-"""The codes of frozen matrices, and the numbers made of them again (memo.spec.quantized has the formats).
+"""Quantizes frozen matrices to codes, and decodes them (memo.spec.quantized has the formats).
 
-NF4 gives the bytes of bitsandbytes: the first of two numbers is in the upper half of a byte, a scale is the largest
-absolute value of its block, and a number on the border between two codes gets the lower one. What is made again is
-exact in fp32, and rounded to the dtype of the model once.
+NF4 gives the same bytes as bitsandbytes: the first of two numbers is in the upper half of a byte, a scale is the
+largest absolute value of its block, and a number on the border between two codes gets the lower code. Decoded numbers
+are exact in fp32, and rounded to the dtype of the model once.
 """
 
 import torch
@@ -25,7 +25,7 @@ class CodedBucket:
     """The codes of a bucket's matrices, whole on this rank.
 
     Attributes:
-        code: uint8, the codes and behind them the scales.
+        code: uint8, the codes, then the scales.
     """
 
     def __init__(self, plan: BucketPlan, quantize: Quantization, device: torch.device) -> None:
@@ -36,7 +36,7 @@ class CodedBucket:
 
     @torch.no_grad()
     def encode(self, flat: Tensor) -> None:
-        """From the numbers of the whole bucket, 1-D."""
+        """Encode the numbers of the whole bucket, 1-D."""
         is_nf4, levels = self.quantize == "nf4", torch.tensor(NF4, device=flat.device)
         for start in range(0, self.plan.size, CHUNK):
             blocks = flat[start : start + CHUNK].float().view(-1, BLOCK)
@@ -52,10 +52,10 @@ class CodedBucket:
 
 
 class Decoder:
-    """Makes the numbers of buckets again, in memory that it has from the beginning."""
+    """Decodes buckets, with working memory that it allocates once."""
 
     def __init__(self, numel: int, device: torch.device) -> None:
-        """`numel`: of the largest bucket."""
+        """`numel`: elements of the largest bucket."""
         size = min(numel, CHUNK)
         first, second = torch.meshgrid(torch.tensor(NF4), torch.tensor(NF4), indexing="ij")
         self._pairs = torch.stack((first, second), -1).view(256, 2).to(device)  # by byte
@@ -68,7 +68,7 @@ class Decoder:
 
     @torch.no_grad()
     def decode(self, bucket: CodedBucket, out: Tensor) -> None:
-        """To `out`, 1-D and as large as the bucket."""
+        """Decode a bucket to `out`, 1-D and as large as the bucket."""
         for start in range(0, bucket.plan.size, CHUNK):
             part = out[start : start + CHUNK]
             values = self._values[: len(part)]

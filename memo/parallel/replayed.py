@@ -1,4 +1,4 @@
-"""A token-wise operation that runs again in backward, under a graph of its own, instead of keeping anything."""
+"""A token-wise operation that runs again in backward, under a graph of its own, so that forward saves nothing."""
 
 from collections.abc import Callable, Iterable
 
@@ -23,7 +23,7 @@ class Replayed:
         return self._outputs[0].detach()
 
     def backward(self, sum_of: Callable[[nn.Parameter], Tensor | None], *grads: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of the inputs, from those of the outputs. Frees the graph.
+        """Return the gradients of the inputs, given those of the outputs. Frees the graph.
 
         The gradient of each parameter is added to `sum_of(parameter)`, which may be in a wider dtype.
         """

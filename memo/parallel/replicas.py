@@ -5,8 +5,8 @@
     tp              norms, and biases added after the sum over tp: weights and masters, updated by each tp rank
     embedding       a tied embedding, on the first and the last pipeline stage
 
-A bit that flips in memory or on the network changes one copy, and nothing else reports it. Layers whose weights exist
-only in slots have no copies on the ranks of dp x cp, so they are not compared there.
+A bit that flips in memory or on the network changes one copy, and no other check reports it. Layers whose weights exist
+only in slots have no copies on the ranks of dp x cp, so they are not compared over dp x cp.
 """
 
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def fingerprint(values: Tensor) -> Tensor:
 
 
 def _copies(data_parallel: ShardedDataParallel, group: ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-    """The tensors, with their names, of which each rank of the group should hold an equal copy."""
+    """Yield the name and the tensor of everything of which each rank of the group should hold an equal copy."""
     mesh = data_parallel.mesh
     for bucket in data_parallel.buckets:
         replica_group = {"tp": mesh.tp, "embedding": mesh.embedding}.get(bucket.plan.replicated)

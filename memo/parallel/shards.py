@@ -1,4 +1,4 @@
-"""Which part of the global weights a local parameter holds.
+"""Describes the part of the global weights that a local parameter holds.
 
 A local parameter is a set of rectangles of named global tensors. A fused qkv weight on one tensor-parallel rank, for
 example, holds a range of rows of each of q, k and v. Initialisation, gradients, checkpoints and Hugging Face files all
@@ -46,7 +46,7 @@ class Shard:
             another use of the parameter; the gradient is summed over them after the data-parallel reduction.
         decay: whether weight decay applies.
         frozen: whether it is not trained, and so has neither gradient nor moments.
-        coded: whether it is kept in few bits, and has its values only while its layer runs.
+        coded: whether it is quantized, and has its values only while its layer runs.
     """
 
     pieces: tuple[Piece, ...]
@@ -62,10 +62,10 @@ class ShardedParameter(nn.Parameter):
     """A parameter with the description of what it holds.
 
     Attributes:
-        local_name: in the model of this rank, if memo.parallel.data gives it memory.
-        main_grad: the main gradient, in its shape and in the wide dtype, while that has memory.
+        local_name: its name in the model of this rank, if memo.parallel.data gives it memory.
+        main_grad: the main gradient, in its shape and in the wide dtype; None while it has no memory.
         on_added: called by a backward that has added its contribution to main_grad itself
-            (memo.parallel.weight_gradients); None while nobody owns a main gradient.
+            (memo.parallel.weight_gradients); None if no MainGradients owns it.
     """
 
     shard: Shard
@@ -88,11 +88,11 @@ def empty_parameter(shape: tuple[int, ...], shard: Shard, dtype: torch.dtype) ->
 def sharded_parameter(
     weight: Weight, dtype: torch.dtype, group: ProcessGroup | None, *, std: float, prefix: str = ""
 ) -> ShardedParameter:
-    """The part of `weight` that this rank of `group` (None: tp 1) holds, without memory.
+    """Return the part of `weight` that this rank of `group` (None: tp 1) holds, without memory.
 
     Args:
-        std: standard deviation of the initial values, where they are random.
-        prefix: put before the names of its global tensors, such as "layers.3.".
+        std: standard deviation of the initial values, if they are random.
+        prefix: prefix of the names of its global tensors, such as "layers.3.".
     """
     size, rank = group_size(group), group_rank(group)
     pieces: list[Piece] = []
@@ -112,7 +112,7 @@ def sharded_parameter(
 
 
 def _vocabulary_rows(name: str, shape: tuple[int, ...], rows: int, rank: int) -> list[Piece]:
-    """Block number `rank` of `rows` rows of a table; nothing if all of them are padding."""
+    """Return block `rank` of a table that is cut into blocks of `rows` rows; [] if the block is all padding."""
     first = min(rank * rows, shape[0])
     own = (min(rows, shape[0] - first), *shape[1:])
     zeros = (0,) * len(shape)
@@ -120,7 +120,7 @@ def _vocabulary_rows(name: str, shape: tuple[int, ...], rows: int, rank: int) ->
 
 
 def split(name: str, global_shape: tuple[int, ...], dim: int, size: int, rank: int, local_start: int = 0) -> Piece:
-    """The `rank`-th of `size` equal parts along `dim`, at row `local_start` of the local tensor."""
+    """Return the `rank`-th of `size` equal parts along `dim`, at row `local_start` of the local tensor."""
     length = global_shape[dim] // size
     offset, local_offset, shape = [0] * len(global_shape), [0] * len(global_shape), list(global_shape)
     offset[dim], local_offset[0], shape[dim] = rank * length, local_start, length
@@ -128,7 +128,7 @@ def split(name: str, global_shape: tuple[int, ...], dim: int, size: int, rank: i
 
 
 def whole(name: str, global_shape: tuple[int, ...], local_start: int = 0) -> Piece:
-    """A whole global tensor, at row `local_start` of the local tensor."""
+    """Return a whole global tensor as one piece, at row `local_start` of the local tensor."""
     zeros = (0,) * len(global_shape)
     return Piece(name, global_shape, zeros, (local_start, *zeros[1:]), global_shape)
 
@@ -138,7 +138,7 @@ def initialize(parameter: ShardedParameter, seed: int) -> None:
     """Set the initial values, which depend on the seed and the global name alone, not on the layout.
 
     Each rank draws the whole global tensor in fp32 and keeps its rectangle. So every layout starts from the same
-    weights, and each rank draws tp times as many numbers as it needs, once.
+    weights, at the price of drawing tp times as many numbers as the rank needs.
     """
     parameter.zero_()
     for piece in parameter.shard.pieces:

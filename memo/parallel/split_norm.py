@@ -1,9 +1,9 @@
-"""RMSNorm over a width that tensor parallelism splits, such as that of all heads of a token together.
+"""RMSNorm over a width that tensor parallelism splits, such as the width of all heads of a token together.
 
     y = x / sqrt(sum of x^2 over the parts of all ranks / width + epsilon) * weight
 
-Each rank adds up the squares of its part, and all ranks add up these sums: one message of a number a token and norm,
-for all norms that are taken at once. Backward needs one more, as large.
+Each rank sums the squares of its part, and one all-reduce adds these sums for all norms of a call: one number for each
+token and norm. Backward needs one more all-reduce of the same size.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from memo_kernels import wide_dtype
 def split_norms(
     x: Sequence[Tensor], weights: Sequence[Tensor], epsilon: float, group: ProcessGroup | None
 ) -> tuple[Tensor, ...]:
-    """The norm of each x [..., w], which is this rank's part of the width, by its weight [w].
+    """Return the norm of each x [..., w] with its weight [w]; w is this rank's part of the width.
 
-    All have the same tokens. Statistics of narrow inputs are in fp32.
+    All inputs have the same tokens. Statistics of narrow inputs are in fp32.
     """
     made: tuple[Tensor, ...] = _SplitNorms.apply(epsilon, group, *x, *weights)
     return made
 
 
 class _SplitNorms(torch.autograd.Function):
-    """Forward runs on all tokens at once, and so makes no wide copy of them on GPUs; backward runs on tiles."""
+    """Forward runs on all tokens at once, so it must not make a wide copy of them on GPUs; backward runs on tiles."""
 
     @staticmethod
     def forward(ctx: Any, epsilon: float, group: ProcessGroup | None, *inputs: Tensor) -> tuple[Tensor, ...]:

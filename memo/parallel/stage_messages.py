@@ -2,12 +2,12 @@
 
 Every message has the same shape, which is known before the step, so no metadata is sent.
 
-Whole messages go from device to device beside the actions. At most two receives are posted and one send per link is in
+Whole messages go from device to device while actions run. At most two receives are posted and one send per link is in
 flight, so the buffers of a step do not grow with the number of microbatches; `memo.spec.clock.run` checks that a
 schedule does not deadlock under exactly these rules.
 
-Where hidden states are in host memory, stages meet for each message (memo.spec.meetings), and a device never holds the
-whole of it:
+If hidden states are in host memory, both stages wait for each other at each message (memo.spec.meetings), and a device
+never holds a whole message:
 
     sender      record -> section on the device -> message | next section
     receiver                        message -> section on the device -> record | next section
@@ -39,30 +39,31 @@ class Wire:
 
 
 class Messages(Protocol):
-    """Those of one stage in one step; actions go by their place in its schedule."""
+    """The messages of one stage in one step; `index` is an action's place in the stage's schedule."""
 
     def receive(self, index: int) -> Tensor | None:
-        """The input [n, b, h] of an action, or a stand-in; None for the first forward and the last stage's backward,
-        which receive none."""
+        """Return the input [n, b, h] of an action, or a stand-in; None if it receives nothing, as the first stage's
+        forward and the last stage's backward."""
 
     def enter(self, received: Tensor) -> tuple[Tensor, Tensor | Entrance]:
-        """The beginning of a forward's graph, and what has its gradient as `grad` after the backward."""
+        """Begin a forward's graph; returns its input, and an object with the input's gradient as `grad` after the
+        backward."""
 
     def send(self, index: int, tensor: Tensor) -> None:
-        """What an action has made of its input."""
+        """Send the output of an action."""
 
     def finish(self) -> None:
-        """After the last action: nothing is in flight any more."""
+        """Call after the last action: waits for all messages in flight."""
 
 
 class WholeMessages:
-    """From device to device, beside the actions."""
+    """Messages from device to device, while actions run."""
 
     def __init__(self, pipeline: Pipeline, mesh: Mesh, wire: Wire, actions: Sequence[Action]) -> None:
         self.pipeline, self.mesh, self.wire, self.actions = pipeline, mesh, wire, actions
         self.stage = mesh.at.pp
         self.receives: dict[Action, tuple[Tensor, Work]] = {}
-        # The tensor is kept with its work, because its memory must not be freed before the message is sent.
+        # The tensor is kept with its work, because its memory must not be freed before the message has been sent.
         self.sends: dict[tuple[int, ProcessGroup], tuple[Tensor, Work]] = {}
 
     def receive(self, index: int) -> Tensor | None:
@@ -107,13 +108,13 @@ class WholeMessages:
 
 
 class MessagesInSections:
-    """From host records into host records, between the actions.
+    """Messages from host records to host records, between actions.
 
-    The next action's modules find there what was received; what an action has made waits there for its meeting.
+    An action's modules read received hidden states from the records, and leave their output there until it is sent.
     """
 
     def __init__(self, pipeline: Pipeline, mesh: Mesh, wire: Wire, hidden: HiddenInPlan, training: bool) -> None:
-        """`hidden`: with the plan that the step follows from now on."""
+        """`hidden`: hidden states under the plan that the step follows."""
         self.pipeline, self.mesh, self.hidden = pipeline, mesh, hidden
         self.stage = mesh.at.pp
         self.stand_in = hidden.begin(wire.shape, torch.empty(0, dtype=wire.dtype, device=wire.device))
@@ -137,7 +138,7 @@ class MessagesInSections:
         return enter(received, entrance), entrance
 
     def send(self, index: int, tensor: Tensor) -> None:
-        """It is in host memory already."""
+        """Do nothing: the output is in host memory already."""
 
     def finish(self) -> None:
         for meeting in self.before[-1]:
@@ -156,7 +157,7 @@ class MessagesInSections:
 
 
 def _group(mesh: Mesh, action: Action, neighbour: Action) -> ProcessGroup:
-    """Of the messages between two actions of one kind; each link of a ring of stages has one for each kind."""
+    """The group for messages between two actions of one kind; each link of the ring of stages has one for each kind."""
     wraps = action.chunk != neighbour.chunk
     if action.kind == "F":
         group = mesh.pp_wrap_forward if wraps else mesh.pp_forward

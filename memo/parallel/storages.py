@@ -1,4 +1,4 @@
-"""Follows the storages that torch code makes: when each begins to live and when it ends."""
+"""Follows the storages that torch code allocates: when each is allocated and when it is freed."""
 
 import weakref
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class StorageMode(TorchDispatchMode):
-    """Notices every new storage of the tensors that operations return, and its end.
+    """Calls `begin` and `end` for every new storage among the tensors that operations return.
 
-    Storages that exist before, `existing` and those of earlier calls, are not followed; nor is scratch memory inside of
-    kernels, which no operation returns.
+    Storages of `existing` tensors and of earlier calls are not followed, nor is scratch memory inside kernels, which no
+    operation returns.
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
@@ -23,11 +23,11 @@ class StorageMode(TorchDispatchMode):
         self._next_number = 0
 
     def begin(self, number: int, num_bytes: int) -> None:
-        """A storage that begins to live; numbers count from 0."""
+        """Called when a storage is allocated; numbers count from 0."""
         raise NotImplementedError
 
     def end(self, number: int) -> None:
-        """It is freed."""
+        """Called when the storage of this number is freed."""
         raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,11 +53,11 @@ class StorageMode(TorchDispatchMode):
 
 
 class LiveBytes(StorageMode):
-    """Counts bytes.
+    """Counts the bytes of storages.
 
     Attributes:
-        now, peak: of the storages that live, and the most that did since the beginning or `restart`.
-        made: of all storages that were made.
+        now, peak: bytes of live storages, now and at the most since the beginning or `restart`.
+        made: bytes of all storages that were allocated.
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:

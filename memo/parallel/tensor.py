@@ -35,7 +35,7 @@ class _ColumnParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # What was saved may come back as a copy, as under activation checkpointing; a copy has no main gradient.
+        # Activation checkpointing may return a copy of a saved tensor; a copy has no main gradient.
         ctx.owner, ctx.group, ctx.has_bias = weight, group, bias is not None
         return F.linear(all_gather(x, group), weight, bias)
 
@@ -80,8 +80,8 @@ class _RowParallel(torch.autograd.Function):
 
 
 class _ParallelLinear(nn.Module):
-    """A matrix, its bias, and LoRA's adapter beside it. With an adapter `forward` is for evaluation; training runs the
-    parts (memo.executor.pieces)."""
+    """A matrix, its bias and its LoRA adapter. With an adapter `forward` serves only evaluation; training calls
+    memo.executor.pieces instead."""
 
     adapter: Adapter | None
 
@@ -96,7 +96,7 @@ class _ParallelLinear(nn.Module):
         self.weight, self.bias, self.group, self.adapter = weight, bias, group, adapter
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Of the matrix and the adapter; without gradients."""
+        """The sum of the products with the matrix and with the adapter; without gradients."""
         assert self.adapter is not None
         y = F.linear(x, self.weight, bias)
         self.adapter.add_(y.flatten(0, 1), x.flatten(0, 1))
@@ -104,7 +104,7 @@ class _ParallelLinear(nn.Module):
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """One matrix, or several fused ones with a common input; each of them is split by its rows, the outputs.
+    """One matrix, or several fused matrices with a common input; each is split by its rows (outputs).
 
     Input [n, b, in], output [s, b, out/tp].
     """
@@ -117,7 +117,7 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """A matrix split by its columns, the inputs.
+    """A matrix split by its columns (inputs).
 
     Its bias is the same on all ranks, and is added to this rank's tokens after the sum over the ranks.
 

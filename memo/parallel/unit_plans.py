@@ -1,4 +1,4 @@
-"""Groups the parameters of a model into units, plans their buckets, and allocates the memory of both."""
+"""Groups the parameters of a model into units, plans their buckets, and allocates memory for both."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ from memo_kernels import wide_dtype
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """A unit without memory."""
+    """The plan of a unit, before its memory is allocated."""
 
     layer: int | None
     places: LayerPlaces
@@ -31,9 +31,9 @@ class UnitPlan:
 def plan_units(
     named: Mapping[str, ShardedParameter], bucket_size: int, num_shards: int, placement: StatePlacement | None
 ) -> list[UnitPlan]:
-    """Units in the order of `named`, which should be the order in which backward produces gradients.
+    """Plan units in the order of `named`, which should be the order in which backward produces gradients.
 
-    No bucket spans two layers, so that which gradients are reduced together does not depend on the placement.
+    No bucket spans two layers. So the placement does not change which gradients are reduced together.
     """
     plans = []
     for layer, names in in_units(list(named), _layer_positions(list(named))):
@@ -56,7 +56,7 @@ def make_units(
     device: torch.device,
     host_memory: Callable[[int], HostMemory] | None,
 ) -> tuple[list[Unit], HostMemory | None]:
-    """The units of rank `rank` of those that shard the states, and their arena in host memory if they need one."""
+    """Allocate the units of rank `rank` in the group that shards the states, and their host arena if they need one."""
     needed_bytes = host_bytes(plans, dtype, rules)
     host, carver, rings = None, None, list[Tensor]()
     if needed_bytes:
@@ -84,7 +84,7 @@ def make_units(
 
 
 def ring_sizes(plans: list[UnitPlan]) -> list[int]:
-    """Elements of each record of the ring of reduced gradients: one is written while the CPU reads the other."""
+    """Elements of each record in the ring of reduced gradients: one record is written while the CPU reads the other."""
     layers = [unit for unit in plans if unit.layer is not None and unit.places.optimizer_on_host]
     largest = max((unit.trained_shard_size for unit in layers), default=0)
     return [largest] * min(2, len(layers))
@@ -101,7 +101,7 @@ def host_bytes(plans: list[UnitPlan], dtype: torch.dtype, rules: HostRules) -> i
 
 
 def in_units(names: list[str], layer_of: Callable[[str], int | None]) -> Iterator[tuple[int | None, list[str]]]:
-    """Groups of consecutive names of one layer, the embedding or the head, each with its layer's position or None."""
+    """Group consecutive names by layer, embedding and head; yields each group with its layer's position or None."""
     group: list[str] = []
     for name in names:
         if group and _key(group[-1], layer_of) != _key(name, layer_of):
@@ -118,7 +118,7 @@ def _key(name: str, layer_of: Callable[[str], int | None]) -> object:
 
 
 def _layer_positions(names: list[str]) -> Callable[[str], int | None]:
-    """A function from a parameter's name to the position of its layer among the rank's; None outside of layers."""
+    """Return a function from a parameter's name to its layer's position on this rank; None outside of layers."""
     found = {match.groups() for name in names if (match := _IN_LAYER.match(name))}
     order = sorted((int(chunk), int(layer)) for chunk, layer in found)
     positions = {key: position for position, key in enumerate(order)}

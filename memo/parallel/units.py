@@ -2,7 +2,7 @@
 
     kind        holds                                          in
     resident    weights, gradients, masters (shard)            the device
-    host        masters, reduced gradient, moments (shard)     host memory, with a copy of the weights where they stream
+    host        masters, reduced gradient, moments (shard)     host memory; with a copy of weights that stream
     slot        weights or gradients, while the layer runs     a rounding buffer of memo.executor.states
 
 `memo.spec.placement` decides which kind a layer has, and `memo.spec.buckets` where each parameter lies in the flat
@@ -38,13 +38,13 @@ class HostMemory(Protocol):
 
 
 class Carver:
-    """Allocates flat tensors from the host arena, one after the other; they are never freed singly."""
+    """Allocates flat tensors from the host arena, one after the other; they are freed only with the arena."""
 
     def __init__(self, arena: Tensor) -> None:
         self._arena, self._used = arena, 0
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A tensor of zeros, 1-D."""
+        """Return a 1-D tensor of zeros."""
         num_bytes = numel * dtype.itemsize
         part = self._arena[self._used : self._used + num_bytes].view(dtype)
         self._used += aligned_bytes(num_bytes)
@@ -55,16 +55,17 @@ class Bucket:
     """The memory of one bucket on one rank.
 
     Attributes:
-        weights, gradients: flat tensors of the whole bucket on the device; None where they exist only in slots.
+        weights, gradients: flat tensors of the whole bucket on the device; None if they exist only in slots.
         master, gradient_shard: this rank's shard as the optimizer sees it, on the device or in host memory, where it
-            is updated. Of frozen weights the master is this rank's shard of them, and the rest is empty or None.
-        has_own_master: whether the master does not share its memory with the weights.
-        moments: the first and second moment of the shard, in the host arena; None where the optimizer allocates them.
-        ring_record: index of the record in host memory that the gradient shard has in turn with those of other layers;
+            is updated. If weights are frozen, the master is this rank's shard of them, and the gradient shard is empty.
+        has_own_master: whether the master has memory of its own, rather than sharing that of the weights.
+        moments: the first and second moment of the shard, in the host arena; None if the optimizer allocates them.
+        ring_record: index of the record in host memory that the gradient shard shares, in turn, with other layers;
             None: it has memory of its own.
-        source: this rank's shard of the weights, from which a weight slot is filled; None where weights are resident.
-        partial: where the sum of the whole bucket's gradient waits in host memory between two microbatches.
-        squared_norm: of the reduced gradient, fp64, computed before the gradient left the device; None if it stays.
+        source: this rank's shard of the weights, from which a weight slot is filled; None if weights are resident.
+        partial: host memory for the sum of the whole bucket's gradient between two microbatches.
+        squared_norm: squared norm of the reduced gradient, fp64, computed before the gradient leaves the device; None
+            if it stays there.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Bucket:
         rules: "HostRules",
         ring: tuple[int, Tensor] | None = None,
     ) -> None:
-        """`ring`: a record shared with other layers, for the reduced gradient until the CPU has used it: its index, and
-        the part of it that is this bucket's."""
+        """`ring`: index of a record shared with other layers, and this bucket's part of it; it holds the reduced
+        gradient until the CPU has used it."""
         self.plan, self.places, self.device = plan, places, device
         wide = wide_dtype(dtype)
         self.mine = slice(rank * plan.shard_size, (rank + 1) * plan.shard_size)
@@ -136,18 +137,18 @@ class Bucket:
             self.source = self.master if dtype == wide else torch.zeros(shard, dtype=dtype, device=device)
 
     def refresh_source(self) -> None:
-        """Call it after the masters have changed: casts them to the copy that fills weight slots, if there is one."""
+        """Cast changed masters to the copy from which weight slots are filled, if there is such a copy."""
         if self.source is not None and self.source is not self.master:
             self.source.copy_(self.master)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters whose states are moved together: a layer's, the embedding's or the head's.
+    """Parameters whose states are moved together: those of a layer, the embedding or the head.
 
     Attributes:
         layer: position among the rank's layers; None for the embedding and the head.
-        coded: of weights in few bits, which stay where they are, whatever the places of the others.
+        coded: buckets of quantized weights; these never move, wherever `places` puts the buckets.
     """
 
     layer: int | None
@@ -157,7 +158,7 @@ class Unit:
 
     @property
     def is_driven(self) -> bool:
-        """Whether memo.executor.states reduces its gradients when its backward ends, instead of bucket by bucket."""
+        """Whether memo.executor.states reduces the gradients when the layer's backward ends, not bucket by bucket."""
         return self.layer is not None and self.places.is_driven
 
     @cached_property
@@ -167,12 +168,12 @@ class Unit:
 
     @property
     def ring_record(self) -> int | None:
-        """As its buckets'."""
+        """The ring record of its trained buckets, which all have the same."""
         return self.trained[0].ring_record if self.trained else None
 
 
 def size_of(buckets: Sequence[Bucket]) -> int:
-    """Elements, padding included."""
+    """Elements of these buckets, padding included."""
     return sum(bucket.plan.size for bucket in buckets)
 
 
@@ -181,27 +182,27 @@ def shard_size_of(buckets: Sequence[Bucket]) -> int:
 
 
 def parts_of(buckets: Sequence[Bucket], flat: Tensor) -> list[Tensor]:
-    """Split a flat tensor of at least `size_of` the buckets into one part for each."""
+    """Split a flat tensor of at least `size_of(buckets)` elements into one part for each bucket."""
     sizes = [bucket.plan.size for bucket in buckets]
     return list(flat[: sum(sizes)].split(sizes))
 
 
 def shard_parts_of(buckets: Sequence[Bucket], flat: Tensor) -> list[Tensor]:
-    """The same of shards."""
+    """Split a flat tensor of at least `shard_size_of(buckets)` elements into one part for each bucket's shard."""
     sizes = [bucket.plan.shard_size for bucket in buckets]
     return list(flat[: sum(sizes)].split(sizes))
 
 
 @dataclass(frozen=True)
 class HostRules:
-    """What a layer whose optimizer is in host memory keeps there, besides masters.
+    """The tensors that a layer whose optimizer is in host memory keeps there, besides masters.
 
     Attributes:
-        moments: dtypes of exp_avg and exp_avg_sq, on either side.
+        moments: dtypes of exp_avg and exp_avg_sq, on the device and in host memory.
         weight_copy: weights that stream have a copy in the dtype of training, instead of being cast from the masters.
-        keeps_partial: the sum of the whole gradient goes there between two microbatches.
+        keeps_partial: the sum of the whole gradient goes to host memory between two microbatches.
         consumes: memo.train.optimizer uses each gradient as soon as it arrives, so two records serve all layers.
-        quantize: what coded weights are kept in, in either memory.
+        quantize: the format of quantized weights, on the device and in host memory.
     """
 
     moments: tuple[torch.dtype, torch.dtype]
@@ -212,7 +213,7 @@ class HostRules:
 
 
 def moment_dtypes(training: TrainingConfig, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """Of exp_avg and exp_avg_sq of weights of `dtype`."""
+    """Return the dtypes of exp_avg and exp_avg_sq for weights of `dtype`."""
     wide = wide_dtype(dtype)
     first, second = (
         wide if size == wide.itemsize else torch.bfloat16 for size in moment_bytes(training, wide.itemsize)
@@ -225,7 +226,7 @@ def host_sizes(
 ) -> dict[str, tuple[int, torch.dtype]]:
     """Elements and dtype of each tensor of a bucket in the host arena, in their order there, by name.
 
-    `in_ring`: the reduced gradient lies in a record that layers have in turn.
+    `in_ring`: the reduced gradient lies in a record that layers share in turn.
     """
     if not places.optimizer_on_host or plan.coded:
         return {}
@@ -243,12 +244,12 @@ def host_sizes(
 
 
 def nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A scalar NaN. Expanded to a parameter's shape, it is the parameter's value while that has no memory."""
+    """Return a scalar NaN. Expanded to a parameter's shape, it is the value of a parameter that has no memory."""
     return torch.full((), float("nan"), dtype=dtype, device=device)
 
 
 def aligned_bytes(num_bytes: int) -> int:
-    """Rounded up to the alignment of tensors in the host arena."""
+    """Round up to the alignment of tensors in the host arena."""
     return -(-num_bytes // _HOST_ALIGNMENT_BYTES) * _HOST_ALIGNMENT_BYTES
 
 
@@ -260,8 +261,7 @@ class MasterSegment:
         segment: the range of the flattened local parameter.
         shard: the description of the local parameter.
         weight: the master values, 1-D; a leaf of autograd whose .grad is the reduced gradient.
-        moments: the tensors, 1-D, that must hold the first and the second moment; None where the optimizer allocates
-            them.
+        moments: the 1-D tensors that must hold the first and the second moment; None: the optimizer allocates them.
     """
 
     segment: Segment
@@ -271,7 +271,7 @@ class MasterSegment:
 
 
 class StateMover(Protocol):
-    """Copies states between device and host beside the computation (memo.executor.states)."""
+    """Copies states between device and host while the device computes (memo.executor.states)."""
 
     def finish_gradients(self) -> None:
         """Wait for the last reduction that was started, and issue the copy of its result."""

@@ -1,9 +1,9 @@
-"""Gradients of weights, added to main gradients by the matrix product that computes them, where it can.
+"""Weight gradients, which the matrix product adds to the main gradient itself where it can.
 
-On GPUs cuBLAS adds a product of narrow factors to a wide sum. The gradient is then neither rounded to the dtype of the
-model nor written, read and added afterwards, which takes 12 bytes of memory traffic an element and microbatch in bf16.
-A backward that has added a gradient itself gives autograd none, and calls `gradient_added`: whether hooks of autograd
-run without a gradient depends on the version of torch, and they take no notice of it.
+On GPUs cuBLAS adds a product of narrow factors to a wide sum. The gradient is then not rounded to the dtype of the
+model; nor is it written, read and added afterwards, which takes 12 bytes of memory traffic an element and microbatch
+in bf16. A backward that has added a gradient itself returns None to autograd, and calls `gradient_added`: whether
+autograd runs hooks without a gradient depends on the version of torch, and the hooks do nothing in that case.
 """
 
 import torch
@@ -12,42 +12,43 @@ from torch import Tensor
 from memo.parallel.shards import ShardedParameter
 
 _ADDING_DEVICES = ("cuda",)
-"""Whose backwards under autograd add weight gradients themselves."""
+"""Devices on which backwards under autograd add weight gradients themselves."""
 
 
 def own_sum(weight: Tensor) -> Tensor | None:
-    """The main gradient to which backwards under autograd add the gradient of `weight` themselves.
+    """Return the main gradient to which backwards under autograd add the gradient of `weight` themselves.
 
-    None on CPUs, which have no product of narrow factors that adds to a wide sum, and for a weight without a main
-    gradient: then autograd takes the gradient, unless the weight is frozen, and whoever has its hook adds it.
+    Returns None on CPUs, which have no product of narrow factors that adds to a wide sum, and for a weight without a
+    main gradient. Then autograd takes the gradient, unless the weight is frozen, and a hook adds it.
     """
     main = weight.main_grad if isinstance(weight, ShardedParameter) else None
     return main if main is not None and main.device.type in _ADDING_DEVICES else None
 
 
 def gradient_added(weight: Tensor) -> None:
-    """Tell the owner of the main gradient that a backward has added its contribution to `own_sum(weight)`."""
+    """Report to the owner of the main gradient that a backward has added its contribution to `own_sum(weight)`."""
     assert isinstance(weight, ShardedParameter) and weight.on_added is not None, "no owner of a main gradient"
     weight.on_added(weight)
 
 
 def add_weight_gradient(main: Tensor | None, grad_out: Tensor, x: Tensor) -> None:
-    """Add dW [out, in] of y = x W^T, summed over all leading dims, to `main`; nothing to that of a frozen weight, which
-    is None."""
+    """Add dW [out, in] of y = x W^T, summed over all leading dims, to `main`; None (a frozen weight): do nothing."""
     if main is None:
         return
     left, right = grad_out.flatten(0, -2).t(), x.flatten(0, -2)
     if main.dtype == grad_out.dtype:
         main.addmm_(left, right)
-    elif main.is_cuda:  # narrow factors, and a sum in fp32 that neither is rounded nor passes through memory on its way
+    elif main.is_cuda:  # narrow factors; the fp32 product is added without being rounded or written to memory
         torch.addmm(main, left, right, out_dtype=main.dtype, out=main)
     else:
         main.add_(left @ right)
 
 
 def weight_gradient(weight: Tensor, grad_out: Tensor, x: Tensor) -> Tensor | None:
-    """The same dW, for a backward to give to autograd as the gradient of `weight`; None if it is in `own_sum(weight)`,
-    of which `gradient_added` is to be told."""
+    """Return dW of `add_weight_gradient` for a backward to give to autograd.
+
+    Adds dW to `own_sum(weight)` and returns None if there is one; the caller must then call `gradient_added`.
+    """
     main = own_sum(weight)
     if main is None:
         return grad_out.flatten(0, -2).t() @ x.flatten(0, -2)

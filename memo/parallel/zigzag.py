@@ -1,8 +1,8 @@
-"""Which tokens of the sequence a context-parallel rank holds, and in which order.
+"""The tokens of the sequence that a context-parallel rank holds, and their order.
 
-The sequence is cut into 2 cp chunks and rank r holds chunks r and 2 cp - 1 - r ("zigzag"), so every rank has the same
-share of the causal triangle, early and late queries alike. Where layers are swept tile by tile (memo.executor.sweep),
-each tile is cut like this by itself, so that all ranks have tokens of the same tile at one time.
+The sequence is cut into 2 cp chunks, and rank r holds chunks r and 2 cp - 1 - r ("zigzag"). So every rank has both
+early and late queries, and the same share of the causal triangle. If layers are swept tile by tile
+(memo.executor.sweep), each tile is cut like this by itself, so that all ranks have tokens of the same tile at one time.
 """
 
 import torch
@@ -15,7 +15,7 @@ from memo.errors import ConfigError
 def zigzag_chunks(seq_length: int, cp_size: int, cp_rank: int) -> tuple[Chunk, Chunk]:
     """The two chunks of the sequence that rank ``cp_rank`` of ``cp_size`` holds, lower first.
 
-    Raises ConfigError unless seq_length is a multiple of 2 cp_size (any length will do for one rank).
+    Raises ConfigError unless seq_length is a multiple of 2 cp_size; for one rank any length is valid.
     """
     if cp_size == 1:
         half = seq_length // 2
