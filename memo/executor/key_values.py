@@ -75,7 +75,7 @@ class KeyValues:
         return (self._both[start : start + self._section] if self._own is None else self._own).flatten(2)
 
     def begin(self, kind: str, section: int) -> range:
-        """Slide to a section before its forward or backward; returns the sections whose keys and values to fetch now."""
+        """Slide to a section before its forward or backward; returns the sections to fetch now."""
         last, held = self.layout.sections - 1, self.layout.held
         before, self.first = self.first, max(0, section + 1 - held)
         if section == (0 if kind == "F" else last):
@@ -99,7 +99,7 @@ class KeyValues:
         return self._own[start : start + rows.stop - rows.start]
 
     def before(self, row: int) -> Tensor:
-        """Keys and values of all tokens in the store, up to the end of the tile that ends with this rank's row `row`."""
+        """All keys and values in the store, up to the end of the tile that ends with this rank's row `row`."""
         return self._both[: self._stop(row)]
 
     def sums_before(self, row: int) -> Tensor:

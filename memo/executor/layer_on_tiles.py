@@ -103,7 +103,7 @@ class LayerOnTiles(nn.Module):
     # The token-wise operations before attention and after it.
 
     def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
-        """Compute qkv of one tile in the slot, and rotate it there unless heads are normed: then backward needs it raw."""
+        """Compute qkv of one tile in the slot; rotates it there, unless heads are normed and backward needs it raw."""
         machine = TileMachine(self, kept, tile, context)
         machine.run(forward(self.kind.before, frozenset({self.kind.attended}), machine.kept))
 

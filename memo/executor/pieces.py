@@ -46,7 +46,7 @@ class Gathering:
 
 
 def column_forward(gathered: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
-    """x [s, b, in] W^T + bias -> [s, b, out/tp], in `out` if given; `out` changes neither the torch call nor the bits."""
+    """x [s, b, in] W^T + bias -> [s, b, out/tp], in `out` if given, which changes neither the torch call nor bits."""
     if out is None:
         out = gathered.new_empty((*gathered.shape[:-1], linear.weight.shape[0]))
     flat_out, flat_x = out.flatten(0, 1), gathered.flatten(0, 1)

@@ -117,7 +117,7 @@ class StateStreamer:
             self._buffers.touch_gradient(bucket, "zeroing")
 
     def forget(self) -> None:
-        """Treat the weights in slots as invalid, because weights may have changed; later fetches wait for the change."""
+        """Treat the weights in slots as invalid, because weights may have changed; later fetches wait for that."""
         # This event follows the update of shards on the device and every use of a slot, even an interrupted use.
         updated = self.backend.record(Stream.COMPUTE)
         for slot in self._buffers.weights:
@@ -165,7 +165,7 @@ class StateStreamer:
             self._reducing = states if step.end == "reduce" else None
 
     def begin_unplanned(self, layer: int) -> None:
-        """Before a forward that is not in the plan (evaluation): bind the weights, and fetch those of the next layer."""
+        """Before a forward outside of the plan (evaluation): bind the weights, and fetch those of the next layer."""
         states, what = self._layers[layer], f"forward of layer {layer}"
         for other in self._layers.values():
             if other.weights.phase is Phase.IN_USE:  # an exception has ended its operation

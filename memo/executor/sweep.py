@@ -123,7 +123,7 @@ class SweptLayer(LayerOnTiles):
         return y
 
     def _forward_again(self, context: Context) -> None:
-        """Run forward from the inputs that the first one has offloaded; leaves each section's activations in its slot."""
+        """Run forward from the inputs that the first one offloaded; leaves each section's activations in its slot."""
         for section in self.sections:
             positions = _positions(section, context)
             kept = self.own(self.memory.begin_section("F", self.index, section.index))

@@ -1,1 +1,1 @@
-"""The plain transformer, which has never heard of swapping."""
+"""The plain transformer, which knows nothing of swapping."""

@@ -1,7 +1,7 @@
 """A decoder layer of your own, which trains under every plan of memo (docs/custom_model.md).
 
-A layer is cut where attention stands: what comes before and after is token-wise, so that memo can run it on tiles of
-tokens, move a share of what it keeps and compute the rest again. A class of two methods says both:
+A layer has two halves, before and after attention. Both are token-wise, so that memo can run them on tiles of tokens,
+move a share of their activations and recompute the rest. A class defines the two halves as methods:
 
     class MyLayer(memo.CustomLayer):
         def __init__(self, parts): ...                      # matrices and norms, made by `parts`
@@ -32,20 +32,20 @@ from memo.spec.weights import Init, Weight, one
 from memo_kernels import select_ops
 
 _TAKEN = ("input", "qkv", "heads", "attention_out", "lse", "layer_output")
-"""Names of values that are not those of matrices (memo.program.kinds)."""
+"""Names of values that a matrix must not have (memo.program.kinds)."""
 _PROBE_TOKENS = (64, 128)
-"""Bytes are counted for both, and what grows with the tokens is told from what does not."""
+"""Bytes are counted for both numbers, to separate bytes that grow with the tokens from bytes that do not."""
 _PROBE_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 class LayerParts:
-    """Makes the parameters of one layer, split over tp, and writes down what they are.
+    """Makes the parameters of one layer, split over tp, and records them.
 
     Names are those of the layer's attributes, such as "fc1"; each may be used once.
 
     Attributes:
         model: the ModelConfig of the run.
-        index: the layer's, from 0.
+        index: the layer's index, from 0.
     """
 
     def __init__(self, parts: ModelParts, index: int) -> None:
@@ -59,9 +59,9 @@ class LayerParts:
         """A matrix that tp splits by its outputs: [n, b, inputs] -> [s, b, outputs / tp]; it gathers the tokens.
 
         Args:
-            outputs: their number; or {name: number} of several matrices with one input, whose outputs stand side by
-                side, each split by itself.
-            inputs: default: the hidden size.
+            outputs: number of outputs; or {name: number} for several matrices with one input, whose outputs lie side
+                by side, each split by itself.
+            inputs: number of inputs; default: the hidden size.
         """
         parts = {name: outputs} if isinstance(outputs, int) else {f"{name}.{key}": n for key, n in outputs.items()}
         columns = self.model.hidden_size if inputs is None else inputs
@@ -75,14 +75,14 @@ class LayerParts:
 
     def row(self, name: str, inputs: int, outputs: int | None = None, *, bias: bool = False) -> RowParallelLinear:
         """A matrix that tp splits by its inputs: [s, b, inputs / tp] -> [n, b, outputs]; it sums over tp and scatters
-        the tokens. `outputs`: default: the hidden size."""
+        the tokens. `outputs`: number of outputs; default: the hidden size."""
         rows = self.model.hidden_size if outputs is None else outputs
         weight = self._make(one(f"{name}.weight", rows, inputs, "columns"))
         added = self._make(one(f"{name}.bias", rows, init="zeros")) if bias else None
         return RowParallelLinear(weight, added, self.shared.tp_group)
 
     def norm(self, name: str, size: int | None = None) -> Norm:
-        """The norm that --normalization names, over the last dim of `size`, default the hidden size."""
+        """The norm that --normalization names, over a last dim of `size` (default: the hidden size)."""
         size = self.model.hidden_size if size is None else size
         weight = self._make(one(f"{name}.weight", size, init="ones"))
         with_bias = self.model.normalization == "LayerNorm"
@@ -93,7 +93,7 @@ class LayerParts:
         return self._make(one(name, self.model.hidden_size if size is None else size, init=init))
 
     def activate(self, inner: Tensor) -> Tensor:
-        """--activation of [s, b, f / tp]; of a gated one's [s, b, 2 f / tp], gate and up side by side."""
+        """Apply --activation to [s, b, f / tp]; a gated activation takes gate and up side by side, [s, b, 2 f / tp]."""
         return self.shared.ops.activate(inner, self.model.activation)
 
     def _make(self, weight: Weight) -> ShardedParameter:
@@ -111,7 +111,7 @@ class CustomLayer(nn.Module):
     """The base of a layer of your own. Both methods must be deterministic and token-wise: no token may see another.
 
     Attributes:
-        recalled: paths of the matrices after attention of whose output a share may move to host memory.
+        recalled: paths of the matrices after attention whose outputs may move, in part, to host memory.
     """
 
     recalled: tuple[str, ...] = ()
@@ -133,9 +133,9 @@ class CustomLayer(nn.Module):
 
     @classmethod
     def facts(cls, model: ModelConfig) -> LayerFacts:
-        """What planning has to know, from one run of both halves on shapes alone, without tp.
+        """The facts that planning needs, found by running both halves once on shapes alone, without tp.
 
-        Raises ConfigError for a layer that memo cannot run, with what is wrong.
+        Raises ConfigError if memo cannot run the layer, and says why.
         """
         weights, recalled = _declared(cls, model)
         halves = tuple((dtype.itemsize, _bytes(cls, model, dtype)) for dtype in _PROBE_DTYPES)
@@ -143,7 +143,7 @@ class CustomLayer(nn.Module):
 
 
 def make_layer(parts: ModelParts, index: int) -> TransformerLayer | CustomLayer:
-    """Layer `index` of the model: memo's own, or one of --custom-layer."""
+    """Make layer `index` of the model: memo's own, or that of --custom-layer."""
     if not parts.config.custom_layer:
         return TransformerLayer(parts, index)
     layer: CustomLayer = load_layer(parts.config.custom_layer)(LayerParts(parts, index))
@@ -155,7 +155,7 @@ def make_layer(parts: ModelParts, index: int) -> TransformerLayer | CustomLayer:
 
 
 class _Probe:
-    """One layer on the device "meta", where tensors have shapes alone."""
+    """One layer on the device "meta", where tensors have shapes but no data."""
 
     def __init__(self, cls: type[CustomLayer], model: ModelConfig, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
@@ -180,7 +180,7 @@ class _Probe:
         return torch.empty(num_tokens, 1, width, dtype=self.dtype, device="meta", requires_grad=True)
 
     def first(self, x: Tensor) -> tuple[Tensor, ...]:
-        """q, k and v, rotated, and the matrix's output of which they may be parts."""
+        """Return rotated q, k and v, and the output of before_attention, of which they may be views."""
         qkv = self.checked("before_attention", self.layer.before_attention(x), (*x.shape[:2], self.qkv_width))
         half = torch.empty(x.shape[0], 1, 1, self.model.head_dim // 2, dtype=self.dtype, device="meta")
         rope = RopeTable(half, half) if self.model.position_embedding_type == "rope" else None
@@ -197,7 +197,7 @@ class _Probe:
 
 
 def _declared(cls: type[CustomLayer], model: ModelConfig) -> tuple[tuple[Weight, ...], tuple[tuple[str, int], ...]]:
-    """The table of parameters in the order of the layer's modules, and the matrices whose output may move."""
+    """Return the table of parameters in the order of the layer's modules, and the matrices whose outputs may move."""
     probe = _Probe(cls, model, torch.float32)
     by_id = {id(parameter): weight for weight, parameter in probe.parts.made}
     weights = tuple(by_id[id(parameter)] for parameter in probe.layer.parameters())
@@ -227,7 +227,7 @@ def _counting(calls: Counter[str], name: str) -> Callable[..., None]:
 
 
 def _bytes(cls: type[CustomLayer], model: ModelConfig, dtype: torch.dtype) -> tuple[Half, Half]:
-    """Both halves in one dtype, without the memory of parameters."""
+    """Count the bytes of both halves in one dtype, without the memory of parameters."""
     probe = _Probe(cls, model, dtype)
     widths = (model.hidden_size, model.num_attention_heads * model.head_dim)
     first = [_measured(probe, probe.first, [probe.tensor(n, widths[0])], keeps_output=True) for n in _PROBE_TOKENS]
@@ -240,7 +240,7 @@ def _bytes(cls: type[CustomLayer], model: ModelConfig, dtype: torch.dtype) -> tu
 def _measured(
     probe: _Probe, half: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], keeps_output: bool
 ) -> tuple[int, int, int, int]:
-    """Bytes as the fields of Half, for one number of tokens."""
+    """Return bytes for one number of tokens, in the order of the fields of Half."""
     parameters = list(probe.layer.parameters())
     with LiveBytes([*inputs, *parameters]) as live, torch.enable_grad():
         outputs = half(*inputs)

@@ -43,7 +43,7 @@ class Heads(nn.Module):
         return self.core(q, k, v, context.documents, self.sinks).flatten(2)
 
     def prepare(self, qkv: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
-        """From the matrix's output [s, b, (a + 2k) d] to what attention takes: heads, normed and rotated."""
+        """Matrix output [s, b, (a + 2k) d] -> q, k and v for attention: heads, with q and k normed and rotated."""
         q, k, v = self.normed_heads(qkv)
         return (q, k, v) if rope is None else (self._rotated(q, rope), self._rotated(k, rope), v)
 
@@ -52,10 +52,10 @@ class Heads(nn.Module):
         turned = self.ops.rotate(turned, rope.cos, rope.sin)
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
-    # Token-wise: of any range of tokens, with their rows of the RoPE table.
+    # Token-wise: on any range of tokens, with their rows of the RoPE table.
 
     def normed_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Heads of q, k and v, [..., d]: parts of qkv, but q and k tensors of their own where they are normed."""
+        """Heads of q, k and v, [..., d]: views of qkv, except that normed q and k are new tensors."""
         q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
         if self.q_norm is not None and self.k_norm is not None:
             norm = self._across_heads if self.across_heads else _each_head
@@ -63,7 +63,7 @@ class Heads(nn.Module):
         return q, k, v
 
     def _across_heads(self, norms: tuple[Norm, Norm], heads: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        """Norms of all heads of q together, and of those of k, whichever rank of tp has them."""
+        """Norm all heads of q together, and all heads of k together, over all tp ranks."""
         flat = tuple(x.flatten(2) for x in heads)
         if group_size(self.group) == 1:
             made = _each_head(norms, flat)
@@ -72,7 +72,7 @@ class Heads(nn.Module):
         return tuple(y.view_as(x) for y, x in zip(made, heads, strict=True))
 
     def rotate_(self, q: Tensor, k: Tensor, rope: RopeTable | None, *, back: bool = False) -> None:
-        """RoPE on q and k where they lie, outside of autograd; `back` on their gradients."""
+        """Apply RoPE to q and k in place, outside of autograd; with `back` to their gradients."""
         if rope is not None:
             for heads in (q, k):
                 self.ops.rotate_(heads[..., : 2 * rope.cos.shape[-1]], rope.cos, rope.sin, back=back)
@@ -115,7 +115,7 @@ class SelfAttention(Heads):
 
 
 class NormedGate(Norm):
-    """Of a gated delta net: the norm of each head, times the SiLU of the gate."""
+    """The output gate of a gated delta net: the norm of each head, times the SiLU of the gate."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]  # it takes the gate as well
         normed = super().forward(x.unflatten(-1, (-1, self.weight.shape[0]))).flatten(2)
@@ -123,9 +123,8 @@ class NormedGate(Norm):
 
 
 class DeltaAttention(nn.Module):
-    """A gated delta net in the place of attention: q, k, v and the logits of two gates (column-parallel), convolution
-    and rule (memo.attention.delta_rule), gate (column-parallel), projection (row-parallel). `forward` is for
-    evaluation."""
+    """A gated delta net instead of attention: q, k, v and the logits of two gates (column-parallel), convolution and
+    rule (memo.attention.delta_rule), gate (column-parallel), projection (row-parallel). `forward` is for evaluation."""
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
@@ -166,7 +165,7 @@ class MLP(nn.Module):
 
 
 class SharedExperts(MLP):
-    """Through which all tokens run; `score` makes the gate on what they give, if they have one."""
+    """Experts that process all tokens; `score` computes the gate on their output, if they have one."""
 
     score: "ExpertMatrix | None"
 
@@ -177,7 +176,7 @@ class SharedExperts(MLP):
         self.score = ExpertMatrix(*parts.of_layer(layer, "mlp.shared.score")) if has_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Without gradients."""
+        """Run without gradients, for evaluation."""
         if self.score is None:
             return super().forward(x)
         score = nn.functional.linear(all_gather(x, self.group), self.score.weight)
@@ -185,16 +184,15 @@ class SharedExperts(MLP):
         return y
 
     def activate_scored(self, score: Tensor, inner: Tensor) -> Tensor:
-        """As `activate`, for scores [s, b, 1], whose sigmoid may as well multiply what fc2 gives."""
+        """`activate`, times the sigmoid of scores [s, b, 1]; multiplying fc2's output by it would give the same."""
         return self.activate(inner) * score.sigmoid()
 
 
 class Experts(nn.Module):
-    """A mixture of experts in the place of an MLP: the router, fc1, activation and fc2 of each expert, and those of the
-    experts that all tokens share.
+    """A mixture of experts instead of an MLP: the router, fc1, activation and fc2 of each expert, and shared experts.
 
     The weight that the router gives an expert multiplies its activation, so that backward needs no output of fc2.
-    `forward` is for evaluation; training runs the parts (memo.executor.expert_pieces). Shapes as there.
+    `forward` is for evaluation; training calls memo.executor.expert_pieces, where shapes are defined.
     """
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
@@ -204,9 +202,9 @@ class Experts(nn.Module):
         self.fc1, self.fc2 = parts.matrix(layer, "mlp.fc1"), parts.matrix(layer, "mlp.fc2")
         self.shared = SharedExperts(parts, layer) if parts.config.shared_ffn_size else None
         self.losses: LayerLosses | None = None
-        """Of the router, in training."""
+        """The router's losses, in training."""
         self.expert_bias: Tensor | None = None
-        """[E] fp32, of a router by sigmoid (memo.parallel.router_losses); None: zeros."""
+        """[E] fp32, the biases of a router by sigmoid (memo.parallel.router_losses); None: zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, b, h] -> [n, b, h], without gradients."""
@@ -230,13 +228,13 @@ class Experts(nn.Module):
         return ExpertRows(routing, self.config.num_experts)
 
     def route(self, x: Tensor) -> Tensor:
-        """The routing of x [..., h], [t, 2 K] (memo.parallel.experts)."""
+        """Return the routing [t, 2 K] of x [..., h] (memo.parallel.experts)."""
         return route(x.flatten(0, -2), self._router)
 
     def route_backward(
         self, grad: Tensor, x: Tensor, routing: Tensor, rows: ExpertRows
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of x [t, h] and of the router's weight and bias, from that of `routing` [..., 2 K]."""
+        """Gradient of `routing` [..., 2 K] -> gradients of x [t, h] and of the router's weight and bias."""
         if self.losses is not None:
             self.losses.count(rows)
         of_weights = grad.flatten(0, -2)[:, : self.config.moe_router_topk]
@@ -260,7 +258,7 @@ class Experts(nn.Module):
         )
 
     def add_biases_(self, y: Tensor, routing: Tensor) -> Tensor:
-        """Adds what the biases of fc2 give to y [n, b, h], the sums over tp; `routing` [s, b, 2 K]."""
+        """Add the weighted biases of fc2 to y [n, b, h], after the sum over tp; `routing` [s, b, 2 K]."""
         if self.fc2.bias is not None:
             own = routing.chunk(group_size(self.group))[group_rank(self.group)]
             of_tokens = shares(own, self.config.num_experts, y.dtype)
@@ -268,16 +266,18 @@ class Experts(nn.Module):
         return y
 
     def activate(self, routing: Tensor, inner: Tensor, rows: ExpertRows) -> Tensor:
-        """[..., K f] for routing [..., 2 K], from fc1's output, which has as many elements or, when gated, twice as
-        many."""
+        """fc1's output -> activations [..., K f], times the weights in `routing` [..., 2 K].
+
+        fc1's output has as many elements, or twice as many when gated.
+        """
         made = self.ops.activate(inner.view(rows.count, 1, -1), self.config.activation).squeeze(1)
         weights = routing[..., : self.config.moe_router_topk]
         return (made * rows.of_choices(weights).to(made.dtype)).view(*routing.shape[:-1], -1)
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); norms of what both give are added as well, or instead.
-    Input and output [n, b, h]."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). Some models norm the outputs of attention and MLP as well, or
+    instead. Input and output [n, b, h]."""
 
     def __init__(self, parts: ModelParts, index: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the layers of one model share: how a layer gets its parameters, and what it is told beside its input.
+"""Shared by the layers of one model: how a layer gets its parameters, and the context that comes with its input.
 
 Shapes as in memo.model.layer.
 """
@@ -34,7 +34,7 @@ CoreAttention = Callable[[Tensor, Tensor, Tensor, Documents, Tensor | None], Ten
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What a layer is told besides its input: where its tokens stand."""
+    """The positions and documents of a layer's tokens, which it gets besides its input."""
 
     rope: RopeTable | RopeRows | None
     documents: Documents
@@ -42,18 +42,18 @@ class LayerContext:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """What the layers of one model share."""
+    """The settings, groups and kernels that the layers of one model share."""
 
     config: ModelConfig
     dtype: torch.dtype
     tp_group: ProcessGroup | None
     attention: Callable[[int], CoreAttention]
-    """Of a layer."""
+    """Returns the core attention of a layer, given its index."""
     ops: Ops = field(default_factory=lambda: select_ops("torch", torch.float32))
     delta_net: type[DeltaNet] = DeltaNet
 
     def parameter(self, weight: Weight, prefix: str = "") -> ShardedParameter:
-        """This rank's part of a row of the table; `prefix` of the names of its global tensors."""
+        """This rank's part of a weight of the parameter table; `prefix`: prefix of its global tensors' names."""
         std = self.config.init_method_std
         if weight.split == "columns":
             # GPT-2: output projections are scaled down so that the residual's variance does not grow with depth.
@@ -61,21 +61,21 @@ class ModelParts:
         return sharded_parameter(weight, self.dtype, self.tp_group, std=std, prefix=prefix)
 
     def of_layer(self, layer: int, name: str) -> tuple[ShardedParameter, ShardedParameter | None]:
-        """Weight and bias of the module `name` of a layer, as the table of parameters has them."""
+        """Weight and bias of the module `name` of a layer, as in the table of parameters."""
         return self.parameter_of(layer, f"{name}.weight"), self.in_layer(layer, f"{name}.bias")
 
     def kind(self, layer: int) -> ModelConfig:
-        """A model all of whose layers are as this one."""
+        """The configuration of a model whose layers are all like this one."""
         return stack_of(self.config)[layer]
 
     def parameter_of(self, layer: int, name: str) -> ShardedParameter:
-        """The parameter `name` of a layer, which has it."""
+        """The parameter `name` of a layer, which must have it."""
         found = self.in_layer(layer, name)
         assert found is not None, f"layer {layer} has no {name}"
         return found
 
     def in_layer(self, layer: int, name: str) -> ShardedParameter | None:
-        """The parameter `name` of a layer, if it has it."""
+        """The parameter `name` of a layer; None if the layer has none."""
         table = {weight.name: weight for weight in shape_of(self.kind(layer), "", 0).layer_weights}
         return self.parameter(table[name], f"layers.{layer}.") if name in table else None
 
@@ -88,12 +88,12 @@ class ModelParts:
         return RowParallelLinear(weight, bias, self.tp_group, self._adapter(layer, name))
 
     def matrix(self, layer: int, name: str) -> "ExpertMatrix":
-        """Of all experts."""
+        """The matrices of all experts in one."""
         weight, bias = self.of_layer(layer, name)
         return ExpertMatrix(weight, bias, self._adapter(layer, name, is_of_experts=True))
 
     def _adapter(self, layer: int, name: str, *, is_of_experts: bool = False) -> Adapter | None:
-        """Of the matrix `name` of a layer, if it has one."""
+        """The adapter of the matrix `name` of a layer, if it has one."""
         a, b = (self.in_layer(layer, f"{name}.adapter.{part}") for part in "ab")
         if a is None or b is None:
             return None
@@ -106,7 +106,7 @@ class ModelParts:
 
 
 class ExpertMatrix(nn.Module):
-    """Weight and bias alone; whoever has them multiplies."""
+    """Holds a weight and its bias; the module that uses them computes the products."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, adapter: Adapter | None = None) -> None:
         super().__init__()

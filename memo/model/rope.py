@@ -1,4 +1,4 @@
-"""Rotary position embedding, half-split as in Llama and GPT-NeoX, with the usual stretchings.
+"""Rotary position embedding, half-split as in Llama and GPT-NeoX, with the usual scalings for long contexts.
 
 Sources: RoFormer (Su et al., 2021); position interpolation (Chen et al., 2023); YaRN (Peng et al.,
 2023, equations 17-23 with the temperature 0.1 ln(factor) + 1); Llama 3.1's published formula.
@@ -29,8 +29,8 @@ class RopeTable:
 class Rope:
     """Makes the tables of one model.
 
-    The frequencies are computed on the CPU, so that every device has the same bits, and stay where the first positions
-    were: a copy in every forward would make the host wait for all work that is queued on the device.
+    The frequencies are computed on the CPU, so that every device has the same bits. They stay on the device of the
+    first positions, because a copy in every forward would make the host wait for all work queued on the device.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
@@ -38,7 +38,7 @@ class Rope:
         self._kept: tuple[Tensor, float] | None = None
 
     def table(self, positions: Tensor) -> RopeTable:
-        """For positions [s, b] (int64)."""
+        """Return the table for positions [s, b] (int64)."""
         if self._kept is None or self._kept[0].device != positions.device:
             frequencies, scale = rope_frequencies(self.config)
             self._kept = frequencies.to(positions.device), scale
@@ -50,7 +50,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeRows:
-    """The table of positions [s, b], of which any rows are computed when they are asked for."""
+    """The table for positions [s, b]; its rows are computed on request."""
 
     rope: Rope
     positions: Tensor
@@ -60,12 +60,12 @@ class RopeRows:
 
 
 def rope_table(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> RopeTable:
-    """One table alone, for positions [s, b] (int64)."""
+    """Return a single table, for positions [s, b] (int64)."""
     return Rope(config, dtype).table(positions)
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    """Radians per position of each pair of the d dims that are rotated, [d/2] fp64, and the factor on cos and sin."""
+    """Radians per position for each pair of the d rotated dims, [d/2] fp64, and the factor on cos and sin."""
     dims = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64)
     frequencies = config.rotary_base ** (-dims / config.rotary_dim)
     factor = config.rope_scaling_factor
@@ -88,7 +88,7 @@ def _llama3(config: ModelConfig, frequencies: Tensor) -> Tensor:
 
 
 def _yarn(config: ModelConfig, frequencies: Tensor) -> Tensor:
-    """Keep dims that turn often within the original length, stretch those that hardly turn."""
+    """Keep dims that turn often within the original length, and stretch dims that hardly turn."""
 
     def dim_of_turns(turns: float) -> float:
         length = config.rope_original_max_position_embeddings

@@ -1,6 +1,6 @@
 """A run of consecutive layers of the transformer, with the embedding and the loss where they belong.
 
-This plain model has never heard of swapping or of pipelines: it is a chunk of layers with an input
+This plain model knows nothing of swapping or pipelines: it is a chunk of layers with an input
 and an output. Shapes as in `memo.model.layer`.
 """
 
@@ -26,13 +26,12 @@ class Microbatch:
 
     Tokens, labels and positions are int32, or int64 where memory does not matter; loss_weight is fp64.
 
-    Two orders: tokens, labels, positions and loss_weight stand in shard order, the tokens of tp rank 0 first;
-    attention_positions and documents in the order that attention sees. They differ only when layers work on
-    tiles of tokens, each of which is split over the tp ranks (memo.executor).
+    There are two orders: tokens, labels, positions and loss_weight are in shard order, with the tokens of tp rank 0
+    first; attention_positions and documents are in the order that attention sees. The orders differ only when layers
+    work on tiles of tokens, each of which is split over the tp ranks (memo.executor).
 
-    loss_weight is the weight of each token's loss: its mask divided by the unmasked tokens of the
-    global batch, so that losses and gradients of all ranks and microbatches simply add up. In an evaluation it is the
-    mask itself.
+    loss_weight is the weight of each token's loss: its mask divided by the number of unmasked tokens in the global
+    batch. So losses and gradients of all ranks and microbatches are simply summed. In an evaluation it is the mask.
     """
 
     tokens: Tensor
@@ -54,7 +53,7 @@ class Embedding(nn.Module):
         self.tokens = VocabParallelEmbedding(own["embedding.weight"], parts.tp_group, _embedding_scale(parts))
         self.positions = own.get("position_embedding.weight")
         self.hidden: Hidden | None = None
-        """Where layers are swept, takes the output section by section."""
+        """If layers are swept, takes the output section by section."""
 
     def forward(self, batch: Microbatch) -> Tensor:
         own = batch.positions.chunk(group_size(self.group))[group_rank(self.group)]
@@ -65,7 +64,7 @@ class Embedding(nn.Module):
 
 
 def _embedding_scale(parts: ModelParts) -> float:
-    """The factor on what the embedding gives, rounded as transformers does: to fp32, and then to the model's dtype."""
+    """The factor on embeddings, rounded as transformers does: to fp32, then to the model's dtype."""
     root = parts.config.hidden_size**0.5 if parts.config.scale_embeddings else 1.0
     return torch.tensor(root, dtype=torch.float32).to(parts.dtype).item()
 
@@ -73,8 +72,8 @@ def _embedding_scale(parts: ModelParts) -> float:
 class Head(nn.Module):
     """Final norm, vocabulary matrix and loss. Input [n, b, h], output the weighted loss sum of this rank.
 
-    Backward overwrites the input with its gradient. Nothing else reads it: a layer has made it for this head alone, and
-    no layer's backward needs its own output.
+    Backward overwrites the input with its gradient. This is safe because nothing else reads the input: a layer made it
+    for this head alone, and no layer's backward needs the layer's output.
     """
 
     def __init__(self, parts: ModelParts, chunk_size: int, tied_to: nn.Parameter | None) -> None:
@@ -87,7 +86,7 @@ class Head(nn.Module):
         self.norm = parts.norm(own["final_norm.weight"], own.get("final_norm.bias"))
         self.weight = parts.parameter(table) if tied_to is None else tied_to
         self.hidden: Hidden | None = None
-        """Where layers are swept, gives the input section by section."""
+        """If layers are swept, gives the input section by section."""
 
     def forward(self, x: Tensor, batch: Microbatch) -> Tensor:
         return linear_cross_entropy(x, self.weight, batch.labels, self._settings(), batch.loss_weight)
@@ -95,18 +94,18 @@ class Head(nn.Module):
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
         """Negative log-likelihood of each token, [s, b] fp32.
 
-        Logits of half a chunk exist at a time. The bytes of the other half are room for what waits beside the hidden
-        states: the batch, the losses, the normed rows of the chunk.
+        Only the logits of half a chunk exist at a time. The bytes of the other half are room for the batch, the losses
+        and the normed rows of the chunk.
         """
         return linear_cross_entropy(x, self.weight, labels, replace(self._settings(), chunk_size=self.chunk_size // 2))
 
     def losses_and_greedy_tokens(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and the likeliest next token after each token, [s, b] int64; without gradients."""
+        """Return the token losses, and the likeliest next token after each token, [s, b] int64; without gradients."""
         return losses_and_greedy_tokens(x, self.weight, labels, self._settings())
 
     def logits_of(self, x: Tensor, numbers: Tensor, count: int) -> Tensor:
-        """Logits of what follows a few tokens, [count, vocabulary] fp64; `numbers` [s, b] int64 gives such a token its
-        row, and the others -1."""
+        """Return next-token logits after selected tokens, [count, vocabulary] fp64; `numbers` [s, b] int64 is the row
+        of each selected token, and -1 for all other tokens."""
         return logits_of(x, self.weight, numbers, count, self._settings())
 
     def _settings(self) -> LossSettings:
@@ -115,7 +114,7 @@ class Head(nn.Module):
 
 
 def _in_this_pass(hidden: Hidden) -> Hidden:
-    """Outside of training steps, where nothing needs gradients, no plan is followed."""
+    """Return the hidden states for this pass; without gradients, outside of training steps, it follows no plan."""
     return hidden if torch.is_grad_enabled() else hidden.unplanned
 
 
@@ -142,7 +141,7 @@ class TransformerChunk(nn.Module):
         if parts.config.position_embedding_type == "rope":
             self.ropes = {kind.rotation: Rope(kind, parts.dtype) for kind in kinds_of(parts.config)}
         self.has_rope_by_rows = False
-        """Whether layers ask for the rows of a few tokens at a time, so that no table of all of them is made."""
+        """Whether layers request the rows of a few tokens at a time, so that no table of all tokens is made."""
         self.embedding = Embedding(parts, max_positions) if first else None
         self.layers = nn.ModuleList(make_layer(parts, index) for index in layers)
         tie = self.embedding is not None and not parts.config.untie_embeddings_and_output_weights
@@ -157,7 +156,7 @@ class TransformerChunk(nn.Module):
         return loss
 
     def hidden_states(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
-        """What leaves the last of these layers, [n, b, h]; arguments as forward's."""
+        """Return the output of the chunk's last layer, [n, b, h]; arguments as for forward."""
         if self.embedding is not None:
             hidden = self.embedding(batch)
         assert hidden is not None, "a chunk without the embedding needs the previous chunk's output"
@@ -166,7 +165,7 @@ class TransformerChunk(nn.Module):
         return hidden
 
     def contexts(self, batch: Microbatch) -> list[LayerContext]:
-        """What each layer needs to know of a microbatch; layers that rotate alike share a table."""
+        """Return the context of a microbatch for each layer; layers with the same rotation share a table."""
         by_rows = {rotation: RopeRows(rope, batch.attention_positions) for rotation, rope in self.ropes.items()}
         tables: dict[tuple[float, str], RopeRows | RopeTable] = {
             rotation: rows if self.has_rope_by_rows else rows.rows(slice(None)) for rotation, rows in by_rows.items()

@@ -116,7 +116,7 @@ class ShardedDataParallel:
 
     @torch.no_grad()
     def encode(self, fill: Callable[[ShardedParameter], None]) -> None:
-        """Set the quantized weights, one bucket at a time: `fill` sets the fp32 values of a parameter, which are zero."""
+        """Set the quantized weights, one bucket at a time: `fill` sets a parameter's fp32 values, which are zero."""
         for bucket in (each for unit in self.units for each in unit.coded):
             flat = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.device)
             self._bind(bucket, flat)

@@ -1,4 +1,4 @@
-"""The beginning of an autograd graph: hidden states that come from another stage, or from a layer with its own graph."""
+"""The beginning of an autograd graph: hidden states from another stage, or from a layer with a graph of its own."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -30,48 +30,48 @@ from memo.spec.skeleton import Layout
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A layer from the value "input" to the value "layer_output", with one operation over the sequence."""
+    """A layer from the value "input" to the value "layer_output"; one operation works on the whole sequence."""
 
     operations: tuple[Operation, ...]
 
     @cached_property
     def before(self) -> tuple[Operation, ...]:
-        """What is token-wise before attention."""
+        """The token-wise operations before attention."""
         return self.operations[: self._middle]
 
     @cached_property
     def after(self) -> tuple[Operation, ...]:
-        """What is token-wise after attention."""
+        """The token-wise operations after attention."""
         return self.operations[self._middle + 1 :]
 
     @cached_property
     def heads(self) -> Heads | None:
-        """What prepares queries, keys and values for attention; a gated delta net prepares them itself."""
+        """The operation that prepares queries, keys and values for attention; None for a gated delta net."""
         return next((operation for operation in self.operations if isinstance(operation, Heads)), None)
 
     @cached_property
     def is_linear(self) -> bool:
-        """Whether its operation over the sequence is a gated delta net."""
+        """Whether the operation over the sequence is a gated delta net."""
         return self.heads is None
 
     @cached_property
     def norms_heads(self) -> bool:
-        """Whether what a slot holds of queries and keys is not yet normed, nor rotated."""
+        """Whether a slot holds queries and keys before their norms and before RoPE."""
         return self.heads is not None and not self.heads.in_place
 
     @cached_property
     def attended(self) -> str:
-        """What a slot holds of queries, keys and values."""
+        """The value in a slot that holds queries, keys and values."""
         return self.heads.reads[0] if self.heads is not None and self.norms_heads else self.met
 
     @cached_property
     def met(self) -> str:
-        """What the operation over the sequence takes."""
+        """The value that the operation over the sequence reads."""
         return self.operations[self._middle].reads[0]
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
-        """What tp splits of each value."""
+        """For each value, the dim that tp splits."""
         made = {name: operation.layout_of(name) for operation in self.operations for name in operation.makes}
         return {"input": "tokens", **made}
 
@@ -90,7 +90,7 @@ def _mlp(x: str) -> tuple[Operation, ...]:
 
 def _gating(model: ModelConfig) -> tuple[Operation, ...]:
     norm: tuple[Operation, ...] = ()
-    if "attention_norm" in model.norms:  # again: its output is kept nowhere
+    if "attention_norm" in model.norms:  # computed twice, because its output is not kept
         norm = (Norm(("input",), ("gate_norm",), "attention_norm"),)
     return (
         *norm,
@@ -107,7 +107,7 @@ _SHARED_GATED = (
 
 
 def _experts(biased: bool, shared: bool, is_gated: bool) -> tuple[Operation, ...]:
-    """`shared`: beside experts through which all tokens run; these may have a gate."""
+    """`shared`: whether there are also experts that process all tokens; `is_gated`: whether these have a gate."""
     chosen = (
         ExpertColumn(("mlp_norm",), ("fc1", "routing"), "mlp.fc1"),
         ActivateExperts(("routing", "fc1"), ("activation",), "mlp.activate"),
@@ -171,8 +171,8 @@ def kind_of(model: ModelConfig) -> Kind:
 
 
 def _as_trained(model: ModelConfig, operations: tuple[Operation, ...]) -> Kind:
-    """Of matrices, whose inputs are not needed where they are frozen; those of experts make their router's scores
-    again."""
+    """Mark frozen matrices, whose backward needs no input. The experts' first matrix is not marked, because its
+    backward computes the router's scores again from the input."""
     if trains_all(model):
         return Kind(operations)
     trained = {
@@ -184,5 +184,5 @@ def _as_trained(model: ModelConfig, operations: tuple[Operation, ...]) -> Kind:
 
 
 def _norm(model: ModelConfig, x: str, name: str) -> tuple[tuple[Operation, ...], str]:
-    """The norm of `x`, if the model's layers have the one of this name; and the value that is read in its place."""
+    """The norm of `x` if the model's layers have a norm of this name, and the value that later operations read."""
     return ((Norm((x,), (name,), name),), name) if name in model.norms else ((), x)

@@ -1,7 +1,7 @@
-"""The operations that layers consist of: what each reads and makes, and what its backward needs of that.
+"""The operations that layers consist of: the values that each reads and makes, and those that its backward needs.
 
-Values have names. What a walk (memo.program.walk) must know of an operation stands in its attributes; what it computes,
-requests and costs is told by the machines that run it.
+Values have names. An operation's attributes hold all that a walk (memo.program.walk) must know. The machines that run
+an operation know what it computes, which memory it requests and what it costs.
 """
 
 from dataclasses import dataclass, field
@@ -14,18 +14,18 @@ from memo.spec.skeleton import Layout
 class Operation:
     """Attributes:
     reads, makes: names of values.
-    module: the path, within a layer, of the module that has its weights.
-    frozen: whether its matrices are not trained, nor adapters beside them, so that their backward needs no input.
-    token_wise: whether it may run on any range of tokens by itself.
-    layout: what tensor parallelism splits of what it makes: tokens, or heads, which is the width, or nothing (whole).
-    gathers: whether it needs all tokens of what it reads, which tensor-parallel ranks share.
-    scatters: whether its results are summed over tensor-parallel ranks, each of which keeps the sums of its tokens.
+    module: path, within a layer, of the module that has its weights.
+    frozen: whether neither its matrices nor their adapters are trained, so that its backward needs no input.
+    token_wise: whether it can run on any range of tokens independently.
+    layout: the dim of its output that tp splits: "tokens", "heads" (the width), or "whole" (not split).
+    gathers: whether it needs all tokens of its input, which tp ranks share.
+    scatters: whether its results are summed over tp ranks, each of which keeps the sums of its tokens.
     replays: whether its backward runs its forward again, under a graph of its own, whatever is kept.
-    has_place: whether it writes what it makes straight to where it is kept.
-    is_sum: whether the gradient of what it makes is that of each value that it reads.
-    takes_sums: whether one kernel does the same to a sum that is made just before, and makes that as well.
-    recalled: what it makes that is kept in any case; where it runs again, and in backward, it takes this instead.
-    takes: what it reads that no gradient goes to.
+    has_place: whether it writes its output straight to the slot.
+    is_sum: whether the gradient of its output is also the gradient of each of its inputs.
+    takes_sums: whether one kernel can compute the sum just before it together with it.
+    recalled: outputs that are always kept; recomputation and backward read them instead of making them again.
+    takes: values that it reads, and that get no gradient.
     """
 
     reads: tuple[str, ...]
@@ -45,12 +45,12 @@ class Operation:
     takes: ClassVar[tuple[str, ...]] = ()
 
     def layout_of(self, name: str) -> Layout:
-        """What tensor parallelism splits of one value that it makes."""
+        """The dim that tp splits of one of its outputs."""
         return self.layout
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The values that its backward takes; one that replays has them in its graph."""
+        """The values that its backward reads; an operation that replays has them in its graph."""
         return () if self.replays or self.is_sum or self.frozen else self.reads
 
 
@@ -69,26 +69,26 @@ class Add(Operation):
 
 
 class Column(Operation):
-    """A matrix whose outputs are split over tp, behind a gather of its input's tokens."""
+    """A column-parallel matrix: gathers the tokens of its input; its outputs are split over tp."""
 
     gathers = has_place = True
 
 
 class Row(Operation):
-    """A matrix whose inputs are split over tp, before a sum over tp that leaves each rank its tokens."""
+    """A row-parallel matrix: its inputs are split over tp; a reduce-scatter leaves each rank its own tokens."""
 
     layout = "tokens"
     scatters = True
 
 
 class Activate(Operation):
-    """The activation of an MLP; of a gated one, from gate and up."""
+    """The activation of an MLP; in a gated MLP its input holds gate and up."""
 
     replays = True
 
 
 class Scores(Column):
-    """A matrix whose outputs are few: each rank of tp has all of them, and a part of their gradients."""
+    """A matrix with few outputs: each tp rank has all of them, and a part of their gradients."""
 
     layout = "whole"
 
@@ -100,7 +100,7 @@ class ActivateScored(Activate):
 class ExpertColumn(Column):
     """The router, and the first matrix of the experts that it chooses for each token (memo.parallel.experts).
 
-    The choice is made once: rounding in another place might change it.
+    Experts are chosen once, in forward: recomputed scores might round differently and choose others.
     """
 
     recalled = ("routing",)
@@ -116,7 +116,7 @@ class ActivateExperts(Activate):
 class ExpertRow(Row):
     """The second matrix of the experts, and the sum over the rows of a token.
 
-    Where it has biases, a token takes them by the weights of its experts, and reads its routing.
+    With biases it also reads the routing, because a token's biases are weighted like its experts.
     """
 
     @property
@@ -130,9 +130,9 @@ class ExpertRow(Row):
 
 @dataclass(frozen=True, eq=False)
 class Heads(Operation):
-    """q, k and v as attention takes them: norms of q and k if `normed`, then RoPE if the model has it.
+    """Makes q, k and v for attention: norms of q and k if `normed`, then RoPE if the model has it.
 
-    Without norms they are parts of the value that it reads, rotated where that lies.
+    Without norms, q, k and v are parts of the input, rotated in place.
     """
 
     normed: bool = False
@@ -155,7 +155,7 @@ class DeltaNet(Operation):
 
 
 class Gate(Operation):
-    """What attention gives, times a gate of as many channels."""
+    """The output of attention, times a gate with the same number of channels."""
 
     replays = True
 
@@ -163,8 +163,8 @@ class Gate(Operation):
 class Opaque(Operation):
     """One half of a custom layer (memo.spec.custom_layer): `module` is a method of the layer.
 
-    Its backward runs it again under a graph of its own. It makes one value, and then the outputs of those of its
-    matrices that find them in the slot when it runs again.
+    Its backward runs it again under a graph of its own. Its first output is the half's result; the rest are outputs of
+    matrices, which read them from the slot when the half runs again.
     """
 
     has_place = True

@@ -1,14 +1,14 @@
-"""The steps in which a run of token-wise operations goes forward, is rebuilt, and goes backward, on one tile of tokens.
+"""The steps of forward, recomputation and backward of token-wise operations, on one tile of tokens.
 
-The one place that decides what must be rebuilt, in which order operations and messages over tp follow each other, and
-when a value dies. Steps are data; a machine runs them.
+Only this file decides which values are recomputed, in which order operations and messages over tp run, and when a value
+is freed. Steps are data; a machine runs them.
 
-    forward    operations in their order; what is to be kept is copied to the slot once it exists
-    backward   first what backward needs and was not kept, and what replays; then operations in reverse order
+    forward    operations in their order; a value that is to be kept is copied to the slot once it exists
+    backward   first recomputes values that were not kept, and replays; then the backwards in reverse order
 
-A message is issued as soon as its source exists, in the order in which the messages are first waited for, because those
-of a group run one after another. A value is freed after the last step that uses it: the source of a message after the
-first step that waits for the message, what a graph holds after the step that uses up the graph.
+Messages of a group run one after another. So a message is issued as soon as its source exists, in the order in which
+steps first wait for messages. A value is freed after the last step that uses it. The source of a message is freed after
+the first step that waits for the message, and the values that a graph holds after the step that uses up the graph.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,14 +27,14 @@ class Step:
 
     Attributes:
         do: forward, replay (forward under a graph) or backward of `operation`; gather over tp; keep: copy to the slot.
-        reads, makes: names of values, and by the functions below of their gradients, graphs, and gathered tokens. A
-            backward reads the gradients of what the operation makes, the same gathered where it scatters, its graph
-            where it replays, and what it needs.
-        total: the operation that makes a sum just before, which the same kernel does.
-        adds_to: of a backward: a gradient of what it reads that exists already, to which it adds.
-        place: of such a backward: the value from outside of the walk whose gradient the sum is.
-        holds: names that must live until the step is over, though it does not take them.
-        frees: names that nothing uses after the step.
+        reads, makes: names of values, or of gradients, graphs and gathered values as the functions below name them.
+            A backward reads, in this order: the gradients of the operation's outputs; the same gathered, if it
+            scatters; its graph, if it replays; the values that it needs.
+        total: the sum just before `operation` that the same kernel computes; None: there is none.
+        adds_to: in a backward: the gradient of an input that exists already, to which it adds.
+        place: in a backward with `adds_to`: the value from outside of the walk whose gradient the sum is.
+        holds: names that must stay alive until the step ends, though the step does not read them.
+        frees: names that no later step uses.
     """
 
     do: Literal["forward", "replay", "backward", "gather", "keep"]
@@ -50,17 +50,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Backward:
-    """The steps of a backward, and by value from outside of the walk the name of its gradient after them."""
+    """The steps of a backward, and for each value from outside of the walk the name of its gradient at the end."""
 
     steps: tuple[Step, ...]
     gradients: dict[str, str]
 
 
 class Machine:
-    """Runs steps; a subclass has a method for each way in which a step does something.
+    """Runs steps; a subclass has a method for each value of `Step.do`.
 
     Attributes:
-        live: by name, what exists, in whatever form the machine gives it.
+        live: the existing values by name, in the form that the machine gives them.
     """
 
     def __init__(self, live: dict[str, Any]) -> None:
@@ -93,9 +93,9 @@ def gathered(name: str) -> str:
 def forward(
     operations: tuple[Operation, ...], targets: frozenset[str], kept: frozenset[str], again: bool = False
 ) -> tuple[Step, ...]:
-    """The steps that make `targets`, of values from outside of `operations`; what is `kept` goes to the slot.
+    """Return the steps that make `targets` from values outside of `operations`; `kept` values go to the slot.
 
-    `again`: where the slot has all that is kept in any case.
+    `again`: whether this is a recomputation, when the slot holds all recalled values.
     """
     steps = []
     for operation, total in _with_sums(_needed(operations, targets)):
@@ -116,7 +116,7 @@ def _needed(operations: Sequence[Operation], targets: Collection[str]) -> list[O
 
 
 def _with_sums(operations: Sequence[Operation]) -> Iterator[tuple[Operation, Operation | None]]:
-    """Each operation, with the one before it if that makes the sum that it takes."""
+    """Yield each operation, with the sum before it if one kernel computes both."""
     for index, operation in enumerate(operations):
         before = operations[index - 1] if index else None
         after = operations[index + 1] if index + 1 < len(operations) else None
@@ -139,9 +139,10 @@ def _forward(operation: Operation, total: Operation | None = None, again: bool =
 
 @lru_cache(maxsize=4096)
 def backward(operations: tuple[Operation, ...], kept: frozenset[str], incoming: frozenset[str]) -> Backward:
-    """The steps from the gradients of `incoming` values to those of all values from outside, where so much is `kept`.
+    """Return the steps from the gradients of `incoming` values to those of all values from outside; `kept`: the values
+    in the slot.
 
-    To a given gradient of a value from outside, what these operations give is added.
+    If a value from outside is itself in `incoming`, the operations' gradients are added to its gradient.
     """
     again = rebuilt(operations, kept)
     steps = []
@@ -167,7 +168,7 @@ def backward(operations: tuple[Operation, ...], kept: frozenset[str], incoming: 
 
 
 def _backward(operation: Operation, given: Sequence[str], gradients: dict[str, str]) -> Step:
-    """`given`: the gradients of what it makes; `gradients`: all that there are, by value."""
+    """`given`: the gradients of the operation's outputs; `gradients`: all existing gradients, by value."""
     reads, holds = [*given], list[str]()
     if operation.scatters:
         reads += map(gathered, given)
@@ -183,13 +184,15 @@ def _backward(operation: Operation, given: Sequence[str], gradients: dict[str, s
 
 
 def _sum_with(exists: str, added: str) -> str:
-    """The name of a gradient to which one more is added; `exists` may be of another value, through a sum."""
+    """The name of a gradient after an addition to it; through a sum, `exists` may be the gradient of another value."""
     return f"sum with {exists}" if exists.endswith(added) else added
 
 
 def rebuilt(operations: Sequence[Operation], kept: Collection[str]) -> set[Operation]:
-    """The operations whose forward runs again in backward, besides those that replay: what they make was not kept, and
-    is needed, by a backward or to make something else again."""
+    """Return the operations whose forward runs again in backward, besides those that replay.
+
+    Their outputs were not kept, and a backward or another recomputation needs them.
+    """
     maker = {name: operation for operation in operations for name in operation.makes}
     again: set[Operation] = set()
 
