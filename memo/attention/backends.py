@@ -1,13 +1,13 @@
 """The attention kernels behind one small interface.
 
 Legend: b batch, n query heads, n_kv key/value heads (a divisor of n), s_q and s_k tokens, d head dim, t
-packed tokens. Kernels work on [b, n, s, d] and may be given strided views whose last dim is contiguous. They
-return the natural log-sum-exp of the scaled scores beside the output; from a *global* output and log-sum-exp,
-the backward of any block of the score matrix gives that block's exact share of the gradients. No kernel is
-ever given a mask tensor.
+packed tokens. Kernels work on [b, n, s, d] and accept strided views whose last dim is contiguous. They
+return the output and the natural log-sum-exp of the scaled scores; from a *global* output and log-sum-exp,
+the backward of any block of the score matrix gives that block's exact share of the gradients. No kernel
+gets a mask tensor.
 
-A forward may be given `out`, a view into which its output must be written. Kernels that accept an output write there;
-the results of others are copied (`placed`). In both cases `out` is what is returned.
+A forward may get `out`, a view into which its output must be written. Kernels that accept an output write there; the
+results of all other kernels are copied (`placed`). In both cases the forward returns `out`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memo_kernels.merge import reference as merge
 
 
 class Saved(NamedTuple):
-    """What a forward keeps for its backward: its inputs, its output and its log-sum-exp."""
+    """The tensors that a forward keeps for its backward: its inputs, its output and its log-sum-exp."""
 
     q: Tensor
     k: Tensor
@@ -35,7 +35,7 @@ class Saved(NamedTuple):
 
 
 class AttentionBackend(ABC):
-    """Attention of one block: full, or causal over the same tokens on both sides (then s_q == s_k)."""
+    """Attention over one block: full, or causal over the same tokens on both sides (then s_q == s_k)."""
 
     name: str
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None] = staticmethod(merge.merge_)
@@ -101,20 +101,20 @@ class CpuFlash(AttentionBackend):
         return dq, dk, dv
 
 
-@lru_cache(maxsize=64)  # every layer of a step needs the same ones, and making them is a copy to the device
+@lru_cache(maxsize=64)  # every layer of a step needs the same boundaries, and making them is a copy to the device
 def boundaries_on(cu_seqlens: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
     """Boundaries as an int32 tensor on the device, and the longest document."""
     return numbers_on(cu_seqlens, device), max(stop - start for start, stop in pairwise(cu_seqlens))
 
 
 def numbers_on(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """An int32 tensor on the device; from pageable memory the host would wait for the copy."""
+    """Return an int32 tensor on the device. It is copied from pinned memory, so that the host need not wait."""
     found = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
     return found.to(device, non_blocking=True)
 
 
 def placed(found: Tensor, out: Tensor | None) -> Tensor:
-    """The output of a kernel that does not accept one, copied to ``out`` if that is given."""
+    """Return the output of a kernel that does not accept ``out``, copied to ``out`` if that is given."""
     return found if out is None else out.copy_(found)
 
 

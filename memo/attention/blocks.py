@@ -1,8 +1,8 @@
-"""Which rectangles of the score matrix causal attention inside documents needs (pure Python).
+"""Cuts the score matrix of causal attention inside documents into blocks that kernels accept (pure Python).
 
-The queries of a rank may be several chunks of the sequence, and the keys others. Kernels accept only two shapes: a full
-rectangle, and a causal square, whose rows and columns are the same tokens and of which the lower triangle counts. This
-module cuts any two lists of chunks into as few of them as possible:
+A rank's queries and its keys may be different lists of chunks of the sequence. Kernels accept only two shapes: a full
+rectangle, and a causal square, whose rows and columns are the same tokens and whose lower triangle counts. This module
+cuts the scores of two lists of chunks into as few blocks as possible:
 
             k: doc 0    doc 1
     q doc 0   \\ .         .         \\ = causal square
@@ -10,8 +10,8 @@ module cuts any two lists of chunks into as few of them as possible:
     q doc 1   .          # \\
 
 Under a sliding window (memo.spec.window) the tokens of a document are cut into strips as long as the window. Queries
-attend to the keys of their own strip, and to the later keys of the strip before it: of that square the upper triangle
-counts, which is a causal one if both sides are taken in reverse order ("flipped").
+attend to the keys of their own strip, and to the later keys of the strip before it. In that second square the upper
+triangle counts; it becomes a causal square if the tokens of both sides are taken in reverse order ("flipped").
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Chunk(NamedTuple):
 class ScoreBlock(NamedTuple):
     """Local q rows [q_start, q_stop) x local k rows [k_start, k_stop), for one batch row, or for all (None).
 
-    ``causal`` means as many tokens on both sides, of which the lower triangle counts. They are the same ones, unless
-    both sides are ``flipped``: taken in reverse order, so that the upper triangle counts.
+    ``causal``: both sides have the same number of tokens, and only the lower triangle counts; the tokens are the same
+    on both sides unless ``flipped``. ``flipped``: both sides are taken in reverse order, so the upper triangle counts.
     """
 
     batch: int | None
@@ -61,7 +61,7 @@ class ScoreBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """Blocks of scores, each score once, and the window that they are made for; None: of all earlier tokens."""
+    """Blocks that cover each score once, and the window that they are made for; None: all earlier tokens."""
 
     blocks: tuple[ScoreBlock, ...]
     window: int | None = None
@@ -81,10 +81,10 @@ class _Span(NamedTuple):
 def attention_blocks(
     q_chunks: tuple[Chunk, ...], k_chunks: tuple[Chunk, ...], documents: Documents | None, window: int | None = None
 ) -> Scores:
-    """Every block that the queries in ``q_chunks`` need of the keys in ``k_chunks``, each score once.
+    """Return the blocks for the queries in ``q_chunks`` and the keys in ``k_chunks``; they cover each score once.
 
-    ``documents`` holds one tuple of boundaries per batch row; None means that each row is a single document. With a
-    ``window`` a query attends to so many tokens at most, itself included.
+    ``documents`` holds one tuple of boundaries per batch row; None means that each row is a single document. A query
+    attends to at most ``window`` tokens, itself included.
     """
     q_chunks, k_chunks = coalesce(q_chunks), coalesce(k_chunks)
     rows: Iterable[tuple[int | None, tuple[int, ...] | None]] = enumerate(documents or ())
@@ -120,20 +120,20 @@ def cut_keys(scores: Scores, most_keys: int) -> Scores:
 
 
 def demanding_packings(seq_length: int, batch: int, call_tokens: int) -> tuple[Documents, ...]:
-    """Packings of `batch` rows under which attention asks for most memory: one of them for as much as any packing.
+    """Packings of `batch` rows, one of which makes attention request as much memory as any packing does.
 
-    `call_tokens`: the most tokens of a causal square of one rank. The packings are:
+    `call_tokens`: the maximum number of tokens in a causal square of one rank. The packings, and the reason for each:
 
-      one document            the most queries and keys in a call, and the most sums of dq of a deterministic
-                              FlashAttention 2, which are fewer for more documents
-      a short one, then one   what the kernel gives for the long one lies beside the gradients that it is added to, and
-      of all else             beside what it gave for the short one
-      as many as one call     each document has rows of its own in the workspace, which are rounded up
-      takes
+      one document            the most queries and keys in a call, and the most sums of dq in a deterministic
+                              FlashAttention 2, which needs fewer for more documents
+      a short document, then  the kernel's gradients for the long document are alive together with the sums to which
+      a long one              they are added, and with the gradients for the short document
+      as many documents as    each document has rows of its own in the workspace, which are rounded up
+      one call takes
 
-    The short one has 64 tokens where samples are long, because not every kernel is known to accept 1; so the long one
-    of another packing may be 0.1 % longer. With several ranks in a ring, calls for other packings may lie in memory in
-    another order, and need a little more.
+    The short document has 64 tokens if samples are long, because not every kernel is known to accept 1 token. So the
+    long document of a real packing may be 0.1 % longer. With several ranks in a ring, the calls of other packings may
+    allocate in a different order, and need a little more memory.
     """
     short = max(1, min(64, seq_length // 1024))
     of_a_call = range(0, seq_length, -(-call_tokens // MOST_DOCUMENTS))
@@ -168,7 +168,7 @@ def _parts(block: ScoreBlock, most_tokens: int) -> Iterator[ScoreBlock]:
 def grouped(
     blocks: Iterable[ScoreBlock], continues: Callable[[list[ScoreBlock], ScoreBlock], bool]
 ) -> Iterator[list[ScoreBlock]]:
-    """Groups of consecutive blocks: a block that does not continue the last group begins another one."""
+    """Group consecutive blocks: a block that does not continue the last group begins a new group."""
     group: list[ScoreBlock] = []
     for block in blocks:
         if group and not continues(group, block):
@@ -180,8 +180,8 @@ def grouped(
 
 
 def strips(scores: Scores, most_tokens: int) -> Iterator[list[ScoreBlock]]:
-    """Blocks of a window in groups that one kernel call takes (memo.spec.window): squares alike at equal distances, as
-    a window makes them. Each rectangle is a group."""
+    """Group the blocks of a window for kernel calls (memo.spec.window): equal squares at equal distances form a group,
+    and each rectangle is a group of its own."""
     for alike in grouped(scores.blocks, _continues):
         rest = iter(alike)
         for number in strips_of_calls(len(alike), max(scores.window or 1, step_of(alike)), most_tokens):
@@ -189,7 +189,7 @@ def strips(scores: Scores, most_tokens: int) -> Iterator[list[ScoreBlock]]:
 
 
 def step_of(group: list[ScoreBlock]) -> int:
-    """Tokens from the beginning of one square of a group to that of the next; 1 if it is alone."""
+    """Tokens from the beginning of one square of a group to the beginning of the next; 1 for a single square."""
     return group[1].q_start - group[0].q_start if len(group) > 1 else 1
 
 
@@ -220,7 +220,7 @@ def _row_blocks(
 
 
 def _is_monotone(chunks: tuple[Chunk, ...]) -> bool:
-    """Whether local rows are consecutive and in the order of the positions (a zigzag pair's are)."""
+    """Whether local rows are consecutive and in the order of positions, as those of a zigzag pair are."""
     return all(a.stop <= b.start and a.row + a.length == b.row for a, b in pairwise(chunks))
 
 
@@ -264,16 +264,16 @@ def _pair_blocks(
 
 
 _Piece = tuple[_Span, _Span, bool, bool]
-"""Positions of queries and keys, whether they are a square of which a triangle counts, and whether it is flipped."""
+"""Positions of queries and of keys, whether the block is causal, and whether it is flipped."""
 
 
 def _triangle(rows: _Span, columns: _Span) -> Iterator[_Piece]:
-    """Every query with all keys that are not after it."""
+    """Pieces for every query with all keys that are not after it."""
     # Keys before the first query: every query attends to them.
     before = _Span(columns.start, min(columns.stop, rows.start))
     if before.start < before.stop:
         yield rows, before, False, False
-    # The tokens on both sides, and the queries after all of them; no query attends to later keys.
+    # The tokens on both sides, then the queries after these tokens; no query attends to later keys.
     shared = _Span(max(rows.start, columns.start), min(rows.stop, columns.stop))
     if shared.start < shared.stop:
         yield shared, shared, True, False
@@ -282,9 +282,9 @@ def _triangle(rows: _Span, columns: _Span) -> Iterator[_Piece]:
 
 
 def _band(origin: int, rows: _Span, columns: _Span, window: int) -> Iterator[_Piece]:
-    """Every query with the last `window` tokens, itself included; strips begin at `origin`."""
+    """Pieces for every query with the last `window` tokens, itself included; strips begin at `origin`."""
     first, last = (rows.start - origin) // window, (rows.stop - 1 - origin) // window
-    # No query is further than a strip from its keys.
+    # A query's keys lie in its own strip or in the strip before it.
     first = max(first, (columns.start - origin) // window)
     last = min(last, (columns.stop - 1 - origin) // window + 1)
     for start in range(origin + first * window, origin + last * window + 1, window):
@@ -298,8 +298,8 @@ def _band(origin: int, rows: _Span, columns: _Span, window: int) -> Iterator[_Pi
 
 
 def _upper_triangle(queries: _Span, keys: _Span, window: int) -> Iterator[_Piece]:
-    """Queries of one strip with keys of the strip before it: those that lie less than `window` tokens back."""
-    reach = _Span(keys.start + window, keys.stop + window)  # the first queries that keys are too far from
+    """Pieces for queries of one strip with keys of the strip before it that are less than `window` tokens back."""
+    reach = _Span(keys.start + window, keys.stop + window)  # for each key, the first query that is too far from it
     early = _Span(queries.start, min(queries.stop, reach.start))
     if early.start < early.stop:
         yield early, keys, False, False

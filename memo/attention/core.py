@@ -3,8 +3,8 @@
 Legend: s tokens, b batch, n query heads, n_kv key/value heads, d head dim. Arguments and results have Megatron's layout
 [s, b, n, d]; kernels get permuted views [b, n, s, d].
 
-Blocks of the same queries are merged by their log-sum-exps (memo_kernels.merge). Blocks whose tensors would reach too
-far for a kernel are cut (memo.spec.reach); no other rounds differently for it.
+Blocks of the same queries are merged by their log-sum-exps (memo_kernels.merge). Blocks whose tensors exceed 32-bit
+indices of a kernel are cut (memo.spec.reach); this does not change the rounding of other blocks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def attend(
 
     ``scores`` must give every query at least one key. lse is fp32, or fp64 for fp64 inputs. Results may be strided, so
     that a single block that covers everything needs no copy. ``out`` and ``lse``, if given, are overwritten, and all
-    that is allocated besides is freed; the last dim of ``out`` must be contiguous.
+    other memory is freed; the last dim of ``out`` must be contiguous.
     """
     scores = cut_within(scores, _most_tokens(q, k, v))
     if lse is None and _is_whole(scores, q, k):
@@ -47,7 +47,7 @@ def attend(
         merger = OutputMerger(q, out, lse)
         merger.add(backend, q, k, v, scores, scale)
         return merger.result()
-    # Nothing is merged. A window leaves nothing out of these squares, so that they are documents like any others.
+    # Nothing is merged. These squares are no longer than the window, so they are treated as plain documents.
     out = empty_out(q) if out is None else out
     lse = empty_lse(q) if lse is None else lse
     calls = _calls(backend, Scores(scores.blocks), q, k, v)
@@ -79,7 +79,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of attend: grad_out [s_q, b, n, d] and its inputs and results -> dq, dk, dv in q's dtype.
 
-    ``grads``, if given, are zeros of this dtype, which become the gradients; all that is allocated besides is freed.
+    ``grads``, if given, are zeros of this dtype, which become the gradients; all other memory is freed.
     """
     q, k, v, out, lse = saved
     scores = cut_within(scores, _most_tokens(q, k, v, out, grad_out))
@@ -136,7 +136,7 @@ class GradSums(NamedTuple):
 
     @classmethod
     def zeros(cls, saved: Saved, dtype: torch.dtype) -> GradSums:
-        """The sums of nothing yet, for q, k and v of ``saved``."""
+        """Sums that begin with zeros, for q, k and v of ``saved``."""
         return cls(*(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in saved[:3]))
 
     def add(self, backend: AttentionBackend, grad_out: Tensor, saved: Saved, scores: Scores, scale: float) -> None:
@@ -157,7 +157,7 @@ Index = tuple[slice, slice, slice]
 
 
 class _Call(NamedTuple):
-    """One kernel call: the indices of its [b, n, s] on each side, and ``cu_seqlens`` if it has several documents."""
+    """One kernel call: its indices into [b, n, s] on each side, and ``cu_seqlens`` if it has several documents."""
 
     q: Index
     k: Index
@@ -165,11 +165,11 @@ class _Call(NamedTuple):
     cu_seqlens: tuple[int, ...] | None
 
     def queries(self, x: Tensor) -> Tensor:
-        """The part of q, or of a tensor with as many tokens, that the call takes."""
+        """The part of q, or of a tensor with q's tokens, that the call reads."""
         return x[self.q]
 
     def keys(self, x: Tensor) -> Tensor:
-        """The part of k or v that the call takes."""
+        """The part of k or v that the call reads."""
         return x[self.k]
 
     def forward(
@@ -195,11 +195,11 @@ class _Call(NamedTuple):
 
 
 class _Strips(NamedTuple):
-    """One kernel call for several causal squares alike, which are its sequences; parts as of _Call.
+    """One kernel call for several equal causal squares, each a sequence of the call; methods as for _Call.
 
     Attributes:
-        first: the first square, of one row of the batch.
-        number: of squares, whose queries and keys both begin `step` tokens after those of the square before.
+        first: the first square, in one row of the batch.
+        number: number of squares; queries and keys of a square begin `step` tokens after those of the square before.
     """
 
     first: ScoreBlock
@@ -238,11 +238,11 @@ class _Strips(NamedTuple):
 
 def _calls(backend: AttentionBackend, scores: Scores, *tensors: Tensor) -> Iterator[_Call | _Strips]:
     """The kernel calls for ``scores``: one for each block, or one for consecutive documents if the backend accepts
-    them, or one for strips alike of a window.
+    them, or one for equal strips of a window.
 
-    ``tensors`` [s, b, heads, d] are what the calls take parts of; no part reaches further than a kernel may. Where all
-    are documents, one that has no neighbour in its call goes the way of the others: FlashAttention's forward for
-    sequences of one length may split its keys, which rounds otherwise, and takes memory for the parts.
+    ``tensors`` [s, b, heads, d] are the tensors that the calls read parts of; no part exceeds 32-bit indices of a
+    kernel. If all blocks are documents, a document that is alone in its call also runs as a packed one.
+    FlashAttention's forward for sequences of one length may split keys, which rounds differently and takes memory.
     """
     most, num_batch = _most_tokens(*tensors), tensors[0].shape[1]
     scores = cut_within(scores, most)
@@ -284,10 +284,10 @@ def _runs(blocks: Sequence[ScoreBlock], most_tokens: int) -> Iterator[list[Score
 
 
 def _most_tokens(*tensors: Tensor) -> int:
-    """Tokens that a call may take of q, k, v and others [s, b, heads, d].
+    """Maximum number of tokens in a call with q, k, v and other tensors [s, b, heads, d].
 
-    In most layouts q, k and v are views of one tensor, whose rows hold the heads of all three. Rows count as long where
-    they are copies of their own, too, so that they are cut alike.
+    In most layouts q, k and v are views of one tensor, whose rows hold the heads of all three. Separate tensors count
+    as if they had these long rows, so that blocks are cut in the same way.
     """
     q, k = tensors[:2]
     fused = q.shape[1] * (q.shape[2] + 2 * k.shape[2]) * q.shape[3]
@@ -295,12 +295,12 @@ def _most_tokens(*tensors: Tensor) -> int:
 
 
 def _sum_dtype(scores: Scores, x: Tensor) -> torch.dtype:
-    """The dtype of sums: causal squares share no token, so if there is nothing else each sum has only one term."""
+    """The dtype of sums; that of x if all blocks are causal squares, which share no token: each sum has one term."""
     return x.dtype if _are_apart(scores) else wide_dtype(x.dtype)
 
 
 def _are_apart(scores: Scores) -> bool:
-    """Whether all are causal squares of the same tokens on both sides."""
+    """Whether all blocks are causal squares of the same tokens on both sides."""
     return all(block.causal and not block.flipped for block in scores.blocks)
 
 

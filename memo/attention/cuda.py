@@ -1,7 +1,7 @@
 """torch's own CUDA kernels behind the interface of backends.py, without dropout and without masks.
 
-Legend as in backends.py. All accept fp16 and bf16 and head dims that are multiples of 8. Kernels assume that the
-log-sum-exp is contiguous, so slices of a global one are copied first (1 / d of the size of the output).
+Legend as in backends.py. All backends accept fp16 and bf16 and head dims that are multiples of 8. Kernels assume that
+the log-sum-exp is contiguous, so slices of a global log-sum-exp are copied first (1 / d of the size of the output).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _NO_DROPOUT = 0.0
 class CudnnSdpa(AttentionBackend):
     """cuDNN's fused attention through aten. Its backward is not deterministic, and it does not accept an output.
 
-    It refuses one query with one key ("s_q = s_kv = 1 is not supported", torch 2.11 on an H200), such as a packed
-    document of one token is: FlashAttention computes these.
+    It refuses one query with one key ("s_q = s_kv = 1 is not supported", torch 2.11 on an H200), as in a packed
+    document of one token: FlashAttention computes these blocks.
     """
 
     name = "cudnn"

@@ -1,9 +1,9 @@
 """The kernels of gated delta nets (--delta-backend): torch's operations, or those of flash-linear-attention.
 
 The package fla-core (Yang and Zhang, https://github.com/fla-org/flash-linear-attention) has the convolution and the
-rule in Triton, forward and backward, on tensor cores: products are of numbers in the model's dtype, sums and S in fp32.
-Documents begin chunks of their own, so that none reads what another has written. Only here is it imported, when a net
-is to use it.
+rule in Triton, forward and backward, on tensor cores: factors are in the model's dtype, sums and S in fp32. Each
+document begins a new chunk, so that no document affects another. Only this file imports the package, and only when a
+net uses it.
 
 Legend as in memo.attention.delta_rule; D documents of a group of tokens.
 """
@@ -29,13 +29,13 @@ from memo.errors import ConfigError
 from memo.spec.delta import FLA_CHUNK, FLA_DOCUMENTS, TAPS, group_tokens
 
 _FIRST_VERSION = (0, 6, 0)
-"""Of fla-core: what it computes and allocates was read and tried in this one."""
+"""The first version of fla-core that is accepted; its results and its memory were checked in this version."""
 _MOST_HEAD_DIM = 256
-"""It holds the matrix of a head in four parts of 64 rows (fla/ops/common/chunk_delta_h.py)."""
+"""fla-core holds the matrix of a head in four parts of 64 rows (fla/ops/common/chunk_delta_h.py)."""
 _HOPPER = 9
 _WRONG_ON_HOPPER = ((3, 4, 0), (3, 7, 1))
-"""From the first version of Triton to below the second fla-core refuses a backward on Hopper, unless tilelang is there
-(fla/ops/common/chunk_o.py, chunk_bwd_dqkwg; fla-org/flash-linear-attention, issue 640)."""
+"""With Triton from the first version to below the second, fla-core refuses a backward on Hopper, unless tilelang is
+installed (fla/ops/common/chunk_o.py, chunk_bwd_dqkwg; fla-org/flash-linear-attention, issue 640)."""
 _TUNED_TOKENS = 4096
 """Enough to fill a GPU with chunks of one head."""
 
@@ -43,11 +43,11 @@ _TUNED_TOKENS = 4096
 def choose_delta(
     name: str, device_type: str, dtype: torch.dtype, head_dim: int, capability: tuple[int, int] | None = None
 ) -> AttentionChoice:
-    """The kernels for `name` (auto, torch or fla) on `device_type`, and the reason for them.
+    """Choose the kernels for `name` (auto, torch or fla) on `device_type`, and give the reason.
 
-    "auto" is fla where it can run. `capability` defaults to that of the current device.
+    "auto" is fla if it can run. `capability` defaults to that of the current device.
 
-    Raises ConfigError for fla where it cannot run.
+    Raises ConfigError for fla if it cannot run.
     """
     if device_type == "cpu" and name != "fla":
         return AttentionChoice("torch", "the one rule of this device")
@@ -62,7 +62,7 @@ def choose_delta(
 
 
 def select_delta(name: str) -> type[DeltaNet]:
-    """The nets that are computed by the kernels of this name, which `choose_delta` gave; "auto" is torch's."""
+    """Return the DeltaNet that uses the kernels of this name, as `choose_delta` gave it; "auto" is torch's."""
     if name != "fla":
         return DeltaNet
     _fla()
@@ -71,8 +71,10 @@ def select_delta(name: str) -> type[DeltaNet]:
 
 @cache
 def tune(heads: int, key_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, packed: bool) -> None:
-    """Let fla choose among its kernels for nets of so many heads, before memory is recorded or full: it times each one
-    at the first call, which takes seconds and 256 MB."""
+    """Let fla choose among its kernels for nets of this size, before memory is recorded or full.
+
+    fla times each kernel at the first call, which takes seconds and 256 MB.
+    """
     channels, length = (heads + 2 * key_heads) * head_dim, min(group_tokens(heads, 1), _TUNED_TOKENS)
     mixed = torch.zeros(length, 1, channels + 2 * heads, dtype=dtype, device=device)
     net = FlaDeltaNet(mixed.new_zeros(channels, TAPS), mixed.new_zeros(heads), mixed.new_zeros(heads), head_dim)
@@ -84,7 +86,7 @@ def tune(heads: int, key_heads: int, head_dim: int, dtype: torch.dtype, device: 
 
 
 def _problem(device_type: str, dtype: torch.dtype, head_dim: int, capability: tuple[int, int] | None) -> str | None:
-    """Why fla cannot run, and what to do about it."""
+    """Return why fla cannot run, with the remedy; None if it can."""
     version, triton = _version("fla-core"), _version("triton")
     if device_type != "cuda":
         return f"the device is {device_type!r}: use --device cuda"
@@ -122,7 +124,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 @cache
 def _fla() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The convolution and the rule."""
+    """Import fla's functions for the convolution and the rule."""
     return (
         import_module("fla.modules.causal_conv1d").causal_conv1d,
         import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule,
@@ -130,12 +132,12 @@ def _fla() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 class _Packed(NamedTuple):
-    """The documents of a group of tokens, of all sequences one after the other.
+    """The documents of a group of tokens, with all sequences one after the other.
 
     Attributes:
-        counts: documents of each sequence.
-        before: tokens of the first one of each sequence that stand before the group.
-        options: the boundaries on the device, by the names of fla.
+        counts: number of documents of each sequence.
+        before: for the first document of each sequence, the number of its tokens before the group.
+        options: the boundaries on the device, as keyword arguments of fla.
     """
 
     counts: tuple[int, ...]
@@ -143,7 +145,7 @@ class _Packed(NamedTuple):
     options: dict[str, Tensor]
 
     def enter(self, x: Tensor) -> Tensor:
-        """[b, ...] of the sequences -> [D, ...]: zeros for documents that begin."""
+        """States of sequences [b, ...] -> states at the beginning of documents [D, ...]; zeros for new documents."""
         nothing, parts = x.new_zeros((1, *x.shape[1:])), list[Tensor]()
         for row, (count, before) in enumerate(zip(self.counts, self.before, strict=True)):
             parts.append(x[row : row + 1] if before else nothing)
@@ -151,17 +153,18 @@ class _Packed(NamedTuple):
         return torch.cat(parts)
 
     def leave(self, x: Tensor) -> Tensor:
-        """[D, ...] -> [b, ...] of the last document of each sequence."""
+        """States of documents [D, ...] -> the state of the last document of each sequence, [b, ...]."""
         return torch.cat([x[end - 1 : end] for end in accumulate(self.counts)])
 
 
 class FlaDeltaNet(DeltaNet):
-    """Its backward keeps and asks for what memo.spec.delta says."""
+    """A DeltaNet that uses fla's kernels; memo.spec.delta gives the memory that its backward needs."""
 
     asks_by_documents = True
 
     def groups(self, mixed: Tensor, place: Place) -> list[tuple[slice, Any]]:
-        """As a DeltaNet's, of few documents each, each of which takes a matrix a head; None: none begins."""
+        """The groups of a DeltaNet, cut so that each has few documents, because each document takes a matrix for each
+        head. `where` is None if sequences are single documents."""
         length, batch = mixed.shape[:2]
         rows, found, start = group_tokens(self.heads, batch), list[tuple[slice, Any]](), 0
         while start < length:
@@ -175,7 +178,7 @@ class FlaDeltaNet(DeltaNet):
         return found
 
     def run(self, mixed: Tensor, carry: Tensor, where: _Packed | None) -> tuple[Tensor, Tensor]:
-        """One group: out [t, b, n d] in the dtype of `mixed`, and the carry after it."""
+        """Compute one group: out [t, b, n d] in the dtype of `mixed`, and the carry after it."""
         convolve, compute = _fla()
         (length, batch), heads, d = mixed.shape[:2], self.heads, self.head_dim
         channels = len(self.kernels)
@@ -185,7 +188,7 @@ class FlaDeltaNet(DeltaNet):
         decay, beta = decays(self, of_decay, carry.dtype), of_beta.sigmoid().to(carry.dtype)
         shape = (batch, length) if where is None else (1, batch * length)
         rows, beta, decay = (y.transpose(0, 1).reshape(*shape, y.shape[-1]) for y in (x, beta, decay))
-        # fla's convolution is given as many tokens as it has taps, and does not read the first of them.
+        # fla's convolution takes as many earlier tokens as it has taps, and does not read the first of them.
         before, entering, options = F.pad(last.mT, (1, 0)), state, {}
         if where is not None:
             before = torch.cat([_own_tokens(row, own) for row, own in zip(last.split(1), where.before, strict=True)])
@@ -201,20 +204,21 @@ class FlaDeltaNet(DeltaNet):
 
 
 def _own_tokens(last: Tensor, before: int) -> Tensor:
-    """[1, C, TAPS] of `last` [1, TAPS - 1, C]: zeros for tokens of another document than the `before` last ones."""
+    """`last` [1, TAPS - 1, C] -> [1, C, TAPS], with zeros for all but the `before` last tokens, which are of the
+    current document."""
     own = min(before, TAPS - 1)
     return F.pad(last[:, TAPS - 1 - own :].mT, (TAPS - own, 0))
 
 
 def _stop(documents: Documents, start: int, stop: int) -> int:
-    """The last token up to which a group from `start` on has as many documents as it may."""
+    """The end of a group that begins at `start`: `stop`, or earlier if the group would have too many documents."""
     begin = sorted(bound for row in documents for bound in row if start < bound < stop)
     most = max(FLA_DOCUMENTS, 2 * len(documents)) - len(documents)
     return begin[most] if len(begin) > most else stop
 
 
 def _packed(documents: Documents, start: int, stop: int, device: torch.device) -> _Packed:
-    """Of tokens from `start` to `stop` of each sequence."""
+    """The documents of tokens from `start` to `stop` of each sequence."""
     ends, counts, before = [0], [], []
     for row, bounds in enumerate(documents):
         before.append(start - max(bound for bound in bounds if bound <= start))
@@ -228,8 +232,8 @@ def _packed(documents: Documents, start: int, stop: int, device: torch.device) -
 
 @lru_cache(maxsize=64)  # as boundaries_on
 def _chunks_on(boundaries: tuple[int, ...], device: torch.device) -> Tensor:
-    """[chunks, 2] on the device: the document of each chunk, and its number in that. fla would wait for the device to
-    learn them."""
+    """For each chunk, its document and its number in the document, [chunks, 2] on the device. Without them, fla would
+    compute them, and wait for the device."""
     lengths = [stop - start for start, stop in pairwise(boundaries)]
     chunks = [(document, n) for document, length in enumerate(lengths) for n in range(-(-length // FLA_CHUNK))]
     return numbers_on(chunks, device)

@@ -3,14 +3,14 @@ q, k and v, and a rule by which each head carries a matrix S from token to token
 
     S_i = exp(g_i) S_{i-1} + beta_i k_i (v_i - (exp(g_i) S_{i-1})^T k_i)^T        out_i = S_i^T q_i / sqrt(d)
 
-It is computed in chunks: inside of one by a triangular system of its tokens (the paper, section 3.2), and from one to
-the next through S. What crosses from a range of tokens to the next is a `carry`: S, and the last tokens before the
-convolution. A document begins with S = 0 and nothing to convolve with.
+It is computed in chunks: within a chunk by a triangular system over its tokens (the paper, section 3.2), and from chunk
+to chunk through S. The state that passes from a range of tokens to the next is a `carry`: S, and the last inputs of the
+convolution. A document begins with S = 0 and with zeros before it in the convolution.
 
-Legend: t tokens, b batch, n value heads, m key heads, each of which serves n / m value heads in turn, d head dim,
-C = (2 m + n) d channels. `mixed` [t, b, C + 2 n] has q, k and v of a token, and then the logits of beta and those of
-the decay of each value head; positions [b, t] count the tokens of its document before each one. The rule is computed in
-the wide dtype, by torch's operations; memo.attention.delta_kernels has another one.
+Legend: t tokens, b batch, n value heads, m key heads, each of which serves n / m consecutive value heads, d head dim,
+C = (2 m + n) d channels. `mixed` [t, b, C + 2 n] holds q, k and v of a token, then the logits of beta and of the decay
+of each value head; positions [b, t] count, for each token, the tokens of its document before it. The rule is computed
+in the wide dtype, by torch's operations; memo.attention.delta_kernels computes it with Triton kernels.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from memo.spec.delta import CHUNK, TAPS, carry_size, group_tokens
 from memo_kernels import wide_dtype
 
 _EPSILON = 1e-6
-"""In the norms of q and k."""
+"""Epsilon of the norms of q and k."""
 
 
 class Place(NamedTuple):
-    """Where a range of tokens stands: the boundaries of the documents of each sequence, None where each is one, and the
-    token of the sequence at which the range begins."""
+    """The place of a range of tokens: the document boundaries of each sequence (None: each is one document), and the
+    position in the sequence at which the range begins."""
 
     documents: Documents | None
     start: int
 
     def positions(self, like: Tensor) -> Tensor:
-        """[b, t]: how many tokens of its document stand before each token of `like` [t, b, ...]."""
+        """For each token of `like` [t, b, ...], the number of tokens of its document before it: [b, t]."""
         tokens = torch.arange(self.start, self.start + len(like), device=like.device)
         if self.documents is None:
             return tokens.expand(like.shape[1], -1)
@@ -56,8 +56,8 @@ class _Parameters(NamedTuple):
 
 
 class DeltaNet(_Parameters):
-    """The parameters of some heads, in the order of `mixed`: kernels [C, TAPS], and for each value head the logarithm
-    of the rate of its decay and a bias [n]."""
+    """The parameters of some heads, in the order of `mixed`: convolution kernels [C, TAPS], and for each value head the
+    logarithm of its decay rate [n] and a bias [n]."""
 
     asks_by_documents = False
     """Whether requests for memory depend on where documents end."""
@@ -71,12 +71,12 @@ class DeltaNet(_Parameters):
         return (self.kernels.shape[0] // self.head_dim - self.heads) // 2
 
     def empty_carry(self, mixed: Tensor) -> Tensor:
-        """That of the beginning of a sequence: [b, elements], in the wide dtype."""
+        """The carry at the beginning of a sequence: [b, elements], in the wide dtype."""
         size = carry_size(self.heads, self.key_heads, self.head_dim)
         return mixed.new_zeros((mixed.shape[1], size), dtype=wide_dtype(mixed.dtype))
 
     def groups(self, mixed: Tensor, place: Place) -> list[tuple[slice, Any]]:
-        """The rows that are computed at a time, and where their tokens stand, as `run` takes it."""
+        """The ranges of rows that are computed at a time, each with its argument `where` for `run`."""
         rows, positions = group_tokens(self.heads, mixed.shape[1]), place.positions(mixed)
         groups = [slice(start, min(start + rows, len(mixed))) for start in range(0, len(mixed), rows)]
         return [(group, positions[:, group]) for group in groups]
@@ -99,12 +99,12 @@ class DeltaNet(_Parameters):
 
 
 class Gradients(NamedTuple):
-    """What a backward finds.
+    """The gradients that a backward computes.
 
     Attributes:
-        mixed: is written.
-        carry: of the last carry, and then of the first.
-        kernels, rates, biases: sums in the wide dtype, to which theirs are added.
+        mixed: receives the gradient of `mixed`.
+        carry: the gradient of the last carry, overwritten by that of the first.
+        kernels, rates, biases: sums in the wide dtype, to which the parameters' gradients are added.
     """
 
     mixed: Tensor
@@ -115,7 +115,7 @@ class Gradients(NamedTuple):
 
 
 def forward(net: DeltaNet, mixed: Tensor, carry: Tensor, place: Place, out: Tensor, after: Tensor) -> None:
-    """Writes `out` [t, b, n d], and `after`, the carry after these tokens."""
+    """Compute `out` [t, b, n d], and `after`, the carry after these tokens; both are overwritten."""
     for rows, where in net.groups(mixed, place):
         out[rows], carry = net.run(mixed[rows], carry, where)
     after.copy_(carry)
@@ -137,7 +137,7 @@ def backward(net: DeltaNet, grad_out: Tensor, mixed: Tensor, carry: Tensor, plac
 def _run_backward(
     net: DeltaNet, given: tuple[Tensor, ...], where: Any, grads: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, ...]:
-    """Of one group: the gradients of what `run` is given, and of the parameters, from those of what it gives."""
+    """Gradients of the outputs of `run` for one group -> gradients of its inputs and of the parameters."""
     with torch.enable_grad():
         inputs = [x.detach().requires_grad_() for x in given]
         own = net._replace(kernels=inputs[2], rates=inputs[3], biases=inputs[4])
@@ -146,18 +146,18 @@ def _run_backward(
 
 
 def decays(net: DeltaNet, of_decay: Tensor, wide: torch.dtype) -> Tensor:
-    """The logarithms of the factors by which heads forget, from their logits."""
+    """The logarithms of the heads' decay factors, from their logits."""
     return -net.rates.to(wide).exp() * F.softplus(of_decay.to(wide) + net.biases.to(wide))
 
 
 def next_carry(last: Tensor, x: Tensor, state: Tensor) -> Tensor:
-    """`last` [TAPS - 1, b, C] are the tokens before x [t, b, C], and `state` the matrices after them."""
+    """The carry after x [t, b, C]; `last` [TAPS - 1, b, C]: the tokens before x; `state`: the matrices after x."""
     met = torch.cat((last, x[-(TAPS - 1) :].to(last.dtype)))[-(TAPS - 1) :]
     return torch.cat((met.transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
 
 
 def _convolved(x: Tensor, kernels: Tensor, positions: Tensor) -> Tensor:
-    """[t, b, C] of x [TAPS - 1 + t, b, C]: each token and those just before it, as far as its document has them."""
+    """Convolve x [TAPS - 1 + t, b, C] -> [t, b, C]: each token with those just before it in its document."""
     taps, length = kernels.shape[1], positions.shape[1]
     found = x[taps - 1 :] * kernels[:, -1]
     for back in range(1, taps):
@@ -173,8 +173,8 @@ def _normed(x: Tensor) -> Tensor:
 def _rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, positions: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """q, k, v [t, b, n, d], beta and decay [t, b, n], the logarithm of a factor; state [b, n, d, d] -> out [t, b, n, d]
-    and the state after them."""
+    """q, k, v [t, b, n, d], beta and decay (the logarithm of a factor) [t, b, n], state [b, n, d, d]
+    -> out [t, b, n, d] and the state after these tokens."""
     length = len(q)
     q, k, v, beta, decay = (_in_chunks(x) for x in (q, k, v, beta.unsqueeze(-1), decay.unsqueeze(-1)))
     size, chunks = q.shape[-2], q.shape[2]
@@ -184,12 +184,12 @@ def _rule(
     place = torch.arange(size, device=q.device)
     back = place[:, None] - place
     shares = (positions.unsqueeze(-1) >= back) & (back >= 0)  # token j is of the same document as i, and not after it
-    # Sums from j to i, not differences of sums, whose rounding would depend on other documents; as products, because
-    # torch's cumsum has no fixed order on GPUs.
+    # Sums from j to i, because the rounding of differences of sums would depend on other documents. They are matrix
+    # products, because torch's cumsum has no fixed order on GPUs.
     upto = torch.ones(size, size, dtype=q.dtype, device=q.device).triu()
     sums = decay.mT.expand(*decay.shape[:-1], size).triu(1) @ upto
     between = sums.mT.masked_fill(~shares, -torch.inf).exp()
-    # What is left of S before the chunk at each of its tokens.
+    # The factor by which S before the chunk has decayed at each token of the chunk.
     entering = ((decay.squeeze(-1) @ upto).exp() * (positions > place)).unsqueeze(-1)
     weighted = k * beta
     of_values, of_states = torch.linalg.solve_triangular(
@@ -200,7 +200,7 @@ def _rule(
     ).chunk(2, dim=-1)
     scores, reads = q @ k.mT * between, q * entering
     writes, leaving = (k * between[..., -1, :].unsqueeze(-1)).mT, entering[..., -1:, :]
-    # A chunk takes S to `kept` S + `added`: all that is left to do chunk by chunk.
+    # A chunk maps S to `kept` S + `added`; only this map is applied chunk by chunk.
     kept = leaving * torch.eye(q.shape[-1], dtype=q.dtype, device=q.device) - writes @ of_states
     states = _States.apply(kept.flatten(0, 1), (writes @ of_values).flatten(0, 1), state.flatten(0, 1))
     before = states[:-1].transpose(0, 1).view_as(kept)
@@ -209,8 +209,8 @@ def _rule(
 
 
 class _States(torch.autograd.Function):
-    """The states before each chunk and after the last, [chunks + 1, N, d, d], of `kept` and `added` [N, chunks, d, d]
-    and the first state [N, d, d]: one kernel a chunk, and in backward one more."""
+    """From `kept` and `added` [N, chunks, d, d] and the first state [N, d, d], the states before each chunk and after
+    the last, [chunks + 1, N, d, d]. One kernel for each chunk in forward, and one in backward."""
 
     @staticmethod
     def forward(ctx: Any, kept: Tensor, added: Tensor, state: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class _States(torch.autograd.Function):
 
 
 def _in_chunks(x: Tensor) -> Tensor:
-    """[t, b, n, w] -> [b, n, chunks, CHUNK, w]; tokens past the end are zeros, which change no state."""
+    """[t, b, n, w] -> [b, n, chunks, CHUNK, w]; padding tokens are zeros, which change no state."""
     whole = -(-len(x) // CHUNK) * CHUNK
     padded = F.pad(x.permute(1, 2, 0, 3), (0, 0, 0, whole - len(x)))
     return padded.unflatten(2, (-1, CHUNK))

@@ -2,8 +2,8 @@
 
 A package is imported when its backend is created, not before.
 
-Legend as in backends.py. All accept fp16 and bf16 and head dims that are multiples of 8, and those that are a
-VarlenBackend packed documents.
+Legend as in backends.py. All backends accept fp16 and bf16 and head dims that are multiples of 8; a VarlenBackend also
+accepts packed documents.
 """
 
 from __future__ import annotations
@@ -113,16 +113,15 @@ class FlashAttn(VarlenBackend):
 
 
 class _OneFunction(VarlenBackend):
-    """A package that has one function each way, for [b, s, n, d] and, with boundaries, for packed [t, n, d].
-
-    It accepts an output.
+    """A package with one function for forward and one for backward. Both take [b, s, n, d], or packed [t, n, d] with
+    boundaries, and accept an output.
     """
 
     @abstractmethod
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, causal: bool, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """`options`: scale and boundaries, by names that the packages share."""
+        """`options`: scale and boundaries, as keyword arguments that the packages share."""
 
     @abstractmethod
     def _backward(
@@ -269,7 +268,7 @@ def _require(module: str, backend: str, package: str) -> ModuleType:
 
 
 def _documents(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
-    """Boundaries of packed documents, the same for queries and keys, by the names of FlashAttention 3 and 4."""
+    """Boundaries of packed documents, equal for queries and keys, as keyword arguments of FlashAttention 3 and 4."""
     boundaries, longest = boundaries_on(cu_seqlens, device)
     ends = {"cu_seqlens_q": boundaries, "cu_seqlens_k": boundaries}
     return {**ends, "max_seqlen_q": longest, "max_seqlen_k": longest}

@@ -46,16 +46,16 @@ def choose_backend(
     table: AttentionTable | None = None,
     compute_capability: tuple[int, int] | None = None,
 ) -> AttentionChoice:
-    """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and the reason for it.
+    """Choose the backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and give the reason.
 
     "auto" is the CPU kernel on a CPU. On CUDA it is the installed backend that is fastest for ``calls`` (how often each
-    case runs) in ``table``. If the table lacks one of the cases, it is the one of `backend_by_capability` if that is
-    eligible, else flash. ``compute_capability`` defaults to that of the current device. Under
+    case runs) in ``table``. If the table lacks one of the cases, "auto" is the backend that `backend_by_capability`
+    gives if it is eligible, else flash. ``compute_capability`` defaults to that of the current device. Under
     torch.use_deterministic_algorithms, which --deterministic turns on, only backends whose gradients are deterministic
     at ``head_dim`` are eligible.
 
-    Raises ConfigError for an unknown name, one of the other device type, or one whose gradients are not deterministic
-    although they must be.
+    Raises ConfigError for an unknown name, a backend of the other device type, or a backend whose gradients are not
+    deterministic although they must be.
     """
     _check(name, device_type)
     if device_type == "cpu":
@@ -86,7 +86,7 @@ def choose_backend(
 
 
 def select_backend(name: str, device_type: str, compute_capability: tuple[int, int] | None = None) -> AttentionBackend:
-    """The backend for ``name`` (one of BACKENDS), chosen by `choose_backend` without a table if that is "auto".
+    """Make the backend for ``name`` (one of BACKENDS); for "auto" `choose_backend` chooses it without a table.
 
     Raises ConfigError also for a backend whose package is missing.
     """
@@ -136,7 +136,7 @@ def _check(name: str, device_type: str) -> None:
 
 
 def _must_repeat() -> bool:
-    # Where torch is told to warn alone, its FlashAttention 2 adds in no fixed order either.
+    # If torch only warns, its FlashAttention 2 does not add in a fixed order either.
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 

@@ -1,10 +1,10 @@
-"""Sinks of attention (gpt-oss): one learned logit for each query head, which joins the softmax and gives no value.
+"""Attention sinks (gpt-oss): one learned logit for each query head, which joins the softmax but has no value.
 
-From the output o and the log-sum-exp L of all scores of a query, whatever blocks they came from, a sink z makes
+A sink z changes the output o and the log-sum-exp L of a query, which cover all blocks, to
 
     o' = sigmoid(L - z) o        L' = log(exp L + exp z)
 
-With o' and L' the backward of attention gives the exact gradients of q, k and v, as it is. That of the sink is
+With o' and L' the unchanged backward of attention gives the exact gradients of q, k and v. The gradient of the sink is
 
     dz = -(sum over queries of exp(z - L') (grad . o'))
 
@@ -23,7 +23,7 @@ from memo.spec.attention_workspace import SINK_TOKENS
 
 
 class Sinks(NamedTuple):
-    """Of the heads of this rank: the logits [n], and their gradient [n] in the wide dtype, which a backward adds to."""
+    """The logits [n] of this rank's heads, and their gradient [n] in the wide dtype, to which a backward adds."""
 
     logits: Tensor
     gradient: Tensor | None = None
@@ -34,7 +34,7 @@ class Sinks(NamedTuple):
         return Sinks(self.logits.chunk(count)[index], gradient)
 
     def join_(self, out: Tensor, lse: Tensor) -> None:
-        """From the results of attention without sinks to those with them, in place."""
+        """Change the results of attention without sinks to those with sinks, in place."""
         logits = self.logits.to(lse.dtype)[:, None]
         for rows in _parts(out):
             weight = (lse[..., rows] - logits).sigmoid_()
@@ -42,7 +42,7 @@ class Sinks(NamedTuple):
         torch.logaddexp(lse, logits, out=lse)
 
     def backward(self, grad_out: Tensor, out: Tensor, lse: Tensor) -> None:
-        """Adds to the gradient, if there is one, from that of the output and from the results with sinks."""
+        """Add to the logits' gradient, if there is one; `out` and `lse` are the results with sinks."""
         if self.gradient is None:  # frozen
             return
         logits = self.logits.to(lse.dtype)[:, None]
@@ -52,6 +52,6 @@ class Sinks(NamedTuple):
 
 
 def _parts(out: Tensor) -> Iterator[slice]:
-    """Rows of out that are worked on at a time, because their wide copies take memory."""
+    """Ranges of rows of `out` to work on one after the other, because their wide copies take memory."""
     step = max(1, SINK_TOKENS // out.shape[1])
     return (slice(start, start + step) for start in range(0, out.shape[0], step))
