@@ -1,1 +1,1 @@
-"""Memory from planned addresses: the Python face of csrc/, which is built on first use."""
+"""Memory from planned addresses: the Python interface of csrc/, which is built on first use."""

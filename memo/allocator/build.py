@@ -1,11 +1,11 @@
 """Build the native allocator against the running torch: once, into the user's cache folder.
 
-A library serves exactly the torch it was built against, because torch's allocator classes change between versions.
-So its name carries a key made of everything that it depends on; another torch, or another csrc/, means another key.
-`python setup.py build_ext --inplace` builds ahead, beside this file, and is found first where its key fits.
+A library works only with the torch it was built against, because torch's allocator classes change between versions.
+So its name contains a key over everything that it depends on; a different torch or csrc/ has a different key.
+`python setup.py build_ext --inplace` builds ahead, beside this file; that library is used first if its key fits.
 
-Who can write a library that memo loads can do whatever its user can. So the cache folder must be the user's alone, and
-the file whole and sealed with its key (seal.py); another file of that name is not loaded but built again.
+Anyone who can write a library that memo loads can act as its user. So only the user may have access to the cache
+folder, and the file must be whole and sealed with its key (seal.py); otherwise it is not loaded but built again.
 """
 
 import contextlib
@@ -41,20 +41,20 @@ CACHE = "allocator"
 
 
 def library(device: Device) -> Path:
-    """The shared library for the running torch; builds it, which takes seconds, where there is none yet.
+    """Return the shared library for the running torch; builds it, which takes seconds, if there is none yet.
 
-    May be called by all ranks at once: one of a node builds, the others wait. Raises AllocatorError.
+    All ranks may call this at once: one rank of each node builds, and the others wait. Raises AllocatorError.
     """
     key = build_key(device)
     for ahead in PACKAGE.glob(f"{extension_name(device)}*.so"):
         with contextlib.suppress(OSError):
-            if seal_fault(ahead.resolve(), key) is None:  # as trusted as the code that it lies beside
+            if seal_fault(ahead.resolve(), key) is None:  # it is as trusted as the code beside it
                 return ahead
     return kept_library(device, key, lambda target: compile_library(device, target))
 
 
 def kept_library(name: str, key: str, compile_into: Callable[[Path], None]) -> Path:
-    """NAME-KEY.so of the cache folder, built where there is none that may be loaded. Raises AllocatorError."""
+    """Return NAME-KEY.so in the cache folder; builds it if there is none that may be loaded. Raises AllocatorError."""
     try:
         folder = cache_folder(CACHE)
     except RuntimeError as error:
@@ -90,14 +90,14 @@ def _may_be_loaded(target: Path, key: str, *, warns: bool) -> bool:
 
 
 def extension_name(device: Device) -> str:
-    """Of the library that is built ahead, without the suffix."""
+    """The name of the library that is built ahead, without the suffix."""
     return f"_planned_{device}"
 
 
 def build_key(device: Device) -> str:
-    """Names what the library depends on: torch with its CUDA and C++ ABI, the machine, its C library, csrc/, flags.
+    """A hash of all that the library depends on: torch with its CUDA and C++ ABI, machine, C library, csrc/ and flags.
 
-    Not the compiler: a library that was built ahead serves where there is none.
+    The compiler is left out, so that a library that was built ahead works on a machine without a compiler.
     """
     facts = [torch.__version__, str(torch.compiled_with_cxx11_abi()), platform.machine(), *platform.libc_ver(), *FLAGS]
     digest = hashlib.sha256("\n".join(facts).encode())
@@ -113,7 +113,7 @@ def source_root() -> Path:
 
 
 def compile_library(device: Device, target: Path) -> None:
-    """As `compile_sealed`, the allocator for the running torch."""
+    """Compile the allocator for the running torch; see `compile_sealed`."""
     compiler = find_compiler()
     compile_sealed(lambda output: command(device, compiler, output), target, build_key(device))
 
@@ -121,7 +121,7 @@ def compile_library(device: Device, target: Path) -> None:
 def compile_sealed(command_for: Callable[[Path], list[str]], target: Path, key: str) -> None:
     """Write `target` whole or not at all, even if the machine stops, with the seal of `key`.
 
-    Raises AllocatorError with the compiler's words, OSError for the folder.
+    Raises AllocatorError with the compiler's message, and OSError for the folder.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         partial = Path(folder) / target.name
@@ -144,7 +144,7 @@ def compile_sealed(command_for: Callable[[Path], list[str]], target: Path, key: 
 
 
 def _flush_folder(folder: Path) -> None:
-    """So that the new name is on the disk."""
+    """Flush the folder, so that the new name is on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -153,7 +153,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def command(device: Device, compiler: str, output: Path, *extra_flags: str) -> list[str]:
-    """What compiles and links the library in one go."""
+    """The command that compiles and links the library in one step."""
     root, home = source_root(), Path(torch.__file__).parent
     includes = [home / "include", *([cuda_include()] if device == "cuda" else [])]
     sources = [*sorted((root / "core").glob("*.cpp")), root / BINDINGS[device]]
@@ -168,7 +168,7 @@ def command(device: Device, compiler: str, output: Path, *extra_flags: str) -> l
 
 
 def find_compiler() -> str:
-    """Raises AllocatorError."""
+    """The C++ compiler. Raises AllocatorError."""
     return toolchain.find_compiler(WHAT, AllocatorError)
 
 

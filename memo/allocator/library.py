@@ -14,7 +14,7 @@ csrc/core/statistics.h."""
 NUM_NAMED = 4
 
 OUTSIDE = -1
-"""The number that stands for a phase which the plan does not have."""
+"""The number for a phase that the plan does not have."""
 
 
 class Mode(enum.IntEnum):
@@ -66,7 +66,7 @@ class NativeLibrary:
         self._declare("take_fault", ctypes.c_char_p)
         self._declare("open_managed", ctypes.c_char_p, i64)
         self._declare("managed_use", None, ctypes.POINTER(RawManagedUse))
-        # What needs no more than the call. Some are made for every phase or message.
+        # Functions that need no wrapper; some are called for every phase or message.
         self.set_poison = self._declare("set_poison", None, ctypes.c_int)
         self.reset_statistics = self._declare("reset_statistics", None)
         self.close_managed = self._declare("close_managed", None)  # blocks that are alive stay until they are freed
@@ -94,7 +94,7 @@ class NativeLibrary:
     ) -> None:
         """Allocate the arena; the mode is PASSTHROUGH until it is set.
 
-        `has_block`: for each phase whether it is attention's, and its last request the block for it.
+        `has_block`: for each phase, whether it is a phase of attention, whose last request is its block.
 
         Raises PlanError, also for numbers beyond int64.
         """
@@ -112,7 +112,7 @@ class NativeLibrary:
         self._check(self._native.memo_set_mode(int(mode)))
 
     def take_fault(self) -> None:
-        """Raise AllocatorError for an error since the last call that occurred where it could not be raised."""
+        """Raise AllocatorError if an error has occurred since the last call in code that could not raise it."""
         if fault := self._native.memo_take_fault():
             raise AllocatorError(
                 f"the native allocator failed while it freed a block: {fault.decode(errors='replace')}: start again "

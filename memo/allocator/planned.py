@@ -15,8 +15,8 @@
 
 Requests that differ from the plan are served by torch's own allocator and counted. They cost memory, not correctness.
 
-In phases of the kind ATTENTION packed documents ask for what they like within a block (csrc/core/planned_core.h), which
-memo.planner.attention_blocks has put into the trace.
+In phases of the kind ATTENTION, requests depend on the packed documents. They are served from one block for each phase
+(csrc/core/planned_core.h), which memo.planner.attention_blocks has put into the trace.
 """
 
 import collections
@@ -90,9 +90,9 @@ class PlannedAllocator:
     def record(self, run: dict[str, Any] | None = None) -> Iterator[Recording]:
         """Record the iteration that runs inside; `run` is a description that is stored in the trace.
 
-        As in a plan, only requests of the thread that marked the phase are recorded, and on CUDA only those for the
-        stream that is current now. A loaded plan is not used meanwhile. Raises TraceError at the end if no iteration
-        ran, or several, or one without requests.
+        As in a plan, only requests of the thread that marked the phase are recorded, and on CUDA only requests for the
+        stream that is current now. A loaded plan is not used meanwhile. At the end raises TraceError unless exactly one
+        iteration ran, and made requests.
         """
         before, self._num_recorded = self._mode, 0
         recording = Recording()
@@ -201,8 +201,8 @@ class PlannedAllocator:
         """Begin a phase, which ends the one before; the plan is looked up by the phase's name.
 
         Call it in the thread that will request memory; on CUDA, backward runs in a thread of autograd. If a name occurs
-        several times in an iteration, it stands for the plan's phases of that name in their order. The requests of a
-        phase that the plan does not have are passed on.
+        several times in an iteration, it stands for the plan's phases of that name, in order. If the plan has no such
+        phase, torch's allocator serves its requests.
         """
         if self._mode is Mode.PASSTHROUGH:
             return
@@ -219,8 +219,8 @@ class PlannedAllocator:
     def settle(self, tensor: torch.Tensor) -> None:
         """Declare that the current stream has waited for one use of `tensor` by another stream.
 
-        Call it once for each `record_stream`, after the wait for that use, so that nothing has to be waited for when
-        the block is freed. torch calls record_stream for each tensor of a message between two ranks under NCCL.
+        Call it once for each `record_stream`, after the wait for that use; then freeing the block waits for nothing.
+        torch calls record_stream for each tensor of a message between two ranks under NCCL.
         """
         self._library.settle(tensor.untyped_storage().data_ptr())
 

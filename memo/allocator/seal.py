@@ -1,10 +1,10 @@
-"""What is appended to a library when it is built, so that it is loaded only whole, and only for what it was built for.
+"""The seal that is appended to a built library, so that it is loaded only if it is whole and was built for this key.
 
-The loader maps a library page by page: a file that was cut short ends the process with SIGBUS, in the middle of a run.
+The loader maps a library page by page: a truncated file ends the process with SIGBUS, in the middle of a run.
 
     | ELF, as the linker wrote it | b"memo library\\n" | key, 24 bytes | SHA-256 of all before it, 32 bytes |
 
-What lies behind the ELF's own tables is nothing to the loader.
+The loader ignores bytes behind the ELF's own tables.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def seal(path: Path, key: str) -> None:
-    """Append the seal; the file is on the disk, and this user's alone, when this returns. Raises OSError."""
+    """Append the seal, flush the file to disk, and make it accessible to this user alone. Raises OSError."""
     with open(path, "r+b") as file:
         content = file.read() + _MAGIC + key.encode()
         file.seek(0, os.SEEK_END)
@@ -27,7 +27,7 @@ def seal(path: Path, key: str) -> None:
 
 
 def seal_fault(path: Path, key: str) -> str | None:
-    """Why the library must not be loaded; None if it is whole and was built for `key`. Raises OSError."""
+    """Return why the library must not be loaded; None if it is whole and was built for `key`. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         content = file.read()

@@ -12,12 +12,12 @@ class Mismatch:
     """One request that was not served as planned.
 
     Attributes:
-        reason: "size": its size is not that of the plan's next request; "thread": another thread made it; "stream":
-            another stream was current; "overlap": a block that is still alive occupies its planned address;
-            "exhausted": the plan has no request left in this phase; "block": in a phase of attention, more than is left
-            of its block.
-        position: of the plan's next request in the phase.
-        expected_bytes: its size, of attention that of the block; 0: none was expected.
+        reason: "size": its size differs from the plan's next request; "thread": a different thread made it; "stream":
+            a different stream was current; "overlap": a block that is still alive occupies its planned address;
+            "exhausted": the plan has no request left in this phase; "block": in a phase of attention, it exceeds the
+            rest of the phase's block.
+        position: position of the plan's next request in the phase.
+        expected_bytes: size of the plan's next request, or of the block in a phase of attention; 0: none was expected.
     """
 
     reason: str
@@ -39,12 +39,12 @@ class Statistics:
         requests: in planned phases; hits + native + all fallbacks.
         hits: served at their planned address, or in the block of attention.
         native: served by the native allocator, as planned.
-        unasked: planned, but the phase ended without them.
-        outside: made outside every planned phase, as evaluation and the loading of data do.
-        arena_bytes: what is reserved.
+        unasked: planned requests that were not made before their phase ended.
+        outside: made outside every planned phase, as by evaluation and the loading of data.
+        arena_bytes: bytes of the arena.
         live_blocks, live_bytes: planned blocks in use now.
         peak_bytes: the largest live_bytes.
-        fallbacks: by reason; served natively. Those of other threads, such as gloo's, are to be expected.
+        fallbacks: unplanned requests by reason, served natively. Some of other threads, such as gloo's, are normal.
         mismatches: the first few of each reason.
     """
 

@@ -3,8 +3,8 @@
     mesh.watch.listener = recorder      # the recorder is notified of every message and every piece of work
     mesh.watch.listener = None          # the default: only the last message is noted
 
-Functions that issue messages receive the group as an argument, so the observer is an attribute of the group. There is
-no global registry, and two trainers in one process do not observe each other.
+Functions that issue messages get the group as an argument, so the observer is an attribute of the group. There is no
+global registry, and two trainers in one process do not observe each other.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _SettlingWork(Work):
     def __init__(self, work: Work, settle: Callable[[Tensor], None], tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self._work, self._settle = work, settle
-        self._tensors = tensors  # kept until then, or another tensor could be allocated at the same address
+        self._tensors = tensors  # kept until the wait, or another tensor could be allocated at the same address
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         done = self._work.wait()

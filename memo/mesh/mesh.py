@@ -1,6 +1,6 @@
-"""The mesh of one process: its coordinates and the process groups it takes part in.
+"""The mesh of one process: its coordinates, and the process groups that it is in.
 
-This is the one context object that carries groups; nothing else in memo keeps them as state.
+This is the one context object that carries groups; no other part of memo keeps groups as state.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from memo.mesh.simulated import init_simulated
 from memo.spec.process_groups import PlannedGroup, planned_groups
 
 REFUSAL_PATIENCE = timedelta(seconds=10)
-"""How long a rank that refuses its input waits to tell the others so, which may still be importing torch."""
+"""How long a rank that refuses its input waits to tell the other ranks, which may still be importing torch."""
 
 
 class Mesh:
@@ -46,13 +46,13 @@ class Mesh:
         tp, cp, dp, pp: the ranks that differ along that axis alone.
         dp_cp: ranks that hold the same weights and see different tokens: gradients are summed
             and optimizer states sharded over them (ZeRO-1).
-        cp_a2a, cp_ring: the two levels of context parallelism, `a2a_size` consecutive ranks and the rest.
-        embedding: first and last stage, which share a tied embedding (None elsewhere, and where it is not tied).
+        cp_a2a, cp_ring: the two levels of context parallelism: `a2a_size` consecutive ranks, and every a2a_size-th.
+        embedding: first and last stage, which share a tied embedding (None elsewhere, and if it is not tied).
         pp_forward, pp_backward: communicators of activations and of their gradients. They are
-            apart because NCCL runs the messages of one pair in order: a send queued behind a
+            separate because NCCL runs the messages of one pair in order: a send queued behind a
             receive of the other direction would deadlock.
-        pp_wrap_forward, pp_wrap_backward: the same for the link from the last stage to the first in
-            interleaved schedules, else None; with two stages it joins the same pair as the plain links.
+        pp_wrap_forward, pp_wrap_backward: communicators for the link from the last stage to the first in
+            interleaved schedules, else None; with two stages this link joins the same ranks as the plain links.
         background: all ranks over gloo, for the messages of a thread beside training; None unless asked for.
         watch: is notified of every message over these groups, except over `world` and `background`.
         is_alone: whether no other rank exists, because the world has one rank or is simulated (--simulate-world).
@@ -99,13 +99,13 @@ class Mesh:
         return self.at.pp == 0
 
     def _join(self, group: PlannedGroup, a2a_size: int) -> AxisGroup | None:
-        """This rank's group; None if it is in none of this kind. Groups that share a communicator are one."""
+        """This rank's group; None if it is in no group of this kind. Groups with one communicator are one object."""
         if group.communicator not in self._joined:
             self._joined[group.communicator] = self._start(group.axis, self._rank_sets(group.name, a2a_size))
         return self._joined[group.communicator]
 
     def _rank_sets(self, name: str, a2a_size: int) -> list[list[int]]:
-        """The ranks of every group of that name, of which this rank is in one at most."""
+        """The ranks of every group of that name; this rank is in at most one of them."""
         grid = self.grid
         if name in ("cp_a2a", "cp_ring"):
             sets, strides = grid.groups("cp"), range(0, grid.cp, a2a_size)
@@ -135,7 +135,7 @@ class World(NamedTuple):
     """The ranks of a run.
 
     Attributes:
-        members: by rank; empty if this process runs alone, or if the process groups existed before.
+        members: the processes by rank; empty if this process runs alone, or if the process groups existed before.
         store: a part of the store for this run alone; None without members.
     """
 
@@ -176,8 +176,8 @@ def init_distributed(device: torch.device, parallel: ParallelConfig) -> World:
 
 @contextlib.contextmanager
 def refusals_are_heard(parallel: ParallelConfig | None = None) -> Iterator[None]:
-    """A context for checks before init_distributed that may fail on this rank alone: it tells the other ranks of the
-    failure, so that they do not wait for this rank.
+    """A context for checks before init_distributed that may fail on this rank alone. It reports a failure to the other
+    ranks, so that they do not wait for this rank.
 
     `parallel`: None while the flags themselves are parsed; then the failure is a SystemExit whose message is printed.
     """

@@ -1,4 +1,4 @@
-"""Python objects and errors of the ranks of a group of all ranks; None is a single process."""
+"""Exchanges Python objects and errors over a group of all ranks; a group of None is a single process."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def of_all_ranks(value: T, group: ProcessGroup | None) -> list[T]:
-    """What every rank has given, by rank; collective."""
+    """Return the values of all ranks, by rank; collective."""
     if group is None:
         return [value]
     everyone: list[Any] = [None] * group.size()
@@ -26,7 +26,7 @@ def from_rank_zero(action: Callable[[], T], group: ProcessGroup | None) -> T:
 
 
 def from_rank(source: int, action: Callable[[], T], group: ProcessGroup | None) -> T:
-    """The same of rank `source`."""
+    """Run `action` on rank `source`, and return or raise its outcome on every rank; collective."""
     if group is None:
         return action()
     outcome: list[Any] = [None, None]

@@ -1,8 +1,8 @@
-"""Detects lost ranks: each rank writes to the store that it lives, and why it ends.
+"""Detects lost ranks: each rank writes signs of life to the store, and the reason why it ends.
 
     alive/r   a number that rank r increases every PULSE_S
     lost      the first rank that ended too early, and the reason; written once
-    done/r    rank r has ended as it should, or has read `lost`
+    done/r    rank r has ended in order, or has read `lost`
 
 A rank reads `lost` and the numbers of its two neighbours, so the store serves a few small requests per second and
 rank. A neighbour on the same machine is lost if its process does not exist any more. A neighbour on another machine,
@@ -72,17 +72,17 @@ class Presence:
         self.store.set(f"alive/{self.rank}", str(self._pulse))
 
     def leave(self, why: str) -> Loss:
-        """Report that this rank ends the run; returns the first such report of any rank."""
+        """Report that this rank ends the run; returns the first report of any rank."""
         return self._tell(self.rank, why)
 
     def leave_in_order(self) -> None:
-        """Report that this rank has ended as it should, or has read the report of a lost rank."""
+        """Report that this rank has ended in order, or has read the report of a lost rank."""
         self.store.set(f"done/{self.rank}", "")
 
     def wait_for_readers(self, silence_s: float) -> None:
         """If this rank hosts the store, wait until the other ranks do not need it any more.
 
-        Returns when all are done, or when none of the others has given a sign of life for `silence_s`.
+        Returns when all ranks are done, or when no other rank has given a sign of life for `silence_s`.
         """
         if self.rank != 0 or is_kept_by_torchrun():
             return
@@ -96,14 +96,14 @@ class Presence:
             time.sleep(PULSE_S / 20)
 
     def lost(self) -> Loss | None:
-        """The report of the rank that was lost first, if there is one."""
+        """Return the report of the rank that was lost first; None if no rank was lost."""
         return Loss(**json.loads(self.store.get("lost"))) if self.store.check(["lost"]) else None
 
     def look_around(self, since_s: float) -> Loss | None:
         """Report a neighbour that is lost; `since_s`: seconds since the last call.
 
-        If this process was itself stopped for a while, it could not see the neighbour's pulses. So one call adds at
-        most two pulses to the time for which a neighbour was silent.
+        If this process itself was stopped for a while, it could not see the neighbour's pulses. So each call adds at
+        most two pulses to a neighbour's silent time.
         """
         for rank in self._neighbours:
             if rank in self._visible and not process_start(self.members[rank].pid):
@@ -124,11 +124,11 @@ class Presence:
         return None
 
     def numbers(self) -> list[bytes]:
-        """The current numbers of all ranks; those of ranks that live differ from those CENSUS_S earlier."""
+        """Return the current numbers of all ranks; the number of a living rank grows within CENSUS_S."""
         return [self._number(rank) for rank in range(len(self.members))]
 
     def silent_since(self, numbers: Sequence[bytes]) -> Loss | None:
-        """Report the ranks whose numbers have not grown since `numbers`; the report names the first."""
+        """Report the ranks whose numbers have not grown since `numbers`; the report is about the first of them."""
         silent = [rank for rank, was in enumerate(numbers) if rank != self.rank and self._number(rank) == was]
         silent = [rank for rank in silent if not self._is_done(rank)]
         if not silent:
@@ -137,7 +137,7 @@ class Presence:
         return self._tell(silent[0], f"{_GONE}{others}")
 
     def keeper_gone(self, error: BaseException) -> Loss:
-        """The report for a store that does not answer any more."""
+        """Return the report for a store that no longer answers."""
         words = (str(error).splitlines() or [""])[0]
         why = f"the store that ranks meet in has gone with it ({words}); look at its own output"
         return Loss(0, keeper() if is_kept_by_torchrun() else self.names[0], why)

@@ -1,7 +1,7 @@
-"""The ranks of a run agree in the store on who takes part, before any process group starts.
+"""The ranks of a run agree in the store on the processes that take part, before any process group starts.
 
-torchrun's store outlives the processes of a run that is restarted, and ranks can die at any time, so an entry of the
-store may be left from an earlier start. Every process therefore has an identity of its own:
+torchrun's store outlives the processes of a run that is restarted, and ranks can die at any time, so the store may hold
+entries from an earlier start. Every process therefore has an identity of its own:
 
     rank r                                      rank 0
     hello/r = identity            ->            roll = all identities, roll_digest
@@ -28,7 +28,7 @@ from memo.errors import ConfigError, RankLost, host_name
 
 _POLL_S = 0.05
 _SEEN_S = 5.0
-"""How long a rank that hosts the store, and ends, waits for the others to read the reason."""
+"""How long a rank that hosts the store, and ends, waits for all ranks to read the reason."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Process groups in which only this rank exists: every message ends at once, with this rank's data alone.
 
-A single device then runs one rank of a larger job: the shapes, the order of operations and the memory are true, and
-so is the time that the rank computes; nothing is sent, sums hold one term, and losses mean nothing. What comes in from
-nobody (pipeline messages) is zero, so that values stay finite and the optimizer takes its steps.
+A single device then runs one rank of a larger job. The shapes, the order of operations, the memory and the compute time
+of the rank are true. But no data are sent, sums have one term, and losses mean nothing. Received pipeline messages are
+zeros, so that values stay finite and the optimizer takes its steps.
 """
 
 import contextlib
@@ -20,10 +20,13 @@ _BACKEND = "memo_simulated"
 
 
 class Link(Protocol):
-    """What the ranks of a group are connected by, where time is virtual."""
+    """The connection between the ranks of a group, if time is virtual."""
 
     def message(self, kind: str, num_bytes: int) -> AbstractContextManager[Callable[[], None]]:
-        """Around what stands for a message; yields how to wait for its end. `num_bytes`: of the larger end."""
+        """A context around the stand-in for a message; yields a function that waits for the message's end.
+
+        `num_bytes`: bytes of its larger end.
+        """
 
 
 links: Callable[[Sequence[int]], Link] | None = None
@@ -38,7 +41,7 @@ def init_simulated(rank: int, world_size: int) -> None:
 
 
 def _make(options: Any, _: object) -> ProcessGroup:
-    """Of torch's _DistributedBackendOptions, whose ranks are empty for the group of all."""
+    """Make a group from torch's _DistributedBackendOptions, whose ranks are empty for the group of all ranks."""
     ranks = options.global_ranks_in_group or range(options.group_size)
     return _SimulatedGroup(options.group_rank, options.group_size, None if links is None else links(ranks))
 
@@ -67,9 +70,9 @@ class _Done(Work):
 
 
 class _SimulatedGroup(ProcessGroup):
-    """The collectives that memo uses; torch calls some by one name up to 2.12 and by another from 2.13 on.
+    """The collectives that memo uses; torch 2.13 renamed some of them, so they have two names here.
 
-    torch's stubs overload what its dispatcher calls in one way, so types are told to look away.
+    torch's stubs overload methods that its dispatcher calls with one signature; hence the ignored types.
     """
 
     def __init__(self, rank: int, size: int, link: Link | None) -> None:
@@ -80,7 +83,7 @@ class _SimulatedGroup(ProcessGroup):
         return _BACKEND
 
     def _get_backend(self, device: torch.device) -> Any:
-        """From 2.14 on torch asks for it before it sends a batch of messages. Nothing lies beneath this group."""
+        """From 2.14 on, torch calls this before it sends a batch of messages. The group is its own backend."""
         return self
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
@@ -114,7 +117,7 @@ class _SimulatedGroup(ProcessGroup):
             return _Done([output], wait)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
-        return _Done(tensors)  # nobody waits for its end: the receiver's side takes the message's time
+        return _Done(tensors)  # no rank waits for its end: the receiver's side takes the message's time
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
         with self._message("message", *tensors) as wait:
@@ -126,7 +129,7 @@ class _SimulatedGroup(ProcessGroup):
         return _Done([torch.empty(0)])
 
     def _message(self, kind: str, *tensors: Tensor) -> AbstractContextManager[Callable[[], None]]:
-        """Around what stands for a message with these tensors at its larger end; yields how to wait for it."""
+        """A context around the stand-in for a message with these tensors at its larger end (see Link.message)."""
         if self._link is None or not tensors[0].is_cuda:
             return contextlib.nullcontext(lambda: None)
         return self._link.message(kind, sum(tensor.nbytes for tensor in tensors))

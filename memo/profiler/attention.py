@@ -29,9 +29,9 @@ _CHECKED_TOKENS = 256
 def time_attention(
     cases: Iterable[AttentionCase], heads: int, kv_heads: int, batch: int, device: torch.device
 ) -> tuple[AttentionRow, ...]:
-    """A row for each case, with every backend of the device: its seconds, or why it has none.
+    """Return a row for each case, with the seconds of every backend of the device, or why the backend is unusable.
 
-    If a kernel raises anything, lack of memory included, it is unusable for that case alone.
+    If a kernel raises any error, such as lack of memory, it is unusable for that case alone.
     """
     names = ("cpu",) if device.type == "cpu" else CUDA_BACKENDS
     rows = tuple(_row(case, names, heads, kv_heads, batch, device) for case in cases)
@@ -65,14 +65,14 @@ def _row(
 def _seconds(
     backend: AttentionBackend, case: AttentionCase, heads: int, kv_heads: int, batch: int, device: torch.device
 ) -> float:
-    """Seconds of one forward, with its output in a given buffer, and one backward."""
+    """Seconds of one forward, which writes its output to a given buffer, and one backward."""
     inputs = _inputs(case, case.tokens, heads, kv_heads, batch, device)
     scores, out = _scores(case, case.tokens, batch), torch.empty_like(inputs[0])
     return median_s(lambda: _run(backend, inputs, scores, out), device)
 
 
 def _run(backend: AttentionBackend, inputs: list[Tensor], scores: Scores, out: Tensor) -> list[Tensor]:
-    """[out, dq, dk, dv]."""
+    """Run forward and backward; returns [out, dq, dk, dv]."""
     q, k, v, grad_out = inputs
     scale = q.shape[-1] ** -0.5
     _, lse = attend(backend, q, k, v, scores, scale, out)
@@ -93,7 +93,7 @@ def _error(backend: AttentionBackend, case: AttentionCase, heads: int, kv_heads:
 
 
 def _dense(case: AttentionCase, inputs: list[Tensor]) -> list[Tensor]:
-    """[out, dq, dk, dv] of a materialised softmax, in fp32 or wider."""
+    """Return [out, dq, dk, dv] of a materialised softmax, in fp32 or wider."""
     wide = wide_dtype(inputs[0].dtype)
     q, k, v, grad_out = (x.to(wide).permute(1, 2, 0, 3) for x in inputs)  # [b, n, s, d]
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -107,7 +107,7 @@ def _dense(case: AttentionCase, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def _visible(case: AttentionCase, q: Tensor) -> Tensor:
-    """bool [s, s]."""
+    """The attention mask, bool [s, s]."""
     tokens = q.shape[2]
     mask = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device)
     if not case.causal:

@@ -1,7 +1,7 @@
 """Records the memory requests of code that runs on shapes alone, without data, kernels or memory.
 
-It is an estimate, because scratch memory inside kernels does not show. The sizes and the order of all other requests
-are true, because the same code runs.
+The result is an estimate, because scratch memory inside kernels does not show. The sizes and the order of all other
+requests are exact, because the same code runs.
 """
 
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ from memo_kernels import wide_dtype
 
 
 class FakeRecorder(StorageMode):
-    """Records the beginning and the end of every new storage of fake tensors.
+    """Records when every new storage of fake tensors is allocated and freed.
 
-    To be used inside of torch's FakeTensorMode; `phase` is called as in memo.executor.phases. Storages that exist
-    before are not recorded.
+    Use it inside of torch's FakeTensorMode; `phase` is called as in memo.executor.phases. Storages that existed before
+    are not recorded.
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
@@ -54,7 +54,7 @@ def fake_mode() -> Any:
 
 
 def fake_world(rank: int, world_size: int) -> None:
-    """A process group of which only this rank exists: collectives return shapes, and the contents are undefined."""
+    """Start a process group in which only this rank exists; collectives return right shapes and undefined content."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -64,13 +64,13 @@ def fake_world(rank: int, world_size: int) -> None:
 class FakeGradients:
     """Parameters without data, and their gradients in fp32 (fp64 for fp64) as in memo.parallel.data.
 
-    To be made inside of fake_mode; the parameters of `model` are replaced.
+    Make it inside of fake_mode; it replaces the parameters of `model`.
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         self.parameters: list[torch.nn.Parameter] = []
         self._main: dict[int, Tensor] = {}
-        replaced: list[torch.nn.Parameter] = []  # ids are those of living objects
+        replaced: list[torch.nn.Parameter] = []  # kept alive, because ids of dead objects are reused
         given: dict[int, torch.nn.Parameter] = {}
         for module in model.modules():
             for key, parameter in list(module.named_parameters(recurse=False)):

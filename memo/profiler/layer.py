@@ -1,7 +1,7 @@
-"""Times one layer and the link to host memory at the true sizes before the first step.
+"""Times one layer and the link to host memory, at the sizes of the run, before the first step.
 
-A layer is run on random input with the executor's own code, in a buffer that keeps nothing but the layer's input and
-attention's output. One layer fits into memory if training does.
+A layer runs on random input with the executor's own code, in a buffer that keeps only the layer's input and attention's
+output. One layer fits into memory if training does.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from memo.parallel.collectives import all_reduce
 
 _REPEATS = 3
 _LONG_S = 1.0
-"""If a run takes longer than this, warming up is a small part of its time."""
+"""If a run takes longer than this, its warm-up is a small part of its time."""
 _LINK_BYTES = 256 << 20
 """Large enough to reach a link's full rate, and small compared to host memory."""
 
@@ -52,12 +52,12 @@ def profile_layer(
 
     `key` and `tensor_bytes` become part of the result, and `kept` are the tensors of the layer's slot.
 
-    All ranks of `groups`, those of its tensor and context parallelism, must call this together: a layer
-    communicates, so they also agree on how often each piece is run. `layer` must work outside of a plan, in a slot
-    whose layout moves no group.
+    All ranks of `groups`, its tensor- and context-parallel groups, must call this together: a layer communicates, so
+    the ranks also agree on how often each piece runs. `layer` must work outside of a plan, in a slot whose layout moves
+    no group.
     """
     device, tile = x.device, layer.tiles[0]
-    # The first torch.autograd.grad imports it, and with it sympy: a second that would count as that of a backward.
+    # The first torch.autograd.grad imports this module, and with it sympy: a second that would count as backward.
     importlib.import_module("torch.fx.experimental.symbolic_shapes")
 
     def seconds(work: Callable[[], object]) -> float:
@@ -109,7 +109,7 @@ def _rate_under_compute(dst: Tensor, src: Tensor) -> float:
 
 
 def median_s(work: Callable[[], object], device: torch.device, groups: Sequence[ProcessGroup | None] = ()) -> float:
-    """Median seconds of a few runs after a warm-up run; if a run takes long, the first run is used instead."""
+    """Median seconds of a few runs after a warm-up run; if the first run takes long, its time alone."""
     first_s = torch.tensor(_once_s(work, device), dtype=torch.float64, device=device)
     for group in groups:
         all_reduce(first_s, group, "max")
