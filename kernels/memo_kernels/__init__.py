@@ -1,5 +1,5 @@
-"""Memory-bound operations, one folder each: `reference` in plain torch, which CPUs run and kernels are held to, and
-`triton`. `select_ops` chooses; nothing here imports Triton before it is asked for."""
+"""Memory-bound operations, one folder each: `reference` in plain torch, which CPUs run and tests compare kernels with,
+and `triton`. `select_ops` chooses; only its choice of Triton imports Triton."""
 
 from memo_kernels.ops import KERNELS, Ops, select_ops, wide_dtype
 

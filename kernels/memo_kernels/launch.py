@@ -1,4 +1,4 @@
-"""How kernels are launched: rows of tensors, programs, warps. Needs no Triton."""
+"""The arguments of kernel launches: rows of tensors, programs, warps. Needs no Triton."""
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def num_programs(num_rows: int, device: torch.device) -> int:
-    """Programs that share rows between them: enough to fill the device twice."""
+    """Number of programs to divide the rows among: enough to fill the device twice."""
     if device.type != "cuda":
         return min(num_rows, 4)
     return min(num_rows, 2 * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def num_warps(block: int) -> int:
-    """Of 32 threads, for a block of that many columns."""
+    """Number of warps (of 32 threads) for a block of `block` columns."""
     return 4 if block <= 2048 else 8 if block <= 8192 else 16

@@ -1,4 +1,4 @@
-"""The operations as one object, which is handed to whoever computes."""
+"""All operations in one object, which modules get as an argument."""
 
 import importlib.util
 from collections.abc import Callable
@@ -13,9 +13,9 @@ KERNELS = ("torch", "triton")
 
 @dataclass(frozen=True)
 class Ops:
-    """Shapes, dtypes and sources stand in the reference of each operation.
+    """The operations of one implementation; the reference of each gives shapes, dtypes and sources.
 
-    norm, add_norm, rotate and activate are differentiable; the others work in place or on what needs no gradient.
+    norm, add_norm, rotate and activate are differentiable. The rest work in place or on tensors without gradients.
     """
 
     name: str
@@ -44,9 +44,9 @@ _FOLDERS = {
 
 
 def select_ops(name: str, dtype: torch.dtype) -> Ops:
-    """The operations called `name`, one of KERNELS; fp64 models have none but torch's.
+    """Return the operations called `name`, one of KERNELS; fp64 models always get torch's.
 
-    Raises ValueError for an unknown name, ImportError where Triton is missing.
+    Raises ValueError for an unknown name, and ImportError if Triton is missing.
     """
     if name not in KERNELS:
         raise ValueError(f"kernels {name!r}: known are {', '.join(KERNELS)}")
@@ -63,6 +63,6 @@ def select_ops(name: str, dtype: torch.dtype) -> Ops:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums over values of `dtype`: fp64 for fp64, else fp32. So of softmax, of attention's merged outputs,
-    and of gradients, masters and moments of weights."""
+    """Return the dtype of sums over values of `dtype`: fp64 for fp64, else fp32. Softmax, attention's merged outputs,
+    and the gradients, masters and moments of weights have this dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32

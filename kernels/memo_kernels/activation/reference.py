@@ -4,13 +4,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SLOPE, LIMIT = 1.702, 7.0
-"""Of swiglu_clamped (swiglu_alpha and swiglu_limit of gpt-oss)."""
+"""The constants of swiglu_clamped (swiglu_alpha and swiglu_limit of gpt-oss)."""
 
 
 def activate(inner: Tensor, kind: str) -> Tensor:
-    """`kind` gelu or gelu_tanh: [..., f] -> [..., f]; swiglu: silu of the first half times the second, [..., 2 f] ->
-    [..., f]; geglu_tanh: so with gelu_tanh; swiglu_clamped as gpt-oss has it, gate sigmoid(1.702 gate) (up + 1), both
-    at most 7 and up at least -7."""
+    """Apply the activation `kind`.
+
+    gelu and gelu_tanh map [..., f] -> [..., f]. Gated kinds map [..., 2 f] -> [..., f], from gate, the first half, and
+    up, the second: swiglu is silu(gate) up; geglu_tanh is gelu_tanh(gate) up; swiglu_clamped, as in gpt-oss, is
+    gate sigmoid(1.702 gate) (up + 1), with both clamped to at most 7 and up to at least -7.
+    """
     if kind == "swiglu":
         gate, up = inner.chunk(2, dim=-1)
         return F.silu(gate) * up

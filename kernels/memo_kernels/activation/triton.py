@@ -1,4 +1,4 @@
-"""Activations as Triton kernels: one pass each way, and only their input is kept for backward."""
+"""Activations as Triton kernels: one pass in forward and one in backward, which keeps only the input."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _gelu(x, TANH: tl.constexpr):
-    """Value and derivative. GELU (Hendrycks and Gimpel, 2016), exact or with their tanh."""
+    """Value and derivative of GELU (Hendrycks and Gimpel, 2016), exact or with their tanh."""
     if TANH:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         tanh = 1.0 - 2.0 / (tl.exp(2.0 * inner) + 1.0)
@@ -82,7 +82,7 @@ def _backward(
 
 
 def activate(inner: Tensor, kind: str) -> Tensor:
-    """As reference.activate, of fp32, bf16 or fp16; arithmetic is in fp32."""
+    """Compute reference.activate for fp32, bf16 or fp16; arithmetic is in fp32."""
     out: Tensor = _Activate.apply(inner, kind)
     return out
 

@@ -1,1 +1,1 @@
-"""Softmax over logits of which this rank holds a slice: its sums, and its gradient."""
+"""Softmax over logits, of which this rank holds a slice: its sums and its gradient."""

@@ -10,12 +10,12 @@ from memo_kernels.ops import wide_dtype
 def logit_sums(
     logits: Tensor, labels: Tensor, num_valid: int, largest: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the ranks of a tp group add up to the loss.
+    """Return this rank's sums for the loss, which the ranks of a tp group add up.
 
     Args:
-        logits: [c, v], of which columns from num_valid on are padding. May be overwritten.
-        labels: [c] int64, a column, or negative where another rank holds it.
-        largest: from this rank's maximum of each row to that of all ranks, both [c]; may work in place.
+        logits: [c, v]; columns from num_valid on are padding. May be overwritten.
+        labels: [c] int64, the label's column, or negative if another rank holds it.
+        largest: maps this rank's maximum of each row to the maximum over all ranks, both [c]; may work in place.
 
     Returns (maximum over all ranks, sum of exp(logit - maximum), the label's logit or 0), each [c].
     """
@@ -36,7 +36,7 @@ def logit_gradient_(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, n
 
 
 def _widened(logits: Tensor, num_valid: int) -> Tensor:
-    """The logits themselves where they are wide."""
+    """Return the logits in the wide dtype, with padding at -inf; wide logits are changed in place."""
     wide = logits.to(wide_dtype(logits.dtype))
     wide[:, num_valid:] = float("-inf")
     return wide

@@ -1,4 +1,4 @@
-"""Cross-entropy of a slice of the logits as Triton kernels: logits stay narrow, their gradient takes their place."""
+"""Cross-entropy of a slice of the logits as Triton kernels: logits stay narrow, and their gradient overwrites them."""
 
 from collections.abc import Callable
 
@@ -43,7 +43,7 @@ def _gradient(logits_ptr, labels_ptr, lse_ptr, grad_ptr, stride, size, num_valid
 def logit_sums(
     logits: Tensor, labels: Tensor, num_valid: int, largest: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As reference.logit_sums, of fp32, bf16 or fp16, in one pass that leaves the logits; sums are in fp32."""
+    """Compute reference.logit_sums for fp32, bf16 or fp16, in one pass that keeps the logits; sums are in fp32."""
     maximum, total, target = (torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) for _ in range(3))
     _sums[(logits.shape[0],)](
         logits, labels, maximum, total, target, logits.stride(0), num_valid, BLOCK=_BLOCK, num_warps=8
@@ -53,7 +53,7 @@ def logit_sums(
 
 
 def logit_gradient_(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, num_valid: int) -> None:
-    """As reference.logit_gradient_."""
+    """Compute reference.logit_gradient_ for fp32, bf16 or fp16."""
     num_rows, size = logits.shape
     _gradient[(num_rows, triton.cdiv(size, _BLOCK))](
         logits, labels, lse, grad, logits.stride(0), size, num_valid, BLOCK=_BLOCK, num_warps=8

@@ -1,4 +1,4 @@
-"""Merging as a Triton kernel: one pass instead of five, on tensors of any strides but contiguous heads."""
+"""Merging as a Triton kernel: one pass instead of five; strides are free, but each head must be contiguous."""
 
 import triton
 import triton.language as tl
@@ -32,11 +32,11 @@ def _merge(
 
 
 def merge_(total_out: Tensor, total_lse: Tensor, out: Tensor, lse: Tensor) -> None:
-    """As reference.merge_; running values in fp32."""
+    """Compute reference.merge_ with running values in fp32."""
     if out.stride(-1) != 1:
         out = out.contiguous()
     b, n, s, size = out.shape
-    # Tokens come first: CUDA takes 65,535 programs along the second axis of a grid, which are 1M tokens.
+    # Tokens are the first axis of the grid: along the second, CUDA takes only 65,535 programs, which are 1M tokens.
     _merge[(triton.cdiv(s, _TOKENS), b * n)](
         total_out, total_lse, out, lse,
         *total_out.stride()[:3], *total_lse.stride(), *out.stride()[:3], *lse.stride(), n, s, size,

@@ -1,7 +1,7 @@
-"""Norms as Triton kernels: one program a row forward, one program for many rows backward.
+"""Norms as Triton kernels: forward has one program for each row, backward one program for many rows.
 
-Only the input is kept for backward, which computes the statistics again: rows are read anyway. Gradients of weight
-and bias are summed in fp32, program by program in a fixed order, so they are the same at every run on one device.
+Only the input is kept for backward, which recomputes the statistics, because it reads the rows anyway. Gradients of
+weight and bias are summed in fp32, program by program in a fixed order, so every run on one device gives the same bits.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from memo_kernels.launch import as_rows, num_programs, num_warps
 
 MAX_SIZE = 65536
-"""Columns of a row, which one program holds."""
+"""Maximum number of columns in a row, which one program holds."""
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _forward(
         x = x.to(tl.float32) + tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0.0).to(
             tl.float32
         )
-        x = x.to(total_ptr.dtype.element_ty)  # the norm is of the sum that others see
+        x = x.to(total_ptr.dtype.element_ty)  # the norm is of the rounded sum, which is the one returned
         tl.store(total_ptr + row * size + columns, x, mask=inside)
     x = x.to(tl.float32)
     mean, scale = _statistics(x, inside, size, epsilon, CENTERED)
@@ -85,13 +85,13 @@ def _backward(
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """As reference.norm, of fp32, bf16 or fp16."""
+    """Compute reference.norm for fp32, bf16 or fp16."""
     out: Tensor = _Norm.apply(x, weight, bias, epsilon)
     return out
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """As reference.add_norm, in one pass over x and residual."""
+    """Compute reference.add_norm in one pass over x and residual."""
     total, out = _AddNorm.apply(x, residual, weight, bias, epsilon)
     return total, out
 
@@ -130,7 +130,7 @@ class _AddNorm(torch.autograd.Function):
 def _launch_forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """(sum, norm); the sum is x itself without a residual."""
+    """Return (sum, norm); without a residual the sum is x itself."""
     rows, size = as_rows(x), x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(out)
@@ -147,7 +147,7 @@ def _launch_forward(
 def _launch_backward(
     grad: Tensor, x: Tensor, weight: Tensor, grad_total: Tensor | None, epsilon: float, centered: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of input, weight and bias."""
+    """Return the gradients of input, weight and bias."""
     rows, grads, size = as_rows(x), as_rows(grad), x.shape[-1]
     totals = grads if grad_total is None else as_rows(grad_total)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)

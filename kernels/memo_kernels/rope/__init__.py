@@ -1,1 +1,1 @@
-"""Rotary position embedding, half-split: as a function of autograd, and in place."""
+"""Rotary position embedding, half-split: as an autograd function, and in place."""

@@ -5,15 +5,15 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [s, b, heads, d] turned by the angles whose cos and sin are [s, b, 1, d/2]."""
+    """Return x [s, b, heads, d], rotated by the angles whose cos and sin are [s, b, 1, d/2]."""
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> None:
-    """Turn x in place, with `back` the other way: so a gradient comes back through a rotation.
+    """Rotate x in place, with `back` in the opposite direction, which is the backward of a rotation.
 
-    Not differentiable: the values before are lost, which a rotation's own gradient does not need.
+    Not differentiable by autograd: the old values are lost, which a rotation's gradient does not need.
     """
     low, high = x.chunk(2, dim=-1)
     sign = -1 if back else 1

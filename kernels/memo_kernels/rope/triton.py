@@ -1,6 +1,6 @@
-"""Rotation as a Triton kernel: a program turns all heads of one token, and reads its angles once.
+"""Rotation as a Triton kernel: a program rotates all heads of one token, and reads the token's angles once.
 
-The gradient of a rotation is the rotation back, so nothing is kept but the angles.
+The gradient of a rotation is the opposite rotation, so only the angles are kept.
 """
 
 from typing import Any
@@ -36,13 +36,13 @@ def _rotate(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As reference.rotate, of fp32, bf16 or fp16; products and sums are in fp32."""
+    """Compute reference.rotate for fp32, bf16 or fp16; products and sums are in fp32."""
     out: Tensor = _Rotate.apply(x, cos, sin)
     return out
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> None:
-    """As reference.rotate_, of fp32, bf16 or fp16 whose heads are contiguous; ValueError where they are not."""
+    """Compute reference.rotate_ for fp32, bf16 or fp16. Raises ValueError unless heads are contiguous."""
     if x.stride(-1) != 1:
         raise ValueError(f"the elements of a head lie {x.stride(-1)} apart: in place only contiguous heads are turned")
     _launch(x, x, cos, sin, back=back)

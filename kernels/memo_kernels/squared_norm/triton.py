@@ -17,9 +17,8 @@ def _partial_sums(x_ptr, sums_ptr, size, BLOCK: tl.constexpr):
 
 
 def squared_norm(x: Tensor) -> Tensor:
-    """As reference.squared_norm, of contiguous fp32, bf16 or fp16: n elements are off by at most n 2^-53 of the sum.
-
-    Reads `x` once; takes 8 bytes for each 8192 elements.
+    """Compute reference.squared_norm for contiguous fp32, bf16 or fp16; n elements are off by at most n 2^-53 of the
+    sum. Reads `x` once; takes 8 bytes of temporary memory for each 8192 elements.
     """
     blocks = triton.cdiv(x.numel(), _BLOCK)
     sums = torch.empty(blocks, dtype=torch.float64, device=x.device)
