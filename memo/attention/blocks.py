@@ -108,7 +108,7 @@ def coalesce(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
 
 
 def cut_keys(scores: Scores, most_keys: int) -> Scores:
-    """The same scores in blocks of at most `most_keys` keys; causal squares stay whole."""
+    """Return the same scores in blocks of at most `most_keys` keys; causal squares stay whole."""
     cut: list[ScoreBlock] = []
     for block in scores.blocks:
         if block.causal:
@@ -142,7 +142,7 @@ def demanding_packings(seq_length: int, batch: int, call_tokens: int) -> tuple[D
 
 
 def cut_within(scores: Scores, most_tokens: int) -> Scores:
-    """The same scores in blocks of at most `most_tokens` queries and as many keys (memo.spec.reach.parts)."""
+    """Return the same scores in blocks of at most `most_tokens` queries and `most_tokens` keys (memo.spec.reach)."""
     return replace(scores, blocks=tuple(part for block in scores.blocks for part in _parts(block, most_tokens)))
 
 
@@ -220,7 +220,7 @@ def _row_blocks(
 
 
 def _is_monotone(chunks: tuple[Chunk, ...]) -> bool:
-    """Whether local rows are consecutive and in the order of positions, as those of a zigzag pair are."""
+    """Whether local rows are consecutive and in the order of positions, as in a zigzag pair."""
     return all(a.stop <= b.start and a.row + a.length == b.row for a, b in pairwise(chunks))
 
 

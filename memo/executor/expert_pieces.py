@@ -57,13 +57,13 @@ def experts_backward(
         grads: gradients of fc1's output [s, b, K f] and of the routing [s, b, 2 K].
     """
     x, grad = gathering.wait(), grads[0].view(rows.count, -1)
-    grad_x, of_router, of_bias = mlp.route_backward(grads[1], x, routing, rows)
-    of_rows, adapter = rows.products(grad, mlp.fc1.weight, back=True), mlp.fc1.adapter
-    narrow = None if adapter is None else adapter.add_gradient_(of_rows, grad, rows)
-    grad_x = rows.sums(of_rows).add_(grad_x)
-    del of_rows
+    grad_x, grad_router, grad_router_bias = mlp.route_backward(grads[1], x, routing, rows)
+    grad_rows, adapter = rows.products(grad, mlp.fc1.weight, back=True), mlp.fc1.adapter
+    narrow = None if adapter is None else adapter.add_gradient_(grad_rows, grad, rows)
+    grad_x = rows.sums(grad_rows).add_(grad_x)
+    del grad_rows
     scattered, work = reduce_scatter_async(grad_x.view_as(x), group)
-    for parameter, found in ((mlp.router.weight, of_router), (mlp.router.bias, of_bias)):
+    for parameter, found in ((mlp.router.weight, grad_router), (mlp.router.bias, grad_router_bias)):
         main = None if parameter is None else sink.main_gradient(parameter)
         if main is not None:
             main.add_(found)
@@ -114,6 +114,6 @@ def biases_backward(
     if main is not None:
         add_weight_gradient(main.view(rows.num_experts, -1), shares(own, rows.num_experts, flat.dtype), flat)
     found = torch.zeros_like(routing)
-    of_own = of_shares(flat @ biases.t(), own)
-    found.chunk(size)[rank][..., : rows.top_k] = of_own.view(*own.shape[:-1], -1)
+    own_grads = of_shares(flat @ biases.t(), own)
+    found.chunk(size)[rank][..., : rows.top_k] = own_grads.view(*own.shape[:-1], -1)
     return found

@@ -61,8 +61,8 @@ class HalvesOperations(LayerOnTiles):
                 kind = _TiledColumn if isinstance(module, ColumnParallelLinear) else _TiledRow
                 setattr(modules[owner], attribute, kind(module, name, self))
         self._recalled = {name: layer.get_submodule(name).linear for name in layer.recalled}
-        of_matrices = {id(p) for m in layer.modules() if isinstance(m, _Tiled) for p in m.linear.parameters()}
-        self._others = [p for p in layer.parameters() if id(p) not in of_matrices and p.requires_grad]
+        matrix_parameters = {id(p) for m in layer.modules() if isinstance(m, _Tiled) for p in m.linear.parameters()}
+        self._other_parameters = [p for p in layer.parameters() if id(p) not in matrix_parameters and p.requires_grad]
 
     def run_half(self, machine: TileMachine, operation: Operation, *x: Tensor) -> Tensor:
         """Run one half forward."""
@@ -81,8 +81,8 @@ class HalvesOperations(LayerOnTiles):
             with torch.enable_grad():
                 leaves = [each.detach().requires_grad_() for each in x]
                 y = self.module_of[operation](*leaves)
-            found = torch.autograd.grad(y, [*leaves, *self._others], grads, allow_unused=True)
-        for parameter, value in zip(self._others, found[len(x) :], strict=True):
+            found = torch.autograd.grad(y, [*leaves, *self._other_parameters], grads, allow_unused=True)
+        for parameter, value in zip(self._other_parameters, found[len(x) :], strict=True):
             main = self.sink.main_gradient(parameter)
             if value is not None and main is not None:
                 main.add_(value)

@@ -89,7 +89,7 @@ class HostBudget:
 
 
 def settle(config: RunConfig, mesh: Mesh, device: torch.device) -> HostBudget:
-    """The budget of this rank. Collective over all ranks, before any of them allocates memory for its states.
+    """Return the budget of this rank. Collective over all ranks, before any rank allocates memory for its states.
 
     Ranks are on one node if the names of their hosts are equal; in a simulated world there is only this rank.
 

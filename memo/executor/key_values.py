@@ -49,19 +49,19 @@ class KeyValues:
         self._section = s // layout.sections
         heads = (layout.held * self._section, b, width // layout.head_dim, layout.head_dim)
         own = ((self._section if layout.slides else s) // layout.cp, *heads[1:])
-        self._both = torch.empty(heads, dtype=torch_dtype(layout.dtype), device=device)
+        self._keys_and_values = torch.empty(heads, dtype=torch_dtype(layout.dtype), device=device)
         self.sums = torch.empty(heads, dtype=torch_dtype(layout.sum_dtype), device=device)
-        self._own = torch.empty(own, dtype=self._both.dtype, device=device) if layout.gathers else None
+        self._own = torch.empty(own, dtype=self._keys_and_values.dtype, device=device) if layout.gathers else None
 
     @property
     def moved(self) -> Tensor:
         """Keys and values that move: [s / cp, b, 2 k, d] if those of other ranks are gathered, else the whole store.
         If the store slides, use `moved_of`."""
-        return self._both if self._own is None else self._own
+        return self._keys_and_values if self._own is None else self._own
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self._both, self.sums, *([] if self._own is None else [self._own])]
+        return [self._keys_and_values, self.sums, *([] if self._own is None else [self._own])]
 
     @property
     def first_token(self) -> int:
@@ -72,7 +72,7 @@ class KeyValues:
         """Keys and values [c, b, 2 k d] of a section in a store that slides; they go to host memory between forward and
         backward. If those of other ranks are gathered, all sections use the same memory."""
         start = (section - self.first) * self._section
-        return (self._both[start : start + self._section] if self._own is None else self._own).flatten(2)
+        return (self._keys_and_values[start : start + self._section] if self._own is None else self._own).flatten(2)
 
     def begin(self, kind: str, section: int) -> range:
         """Slide to a section before its forward or backward; returns the sections to fetch now."""
@@ -82,7 +82,7 @@ class KeyValues:
             return range(last, self.first - 1, -1) if kind == "B" else range(0)
         if self.first == before:
             return range(0)
-        for x in (self._both,) if kind == "F" else (self._both, self.sums):
+        for x in (self._keys_and_values,) if kind == "F" else (self._keys_and_values, self.sums):
             parts = x.chunk(held) if kind == "F" else x.chunk(held)[::-1]
             for part, following in pairwise(parts):
                 part.copy_(following)
@@ -100,7 +100,7 @@ class KeyValues:
 
     def before(self, row: int) -> Tensor:
         """All keys and values in the store, up to the end of the tile that ends with this rank's row `row`."""
-        return self._both[: self._stop(row)]
+        return self._keys_and_values[: self._stop(row)]
 
     def sums_before(self, row: int) -> Tensor:
         """Sums of the gradients of the keys and values that `before` returns."""

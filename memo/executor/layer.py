@@ -82,12 +82,12 @@ class WholeLayer(LayerOnTiles):
         out = kept["attention_out"]
         grad_residual, grad_out = torch.empty_like(grad), torch.empty_like(out) if len(self.tiles) > 1 else None
         for tile in reversed(self.tiles):
-            of_attention = self._finish_backward(kept, tile, context, grad[tile.shard], grad_residual[tile.shard])
+            grad_attention_out = self._finish_backward(kept, tile, context, grad[tile.shard], grad_residual[tile.shard])
             if grad_out is None:
-                grad_out = of_attention
+                grad_out = grad_attention_out
             else:
-                grad_out[tile.full] = of_attention
-            del of_attention
+                grad_out[tile.full] = grad_attention_out
+            del grad_attention_out
         assert grad_out is not None
         self.drop(kept, {name for operation in self.kind.after for name in operation.makes})
         del out
@@ -96,9 +96,9 @@ class WholeLayer(LayerOnTiles):
         self.drop(kept, {"attention_out", "lse"})
         grad_x = torch.empty_like(grad)
         for tile in reversed(self.tiles):
-            of_tile = [grad[tile.full] for grad in grads]
-            of_met = of_tile[0] if self.kind.is_linear else tuple(of_tile)
-            self._qkv_backward(kept, tile, context, of_met, grad_residual[tile.shard], grad_x[tile.shard])
+            tile_grads = [grad[tile.full] for grad in grads]
+            attention_grads = tile_grads[0] if self.kind.is_linear else tuple(tile_grads)
+            self._qkv_backward(kept, tile, context, attention_grads, grad_residual[tile.shard], grad_x[tile.shard])
         return grad_x
 
     def _attention_backward(self, kept: dict[str, Tensor], grad_out: Tensor, context: Context) -> tuple[Tensor, ...]:

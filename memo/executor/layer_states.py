@@ -57,7 +57,7 @@ class LayerStates:
 
     def __init__(self, layer: int, unit: Unit, buffers: StateBuffers) -> None:
         self.layer, self.unit, self._buffers = layer, unit, buffers
-        self._away: list[Event] = [None] * len(unit.trained)  # follows the last copy of the gradient to host memory
+        self._offloaded: list[Event] = [None] * len(unit.trained)  # after the last offload of each bucket's gradient
         self._reset()
 
     def _reset(self) -> None:
@@ -162,7 +162,7 @@ class LayerStates:
         self.gradient.arrive(slot, f"fetch of the gradient of layer {self.layer}")
         backend.wait(Stream.PREFETCH, slot.free)
         self._buffers.spoil(slot)
-        for bucket, part, away in zip(self.unit.trained, self._gradient_parts(slot), self._away, strict=True):
+        for bucket, part, away in zip(self.unit.trained, self._gradient_parts(slot), self._offloaded, strict=True):
             backend.wait(Stream.PREFETCH, away)
             backend.copy(Stream.PREFETCH, part, given(bucket.partial), slot.name, partial_name(bucket))
         # The record is next written after this unit's backward, which waits for the slot. Every offload waits for
@@ -208,7 +208,7 @@ class LayerStates:
         self._buffers.follow(Stream.OFFLOAD, Stream.COMPUTE)
         for index, (bucket, part) in enumerate(zip(self.unit.trained, self._gradient_parts(slot), strict=True)):
             self._backend.copy(Stream.OFFLOAD, given(bucket.partial), part, partial_name(bucket), slot.name)
-            self._away[index] = self._backend.record(Stream.OFFLOAD)
+            self._offloaded[index] = self._backend.record(Stream.OFFLOAD)
         slot.free = self._backend.record(Stream.OFFLOAD)
 
     # The reduction.
@@ -244,12 +244,12 @@ class LayerStates:
             self._clear_record(record, update)
         for index, part in enumerate(reduction.parts):
             self._deliver(index, part, reduction)
-        gone = self._backend.record(Stream.OFFLOAD if on_host else Stream.COMPUTE)
+        released = self._backend.record(Stream.OFFLOAD if on_host else Stream.COMPUTE)
         if reduction.stage is not None:
-            reduction.stage.free = gone
-            gone = self._backend.record(Stream.COMPUTE)
+            reduction.stage.free = released
+            released = self._backend.record(Stream.COMPUTE)
         if reduction.gradient.slot is not None:
-            reduction.gradient.slot.free = gone
+            reduction.gradient.slot.free = released
         reduction.gradient.leave(f"end of the reduction of {reduction.step.op}")
         if on_host and self.unit.trained and reduction.step.is_last and update is not None:
             done = self._start_update(update)
@@ -297,14 +297,14 @@ class LayerStates:
             data_parallel.main_gradients.complete([(bucket, shard)])
         holder = reduction.stage or reduction.gradient.slot
         name = name_of("gradient", bucket) if holder is None else holder.name
-        self._away[index] = self._buffers.offload_gradient(bucket, shard, name)
+        self._offloaded[index] = self._buffers.offload_gradient(bucket, shard, name)
 
     def _add_sum(self, index: int, shard: Tensor) -> None:
         """Fetch the sum of earlier microbatches from host memory, and add it to this shard on the device."""
         bucket, backend, (stage,) = self.unit.trained[index], self._backend, self._buffers.sum
         part = stage.flat[: shard.numel()]
         backend.wait(Stream.PREFETCH, stage.free)
-        backend.wait(Stream.PREFETCH, self._away[index])
+        backend.wait(Stream.PREFETCH, self._offloaded[index])
         backend.copy(Stream.PREFETCH, part, bucket.gradient_shard, stage.name, gradient_name(bucket))
         self._buffers.follow(Stream.COMPUTE, Stream.PREFETCH)
         self._buffers.follow(Stream.OFFLOAD, Stream.PREFETCH)

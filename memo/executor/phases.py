@@ -1,4 +1,4 @@
-"""Marks the beginning of each phase of an iteration; the marks are added around modules that do not know of them.
+"""Marks the beginning of each phase of an iteration; wrappers around modules set the marks.
 
     enter_forward | embedding_forward | layer_forward 0 | layer_forward 1 | ... | loss_forward
     enter_backward | loss_backward | layer_backward n-1 | ... | layer_backward 0 | embedding_backward

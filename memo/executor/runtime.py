@@ -71,17 +71,17 @@ class SwapRuntime:
         Times count from `origin`, a timestamp of the backend; default: the beginning of the block.
         """
         recorder = SwapRecorder(self.swapper.backend, origin)
-        told: dict[Swapper | Staging, BeginSpan] = {}
+        begin_of: dict[Swapper | Staging, BeginSpan] = {}
         for swapper, kind in self._swappers():
-            told[swapper] = partial(recorder.begin, kind)
+            begin_of[swapper] = partial(recorder.begin, kind)
             if swapper.records.staging is not None:
-                told[swapper.records.staging] = told[swapper]
-        for moving, begin in told.items():
+                begin_of[swapper.records.staging] = begin_of[swapper]
+        for moving, begin in begin_of.items():
             moving.listeners.append(begin)
         try:
             yield recorder
         finally:
-            for moving, begin in told.items():
+            for moving, begin in begin_of.items():
                 moving.listeners.remove(begin)
 
     def _swappers(self) -> Iterator[tuple[Swapper, Kind]]:

@@ -18,7 +18,7 @@ class _Spans:
         self._pairs.append((begin, end))
 
     def take_s(self) -> float:
-        """The sum of the seconds of the pairs that have ended; the others are kept for a later call. Does not wait."""
+        """Return the seconds of all pairs that have ended; keeps open pairs for a later call, and never waits."""
         taken_s, still_open = 0.0, []
         for begin, end in self._pairs:
             if end.is_reached():
@@ -30,7 +30,7 @@ class _Spans:
 
 
 class StateRecorder(PassingBackend):
-    """A backend that passes all calls to another one, and takes timestamps around copies and waits of compute.
+    """A backend that passes all calls to another backend, and takes timestamps around copies and waits of compute.
 
     Work that the device has not reached when the times are read, such as the copies of weights that the optimizer has
     just issued, is counted at the next reading. Nothing is lost or counted twice, and reading does not wait.

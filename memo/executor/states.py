@@ -27,7 +27,7 @@ from memo.units import format_bytes
 
 
 class StateStreamer:
-    """Moves the states of each layer (memo.executor.layer_states) in the order of the plan; the `StateMover` of a rank.
+    """Moves the states of each layer (memo.executor.layer_states) in the order of the plan; a rank's `StateMover`.
 
     Each `StreamedLayer` calls it before and after its layer.
     """

@@ -22,8 +22,8 @@ class LayerStates(Protocol):
 class StreamedLayer(nn.Module):
     """Requests the layer's weights before each forward and backward, and memory for its gradient before each backward.
 
-    Marks at the layer's input and output enclose it in autograd's graph. Autograd accumulates the gradient of a
-    parameter as soon as it is known, and so before the mark at the input.
+    Marks at the layer's input and output enclose the layer in autograd's graph. Autograd accumulates a parameter's
+    gradient as soon as it is known, so before it reaches the mark at the input.
     """
 
     def __init__(self, layer: nn.Module, index: int, states: LayerStates) -> None:

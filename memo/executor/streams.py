@@ -56,7 +56,7 @@ class StreamBackend(Protocol):
         """An event that happens when everything issued on the stream so far has run."""
 
     def wait(self, stream: Stream, event: Event | None) -> None:
-        """What is issued on the stream from now on runs after the event; with None nothing is waited for.
+        """Make work that is issued on the stream from now on run after the event; None: there is nothing to wait for.
 
         A CUDA stream cannot wait for one of DISK_STREAMS: there the calling thread waits, so ask `has_happened` first.
         """

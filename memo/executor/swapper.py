@@ -227,7 +227,7 @@ class Swapper:
         self._copy(Stream.PREFETCH, index)
         backend.spoil(Stream.PREFETCH, *self._host(index))
         done = backend.record(Stream.PREFETCH)
-        self._offloaded[target.slot] = None  # whoever waits for the prefetch need not wait for the offload
+        self._offloaded[target.slot] = None  # a wait for the prefetch includes the offload
         self._prefetched[target.slot] = done
         if staging is not None and turn is not None:
             staging.after_prefetch(turn, done)
@@ -266,9 +266,9 @@ class Swapper:
         step = self.current
         if (kind, layer, section) != (step.op.kind, step.op.layer, step.op.section) or self._open is begin:
             state = "is still open" if self._open else "comes next"
-            of_layer = f"{kind} layer {layer}" if section is None else f"{kind} layer {layer} section {section}"
+            layer_name = f"{kind} layer {layer}" if section is None else f"{kind} layer {layer} section {section}"
             raise PlanError(
-                f"{'begin' if begin else 'end'} of {of_layer}, but in the swap plan {step.op} (step"
+                f"{'begin' if begin else 'end'} of {layer_name}, but in the swap plan {step.op} (step"
                 f" {self._position} of {len(self.plan.steps)}) {state}: plan for the schedule that runs, or reset()"
                 " after an interrupted step"
             )

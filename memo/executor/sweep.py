@@ -225,8 +225,8 @@ class SweptLayer(LayerOnTiles):
         if self.kind.is_linear:
             given = (grad_out, kept["qkv"][tile.full], self.sink.main_gradient, positions.documents)
             carried = (self._first_token(section, tile), kept["carries"][tile.index], self._carry)
-            of_qkv, self._carry = self.layer.attention.core.backward(*given, *carried)
-            return of_qkv
+            grad_qkv, self._carry = self.layer.attention.core.backward(*given, *carried)
+            return grad_qkv
         core, heads = self.layer.attention.core, (-1, self.layer.attention.head_dim)
         q, _, _ = self._tile_heads(kept, tile, positions)
         stop = _rows(section, tile).stop

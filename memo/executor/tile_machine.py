@@ -252,7 +252,7 @@ def _replayed_backward(machine: TileMachine, operation: Operation, grad: Tensor,
 
 
 def _heads_backward(machine: TileMachine, operation: op.Heads, grads: tuple[Tensor, ...], qkv: Tensor) -> Made:
-    """Return the gradient of qkv; overwrites those of q and k. They are its parts if heads were rotated in place."""
+    """Return the gradient of qkv; overwrites the gradients of q and k."""
     attention = machine.on.module_of[operation]
     attention.rotate_(grads[0], grads[1], machine.rope, back=True)
     if operation.in_place:

@@ -83,8 +83,8 @@ class Adapter(nn.Module):
         main = main_gradient(self.b)
         if main is not None:
             narrow = self._down(x, by).chunk(len(self.rows), 1)
-            for own, part, of_part in zip(self.rows, narrow, self._parts(main), strict=True):
-                by.add_weight_gradients(of_part, grad_y[:, own], part)
+            for own, part, grad_part in zip(self.rows, narrow, self._parts(main), strict=True):
+                by.add_weight_gradients(grad_part, grad_y[:, own], part)
 
     def _down(self, x: Tensor, by: Products) -> Tensor:
         return by.products(x, self.a).mul_(self.factor)

@@ -118,8 +118,8 @@ class ContextAttention:
         if self.a2a_size == 1:
             return self._forward(q, k, v, documents, out, sinks)
         q, k, v = self.split_heads(q, k, v)
-        of_share, lse = self._forward(q, k, v, documents, None, sinks)
-        (joined,) = self.join_heads(of_share, out=out)
+        heads_out, lse = self._forward(q, k, v, documents, None, sinks)
+        (joined,) = self.join_heads(heads_out, out=out)
         return joined, lse
 
     def backward(
@@ -204,10 +204,10 @@ class ContextAttention:
         for step, following in zip(self._steps, (*self._steps[1:], None), strict=True):
             incoming = None if following is None else _Shift(kv, self, following - step)
             dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
-            met = saved._replace(k=kv[0], v=kv[1])
+            step_saved = saved._replace(k=kv[0], v=kv[1])
             scores = self._scores(step, documents)
             with self.around():
-                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, scores, self.scale)
+                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, step_saved, scores, self.scale)
             if incoming_dkv:
                 dkv += incoming_dkv.wait()
             incoming_dkv = _Shift(dkv, self, (self.ring_size if following is None else following) - step)
@@ -232,9 +232,9 @@ class ContextAttention:
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=k.device)
         dkv = torch.zeros((*k.shape[:-1], 2 * k.shape[-1]), dtype=dtype, device=k.device)
         sums = GradSums(dq, *dkv.chunk(2, dim=-1))
-        met = saved._replace(k=k, v=v)
+        step_saved = saved._replace(k=k, v=v)
         with self.around():
-            sums.add(self.backend, grad_out, met, self._gathered_scores(documents), self.scale)
+            sums.add(self.backend, grad_out, step_saved, self._gathered_scores(documents), self.scale)
         own = reduce_scatter(zigzag_from_natural(dkv, self.ring_size), self.ring).to(k.dtype)
         dk, dv = own.chunk(2, dim=-1)
         return dq.to(k.dtype), dk, dv

@@ -38,7 +38,7 @@ class ContextDelta:
         self, exchange: ContextAttention, of: Parameters, head_dim: int, delta_net: type[DeltaNet] = DeltaNet
     ) -> None:
         """`exchange` has the cp groups, and `delta_net` the kernels."""
-        self._exchange, self._of, self._head_dim, self._delta_net = exchange, of, head_dim, delta_net
+        self._exchange, self._all_heads, self._head_dim, self._delta_net = exchange, of, head_dim, delta_net
         whole = DeltaNet(of.kernels, of.rates, of.biases, head_dim)
         channels = [whole.key_heads * head_dim, whole.key_heads * head_dim, whole.heads * head_dim]
         self._widths = [*channels, whole.heads, whole.heads]
@@ -100,7 +100,7 @@ class ContextDelta:
     @property
     def _parameters(self) -> tuple[nn.Parameter, ...]:
         """Read at each use, because their memory changes."""
-        return self._of.kernels, self._of.rates, self._of.biases
+        return self._all_heads.kernels, self._all_heads.rates, self._all_heads.biases
 
     def _around(self) -> AbstractContextManager[None]:
         """A context around kernels whose memory requests depend on where documents end; they free all of it inside."""

@@ -132,8 +132,8 @@ class ShardedDataParallel:
 
     def _bind(self, bucket: Bucket | CodedBucket, flat: Tensor | None) -> None:
         for slot in bucket.plan.slots:
-            of_slot = self._nothing.expand(slot.shape) if flat is None else slot.view(flat)
-            self.parameters[slot.name].data = of_slot
+            value = self._nothing.expand(slot.shape) if flat is None else slot.view(flat)
+            self.parameters[slot.name].data = value
 
     @contextlib.contextmanager
     def scratch(self, unit: Unit) -> Iterator[list[Tensor]]:
@@ -223,7 +223,7 @@ class ShardedDataParallel:
         return [self.parameters[slot.name] for bucket in unit.buckets for slot in bucket.plan.slots]
 
     def _replaced(self, named: dict[str, ShardedParameter]) -> dict[str, ShardedParameter]:
-        """Replace the parameters of which the model was built; returns the new ones by name."""
+        """Replace the model's parameters by new ones, which are returned by name."""
         placed = {}
         plans = [b.plan for unit in self.units for b in unit.buckets]
         plans += [b.plan for unit in self.units for b in unit.coded]

@@ -37,8 +37,8 @@ class VocabParallelEmbedding(nn.Module):
         if group_size(self.group) == 1 and self.weight.requires_grad:
             return _scaled_(F.embedding(tokens, self.weight), self.scale)
         hidden = in_one_section(tokens.shape[0] // group_size(self.group))
-        how = _How(self.first_row, self.group, hidden, self.scale)
-        y: Tensor = _Embedding.apply(self.weight, None, tokens, None, how, _anchor(self.weight))
+        settings = _Settings(self.first_row, self.group, hidden, self.scale)
+        y: Tensor = _Embedding.apply(self.weight, None, tokens, None, settings, _anchor(self.weight))
         return y
 
     def in_sections(
@@ -48,13 +48,13 @@ class VocabParallelEmbedding(nn.Module):
 
         Sums of gradients over tokens are cut at tiles, so that they do not depend on sections, to the last bit.
         """
-        how = _How(self.first_row, self.group, hidden, self.scale)
-        y: Tensor = _Embedding.apply(self.weight, of_positions, tokens, positions, how, _anchor(self.weight))
+        settings = _Settings(self.first_row, self.group, hidden, self.scale)
+        y: Tensor = _Embedding.apply(self.weight, of_positions, tokens, positions, settings, _anchor(self.weight))
         return y
 
 
 @dataclass(frozen=True)
-class _How:
+class _Settings:
     """The settings that forward and backward of the embedding share."""
 
     first_row: int
@@ -82,18 +82,18 @@ class _Embedding(torch.autograd.Function):
         of_positions: Tensor | None,
         tokens: Tensor,
         positions: Tensor | None,
-        how: _How,
+        settings: _Settings,
         anchor: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(tokens, positions)
-        ctx.how, ctx.weight, ctx.of_positions = how, weight, of_positions
-        hidden, group = how.hidden, how.group
+        ctx.settings, ctx.weight, ctx.of_positions = settings, weight, of_positions
+        hidden, group = settings.hidden, settings.group
         y = hidden.begin((tokens.shape[0] // group_size(group), tokens.shape[1], weight.shape[1]), weight)
         for section in hidden.sections:
             part = hidden.room(y, section.index)
-            for chunk in _chunks(section, tokens, weight.shape[0], how):
+            for chunk in _chunks(section, tokens, weight.shape[0], settings):
                 x = F.embedding(chunk.rows, weight).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
-                _scaled_(x, how.scale)
+                _scaled_(x, settings.scale)
                 reduce_scatter(x, group, out=part[chunk.of_section])
                 if of_positions is not None and positions is not None:
                     part[chunk.of_section] += F.embedding(positions[chunk.of_rank], of_positions)
@@ -103,21 +103,21 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tokens, positions = ctx.saved_tensors
-        how, hidden = ctx.how, ctx.how.hidden
+        settings, hidden = ctx.settings, ctx.settings.hidden
         grad = hidden.whole(grads[0])
-        total, of_positions = _sum_of(ctx.weight), _sum_of(ctx.of_positions)
+        total, of_positions = _gradient_sum(ctx.weight), _gradient_sum(ctx.of_positions)
         for section in hidden.sections:
             part = hidden.take(grad, section.index)
-            for chunk in _chunks(section, tokens, ctx.weight.shape[0], how):
+            for chunk in _chunks(section, tokens, ctx.weight.shape[0], settings):
                 own = part[chunk.of_section]
                 if of_positions is not None:
                     _add_rows(of_positions, own, positions[chunk.of_rank])
                 if total is None:
                     continue
-                gathered = all_gather(own, how.group).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
-                _add_rows(total, _scaled_(gathered, how.scale), chunk.rows)
+                gathered = all_gather(own, settings.group).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
+                _add_rows(total, _scaled_(gathered, settings.scale), chunk.rows)
                 del gathered
-        return _given(ctx.weight, total), _given(ctx.of_positions, of_positions), None, None, None, None
+        return _to_autograd(ctx.weight, total), _to_autograd(ctx.of_positions, of_positions), None, None, None, None
 
 
 def _anchor(like: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _anchor(like: Tensor) -> Tensor:
     return torch.empty(0, device=like.device, requires_grad=True)
 
 
-def _sum_of(table: Tensor | None) -> Tensor | None:
+def _gradient_sum(table: Tensor | None) -> Tensor | None:
     """The sum of the gradients of chunks, never in bf16; None if there is no table, or it is frozen."""
     if table is None or not table.requires_grad:
         return None
@@ -136,8 +136,8 @@ def _sum_of(table: Tensor | None) -> Tensor | None:
     return torch.zeros_like(table, dtype=wide_dtype(table.dtype))
 
 
-def _given(table: Tensor, total: Tensor | None) -> Tensor | None:
-    """Return to autograd the complete sum of `_sum_of(table)`, or None if it is in the main gradient already."""
+def _to_autograd(table: Tensor, total: Tensor | None) -> Tensor | None:
+    """Return to autograd the complete sum of `_gradient_sum(table)`, or None if it is in the main gradient already."""
     if total is None:
         return None
     if own_sum(table) is None:
@@ -167,15 +167,15 @@ class _Chunk:
     foreign: Tensor
 
 
-def _chunks(section: Section, tokens: Tensor, num_rows: int, how: _How) -> Iterator[_Chunk]:
+def _chunks(section: Section, tokens: Tensor, num_rows: int, settings: _Settings) -> Iterator[_Chunk]:
     """Yield the chunks of a section, tile after tile."""
-    size = group_size(how.group)
+    size = group_size(settings.group)
     by_rank = tokens.unflatten(0, (size, -1))
     step, first = max(1, _CHUNK // (size * tokens.shape[1])), section.rows.start
     for tile in section.tiles:
         for start in range(tile.start, tile.stop, step):
             chunk = slice(start, min(start + step, tile.stop))
             of_rank = slice(first + chunk.start, first + chunk.stop)
-            rows = by_rank[:, of_rank].flatten(0, 1) - how.first_row
+            rows = by_rank[:, of_rank].flatten(0, 1) - settings.first_row
             foreign = (rows < 0) | (rows >= num_rows)
             yield _Chunk(chunk, of_rank, rows.masked_fill_(foreign, 0), foreign)

@@ -11,8 +11,8 @@ from torch import Tensor
 class Entrance:
     """Takes the gradient of the tensor that entered.
 
-    A leaf's `grad` would do the same, but would keep the tensor and copy its gradient. Both may be stand-ins for hidden
-    states that are not on the device (memo.parallel.hidden).
+    A leaf's `grad` would do the same, but would keep the tensor and copy the gradient. Here tensor and gradient may be
+    stand-ins for hidden states that are not on the device (memo.parallel.hidden).
     """
 
     grad: Tensor | None = None

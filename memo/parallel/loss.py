@@ -55,11 +55,11 @@ class LossSettings:
     ops: Ops | None = None
     parts: Hidden | None = None
 
-    def resolved(self, hidden: Tensor, weight: Tensor) -> "_How":
+    def resolved(self, hidden: Tensor, weight: Tensor) -> "_Resolved":
         ops = select_ops("torch", hidden.dtype) if self.ops is None else self.ops
         parts = in_one_section(hidden.shape[0]) if self.parts is None else self.parts
         vocab = VocabSlice.of(self.vocab_size, weight.shape[0], self.group)
-        return _How(self.norm, vocab, self.chunk_size, self.group, ops, parts, torch.is_grad_enabled())
+        return _Resolved(self.norm, vocab, self.chunk_size, self.group, ops, parts, torch.is_grad_enabled())
 
 
 def linear_cross_entropy(
@@ -81,8 +81,8 @@ def linear_cross_entropy(
     Returns:
         [s, b] in fp32 (fp64 for fp64 inputs), or the sum in fp64, the same on every tp rank.
     """
-    how = settings.resolved(hidden, weight)
-    losses: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, weights, how, *how.norm.parameters())
+    resolved = settings.resolved(hidden, weight)
+    losses: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, weights, resolved, *resolved.norm.parameters())
     return losses
 
 
@@ -94,9 +94,9 @@ def losses_and_greedy_tokens(
 
     Among tokens with equal logits it is the lowest. Reads the hidden states once.
     """
-    how = settings.resolved(hidden, weight)
+    resolved = settings.resolved(hidden, weight)
     greedy = torch.empty_like(labels, dtype=torch.int64)
-    losses, _ = _forward(hidden, weight, labels, how, greedy=greedy)
+    losses, _ = _forward(hidden, weight, labels, resolved, greedy=greedy)
     return losses, greedy
 
 
@@ -107,21 +107,21 @@ def logits_of(hidden: Tensor, weight: Tensor, numbers: Tensor, count: int, setti
     `numbers` [s, b] int64: the row of the result for each selected token, -1 for all other tokens. A row that no token
     of this context-parallel rank selects is zero. Other arguments as for `linear_cross_entropy`.
     """
-    how, group = settings.resolved(hidden, weight), settings.group
+    resolved, group = settings.resolved(hidden, weight), settings.group
     own = _by_rank(numbers, group)[group_rank(group)]
     rows = hidden.new_zeros(count, hidden.shape[-1])
-    for section in how.parts.sections:
-        part, wanted = how.parts.take(hidden, section.index), own[section.rows]
+    for section in resolved.parts.sections:
+        part, wanted = resolved.parts.take(hidden, section.index), own[section.rows]
         rows.index_add_(0, wanted[wanted >= 0], part[wanted >= 0])
     rows = all_reduce(rows, group)  # each is on one rank
     asked = numbers[numbers >= 0]
     logits = hidden.new_zeros(group_size(group), count, weight.shape[0], dtype=torch.float64)
-    logits[group_rank(group), asked] = (how.norm(rows.unsqueeze(1)).squeeze(1) @ weight.t())[asked].double()
+    logits[group_rank(group), asked] = (resolved.norm(rows.unsqueeze(1)).squeeze(1) @ weight.t())[asked].double()
     return all_reduce(logits, group).transpose(0, 1).flatten(1)[:, : settings.vocab_size]
 
 
 @dataclass(frozen=True)
-class _How:
+class _Resolved:
     """The settings that forward and backward of the loss share."""
 
     norm: nn.Module
@@ -141,32 +141,32 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         labels: Tensor,
         weights: Tensor | None,
-        how: _How,
+        resolved: _Resolved,
         *of_norm: nn.Parameter,
     ) -> Tensor:
-        losses, log_sum_exp = _forward(hidden, weight, labels, how, weights)
+        losses, log_sum_exp = _forward(hidden, weight, labels, resolved, weights)
         ctx.save_for_backward(hidden, weight, labels, log_sum_exp, weights)
-        ctx.how, ctx.owner, ctx.of_norm = how, weight, of_norm
+        ctx.resolved, ctx.owner, ctx.of_norm = resolved, weight, of_norm
         return losses
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, labels, log_sum_exp, weights = ctx.saved_tensors
-        how, wide = ctx.how, log_sum_exp.dtype
+        resolved, wide = ctx.resolved, log_sum_exp.dtype
         grad_losses = grads[0].contiguous() if weights is None else weights
         # Sums over chunks are not in bf16.
         sums = {p: torch.zeros_like(p, dtype=wide) for p in ctx.of_norm if p.requires_grad}
         is_trained, main = ctx.needs_input_grad[1], own_sum(ctx.owner)
         grad_weight = torch.zeros_like(weight, dtype=wide) if main is None and is_trained else main
-        for section in how.parts.sections:
-            part = how.parts.take(hidden, section.index)
-            for own, rows in _row_ranges(section, part.shape[1], how):
-                of_chunk = [_read(tokens, rows, how.group) for tokens in (labels, log_sum_exp, grad_losses)]
+        for section in resolved.parts.sections:
+            part = resolved.parts.take(hidden, section.index)
+            for own, rows in _row_ranges(section, part.shape[1], resolved):
+                chunk_values = [_read(tokens, rows, resolved.group) for tokens in (labels, log_sum_exp, grad_losses)]
                 if weights is not None:
-                    of_chunk[-1] = (grads[0] * of_chunk[-1]).to(wide)
-                _backward(part[own], weight, of_chunk, grad_weight, sums, how)
-                del of_chunk
-            how.parts.put(part, section.index)
+                    chunk_values[-1] = (grads[0] * chunk_values[-1]).to(wide)
+                _backward(part[own], weight, chunk_values, grad_weight, sums, resolved)
+                del chunk_values
+            resolved.parts.put(part, section.index)
         of_norm = [sums[p].to(p.dtype) if p.requires_grad else None for p in ctx.of_norm]
         of_weight = grad_weight.to(weight.dtype) if main is None and grad_weight is not None else None
         if main is not None:
@@ -180,7 +180,7 @@ def _backward(
     of_tokens: list[Tensor],
     grad_weight: Tensor | None,
     sums: dict[nn.Parameter, Tensor],
-    how: _How,
+    resolved: _Resolved,
 ) -> None:
     """Run the backward of one chunk; its tensors are freed before the next chunk allocates.
 
@@ -191,13 +191,13 @@ def _backward(
             are None, or missing in `sums`.
     """
     labels, log_sum_exp, grad_losses = of_tokens
-    norm = Replayed(how.norm, hidden, parameters=sums)
-    gathered = all_gather(norm.output, how.group)
+    norm = Replayed(resolved.norm, hidden, parameters=sums)
+    gathered = all_gather(norm.output, resolved.group)
     grad_logits = _logits(gathered, weight)
-    how.ops.logit_gradient_(
-        grad_logits, _local_labels(labels, how.vocab), log_sum_exp, grad_losses, how.vocab.num_valid
+    resolved.ops.logit_gradient_(
+        grad_logits, _local_labels(labels, resolved.vocab), log_sum_exp, grad_losses, resolved.vocab.num_valid
     )
-    grad_normed = reduce_scatter((grad_logits @ weight).view_as(gathered), how.group)
+    grad_normed = reduce_scatter((grad_logits @ weight).view_as(gathered), resolved.group)
     add_weight_gradient(grad_weight, grad_logits, gathered.flatten(0, 1))
     del gathered, grad_logits
     hidden.copy_(norm.backward(sums.__getitem__, grad_normed)[0])
@@ -207,7 +207,7 @@ def _forward(
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
-    how: _How,
+    resolved: _Resolved,
     weights: Tensor | None = None,
     greedy: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -215,16 +215,16 @@ def _forward(
 
     Works on one chunk at a time; writes the likeliest tokens to `greedy`.
     """
-    group, wide = how.group, wide_dtype(hidden.dtype)
-    log_sum_exp = torch.empty_like(labels, dtype=wide) if how.trains else None
+    group, wide = resolved.group, wide_dtype(hidden.dtype)
+    log_sum_exp = torch.empty_like(labels, dtype=wide) if resolved.trains else None
     losses = torch.empty_like(labels, dtype=wide) if weights is None else weights.new_zeros(())
-    for section in how.parts.sections:
-        part = how.parts.take(hidden, section.index)
-        for own, rows in _row_ranges(section, part.shape[1], how):
-            logits = _logits(all_gather(how.norm(part[own]), group), weight)
+    for section in resolved.parts.sections:
+        part = resolved.parts.take(hidden, section.index)
+        for own, rows in _row_ranges(section, part.shape[1], resolved):
+            logits = _logits(all_gather(resolved.norm(part[own]), group), weight)
             if greedy is not None:
-                _write(greedy, rows, _greedy(logits, how), group)
-            lse, target = _reduce(logits, _read(labels, rows, group), how)
+                _write(greedy, rows, _greedy(logits, resolved), group)
+            lse, target = _reduce(logits, _read(labels, rows, group), resolved)
             del logits  # before the next chunk allocates its own
             if log_sum_exp is not None:
                 _write(log_sum_exp, rows, lse, group)
@@ -232,15 +232,15 @@ def _forward(
                 _write(losses, rows, lse - target, group)
             else:
                 losses += ((lse - target) * _read(weights, rows, group)).sum()
-        if how.trains:
-            how.parts.put(part, section.index)  # for the backward
+        if resolved.trains:
+            resolved.parts.put(part, section.index)  # for the backward
     return losses, log_sum_exp
 
 
-def _row_ranges(section: Section, batch: int, how: _How) -> list[tuple[slice, slice]]:
+def _row_ranges(section: Section, batch: int, resolved: _Resolved) -> list[tuple[slice, slice]]:
     """Ranges of local rows that give at most chunk_size tokens when gathered, but have at least one row each; none
     crosses a tile. Each is given twice: counted from the section's first row, and from the first row of all."""
-    step, first = max(1, how.chunk_size // (group_size(how.group) * batch)), section.rows.start
+    step, first = max(1, resolved.chunk_size // (group_size(resolved.group) * batch)), section.rows.start
     own = [slice(i, min(i + step, tile.stop)) for tile in section.tiles for i in range(tile.start, tile.stop, step)]
     return [(rows, slice(first + rows.start, first + rows.stop)) for rows in own]
 
@@ -266,14 +266,14 @@ def _logits(gathered: Tensor, weight: Tensor) -> Tensor:
     return gathered.flatten(0, 1) @ weight.t()
 
 
-def _greedy(logits: Tensor, how: _How) -> Tensor:
+def _greedy(logits: Tensor, resolved: _Resolved) -> Tensor:
     """The token with the largest logit over all ranks, [c * b]; among equal logits the lowest token."""
-    vocab, none = how.vocab, torch.iinfo(torch.int64).max
+    vocab, none = resolved.vocab, torch.iinfo(torch.int64).max
     logits = logits.to(wide_dtype(logits.dtype))
     logits[:, vocab.num_valid :] = float("-inf")
     best, token = logits.max(-1)
-    is_best = best == all_reduce(best.clone(), how.group, "max")
-    return all_reduce((token + vocab.first).masked_fill(~is_best, none), how.group, "min")
+    is_best = best == all_reduce(best.clone(), resolved.group, "max")
+    return all_reduce((token + vocab.first).masked_fill(~is_best, none), resolved.group, "min")
 
 
 def _local_labels(labels: Tensor, vocab: VocabSlice) -> Tensor:
@@ -282,13 +282,13 @@ def _local_labels(labels: Tensor, vocab: VocabSlice) -> Tensor:
     return local.masked_fill((local < 0) | (local >= vocab.num_valid), -1)
 
 
-def _reduce(logits: Tensor, labels: Tensor, how: _How) -> tuple[Tensor, Tensor]:
+def _reduce(logits: Tensor, labels: Tensor, resolved: _Resolved) -> tuple[Tensor, Tensor]:
     """Log-sum-exp over the whole vocabulary and the logit of the label, both [c * b]; overwrites `logits`."""
-    maximum, total, target = how.ops.logit_sums(
+    maximum, total, target = resolved.ops.logit_sums(
         logits,
-        _local_labels(labels, how.vocab),
-        how.vocab.num_valid,
-        lambda own: all_reduce(own, how.group, "max"),
+        _local_labels(labels, resolved.vocab),
+        resolved.vocab.num_valid,
+        lambda own: all_reduce(own, resolved.group, "max"),
     )
-    total, target = all_reduce(torch.stack([total, target]), how.group)
+    total, target = all_reduce(torch.stack([total, target]), resolved.group)
     return maximum + total.log(), target

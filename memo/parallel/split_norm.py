@@ -52,11 +52,11 @@ class _SplitNorms(torch.autograd.Function):
         x, weights, scales = (ctx.saved_tensors[i * count : (i + 1) * count] for i in range(3))
         wide = scales[0].dtype
         normal = [each * scale for each, scale in zip(x, scales, strict=True)]
-        of_weights = [(grad * each).flatten(0, -2).sum(0) for grad, each in zip(grads, normal, strict=True)]
+        grad_weights = [(grad * each).flatten(0, -2).sum(0) for grad, each in zip(grads, normal, strict=True)]
         weighted = [grad * weight.to(wide) for grad, weight in zip(grads, weights, strict=True)]
         along = torch.stack([(one * other).sum(-1) for one, other in zip(weighted, normal, strict=True)])
         along = all_reduce(along, ctx.group).unsqueeze(-1)
-        of_x = [
+        grad_x = [
             ((weighted[i] - normal[i] * (along[i] / ctx.widths[i])) * scales[i]).to(x[i].dtype) for i in range(count)
         ]
-        return None, None, *of_x, *(grad.to(weight.dtype) for grad, weight in zip(of_weights, weights, strict=True))
+        return None, None, *grad_x, *(grad.to(weight.dtype) for grad, weight in zip(grad_weights, weights, strict=True))

@@ -35,8 +35,8 @@ def token_indices(seq_length: int, cp_size: int, cp_rank: int, parts: int = 1) -
     ``parts``: equal parts of the sequence, each of which is cut into chunks by itself.
     """
     chunks = zigzag_chunks(seq_length // parts, cp_size, cp_rank)
-    of_first = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
-    return (torch.arange(parts)[:, None] * (seq_length // parts) + of_first).flatten()
+    first_part = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
+    return (torch.arange(parts)[:, None] * (seq_length // parts) + first_part).flatten()
 
 
 def natural_from_zigzag(x: Tensor, size: int, out: Tensor | None = None) -> Tensor:
