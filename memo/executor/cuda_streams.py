@@ -37,7 +37,7 @@ class CudaStreams:
             return None  # the CPU has finished its work before it issues anything else
         if stream in DISK_STREAMS:
             return self._disk.record(stream.value)
-        # A thread that waits for an event that is not of the blocking kind keeps a core busy.
+        # A disk thread that waits for an event keeps a core busy, unless the event is of the blocking kind.
         event = torch.cuda.Event(blocking=True) if self._disk.have_begun else torch.cuda.Event()
         event.record(self._stream(stream))
         return event

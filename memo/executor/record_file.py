@@ -180,7 +180,7 @@ def _turn_direct(file: int) -> bool:
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
-        with mmap.mmap(-1, BLOCK_BYTES) as block:  # some accept the flag and refuse the first transfer
+        with mmap.mmap(-1, BLOCK_BYTES) as block:  # some file systems accept the flag and refuse the first transfer
             os.preadv(file, [memoryview(block)], 0)
     except OSError:
         fcntl.fcntl(file, fcntl.F_SETFL, flags)

@@ -59,7 +59,7 @@ class StateBuffers:
         self.cast = self._slots("masters", int(bool(cast)), max(cast, default=0), wide)
         self.sum = self._slots("gradient sum", int(adds), reduced, wide)
         self.host_stages = self._make_host_stages(max((b.plan.shard_size for b in uploaded), default=0), narrow)
-        allocated = backend.record(Stream.COMPUTE)  # follows all earlier uses of this memory
+        allocated = backend.record(Stream.COMPUTE)  # after all earlier uses of this memory
         for slot in self._on_device:
             slot.free = allocated
         self.written: Event = None

@@ -174,7 +174,7 @@ class StateStreamer:
         following = self._order[(self._order.index(layer) + 1) % len(self._order)]
         for wanted in (states, self._layers[following]):
             others = [slot for slot in self._buffers.weights if slot.holder is not states.weights]
-            if wanted.weights.phase is Phase.AWAY and others:  # with a single slot the next cannot be fetched yet
+            if wanted.weights.phase is Phase.AWAY and others:  # with a single slot the next layer must wait
                 wanted.fetch_weights(others[0])
         states.lend_weights(what)
 
@@ -249,7 +249,7 @@ class StateStreamer:
             source, name = stage.flat[: shard.numel()], stage.name
             self.backend.access(Stream.HOST, name, "w", "cast of masters")
             source.copy_(bucket.master)
-        # The old weights may be overwritten: the host has waited for the gradients' norm, or is about to load others.
+        # No backward reads the old weights any more: the host has waited for the gradients' norm, or loads new weights.
         self._buffers.follow(Stream.PREFETCH, Stream.HOST)
         self.backend.copy(Stream.PREFETCH, shard, source, name_of("weights", bucket), name)
         event = self.backend.record(Stream.PREFETCH)

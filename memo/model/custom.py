@@ -151,7 +151,7 @@ def make_layer(parts: ModelParts, index: int) -> TransformerLayer | CustomLayer:
     return layer
 
 
-# How the facts are found.
+# The functions that find a layer's facts.
 
 
 class _Probe:

@@ -113,7 +113,7 @@ def logits_of(hidden: Tensor, weight: Tensor, numbers: Tensor, count: int, setti
     for section in resolved.parts.sections:
         part, wanted = resolved.parts.take(hidden, section.index), own[section.rows]
         rows.index_add_(0, wanted[wanted >= 0], part[wanted >= 0])
-    rows = all_reduce(rows, group)  # each is on one rank
+    rows = all_reduce(rows, group)  # only one rank has each row, and all others add zeros
     asked = numbers[numbers >= 0]
     logits = hidden.new_zeros(group_size(group), count, weight.shape[0], dtype=torch.float64)
     logits[group_rank(group), asked] = (resolved.norm(rows.unsqueeze(1)).squeeze(1) @ weight.t())[asked].double()
@@ -233,7 +233,7 @@ def _forward(
             else:
                 losses += ((lse - target) * _read(weights, rows, group)).sum()
         if resolved.trains:
-            resolved.parts.put(part, section.index)  # for the backward
+            resolved.parts.put(part, section.index)  # backward takes it again
     return losses, log_sum_exp
 
 

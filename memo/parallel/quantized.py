@@ -58,7 +58,7 @@ class Decoder:
         """`numel`: elements of the largest bucket."""
         size = min(numel, CHUNK)
         first, second = torch.meshgrid(torch.tensor(NF4), torch.tensor(NF4), indexing="ij")
-        self._pairs = torch.stack((first, second), -1).view(256, 2).to(device)  # by byte
+        self._pairs = torch.stack((first, second), -1).view(256, 2).to(device)  # the two numbers of each byte
         self._index = torch.empty(size // 2, dtype=torch.int32, device=device)
         self._values = torch.empty(size, dtype=torch.float32, device=device)
 

@@ -120,7 +120,7 @@ class MessagesInSections:
         self.stand_in = hidden.begin(wire.shape, torch.empty(0, dtype=wire.dtype, device=wire.device))
         items = (items_in_training if training else items_in_evaluation)(pipeline)[self.stage]
         self.actions: list[Action] = []
-        self.before: list[list[Meeting]] = [[]]  # each action, and the end
+        self.before: list[list[Meeting]] = [[]]  # meetings before each action, and before the end
         for item in items:
             if isinstance(item, Meeting):
                 self.before[-1].append(item)
