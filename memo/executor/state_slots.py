@@ -66,7 +66,7 @@ class Held:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it is in the phase that it has between two steps, unless it was fetched in advance."""
+        """Whether it is in its phase between two steps: KEPT if it is resident, else AWAY."""
         return self.phase is self._rest
 
     def enter(self, phase: Phase, call: str) -> None:
