@@ -1,5 +1,7 @@
 """Tensor, context, pipeline and data parallelism, one file for each axis; callers pass the process groups.
 
+Terms:
+
 shard            the part of the global weights that a rank's parameter holds (shards.py)
 bucket           parameters in one flat buffer, whose gradients are reduced together (memo.spec.buckets)
 unit             the buckets of one layer, of the embedding or of the head (units.py)
