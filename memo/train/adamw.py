@@ -1,6 +1,7 @@
-"""AdamW by torch's fused kernel, without torch.optim: to make one of its optimizers imports torch._dynamo.
+"""AdamW by torch's fused kernel, without torch.optim, whose optimizers import torch._dynamo when they are made.
 
-That import takes as much CPU time as that of torch itself: a third of what a rank computes before its first step.
+That import takes as much CPU time as the import of torch: a third of the time that a rank computes before its first
+step.
 """
 
 from collections import defaultdict
@@ -13,24 +14,24 @@ from torch import Tensor
 from memo.spec.moments import PIECE
 
 MomentDtypes = tuple[torch.dtype | None, torch.dtype | None]
-"""Of exp_avg and exp_avg_sq; None: that of their parameter."""
+"""The dtypes of exp_avg and exp_avg_sq; None: the dtype of their parameter."""
 
 _Lists = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
-"""Parameters, gradients, exp_avg, exp_avg_sq and counts of steps."""
+"""Parameters, gradients, exp_avg, exp_avg_sq and step counts."""
 
 
 class AdamW:
-    """What memo uses of torch.optim.AdamW(..., fused=True), with the same bits and the same requests for memory.
+    """The part of torch.optim.AdamW(..., fused=True) that memo uses, with the same bits and the same memory requests.
 
-    All parameters lie on one device and have one dtype. Moments in bf16 have the bits of torch's that are rounded to
-    the nearest after each step (memo.spec.moments), and their parameters are 1-D.
+    All parameters lie on one device and have one dtype. Moments in bf16 have the bits of torch's moments after these
+    are rounded to nearest in each step (memo.spec.moments); parameters with bf16 moments are 1-D.
 
     Attributes:
-        param_groups: each with the keys "params", "weight_decay" and "lr".
-        state: by parameter: "step", an fp32 scalar on its device, "exp_avg" and "exp_avg_sq"; made in the first step
-            where nobody made them before.
-        found_inf: an fp32 scalar on the parameters' device, as of torch.amp.GradScaler; where it is 1, a step changes
-            nothing.
+        param_groups: each has the keys "params", "weight_decay" and "lr".
+        state: for each parameter "step", an fp32 scalar on its device, "exp_avg" and "exp_avg_sq"; the first step
+            makes states that do not exist yet.
+        found_inf: an fp32 scalar on the parameters' device, as torch.amp.GradScaler has it; if it is 1, a step
+            changes nothing.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Updates every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
@@ -68,7 +69,7 @@ class AdamW:
                 grads,
                 first,
                 second,
-                [],  # the largest second moments, which only AMSGrad keeps
+                [],  # the maxima of second moments, which only AMSGrad keeps
                 counts,
                 lr=lr,
                 beta1=self._betas[0],
@@ -83,7 +84,7 @@ class AdamW:
             torch._foreach_sub_(steps, [self.found_inf] * len(steps))
 
     def state_of(self, parameter: Tensor, moments: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
-        """Made before the first step, in the memory of `moments` if they are given, which then are zero."""
+        """Return the state of a parameter, made on the first call; `moments` (zeros) are then its memory, if given."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -93,7 +94,7 @@ class AdamW:
 
 
 def _pieces(whole: _Lists) -> Iterator[_Lists]:
-    """One piece of one parameter after the other, its moments widened; they are rounded back once it is updated."""
+    """Yield one piece of a parameter after another with widened moments; round these back after the piece's update."""
     parameters, _, *moments, _ = whole
     size, dtype = min(PIECE, max(map(Tensor.numel, parameters))), parameters[0].dtype
     scratch = [parameters[0].new_empty(0 if of_all[0].dtype == dtype else size) for of_all in moments]

@@ -14,21 +14,21 @@ class Agreement:
     """Loss and requests of a step, which the host reads together with the gradient norm.
 
     Attributes:
-        loss: of the global batch.
-        stops: some rank was asked to stop, so all ranks stop after the same step.
-        failed: on some rank a checkpoint could not be written; all ranks raise that CheckpointError.
-        saves: by the clock of the rank that decides, it is time for a checkpoint; all ranks save after the same step.
-        figures: what `send` was given besides, which all ranks have alike.
+        loss: the loss of the global batch.
+        stops: whether some rank was asked to stop; all ranks then stop after the same step.
+        failed: whether some rank could not write a checkpoint; all ranks then raise CheckpointError.
+        saves: whether a checkpoint is due by the deciding rank's clock; all ranks then save after the same step.
+        figures: the further numbers that `send` was given; they are equal on all ranks.
     """
 
     def __init__(
         self, mesh: Mesh, stop: GracefulStop, has_failed: Callable[[], bool], is_save_due: Callable[[], bool]
     ) -> None:
-        """What is asked in every step and never waits.
+        """Both functions are called in every step and must not wait.
 
         Args:
-            has_failed: whether this rank's checkpoint could not be written.
-            is_save_due: whether it is time for one; clocks differ, so one rank alone may say so.
+            has_failed: whether this rank could not write its checkpoint.
+            is_save_due: whether a checkpoint is due; true on one rank at most, because the clocks of ranks differ.
         """
         self.mesh, self._stop, self._has_failed, self._is_save_due = mesh, stop, has_failed, is_save_due
         self.loss, self.stops, self.failed, self.saves = 0.0, False, False, False
@@ -36,9 +36,9 @@ class Agreement:
         self._sent: list[Tensor] = []
 
     def send(self, loss_sum: Tensor, figures: Tensor | None = None) -> None:
-        """Start the sum of loss and requests over all ranks. tp ranks have the same share of the loss; one counts.
+        """Start the sum of loss and requests over all ranks. All tp ranks have the same loss, so one of them counts.
 
-        `figures` [k] fp64 come to the host as well.
+        `read` brings `figures` [k] fp64 to the host as well.
         """
         counted = loss_sum.double() * (self.mesh.at.tp == 0)
         flags = (self._stop.requested, self._has_failed(), self._is_save_due())
@@ -47,9 +47,9 @@ class Agreement:
         self._sent += [] if figures is None else [figures]
 
     def read(self, norm: Tensor) -> float:
-        """Bring `norm` (fp64 scalar) to the host, with what was sent; then the attributes are those of this step."""
+        """Bring `norm` (fp64 scalar) and all that was sent to the host; sets the attributes to those of this step."""
         numbers = torch.cat([norm.unsqueeze(0), *self._sent])
-        self._sent.clear()  # memory plans need what a step allocates to be freed in it
+        self._sent.clear()  # a memory plan needs each tensor of a step to be freed in this step
         norm_value, self.loss, *asked = read_numbers(numbers)
         self.stops, self.failed, self.saves = (count > 0 for count in asked[:3])
         self.figures = asked[3:]
@@ -57,12 +57,12 @@ class Agreement:
 
 
 def on_any_rank(holds: bool, mesh: Mesh, device: torch.device) -> bool:
-    """Whether something holds on at least one rank. Collective, outside steps: the host waits for the message."""
+    """Whether `holds` is true on at least one rank. Collective; the host waits, so it is not for use within steps."""
     return bool(all_reduce(torch.tensor(float(holds), device=device), mesh.world, "max") > 0)
 
 
 def read_numbers(values: Tensor) -> list[float]:
-    """`values` [k] on the host, by way of pinned memory; waits for the current stream."""
+    """Copy `values` [k] to the host through pinned memory; waits for the current stream."""
     on_host = values.to("cpu", non_blocking=True)
     if values.is_cuda:
         torch.cuda.current_stream(values.device).synchronize()

@@ -1,4 +1,4 @@
-"""Which attention kernels a run uses: what was measured on this device for calls like its own, or a rule."""
+"""Chooses the attention kernels of a run: by measured times of like calls on this device, otherwise by a rule."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from memo.train.device import device_name
 
 
 def choose_attention(config: RunConfig, device: torch.device) -> AttentionChoice:
-    """The backend that --attention-backend means on this device; `config` has its dtype.
+    """The backend that --attention-backend means on this device; `config` has a resolved dtype.
 
-    Each rank asks its own node's cache. A table that cannot be used is a warning, and the rule decides. Raises what
-    `choose_backend` raises.
+    Each rank reads its own node's cache. If the table cannot be used, this warns, and the rule decides. Raises the
+    errors of `choose_backend`.
     """
     wanted, table = config.hardware.attention_backend, None
     if device.type == "cuda" and wanted == "auto":
@@ -35,9 +35,9 @@ def choose_attention(config: RunConfig, device: torch.device) -> AttentionChoice
 
 
 def choose_delta_nets(config: RunConfig, device: torch.device) -> AttentionChoice | None:
-    """The kernels that --delta-backend means on this device; None: the model has no gated delta nets.
+    """The kernels that --delta-backend means on this device; None if the model has no gated delta nets.
 
-    `config` has its dtype. Raises what `choose_delta` raises.
+    `config` has a resolved dtype. Raises the errors of `choose_delta`.
     """
     if LINEAR not in config.model.types_of_layers:
         return None
@@ -46,13 +46,13 @@ def choose_delta_nets(config: RunConfig, device: torch.device) -> AttentionChoic
 
 
 def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[AttentionCase, float]:
-    """How often one layer of a rank asks for each case, on the average of all layers.
+    """How often one layer of a rank calls each case, averaged over all layers.
 
-    Its own tokens see each other causally; on a ring of P ranks they see half of the scores of P - 1 full squares too
-    (memo.parallel.context).
+    A rank's tokens attend to each other causally. On a ring of P ranks they also attend to the tokens of the other
+    ranks: half of P - 1 full squares of scores (memo.parallel.context).
 
     Args:
-        packed: whether a sample holds several documents; None: as --packing has it for a corpus.
+        packed: whether a sample holds several documents; None: as --packing says.
     """
     stack, calls = stack_of(config.model), Counter[AttentionCase]()
     for run in runs_of_kinds(config):
@@ -81,9 +81,9 @@ def _calls_of_kind(config: RunConfig, packed: bool | None) -> dict[AttentionCase
 
 
 def measure_attention(config: RunConfig, device: torch.device) -> tuple[tuple[AttentionRow, ...], Path | None]:
-    """Time this run's cases, packed and not, and keep them; returns the rows and the file (None: not kept).
+    """Time this run's cases, packed and not, and keep the times; returns the rows and the file (None: not kept).
 
-    A table that cannot be read or written is a warning; one that cannot be read is replaced.
+    Warns if the kept table cannot be read, and replaces it; warns if it cannot be written.
     """
     cases = {**attention_calls(config, packed=False), **attention_calls(config, packed=True)}
     shards = config.parallel.tp * resolved_a2a_size(config)
@@ -100,7 +100,7 @@ def measure_attention(config: RunConfig, device: torch.device) -> tuple[tuple[At
 
 
 def describe_rows(rows: Sequence[AttentionRow]) -> str:
-    """A line for each case and backend, for people."""
+    """Return a text for people with one line for each case and each backend."""
     lines = ["attention kernels, forward and backward:"]
     for row in rows:
         lines.append(f"  {row.case}, {row.heads} heads ({row.kv_heads} k/v), batch {row.batch}")

@@ -1,14 +1,14 @@
-"""Gradient accumulation layer by layer: all microbatches pass through a layer before any meets the next.
+"""Gradient accumulation layer by layer: all microbatches pass through a layer before any enters the next layer.
 
     depth first      F0 F1 F2 B2 B1 B0 | F0 F1 F2 B2 B1 B0            (layers; | between microbatches)
     breadth first    F0 F0 F1 F1 F2 F2 | B2 B2 B1 B1 B0 B0
 
-Weights and gradients that stream are then fetched once a step and not once a microbatch (the order of Lamy-Poirier,
-Breadth-First Pipeline Parallelism, 2022, on one stage). Each parameter but a tied one sums its microbatches in the same
-order either way, so the gradients are the same to the last bit.
+Streamed weights and gradients are then fetched once a step instead of once a microbatch (the order of Lamy-Poirier,
+Breadth-First Pipeline Parallelism, 2022, on one stage). Both orders sum the microbatches of a parameter in the same
+order, except for a tied parameter, so the gradients are equal to the last bit.
 
-Every layer is a graph of its own, cut at its input, and nothing holds the hidden states between two layers but what a
-layer saves: under a swap plan that is nothing.
+Every layer has an autograd graph of its own, cut at its input. Only the layer itself can save the hidden states between
+two layers; under a swap plan no layer does.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from memo_kernels import wide_dtype
 
 @dataclass(kw_only=True)
 class _Cut(Entrance):
-    """One microbatch at the input of one layer, whose graph begins here; `behind`: the graph behind it."""
+    """One microbatch's input of a layer, where the layer's graph begins; `behind`: the end of the graph before it."""
 
     behind: GradientEdge
 
@@ -35,9 +35,9 @@ class _Cut(Entrance):
 def run_breadth_first(
     chunk: TransformerChunk, batches: Sequence[Microbatch], entering: Callable[[int], None]
 ) -> Tensor:
-    """Forwards and backwards of one step of a whole model; returns the detached sum of this rank's losses.
+    """Run forward and backward of one step of a whole model; returns the detached sum of this rank's losses.
 
-    `entering` is told which microbatch a layer, or an end of the model, works on next.
+    `entering(microbatch)` is called before each layer, the embedding and the head work on this microbatch.
     """
     assert chunk.embedding is not None and chunk.head is not None, "breadth first needs the whole model on one stage"
     contexts = [chunk.contexts(batch) for batch in batches]
@@ -62,7 +62,7 @@ def run_breadth_first(
 
 
 def tied_weight(chunk: TransformerChunk) -> ShardedParameter | None:
-    """What embedding and head of one chunk share: here each gives it a gradient of its own."""
+    """The weight that embedding and head of one chunk share, if any; here both add a gradient of their own to it."""
     embedding, head = unmarked(chunk.embedding), unmarked(chunk.head)
     if embedding is None or head is None or embedding.tokens.weight is not head.weight:
         return None
@@ -77,7 +77,7 @@ def _losses(
     cuts: list[_Cut],
     entering: Callable[[int], None],
 ) -> Tensor:
-    """Forward and backward of the head, microbatch by microbatch; empties `hidden`."""
+    """Run forward and backward of the head, microbatch by microbatch; frees the tensors of `hidden`."""
     assert chunk.head is not None
     total = torch.zeros((), dtype=wide_dtype(chunk.dtype), device=hidden[0].device)
     for microbatch, (batch, cut) in enumerate(zip(batches, cuts, strict=True)):

@@ -66,7 +66,8 @@ def build_mesh(config: RunConfig, rank: int, world_size: int, watch: Watch | Non
 def attention_of_layers(
     config: RunConfig, mesh: Mesh, device: torch.device, transients: Transients | None = None
 ) -> Callable[[int], ContextAttention]:
-    """Attention of each layer on this rank, one for all layers of a kind; `transients` as of `build_attention`."""
+    """Return the attention of each layer on this rank, shared by all layers of a kind; `transients`: see
+    `build_attention`."""
     made = {run.model: build_attention(run, mesh, device, transients) for run in runs_of_kinds(config)}
     stack = stack_of(config.model)
     return lambda layer: made[stack[layer]]
@@ -75,7 +76,7 @@ def attention_of_layers(
 def build_attention(
     config: RunConfig, mesh: Mesh, device: torch.device, transients: Transients | None = None
 ) -> ContextAttention:
-    """Attention of this rank, where all layers are alike; `transients` are told of it where documents may be packed."""
+    """Attention of this rank for one kind of layers; if documents may be packed, `transients` mark its phases."""
     backend = select_backend(config.hardware.attention_backend, device.type)
     backend.merge_ = select_ops(config.hardware.kernels, torch.float32).merge_  # sums are fp32 or wider
     return ContextAttention(
@@ -98,7 +99,7 @@ def build_chunks(
     device: torch.device,
     transients: Transients | None = None,
 ) -> tuple[Pipeline, list[TransformerChunk]]:
-    """The sizes of the pipeline, and this stage's part of the model; its parameters have no memory yet."""
+    """Return the sizes of the pipeline and this stage's part of the model, whose parameters have no memory yet."""
     parallel, training = config.parallel, config.training
     pipeline = Pipeline(mesh.grid.pp, parallel.vpp, num_microbatches(config, mesh.grid.world_size))
     # 1. Context parallelism is a kind of attention; the layers that call it do not depend on it.
@@ -121,8 +122,7 @@ def build_chunks(
 
 
 def delta_net_of(config: RunConfig, dtype: torch.dtype, device: torch.device) -> type[DeltaNet]:
-    """The kernels of this rank's gated delta nets, which are chosen among those of their package where it has several;
-    nothing of the model has memory yet."""
+    """The kernels of this rank's gated delta nets. The kernels of fla are tuned first, before the model has memory."""
     model, parallel, chosen = config.model, config.parallel, config.hardware.delta_backend
     if chosen == "fla" and device.type == "cuda":
         shards = parallel.tp * parallel.cp
@@ -135,9 +135,9 @@ def delta_net_of(config: RunConfig, dtype: torch.dtype, device: torch.device) ->
 def build_stage(
     config: RunConfig, mesh: Mesh, pipeline: Pipeline, device: torch.device, hidden: HiddenInPlan | None = None
 ) -> PipelineStage:
-    """The object that executes the schedule, with the shape of the messages between stages.
+    """Return the object that executes the pipeline schedule; it knows the shape of the messages between stages.
 
-    `hidden`: where hidden states are not on the device.
+    `hidden`: the plan of hidden states that are in host memory, if any.
     """
     tokens = rank_length(config) // mesh.grid.tp
     shape = (tokens, config.training.micro_batch_size, config.model.hidden_size)
@@ -147,7 +147,7 @@ def build_stage(
 def add_router_losses(
     config: RunConfig, mesh: Mesh, chunks: Sequence[TransformerChunk], device: torch.device
 ) -> RouterLosses | None:
-    """Give the routers of these plain layers their losses and biases; None in models without experts."""
+    """Give the routers of these unwrapped layers their losses and biases; None for a model without experts."""
     if not config.model.num_experts:
         return None
     num_tokens = global_batch_size(config, mesh.grid.world_size) * config.data.seq_length
@@ -160,12 +160,12 @@ def add_router_losses(
 
 
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
-    """Apply each axis of parallelism from outside of the model; the comments give the reason for the order."""
+    """Apply each axis of parallelism from outside the model; the comments give the reason for the order."""
     memory = config.memory
     transients = Transients(memory, device.type) if memory.plans else None
     pipeline, chunks = build_chunks(config, mesh, dtype, device, transients)  # 1 to 3
-    # 4. Memory comes after all shapes are known: parameters become views of flat buffers, and states that are not
-    # resident get host memory and slots. The ranks of a node divide its memory before any of them allocates some.
+    # 4. Memory comes after all shapes are known: parameters become views of flat buffers, and offloaded states get
+    # host memory and slots. The ranks of a node divide its memory before any of them allocates.
     host = settle(config, mesh, device)
     free_bytes = swap.free_device_bytes(config, mesh, device, host) if memory.swaps else 0
     placement = placement_of(config, mesh.grid.world_size)
@@ -177,8 +177,8 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         data_parallel.initialize(config.training.seed)
     else:
         load_pretrained(pretrained, config, data_parallel, mesh)
-    # 5. The executor wraps layers after the gradients have memory, because it adds to them. Streaming of states wraps
-    # the result.
+    # 5. The executor wraps layers once the gradients have memory, because it adds to them. The streaming of states
+    # wraps the wrapped layers.
     ops = stage_ops(pipeline_of(config, mesh.grid.world_size), mesh.at.pp, config.model.num_layers)
     backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
     chosen = runtime = None
@@ -190,7 +190,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         keep_on_device(config, mesh, chunks, data_parallel.main_gradients, device)
     coded = decode_weights(chunks, data_parallel)
     states = stream_states(placement, ops, chunks, data_parallel, backend) if placement.streams else None
-    # 6. The optimizer sees this rank's shard of the masters, and waits for the copies of those in host memory.
+    # 6. The optimizer updates this rank's shard of the masters, and waits for copies of the shards in host memory.
     optimizer = Optimizer(data_parallel, config.training, states)
     # 7. Marks of phases wrap everything that allocates memory.
     if transients is not None:
@@ -225,7 +225,7 @@ def _shard(
     placement: StatePlacement,
     host: HostBudget,
 ) -> ShardedDataParallel:
-    """Weights, gradients and states of a rank in their memory."""
+    """Give the weights, gradients and optimizer states of this rank their memory."""
     parallel, training = config.parallel, config.training
     return ShardedDataParallel(
         nn.ModuleList(chunks),

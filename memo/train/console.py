@@ -1,4 +1,4 @@
-"""What a run says while it trains: log lines, a progress bar, and what came of it at the end."""
+"""The output of a run on the terminal: log lines, a progress bar, and a summary at the end."""
 
 import contextlib
 import datetime
@@ -24,12 +24,12 @@ def say(text: str) -> None:
 
 
 def log_line(record: StepRecord, train_iters: int, form: LogFormat = "short") -> str:
-    """The line of one iteration: at most 120 columns, or Megatron's with TGS and MFU added."""
+    """The log line of one iteration: at most 120 columns, or Megatron-LM's line with TGS and MFU added."""
     return _megatron_line(record, train_iters) if form == "megatron" else _short_line(record, train_iters)
 
 
 def _short_line(record: StepRecord, train_iters: int) -> str:
-    """A part that only some iterations have, such as of skipped ones, may take it beyond 120 columns."""
+    """Fields that few iterations have, such as the count of skipped ones, may make the line longer than 120 columns."""
     now, width = datetime.datetime.now().strftime("%m-%d %H:%M:%S"), len(str(train_iters))
     fields = [
         f"{now} iteration {record.iteration:{width}d}/{train_iters}",
@@ -47,13 +47,13 @@ def _short_line(record: StepRecord, train_iters: int) -> str:
 
 
 def _rewards(record: StepRecord) -> list[str]:
-    """Of preferences, by TRL's names."""
+    """The rewards of preference training, by TRL's names."""
     values = {"rewards/margins": record.rewards_margins, "rewards/accuracies": record.rewards_accuracies}
     return [f"{name} {value:.4g}" for name, value in values.items() if value is not None]
 
 
 def _routers(record: StepRecord, names: Sequence[str], form: str) -> list[str]:
-    """The losses of routers and the imbalance of experts, where there are any."""
+    """The losses of routers and the load imbalance of experts, if the model has experts."""
     values = (record.load_balancing_loss, record.z_loss, record.load_imbalance)
     return [form.format(name, value) for name, value in zip(names, values, strict=True) if value is not None]
 
@@ -89,7 +89,7 @@ class Console:
     name = "standard output"
 
     def __init__(self, config: RunConfig, done: int) -> None:
-        """`done`: iterations that were complete before this start."""
+        """`done`: iterations completed before this start."""
         logging, self.train_iters = config.logging, config.training.train_iters
         self.log_interval, self.form = logging.log_interval, logging.log_format
         self.bar: Any = None
@@ -121,7 +121,7 @@ class Console:
 
 
 def _progress_bar(train_iters: int, done: int) -> tuple[Any, Any]:
-    """A bar on standard error, and its task: iterations, time that is left by the recent ones, loss and speed."""
+    """Return a bar on standard error and its task; it shows iterations, the remaining time, loss and speed."""
     from rich.console import Console as RichConsole
     from rich.progress import (
         BarColumn,
@@ -146,11 +146,11 @@ def _progress_bar(train_iters: int, done: int) -> tuple[Any, Any]:
 
 
 def describe_end(config: RunConfig, history: History, iteration: int, is_on_cpu: bool, saved: Path | None) -> str:
-    """What train() did, what it took, where its weights are, and which command comes next.
+    """Return a summary of train(): iterations, time, memory, the place of the weights, and the command to run next.
 
     Args:
-        iteration: where the run is now.
-        saved: its last checkpoint of this start.
+        iteration: the last complete iteration.
+        saved: the last checkpoint of this start.
     """
     last = history.last
     if last is None:

@@ -1,4 +1,4 @@
-"""What a run reads: the corpora that flags name, what a user brings, or mock data."""
+"""The data of a run: the corpora that flags name, the user's own objects, or mock data."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,20 +28,20 @@ DataSource = Word | Sequence[Word] | SampleDataset | Iterable[Any]
 """The prefix of a corpus, the words of a blend (0.7, "data/a", 0.3, "data/b"), samples, or documents."""
 
 EvalSource = DataSource | Mapping[str, DataSource]
-"""The same for evaluation, or several by name."""
+"""A data source for evaluation, or several by name."""
 TEST = "test"
-"""The evaluation set that --split keeps for the end of the run."""
+"""The name of the evaluation set that --split reserves for the end of the run."""
 _LOOKED_AT = 100
-"""Items of a list that tell whether it holds texts or prefixes."""
+"""How many items of a list are examined to tell texts from prefixes."""
 _LONGEST_NAME = 255
-"""Characters of a file's name."""
+"""The most characters that the name of a file can have."""
 _NO_DATA = "evaluate() needs evaluation data: give --eval-data-path or eval_data="
 _FLAGS = ("--data-path", "--eval-data-path")
-"""Of the streams of a run: what it trains on, and what it is evaluated on."""
+"""The flags of the two streams of data: training and evaluation."""
 
 
 def corpus_words(source: object) -> tuple[str, ...] | None:
-    """What a source that names corpora would be after --data-path; None for any other source."""
+    """The words after --data-path that mean the same as a source that names corpora; None for any other source."""
     if isinstance(source, str | os.PathLike):
         return (os.fspath(source),)
     if isinstance(source, list | tuple) and any(isinstance(word, str | os.PathLike) for word in source):
@@ -52,7 +52,7 @@ def corpus_words(source: object) -> tuple[str, ...] | None:
 
 
 def are_texts(source: object) -> bool:
-    """Whether it is a list of documents, and not of prefixes of corpora, with or without weights."""
+    """Whether `source` is a list of documents rather than a list of prefixes of corpora, with or without weights."""
     if not isinstance(source, list | tuple) or not all(isinstance(each, str) for each in source):
         return False
     first = source[:_LOOKED_AT]
@@ -63,9 +63,9 @@ def are_texts(source: object) -> bool:
 def own_dataset(
     config: RunConfig, source: object, name: str, tokenizer: Tokenizer | None = None
 ) -> SampleDataset | None:
-    """A user's object, given as `name`, as samples; None for None. Texts need a tokenizer.
+    """Return the samples of a user's object, which was given as argument `name`; None for None. Texts need a tokenizer.
 
-    Raises ConfigError for one that hands out neither samples nor documents, and as TokenStream.
+    Raises ConfigError for an object that yields neither samples nor documents, and the errors of TokenStream.
     """
     if source is None or isinstance(source, SampleDataset):
         return source
@@ -85,10 +85,11 @@ def open_dataset(
     part: Part | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> SampleDataset:
-    """An object as it is, `part` of the corpora that words name, or mock data for None.
+    """Return the dataset of a source: the user's object, `part` of the corpora that words name, or mock data for None.
 
-    The part is by default that of --split for training, and all of other corpora. Mock data of another `stream` holds
-    other samples. Raises ConfigError when data and model do not suit.
+    `stream` is 0 for training and 1 for evaluation; mock data differ between streams. The default `part` is the part
+    that --split gives to training, and the whole of evaluation corpora. Raises ConfigError if data and model do not
+    fit each other.
     """
     data, vocab_size = config.data, config.model.vocabulary
     if source is None:
@@ -119,9 +120,9 @@ def open_dataset(
 def evaluation_data(
     config: RunConfig, given: "EvalSource | None", tokenizer: Tokenizer | None = None
 ) -> dict[str, SampleDataset]:
-    """What evaluations read, by name: `given`, else --eval-data-path or --split, else mock data if they are asked for.
+    """The evaluation sets by name: `given`, else --split or --eval-data-path, else mock data if evaluations are due.
 
-    A set without a name is called "", the documents that --split keeps for the end TEST.
+    A set without a name is called "". The documents that --split reserves for the end are called TEST.
     """
     data = config.data
     if isinstance(given, Mapping):
@@ -141,7 +142,7 @@ def evaluation_data(
 
 
 def evaluation_set(sets: Mapping[str, SampleDataset], name: str | None) -> SampleDataset:
-    """The set called `name`, or the first. Raises ConfigError where there is none."""
+    """The set called `name`; None: the first set. Raises ConfigError if there is none."""
     if not sets:
         raise ConfigError(_NO_DATA)
     if name is not None and name not in sets:
@@ -150,9 +151,9 @@ def evaluation_set(sets: Mapping[str, SampleDataset], name: str | None) -> Sampl
 
 
 def evaluated_now(data: DataConfig, names: Iterable[str], at_end: bool) -> list[str]:
-    """Which sets are due every --eval-interval, or at the end of the run: there what --split keeps for a test.
+    """The names of sets that are evaluated every --eval-interval, or `at_end`: the test set of --split.
 
-    Raises ConfigError where none is, but for the end.
+    Raises ConfigError if there is none, except `at_end`.
     """
     due = [name for name in names if (data.split is not None and name == TEST) == at_end]
     if not due and not at_end:
@@ -161,10 +162,10 @@ def evaluated_now(data: DataConfig, names: Iterable[str], at_end: bool) -> list[
 
 
 def tokenizer_of(config: RunConfig, has_texts: bool = False) -> Tokenizer | None:
-    """The tokenizer of the run: --tokenizer, else that of the corpora, or of the model if it trains on a list of texts.
-    None for mock data and a user's token ids.
+    """The tokenizer of the run: --tokenizer, else the corpora's; for a list of texts, the pretrained model's. None for
+    mock data and a user's token ids.
 
-    Raises ConfigError for corpora of several tokenizers, or of another one than the model's.
+    Raises ConfigError if corpora have different tokenizers, or a tokenizer that is not the model's.
     """
     if config.data.tokenizer is not None:
         return load_tokenizer(config.data.tokenizer)
@@ -178,7 +179,7 @@ def tokenizer_of(config: RunConfig, has_texts: bool = False) -> Tokenizer | None
     named = {prefix: load_corpus_tokenizer(prefix) for prefix in prefixes if os.path.exists(f"{prefix}.json")}
     for prefix, corpus in named.items():
         _check_alike(*next(iter(named.items())), prefix, corpus)
-        if theirs is not None and theirs.vocab_size != corpus.vocab_size:  # its tokens would mean something else
+        if theirs is not None and theirs.vocab_size != corpus.vocab_size:  # token ids would have other meanings
             raise ConfigError(
                 f"--data-path {prefix} was built with a tokenizer of {corpus.vocab_size} tokens, but "
                 f"{pretrained}/tokenizer.json has {theirs.vocab_size}: build the corpus with --tokenizer {pretrained}, "
@@ -195,7 +196,7 @@ def tokenizer_of(config: RunConfig, has_texts: bool = False) -> Tokenizer | None
 
 
 def _check_alike(first: str, tokenizer: Tokenizer, prefix: str, other: Tokenizer) -> None:
-    """Corpora that are read together must mean the same by their tokens."""
+    """Raises ConfigError if two corpora that are read together were built with different tokenizers."""
     same = (tokenizer.vocab_size, tokenizer.eod) == (other.vocab_size, other.eod)
     if not same or getattr(tokenizer, "definition", None) != getattr(other, "definition", None):
         raise ConfigError(

@@ -1,11 +1,11 @@
-"""What makes two runs give the same bits, and what a run says of its own.
+"""Makes two runs give the same bits, and tells users whether they do.
 
-Bits repeat where everything is added in one order. Attention's backward and cuBLAS have such orders if they are told;
-NCCL's reductions have one round a ring, but none in the switch (NVLS: github.com/NVIDIA/nccl/issues/1497). memo's own
-kernels have no atomic additions, on CPUs and in kernels/memo_kernels alike.
+Bits repeat if everything is added in a fixed order. Attention's backward and cuBLAS have a fixed order as an option.
+NCCL's reductions have one on a ring, but none in the switch (NVLS: github.com/NVIDIA/nccl/issues/1497). memo's own
+kernels use no atomic additions, neither on CPUs nor in kernels/memo_kernels.
 
-The same bits need the same order, so the same layout, tiles, versions and kind of machine. How much moves to host
-memory is not among it.
+The same order needs the same layout, tiles, versions and kind of machine. It does not depend on the share that moves
+to host memory.
 """
 
 import os
@@ -20,17 +20,17 @@ ENVIRONMENT = {
     "NCCL_ALGO": ("Ring", "^NVLS"),
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
 }
-"""Variables that libraries read when they begin, and the values with which they add in one order, the default first.
+"""Variables that libraries read when they start, and the values for a fixed order of additions, the default first.
 
 cuBLAS: https://docs.nvidia.com/cuda/cublas, "Results reproducibility". NCCL: as Megatron-LM's --deterministic-mode
-(megatron/training/determinism.py), which takes no Tree, because the order inside of a node is not the user's; torch
-itself leaves NVLS out then (github.com/pytorch/pytorch/pull/191782). The last is TransformerEngine's."""
+(megatron/training/determinism.py), which excludes Tree, because users cannot fix the order inside a node; torch
+excludes NVLS (github.com/pytorch/pytorch/pull/191782). The last variable is TransformerEngine's."""
 
 
 def make_deterministic(config: RunConfig) -> None:
-    """Obey --deterministic in this process, before it starts a process group or touches a GPU; without it, nothing.
+    """Apply --deterministic to this process; call it before the process starts a process group or uses a GPU.
 
-    Raises ConfigError for a variable of the environment that says the opposite.
+    Raises ConfigError for an environment variable that contradicts the flag.
     """
     if not config.hardware.deterministic:
         return
@@ -42,12 +42,12 @@ def make_deterministic(config: RunConfig) -> None:
                 "unset it, or leave --deterministic out"
             )
     torch.use_deterministic_algorithms(True)
-    # Else every tensor is filled before its first use: for programs that read what they have not written.
+    # torch would fill every new tensor, for programs that read memory before they write it. memo does not.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def describe_bits(config: RunConfig, device_type: str, attention_backend: str) -> str:
-    """One line for the header: whether another run of the same flags gives the same bits, and what to do if not."""
+    """A line for the header: whether another run with the same flags gives the same bits, and how to get them."""
     if device_type == "cpu":
         return "bits: every run of these flags gives the same, as kernels of a CPU add in one order"
     if config.hardware.deterministic:

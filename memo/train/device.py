@@ -1,4 +1,4 @@
-"""The device of a rank: its type and name, its peak FLOP/s, its CPU threads and the memory that was used."""
+"""The device of a rank: type, name, peak FLOP/s, CPU threads and peak memory."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ from memo.train.numa import bind_near
 from memo.units import GIB
 
 _TINY_FLOPS = 1e10
-"""Of a microbatch that one CPU thread computes alone; a tiny preset on a thousand tokens takes less."""
+"""A microbatch with fewer FLOPs is computed by one CPU thread; a tiny preset on a thousand tokens has fewer."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ def resolve_device_type(config: HardwareConfig) -> str:
 
 
 def place_on_host(config: HardwareConfig, device: torch.device, microbatch_flops: float) -> str:
-    """Bind this rank's threads to its GPU's NUMA node and set their number; returns what was done, in a few words.
+    """Bind this rank's threads to its GPU's NUMA node and set their number; returns a few words about it for people.
 
-    To be called before anything large is allocated on the host, as memory lies where it is touched first. torchrun sets
-    OMP_NUM_THREADS=1 for each rank, but work on the CPU should use the rank's share of the cores, unless a microbatch
-    of this rank is so little work that its threads would mostly wait for each other.
+    Call it before anything large is allocated on the host, because memory lies where it is touched first. torchrun sets
+    OMP_NUM_THREADS=1 for each rank, but work on the CPU should use the rank's share of the cores. The exception is a
+    microbatch so small that threads would mostly wait for each other.
     """
     local_ranks = local_world_size_from_env()
     launcher = allowed_cpus(os.getppid() if local_ranks > 1 else 0)
@@ -70,8 +70,8 @@ def place_on_host(config: HardwareConfig, device: torch.device, microbatch_flops
 def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype) -> PeakFlops:
     """Peak FLOP/s for MFU: from the flag, else from the table by the device's whole name, else measured.
 
-    The source of a measured peak says so, because a share of it is not the MFU that others report. For a GPU it also
-    names the flag that helps.
+    The source tells whether the peak was measured, because a share of a measured peak is not the MFU of publications.
+    For a GPU it also names --peak-tflops.
     """
     if config.peak_tflops is not None:
         return PeakFlops(config.peak_tflops * 1e12, "--peak-tflops")
@@ -87,14 +87,14 @@ def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype
 
 
 def known_machine(device: torch.device) -> Hardware:
-    """The known machine that is like this one, by the name of the GPU and its memory."""
+    """The known machine that is most like this one, by the name and memory of its GPU."""
     if device.type == "cpu":
         return nearest_hardware("cpu", 0)
     return nearest_hardware(torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1] / GIB)
 
 
 def taken_beside_torch(device: torch.device) -> int:
-    """Bytes of a GPU that somebody has taken, but not torch's allocator: CUDA's context, NCCL, other processes."""
+    """Bytes of a GPU that are used outside torch's allocator: by the CUDA context, NCCL and other processes."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return int(total_bytes - free_bytes - torch.cuda.memory_reserved(device))
 
@@ -121,7 +121,7 @@ def _cpu_name() -> str:
 
 
 def _measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """The best rate of square matrix products, larger than the caches, that are repeated for half a second."""
+    """The best rate of square matrix products larger than the caches, over half a second of them."""
     size = 1024 if device.type == "cpu" else 8192
     a = torch.ones(size, size, dtype=dtype, device=device)
     best_s, end = float("inf"), time.perf_counter() + 0.5
@@ -140,7 +140,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> tuple[int, int]:
-    """(device, host) peaks of this process so far in bytes; on a CPU both are the peak of the resident set."""
+    """(device, host) peaks of this process so far, in bytes; on a CPU both are the peak of the resident set."""
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), host

@@ -1,4 +1,4 @@
-"""How runs end before their last step: stopped, or by too many skipped steps; and the end of process groups."""
+"""Runs that end before their last step, stopped or after too many skipped steps; and the end of process groups."""
 
 import gc
 from pathlib import Path
@@ -12,7 +12,7 @@ from memo.train.outputs import goes_on
 
 
 def stopped(config: RunConfig, by: str, iteration: int, saved: Path | None) -> str:
-    """Why a run ended before its last step, and how to go on; `saved` is the last checkpoint of this start."""
+    """Say why a run ended before its last step and how to go on; `saved` is the last checkpoint of this start."""
     why = f"stopped by {by} at iteration {iteration} of {config.training.train_iters}"
     save = config.checkpoint.save
     if save is None:
@@ -24,9 +24,9 @@ def stopped(config: RunConfig, by: str, iteration: int, saved: Path | None) -> s
 
 
 def check_skips(config: RunConfig, state: RunState) -> None:
-    """Raises DivergenceError when the last --max-consecutive-skips steps were all skipped; the same on all ranks.
+    """Raises DivergenceError if the last --max-consecutive-skips steps were all skipped; the same on all ranks.
 
-    Where weights have become NaN every later step is skipped, so the run would go on for ever and learn nothing.
+    Once a weight is NaN, every later step is skipped, so the run would go on for ever and learn nothing.
     """
     limit = config.training.max_consecutive_skips
     if limit == 0 or state.consecutive_skips < limit:
@@ -40,10 +40,10 @@ def check_skips(config: RunConfig, state: RunState) -> None:
 
 
 def shutdown() -> None:
-    """End the process groups, if any were started; whatever refers to them must be dropped before.
+    """End the process groups, if any were started; drop all references to them before.
 
     gloo's threads free the tensors of the last messages at some later time. If that happens while the interpreter ends,
-    the process aborts (exit status -6), so the groups and with them their threads end here.
+    the process aborts (exit status -6), so the groups and their threads end here.
     """
     if dist.is_initialized():
         dist.destroy_process_group()

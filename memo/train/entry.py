@@ -1,4 +1,4 @@
-"""The command line's way into training: `memo train` and examples/pretrain_gpt.py."""
+"""Starts training from the command line: `memo train` and examples/pretrain_gpt.py."""
 
 import sys
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from memo.train.trainer import Trainer
 def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None, prog: str = "memo train") -> int:
     """Train as the flags say; returns the exit status.
 
-    What memo refuses, or cannot do later on (a full disk, a step that memory does not hold), ends with one message
-    and the exit status that memo.errors says. `stop` may listen already; from here on, to the end of close(), it does.
-    `prog` is how this program is started, for help and messages.
+    Refused flags and later failures (a full disk, a step that does not fit into memory) end with one message and an
+    exit status of memo.errors. `stop` listens from here to the end of close(), if it did not listen before. `prog` is
+    the command that started this program, for help and messages.
     """
     with exit_on_error(needs_output=False), (stop or GracefulStop()).listening() as stop:
         with refusals_are_heard():

@@ -4,9 +4,9 @@ Only forwards run. Gradients, buffers of a swap plan and the order of the traini
 evaluation does not change any later loss. The numbers do not depend on the layout: each rank sums over its own tokens,
 and the sums are added over all ranks.
 
-A mean is the sum of the losses of all tokens over the sum of their weights, so the same samples give the same number
-however they are cut into batches. Sums are in fp64: in whatever order n tokens are added, the relative error is at most
-n 2^-53, as no term is negative (1.2e-10 for 2^20 tokens).
+A mean is the sum of the losses of all tokens divided by the sum of their weights, so it does not depend on how the
+samples are cut into batches. Sums are in fp64. No term is negative, so the relative error of n tokens added in any
+order is at most n 2^-53 (1.2e-10 for 2^20 tokens).
 """
 
 import math
@@ -26,7 +26,7 @@ from memo.train.feed import Feed
 from memo.train.parallel_model import ParallelModel
 
 _FIRST_EDGE = 512
-"""All positions below this are one bucket: so close to the beginning of a text, all models are alike."""
+"""All positions below this are one bucket, because models hardly differ so close to the beginning of a text."""
 
 
 def perplexity(loss: float) -> float:
@@ -55,7 +55,7 @@ class PositionBucket:
 
 @dataclass(frozen=True)
 class LossByPosition:
-    """Losses by position. Buckets without tokens are left out: with packing there may be no document that long."""
+    """Losses by position. Buckets without tokens are left out: packed documents may all be shorter than a sample."""
 
     loss: float
     """Nats per token over all buckets, as `evaluate` returns it."""
@@ -77,14 +77,14 @@ class DistanceBucket:
     end: int
     num_questions: int
     accuracy: float
-    """Share of the questions whose whole answer is what greedy decoding gives."""
+    """Share of the questions that greedy decoding answers without a wrong token."""
     loss: float
     """Nats per token of an answer."""
 
 
 @dataclass(frozen=True)
 class NeedleRecall:
-    """How well a model finds the values that it is asked for; buckets without questions are left out."""
+    """How often a model finds the values that it is asked for; buckets without questions are left out."""
 
     accuracy: float
     loss: float
@@ -102,7 +102,7 @@ class NeedleRecall:
 
 
 Evaluated = float | LossByPosition
-"""What an evaluation of one set gives: nats per token, perhaps by position."""
+"""The result of an evaluation of one set: nats per token, perhaps by position."""
 
 
 def loss_of(found: Evaluated) -> float:
@@ -111,7 +111,7 @@ def loss_of(found: Evaluated) -> float:
 
 
 def compare_positions(found: Mapping[str, LossByPosition]) -> str:
-    """A table of perplexities of models on the same data: a line for each bucket, a column for each model's name."""
+    """A table of perplexities on the same data, with a line for each bucket and a column for each named model."""
     columns = list(found.values())
     rows = [
         (_span(same[0].first, same[0].end), *(f"{bucket.perplexity:.4g}" for bucket in same))
@@ -136,7 +136,7 @@ def num_batches(config: RunConfig, iters: int | None) -> int:
 def mean_loss(parts: ParallelModel, feed: Feed, iters: int) -> float:
     """Nats per token over `iters` global batches; collective, the same on all ranks.
 
-    Raises DataError on all ranks if none of their tokens counts.
+    Raises DataError on all ranks if no token counts.
     """
     sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
 
@@ -153,8 +153,8 @@ def loss_by_position(
 ) -> LossByPosition:
     """The losses of `iters` global batches by position; collective, the same on all ranks.
 
-    The position is the one that RoPE uses: with packing the place of a token in its document, without packing its place
-    in the sample. So it is the number of tokens to which the token can attend.
+    The position is the one that RoPE uses: with packing a token's index in its document, without packing its index in
+    the sample. So it is the number of tokens to which the token can attend.
 
     Args:
         edges: the ends of buckets, in increasing order; the end of the sequence is always one. Default: 512 and its
@@ -185,7 +185,7 @@ def loss_by_position(
 def needle_recall(
     parts: ParallelModel, feed: Feed, needles: NeedleDataset, iters: int, edges: Sequence[int] | None = None
 ) -> NeedleRecall:
-    """How many values that `needles` ask for in `iters` global batches are found; collective, the same on all ranks.
+    """The share of the values asked for in `iters` global batches that are found; collective, the same on all ranks.
 
     Args:
         feed: draws from `needles`, starting with its first sample.
@@ -193,7 +193,7 @@ def needle_recall(
     """
     bounds = _bounds(edges, needles.seq_length)
     num_samples = iters * feed.sampler.global_batch_size
-    # For each question: the sum of the losses of its answer's tokens, and how many of them greedy decoding gives.
+    # For each question: the sum of the losses of its answer's tokens, and how many of the tokens are the likeliest.
     tally = torch.zeros(num_samples * needles.num_needles, 2, dtype=torch.float64, device=parts.device)
 
     def add(head: Head, hidden: Tensor, batch: Microbatch, samples: list[int]) -> None:
@@ -220,7 +220,7 @@ def needle_recall(
 def _read_losses(parts: ParallelModel, feed: Feed, iters: int, read: Callable[[Microbatch, Tensor], None]) -> None:
     """Run forwards of `iters` global batches and call read(microbatch, losses), fp64 [s, b], on the last stage.
 
-    The weight of a token is its loss mask, so that sums over batches can be added and divided once.
+    The weight of a token is its loss mask, so that sums over batches can be added up and divided once at the end.
     """
 
     def at_head(head: Head, hidden: Tensor, batch: Microbatch, _: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""What the training loop tells of a run, and who listens; nothing else in the loop prints or writes a log.
+"""The events that the training loop announces, and who listens; nothing else in the loop prints or writes a log.
 
     event                      the loop says                  who listens
     a step was taken           stepped(record)                console, log, trackers; the history; callbacks
@@ -7,7 +7,7 @@
     no more steps              `with` ends                    console, log, trackers close
     all is on disk             ended(iteration, by whom)      standard output
 
-What a step takes is watched inside it: memo.train.oom, memo.train.watching and memo.train.watchdog.
+The time and memory of a step are watched inside it: memo.train.oom, memo.train.watching and memo.train.watchdog.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ Callback = Callable[[StepRecord], None]
 
 
 class Sink(Protocol):
-    """A place to which rank 0 writes. Any call may raise: that is told once, and the next event is tried again."""
+    """A place to which rank 0 writes. Any call may raise; the user is told once, and the next event is tried again."""
 
     name: str
-    """The flag or name by which the user knows it."""
+    """The flag or the name by which users know this sink."""
 
     def stepped(self, record: StepRecord) -> None: ...
     def evaluated(self, iteration: int, name: str, found: Evaluated) -> None: ...
@@ -41,11 +41,11 @@ class Sink(Protocol):
 
 
 class Events:
-    """A context manager that closes all sinks; only rank 0 has any.
+    """A context manager that passes events on to the sinks and closes them at its end; only rank 0 has sinks.
 
     Attributes:
-        history: what train() returns.
-        saved_at: iteration of the last checkpoint of this start; None before there is one.
+        history: the result of train().
+        saved_at: iteration of the last checkpoint of this start; None before the first checkpoint.
     """
 
     def __init__(self, parts: ParallelModel, callbacks: Sequence[Callback] = ()) -> None:
@@ -56,17 +56,17 @@ class Events:
         self._warned: set[str] = set()
 
     def open_log(self, header: Callable[[], RunHeader] | None = None) -> None:
-        """The file of --log-jsonl, if there is one; with the header of the run, where it begins."""
+        """Open the file of --log-jsonl, if there is one; `header` makes the header of a run that begins."""
         config = self._parts.config
         log = default_log(config.checkpoint.save, config.logging.log_jsonl)
         if log is not None:
             self._open(f"the log {log}", lambda name: JsonLines(name, log, header and header()))
 
     def open_all(self, done: int, header: Callable[[], RunHeader]) -> None:
-        """All sinks that the run asks for.
+        """Open all sinks that the run asks for.
 
         Args:
-            done: iterations that were complete before this start.
+            done: iterations completed before this start.
             header: makes the header; called only if a log is written.
         """
         config, logging = self._parts.config, self._parts.config.logging
@@ -85,7 +85,7 @@ class Events:
             callback(record)
 
     def evaluated(self, iteration: int, found: Mapping[str, Evaluated], at_end: bool = False) -> None:
-        """Evaluations by the name of their set, which may be empty; the history has the first of those on the way."""
+        """Evaluations by the name of their set, which may be ""; the history keeps the first set, except `at_end`."""
         for name, each in found.items():
             self._tell(methodcaller("evaluated", iteration, name, each))
         if not at_end:
@@ -96,7 +96,7 @@ class Events:
         self.saved_at, self._saved = iteration, path
 
     def ended(self, iteration: int, stopped_by: str) -> None:
-        """train() is over, and what it saved is on disk; `stopped_by`: who ended it early, "" if nobody did."""
+        """train() is over, and its checkpoints are on disk; `stopped_by`: who ended it early, "" if nobody did."""
         parts, config = self._parts, self._parts.config
         if not parts.mesh.is_main_rank:
             return
@@ -108,7 +108,7 @@ class Events:
             say(describe_end(config, self.history, iteration, parts.device.type == "cpu", self._saved))
 
     def _open(self, name: str, make: Callable[[str], Sink]) -> None:
-        """If make(name) fails, the run goes on without it after a warning."""
+        """Add the sink make(name); if that fails, warn and go on without it."""
         with self._going_on(name):
             self._sinks.append(make(name))
 
@@ -119,7 +119,7 @@ class Events:
 
     @contextlib.contextmanager
     def _going_on(self, name: str) -> Iterator[None]:
-        """Turn an error of a sink into a warning, printed once per sink, because no log is worth the end of a run."""
+        """Turn an error of a sink into a warning, printed once per sink: a run shall not end because a log fails."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Makes microbatches from the samples of this data-parallel rank, with the tokens of this context-parallel rank."""
+"""Makes microbatches of this data-parallel rank's samples, with this context-parallel rank's tokens."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from memo.parallel.zigzag import token_indices
 class Feed:
     """Draws global batches from a dataset in the sampler's order.
 
-    `tiles` is the number of tiles that the layers work on; each is split over the tp ranks, and where layers are swept
+    `tiles` is the number of tiles that layers work on. Each tile is split over the tp ranks, and if layers are swept,
     over the cp ranks too (memo.parallel.zigzag).
     """
 
@@ -39,15 +39,15 @@ class Feed:
             self.shard_order = self.attention_order.view(tiles, mesh.grid.tp, -1).transpose(0, 1).flatten()
 
     def own_samples(self) -> list[list[int]]:
-        """The indices of the samples of each of this rank's microbatches of the next global batch."""
+        """The indices of this rank's samples in the next global batch, one list for each microbatch."""
         return self.sampler.indices(self.mesh.at.dp, self.mesh.grid.dp, self.micro_batch_size)
 
     def next_global_batch(self, *, per_token: bool = False) -> list[Microbatch]:
         """This rank's microbatches of the next global batch; advances the sampler.
 
-        With `per_token` the loss weight of a token is its loss mask; without, the mask divided by the sum of all masks
-        of the global batch (see Microbatch). Raises DataError, on the ranks that read it, for a sample that the model
-        cannot be trained on.
+        With `per_token` the loss weight of a token is its loss mask; without, the mask is divided by the sum of all
+        masks of the global batch (see Microbatch). A sample that the model cannot be trained on raises DataError on
+        the ranks that read it.
         """
         groups = self.own_samples()
         self.sampler.advance()
@@ -73,11 +73,11 @@ class Feed:
         return batches
 
     def in_shard_order(self, rows: Tensor) -> Tensor:
-        """[b, s] of the whole sequence -> this rank's tokens [s / cp, b] in the order of its microbatches."""
+        """[b, s] of the whole sequence -> this rank's tokens [s / cp, b] in the order of its shards (tp ranks)."""
         return self._own(rows, self.shard_order)
 
     def _microbatch(self, batch: Batch) -> Microbatch:
-        """One microbatch on the device, whose loss weight is the loss mask."""
+        """Return one microbatch on the device, whose loss weight is the loss mask."""
         tokens, labels, of_tokens = (
             torch.from_numpy(rows.astype(np.int32)) for rows in (batch.tokens, batch.labels, batch.positions)
         )

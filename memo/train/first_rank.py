@@ -1,4 +1,4 @@
-"""What the first rank of a run does before it starts, while the others wait."""
+"""Work that rank 0 does before a run starts, while all other ranks wait."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ _PATIENCE_MINUTES = 24 * 60.0
 
 
 def on_first_rank(action: Callable[[], None]) -> None:
-    """Run `action` on rank 0, and return or raise its outcome on all ranks; no process group is left."""
+    """Run `action` on rank 0; its error is raised on all ranks. The process group for it is ended afterwards."""
     world = init_distributed(torch.device("cpu"), ParallelConfig(distributed_timeout_minutes=_PATIENCE_MINUTES))
     try:
         from_rank_zero(action, dist.group.WORLD if world.size > 1 else None)

@@ -1,7 +1,7 @@
-"""Text that the model continues: to see what it has learnt, not to serve it.
+"""Generates text, to see what a model has learnt; it is too slow to serve a model.
 
-Each new token is a forward over all --seq-length tokens, as an evaluation runs it, in whatever layout trains; nothing
-is cached from one token to the next. All ranks draw the same tokens, from the same numbers and the same seed.
+Each new token takes a forward over all --seq-length tokens, run like an evaluation in the layout of the training;
+nothing is cached between tokens. All ranks draw the same tokens, from the same numbers with the same seed.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,11 +28,11 @@ class Sampling:
     """How the next token is drawn.
 
     Attributes:
-        max_new_tokens: tokens after the prompt; fewer where the text ends before.
-        temperature: 0: always the likeliest token; otherwise logits are divided by it.
-        top_k: of so many likeliest tokens alone; 0: of all.
-        top_p: of the fewest likeliest tokens whose probabilities sum to this.
-        seed: of the draws.
+        max_new_tokens: the most tokens after the prompt; a text may end before.
+        temperature: logits are divided by it; 0: always the likeliest token.
+        top_k: draw from this number of likeliest tokens; 0: from all tokens.
+        top_p: draw from the fewest likeliest tokens whose probabilities sum to this.
+        seed: seed of the draws.
     """
 
     max_new_tokens: int = 64
@@ -42,7 +42,7 @@ class Sampling:
     seed: int = 0
 
     def check(self) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError for a value out of range."""
         for name, holds, wanted in (
             ("max_new_tokens", self.max_new_tokens >= 1, "1 or more"),
             ("temperature", 0 <= self.temperature < float("inf"), "0 for the likeliest token, or more, such as 0.8"),
@@ -54,7 +54,7 @@ class Sampling:
 
 
 def as_sample(text: Sequence[int], seq_length: int) -> Sample:
-    """A text so far as a sample of one document; causal attention sees nothing of the zeros that come after it."""
+    """Return a text as a sample of one document, padded with zeros; causal attention hides these from the text."""
     window = np.zeros(seq_length + 1, dtype=np.int64)
     window[: len(text)] = text
     return cut_sample(window, np.empty(0, dtype=np.int64))
@@ -81,8 +81,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> list
 
 
 def decode(ids: Sequence[int], tokenizer: Tokenizer | None) -> str:
-    """The text of what followed a text. A model has more rows than its tokenizer tokens: ids of the others are left
-    out."""
+    """The text of token ids. Ids without a token are left out: a model may have more rows than its tokenizer tokens."""
     assert tokenizer is not None, "encode() has refused the text"
     return tokenizer.decode([token for token in ids if token < tokenizer.vocab_size])
 
@@ -90,9 +89,9 @@ def decode(ids: Sequence[int], tokenizer: Tokenizer | None) -> str:
 def continuations(
     parts: ParallelModel, rows: Sequence[Sequence[int]], sampling: Sampling, ends: Collection[int]
 ) -> list[list[int]]:
-    """The tokens that follow each of `rows`, without that of `ends` with which a text ends.
+    """The tokens that follow each of `rows`, up to and without the first token of `ends`.
 
-    Collective, the same on all ranks. Raises ConfigError where prompt and new tokens are longer than a sample.
+    Collective, the same on all ranks. Raises ConfigError if prompt and new tokens are longer than a sample.
     """
     sampling.check()
     longest, seq_length = max(map(len, rows)), parts.config.data.seq_length
@@ -119,7 +118,7 @@ def continuations(
 
 
 def _next_logits(parts: ParallelModel, feed: Feed, places: Sequence[int]) -> Tensor:
-    """[number of texts, vocabulary]: what follows the token at `places` of each text, on every rank."""
+    """The logits [texts, vocabulary] of the token that follows index `places[i]` of text i, on every rank."""
     count, seq_length = len(places), feed.dataset.seq_length
     found = torch.zeros(count, feed.vocab_size, dtype=torch.float64, device=parts.device)
 
@@ -135,7 +134,7 @@ def _next_logits(parts: ParallelModel, feed: Feed, places: Sequence[int]) -> Ten
 
 
 def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """One token from logits [v]; the same number of draws whatever they are."""
+    """Draw one token from logits [v]. A positive temperature takes one random draw, whatever the logits are."""
     if sampling.temperature == 0:
         return int(logits.argmax())
     order = logits.argsort(descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""What a rank prints when a step hangs: the Python stack of every thread, and the file of NCCL's flight record."""
+"""Describes a rank whose step hangs: the Python stack of every thread, and a file with NCCL's flight record."""
 
 import sys
 import threading
@@ -22,7 +22,7 @@ def describe_stacks() -> str:
 
 
 def write_flight_record(log: str | None, rank: int) -> str:
-    """Write torch's record of NCCL's messages; returns its place for the end of a message, "" if there is no record.
+    """Write torch's flight record of NCCL; returns words about its file for the end of a message, "" without a record.
 
     torch keeps the last 2000 messages of each rank (TORCH_FR_BUFFER_SIZE); `torchfrtrace` compares those of all ranks.
     """

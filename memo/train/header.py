@@ -1,4 +1,4 @@
-"""What a run prints before its first step: at most 15 lines, and one of what moves where nothing does.
+"""The header that a run prints before its first step: at most 15 lines, with one line about offload.
 
 `memo profile` prints the whole tables of the plans.
 """
@@ -15,11 +15,11 @@ from memo.units import format_count
 
 
 def describe_start(parts: ParallelModel, prepared: Prepared, resumed_at: int | None = None) -> str:
-    """Sizes, weights, layout, data, plans, and on GPUs the peak that MFU refers to. Describing planned memory takes
-    seconds.
+    """Sizes, weights, layout, data, plans, and on GPUs the peak that MFU refers to. Planned memory takes seconds to
+    describe.
 
     Args:
-        resumed_at: the iteration of the checkpoint in --load from which the run goes on, if it does.
+        resumed_at: the iteration of the checkpoint in --load, if the run resumes from one.
     """
     config, grid, pipeline, attention = parts.config, parts.mesh.grid, parts.pipeline, prepared.attention
     model, samples = config.model, global_batch_size(config, grid.world_size)
@@ -77,7 +77,7 @@ def _delta_nets(prepared: Prepared) -> str:
 
 
 def _granularity(config: RunConfig, prepared: Prepared) -> str:
-    """A line about what --offload-granularity auto has chosen, with the flags that ask for the same."""
+    """A line about the choice of --offload-granularity auto, with the flags that ask for the same."""
     if not prepared.is_granularity_chosen:
         return ""
     sweep, flags = sweep_of(config), "--offload-granularity layer"
@@ -89,7 +89,7 @@ def _granularity(config: RunConfig, prepared: Prepared) -> str:
 
 
 def _data(dataset: object, num_samples: int) -> str:
-    """A line about memo's own datasets, of a blend one more for each corpus; a user's dataset has no `describe`."""
+    """A line about a dataset of memo, with one more line for each corpus of a blend; "" for a user's dataset."""
     if isinstance(dataset, BlendedDataset):
         return f"data: {dataset.describe(num_samples)}\n"
     return (

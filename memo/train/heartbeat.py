@@ -1,4 +1,4 @@
-"""A file that shows a launcher that a run makes progress; it is replaced whenever a step is complete."""
+"""A file that shows a launcher that a run makes progress; it is replaced after each complete step."""
 
 import json
 import os
@@ -10,14 +10,14 @@ from memo.errors import host_name, warn
 
 
 class Heartbeat:
-    """Writes the file; `iteration` is the last complete one. One thread alone may call write()."""
+    """Writes the heartbeat file. `iteration` is the last complete iteration. Only one thread may call write()."""
 
     def __init__(self, path: str) -> None:
         self.path, self.iteration = Path(path), 0
         self._written: int | None = None
 
     def write(self) -> None:
-        """Replace the file if the iteration has changed. If that fails, this warns, and training goes on."""
+        """Replace the file if the iteration has changed; warns if that fails."""
         if self.iteration == self._written:
             return
         self._written = self.iteration

@@ -1,4 +1,4 @@
-"""What `Trainer.train` returns: the records of its steps, which plot themselves in a notebook."""
+"""The result of `Trainer.train`: the records of its steps, which plot themselves in a notebook."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,21 +12,21 @@ from memo.report.page import embedded
 from memo.report.run_drawing import draw_loss
 
 _MOST = 1 << 14
-"""Records that a history holds, about 16 MB of them."""
+"""The most records that a history holds, about 16 MB."""
 
 
 class History:
     """The steps of one `train()`, oldest first.
 
-    It has the attributes of the last step's record, such as `history.lm_loss`, and counts as false where no step was
-    left to take. Of a run of more than 16,384 steps it holds every second step, then every fourth and so on, besides
-    the last one; the file of --log-jsonl has them all.
+    It has the attributes of the last step's record, such as `history.lm_loss`, and is false if no step was left to
+    take. Beyond 16,384 steps it keeps every second step, then every fourth and so on, and always the last step; the
+    file of --log-jsonl has all steps.
 
     Attributes:
         records: one StepRecord a step.
-        evaluations: (iteration, nats a token) of each evaluation on the way.
-        num_steps: how many steps were taken.
-        trained_s: seconds that they took.
+        evaluations: (iteration, nats per token) of each evaluation between steps.
+        num_steps: number of steps taken.
+        trained_s: seconds that the steps took.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class History:
         self._is_last_extra = False
 
     def add(self, record: StepRecord) -> None:
-        """The next step."""
+        """Add the record of the next step."""
         if self._is_last_extra:
             self.records.pop()
         self._is_last_extra = self.num_steps % self._every != 0
@@ -49,7 +49,7 @@ class History:
 
     @property
     def last(self) -> StepRecord | None:
-        """None where no step was left to take."""
+        """The record of the last step; None if no step was left to take."""
         return self.records[-1] if self.records else None
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ class History:
         return text
 
     def _repr_html_(self) -> str:
-        """The same as text above the curves of `memo report`, for notebooks."""
+        """For notebooks: the text of `repr`, and below it the loss curves of `memo report`."""
         text = f"<p>{escape(repr(self))}</p>"
         if not self.records:
             return text

@@ -1,6 +1,6 @@
-"""A layer's profile for a run: given as a file, kept from an earlier start, or measured now.
+"""The layer profile of a run: read from a given file, read from the cache, or measured now.
 
-Measuring is collective, so all ranks must take the same way: rank 0 looks into its cache and tells the others.
+Measuring is collective, so all ranks must decide alike: rank 0 looks into its cache and tells all other ranks.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ from memo.train.tiled_layers import on_tiles, scratch_for
 
 
 def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
-    """What this rank would measure; `config` is prepared, and the number of threads set."""
+    """The key of the profile that this rank would measure; `config` is prepared, and the number of threads is set."""
     model, parallel, training = config.model, config.parallel, config.training
     return ProfileKey(
         hidden_size=model.hidden_size,
@@ -112,9 +112,9 @@ def _experts(model: ModelConfig) -> str:
 
 
 def given_profile(config: RunConfig, device: torch.device) -> LayerProfile | None:
-    """The profile that --layer-profile names, if it does.
+    """The profile that --layer-profile names; None without the flag.
 
-    Raises ArtifactError for a file that holds no profile, ConfigError for the profile of another run.
+    Raises ArtifactError for a file that holds no profile, and ConfigError for a profile that does not fit this run.
     """
     path = config.memory.layer_profile
     if path is None:
@@ -133,9 +133,9 @@ def given_profile(config: RunConfig, device: torch.device) -> LayerProfile | Non
 def obtain(
     config: RunConfig, mesh: Mesh, device: torch.device, measure: Callable[[], LayerProfile]
 ) -> tuple[LayerProfile, str]:
-    """The profile to plan from, the same on all ranks, and where it came from; collective over all ranks.
+    """The profile to plan from and words about its origin; collective, and the same on all ranks.
 
-    A cached file that cannot be used is a warning, and the layer is measured.
+    Warns if a cached file cannot be used, and measures the layer.
     """
     given = given_profile(config, device)
     if given is not None:
@@ -152,7 +152,7 @@ def obtain(
 
 
 def keep(profile: LayerProfile, config: RunConfig, mesh: Mesh) -> str:
-    """Put a measured profile into the cache of rank 0; returns where it came from, for people."""
+    """Put a measured profile into the cache of rank 0; returns words about its origin, for people."""
     path = cache_file(config.memory.profile_cache, profile.key)
     if path is None or not mesh.is_main_rank:
         return "measured now"
@@ -172,13 +172,13 @@ def measure(
     device: torch.device,
     states: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> LayerProfile:
-    """Run layers on random input of the true size; collective over all ranks, and the same on all of them.
+    """Measure layers on random input of the true size; collective, and the same result on all ranks.
 
-    Weight gradients are added to `main_gradient`, which must be zeroed before it is used.
+    Weight gradients are added to `main_gradient`, which must be zeroed before training uses it.
 
     Args:
-        layers: one of each kind that this rank has, by its index.
-        states: a context in which the layer of an index has its weights and gradients.
+        layers: one layer of each kind that this rank has, by its index.
+        states: returns a context in which the layer of an index has its weights and gradients.
     """
     tokens, batch = rank_length(config), config.training.micro_batch_size
     dtype = torch_dtype(str(config.training.params_dtype))
@@ -199,7 +199,7 @@ def measure(
             measured = profile_layer(wrapped, slot, context, x, groups, key, sizes)
         found[stack_of(config.model)[index]] = _by_group(config, measured)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what the measurement took and gave back is free for the plan
+        torch.cuda.empty_cache()  # memory that the measurement freed must count as free for the plan
     any_kind = next(iter(found.values()))
     unseen = dataclasses.replace(
         any_kind, forward_s=0.0, backward_s=0.0, recompute_s=dict.fromkeys(any_kind.recompute_s, 0.0)
@@ -209,7 +209,7 @@ def measure(
 
 
 def _by_group(config: RunConfig, profile: LayerProfile) -> LayerProfile:
-    """With the seconds of all tensors of a group together; groups are those of all kinds."""
+    """Sum the recompute seconds of the tensors of each group of `skeletal_tensors`."""
     groups, found = {tensor.name: tensor.group for tensor in skeletal_tensors(config.model)}, dict[str, float]()
     for name, seconds in profile.recompute_s.items():
         found[groups[name]] = found.get(groups[name], 0.0) + seconds
@@ -217,7 +217,7 @@ def _by_group(config: RunConfig, profile: LayerProfile) -> LayerProfile:
 
 
 def one_of_each_kind(config: RunConfig, layers: Iterable[int]) -> list[int]:
-    """Of the layers of a rank the first of each kind."""
+    """The first layer of each kind among the layers of a rank."""
     firsts: dict[ModelConfig, int] = {}
     for layer in layers:
         firsts.setdefault(stack_of(config.model)[layer], layer)
@@ -225,7 +225,7 @@ def one_of_each_kind(config: RunConfig, layers: Iterable[int]) -> list[int]:
 
 
 def _of_stack(config: RunConfig, found: Mapping[ModelConfig, LayerProfile]) -> LayerProfile:
-    """From the profiles of all kinds of layers."""
+    """The profile of the fastest kind of layer; `longer_s`: by how much the mean layer of the stack takes longer."""
     seconds = {kind: profile.forward_s + profile.backward_s for kind, profile in found.items()}
     least = min(found, key=seconds.__getitem__)
     mean_s = statistics.mean(seconds[kind] for kind in stack_of(config.model))
@@ -233,14 +233,14 @@ def _of_stack(config: RunConfig, found: Mapping[ModelConfig, LayerProfile]) -> L
 
 
 def tensor_bytes(config: RunConfig) -> dict[str, int]:
-    """Of one layer's skeletal activations on one rank, by name; `config` is prepared."""
+    """Bytes of each skeletal activation of one layer on one rank, by name; `config` is prepared."""
     dims = dataclasses.replace(slot_dims(config), tokens=rank_length(config))
     of_tokens = (tensor for tensor in skeletal_tensors(config.model) if tensor.layout != "carried")
     return {tensor.name: bytes_of(tensor, dims) for tensor in of_tokens}
 
 
 def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: ProfileKey) -> LayerProfile | None:
-    """What rank 0 has kept, if it fits every rank: nodes may differ in their devices."""
+    """The profile in the cache of rank 0 if its key fits every rank, else None: nodes may have different devices."""
 
     def cached() -> LayerProfile | None:
         path = cache_file(config.memory.profile_cache, key)

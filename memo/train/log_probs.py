@@ -1,14 +1,15 @@
 """Log-probs of the labels of samples, and training steps on any loss over them (preferences, policies).
 
-All that memo trains is a sum over tokens of loss_weight x (-log p of the label). For any other loss L of log-probs
+The loss that memo trains is always a sum over tokens of loss_weight x (-log p of the label). For any loss L of
+log-probs
 
     dL/d(parameters)  =  sum over tokens of  dL/d(log p of the token)  x  d(log p of the token)/d(parameters)
 
-so one step on L is a forward without gradients, which tells log p of every label; L as a function of these numbers
-alone, whose gradient gives each token the weight -dL/d(log p); and then an ordinary step with these weights. It costs
-one forward more than a step, and nothing else changes: logits still exist one chunk at a time, and every layout, swap
-plan and sweep trains it as it trains a language model. A loss may couple tokens of different ranks, as each rank has
-the log-probs of the whole global batch: 8 bytes a token.
+so one step on L has three parts: a forward without gradients computes log p of every label; the gradient of L with
+respect to these numbers gives each token the weight -dL/d(log p); an ordinary step uses these weights. The cost is
+one more forward. Nothing else changes: logits still exist one chunk at a time, and every layout, swap plan and sweep
+works as for a language model. A loss may couple tokens of different ranks, because each rank has the log-probs of
+the whole global batch: 8 bytes a token.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,17 +32,17 @@ from memo.train.parallel_model import ParallelModel
 from memo_kernels import wide_dtype
 
 LossOfLogProbs = Callable[[Tensor], Tensor]
-"""From log-probs [samples, s], fp64 on the host, to a scalar; computed on every rank, so it must not be random."""
+"""From log-probs [samples, s], fp64 on the host, to a scalar. Every rank computes it, so it must not be random."""
 
 
 Drawn = tuple[list[Microbatch], dict[str, Any]]
-"""What a step trains on, and fields of its StepRecord."""
+"""The microbatches of a step, and fields of its StepRecord."""
 Draw = Callable[[int], Drawn]
-"""Takes this rank's part of the next step from its data; given the number of steps that are complete."""
+"""From the number of complete steps to this rank's microbatches of the next step."""
 
 
 class GivenSamples:
-    """A caller's samples as a dataset; those after the last one repeat it, with no label that counts."""
+    """A caller's samples as a dataset; further indices repeat the last sample with all labels masked."""
 
     def __init__(self, samples: Sequence[Sample], seq_length: int) -> None:
         self.samples, self.seq_length = list(samples), seq_length
@@ -53,10 +54,10 @@ class GivenSamples:
 
 
 def read_log_probs(parts: ParallelModel, feed: Feed, num_samples: int, *, reference: bool = False) -> Tensor:
-    """log p of each label of the next samples of a feed, [num_samples, s] fp64 on the host; 0 where it does not count.
+    """log p of each label of the next samples of a feed, [num_samples, s] fp64 on the host; 0 for masked labels.
 
-    Collective, and the same bits on all ranks. `feed` as of an evaluation; it advances by whole global batches.
-    `reference`: of the model without its adapters.
+    Collective, and the same bits on all ranks. `feed` is a feed for evaluation; it advances by whole global batches.
+    With `reference` the model runs without its adapters.
     """
     with adapters_off(parts.chunks) if reference else nullcontext():
         found = [_of_global_batch(parts, feed) for _ in range(0, num_samples, feed.sampler.global_batch_size)]
@@ -64,7 +65,7 @@ def read_log_probs(parts: ParallelModel, feed: Feed, num_samples: int, *, refere
 
 
 def _of_global_batch(parts: ParallelModel, feed: Feed) -> Tensor:
-    """Of all samples of the next global batch, in the dtype of the losses."""
+    """log p of each label of the next global batch, in the dtype of the losses."""
     first, of_labels = feed.sampler.consumed_samples, list[tuple[list[int], Tensor]]()
 
     def read(head: Head, hidden: Tensor, batch: Microbatch, samples: list[int]) -> None:
@@ -72,20 +73,20 @@ def _of_global_batch(parts: ParallelModel, feed: Feed) -> Tensor:
         of_labels.append((samples, losses.neg_().masked_fill_(batch.loss_weight == 0, 0.0)))
 
     parts.at_head(feed, read)
-    # Made only now that no logits exist, as it holds the whole global batch.
+    # Allocated only now, when no logits exist, because it holds the whole global batch.
     shape = (feed.sampler.global_batch_size, feed.dataset.seq_length)
     found = torch.zeros(shape, dtype=wide_dtype(parts.chunks[0].dtype), device=parts.device)
     order = feed.shard_order.to(parts.device)
     for samples, of_tokens in of_labels if parts.mesh.at.tp == 0 else ():  # all tp ranks have the same
         for index, of_sample in zip(samples, of_tokens.unbind(1), strict=True):
             found[index - first, order] = of_sample
-    return all_reduce(found, parts.mesh.world).cpu()  # each is on one rank, so no sum rounds
+    return all_reduce(found, parts.mesh.world).cpu()  # one rank has each number, so no sum rounds
 
 
 def token_weights(log_probs: Tensor, loss: LossOfLogProbs, counts: Tensor) -> tuple[Tensor, float]:
-    """-dL/d(log p) of every token, as `log_probs`, and L; 0 where `counts` is false.
+    """Return -dL/d(log p) of every token in the shape of `log_probs`, 0 where `counts` is false, and the value of L.
 
-    Raises ConfigError for an L that is no function of them.
+    Raises ConfigError if L is not a differentiable scalar function of the log-probs.
     """
     leaf = log_probs.detach().requires_grad_()
     with torch.enable_grad():
@@ -97,7 +98,8 @@ def token_weights(log_probs: Tensor, loss: LossOfLogProbs, counts: Tensor) -> tu
             "torch has computed from the log-probs that the loss was given"
         )
     (grad,) = torch.autograd.grad(value.reshape(()), leaf)
-    return -grad.masked_fill(~counts, 0.0), float(value.detach())  # a gradient may share the memory of its elements
+    # Not in place: the elements of a gradient may share memory.
+    return -grad.masked_fill(~counts, 0.0), float(value.detach())
 
 
 def _is_constant(value: object) -> str:
@@ -107,12 +109,12 @@ def _is_constant(value: object) -> str:
 def batches_on(
     parts: ParallelModel, feed: Feed, log_probs: Tensor, counts: Tensor, loss: LossOfLogProbs
 ) -> tuple[list[Microbatch], float]:
-    """This rank's microbatches of the next global batch of `feed`, weighted so that their gradient is that of `loss`,
-    and its value.
+    """Return this rank's microbatches of the next global batch, weighted so that a step has the gradient of `loss`, and
+    the value of `loss`.
 
     Args:
-        feed: of training; its next global batch begins with the samples of `log_probs`, as `read_log_probs` gives them.
-        counts: [samples, s]: the labels that count.
+        feed: feed for training; its next global batch begins with the samples of `log_probs` (see `read_log_probs`).
+        counts: [samples, s], true for labels that count.
     """
     weights, value = token_weights(log_probs, loss, counts)
     first, missing = feed.sampler.consumed_samples, feed.sampler.global_batch_size - len(weights)
@@ -125,7 +127,7 @@ def batches_on(
 
 
 def batches_on_samples(parts: ParallelModel, samples: GivenSamples, loss: LossOfLogProbs) -> Drawn:
-    """What a step trains on, so that its gradient is that of `loss` of the log-probs of a caller's samples."""
+    """Draw the microbatches of a step that trains on `loss` of the log-probs of a caller's samples."""
     log_probs = read_log_probs(parts, parts.feed(samples, trains=False), len(samples.samples))
     counts = torch.from_numpy(np.stack([sample.loss_mask for sample in samples.samples]) > 0)
     batches, value = batches_on(parts, parts.feed(samples), log_probs, counts, loss)
@@ -133,9 +135,9 @@ def batches_on_samples(parts: ParallelModel, samples: GivenSamples, loss: LossOf
 
 
 def completion_numbers(samples: Iterable[Sample]) -> Tensor:
-    """[samples, s] int64: the number of the document that a label belongs to, -1 for a label that does not count.
+    """[samples, s] int64: the number of the completion that a label belongs to, -1 for a label that does not count.
 
-    Documents with a label that counts are numbered from 0 on, in the order of samples and of documents in them.
+    A completion is a document with a label that counts. Completions are numbered from 0 in the order of the samples.
     """
     numbers, known = [], 0
     for sample in samples:
@@ -148,16 +150,16 @@ def completion_numbers(samples: Iterable[Sample]) -> Tensor:
 
 
 def sums_by_completion(values: Tensor, numbers: Tensor) -> Tensor:
-    """The sum of `values` over the labels of each completion, [completions]; of log-probs it is log p of a completion.
+    """The sum of `values` over the labels of each completion, [completions]; for log-probs, log p of each completion.
 
-    `numbers`: as of `completion_numbers`. Autograd knows it; on the host it adds in the order of tokens.
+    `numbers` come from `completion_numbers`. Differentiable; on the host it adds in the order of tokens.
     """
     counts = numbers >= 0
     return values.new_zeros(int(numbers.max()) + 1).index_add(0, numbers[counts], values[counts])
 
 
 def check_samples(samples: Sequence[Sample], name: str, most: int | None = None) -> Sequence[Sample]:
-    """`samples`. Raises ConfigError for none, or for more than `most`, which is one global batch."""
+    """Return `samples`; raises ConfigError if there are none, or more than `most`, the size of a global batch."""
     if not samples or (most is not None and len(samples) > most):
         limit = "at least one" if most is None else f"1 to {most}, as --global-batch-size is {most}"
         raise ConfigError(f"{name}() got {len(samples)} samples: give {limit}")
@@ -165,7 +167,7 @@ def check_samples(samples: Sequence[Sample], name: str, most: int | None = None)
 
 
 def check_reference(model: ModelConfig) -> None:
-    """Raises ConfigError where the model without adapters is not what training began with."""
+    """Raises ConfigError if training changes the model without its adapters, which then cannot be the reference."""
     if not model.lora_rank or model.train_only:
         told = f"--train-only {model.train_only}" if model.lora_rank else "--lora-rank 0"
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What --offload-granularity auto and --offload-states auto mean here: decided from what is free, and agreed on."""
+"""Resolves --offload-granularity auto and --offload-states auto from the free memory, alike on all ranks."""
 
 import math
 from dataclasses import replace
@@ -30,17 +30,17 @@ from memo.units import GIB
 
 
 def is_undecided(config: RunConfig) -> bool:
-    """Whether --offload-granularity is still auto: until it is decided, and on ranks that wait for others' answer."""
+    """Whether --offload-granularity is still auto: not decided yet, or this rank waits for another rank's choice."""
     return config.memory.offload_granularity == "auto"
 
 
 def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, must_fit: bool = True) -> RunConfig:
-    """The configuration without auto for layers and states, from what is free here.
+    """Return the configuration with auto for layers and states resolved from the memory that is free here.
 
-    About layers the first rank of each node decides, because another one would count what its neighbours have taken
-    already; `agreed` tells the others.
+    The first rank of each node decides about layers, because later ranks would count memory that their neighbours have
+    taken; `agreed` tells the other ranks.
 
-    Raises ResourceError where nothing fits, unless an estimate does not count (`must_fit`, --no-admission).
+    Raises ResourceError if nothing fits, unless `must_fit` is false or --no-admission is given.
     """
     memory = config.memory
     if is_undecided(config) and not memory.swaps:
@@ -62,10 +62,10 @@ def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, m
 
 
 def agreed(config: RunConfig, mesh: Mesh, device: torch.device) -> RunConfig:
-    """Memory as one rank has decided it; each has asked what was free around it. Collective, before anything is built.
+    """Return the configuration with the memory settings of one rank. Collective; call it before anything is built.
 
-    It is the rank whose choice for --offload-granularity auto needs least of a device, since what fits on one node need
-    not fit on another; otherwise the first rank.
+    The rank is the one whose choice for --offload-granularity auto saves most device memory, because nodes may differ
+    in their free memory; rank 0 if all choices are equal.
     """
     group, size = None if mesh.is_alone else mesh.world, mesh.grid.world_size
     rank_last = torch.tensor(_thrift(config) * size + size - 1 - mesh.rank, device=device)
@@ -74,7 +74,7 @@ def agreed(config: RunConfig, mesh: Mesh, device: torch.device) -> RunConfig:
 
 
 def room_of(config: RunConfig, device: torch.device) -> Room:
-    """What is free here for a run."""
+    """The memory that is free here for a run."""
     node_ranks, host_bytes = local_world_size_from_env(), None
     if config.memory.offloads_states:
         host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gib)
@@ -84,14 +84,14 @@ def room_of(config: RunConfig, device: torch.device) -> Room:
 
 
 def overrule(config: RunConfig, error: ResourceError) -> None:
-    """Raises the error of an estimate with the flag that overrules it; where that is given, it is a warning."""
+    """Raises `error` of an estimate and names --no-admission, which overrules it; warns if that flag is given."""
     if config.training.admission:
         raise ResourceError(f"{error}; this is an estimate: --no-admission starts the run all the same") from None
     tell(f"warning: --no-admission overrules an estimate: {error}")
 
 
 def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> str:
-    """Advice for a run whose layers are whole and do not fit; empty where sweeping them does not make it fit."""
+    """Advice for a run with whole layers that does not fit; "" if sweeping its layers would not make it fit."""
     memory = config.memory
     if memory.sweeps or not memory.swaps or _is_held(config, world_size, device):
         return ""
@@ -115,7 +115,7 @@ def _machine(config: RunConfig, world_size: int, device: torch.device) -> Machin
 
 
 def _limits(memory: MemoryConfig, device: torch.device) -> MemoryLimits:
-    """What a rank may take of its device, and the ranks of its node of host memory and of the disk."""
+    """Limits for a rank's device memory, and for the host memory and disk of all ranks of its node."""
     local_ranks, disk_bytes = local_world_size_from_env(), math.inf
     device_bytes = available_host_bytes() // local_ranks
     if device.type == "cuda":
@@ -133,7 +133,7 @@ def _is_held(config: RunConfig, world_size: int, device: torch.device) -> bool:
 
 
 def _thrift(config: RunConfig) -> int:
-    """Rises with what a choice for --offload-granularity auto does to save device memory; 0 where there is none yet."""
+    """Order choices for --offload-granularity auto by the device memory they save; 0 while nothing is chosen."""
     if is_undecided(config):
         return 0
     sweep = sweep_of(config)
@@ -141,10 +141,10 @@ def _thrift(config: RunConfig) -> int:
 
 
 def _device_room(device: torch.device) -> tuple[int, int]:
-    """Bytes of a CUDA device that a run may take, its context with them, and all bytes.
+    """Bytes of a CUDA device that a run may take, including its CUDA context, and the bytes of the whole device.
 
-    To ask makes this process's context, which is missing in what is free, and the account of a run counts it. So what
-    is taken already is this process's own up to what is foreseen for a context, and other processes' beyond that.
+    The query itself creates this process's context, which lowers the free bytes, although the forecast of a run counts
+    a context. Therefore the bytes foreseen for a context are added to the free bytes.
     """
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return min(free_bytes + CONTEXT.foreseen, total_bytes), total_bytes

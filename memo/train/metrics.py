@@ -1,4 +1,4 @@
-"""Where records go: a log of JSON lines and optional trackers (memo.train.events); and what a benchmark tells."""
+"""Sinks of step records: a log of JSON lines and optional trackers (memo.train.events); and results of benchmarks."""
 
 import dataclasses
 import errno
@@ -31,7 +31,7 @@ class BenchmarkResult:
 
     @classmethod
     def of(cls, records: Sequence[StepRecord]) -> "BenchmarkResult":
-        """The medians of the records of the measured steps, of which there must be at least one."""
+        """The medians over the records of the measured steps; at least one record."""
         median = statistics.median
         mfu_percent = [r.mfu_percent for r in records if r.mfu_percent is not None]
         return cls(
@@ -46,7 +46,7 @@ class BenchmarkResult:
 
 
 class JsonLines:
-    """A log with one JSON object per line, and the run's header in another file (memo.artifacts.run_log).
+    """A log with one JSON object per line; the run's header has a file of its own (memo.artifacts.run_log).
 
     A resumed run appends to its log.
     """
@@ -66,7 +66,7 @@ class JsonLines:
         self._write({"iteration": iteration, "evaluation": losses | ({"data": name} if name else {})})
 
     def _write(self, content: dict[str, Any]) -> None:
-        """Append a whole line or nothing, so that the next line does not follow half of this one."""
+        """Append a whole line or nothing, so that no half line stays before the next line."""
         line, size = f"{json.dumps(content)}\n".encode(), os.fstat(self.file.fileno()).st_size
         if self.file.write(line) != len(line):  # the disk is full
             self.file.truncate(size)
@@ -112,27 +112,27 @@ class WandB:
 
 
 def _loss_name(data: str) -> str:
-    """Of the loss of an evaluation, as trackers show it."""
+    """The name of an evaluation's loss in trackers."""
     return f"validation-loss/{data}" if data else "validation-loss"
 
 
 def speed(config: RunConfig, samples_per_s: float, peak_flops: float) -> dict[str, Any]:
-    """The speeds among StepRecord's fields; `samples_per_s`: samples per second of a step, divided by all ranks."""
+    """The speeds among StepRecord's fields; `samples_per_s`: samples per second of a step and rank."""
     seq_length = config.data.seq_length
     tgs = samples_per_s * seq_length
     flops = tgs * model_flops_per_token(config.model, seq_length)
-    # The peak of a CPU is a measurement, and one that a step exceeds is none: a share of either would mislead.
+    # A share of a CPU's measured peak, or of a peak that a step exceeds, would mislead.
     has_peak = config.hardware.device != "cpu" and flops <= peak_flops
     return {"tgs": tgs, "mfu_percent": 100.0 * flops / peak_flops if has_peak else None, "tflops_per_gpu": flops / 1e12}
 
 
 def _scalars(record: StepRecord) -> dict[str, float]:
-    """The record's values by the names that trackers show, without those that were not measured."""
+    """The measured values of a record, by the names that trackers show."""
     values = dataclasses.asdict(record)
     del values["iteration"]
     return {_shown_name(name): value for name, value in values.items() if value is not None}
 
 
 def _shown_name(field: str) -> str:
-    """Rewards are called as TRL calls them, rewards/margins."""
+    """The name of a field in trackers; rewards have TRL's names, such as rewards/margins."""
     return field.replace("rewards_", "rewards/").replace("_", "-")

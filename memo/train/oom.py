@@ -21,11 +21,11 @@ from memo.train.watching import MemoryUse, Meter, memory_forecast
 from memo.units import GIB, KIB, MIB, format_bytes
 
 _MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "bad_alloc")
-"""Messages of the RuntimeErrors that torch's allocator for CPUs and the planned allocator raise."""
+"""Messages of the RuntimeErrors of torch's CPU allocator and of the planned allocator."""
 
 RESIDENT_NOISE_BYTES = 128 * MIB
-"""By how much the resident set of a process on a CPU may exceed the foreseen requests without a reason to report it:
-freed pages that were not returned, libraries that the first step loads. 10 to 75 MiB in four small runs on Linux."""
+"""The resident set of a process on a CPU may exceed the forecast by this without being reported: freed pages that were
+not returned, libraries that the first step loads. It was 10 to 75 MiB in four small runs on Linux."""
 
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
@@ -40,7 +40,7 @@ _PLACES = (
     ("memo.parallel.stage_messages", "a backward or the messages between stages"),
     ("memo.parallel.pipeline", "a backward or the messages between stages"),
 )
-"""Parts of a step by module; the innermost module on the stack counts. Backwards of autograd have no Python frame."""
+"""Parts of a step by module; the innermost module on the stack counts. Autograd's backward has no Python frame."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,12 @@ class Shortage:
 
     Attributes:
         place: the part of the step that was running.
-        asked_bytes: bytes of the request that failed; None if the error does not name them.
-        used_bytes, foreseen_bytes: bytes by component, now and before training; the failed request counts as transient.
-        free: the end of a clause about the free memory of the device.
-        scattered_bytes: free bytes in pieces that torch's allocator keeps.
-        noise_bytes: by how much used_bytes may be too high.
+        asked_bytes: bytes of the failed request; None if the error does not name them.
+        used_bytes: bytes in use by component; the failed request counts as transient.
+        foreseen_bytes: bytes by component as forecast before training.
+        free: words about the free memory of the device, for a message.
+        scattered_bytes: free bytes that torch's allocator holds in pieces (fragmentation).
+        noise_bytes: used_bytes may be too high by this.
     """
 
     place: str
@@ -66,13 +67,13 @@ class Shortage:
 
     @property
     def grown(self) -> str | None:
-        """The component that exceeds its forecast most; None if none does by more than a hundredth and the noise."""
+        """The component that exceeds its forecast most; None if no excess is above a hundredth and the noise."""
         above = {name: self.used_bytes[name] - self.foreseen_bytes.get(name, 0) for name in self.used_bytes}
         name = max(above, key=lambda name: above[name])
         return name if above[name] > max(self.foreseen_bytes.get(name, 0) / 100, self.noise_bytes) else None
 
     def describe(self) -> str:
-        """What happened, in one paragraph, without the advice."""
+        """Describe the shortage in one sentence, without advice."""
         asked = "" if self.asked_bytes is None else f", which asked for {format_bytes(self.asked_bytes)}"
         parts = [
             f"{name} {format_bytes(used)} (foreseen {format_bytes(self.foreseen_bytes.get(name, 0))})"
@@ -92,8 +93,8 @@ class Shortage:
 def explained(parts: ParallelModel, meter: Meter, iteration: int) -> Iterator[None]:
     """A context around one step: raises OutOfMemory if the device's or the host's allocator refuses a request.
 
-    Its message names the component that grew, with numbers, and the flags that help. On CUDA torch's memory snapshot is
-    written to the folder of the run's log first.
+    The message names the component that grew, with numbers, and the flags that help. On CUDA, torch's memory snapshot
+    is first written next to the run's log.
     """
     try:
         yield
@@ -108,14 +109,14 @@ def explained(parts: ParallelModel, meter: Meter, iteration: int) -> Iterator[No
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it is torch's error for CUDA, Python's MemoryError, or the RuntimeError of a CPU allocator."""
+    """Whether `error` is torch's error for CUDA, Python's MemoryError, or the RuntimeError of a CPU allocator."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 def measure(error: BaseException, parts: ParallelModel, meter: Meter) -> Shortage:
-    """The memory of this rank; to be called while the tensors of the failed step are still alive."""
+    """Measure the memory of this rank; call it while the tensors of the failed step are still alive."""
     use, asked = MemoryUse.of(parts), asked_bytes(str(error))
     free, scattered, noise = "", 0, 0
     if parts.device.type == "cuda":
@@ -132,7 +133,7 @@ def measure(error: BaseException, parts: ParallelModel, meter: Meter) -> Shortag
 
 
 def asked_bytes(message: str) -> int | None:
-    """The size of the request that an allocator refused, as its message names it; None if it does not."""
+    """The bytes of the refused request that an allocator's message names; None if it names none."""
     found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
     return None if found is None else int(float(found[1]) * _UNITS[found[2]])
 
@@ -148,7 +149,7 @@ def place_of(trace: TracebackType | None) -> str:
 
 
 def advice(config: RunConfig, shortage: Shortage, moves: bool) -> list[str]:
-    """Flags that save memory, the most fitting one first; `moves`: whether activations move to host memory."""
+    """Flags that save memory, the most fitting flag first; `moves`: whether activations move to host memory."""
     memory, training, parallel = config.memory, config.training, config.parallel
     found = []
     if shortage.scattered_bytes > (shortage.asked_bytes or 0) and not memory.plans:

@@ -25,7 +25,7 @@ from memo.train.adamw import AdamW
 
 
 class _Part:
-    """What one call updates: everything on the device, or one unit in host memory."""
+    """The buckets that one call updates: all buckets on the device, or one layer's buckets in host memory."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class _Part:
         config: TrainingConfig,
         layer: int | None = None,
     ) -> None:
-        """`layer`: position among the rank's layers, if these are the buckets of one in host memory."""
+        """`layer`: the layer's position among the rank's layers if the buckets of one layer are in host memory."""
         self.buckets, self.layer = buckets, layer
         self.segments = [segment for bucket in buckets for segment in data_parallel.segments_of(bucket)]
         groups = [
@@ -59,7 +59,7 @@ class _Part:
         self.update_s = time.perf_counter() - begin_s
 
     def state(self, segment: MasterSegment) -> dict[str, Tensor]:
-        """Moments and step count of a segment, zero before the first step; in the segment's memory if it has some."""
+        """Moments and step count of a segment, zero before the first step; in memory of the segment if it has any."""
         assert self.adam is not None
         return self.adam.state_of(segment.weight, segment.moments)
 
@@ -67,8 +67,8 @@ class _Part:
 class Optimizer:
     """One AdamW step on this rank's shards, with global-norm clipping before it.
 
-    Shards in host memory are updated by the CPU, unit by unit, the first layer first; the weights of each return to the
-    device while the next is updated, and the CPU works while the device updates its own.
+    The CPU updates shards in host memory, unit by unit from the first layer on, while the device updates its own
+    shards. The weights of one unit return to the device while the next unit is updated.
 
     Without clipping, an update does not depend on the norm of all gradients. Then, within `updating`, a thread updates
     a layer in host memory as soon as its gradient has arrived, while backward goes on with the layers below.
@@ -77,7 +77,7 @@ class Optimizer:
     def __init__(
         self, data_parallel: ShardedDataParallel, config: TrainingConfig, states: StateStreamer | None = None
     ) -> None:
-        """`states`: what streams the states of this rank, if anything does."""
+        """`states`: streams the states of this rank, if they are not resident."""
         self.data_parallel, self.config, self.states = data_parallel, config, states
         units = data_parallel.units
         on_device = [b for b in data_parallel.trained if not b.places.optimizer_on_host]
@@ -92,12 +92,13 @@ class Optimizer:
                 if segment.moments is not None:
                     part.state(segment)
         self.before_update: Callable[[], None] = lambda: None
-        """Called in every step before masters and moments change, because a checkpoint may still be read from them."""
+        """Called in every step before masters and moments change, because a checkpoint may still be reading them."""
         self._early: _EarlyUpdates | None = None
 
     @contextlib.contextmanager
     def updating(self, lr: float) -> Iterator[Update | None]:
-        """A context around backward and `step(lr)` of one training step; yields what updates layers during backward."""
+        """A context around backward and `step(lr)` of one training step; yields the function that updates layers during
+        backward, or None."""
         if self.states is None or self.config.clip_grad > 0:
             yield None
             return
@@ -119,16 +120,16 @@ class Optimizer:
         return [segment for part in self.parts for segment in part.segments]
 
     def step(self, lr: float, read: Callable[[Tensor], float] = Tensor.item) -> tuple[float, bool]:
-        """Clip, update, publish the new weights. Returns (gradient norm before clipping, updated).
+        """Clip, update, publish the new weights. Returns (gradient norm before clipping, whether it has updated).
 
         A step whose gradient norm is not finite is skipped on every rank: weights and moments stay. `read` brings the
-        norm, an fp64 scalar, to the host, which waits for the device here and nowhere else.
+        norm, an fp64 scalar, to the host; the host waits for the device only here.
         """
         data_parallel = self.data_parallel
         if self.states is not None:
             self.states.await_gradients()
         norm_value = read(data_parallel.main_gradients.norm())
-        # Allocated even if it is not used, so that every step makes the same memory requests, as a memory plan needs.
+        # Allocated even if it is not used, because a memory plan needs every step to make the same memory requests.
         dtype = data_parallel.trained[0].gradient_shard.dtype
         factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=dtype)
         done = [] if self._early is None else self._early.finish()
@@ -151,11 +152,10 @@ class Optimizer:
 
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Inside, `step` makes all the memory requests of a real step, and updates nothing.
+        """A context in which `step` makes all the memory requests of a real step, and updates nothing.
 
-        Weights, masters, moments and the counts of the bias correction keep every bit; only gradients are clipped.
-        torch's kernel is told that gradients have overflowed, as torch.amp.GradScaler does: it then changes nothing,
-        and the step count is restored.
+        Weights, masters, moments and step counts keep every bit; only gradients are clipped. torch's kernel is told
+        that gradients have overflowed, as torch.amp.GradScaler does it, so the kernel changes nothing.
         """
         self.segment_states()  # moments outlive the step, so they must exist before it
         adams = [part.adam for part in self.parts if part.adam is not None]
@@ -170,7 +170,7 @@ class Optimizer:
 
     def segment_states(self) -> list[tuple[MasterSegment, dict[str, Tensor]]]:
         """The masters and moments of every segment, 1-D, without copies; the moments are zero before the first step.
-        The last ones have no moments: nothing updates them."""
+        Segments that nothing updates come last and have no moments."""
         states = []
         for part in self.parts:
             for segment in part.segments:
@@ -180,7 +180,7 @@ class Optimizer:
         return states + [(each, {"master": each.weight.detach()}) for each in self.data_parallel.saved_unchanged()]
 
     def resume(self, optimizer_steps: int) -> None:
-        """Call it after masters and moments were loaded: sets the step counts, and publishes the weights."""
+        """Set the step counts and publish the weights; call it after masters and moments were loaded."""
         for part in self.parts:
             for segment in part.segments:
                 step = torch.tensor(float(optimizer_steps), device=segment.weight.device)
@@ -199,7 +199,7 @@ class _EarlyUpdates:
         self._running: dict[int, Future[None]] = {}
 
     def start(self, unit: Unit, wait: Callable[[], None]) -> Future[None]:
-        """An `Update`."""
+        """Start the update of a layer whose gradient arrives when `wait` returns; this is an `Update`."""
         assert unit.layer is not None, "embedding and head are not updated early"
         part = self._parts[unit.layer]
         is_virtual = unit.buckets[0].device.type == "cpu"
@@ -241,7 +241,7 @@ def learning_rate(config: RunConfig, iteration: int) -> float:
 
 
 def schedule_of(config: RunConfig) -> dict[str, object]:
-    """{flag: value} of all that `learning_rate` reads, in words of the command line."""
+    """{flag: value} of all settings that `learning_rate` reads."""
     training = config.training
     schedule: dict[str, object] = {"--lr": resolved_lr(config), "--lr-decay-style": training.lr_decay_style}
     schedule["--lr-warmup-iters"] = resolved_lr_warmup_iters(config)

@@ -1,4 +1,4 @@
-"""What a run will read from and write to its --save, --load and logs: refused here, before anything starts."""
+"""Checks the files of --save, --load and the logs, and refuses bad ones before anything starts."""
 
 import configparser
 import contextlib
@@ -17,14 +17,16 @@ from memo.errors import ConfigError
 
 
 def check_files(config: RunConfig) -> None:
-    """Raises ConfigError or CheckpointError, on every rank alike where all see the same files."""
+    """Raises ConfigError or CheckpointError, alike on all ranks that see the same files."""
     _check_load(config)
     _check_save(config)
     check_writable("--save", config.checkpoint.save, is_directory=True)
     check_writable("--log-jsonl", config.logging.log_jsonl, is_directory=False)
     check_writable("--heartbeat-file", config.logging.heartbeat_file, is_directory=False)
     check_writable("--tensorboard-dir", config.logging.tensorboard_dir, is_directory=True)
-    if config.logging.wandb_project is not None and os.environ.get("RANK", "0") == "0":  # who writes to it
+    if (
+        config.logging.wandb_project is not None and os.environ.get("RANK", "0") == "0"
+    ):  # the only rank that writes to it
         _check_wandb(config.logging.wandb_project)
 
 
@@ -45,14 +47,14 @@ def _real(path: str) -> Path:
 
 
 def _check_load(config: RunConfig) -> None:
-    """--load must name a checkpoint, unless it is where this run itself will save its first."""
+    """--load must name a checkpoint, unless this run itself will save its first checkpoint there."""
     load = config.checkpoint.load
     if load is not None and (has_checkpoint(load) or not goes_on(config)):
         resolve_checkpoint(load)
 
 
 def _check_save(config: RunConfig) -> None:
-    """A new run must not move another one's pointer back, append to its log, or mix its checkpoints with its own."""
+    """A new run must not add its checkpoints to those of an earlier run, move its pointer back or append to its log."""
     save, load = config.checkpoint.save, config.checkpoint.load
     if save is None or goes_on(config) or not has_checkpoint(save):
         return
@@ -64,9 +66,9 @@ def _check_save(config: RunConfig) -> None:
 
 
 def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
-    """Raises ConfigError when the path that `flag` gives, if it does, cannot become a file or directory.
+    """Raises ConfigError if the path `value` of `flag` cannot become a file or directory; None passes.
 
-    It is tried: the directory is there afterwards, or that of the file, which itself is not made.
+    This makes the directory, or the file's directory, but not the file.
     """
     if value is None:
         return
@@ -80,21 +82,22 @@ def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
     try:
         os.makedirs(path if is_directory else os.path.dirname(path), exist_ok=True)
         if not is_directory and not _is_there(path):
-            tempfile.TemporaryFile(dir=os.path.dirname(path)).close()  # not the file: all ranks try at one time
+            tempfile.TemporaryFile(dir=os.path.dirname(path)).close()  # not the file itself: all ranks do this at once
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{flag} {value} cannot be made ({reason}): give another path") from None
 
 
 def _is_there(path: str) -> bool:
-    """Raises OSError or ValueError for a name that no file of this folder can have, or anything but a file has."""
+    """Whether the file exists; raises OSError or ValueError if no file can have this name or it is no regular file."""
     if (kind := other_kind(path)) is not None:
         raise OSError(errno.EINVAL, f"it is {kind}, through which memo does not write")
     return os.path.lexists(path)
 
 
 def _check_wandb(project: str) -> None:
-    """By wandb's own rules, and without importing it: it would ask for a key on a terminal that nobody watches."""
+    """Raises ConfigError if wandb has no key. It follows wandb's rules but does not import wandb, which would ask for a
+    key on a terminal that nobody watches."""
     settings = _wandb_settings()
     mode = os.environ.get("WANDB_MODE") or settings.get("mode") or "online"
     if mode not in ("online", "shared") or os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1"):
@@ -108,7 +111,7 @@ def _check_wandb(project: str) -> None:
 
 
 def _wandb_settings() -> dict[str, str]:
-    """Of the user's file and then of this directory's; those that cannot be read say nothing."""
+    """wandb's settings from the user's file, overridden by the file in this directory; unreadable files are skipped."""
     user = os.environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb")
     here = os.environ.get("WANDB_DIR") or "."
     parser = configparser.ConfigParser(interpolation=None)

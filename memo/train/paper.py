@@ -1,4 +1,4 @@
-"""Memory requests of one iteration on paper: any rank of any layout, in one process, without memory or devices."""
+"""Traces memory requests on paper: those of one step of any rank in any layout, in one process without a device."""
 
 import dataclasses
 import functools
@@ -30,19 +30,21 @@ _DEVICE = torch.device("cpu")  # autograd on fake CUDA tensors needs a CUDA buil
 
 
 def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
-    """The requests of forwards and backwards of one step, of the first rank of pipeline stage `stage`.
+    """Return the memory requests of forward and backward of one step of the first rank of pipeline stage `stage`.
 
-    Of each chunk RECORDED_LAYERS layers are run and stand for all. Starts a process group of its own kind, so
-    call it in a process that has none. Known error: scratch memory inside kernels is missing, and a CUDA device's
-    kernels may ask for other scratch than the CPU's. Weight gradients, which products on a CUDA device add to the main
-    gradients, are there as on a CPU. The copies that gloo makes of what it gathers and scatters, which NCCL does not,
-    are missing: with tp on CPUs, where memo.estimate.program knows them, some per cent of the peak.
+    Only RECORDED_LAYERS layers of each chunk are run; they stand for all layers. Starts a fake process group, so call
+    it in a process without one.
+
+    Known errors: scratch memory inside kernels is missing, and kernels of a CUDA device may need other scratch than a
+    CPU's. Weight gradients are allocated as on a CPU, while a CUDA device adds its products to the main gradients.
+    gloo's copies of tensors that it gathers and scatters are missing: some per cent of the peak with tp on CPUs
+    (memo.estimate.program counts them). NCCL makes no copies.
 
     Args:
         config: checked, with a vocabulary, params_dtype, and --offload-alpha off or a number.
 
-    Raises ConfigError for --offload-alpha auto and --offload-granularity auto, TraceError where layers do not ask for
-    the same.
+    Raises ConfigError for --offload-alpha auto and --offload-granularity auto, and TraceError if layers make different
+    requests.
     """
     parallel, model = config.parallel, config.model
     if config.memory.offload_alpha == "auto" and config.memory.swaps:
@@ -55,7 +57,7 @@ def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
             "--offload-tiles; `memo plan` says which fits"
         )
     layers = model.num_layers // (parallel.pp * parallel.vpp)
-    if layers > RECORDED_LAYERS and not model.layer_types:  # else layers do not ask for the same
+    if layers > RECORDED_LAYERS and not model.layer_types:  # layers of several types make different requests
         short = dataclasses.replace(model, num_layers=RECORDED_LAYERS * parallel.pp * parallel.vpp)
         trace = extend_layers(_traced(dataclasses.replace(config, model=short), world_size, stage), layers)
     else:
@@ -64,7 +66,7 @@ def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
 
 
 def write_paper_trace(config: RunConfig, world_size: int, stage: int, out: str) -> None:
-    """`trace_on_paper` to a file, and what it comes to on standard output."""
+    """Write the trace of `trace_on_paper` to a file, and print its totals."""
     check_writable("--trace-out", out, is_directory=False)
     trace = trace_on_paper(config, world_size, stage)
     trace.save(out)
@@ -115,7 +117,7 @@ def _run(config: RunConfig, mesh: Mesh) -> Trace:
 
 
 def _hand_over(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradients: FakeGradients) -> list[Tensor]:
-    """Layers run by the executor, as in training; returns their slots, which lie outside of every memory plan."""
+    """Hand the layers to the executor, as in training; returns their slots, which lie outside every memory plan."""
     if not config.memory.swaps:
         keep_on_device(config, mesh, chunks, gradients, _DEVICE)
         return []

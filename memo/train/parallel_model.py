@@ -1,4 +1,4 @@
-"""What a rank trains: its part of the model on every axis, and the passes over it that train, evaluate and ask."""
+"""The part of a model that one rank trains, and the passes over it: training steps, evaluation and generation."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ from memo.train.planned_memory import Transients
 from memo.train.swap import ChosenSwap
 
 ReadHead = Callable[[Head, Tensor, Microbatch, list[int]], None]
-"""Given the head, its input [n, b, h], the microbatch, and the indices of its samples in the dataset."""
+"""Called with the head, its input [n, b, h], the microbatch, and the dataset indices of the microbatch's samples."""
 
 
 @dataclass
@@ -54,14 +54,14 @@ class ParallelModel:
     router_losses: RouterLosses | None
     device: torch.device
     tiles: int
-    """Tiles of tokens that the layers work on."""
+    """Number of tiles of tokens that layers work on."""
 
     def train_step(
         self, batches: list[Microbatch], lr: float, agreement: Agreement | None = None
     ) -> tuple[Tensor, float, bool]:
-        """One training step: the gradients of one global batch, then the optimizer. A memory plan covers all of it.
+        """Run one training step: the gradients of one global batch, then the optimizer. A memory plan covers all of it.
 
-        `agreement` shares the loss and other facts among the ranks, in the same wait as the gradient norm. Returns
+        `agreement` shares the loss and requests among the ranks, with the same wait as the gradient norm. Returns
         (this rank's share of the loss, gradient norm before clipping, whether the weights were updated).
         """
         iteration = nullcontext() if self.transients is None else self.transients.iteration()
@@ -72,14 +72,14 @@ class ParallelModel:
                 if agreement is not None:
                     agreement.send(loss_sum, None if self.router_losses is None else self.router_losses.figures())
                 norm, updated = self.optimizer.step(lr, Tensor.item if agreement is None else agreement.read)
-                if updated and self.router_losses is not None:  # no checkpoint still reads what the optimizer changes
+                if updated and self.router_losses is not None:  # after the optimizer's wait for checkpoints
                     self.router_losses.update_biases()
                 return loss_sum, norm, updated
 
     def forward_backward(self, batches: list[Microbatch], update: Update | None = None) -> Tensor:
         """Compute and reduce the gradients of one global batch; returns this rank's share of the loss.
 
-        `update`: updates layers whose states are in host memory meanwhile.
+        `update`: updates layers with states in host memory during backward.
         """
         if self.states is not None:
             self.states.next_step(update)
@@ -106,7 +106,7 @@ class ParallelModel:
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Inside, a step makes all the memory requests of a real step, and changes nothing that training goes on with
+        """A context in which a step makes all the memory requests of a real step, and changes no training state
         (memo.train.optimizer.Optimizer.rehearsing)."""
         losses = self.router_losses
         with self.optimizer.rehearsing(), nullcontext() if losses is None else losses.rehearsing():
@@ -119,10 +119,10 @@ class ParallelModel:
 
     @torch.no_grad()
     def at_head(self, feed: Feed, read: ReadHead) -> None:
-        """Run forwards only of the next global batch of `feed`, and call `read` at the head with each microbatch.
+        """Run the forward of the next global batch of `feed`, and call `read` for each microbatch instead of the head.
 
-        The loss weights of the microbatches are their loss masks. Collective over all ranks; `read` is called on the
-        last stage, there on all tp ranks alike.
+        The loss weights of the microbatches are their loss masks. Collective over all ranks; `read` is called on all
+        ranks of the last stage.
         """
         samples, batches = feed.own_samples(), feed.next_global_batch(per_token=True)
 
@@ -136,8 +136,8 @@ class ParallelModel:
         self.stage.run(forward_only(self.pipeline), [functools.partial(forward, chunk) for chunk in self.chunks])
 
     def feed(self, dataset: SampleDataset, *, trains: bool = True) -> Feed:
-        """Global batches of the run's size, from the first sample on, for training steps or for forwards alone."""
-        # Layers that slots hold whole are plain ones in an evaluation, which work on all tokens at once.
+        """Return a feed of global batches from the first sample on, for training steps or, not `trains`, forwards."""
+        # Layers that are not swept run on all tokens at once in an evaluation.
         tiles = self.tiles if trains or self.config.memory.sweeps else 1
         sampler = GlobalBatchSampler(
             global_batch_size(self.config, self.mesh.grid.world_size), self.config.training.seed
@@ -145,7 +145,7 @@ class ParallelModel:
         return Feed(dataset, sampler, self.mesh, self.config, self.device, tiles)
 
     def sum_over_ranks(self, share: Tensor) -> Tensor:
-        """The sum of what `read` has found on all ranks; the tp ranks found the same, so only the first one counts."""
+        """The sum over all ranks of the results of `read`; tp ranks have equal results, so only the first counts."""
         return all_reduce(share * (self.mesh.at.tp == 0), self.mesh.world)
 
     def _begin_phase(self, kind: str) -> None:

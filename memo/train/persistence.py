@@ -1,4 +1,4 @@
-"""Saving and loading of a run, at once or in a thread beside training."""
+"""Saves and loads a run; a thread can write checkpoints while training goes on."""
 
 import os
 import time
@@ -37,10 +37,11 @@ from memo.train.saved_config import loaded_config
 
 
 def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
-    """Own the directory of --save, and see that the next checkpoints have room; collective over all ranks.
+    """Claim the directory of --save for this run, and check that checkpoints have room there; collective.
 
-    Returns what rank 0 must release at the end; None on other ranks, and without --save. Raises CheckpointError, on
-    every rank, for a directory of another run or one that cannot be written, and ResourceError for one without room.
+    Returns the claim, which rank 0 must release at the end; None on other ranks and without --save. Raises, on every
+    rank, CheckpointError for a directory that another run uses or that cannot be written, and ResourceError for a full
+    disk.
     """
     save, owned = config.checkpoint.save, list[Ownership]()
     if save is None:
@@ -63,20 +64,20 @@ def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
 
 
 def _base_of(config: RunConfig) -> str:
-    """The fingerprint of the model whose weights are frozen; empty where checkpoints have all."""
+    """The fingerprint of the model whose weights are frozen; "" if checkpoints contain all weights."""
     directory = frozen_from(config)
     return "" if directory is None else TensorFiles(directory).fingerprint()
 
 
 class Persistence:
-    """Keeps one run on disk. What says so is collective over all ranks.
+    """Keeps one run on disk. Methods that say so are collective over all ranks.
 
-    Under --async-save one checkpoint at a time is written by a thread, with messages over a group of its own. Its
-    tensors are read where they lie; optimizer steps wait for that (memo.checkpoint.background).
+    Under --async-save a thread writes one checkpoint at a time, and communicates over a process group of its own. It
+    reads the tensors in place; optimizer steps wait until they are read (memo.checkpoint.background).
     """
 
     def __init__(self, config: RunConfig, parts: ParallelModel, feed: Feed, owned: Ownership | None) -> None:
-        """`owned`: what `own_directory` has returned."""
+        """`owned`: the claim that `own_directory` returned."""
         self._owned, self._saved_s = owned, time.monotonic()
         self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, feed.sampler
         self.router_losses = parts.router_losses
@@ -87,9 +88,9 @@ class Persistence:
             self.optimizer.before_update = self.background.wait_until_read
 
     def write_config(self) -> None:
-        """The resolved configuration, and what an export needs of the model, beside the checkpoints, by rank 0.
+        """Rank 0 writes the resolved configuration and the files that an export needs next to the checkpoints.
 
-        Raises CheckpointError on every rank."""
+        Collective. Raises CheckpointError on every rank."""
         save = self.config.checkpoint.save
         if save is None:
             return
@@ -102,10 +103,10 @@ class Persistence:
         from_rank_zero(write, self.mesh.world)
 
     def load(self) -> RunState | None:
-        """Go on from the newest checkpoint in --load; None where a run starts afresh. Collective.
+        """Resume from the newest checkpoint in --load; None if the run starts afresh. Collective.
 
-        Fills masters, moments, weights and the sampler. Raises CheckpointError on every rank when it cannot be read,
-        is of another model or seed, or would go on with another global batch without having been told to.
+        Fills masters, moments, weights and the sampler. Raises CheckpointError on every rank if the checkpoint cannot
+        be read, is of another model or seed, or had another global batch size and no flag accepts the change.
         """
         directory = self.config.checkpoint.load
         if directory is None or not from_rank_zero(lambda: has_checkpoint(directory), self.mesh.world):
@@ -126,7 +127,7 @@ class Persistence:
         return state
 
     def _other_schedule(self, then: RunConfig) -> str:
-        """A sentence where the learning rate followed another schedule until here, in the run of `then`."""
+        """A sentence if the run `then` had another schedule of the learning rate, else ""."""
         old, new = schedule_of(then), schedule_of(self.config)
         changed = [
             f"{flag} {new[flag]} (was {old.get(flag, 'not used')})" for flag in new if new[flag] != old.get(flag)
@@ -134,14 +135,14 @@ class Persistence:
         return f"the learning rate follows another schedule from here on: {', '.join(changed)}" if changed else ""
 
     def _other_tiles(self, then: RunConfig) -> str:
-        """A clause where layers ran in other tiles until here, so that this run is not that one to the bit."""
+        """A clause if layers ran on other tiles in the run `then`, because their rounding differs; else ""."""
         until, since = (replace(sweep_of(each), again=0, hidden_on_host=False) for each in (then, self.config))
         if until.tiles == since.tiles:
             return ""
         return f"; layers were {until} until there and are {since} from here on, which rounds differently"
 
     def _other_moments(self, then: RunConfig) -> str:
-        """A clause where a moment was of another dtype until here: it is read into that of this run."""
+        """A clause for each moment that had another dtype in the run `then` and is converted to this run's dtype."""
         names, until, since = ("exp_avg_dtype", "exp_avg_sq_dtype"), vars(then.training), vars(self.config.training)
         changed = [name for name in names if until[name] != since[name]]
         return "".join(f"; {dashed(name)} {since[name]} from here on, it was {until[name]}" for name in changed)
@@ -149,9 +150,9 @@ class Persistence:
     def save(self, state: RunState, directory: str | os.PathLike[str] | None = None) -> Path:
         """Write a checkpoint under `directory`, by default --save; collective. Returns its path.
 
-        Under --async-save it is only begun, after the one before is whole; finish() waits for it. Raises ConfigError
-        without a directory, and CheckpointError, or DivergenceError for values that are not finite, of this checkpoint
-        or, under --async-save, the one before.
+        Under --async-save this waits until the checkpoint before is whole and only begins to write; finish() waits for
+        the end. Raises ConfigError without a directory, CheckpointError if the checkpoint cannot be written, and
+        DivergenceError for values that are not finite; under --async-save also for the checkpoint before.
         """
         target = directory or self.config.checkpoint.save
         if target is None:
@@ -171,20 +172,18 @@ class Persistence:
 
     @property
     def is_due(self) -> bool:
-        """Whether --save-interval-minutes are over since this start or its last checkpoint, by the clock of rank 0.
-
-        False on other ranks.
-        """
+        """Whether --save-interval-minutes have passed since this start or its last checkpoint; false on ranks other
+        than 0."""
         interval_s = 60.0 * resolved_save_interval_minutes(self.config)
         return self.mesh.rank == 0 and 0.0 < interval_s <= time.monotonic() - self._saved_s
 
     @property
     def failed(self) -> bool:
-        """Whether a checkpoint written beside training could not be; finish() says why. Never waits."""
+        """Whether the background thread failed to write a checkpoint; finish() raises its error. Never waits."""
         return self.background is not None and self.background.failed
 
     def finish(self) -> None:
-        """Wait until what save() began is whole; collective. Raises CheckpointError, once, if it could not be."""
+        """Wait until the checkpoint of save() is whole; collective. Raises CheckpointError, once, if writing failed."""
         if self.background is not None:
             self.background.finish()
 
@@ -206,7 +205,7 @@ class Persistence:
         self._print(f"saved checkpoint {path}: {taken_s:.2f} s beside training, which waited {waited_s:.2f} s for it")
 
     def _remove_older(self, path: Path) -> None:
-        """Only where --save says, and a checkpoint that cannot be deleted is no reason to end a run."""
+        """Remove old checkpoints of --save; warns if that fails, which is no reason to end a run."""
         keep_latest_k = self.config.checkpoint.keep_latest_k
         if self.mesh.rank != 0 or not self._is_own(path.parent):
             return
@@ -216,12 +215,12 @@ class Persistence:
             warn(f"--keep-latest-k {keep_latest_k}: {error}: delete it by hand")
 
     def _is_own(self, directory: Path) -> bool:
-        """Whether it is the one that --save names, and not another that save() was given."""
+        """Whether `directory` is the directory of --save, rather than a directory that a caller gave to save()."""
         save = self.config.checkpoint.save
         return save is not None and directory == Path(save)
 
     def _check_run(self, state: RunState) -> None:
-        """Raises CheckpointError unless the state is of this model and these data, but for accepted changes."""
+        """Raises CheckpointError if the model or the data of the checkpoint differ, except for accepted changes."""
         checkpoint = self.config.checkpoint
         accepted = accepted_changes(checkpoint.load_accept_changes)
         trained = [f"{k} {v}" for k, v in differences(state.model, self.model).items() if k in CHOICES_OF_TRAINED]

@@ -1,7 +1,7 @@
-"""`memo plan` for the machine that a run stands on: the layout and the use of activations that are fastest and fit.
+"""--plan auto: chooses the fastest layout, recomputation and swapping that fit the machine of the run.
 
-It is what LLMem's algorithm 1 does (arXiv 2404.10933): estimate what each way of fine-tuning needs, and take the
-fastest that fits, but among all of memo's layouts, micro-batches, recomputation and swapping.
+This is algorithm 1 of LLMem (arXiv 2404.10933), which estimates the memory of each way of fine-tuning and takes the
+fastest that fits. Here the ways are all of memo's layouts, micro-batch sizes, recomputation and swapping.
 """
 
 from dataclasses import replace
@@ -20,19 +20,19 @@ from memo.units import GIB
 
 
 def has_own_layout(config: RunConfig) -> bool:
-    """Whether flags choose what a plan would."""
+    """Whether flags set anything that a plan would choose."""
     default = RunConfig()
     return (config.parallel, config.memory) != (default.parallel, default.memory)
 
 
 def plan_run(config: RunConfig, model: str, gpus: int, hardware: str | None = None) -> tuple[RunConfig, Choice]:
-    """`config` with the fastest layout that fits, and what was chosen.
+    """Return `config` with the fastest layout that fits, and the plan's choice.
 
     Args:
-        model: a preset, or a directory of Hugging Face; its config.json is what is planned for.
-        hardware: as of `memo plan`; default: by the name of the first GPU here.
+        model: a preset, or a Hugging Face directory, of which only config.json is read.
+        hardware: a machine as for `memo plan`; default: the machine with the first GPU here.
 
-    Raises ConfigError for flags that the plan would overrule, a machine that is not known, and where nothing fits.
+    Raises ConfigError for flags that the plan would overrule, for an unknown machine, and if nothing fits.
     """
     if has_own_layout(config):
         raise ConfigError("--plan auto fights with flags of layout, recomputation or swapping: leave one of both out")
@@ -60,9 +60,9 @@ def plan_run(config: RunConfig, model: str, gpus: int, hardware: str | None = No
 
 
 def gpu_machine() -> Hardware:
-    """The machine that memo knows with the first GPU here.
+    """The known machine that has the first GPU found here.
 
-    Raises ConfigError where there is no GPU, and for one that no known machine has.
+    Raises ConfigError without a GPU, and for a GPU that no known machine has.
     """
     if not torch.cuda.is_available():
         raise ConfigError("--plan auto finds no GPU here: name the machine to plan for with --plan-hardware")

@@ -1,4 +1,4 @@
-"""Gives the transient memory of a step fixed addresses: records an iteration, plans it, and obeys the plan."""
+"""Gives the transient memory of a step fixed addresses: records an iteration, makes a plan, and obeys it."""
 
 import contextlib
 import dataclasses
@@ -34,9 +34,9 @@ _TORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def prepare_allocator(config: MemoryConfig, device_type: str) -> None:
     """Build and install the allocator that obeys plans; call it before any memory of a CUDA device is allocated.
 
-    torch's own allocator serves what no plan covers: states and the buffers of streams, or everything if the planned
-    allocator cannot be built. It fragments least with expandable_segments, so these are switched on, unless the user
-    has configured the allocator or given --memory-planner off. `config` has the resolved planner.
+    torch's own allocator serves requests that no plan covers: states and the buffers of streams, or everything if the
+    planned allocator cannot be built. It fragments least with expandable_segments, so they are switched on unless the
+    user has configured the allocator or given --memory-planner off. `config` has the resolved planner.
     """
     if device_type != "cuda" or not config.plans:
         return
@@ -47,13 +47,13 @@ def prepare_allocator(config: MemoryConfig, device_type: str) -> None:
 
 
 def _set_torch_allocator(settings: str) -> None:
-    """Uses the binding of torch 2.11 to 2.14; torch.cuda's function of this name calls it too, but warns."""
+    """Configure torch's allocator through the binding of torch 2.11 to 2.14; torch.cuda's function for it warns."""
     set_it = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     (set_it or torch.cuda.memory._set_allocator_settings)(settings)
 
 
 def _segments() -> str:
-    """A text that says whether torch's allocator for CUDA uses expandable segments, as its snapshot reports."""
+    """Words for people if torch's CUDA allocator uses expandable segments by its snapshot, else ""."""
     is_expandable = torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
     return " with expandable_segments" if is_expandable else ""
 
@@ -66,10 +66,11 @@ def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, An
 
 
 def batches_to_record(config: RunConfig, batches: list[Microbatch], on_cuda: bool) -> list[list[Microbatch]]:
-    """The global batches whose steps are recorded: this one, or under packings that ask for most if it may be packed.
+    """The global batches whose steps are recorded: this batch, or if documents may be packed, its most demanding
+    packings.
 
-    On a CPU this one twice, of which the smaller trace is kept: autograd adds in place only to tensors that no thread
-    of gloo holds at that moment.
+    On a CPU the batch is recorded twice, and the smaller trace is kept: autograd adds in place only to tensors that no
+    thread of gloo holds at that moment.
     """
     if not config.data.may_pack:
         return [batches] if on_cuda else [batches, batches]
@@ -81,7 +82,7 @@ def batches_to_record(config: RunConfig, batches: list[Microbatch], on_cuda: boo
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """The plan of this rank, and what it was made from."""
+    """The plan of this rank, and the trace from which it was made."""
 
     plan: MemoryPlan
     trace: Trace
@@ -90,8 +91,8 @@ class PlannedMemory:
 class Transients:
     """Marks the phases of this rank's iterations, records their memory requests, plans them, and serves the plan.
 
-    If the planned allocator cannot be built, training goes on with torch's own allocator, and if recorded iterations
-    differ, with the plan of the smallest; `reason` says why.
+    If the planned allocator cannot be built, training goes on with torch's own allocator. If recorded iterations
+    differ, it goes on with the plan of the smallest. `reason` says why.
     """
 
     def __init__(self, config: MemoryConfig, device_type: str) -> None:
@@ -114,7 +115,7 @@ class Transients:
         return contextlib.nullcontext() if self.allocator is None else self.allocator.managed_memory(oversubscribe)
 
     def plan(self, iterations: Sequence[Callable[[], object]], run: dict[str, object]) -> None:
-        """Make a plan by `foresee`, and serve all later iterations from it."""
+        """Make a plan with `foresee`, and serve all later iterations from it."""
         self.foresee(iterations, run)
         if self.planned is None or self.allocator is None:
             return
@@ -128,8 +129,8 @@ class Transients:
     def foresee(self, iterations: Sequence[Callable[[], object]], run: dict[str, object]) -> None:
         """Record iterations, which must not change the training state, and make a plan. `run` describes the run.
 
-        The first one runs once more before, so that libraries allocate what they keep. But for phases of attention all
-        should ask for the same memory. Collective, because an iteration communicates.
+        The first iteration runs once unrecorded, so that libraries allocate the memory that they keep. All iterations
+        should make the same requests, except in phases of attention. Collective, because an iteration communicates.
         """
         iterations[0]()
         if self.allocator is None:  # the other ranks may have an allocator, and communicate
@@ -148,10 +149,10 @@ class Transients:
             self.reason = str(error)
 
     def _agreed(self, traces: Sequence[Trace]) -> Trace:
-        """One trace of all. If they differ, the one with fewest requests; torch's allocator serves what exceeds it.
+        """Merge the traces. If they differ, return the one with fewest requests; torch's allocator serves the excess.
 
-        They differ if the requests depend on data, and now and then with gloo: autograd adds in place only to tensors
-        that no sending thread holds.
+        Traces differ if requests depend on data, and sometimes with gloo: autograd adds in place only to tensors that
+        no sending thread holds.
         """
         try:
             return functools.reduce(merge, traces)
@@ -166,11 +167,11 @@ class Transients:
         return recording.trace
 
     def describe(self) -> str:
-        """A text that says what is reserved, or why nothing is planned."""
+        """Say in several lines which memory is reserved, or why nothing is planned."""
         return self._told(describe_plan, "\n")
 
     def headline(self) -> str:
-        """The same in one line."""
+        """Say in one line which memory is reserved, or why nothing is planned."""
         return self._told(plan_headline, "; ")
 
     def _told(self, tell: Callable[[MemoryPlan, Trace], str], between: str) -> str:
@@ -181,7 +182,7 @@ class Transients:
         return tell(self.planned.plan, self.planned.trace) + note
 
     def report(self) -> str:
-        """One line about how many requests were served as planned."""
+        """Say in one line how many requests were served as planned."""
         found = self.statistics()
         if found is None:
             return f"planned memory: none ({self.reason})"
@@ -198,4 +199,4 @@ class Transients:
 
 
 def _untold(kind: str, layer: int, microbatch: int) -> None:
-    """No allocator wants to know where in an iteration the program is."""
+    """Ignore marks of phases, because there is no allocator to tell."""

@@ -1,13 +1,13 @@
 """Training on preferences: DPO and IPO, as losses over the log-probs of pairs of answers (memo.train.log_probs).
 
-Let r(answer) be log p of the answer under the model less the same under the reference, each the sum over the tokens
-that count, and n the number of these tokens. Of one pair the loss is
+Let r(answer) be log p(answer) of the model minus log p(answer) of the reference, both summed over the tokens that
+count, and n the number of these tokens. The loss of one pair is
 
     dpo    -log sigmoid(beta (r(chosen) - r(rejected)))                              Rafailov et al., 2023, eq. 7
     ipo    (r(chosen) / n(chosen) - r(rejected) / n(rejected) - 1 / (2 beta))^2      Azar et al., 2023, eq. 17
 
-and of a step the mean over all pairs of the global batch. Both are those of TRL 1.16 (trl/trainer/dpo_trainer.py,
-_compute_loss, "sigmoid" and "ipo"); the paper of IPO does not divide by n, but TRL does, after a word with its authors.
+and the loss of a step is the mean over all pairs of the global batch. Both are as in TRL 1.16 (_compute_loss in
+trl/trainer/dpo_trainer.py, "sigmoid" and "ipo"). The IPO paper does not divide by n; TRL does, as its authors advised.
 """
 
 import os
@@ -41,26 +41,26 @@ from memo.train.log_probs import (
 from memo.train.parallel_model import ParallelModel
 
 Sums = tuple[Tensor, Tensor]
-"""Log p of the chosen and of the rejected answer of each pair, [pairs] fp64 on the host."""
+"""A number for the chosen and for the rejected answer of each pair, such as log p; [pairs] fp64 on the host."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Which loss."""
+    """The preference loss of a run."""
 
     kind: Preference
     beta: float
 
     def losses(self, policy: Sums, reference: Sums, lengths: Sums) -> Tensor:
-        """Of each pair, [pairs]."""
+        """The loss of each pair, [pairs]; `lengths`: tokens that count."""
         chosen, rejected = (ours - theirs for ours, theirs in zip(policy, reference, strict=True))
         if self.kind == "dpo":
             return -F.logsigmoid(self.beta * (chosen - rejected))
         return (chosen / lengths[0] - rejected / lengths[1] - 1 / (2 * self.beta)).square()
 
     def rewards(self, policy: Sums, reference: Sums) -> dict[str, float]:
-        """Means over pairs by the names of StepRecord: beta r of both answers, the difference, and how often it is
-        above zero."""
+        """Means over pairs by the names of StepRecord: beta r of both answers, their difference, and the share of pairs
+        with a difference above zero."""
         chosen, rejected = (self.beta * (ours - theirs) for ours, theirs in zip(policy, reference, strict=True))
         return {
             "rewards_chosen": chosen.mean().item(),
@@ -71,11 +71,11 @@ class Objective:
 
 
 class PairsOfBatch:
-    """One global batch of PreferencePairs: which token belongs to which answer, and what the model thinks of them."""
+    """One global batch of PreferencePairs: which token belongs to which answer, and the answers' log-probs."""
 
     def __init__(self, parts: ParallelModel, feed: Feed, first: int) -> None:
-        """The samples from `first` on of a feed as of an evaluation. Raises DataError for one that the model cannot
-        read."""
+        """Take one global batch of a feed for evaluation from sample `first` on. Raises DataError for a sample that the
+        model cannot read."""
         dataset, self.end = feed.dataset, first + feed.sampler.global_batch_size
         assert isinstance(dataset, PreferencePairs), "other data are refused before"
         self._parts, self._feed, self._first = parts, feed, first
@@ -85,20 +85,20 @@ class PairsOfBatch:
             return completion_numbers(checked_sample(dataset, index, feed.vocab_size) for index in indices)
 
         self.numbers = numbers(0), numbers(1)
-        """Of both sides, [samples / 2, s]."""
+        """Completion numbers of the chosen and of the rejected side, [samples / 2, s] each."""
         self.pairs = [pair for index in range(first, self.end, 2) for pair in dataset.groups(index)]
-        """Of the corpus, in the order of the sums."""
+        """Numbers of the pairs in the corpus, in the order of the sums."""
         self.counts = torch.stack(self.numbers, 1).flatten(0, 1) >= 0
         """[samples, s]: the labels that count."""
         self.lengths: Sums = self.sums(self.counts.double())
 
     def log_probs(self, *, reference: bool = False) -> Tensor:
-        """[samples, s]; collective, and of the model without its adapters if `reference`."""
+        """Log-probs of all labels, [samples, s]; with `reference` the model runs without its adapters. Collective."""
         self._feed.sampler.consumed_samples = self._first
         return read_log_probs(self._parts, self._feed, self.end - self._first, reference=reference)
 
     def sums(self, log_probs: Tensor) -> Sums:
-        """Of log-probs [samples, s]."""
+        """Sum log-probs [samples, s] over the tokens of each answer."""
         return (
             sums_by_completion(log_probs[0::2], self.numbers[0]),
             sums_by_completion(log_probs[1::2], self.numbers[1]),
@@ -106,12 +106,12 @@ class PairsOfBatch:
 
 
 class PreferenceSteps:
-    """What the steps of a run with --preference train on.
+    """Draws the microbatches of the steps of a run with --preference.
 
     Args:
-        feed: of the training data.
+        feed: feed of the training data.
         say: prints a line, on one rank.
-        begin: tells the watchdog what is done from now on.
+        begin: tells the watchdog which work begins now.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class PreferenceSteps:
         self._stored: dict[int, tuple[float, float]] | None = None
 
     def draw(self, iteration: int) -> Drawn:
-        """Microbatches of the next global batch, whose weights make their gradient that of the loss; collective.
+        """Microbatches of the next global batch, weighted so that a step has the gradient of the loss; collective.
 
-        `iteration`: steps that are complete. Raises as `PairsOfBatch`, and ConfigError and ArtifactError for the file
+        `iteration`: complete steps. Raises the errors of `PairsOfBatch`, and ConfigError and ArtifactError for the file
         of the reference's log-probs.
         """
         self._prepare(iteration)
@@ -187,9 +187,9 @@ class PreferenceSteps:
 
 
 def stored_reference(path: str, config: RunConfig, dataset: SampleDataset) -> dict[int, tuple[float, float]] | None:
-    """What the file says of each pair; None where there is no file.
+    """{pair: (log p of the chosen, log p of the rejected answer)} of the file; None if there is no file.
 
-    Raises ArtifactError for another file, and ConfigError for one of other data or of another model.
+    Raises ArtifactError for a file of another kind, and ConfigError for a file of other data or another model.
     """
     if not os.path.exists(path):
         return None
@@ -206,7 +206,7 @@ def stored_reference(path: str, config: RunConfig, dataset: SampleDataset) -> di
 
 
 def _content_of(config: RunConfig, dataset: SampleDataset) -> dict[str, Any]:
-    """What the log-probs of an answer depend on; of files of weights their fingerprints."""
+    """The settings on which the log-probs of an answer depend, with fingerprints of the files of weights."""
     assert isinstance(dataset, PreferencePairs)
     model, adapter = config.checkpoint.pretrained_checkpoint, config.checkpoint.lora_checkpoint
     facts = dataset.identity()
@@ -220,15 +220,15 @@ def _content_of(config: RunConfig, dataset: SampleDataset) -> dict[str, Any]:
 
 
 def objective_of(config: RunConfig) -> Objective:
-    """Of a run with --preference."""
+    """The objective of a run with --preference."""
     assert config.training.preference is not None
     return Objective(config.training.preference, config.training.preference_beta)
 
 
 def mean_preference_loss(parts: ParallelModel, feed: Feed, iters: int) -> float:
-    """The mean loss over the pairs of `iters` global batches of an evaluation's feed; collective.
+    """The mean loss over the pairs of `iters` global batches of a feed for evaluation; collective.
 
-    Raises ConfigError where the reference is not in memory.
+    Raises ConfigError if the reference is not in memory.
     """
     check_reference(parts.config.model)
     objective, losses = objective_of(parts.config), []

@@ -1,4 +1,4 @@
-"""`memo profile` on the ranks of a run: it measures one layer alone, and makes the swap plan that follows from it."""
+"""`memo profile` on the ranks of a run: it measures one layer alone, and makes the swap plan from the profile."""
 
 import contextlib
 from dataclasses import dataclass, replace
@@ -55,11 +55,11 @@ def profile_run(
     """Measure one layer on every rank of the run that `config` describes; rank 0 writes and prints.
 
     Args:
-        out: file for the profile (schema "layer_profile"); None if it is only kept in the cache.
-        recording: how to record the memory requests of one step; None if they are not recorded.
-        attention: whether to measure attention kernels first, and to choose --attention-backend by them.
+        out: file for the profile (schema "layer_profile"); None: only the cache keeps it.
+        recording: how to record the memory requests of one step; None: do not record them.
+        attention: whether to measure attention kernels first, and to choose --attention-backend by the times.
 
-    Raises what training raises for a run that cannot start, PlanError and HostMemoryError if there is no plan,
+    Raises the errors of training for a run that cannot start, PlanError and HostMemoryError if there is no plan,
     AllocatorError if requests cannot be recorded, and ConfigError for managed memory without CUDA.
     """
     check_writable("--out", out, is_directory=False)
@@ -67,7 +67,7 @@ def profile_run(
         check_writable("--trace-out", recording.out, is_directory=False)
     if recording is None and config.memory.memory_planner is None:  # no step runs that could be planned
         config = config.override({"memory_planner": "off"})
-    # Requests of managed memory are counted and refused one by one, so no estimate has to refuse the run before.
+    # Managed memory counts and refuses requests one by one, so no estimate needs to refuse the run before.
     with refusals_are_heard(config.parallel):
         prepared = prepare(config, must_fit=recording is None or not recording.is_managed)
     wanted, config, device = config.hardware.attention_backend, prepared.config, local_device(prepared.device_type)
@@ -94,7 +94,7 @@ def profile_run(
 
 
 def _with_measured_attention(config: RunConfig, wanted: str, mesh: Mesh, device: torch.device) -> RunConfig:
-    """Measure kernels on one device of each node; returns `config` with the backend that `wanted` selects then."""
+    """Measure kernels on one device of each node; returns `config` with the backend that `wanted` then selects."""
     if is_first_of_node():
         rows, path = measure_attention(config, device)
         _show(mesh, f"{describe_rows(rows)}\nkept in {path}")
@@ -126,7 +126,7 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
 
 
 def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: TraceOptions) -> None:
-    """Record what training records before its first step, without reserving the planned memory."""
+    """Record the memory requests that training records before its first step, but do not reserve planned memory."""
     config = prepared.config.override({"memory_planner": "auto"})
     parts = build(config, mesh, prepared.dtype, device)
     transients = parts.transients

@@ -1,4 +1,4 @@
-"""What a model can be asked between two training steps: its losses, what it finds again, what it writes."""
+"""Questions to a model between training steps: evaluation losses, recall of needles, log-probs, generated text."""
 
 import os
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ from memo.train.run import Run
 
 
 class Questions(Run):
-    """The part of a Trainer that asks; forwards alone run, on all ranks, and no training state changes."""
+    """The part of a Trainer that evaluates and generates. Only forwards run, on all ranks; no state changes."""
 
     def evaluate(self, iters: int | None = None, name: str | None = None) -> float:
-        """Mean loss in nats a token over `iters` global batches of one of `eval_sets`, always the same ones.
+        """Mean loss in nats per token over the first `iters` global batches of one of `eval_sets`.
 
-        `iters` defaults to config.training.eval_iters, `name` to the first set. Changes no training state, as the other
-        two evaluations. Of pairs of preferences it is the mean loss of a pair. Raises ConfigError without such a set or
-        for iters below 1, DataError when no token counts.
+        `iters` defaults to config.training.eval_iters, `name` to the first set. For preference pairs it is the mean
+        loss per pair. Raises ConfigError if there is no set of this name or iters is below 1, and DataError if no token
+        counts.
         """
         feed, iters = self._eval_feed(name), num_batches(self.config, iters)
         if isinstance(feed.dataset, PreferencePairs):
@@ -47,16 +47,17 @@ class Questions(Run):
     def evaluate_positions(
         self, iters: int | None = None, edges: Sequence[int] | None = None, name: str | None = None
     ) -> LossByPosition:
-        """The same loss, apart for tokens with more and less text before them (memo.train.evaluation).
+        """The loss of `evaluate` by the position of a token in its text (memo.train.evaluation).
 
-        `edges` part the positions; default: 512 and its doublings. Raises ConfigError without evaluation data.
+        `edges` separate the buckets of positions; default: 512 and its doublings. Raises ConfigError without evaluation
+        data.
         """
         return loss_by_position(self.parts, self._eval_feed(name), num_batches(self.config, iters), edges)
 
     def log_evaluation(self, found: Evaluated, name: str | None = None) -> None:
-        """Write what `evaluate` or `evaluate_positions` has found of a set, by default the first, into the run's log.
+        """Write a result of `evaluate` or `evaluate_positions` into the run's log; `name` defaults to the first set.
 
-        train() does so itself on its way; this is for what is found before and after. Told on rank 0 alone.
+        train() logs its own evaluations; this is for evaluations before and after it. Only rank 0 writes.
         """
         name = next(iter(self.eval_sets), "") if name is None else name
         if self.parts.mesh.is_main_rank:
@@ -67,7 +68,8 @@ class Questions(Run):
     def evaluate_needles(
         self, needles: NeedleDataset, iters: int | None = None, edges: Sequence[int] | None = None
     ) -> NeedleRecall:
-        """What the model finds again of what `needles` hide, by distance. Raises ConfigError for another seq_length."""
+        """How often the model recalls the values that `needles` hide, by distance. Raises ConfigError if the seq_length
+        of `needles` is not the run's."""
         open_dataset(self.config, needles, stream=1)
         feed = self.parts.feed(needles, trains=False)
         return needle_recall(self.parts, feed, needles, num_batches(self.config, iters), edges)
@@ -78,9 +80,9 @@ class Questions(Run):
         Collective: all ranks give the same samples, any number of them, and get the same numbers. Logits of half of
         --loss-chunk-size tokens exist at a time. Changes no training state.
 
-        `reference`: of the model without LoRA's adapters, which is what it was before training unless
-        --lora-checkpoint gave it others. Raises ConfigError for that where the model has none or trains more than them,
-        and for no samples; DataError for a sample that the model cannot read.
+        With `reference` the model runs without its LoRA adapters. That is the model before training, unless
+        --lora-checkpoint gave it adapters. Raises ConfigError if there are no samples, or if `reference` is asked of a
+        model that has no adapters or trains more than these; DataError for a sample that the model cannot read.
         """
         check_samples(samples, "log_probs")
         if reference:
@@ -98,18 +100,19 @@ class Questions(Run):
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Any:
-        """What the model writes after `prompt`: text after a text, token ids after token ids; collective.
+        """Generate a continuation of `prompt`: text for a text, token ids for token ids; collective.
 
-        It shows what was learnt and is slow: each token is a forward over all --seq-length tokens. Several prompts, at
-        most one global batch of them, take as long as one, and a list is returned. Changes no training state.
+        This shows what the model has learnt; it is slow, because each token takes a forward over all --seq-length
+        tokens. A list of prompts, at most one global batch, takes as long as one prompt and returns a list. Changes no
+        training state.
 
         Args:
-            temperature: 0 takes the likeliest token each time; otherwise tokens are drawn, of the `top_k` likeliest
-                (0: all), and of the fewest whose probabilities sum to `top_p`.
-            seed: of the draws, which do not depend on the layout but for its rounding.
+            temperature: 0 takes the likeliest token each time; otherwise tokens are drawn from the `top_k` likeliest
+                (0: all), and from the fewest whose probabilities sum to `top_p`.
+            seed: seed of the draws, which depend on the layout only by its rounding.
 
-        A text ends at --max-new-tokens or where the model ends the document. Raises ConfigError for a prompt that does
-        not fit, and for a text where the run has no tokenizer.
+        A text ends after `max_new_tokens` or where the model ends the document. Raises ConfigError for a prompt that is
+        too long, and for a text if the run has no tokenizer.
         """
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
         alone = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int | np.integer))
@@ -120,12 +123,12 @@ class Questions(Run):
         return texts[0] if alone else texts
 
     def chat(self, message: str, *, chat_template: str | None = None, **how: Any) -> str:
-        """What the model answers when a user says `message`, in the chat template that it learned; collective.
+        """Return the model's answer to a user's `message`, in the chat template that the model learned; collective.
 
-        The template is `chat_template`, a file of Jinja or a directory that has one; or that of the conversations of
-        the run, or of the model that it began with. The answer ends also at the special token with which that template
-        ends one. `how` are keywords of `generate`, such as temperature. Raises as it, and for a message that the
-        template refuses.
+        The template is `chat_template` (a Jinja file, or a directory that has one), else the template of the run's
+        conversations or of the pretrained model. The answer also ends at the special token with which the template ends
+        an answer. `how` are keywords of `generate`, such as temperature. Raises the errors of `generate`, and
+        ConfigError for a message that the template refuses.
         """
         tokenizer = self._tokenizer()
         if tokenizer is None:
@@ -155,7 +158,7 @@ class Questions(Run):
         return continuations(self.parts, rows, sampling, ends)
 
     def _tokenizer(self) -> Tokenizer | None:
-        """The run's, or that of the model whose weights it began with."""
+        """The tokenizer of the run, else of the pretrained model; None without either."""
         pretrained, own = self.config.checkpoint.pretrained_checkpoint, self._prepared.tokenizer
         if own is None and pretrained is not None and os.path.exists(f"{pretrained}/tokenizer.json"):
             return load_tokenizer(pretrained)

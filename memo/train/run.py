@@ -1,4 +1,4 @@
-"""One rank's run, from its checks to the end of its process groups: what it is made of, and one step of it."""
+"""One rank's run: opens it, takes single steps, and closes it with its process groups."""
 
 import functools
 import math
@@ -40,7 +40,7 @@ from memo.train.watching import Meter
 
 @dataclass(frozen=True)
 class _Opened:
-    """What a run trains with, until close() lets go of it; `preferences`: of a run with --preference."""
+    """The objects of an open run, which close() drops; `preferences`: only of a run with --preference."""
 
     parts: ParallelModel
     feed: Feed
@@ -54,8 +54,8 @@ class Run:
     """The part of a Trainer that opens and closes a run, and takes its steps.
 
     Attributes:
-        state: what a checkpoint says of the run besides its tensors.
-        eval_sets: what evaluations read, by name; `eval_data` is the first of them.
+        state: the contents of a checkpoint besides its tensors.
+        eval_sets: the evaluation sets by name; `eval_data` is the first of them.
     """
 
     def __init__(self, prepared: Prepared, stop: GracefulStop | None) -> None:
@@ -94,7 +94,7 @@ class Run:
         self._opened = _Opened(parts, feed, persistence, agreement, watchdog, preferences)
         found = persistence.load()
         self._resumed_at = None if found is None else found.iteration
-        seed = config.training.seed  # may be another one where the checkpoint has read no data
+        seed = config.training.seed  # may differ from the checkpoint's seed if the checkpoint has read no data
         self.state = replace(
             found or RunState(0, 0, seed, 0, 0, 0), seed=seed, global_batch_size=self.global_batch_size
         )
@@ -102,10 +102,10 @@ class Run:
         self._plan_transients()
 
     def _plan_transients(self) -> None:
-        """The requests of the next step, planned: nothing is updated, and no sample is consumed."""
+        """Record and plan the memory requests of the next step; nothing is updated, and no sample is consumed."""
         parts, transients = self.parts, self.parts.transients
         if transients is None or not on_any_rank(transients.allocator is not None, parts.mesh, parts.device):
-            return  # where no rank has an allocator, steps would be run for nothing
+            return  # no rank has an allocator to plan for
         steps = [
             functools.partial(parts.train_step, batches, 0.0, self._still_open.agreement)
             for batches in batches_to_record(self.config, self.feed.peek(), transients.on_cuda)
@@ -114,7 +114,7 @@ class Run:
             transients.plan(steps, describe_run(self.config, parts.mesh.grid.world_size, parts.mesh.at.pp))
 
     def _draw(self, iteration: int) -> Drawn:
-        """This rank's part of the next step, of texts or, by --preference, of pairs."""
+        """Draw this rank's microbatches of the next step, from texts or (--preference) from pairs."""
         opened = self._still_open
         check_learned(self.config, isinstance(opened.feed.dataset, PreferencePairs), "train_data")
         if opened.preferences is not None:
@@ -122,7 +122,7 @@ class Run:
         return opened.feed.next_global_batch(), {}
 
     def _step(self, draw: Draw) -> StepRecord:
-        """One step on what `draw` gives, with fields of the record that it alone knows."""
+        """Take one step on the microbatches of `draw`, which also gives fields of the step's record."""
         start_s, opened, iteration = time.perf_counter(), self._still_open, self.iteration + 1
         parts, agreement = opened.parts, opened.agreement
         opened.watchdog.begin(f"step {iteration}")
@@ -166,10 +166,10 @@ class Run:
         return self.persistence.save(state, directory)
 
     def close(self) -> None:
-        """Let go of the model, and end the process groups if this Trainer started them; a second call does nothing.
+        """Drop the model, and end the process groups if this Trainer started them; a second call does nothing.
 
-        Waits for a checkpoint that is being written, and raises CheckpointError, when all is closed, if it cannot be.
-        Where several Trainers live in one process, close the first of them last: it owns the groups.
+        Waits for a checkpoint that is being written; if writing fails, raises CheckpointError after all is closed. If
+        one process has several Trainers, close the first one last, because it owns the groups.
         """
         opened, self._opened = self._opened, None
         watchdog, self._watchdog = self._watchdog, None
@@ -197,12 +197,12 @@ class Run:
 
     @property
     def iteration(self) -> int:
-        """Training steps that are complete."""
+        """Number of complete training steps."""
         return self.state.iteration
 
     @property
     def parts(self) -> ParallelModel:
-        """What this rank trains; as `feed` and `mesh`, it raises ClosedError after close()."""
+        """The part of the model that this rank trains. Like `feed` and `mesh` it raises ClosedError after close()."""
         return self._still_open.parts
 
     @property
@@ -212,15 +212,15 @@ class Run:
 
     @property
     def persistence(self) -> Persistence:
-        """What of this run is on disk, or on its way."""
+        """Saves and loads the checkpoints of this run."""
         return self._still_open.persistence
 
     @property
     def mesh(self) -> Mesh:
-        """Where this rank stands, and its process groups."""
+        """This rank's coordinates and process groups."""
         return self.parts.mesh
 
     def print(self, text: str) -> None:
-        """On rank 0 alone (or the only rank there is)."""
+        """Print a line, on rank 0 only (or on the only rank of a simulated world)."""
         if self.mesh.is_main_rank:
             say(text)

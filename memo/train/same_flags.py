@@ -1,4 +1,4 @@
-"""Ranks of one run must have been given the same flags, or they would wait for each other, or train two models."""
+"""Checks that all ranks have the same flags; otherwise they would wait for each other or train different models."""
 
 import dataclasses
 import json
@@ -10,13 +10,13 @@ from memo.errors import ConfigError
 from memo.mesh import World
 
 _MAY_DIFFER = ("data_path", "eval_data_path", "tokenizer")
-"""Where a node has its own copy of the same files."""
+"""Fields that may differ, because a node may have its own copy of the same files."""
 
 
 def check_same_flags(config: RunConfig, world: World) -> None:
-    """Compare with rank 0 through the run's store; what memory and disks decide on each machine may differ.
+    """Compare this rank's flags with rank 0's through the run's store; flags of memory and hardware may differ.
 
-    Raises ConfigError on every rank whose flags are not those of rank 0, naming the fields and both values.
+    Raises ConfigError on every rank whose flags differ from rank 0's; it names the fields and both values.
     """
     if world.store is None:
         return

@@ -1,4 +1,4 @@
-"""Everything that can be refused is refused here, before a process group starts or memory is taken."""
+"""Prepares a run: makes every check that can refuse it, before a process group starts or memory is taken."""
 
 import importlib.util
 import sys
@@ -58,11 +58,11 @@ class Prepared:
     """A run that has passed every check.
 
     Attributes:
-        config: as this rank has decided it; what auto means for layers is decided by the first rank of each node.
-        placement: for people: where it runs on its host.
-        delta_nets: the kernels of gated delta nets, where the model has any.
+        config: resolved on this rank; only the first rank of each node resolves auto for layers.
+        placement: CPU threads and NUMA node of this rank, for people.
+        delta_nets: the kernels of gated delta nets, if the model has any.
         is_granularity_chosen: whether --offload-granularity was auto.
-        tokenizer: of the corpus or of the pretrained model; None where nobody names one.
+        tokenizer: of the corpus or of the pretrained model; None if neither names one.
     """
 
     config: RunConfig
@@ -87,9 +87,9 @@ def prepare(
     *,
     must_fit: bool = True,
 ) -> Prepared:
-    """Resolve every default, open the data, and check the run against this machine: all but its size if not `must_fit`.
+    """Resolve every default, open the data, and check the run against this machine; its memory only if `must_fit`.
 
-    torch's allocator is prepared as well, before it has any of the device.
+    This also prepares torch's allocator, before it allocates memory of the device.
 
     Raises ConfigError, DataError, CheckpointError or ResourceError; each message says what to change.
     """
@@ -97,7 +97,7 @@ def prepare(
     make_deterministic(config)
     world_size = run_world_size(config.parallel)
     words = corpus_words(train_data)
-    if words is not None:  # paths given in Python count as if they were the flag
+    if words is not None:  # paths given in Python count as --data-path
         config, train_data = config.override({"data_path": words}), None
     device_type = resolve_device_type(config.hardware)
     planner = resolved_memory_planner(config, device_type)
@@ -154,8 +154,8 @@ def prepare(
 
 
 def field_keywords(keywords: dict[str, object]) -> dict[str, object]:
-    """Keywords of a Trainer as fields of a run: the class of a layer becomes its name. Raises ConfigError for other
-    trainers' names of what a Trainer takes as an object."""
+    """Turn keywords of a Trainer into fields of a run: the class of a layer becomes its name. Raises ConfigError for
+    the keywords train_dataset and eval_dataset of other trainers."""
     for theirs, ours in (("train_dataset", "train_data"), ("eval_dataset", "eval_data")):
         if theirs in keywords:
             raise ConfigError(
@@ -167,7 +167,7 @@ def field_keywords(keywords: dict[str, object]) -> dict[str, object]:
 
 
 def _with_vocabulary(config: RunConfig, tokenizer: Tokenizer | None) -> RunConfig:
-    """Raises ConfigError for a vocabulary without all tokens of the tokenizer."""
+    """Resolve the vocabulary; raises ConfigError if it is smaller than the tokenizer's."""
     vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
     if tokenizer is not None and vocab_size < tokenizer.vocab_size:
         raise ConfigError(
@@ -204,7 +204,7 @@ def _check_packages(config: RunConfig) -> None:
 
 
 def _check_pretrained(config: RunConfig) -> None:
-    """The weights that a run starts from must be there, whole, and of this model."""
+    """Raises ConfigError unless the initial weights exist, are complete, and fit this model."""
     directory = pretrained_directory(config)
     if directory is None:
         return
@@ -219,7 +219,7 @@ def _check_pretrained(config: RunConfig) -> None:
 
 
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: PeakFlops) -> None:
-    """One rank of each node asks for all of them: its answer must not differ from its neighbours'."""
+    """Refuse a run that does not fit. Only the first rank of each node checks, so that its ranks cannot disagree."""
     if not is_first_of_node():
         return
     try:

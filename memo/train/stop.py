@@ -3,10 +3,10 @@
     first signal     the current step is finished, a checkpoint is saved, exit status 0
     second signal    the process ends at once
 
-A handler only sets a flag, on which the ranks agree after each step. Python runs handlers between two of its own
-instructions, so a rank that waits in a collective would not run one. Therefore a thread reads the second signal, from
-the descriptor to which the interpreter writes as soon as a signal comes. This file does not import torch, which takes
-seconds to load, in which a signal may come.
+A handler only sets a flag, on which the ranks agree after each step. Python runs handlers between two Python
+instructions, so a rank that waits in a collective runs none. Therefore a thread reads the second signal from the
+descriptor to which the interpreter writes as soon as a signal comes. This file does not import torch, because torch
+takes seconds to load and a signal may come meanwhile.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from memo.errors import is_reporting_rank
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ECHO_S = 0.2
-"""A signal that comes so soon after the first one is the same one again: GNU timeout sends it to its child and then to
-the child's process group."""
+"""A signal within this time after the first is an echo of the first: GNU timeout sends a signal to its child and then
+to the child's process group."""
 
 
 class GracefulStop:
     """SIGTERM or SIGINT to any rank ends training on all of them, after the same step.
 
     Attributes:
-        requested: whether this rank got a signal.
-        agreed: whether all ranks know of a signal and will end; set by the code in which they agree.
-        signal_name: the signal that this rank got, or who asked here instead; None if nobody did.
+        requested: whether this rank got a signal or a request.
+        agreed: whether all ranks have agreed to end; set by the caller after the agreement.
+        signal_name: the signal or the name of the request that this rank got; None without one.
     """
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class GracefulStop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator["GracefulStop"]:
-        """A context in which signals are noted and earlier ones are forgotten; nested in another it does nothing.
+        """A context in which signals are noted, after earlier ones are forgotten; a nested context does nothing.
 
-        Python allows handlers in the main thread alone; in any other thread this does nothing.
+        Python allows handlers only in the main thread; in any other thread this does nothing.
         """
         if self._is_listening or threading.current_thread() is not threading.main_thread():
             yield self
@@ -80,7 +80,7 @@ class GracefulStop:
 
 
 def _watch(read: int) -> None:
-    """Report the first signal, and end the process at the second; a byte read is a signal's number, or 0 to return."""
+    """Report the first signal, and end the process at the second. Each byte read is a signal's number; 0: return."""
     first_s: float | None = None
     while True:
         number = os.read(read, 1)[0]

@@ -1,4 +1,4 @@
-"""Token-wise swapping for a model that is already built: profile, plan, slots, wrapped layers."""
+"""Sets up token-wise swapping for a model that is already built: profile, plan, slots, wrapped layers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -44,9 +44,9 @@ from memo.units import GIB
 
 @dataclasses.dataclass(frozen=True)
 class ChosenSwap:
-    """What was decided on this rank, and why; `origin` says where the layer's profile came from.
+    """The swap decision of this rank and its reasons; `origin` says where the layer's profile came from.
 
-    `sweep`: the other plans, where layers are swept; else None.
+    `sweep`: the plans of inputs, keys, values and hidden states if layers are swept, else None.
     """
 
     plan: SwapPlan
@@ -71,9 +71,10 @@ def choose(
     free_bytes: int,
     host: HostBudget,
 ) -> ChosenSwap:
-    """Plan for a model that is built, from the profile of a layer of each kind, whose gradients the first step zeroes.
+    """Plan for a built model, from a profile of one layer of each kind. Measuring changes their gradients, which the
+    first step zeroes.
 
-    `free_bytes`: of the device, beside all states; of `host` they have drawn what they take.
+    `free_bytes`: bytes of the device that are free beside all states; from `host` states have already drawn theirs.
     """
     device = data_parallel.device
     layers: dict[int, Any] = {}
@@ -106,12 +107,13 @@ def decide(
     host: HostBudget,
     device: torch.device,
 ) -> ChosenSwap:
-    """Solve for what moves; the ranks of a stage agree on the least of their answers.
+    """Solve for the tiles that move; the ranks of a stage agree on the minimum of their solutions.
 
     Args:
         profile: the same on all ranks.
-        free_bytes: of the device, for activations; of `host` states have drawn what they take. The ranks of a node
-            measure its disk together.
+        free_bytes: bytes of the device for activations.
+        host: the budget of host memory, from which states have drawn their bytes. The ranks of a node measure the disk
+            together.
     """
     plan, sweep = _plans(config, mesh, ops)
     problem = _problem(config, mesh, plan, sweep, profile, free_bytes, host)
@@ -121,7 +123,7 @@ def decide(
         all_reduce(stays, group, "min")
     if stays.item():
         return ChosenSwap(plan, sweep, problem, solution, origin)
-    if solution.limit == Limit.RESIDENT:  # here all would fit, but not on every rank: all of them move
+    if solution.limit == Limit.RESIDENT:  # all activations fit here, but not on every rank, so all ranks move some
         problem = dataclasses.replace(problem, resident_bytes=None)
         solution = _solve(config, problem)
     tiles = torch.tensor(list(solution.tiles.values()), device=device)
@@ -134,16 +136,17 @@ def decide(
 
 
 def free_device_bytes(config: RunConfig, mesh: Mesh, device: torch.device, host: HostBudget) -> int:
-    """What this rank can take of its device for activations, up to --device-memory-gib; asked before states exist.
+    """Bytes of the device for activations of this rank, up to --device-memory-gib; call it before states exist.
 
-    Without the states and what NCCL will take, and of a GPU without what a verdict of memo plan keeps back: whole
-    pages, the error of the account, and page tables of all that `host` may pin.
+    The bytes of states and NCCL are subtracted, and on a GPU the reserve that a verdict of memo plan keeps back: whole
+    pages, the error of the account, and page tables for all host memory that `host` may pin.
     """
     states_bytes = state_bytes(config, mesh.grid.world_size, mesh.at.pp).device
-    free_bytes, beside_bytes = available_host_bytes() // local_world_size_from_env(), 0  # on a CPU: of tensors alone
+    free_bytes, beside_bytes = available_host_bytes() // local_world_size_from_env(), 0  # on a CPU: tensors only
     if device.type == "cuda":
         free_bytes, usable_bytes = torch.cuda.mem_get_info(device)
-        free_bytes += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # of an earlier run
+        # Memory that torch's allocator keeps from an earlier run of this process is free too.
+        free_bytes += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         nccl_bytes = communicator_memory(config, mesh.grid.world_size, links_of(known_machine(device))).most
         beside_bytes = CONTEXT.foreseen + nccl_bytes
         connected_bytes = max(0, taken_beside_torch(device) - CONTEXT.foreseen)  # NCCL connects at the first messages
@@ -155,7 +158,7 @@ def free_device_bytes(config: RunConfig, mesh: Mesh, device: torch.device, host:
 
 
 def _plans(config: RunConfig, mesh: Mesh, ops: Sequence[LayerOp]) -> tuple[SwapPlan, SweepPlans | None]:
-    """Of activations, and where layers are swept of what moves beside them."""
+    """The plan of the slots' activations, and if layers are swept, the plans of all else that moves."""
     if not config.memory.sweeps:
         return swap_plan(ops), None
     again, sections = layers_with_attention_again(config), resolved_sections(config)
@@ -181,7 +184,7 @@ def start(
     backend: StreamBackend,
     host: HostBudget,
 ) -> SwapRuntime:
-    """Take the memory, records from `host`, and replace every plain layer by one that runs under the plan."""
+    """Allocate slots, and records from `host`; replace every plain layer by one that runs under the plan."""
     plan, sweep, device = chosen.plan, chosen.sweep, data_parallel.device
     layout = slot_layout(config, chosen.solution.tiles)
     disk = _disk_plans(config, chosen, layout, host)
@@ -195,10 +198,10 @@ def start(
 
 
 def _disk_plans(config: RunConfig, chosen: ChosenSwap, layout: SlotLayout, host: HostBudget) -> DiskPlans:
-    """Which records of this rank are on disk: first those of slots, then inputs, and keys and values at last; never
+    """Choose which records of this rank are on disk: first records of slots, then inputs, then keys and values; never
     hidden states.
 
-    Ranks may differ in that: no rank waits for another one's records.
+    Ranks may choose differently, because no rank waits for another rank's records.
     """
     if host.disk is None:
         return NOTHING_ON_DISK
@@ -255,5 +258,5 @@ def _beside_slots(sweep: SweepPlans) -> BesideSlots:
         0 if inputs is None else inputs.num_records,
         0 if hidden is None else hidden.num_records,
         0 if inputs is None else inputs.num_slots,
-        0 if hidden is None else hidden.num_slots + 1,  # modules work in another one
+        0 if hidden is None else hidden.num_slots + 1,  # modules work in one more buffer
     )

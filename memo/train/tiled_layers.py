@@ -1,4 +1,4 @@
-"""Hands the layers of a model to the executor: under a swap plan, or without one; then what brings their weights."""
+"""Wraps the layers of a model: for the executor, with or without a swap plan, and then for streamed weights."""
 
 from collections.abc import Container, Sequence
 
@@ -46,7 +46,7 @@ def put_on_tiles(
     memory: SwapRuntime | ScratchMemory,
     sink: GradientSink,
 ) -> None:
-    """Replace every plain layer by one that works on tiles of tokens in `memory`."""
+    """Replace every plain layer by a layer that works on tiles of tokens in `memory`."""
     hidden, again = None, layers_with_attention_again(config)
     if config.memory.sweeps:
         of_host = memory.hidden if isinstance(memory, SweepRuntime) else None
@@ -65,8 +65,8 @@ def put_on_tiles(
 def keep_on_device(
     config: RunConfig, mesh: Mesh, chunks: Sequence[TransformerChunk], sink: GradientSink, device: torch.device
 ) -> None:
-    """Replace every layer by one that runs without a swap plan: plain, or under --recompute-granularity; none that
-    stays under autograd."""
+    """Replace every layer by one that runs without a swap plan, plain or under --recompute-granularity, except layers
+    that stay under autograd."""
     if stays_under_autograd(config):
         return
     for chunk in chunks:
@@ -83,7 +83,7 @@ def on_device(
     tp_group: ProcessGroup | None,
     device: torch.device,
 ) -> ResidentLayer:
-    """One layer without a swap plan."""
+    """Wrap one layer to run without a swap plan."""
     run = run_of_layer(config, index)
     tiles = make_tiles(rank_length(config), config.parallel.tp, resident_tiles(config))
     resident_type, of = ResidentHalvesLayer if isinstance(layer, CustomLayer) else ResidentLayer, resident(run)
@@ -101,9 +101,9 @@ def on_tiles(
     recomputes_attention: bool = False,
     hidden: Hidden | None = None,
 ) -> TokenwiseLayer | SweptLayer:
-    """One layer; under --offload-granularity tile it is swept along the sequence, and may recompute attention.
+    """Wrap one layer; under --offload-granularity tile it is swept along the sequence, and may recompute attention.
 
-    `hidden`: gives a swept layer its sections; None: they are on the device.
+    `hidden`: holds the hidden states of a swept layer; None: they are on the device.
     """
     run = run_of_layer(config, index)
     (sections, tiles), kind, layout = _cuts(config), kind_of(run.model), own_layout(run, memory.layout)
@@ -118,13 +118,13 @@ def on_tiles(
 
 
 def hidden_sections(config: RunConfig) -> list[Section]:
-    """Of the hidden states [n, b, h] of a rank."""
+    """The sections of a rank's hidden states [n, b, h]."""
     sections, tiles = _cuts(config)
     return [Section(section.index, section.shard, [tile.shard for tile in tiles]) for section in sections]
 
 
 def _cuts(config: RunConfig) -> tuple[list[Tile], list[Tile]]:
-    """The sections of the sequence, and the tiles of one of them."""
+    """The sections of the sequence, and the tiles of one section."""
     tp, sections = config.parallel.tp, resolved_sections(config)
     tokens = rank_length(config)
     tiles = make_tiles(tokens // sections, tp, resolved_offload_tiles(config) // sections)
@@ -132,13 +132,13 @@ def _cuts(config: RunConfig) -> tuple[list[Tile], list[Tile]]:
 
 
 def scratch_for(config: RunConfig, moved: Moved, device: torch.device) -> ScratchMemory:
-    """Memory of one layer without a plan; `moved` as of memo.spec.slots."""
+    """Memory of one layer without a plan; `moved`: see memo.spec.slots."""
     keys = key_value_layout(config) if config.memory.sweeps else None
     return scratch_memory(slot_layout(config, moved), device, keys)
 
 
 def decode_weights(chunks: Sequence[TransformerChunk], data_parallel: ShardedDataParallel) -> CodedWeights | None:
-    """Wrap every layer that has weights in few bits; None where there is none."""
+    """Wrap every layer with quantized weights; None if there is none."""
     units, positions = data_parallel.layer_units, _positions(chunks)
     with_codes = {layer: position for layer, position in positions.items() if units[position].coded}
     if not with_codes:
@@ -163,13 +163,13 @@ def stream_states(
 
 
 def _positions(chunks: Sequence[TransformerChunk]) -> dict[int, int]:
-    """Of this rank's layers, by their global index."""
+    """{global index of a layer: its position among this rank's layers}."""
     layers = [index for chunk in chunks for index in chunk.layer_indices]
     return {layer: position for position, layer in enumerate(layers)}
 
 
 def _bring_weights(chunks: Sequence[TransformerChunk], layers: Container[int], states: LayerStates) -> None:
-    """Wrap `layers`, given by their global index, so that `states` brings their weights."""
+    """Wrap `layers`, given by their global indices, so that `states` provides their weights."""
     for chunk in chunks:
         for place, (index, layer) in enumerate(zip(chunk.layer_indices, chunk.layers, strict=True)):
             if index in layers:

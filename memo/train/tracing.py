@@ -14,9 +14,9 @@ from memo.train.parallel_model import ParallelModel
 
 
 def trace_steps(parts: ParallelModel, step: Callable[[], object], first_iteration: int, steps: int, path: Path) -> None:
-    """Run `step` `steps` times, record it on every rank, and write one file per rank; collective.
+    """Record `steps` calls of `step` on every rank, and write one file per rank; collective.
 
-    All ranks count time from one message that they exchange before the first step.
+    All ranks count time from a message that they exchange before the first step.
     """
     mesh, swap = parts.mesh, parts.swap
     backend = swap.swapper.backend if swap is not None else make_backend("auto", parts.device)
@@ -32,5 +32,5 @@ def trace_steps(parts: ParallelModel, step: Callable[[], object], first_iteratio
 
 
 def of_rank(path: Path, rank: int, world_size: int) -> Path:
-    """The file of one rank; if there are several ranks, its number stands before the suffix."""
+    """The file of one rank; if there are several ranks, the rank's number comes before the suffix."""
     return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")

@@ -1,4 +1,4 @@
-"""The trainer: what a user calls, and the training loop."""
+"""The Trainer that users call, with the training loop."""
 
 import contextlib
 import functools
@@ -37,18 +37,19 @@ class Trainer(Questions):
         model: a preset's name, such as "llama-3.1-8b", a ModelConfig, or a Hugging Face directory, whose
             weights are then the initial ones.
         config: everything else; defaults to RunConfig().
-        train_data: prefix of a .bin/.idx corpus, a list of weights and prefixes of several, as after --data-path, a
-            list of texts, a Dataset or iterable of token ids, or an object with `seq_length` and `sample(index)`;
-            default: what config.data names.
-        eval_data: the same, for evaluations; or several by name, each of which is evaluated for itself.
-        tokenizer: of texts, or where the corpus does not decide the vocabulary; or what --tokenizer names.
-        plan: what of the activations moves to host memory: "auto" leaves it to config.memory.offload_alpha,
-            whose default is to plan it from a measured layer; "off"; or a share of the tokens, 0 to 1.
+        train_data: prefix of a .bin/.idx corpus, a list of weights and prefixes as after --data-path, a list of texts,
+            a Dataset or iterable of token ids, or an object with `seq_length` and `sample(index)`; default: the data
+            that config.data names.
+        eval_data: data for evaluations, in the forms of train_data; or several by name, evaluated one by one.
+        tokenizer: a tokenizer object, for texts or if the corpus does not decide the vocabulary; or the value of
+            --tokenizer.
+        plan: which activations move to host memory: "auto" leaves it to config.memory.offload_alpha, whose default is
+            to plan from a measured layer; "off"; or a share of the tokens, 0 to 1.
         callbacks: called on every rank with each StepRecord.
-        stop: listens for signals already, so that none is missed before train() or after it; default: train() listens,
-            and close() while it waits for a checkpoint.
-        **overrides: single fields by their flag's name, such as seq_length=65536 or tp=2; custom_layer takes the class,
-            too.
+        stop: an object that already listens for signals, so that none before or after train() is missed; default:
+            train() listens, and close() while it waits for a checkpoint.
+        **overrides: single fields by their flag's name, such as seq_length=65536 or tp=2; custom_layer also takes a
+            class.
 
     Use it as a context manager, or call close() at the end: under torchrun the first Trainer of a process starts
     process groups, whose threads must end before the interpreter does.
@@ -85,10 +86,10 @@ class Trainer(Questions):
     def train(self) -> History:
         """Run until train_iters; save at the end if config.checkpoint.save is set.
 
-        SIGTERM or SIGINT ends training after the current step on all ranks, with a checkpoint; a second one ends the
-        process at once. Returns the records of its steps, none if there was nothing left to do. Raises OutOfMemory,
-        on the ranks that meet it, for a step that memory does not suffice for; DivergenceError after
-        --max-consecutive-skips; ReplicaError from --check-replicas-interval.
+        SIGTERM or SIGINT ends training after the current step on all ranks, with a checkpoint; a second signal ends the
+        process at once. Returns the records of its steps, none if no step was left. Raises OutOfMemory on the ranks
+        whose memory a step exceeds; DivergenceError after --max-consecutive-skips; ReplicaError from
+        --check-replicas-interval.
         """
         with self._stop.listening():
             return self._train()
@@ -97,7 +98,7 @@ class Trainer(Questions):
         training, checkpoint = self.config.training, self.config.checkpoint
         began_at = self.iteration
         self.persistence.write_config()
-        # Of any rank, before the first step; later the Agreement asks in a message that every step sends.
+        # Any rank may have got a signal before the first step; later the Agreement shares it in every step's message.
         self._stop.agreed = on_any_rank(self._stop.requested, self.mesh, self.parts.device)
         with self._events() as events:
             while self.iteration < training.train_iters and not self._stop.agreed:
@@ -128,12 +129,12 @@ class Trainer(Questions):
         return interval > 0 and self.iteration % interval == 0
 
     def _saves_by_time(self) -> bool:
-        """Whether it is time for a checkpoint by the clock, and not the end of the run, which is saved anyhow."""
+        """Whether a checkpoint is due by the clock; false at the end of the run, which is saved anyway."""
         is_last = self._stop.agreed or self.iteration == self.config.training.train_iters
         return self._still_open.agreement.saves and not is_last
 
     def _evaluations(self, at_end: bool = False) -> dict[str, Evaluated]:
-        """Of the sets that are due, by name."""
+        """The evaluations of the sets that are due, by name."""
         evaluate = self.evaluate_positions if self.config.training.eval_positions else self.evaluate
         return {name: evaluate(name=name) for name in evaluated_now(self.config.data, self.eval_sets, at_end)}
 
@@ -143,30 +144,30 @@ class Trainer(Questions):
         return self._stop.agreed and self.iteration < self.config.training.train_iters
 
     def stop(self, reason: str = "") -> None:
-        """End train() as a signal does: after the next step, on all ranks, with a checkpoint if one is to be saved.
+        """End train() as a signal does: after the next step, on all ranks, with a checkpoint if --save is given.
 
-        For callbacks. One rank that calls it is enough, because the ranks tell each other in the message of each step;
-        outside of train() it does nothing. `reason` stands in the last line of the run.
+        For callbacks. It is enough if one rank calls it, because every step's message shares the request. Outside
+        train() it does nothing. `reason` appears in the last line of the run.
         """
         self._stop.request(reason or "stop()")
 
     def step(self) -> StepRecord:
-        """One optimizer step on the next global batch; collective over all ranks. Raises OutOfMemory as train()."""
+        """Take one optimizer step on the next global batch; collective. Raises OutOfMemory like train()."""
         return self._step(self._draw)
 
     def step_on(self, samples: Sequence[Sample], loss: LossOfLogProbs) -> StepRecord:
-        """One optimizer step on a loss of your own over the log-probs of `samples`; no sample of the data is consumed.
+        """Take one optimizer step on your own loss over the log-probs of `samples`; the training data are not read.
 
-        Collective: all ranks give the same samples, at most one global batch. loss(log_probs) gets what `log_probs`
-        returns of them, and returns a number that torch has computed from it, on every rank alike; the record's lm_loss
-        is that number. Costs one forward more than step(), and raises as it and `log_probs`, and ConfigError for a loss
-        that does not depend on its argument.
+        Collective: all ranks give the same samples, at most one global batch. loss(log_probs) gets the result of
+        `log_probs(samples)` and returns a scalar tensor computed from it by torch, equal on every rank; the record's
+        lm_loss is that number. It costs one forward more than step(). Raises the errors of step() and `log_probs`, and
+        ConfigError for a loss that does not depend on its argument.
         """
         own = GivenSamples(check_samples(samples, "step_on", self.global_batch_size), self.config.data.seq_length)
         return self._step(lambda _: batches_on_samples(self.parts, own, loss))
 
     def benchmark(self, steps: int, warmup: int = 2) -> BenchmarkResult:
-        """Time `steps` optimizer steps after `warmup` unmeasured ones; the weights do change.
+        """Time `steps` optimizer steps after `warmup` unmeasured steps; the weights change.
 
         Raises ConfigError for fewer than one step.
         """
@@ -177,24 +178,24 @@ class Trainer(Questions):
         return BenchmarkResult.of([self.step() for _ in range(steps)])
 
     def trace(self, path: str | os.PathLike[str], steps: int = 1) -> None:
-        """Take `steps` training steps and write what each stream did and which messages went over which axis.
+        """Take `steps` training steps and write a trace of the work of each stream and the messages of each axis.
 
-        https://ui.perfetto.dev opens the file; with several ranks each writes its own, and `path` gets the rank before
-        its suffix. Collective. Raises ArtifactError for a path that cannot be written, after the steps.
+        https://ui.perfetto.dev opens the file. With several ranks each writes its own file, and `path` gets the rank
+        before its suffix. Collective. Raises ArtifactError, after the steps, for a path that cannot be written.
         """
         trace_steps(self.parts, self.step, self.iteration + 1, steps, Path(path))
 
     def save(self, directory: str | os.PathLike[str] | None = None) -> Path:
         """Write a checkpoint (collective); `directory` defaults to config.checkpoint.save.
 
-        Under config.checkpoint.async_save a thread goes on writing it: the next save(), the end of train() and
-        close() wait until it is whole, and they or the next step() raise CheckpointError if it cannot be. What is not
-        finite is never saved: DivergenceError names the tensor.
+        Under config.checkpoint.async_save a thread writes it: the next save(), the end of train() and close() wait
+        until it is whole, and they or the next step() raise CheckpointError if writing fails. Values that are not
+        finite are never saved: DivergenceError names the tensor.
         """
         return self._save(directory)
 
     def print_header(self) -> None:
-        """What is about to run: sizes, layout, data and plans."""
+        """Print what is about to run: sizes, layout, data and plans."""
         if self.mesh.is_main_rank:  # describing takes seconds
             say(describe_start(self.parts, self._prepared, self._resumed_at))
 
@@ -202,7 +203,7 @@ class Trainer(Questions):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        # Where one rank fails, a launcher ends the others, which are still to say why they end.
+        # If one rank fails, the launcher sends signals to the other ranks, which shall still say why they end.
         with contextlib.nullcontext() if error is None else self._stop.listening():
             told = error if error is None or self._watchdog is None else self._watchdog.explain(error)
             with contextlib.suppress(*() if kind is None else (MemoError,)):  # the first error is the one to tell

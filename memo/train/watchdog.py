@@ -1,14 +1,14 @@
 """Two threads beside training that detect lost ranks and steps that hang.
 
-    pulse thread (several ranks)    every second: signals that this rank lives, reads whether a rank was lost, and
+    pulse thread (several ranks)    every second: reports that this rank is alive, reads whether a rank was lost, and
                                     checks two neighbours
     guard thread                    writes the heartbeat file, reports a step that hangs, and ends a process that cannot
                                     end by itself
 
-A rank that waits for a lost one is blocked in native code, where no exception reaches it. Under gloo the closed socket
+A rank that waits for a lost rank is blocked in native code, where no exception reaches it. Under gloo the closed socket
 ends the wait; under NCCL nothing does. So the guard gives the main thread GRACE_S to raise an error of its own, which
-has more details, and then prints the reason and ends the process. Files on disk stay whole: a checkpoint is `.partial`
-until it is published.
+has more details; then the guard prints the reason and ends the process. Files on disk stay whole: a checkpoint is
+`.partial` until it is published.
 """
 
 import contextlib
@@ -34,18 +34,19 @@ from memo.train.heartbeat import Heartbeat
 GRACE_S = 5.0
 """Time from the report of a lost rank to the end of this process, if it has not failed by itself."""
 ENDING_S = 15.0
-"""Time from an error of this rank to the end of its process, which may be waiting for messages of lost ranks."""
+"""Time from an error of this rank to the end of its process, which may be blocked by messages of lost ranks."""
 PATIENCE_S = 3 * CENSUS_S
-"""Time that a rank whose message has failed waits for a report of the cause."""
+"""Time that a rank with a failed message waits for a report of the cause."""
 HANG_SHARE = 0.8
-"""Share of the time that a message may wait, after which a step without progress prints the stacks of its threads."""
+"""After this share of the timeout of messages, a step without progress prints the stacks of its threads."""
 _TICK_S = 0.25
 
 _MESSAGE_WORDS = (
     *("gloo/", "Gloo", "pair closure", "closed by peer", "Socket closed"),
     *("NCCL", "TCPStore", "DistBackendError", "DistNetworkError", "DistStoreError"),
 )
-"""Every error of a failed message between ranks contains one of these; not all of gloo's errors name a source file."""
+"""Every error of a failed message between ranks contains one of these words; some errors of gloo name no source file.
+"""
 _TIMEOUT_WORDS = ("Timed out", "timed out", "timeout", "Timeout")
 
 
@@ -53,7 +54,7 @@ class Watchdog:
     """Created once the ranks of a run know each other; close() ends both threads.
 
     Attributes:
-        watch: observes the messages of the mesh that is built with it, and remembers the last one.
+        watch: observes the messages of the mesh that is built with it, and remembers the last message.
         name: this rank's name in messages; None in a single process.
     """
 
@@ -90,18 +91,18 @@ class Watchdog:
     # Called by the main thread.
 
     def begin(self, step: str) -> None:
-        """Begin to watch work that must not hang, named such as "step 12"."""
+        """Begin to watch work that must not hang; `step` names it, such as "step 12"."""
         self._doing, self._since_s, self._has_shown = step, time.monotonic(), False
 
     def complete(self, iteration: int) -> None:
-        """The work has ended, and this many iterations are complete."""
+        """End the watch of the work; `iteration` iterations are complete."""
         self._doing = ""
         if self._heartbeat is not None:
             self._heartbeat.iteration = iteration
 
     @contextlib.contextmanager
     def reporting_errors(self, *, has_started: bool = True) -> Iterator[None]:
-        """A context around work that no rank can go on without: an error that leaves it goes through `explain`."""
+        """A context around work whose failure ends the run on all ranks: its errors go through `explain`."""
         try:
             yield
         except BaseException as error:
@@ -111,9 +112,9 @@ class Watchdog:
             raise explained from error
 
     def explain(self, error: BaseException, *, has_started: bool = True) -> BaseException:
-        """Report an error that ends the run to the other ranks, and return the error to raise.
+        """Report an error that ends the run to all other ranks, and return the error to raise.
 
-        It is RankLost if the cause of the error is a lost rank, with which a message failed; else the error itself.
+        The result is RankLost if a message failed because a rank was lost, otherwise the error itself.
         """
         if self._is_over or _is_orderly(error):
             return error
@@ -267,7 +268,7 @@ def _is_orderly(error: BaseException) -> bool:
 
 
 def message_failure(error: BaseException) -> str | None:
-    """The text of a message's failure, if this error or one of its causes is one; else None."""
+    """The text of the failure of a message, if `error` or one of its causes is one; else None."""
     seen: BaseException | None = error
     while seen is not None:
         text = f"{type(seen).__name__}: {seen}"

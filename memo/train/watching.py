@@ -1,4 +1,4 @@
-"""What a run measures while it trains: bytes by component, and the times of copies in a step."""
+"""Measurements during training: bytes by component and the times of copies in a step; and their forecasts."""
 
 import contextlib
 import dataclasses
@@ -38,12 +38,12 @@ class MemoryUse:
 
     @property
     def device_bytes(self) -> int:
-        """All bytes that lie on the device from one step to the next."""
+        """All bytes that stay on the device between steps."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.rounding_buffers_bytes
 
     @classmethod
     def of(cls, parts: ParallelModel) -> "MemoryUse":
-        """The bytes of a rank's model; the optimizer's moments exist from its first step on."""
+        """Measure the bytes of a rank's model; the optimizer's moments exist from its first step on."""
         buckets, swap, states = parts.data_parallel.buckets, parts.swap, parts.states
         weights = [
             x for b in buckets for x in (b.weights, b.source) if x is not None and (b.plan.frozen or x is not b.master)
@@ -67,7 +67,7 @@ class MemoryUse:
 
 
 def _outside_bytes(tensors: list[torch.Tensor], arena: list[torch.Tensor]) -> int:
-    """Bytes of the tensors that do not lie in `arena`, the states in host memory."""
+    """Bytes of the tensors outside `arena`, which holds the states in host memory."""
     inside = [x.untyped_storage().data_ptr() for x in arena]
     return sum(x.nbytes for x in tensors if x.untyped_storage().data_ptr() not in inside)
 
@@ -75,13 +75,13 @@ def _outside_bytes(tensors: list[torch.Tensor], arena: list[torch.Tensor]) -> in
 class Meter:
     """Measures the steps of one rank.
 
-    It must be made before the model, because on a CPU it measures the size of the process without it. As torch loads
-    more with the first step, that size is taken to be at least the one of the estimate.
+    Make it before the model, because on a CPU it measures the size of the process without a model. torch loads more
+    libraries in the first step, so this size counts as at least the estimate's.
 
     Args:
-        interval: every how many steps copies are timed. Timing puts a few timestamps around each layer and copy and
-            waits for nothing. On CUDA they are events; those that have not happened when the step is over are read
-            with the next timed step.
+        interval: copies are timed in every interval-th step. Timing puts a few timestamps around each layer and copy
+            and waits for nothing. On CUDA they are events; events that are pending at the end of the step are read with
+            the next timed step.
     """
 
     def __init__(self, device: torch.device, interval: int) -> None:
@@ -91,8 +91,8 @@ class Meter:
 
     @contextlib.contextmanager
     def step(self, parts: ParallelModel, iteration: int) -> Iterator[dict[str, Any]]:
-        """A context around one step; yields times of its copies by the names of StepRecord's fields, which are filled
-        when it ends."""
+        """A context around one step; yields a dict for the times of its copies by the names of StepRecord's fields,
+        which is filled at the end."""
         times: dict[str, Any] = {}
         if iteration % self.interval:
             yield times
@@ -125,11 +125,11 @@ class Meter:
         }
 
     def device_bytes_now(self, use: MemoryUse) -> int:
-        """On a CPU, the bytes of the process that would lie on a device; the system reports only their sum."""
+        """On a CPU, the bytes of the process that count as device memory; the system reports only the whole process."""
         return resident_bytes() - self._beside_bytes(use)
 
     def _beside_bytes(self, use: MemoryUse) -> int:
-        """On a CPU, what the resident set has besides the device's tensors: host records, and the process itself."""
+        """On a CPU, the bytes of the resident set that are no device tensors: host records and the process itself."""
         return 0 if self.device.type == "cuda" else use.host_records_bytes + self._bare_bytes
 
 
@@ -146,7 +146,7 @@ def memory_forecast(parts: ParallelModel) -> dict[str, int]:
     """Foreseen bytes of this rank by component at the peak of a step, from the second step on.
 
     They are the requests to torch's allocator (memo.estimate.program.memory) under the swap plan. On a CPU `runtime` is
-    the process itself. On CUDA `context` is what torch does not see (memo.estimate.own_memory).
+    the process itself. On CUDA `context` is memory outside torch's allocator (memo.estimate.own_memory).
     """
     config, chosen = parts.config, parts.chosen_swap
     stage, world_size = parts.mesh.at.pp, parts.mesh.grid.world_size
@@ -192,7 +192,7 @@ def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
 
 
 def run_header(parts: ParallelModel, prepared: Prepared) -> RunHeader:
-    """The header of the run's log, as seen by this rank."""
+    """Make the header of the run's log, from the view of this rank."""
     config, grid = parts.config, parts.mesh.grid
     layout = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp, "world_size": grid.world_size}
     planned = parts.transients.planned if parts.transients is not None else None
