@@ -1,11 +1,11 @@
-"""Writes a checkpoint in a thread while training goes on, up to the next change of what the checkpoint holds.
+"""Writes a checkpoint in a thread while training goes on, until the next change of the saved tensors.
 
     training   | step 100 | save | forward, backward of step 101 | wait | update | step 102 ...
     thread                       | read and write masters, moments      | all ranks done? publish |
 
-Masters and moments change in the optimizer's update alone, so they need not be copied first: the thread reads them
-where they lie, and the next update waits until it has read them all. If a step takes longer than writing the part of
-one rank, as it does on long sequences, no update waits.
+Masters and moments change only in the optimizer's update, so they need not be copied first: the thread reads them in
+place, and the next update waits until it has read them all. If a step takes longer than writing the part of one rank,
+as on long sequences, no update waits.
 """
 
 import threading
@@ -19,8 +19,8 @@ import torch
 class BackgroundWriter:
     """Runs one write at a time in a thread.
 
-    It takes no host memory of its own; PIECE_BYTES in writer.py says how much a write takes. The thread is no daemon:
-    an interpreter that ends waits for it.
+    It takes no host memory beyond that of a write (PIECE_BYTES in writer.py). The thread is no daemon: an interpreter
+    that ends waits for it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,10 +33,10 @@ class BackgroundWriter:
         self._waiting_since_s: float | None = None
 
     def start(self, write: Callable[[Callable[[], None]], None]) -> None:
-        """Call write(on_read) in the thread; it must call on_read() once it has read all that may change later.
+        """Call write(on_read) in the thread; `write` must call on_read() once it has read all that may change later.
 
-        On CUDA its copies run on a stream of their own, after everything that is queued on the current stream now.
-        This waits for the previous write first, and raises what that one raised.
+        On CUDA its copies run on a stream of their own, after all work that is queued on the current stream now. This
+        first waits for the previous write, and raises its error.
         """
         self.finish()
         self._was_read.clear()
@@ -46,13 +46,13 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait_until_read(self) -> None:
-        """Return when the tensors that are being written may change; at once if none are."""
+        """Wait until the tensors that are being written may change; returns at once if nothing is being written."""
         self._waiting_since_s = time.perf_counter()
         self._was_read.wait()
         self._waiting_since_s = None
 
     def times_s(self) -> tuple[float, float]:
-        """(seconds since start(), seconds that wait_until_read() took); to be called by write, after on_read()."""
+        """(seconds since start(), seconds that wait_until_read() took); `write` calls it, after on_read()."""
         return time.perf_counter() - self._began_s, self._waited_s
 
     @property
@@ -61,7 +61,7 @@ class BackgroundWriter:
         return self._error is not None
 
     def finish(self) -> None:
-        """Wait for the write, if there is one. Raises once what it raised."""
+        """Wait for the write, if there is one. Raises its error, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -87,7 +87,7 @@ class BackgroundWriter:
 
 @contextmanager
 def _own_stream(device: torch.device, after: torch.cuda.Event | None) -> Iterator[None]:
-    """Run copies from the device on a stream of their own; a new thread's device is the first one, so it is set."""
+    """Run copies from the device on a stream of their own. Sets the device, because a new thread begins on device 0."""
     if after is None:
         yield
         return

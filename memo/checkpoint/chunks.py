@@ -1,8 +1,8 @@
-"""A flat ZeRO-1 shard as rectangles of global tensors.
+"""Cuts a flat ZeRO-1 shard into rectangles of global tensors.
 
-A shard begins and ends anywhere in a parameter, so its part of a matrix is a partial row, some whole rows and another
+A shard begins and ends anywhere in a parameter, so its part of a matrix is a partial row, some whole rows and a second
 partial row: three rectangles. They are cut further if the local parameter consists of several global tensors (fused
-qkv). As rectangles do not depend on the number of ranks, a checkpoint of one layout can be loaded into any other.
+qkv). Rectangles have global offsets, so a checkpoint of one layout can be loaded into any other layout.
 """
 
 import math
@@ -26,7 +26,7 @@ class Part:
     """A rectangle of a global tensor that this rank holds.
 
     Attributes:
-        values: returns its tensor, of `shape`: a view of the rank's memory, or a tensor that is read when it is called.
+        values: returns the tensor of `shape`: a view of the rank's memory, or a tensor that the call reads.
     """
 
     offset: Shape
@@ -48,15 +48,12 @@ class GlobalTensor:
 
     @staticmethod
     def whole(values: Tensor) -> "GlobalTensor":
-        """A global tensor of which this rank holds everything."""
+        """A global tensor that this rank holds whole."""
         return GlobalTensor(tuple(values.shape), values.dtype, [Part.of((0,) * values.ndim, values)])
 
 
 def rectangles(shape: Sequence[int], start: int, stop: int) -> list[Rectangle]:
-    """The flat range [start, stop) of a row-major tensor as rectangles, in flat order.
-
-    At most 2 * len(shape) - 1 of them.
-    """
+    """The flat range [start, stop) of a row-major tensor as at most 2 * len(shape) - 1 rectangles, in flat order."""
     if start >= stop:
         return []
     if len(shape) == 1:
@@ -103,7 +100,7 @@ def global_chunks(segment: Segment, shard: Shard, values: Tensor) -> dict[str, t
 
 
 def overlap(one: Rectangle, other: Rectangle) -> tuple[Shape, Shape] | None:
-    """(low, high) corners of what two rectangles of a tensor have in common; None for nothing."""
+    """(low, high) corners of the intersection of two rectangles of a tensor; None if it is empty."""
     (offset, shape), (other_offset, other_shape) = one, other
     low = tuple(map(max, offset, other_offset))
     high = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, other_offset, other_shape, strict=True))
@@ -111,5 +108,5 @@ def overlap(one: Rectangle, other: Rectangle) -> tuple[Shape, Shape] | None:
 
 
 def slices(low: Shape, high: Shape, origin: Shape) -> tuple[slice, ...]:
-    """The rectangle between two corners, within the one that begins at `origin`."""
+    """The slices of the rectangle between two corners, within a tensor whose first element is at `origin`."""
     return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))

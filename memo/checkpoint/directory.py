@@ -1,15 +1,15 @@
 """The directory that --save names: which checkpoints it holds, and how they are published and deleted.
 
     DIR/iter_0000100/                          a whole checkpoint: index.json, tensors-*.bin, run_state.json
-    DIR/latest_checkpointed_iteration.txt      Megatron's name for the pointer to the newest one
-    DIR/iter_0000200.partial/                  one that is being written or deleted, or was when its run died
-    DIR/iter_0000100.replaced/                 the older of two of one iteration, until the newer one has its name
+    DIR/latest_checkpointed_iteration.txt      the pointer to the newest checkpoint, under Megatron's name
+    DIR/iter_0000200.partial/                  a checkpoint that is being written or deleted, or was when its run died
+    DIR/iter_0000100.replaced/                 the old checkpoint of an iteration, while a second save replaces it
 
-A checkpoint is written under another name and renamed when it is whole. Then the pointer changes. Only then may an
-older one be deleted, which is renamed before. Each of these steps is durable before the next begins, so whenever a
-process is killed or a machine loses power, the pointer names a whole checkpoint.
+A checkpoint is written under a temporary name and renamed when it is whole. Then the pointer changes. Only then may an
+older checkpoint be renamed and deleted. Each step is durable before the next begins, so whenever a process is killed or
+a machine loses power, the pointer names a whole checkpoint.
 
-None of these functions is collective, and those that change the directory are for rank 0. No torch here.
+None of these functions is collective. Only rank 0 may call those that change the directory. No torch here.
 """
 
 import os
@@ -50,7 +50,7 @@ def latest_checkpoint(directory: str | Path) -> Path:
     if not _ITERATION.fullmatch(text):
         raise source.refusal(f"holds {shown(text)}, not the number of an iteration", "write that number there")
     final = root / f"iter_{int(text):07d}"
-    for found in (final, replaced(final)):  # the second: a run died between the two renames of publish
+    for found in (final, replaced(final)):  # replaced: a run died between the two renames of publish
         if found.is_dir():
             return found
     raise CheckpointError(
@@ -59,13 +59,14 @@ def latest_checkpoint(directory: str | Path) -> Path:
 
 
 def resolve_checkpoint(directory: str | Path) -> Path:
-    """The checkpoint at a path such as DIR/iter_0000100, else the newest one in it. Raises as latest_checkpoint."""
+    """The checkpoint at a path such as DIR/iter_0000100, else the newest in that directory. Raises the errors of
+    latest_checkpoint."""
     named = Path(directory)
     return named if is_there(named / RUN_STATE) else latest_checkpoint(named)
 
 
 def has_checkpoint(directory: str | Path) -> bool:
-    """Whether it is a checkpoint, or a run has ever saved there; the checkpoint may be damaged."""
+    """Whether `directory` is a checkpoint, or a run has saved there; the checkpoint may be damaged."""
     root = Path(directory)
     return is_there(root / RUN_STATE) or has_pointer(root) or bool(whole_checkpoints(root))
 
@@ -75,8 +76,8 @@ def has_pointer(directory: str | Path) -> bool:
 
 
 def newest_but(final: Path) -> Path | None:
-    """The newest whole checkpoint older than `final` in its directory, else the newest of all others; None if there is
-    none."""
+    """The newest whole checkpoint older than `final` in its directory, else the newest besides `final`; None if there
+    is none."""
     others = [path for path in whole_checkpoints(final.parent) if path.name != final.name]
     number = _WHOLE_NAME.match(final.name)
     older = [path for path in others if number and _iteration(path) < int(number[1])]
@@ -84,19 +85,19 @@ def newest_but(final: Path) -> Path | None:
 
 
 def partial(final: Path) -> Path:
-    """The name under which a checkpoint is written, and under which it is deleted."""
+    """The name of a checkpoint while it is written or deleted."""
     return final.with_name(f"{final.name}.partial")
 
 
 def replaced(final: Path) -> Path:
-    """The name of a checkpoint whose iteration was saved again."""
+    """The name of a checkpoint while a new save of its iteration replaces it."""
     return final.with_name(f"{final.name}.replaced")
 
 
 def check_names(root: Path, flag: str) -> None:
-    """Raises CheckpointError, and OSError, where a name that a run writes in `root` is that of another kind of file.
+    """Raises CheckpointError if a name that a run writes in `root` is taken by another kind of file, and OSError.
 
-    A whole checkpoint may be a link to one, also while it is replaced.
+    A whole checkpoint may be a link to a checkpoint, also while it is replaced.
     """
     log = str(default_log(str(root), None))
     names = (root / OWNER, root / RUN_CONFIG, root / LATEST, Path(log), header_path(log))
@@ -113,7 +114,7 @@ def check_names(root: Path, flag: str) -> None:
 
 
 def _remove(old: Path) -> None:
-    """Remove a checkpoint that is replaced; of a link the link alone."""
+    """Remove a replaced checkpoint; if it is a link, only the link."""
     if old.is_symlink():
         old.unlink()
     else:
@@ -121,7 +122,7 @@ def _remove(old: Path) -> None:
 
 
 def prepare(final: Path) -> None:
-    """Remove what runs that died here left behind, and make an empty partial(final). Raises OSError."""
+    """Remove the leftovers of runs that died here, and make an empty partial(final). Raises OSError."""
     root = final.parent
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob("iter_*.replaced"):
@@ -138,10 +139,10 @@ def prepare(final: Path) -> None:
 
 
 def publish(final: Path, state: RunState) -> None:
-    """partial(final), whose tensors are all written, becomes the newest checkpoint. Raises OSError."""
+    """Make partial(final), whose tensors are all written, the newest checkpoint. Raises OSError."""
     written, root = partial(final), final.parent
     write_state(written, state)  # syncs the folder as well
-    if final.exists():  # the same iteration saved twice: the newer one counts
+    if final.exists():  # the same iteration was saved before: the new checkpoint counts
         os.replace(final, replaced(final))
     os.replace(written, final)
     make_durable(root)
@@ -150,12 +151,12 @@ def publish(final: Path, state: RunState) -> None:
 
 
 def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
-    """Delete whole checkpoints older than `final`, which is published, so that with it the newest K remain.
+    """Delete whole checkpoints older than the published `final`, so that the newest K remain, `final` included.
 
-    0 keeps all but those that time alone has asked for. Checkpoints newer than `final` (they remain if a run goes back
-    to an older one), links, and checkpoints that are not whole are neither counted nor deleted. While steps are being
-    skipped, the last checkpoint from before the first skip is kept as well. Returns what was deleted, the oldest first.
-    Raises OSError.
+    0 deletes only checkpoints that --save-interval-minutes alone asked for. Checkpoints newer than `final` (they remain
+    if a run goes back to an older one), links, and incomplete checkpoints are neither counted nor deleted. While steps
+    are being skipped, the last checkpoint from before the first skip is kept as well. Returns the deleted checkpoints,
+    the oldest first. Raises OSError.
     """
     older = [path for path in whole_checkpoints(final.parent) if _iteration(path) < _iteration(final)]
     if keep_latest_k:
@@ -168,13 +169,13 @@ def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
     spared = next(before_skips, None)
     gone = [path for path in gone if path != spared]
     for path in gone:
-        os.replace(path, partial(path))  # if the process is killed now, no damaged checkpoint has a whole one's name
+        os.replace(path, partial(path))  # a process killed during rmtree leaves no damaged checkpoint under this name
         shutil.rmtree(partial(path))
     return gone
 
 
 def whole_checkpoints(root: Path) -> list[Path]:
-    """All whole checkpoints by iteration, the oldest first; no links, as their targets may belong to other runs."""
+    """All whole checkpoints by iteration, the oldest first; no links, because other runs may own their targets."""
     if not os.path.isdir(root):
         return []
     found = [
@@ -186,7 +187,7 @@ def whole_checkpoints(root: Path) -> list[Path]:
 
 
 def _says(final: Path, what: Callable[[RunState], bool]) -> bool:
-    """Whether something holds of the state of a checkpoint; False for one that cannot be read."""
+    """Whether `what` is true of the state of a checkpoint; false if the state cannot be read."""
     try:
         return what(read_state(final))
     except CheckpointError:

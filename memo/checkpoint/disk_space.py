@@ -9,15 +9,15 @@ from memo.errors import ResourceError
 from memo.units import format_bytes
 
 CHECKPOINTS_AHEAD = 2
-"""Number of checkpoints for which a run must find space: an older one is deleted only when a newer one is whole, and
-any run may be stopped and resumed, which saves once more."""
+"""Number of checkpoints for which a run needs space: an old checkpoint is deleted only when a newer one is whole, and a
+run that is stopped and resumed saves once more."""
 
 
 def check_disk_space(directory: str | Path, checkpoint_bytes: int, keep_latest_k: int) -> None:
-    """Raises ResourceError when the file system of `directory`, which exists, lacks space for the next checkpoints.
+    """Raises ResourceError if the file system of the existing `directory` lacks space for the next checkpoints.
 
-    With keep_latest_k, the space of older checkpoints that will be deleted counts as free; so does, in any case, the
-    space of checkpoints that an interrupted save left unfinished.
+    Unfinished checkpoints of interrupted saves count as free space; with keep_latest_k, so do older checkpoints that
+    will be deleted.
     """
     root = Path(directory)
     num_whole = len(whole_checkpoints(root))

@@ -1,4 +1,4 @@
-"""The files of one checkpoint: their names, and how they are found and refused. No torch here."""
+"""The files of one checkpoint: their names, paths and errors. No torch here."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ RUN_STATE = "run_state.json"
 
 
 def checkpoint_file(final: Path, name: str) -> Path:
-    """The path of a file of a checkpoint.
+    """The path of file `name` of a checkpoint.
 
-    Raises CheckpointError if it is missing, is no regular file, or leads out of the checkpoint.
+    Raises CheckpointError if the file is missing, is not regular, or lies outside the checkpoint.
     """
     found = model_file(final, name)
     if found is None:
@@ -23,9 +23,9 @@ def checkpoint_file(final: Path, name: str) -> Path:
 
 
 class DamagedError(CheckpointError):
-    """Bytes whose checksum differs from that of the bytes that were written."""
+    """The bytes of a file do not have the checksum with which they were written."""
 
 
 def damaged(name: str) -> Source:
-    """The source of errors about a file whose content is not what memo writes; the caller adds what helps."""
+    """The source of errors about a file with content that memo does not write; the caller adds a remedy."""
     return Source(name, CheckpointError, "it is damaged, or no file of memo's")

@@ -16,9 +16,9 @@ from memo.mesh.objects import of_all_ranks
 def check_finite(
     segments: Sequence[SegmentState], iteration: int, mesh: Mesh, group: ProcessGroup | None = None
 ) -> None:
-    """Raises DivergenceError on every rank if any value is not finite, naming the first such tensor; collective.
+    """Raises DivergenceError on every rank if any value is not finite, naming its tensor; collective.
 
-    It reads all values once without a copy, and waits for the device. `group` has all ranks, by default mesh.world.
+    It reads all values once without a copy, and waits for the device. `group` has all ranks; default: mesh.world.
     """
     found = of_all_ranks(_first_not_finite(segments), mesh.world if group is None else group)
     names = [f"{name} on rank {rank}" for rank, name in enumerate(found) if name is not None]
@@ -34,7 +34,7 @@ def _first_not_finite(segments: Sequence[SegmentState]) -> str | None:
     tensors = [(owner, kind, values) for owner, kinds in segments for kind, values in kinds.items()]
     for device in {values.device for _, _, values in tensors}:
         here = [entry for entry in tensors if entry[2].device == device]
-        # aminmax returns NaN if there is one, and makes no tensor of the size of its input.
+        # aminmax returns NaN if any value is NaN, and allocates no tensor of the size of its input.
         extremes = torch.stack([torch.stack(torch.aminmax(values)) for _, _, values in here])
         flags = extremes.isfinite().all(dim=1).tolist()
         for (owner, kind, values), is_finite in zip(here, flags, strict=True):

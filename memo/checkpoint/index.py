@@ -25,20 +25,20 @@ from memo.checkpoint.files import INDEX, checkpoint_file, damaged
 from memo.errors import CheckpointError
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-"""Names in torch of the dtypes that tensors have."""
+"""torch's names of the dtypes that stored tensors can have."""
 _MAX_DIMS = 8
 MAX_BYTES = 512 << 20
-"""Limit of the file's size: the optimizer of 70B parameters, cut by 4,096 ranks, is a million rectangles of 150 bytes.
-"""
+"""Limit of the file's size. The optimizer states of 70B parameters on 4,096 ranks are a million rectangles, 150 bytes
+each."""
 _BYTES_A_VALUE = 12
-"""The text of rectangles has fewer commas and brackets than one for each so many bytes."""
+"""The text of rectangles has at least this many bytes for each comma or bracket."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StoredRectangle:
-    """A rectangle of a global tensor, the file and the place of its bytes, and their checksum."""
+    """A rectangle of a global tensor, the file and the offset of its bytes, and their checksum."""
 
     offset: tuple[Count, ...]
     shape: tuple[PositiveInt, ...]
@@ -68,11 +68,11 @@ class _Document:
 
 
 Index = Mapping[str, StoredTensor]
-"""By kind and global name."""
+"""{"kind/global name": tensor}."""
 
 
 def merged(parts: Iterable[Index]) -> dict[str, StoredTensor]:
-    """The index of what several ranks have written. Raises CheckpointError if they contradict each other."""
+    """Merge the indexes of several ranks. Raises CheckpointError if they contradict each other."""
     found: dict[str, StoredTensor] = {}
     for part in parts:
         for name, tensor in part.items():
@@ -85,7 +85,7 @@ def merged(parts: Iterable[Index]) -> dict[str, StoredTensor]:
 
 
 def to_json(index: Index) -> str:
-    """The text of the file. Raises CheckpointError if it is larger than what from_json reads."""
+    """The text of the file. Raises CheckpointError if it exceeds the limit of from_json."""
     text = json.dumps(_Document("memo_checkpoint_index", 1, dict(index)), default=vars) + "\n"
     if len(text) > MAX_BYTES:
         raise CheckpointError(f"{INDEX} would have {len(text)} bytes, but {MAX_BYTES} is the most that is read")
@@ -112,7 +112,7 @@ def check_rectangles(index: Index) -> None:
 
 
 def check_files(final: Path, index: Index) -> None:
-    """Raises CheckpointError unless every file exists, lies in this directory, and is long enough."""
+    """Raises CheckpointError unless every file exists, lies in directory `final`, and is long enough."""
     needed_bytes: dict[str, int] = {}
     for tensor in index.values():
         for rectangle in tensor.rectangles:

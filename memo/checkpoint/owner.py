@@ -3,10 +3,10 @@
     DIR/owner.json      host, process, user and start of the run that created the file and owns the directory
 
 A run that was killed leaves its file behind. On the same machine its process is looked up by its number and the time of
-its start, which no other process shares. For an owner on another machine or in another container, or of another user
-whose processes the system hides, the time of the file is watched: an owner renews it every HEARTBEAT_S, and is dead if
-it does not change for STALE_S. A start with which torchrun replaces an earlier one of the same job takes over at once.
-No torch here.
+its start, which no other process shares. An owner on another machine or in another container, or one whose processes
+the system hides, cannot be looked up, so the time of its file is watched: an owner renews the file every HEARTBEAT_S,
+and counts as dead if the file does not change for STALE_S. A restart by torchrun takes over at once from an earlier
+start of the same job. No torch here.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ class Owner:
     """The run that owns a directory.
 
     Attributes:
-        token: a random name of this start.
-        machine, process_start: of memo.artifacts.processes; within one machine, process numbers are unique.
+        token: a random name of this start of the run.
+        machine, process_start: from memo.artifacts.processes; process numbers are unique within one machine.
         job, restart: torchrun's name of the job ("" without torchrun) and the number of its restarts.
     """
 
@@ -60,7 +60,7 @@ class Owner:
 
     @classmethod
     def here(cls) -> "Owner":
-        """The owner that this process is."""
+        """This process as an owner."""
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(
@@ -89,7 +89,7 @@ class Ownership:
         threading.Thread(target=_renew, args=(path, owner, stop), name="memo-owner", daemon=True).start()
 
     def check(self) -> None:
-        """Raises CheckpointError if another run has taken the directory meanwhile, or removed the file."""
+        """Raises CheckpointError if another run has taken the directory meanwhile, or the file was removed."""
         theirs = _read(self._path)
         if theirs != self._owner:
             by = "nobody" if theirs is None else theirs.describe()
@@ -100,9 +100,9 @@ class Ownership:
 
 
 def claim(directory: str | Path, report: Callable[[str], None]) -> Ownership:
-    """Make the directory and own it; `report` is called with a message if that takes long.
+    """Make the directory and take its ownership; `report` is called with a message if that takes long.
 
-    Raises CheckpointError if it belongs to a live run, and OSError for a path that cannot be made.
+    Raises CheckpointError if the directory belongs to a live run, and OSError for a path that cannot be made.
     """
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def _is_dead(theirs: Owner | None, mine: Owner, path: Path, report: Callable[[st
 
 
 def _is_stale(path: Path, theirs: Owner | None, report: Callable[[str], None]) -> bool:
-    """Whether the file is not renewed for STALE_S, or is removed meanwhile."""
+    """Watch the file for up to STALE_S; returns whether it is not renewed, or removed."""
     who = "" if theirs is None else f", last of {theirs.describe()}"
     report(f"--save {path.parent} may belong to another run{who}: waiting {STALE_S:.0f} s for a sign of it")
     seen, until_s = _renewed_at(path), time.monotonic() + STALE_S
@@ -169,7 +169,7 @@ def _is_stale(path: Path, theirs: Owner | None, report: Callable[[str], None]) -
 
 
 def _renewed_at(path: Path) -> int | None:
-    """The time of the file, which is opened each time, as a network file system may otherwise report an older time."""
+    """The time of the file; it is opened first, because a network file system may otherwise report an older time."""
     try:
         with open(open_regular(path), "rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
@@ -178,7 +178,7 @@ def _renewed_at(path: Path) -> int | None:
 
 
 def _remove(path: Path, dead: Owner | None) -> None:
-    """Remove the file of a dead owner, unless another run has done so and taken the directory since."""
+    """Remove the file of a dead owner, unless another run has removed it and taken the directory since."""
     with contextlib.suppress(FileNotFoundError), open(open_regular(path, os.O_RDWR), "r+b") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Reads stored rectangles into tensors that are cut in any other way, and checks the checksum of each rectangle."""
+"""Reads stored rectangles into tensors of any other cut, and checks the checksum of each rectangle."""
 
 import math
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from memo.errors import CheckpointError
 from memo.units import MIB
 
 PIECE_BYTES = 8 * MIB
-"""Bytes that are read at a time, in whole rows; at least one row."""
+"""Bytes to read at a time, in whole rows; at least one row."""
 
 
 def read_parts(folder: Path, index: Index, tensors: Mapping[str, GlobalTensor], *, verify: bool) -> None:
-    """Fill the parts of tensors of `index`, each in its own dtype. Files are read in order.
+    """Fill the parts of `tensors`, each converted to its own dtype. Files are read in order.
 
-    Every rectangle that is needed is read whole; with `verify`, its checksum is compared. Raises CheckpointError that
-    names file and tensor; parts that were filled before stay filled.
+    Every needed rectangle is read whole, and with `verify` its checksum is compared. Raises CheckpointError that names
+    file and tensor; parts that were filled before stay filled.
     """
     wanted: dict[str, list[tuple[int, str, StoredRectangle, list[Part]]]] = {}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""run_state.json of a checkpoint: the state of its run, and checksums of this file and of the index of its tensors."""
+"""run_state.json of a checkpoint: the state of its run, and checksums of this file and of the index of tensors."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -21,7 +21,7 @@ INDEX_CHECKSUM = f"index_{ALGORITHM}"
 class RunState:
     """The state of a run besides its tensors.
 
-    After the initial weights memo draws no random numbers: the order of samples and mock data are functions of (seed,
+    memo draws random numbers only for the initial weights: the order of samples and mock data are functions of (seed,
     consumed_samples), and the learning rate is a function of the iteration. So this state, masters and moments suffice
     to resume.
     """
@@ -33,23 +33,23 @@ class RunState:
     skipped_iterations: Count
     nan_iterations: Count
     global_batch_size: Count = 0
-    """Samples of one step; 0 if the checkpoint does not say it."""
+    """Samples of one step; 0 if the checkpoint does not have it."""
     model: dict[str, Fact] = field(default_factory=dict)
-    """What the model computes, by flag (memo.config.identity); empty if the checkpoint does not have it."""
+    """{flag: value} of all that the model computes (memo.config.identity); empty if the checkpoint does not have it."""
     data: dict[str, Fact] = field(default_factory=dict)
-    """Which data the run reads; empty if the checkpoint does not have it."""
+    """The identity of the run's data; empty if the checkpoint does not have it."""
     consecutive_skips: Count = 0
-    """Steps that were skipped since the last one that was not; 0 if the checkpoint does not say it."""
+    """Number of steps skipped since the last update; 0 if the checkpoint does not have it."""
     expert_load: list[list[Count]] = field(default_factory=list)
-    """Of each layer, the choices of each expert in the last step, which --moe-aux-loss-coeff reads; else empty."""
+    """For each layer, how often each expert was chosen in the last step; empty unless --moe-aux-loss-coeff reads it."""
     base: str = ""
-    """Fingerprint of the files whose weights are frozen, which the checkpoint therefore lacks; empty if it has all."""
+    """Fingerprint of the files with frozen weights, which the checkpoint lacks; empty if it has all weights."""
     by_time: bool = False
-    """Whether --save-interval-minutes alone has asked for this checkpoint; then it goes once a newer one is whole."""
+    """Whether only --save-interval-minutes asked for this checkpoint; it is then deleted once a newer one is whole."""
 
 
 def write_state(folder: Path, state: RunState) -> None:
-    """Write the state, with the checksum of the index in the same folder, if there is one. Raises OSError."""
+    """Write the state, with the checksum of the folder's index, if there is one. Raises OSError."""
     index = folder / INDEX
     content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **asdict(state)}
     content[INDEX_CHECKSUM] = checksum_of(index.read_bytes()) if index.exists() else ""
@@ -58,14 +58,14 @@ def write_state(folder: Path, state: RunState) -> None:
 
 
 def read_state(final: Path) -> RunState:
-    """The state of one checkpoint; raises CheckpointError as read_sealed_state."""
+    """The state of one checkpoint; raises the CheckpointErrors of read_sealed_state."""
     return read_sealed_state(final)[0]
 
 
 def read_sealed_state(final: Path, *, verify: bool = True) -> tuple[RunState, str]:
     """(state, checksum that the index must have).
 
-    Raises CheckpointError if the file is missing, damaged, or of another version of memo.
+    Raises CheckpointError if the file is missing, damaged, or has another version of memo's schema.
     """
     source = damaged(RUN_STATE)
     found = read_json(checkpoint_file(final, RUN_STATE), source)

@@ -1,8 +1,8 @@
 """Saves masters and moments of all ranks as a checkpoint, and loads them.
 
-Every value is stored under the name and shape of the global tensor (`master/layers.0.mlp.fc1.weight`), so a checkpoint
-loads into any layout. A checkpoint that holds masters alone, as `memo import` writes it, loads with moments of zero.
-directory.py describes a directory of checkpoints.
+Every value is stored under the name and shape of its global tensor (`master/layers.0.mlp.fc1.weight`), so a checkpoint
+loads into any layout. A checkpoint of masters alone, as `memo import` writes it, loads with zero moments. directory.py
+describes a directory of checkpoints.
 """
 
 import shutil
@@ -32,7 +32,7 @@ from memo.parallel.collectives import group_rank
 from memo.parallel.units import MasterSegment
 
 MASTER = "master/"
-"""Stands before the global names of the weights; before those of the moments stand other prefixes."""
+"""The prefix of the global names of weights; moments have other prefixes."""
 
 SegmentState = tuple[MasterSegment, dict[str, Tensor]]
 """A segment and its 1-D tensors by kind: master, exp_avg, exp_avg_sq."""
@@ -50,10 +50,10 @@ def save_checkpoint(
     """Write one checkpoint; collective over all ranks. Returns its directory.
 
     Args:
-        group: a group of all ranks for the messages of this save, by default mesh.world. A group of its own lets the
-            save run in a thread while training goes on.
-        on_read: called once this rank's tensors have been read and may change. They are read where they lie: host
-            memory is not copied, and device memory a few MiB at a time.
+        group: a group of all ranks for the messages of this save; default: mesh.world. With a group of its own, the
+            save can run in a thread while training goes on.
+        on_read: called once this rank's tensors have been read and may change. Tensors are read in place: host memory
+            is not copied, and device memory is copied a few MiB at a time.
 
     Raises CheckpointError on every rank if any rank cannot write; older checkpoints stay whole.
     """
@@ -69,9 +69,9 @@ def write_tensors(
     flag: str = "--save",
     on_read: Callable[[], None] = lambda: None,
 ) -> Path:
-    """The same as save_checkpoint, for tensors by kind and global name; `flag` is the one that named `directory`.
+    """Write one checkpoint of tensors by kind and global name, like save_checkpoint; `flag` names `directory`.
 
-    `group`: all ranks that write; None is a single process.
+    `group`: all ranks that write; None: a single process.
     """
     root = Path(directory)
     final = root / f"iter_{state.iteration:07d}"
@@ -81,7 +81,7 @@ def write_tensors(
         written = _written_by_all(partial(final), tensors, group, on_read)
         from_rank_zero(lambda: _complete(final, state, written), group)
     except Exception as error:
-        if group_rank(group) == 0:  # what cannot be loaded must not fill the disk
+        if group_rank(group) == 0:  # an incomplete checkpoint must not fill the disk
             shutil.rmtree(partial(final), ignore_errors=True)
         raise CheckpointError(
             f"{flag} {root}: iteration {state.iteration} could not be written ({_cause(error)}); "
@@ -93,12 +93,12 @@ def write_tensors(
 def _written_by_all(
     folder: Path, tensors: Mapping[str, GlobalTensor], group: ProcessGroup | None, on_read: Callable[[], None]
 ) -> list[Index | str]:
-    """Write this rank's file; returns, on rank 0, what each rank wrote or why it could not."""
+    """Write this rank's file; returns, on rank 0, the index of each rank's file or the reason why it failed."""
     rank = group_rank(group)
     outcome: Index | str
     try:
         outcome = write_file(folder / f"tensors-{rank:05d}.bin", tensors, on_read)
-    except Exception as error:  # rank 0 reports it to all ranks, which wait for it in the next message
+    except Exception as error:  # rank 0 reports it to all ranks in the next message, for which they wait
         outcome = _cause(error)
     if group is None:
         return [outcome]
@@ -108,7 +108,7 @@ def _written_by_all(
 
 
 def _complete(final: Path, state: RunState, written: Sequence[Index | str]) -> None:
-    """Add the index of what all ranks have written, and publish the checkpoint. Raises OSError or CheckpointError."""
+    """Add the index of all ranks' files, and publish the checkpoint. Raises OSError or CheckpointError."""
     for outcome in written:
         if isinstance(outcome, str):
             raise CheckpointError(outcome)
@@ -127,11 +127,12 @@ def load_checkpoint(
 ) -> RunState:
     """Fill the segments in place from the checkpoint that `directory` names (resolve_checkpoint); collective.
 
-    Rank 0 reads its name and its index for all ranks, because nodes may see different states of a network file system.
+    Rank 0 resolves the name and reads the index for all ranks, because nodes may see different states of a network file
+    system.
 
     Args:
         verify: whether to compare every checksum.
-        check: called on rank 0 with the state, before anything is filled; all ranks raise what it raises.
+        check: called on rank 0 with the state, before anything is filled; its error is raised on all ranks.
 
     Raises CheckpointError on every rank if there is no checkpoint, if it belongs to another model, or if it cannot be
     read; segments may then be filled in part.
@@ -159,9 +160,9 @@ def load_checkpoint(
 
 
 def open_checkpoint(final: Path, *, verify: bool = True) -> tuple[RunState, dict[str, StoredTensor]]:
-    """The state of one checkpoint, and the index of its tensors, whose files exist but are not read.
+    """The state of one checkpoint, and the index of its tensors; the files of tensors are checked but not read.
 
-    Raises CheckpointError if a file is missing, damaged, cut short, or leads out of the directory.
+    Raises CheckpointError if a file is missing, damaged, cut short, or lies outside the directory.
     """
     try:
         state, index_checksum = read_sealed_state(final, verify=verify)
@@ -183,7 +184,7 @@ def read_tensors(
     *,
     verify: bool = True,
 ) -> None:
-    """Fill tensors, by kind and global name, with the shapes that `index` has; collective over `group`.
+    """Fill tensors, by kind and global name, whose shapes are those of `index`; collective over `group`.
 
     Raises CheckpointError on every rank if any rank cannot read its part, or finds it damaged.
     """
@@ -217,8 +218,8 @@ def _state_dict(segments: Sequence[SegmentState]) -> dict[str, GlobalTensor]:
 
 
 def _written_here(segments: Sequence[SegmentState], mesh: Mesh) -> list[SegmentState]:
-    """The segments that this rank writes: of a parameter that several ranks hold, the first tp rank, the first stage or
-    the first rank of all writes it."""
+    """The segments that this rank writes. The first tp rank, the first stage or rank 0 writes a parameter that several
+    ranks hold."""
     writes = {"": True, "tp": mesh.at.tp == 0, "embedding": mesh.is_first_stage, "all": mesh.rank == 0}
     return [entry for entry in segments if writes[entry[0].shard.replicated]]
 
@@ -241,7 +242,7 @@ def check_shapes(where: str, shapes: Mapping[str, tuple[int, ...]], index: Index
 
 
 def _unreadable(final: Path, error: Exception) -> CheckpointError:
-    """The error of a checkpoint that cannot be read; it names another one to load instead."""
+    """The error of a checkpoint that cannot be read; it names a checkpoint to load instead."""
     other = newest_but(final)
     remedy = f"give {other} instead, the newest other one there" if other else "there is no other one: restore a copy"
     if isinstance(error, DamagedError):
@@ -250,6 +251,6 @@ def _unreadable(final: Path, error: Exception) -> CheckpointError:
 
 
 def _cause(error: Exception) -> str:
-    """An error in one line; memo's own errors are sentences, for others the type is added."""
+    """An error in one line; the type is added unless it is an error of memo, which is a sentence."""
     lines = str(error).splitlines() or [""]
     return lines[0] if isinstance(error, MemoError) else f"{type(error).__name__}: {lines[0]}"

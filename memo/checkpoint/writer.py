@@ -14,20 +14,20 @@ from memo.checkpoint.index import StoredRectangle, StoredTensor
 from memo.units import MIB
 
 PIECE_BYTES = MIB
-"""Bytes whose checksum is computed and which are then written at a time; so few stay in a core's cache meanwhile.
+"""Bytes of a piece, which stays in a core's cache from its checksum to its write.
 
-Tensors on a device are copied to host memory in such pieces; others are not copied."""
+Tensors on a device are copied to host memory piece by piece; tensors in host memory are not copied."""
 
 
 def write_file(path: Path, tensors: Mapping[str, GlobalTensor], on_read: Callable[[], None]) -> dict[str, StoredTensor]:
-    """Write this rank's rectangles one after the other and sync the file; no file if there are none.
+    """Write this rank's rectangles one after the other and sync the file; writes no file if there are none.
 
-    Returns the place of each. `on_read` is called once the tensors may change, before the file is synced. Raises
-    OSError.
+    Returns the place of each rectangle. `on_read` is called once the tensors may change, before the file is synced.
+    Raises OSError.
     """
     stored: dict[str, StoredTensor] = {}
     if any(tensor.parts for tensor in tensors.values()):
-        with open(path, "xb") as file:  # in a directory that this save has made
+        with open(path, "xb") as file:  # the file must be new, as this save has made the directory
             for name, tensor in tensors.items():
                 rectangles = []
                 for part in tensor.parts:
@@ -53,7 +53,7 @@ def write_values(file: BinaryIO, values: Tensor) -> str:
 
 
 def _pieces(values: Tensor) -> Iterator[memoryview]:
-    """Bytes of a tensor, PIECE_BYTES at a time; a contiguous tensor in host memory is not copied."""
+    """Yield the bytes of a tensor, PIECE_BYTES at a time; a contiguous tensor in host memory is not copied."""
     # Viewed as bytes, because NumPy does not have all of torch's dtypes.
     flat = values.detach().contiguous().view(-1).view(torch.uint8)
     for start in range(0, flat.numel(), PIECE_BYTES):

@@ -1,1 +1,1 @@
-"""Imports and exports models of Hugging Face: the same weights under other names, on disk and in a run."""
+"""Imports and exports models of Hugging Face, and loads them into runs: the same weights under other names."""

@@ -1,15 +1,16 @@
-"""Adapters of LoRA in the files of PEFT: adapter_config.json and adapter_model.safetensors.
+"""LoRA adapters in the files of PEFT: adapter_config.json and adapter_model.safetensors.
 
-    base_model.model.MODULE.lora_A.weight    [r, in]     MODULE: of the matrix in the Hugging Face model
+    base_model.model.MODULE.lora_A.weight    [r, in]     MODULE: the module of the matrix in the Hugging Face model
     base_model.model.MODULE.lora_B.weight    [out, r]
 
-Where a family fuses several matrices in one, memo has an adapter beside each of them. Beside the fused matrix they are
-one adapter: their A's below each other, their B's in the columns of their A and the rows of their matrix, zero
-elsewhere; its rank and its alpha are larger by the same factor. In the other direction each part takes the whole A.
+If a family fuses several matrices in one, memo has an adapter for each part. An export writes them as one adapter of
+the fused matrix: it stacks the A's, puts each B in the columns of its A and the rows of its part, and fills the rest
+with zeros; rank and alpha grow by the number of parts. An import of an adapter of a fused matrix gives each part the
+whole A.
 
-Of experts each has adapters of its own, under the names that their matrices have in files of the hub. transformers 5
-has the matrices of all experts in one tensor: PEFT turns the adapters into its own when it loads them, by the last word
-of a module's name, and would take those of any other MLP of the model for them.
+Each expert has adapters of its own, under the names of its matrices in files of the hub. transformers 5 keeps the
+matrices of all experts in one tensor: PEFT converts the adapters when it loads them, and finds them by the last word of
+a module's name, so adapters of any other MLP of the model would be taken for an expert's.
 """
 
 import math
@@ -47,16 +48,16 @@ _OF_TRAINING = tuple(
     entry.name for entry in fields(ModelConfig) if entry.name.startswith(("lora_", "freeze", "train_", "quantize"))
 )
 _OF_THE_RUN = (*_OF_TRAINING, "vocab_size", "max_position_embeddings")
-"""Fields that do not say what the model computes from its weights."""
+"""Fields that do not change what the model computes from its weights."""
 
 
 @dataclass(frozen=True)
 class AdaptedMatrix:
-    """Those of memo's matrices with adapters that are one matrix of the Hugging Face model, or rows of it.
+    """One matrix of the Hugging Face model, and memo's matrices with adapters that are its parts.
 
     Attributes:
-        parts: global name, place and shape of each.
-        rows, columns: of the whole matrix, [out, in].
+        parts: global name, place and shape of each of memo's matrices.
+        rows, columns: the shape [out, in] of the whole matrix.
     """
 
     parts: tuple[tuple[str, HuggingFacePlace, Shape], ...]
@@ -64,19 +65,19 @@ class AdaptedMatrix:
     columns: int
 
     def rank(self, model: ModelConfig) -> int:
-        """Of all its parts together."""
+        """The rank of the adapters of all parts together."""
         return model.lora_rank * len(self.parts)
 
     def of_b(self, index: int, b: Tensor) -> list[Part]:
-        """Of B [out, n] of the whole matrix the rows of one part, as memo stores them."""
+        """The rows of part `index` in B [out, n] of the whole matrix, as memo stores them."""
         _, place, (rows, _) = self.parts[index]
         return replace(place, transposed=False, convolves=False).parts_of((rows, b.shape[1]), b)
 
 
 def adapted_modules(config: RunConfig, model_type: str) -> dict[str, AdaptedMatrix]:
-    """By module of the Hugging Face model, under the name that its family has.
+    """{module of the Hugging Face model, by its family's name: its matrix with adapters}.
 
-    Raises ConfigError for adapters that PEFT has not, or not under a name of their own.
+    Raises ConfigError for adapters that PEFT's files cannot hold under a name of their own.
     """
     shapes = global_shapes(config.model, num_position_embeddings(config))
     found: dict[str, list[tuple[str, HuggingFacePlace, Shape]]] = {}
@@ -100,7 +101,7 @@ def adapted_modules(config: RunConfig, model_type: str) -> dict[str, AdaptedMatr
 
 
 def stand_alone(config: RunConfig, base: HuggingFaceModel) -> bool:
-    """Whether PEFT's files hold all that makes a run with LoRA another model than `base`."""
+    """Whether PEFT's files hold all that distinguishes the model of a LoRA run from `base`."""
     try:
         adapted_modules(config, base.model_type)
         check_alone(config, base)
@@ -110,8 +111,8 @@ def stand_alone(config: RunConfig, base: HuggingFaceModel) -> bool:
 
 
 def check_alone(config: RunConfig, base: HuggingFaceModel | None) -> None:
-    """Raises ConfigError for a run that has trained more than adapters, or another model than `base` with the same
-    weights; None: nobody knows what it began from."""
+    """Raises ConfigError if a run has trained more than adapters, or computes something else than `base` from the same
+    weights; None: the initial model is not known."""
     require(
         not config.model.train_only,
         f"--train-only {config.model.train_only} has trained more than adapters, which PEFT's files do not hold: "
@@ -129,7 +130,7 @@ def check_alone(config: RunConfig, base: HuggingFaceModel | None) -> None:
 
 
 def adapter_config(config: RunConfig, modules: Mapping[str, AdaptedMatrix], naming: tuple[str, str]) -> dict[str, Any]:
-    """The content of adapter_config.json; `naming`: of the Hugging Face model's modules, as in NAMINGS."""
+    """The content of adapter_config.json; `naming`: how the Hugging Face model names modules, as in NAMINGS."""
     model, alpha = config.model, config.model.lora_alpha or float(config.model.lora_rank)
     names = {module: renamed(module, naming) or module for module in modules}
     targets = (name.rpartition(".")[2] if ".experts." in name else name for name in names.values())
@@ -159,7 +160,7 @@ def exported_adapters(
     dtype_of: Callable[[str], torch.dtype],
     fill: Callable[[Mapping[str, GlobalTensor]], None],
 ) -> dict[str, Tensor]:
-    """The tensors of adapter_model.safetensors. `fill` reads global tensors of memo into views of them."""
+    """The tensors of adapter_model.safetensors. `fill` reads memo's global tensors into views of these tensors."""
     found: dict[str, Tensor] = {}
     wanted: dict[str, GlobalTensor] = {}
     rank = model.lora_rank
@@ -184,7 +185,7 @@ def merge(
     dtype: torch.dtype,
     fill: Callable[[Mapping[str, GlobalTensor]], None],
 ) -> None:
-    """Add c B A to the parts of a matrix, in `dtype`, in which the adapter is stored; rounded once."""
+    """Add c B A to the parts of a matrix, computed in the adapter's `dtype` and rounded once."""
     of_a, of_b = adapter_names(name)
     rows = max(part.offset[0] + part.shape[0] for part in parts)
     a = torch.empty(model.lora_rank, parts[0].shape[1], dtype=dtype)
@@ -196,9 +197,9 @@ def merge(
 
 
 def read_adapters(directory: str | Path, config: RunConfig, model_type: str) -> dict[str, Tensor]:
-    """A and B beside each matrix by their global names, [r, in] and [out, r], from a directory of PEFT.
+    """A [r, in] and B [out, r] of each matrix by their global names, from a directory of PEFT.
 
-    Raises CheckpointError unless its adapters are those that --lora-rank and the flags with it describe.
+    Raises CheckpointError unless its adapters are as --lora-rank and the other LoRA flags describe them.
     """
     modules = adapted_modules(config, model_type)
     tensors, stacked = _stored(Path(directory)), _check_config(Path(directory), config, modules)
@@ -235,7 +236,7 @@ def _stored(directory: Path) -> dict[str, Tensor]:
 
 
 def _check_config(directory: Path, config: RunConfig, modules: Mapping[str, AdaptedMatrix]) -> bool:
-    """Whether beside fused matrices there are adapters of their parts, as an export has them."""
+    """Check adapter_config.json. Returns whether fused matrices have stacked adapters, as an export writes them."""
     model = config.model
     path = model_file(directory, ADAPTER_CONFIG)
     if path is None:
@@ -272,7 +273,7 @@ def _check_config(directory: Path, config: RunConfig, modules: Mapping[str, Adap
 
 
 def _of_module(pattern: Mapping[str, float], module: str) -> float | None:
-    """What a pattern of PEFT says of a module, which it names by the end of its path, or by a regular expression."""
+    """A module's value in a pattern of PEFT, whose keys are the end of a module's path or a regular expression."""
     for key, value in pattern.items():
         end = key.replace(".*\\.", "").replace("\\.", ".")
         own = [name for naming in NAMINGS if (name := renamed(module, naming)) is not None]

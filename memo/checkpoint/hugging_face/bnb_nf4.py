@@ -1,12 +1,12 @@
-"""Matrices in NF4 as bitsandbytes saves them: 4 bits a number, with scales that are quantised once more, or not.
+"""Matrices in NF4 as bitsandbytes saves them: 4 bits a number, with scales that may be quantised themselves.
 
     NAME                                         uint8 [n / 2, 1], the first number in the upper half of a byte
-    NAME.quant_map                               fp32 [16], what the codes stand for
-    NAME.absmax                                  the scale of each 64 numbers: fp32, or uint8 and then with
-    NAME.nested_quant_map, NAME.nested_absmax    fp32 [256], and the scale of each 256 scales
-    NAME.quant_state.bitsandbytes__nf4           JSON as bytes: shape, block sizes, what is added to each scale
+    NAME.quant_map                               fp32 [16], the values of the codes
+    NAME.absmax                                  a scale for every 64 numbers: fp32, or quantised to uint8 with
+    NAME.nested_quant_map, NAME.nested_absmax    fp32 [256], the values of scales, and a scale for every 256 scales
+    NAME.quant_state.bitsandbytes__nf4           JSON as bytes: shape, block sizes, the offset of each scale
 
-What is read of them is fp32: with NF4 (--quantize nf4) the same codes and scales are made of it again.
+They are read as fp32. --quantize nf4 makes the same codes and scales from the result.
 """
 
 import json
@@ -30,7 +30,7 @@ def is_coded(files: TensorFiles, name: str) -> bool:
 
 
 def check(files: TensorFiles, name: str, expected: tuple[int, ...]) -> None:
-    """Raises CheckpointError for another shape than `expected`, and for tensors that are missing."""
+    """Raises CheckpointError if the shape is not `expected`, and for missing tensors."""
     state = _state(files, name)
     kinds = (".absmax", ".quant_map") + ((".nested_absmax", ".nested_quant_map") if "nested_offset" in state else ())
     missing = [kind for kind in kinds if name + kind not in files.tensors]
@@ -44,7 +44,7 @@ def check(files: TensorFiles, name: str, expected: tuple[int, ...]) -> None:
 
 
 def read(files: TensorFiles, name: str, slices: Sequence[slice]) -> Tensor:
-    """The rectangle of the matrix, fp32; of its rows whole blocks are read."""
+    """Read a rectangle of the matrix as fp32; whole blocks of its rows are read from the file."""
     state, (rows, columns) = _state(files, name), slices
     width, size = int(state["shape"][1]), int(state["blocksize"])
     first, last = rows.start * width, rows.stop * width

@@ -1,4 +1,4 @@
-"""The files beside the weights of a model of text: tokenizer, chat template, generation settings, other weights."""
+"""The files besides the weights of a text model: tokenizer, chat template, generation settings, other weights."""
 
 import json
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
 from memo.data.tokenizer import END_OF_DOCUMENT_NAMES
 
 COMPANION_DIR = "hugging_face"
-"""Where a checkpoint of memo keeps them."""
+"""The folder of --save that keeps them."""
 
 COMPANIONS = (
     "tokenizer.json",
@@ -35,17 +35,17 @@ COMPANIONS = (
     "video_preprocessor_config.json",
 )
 LEARNED_TEMPLATE = f"learned{TEMPLATE_SUFFIX}"
-"""The chat template of the conversations that a run learns, which its export has in place of the model's."""
+"""The chat template of the conversations that a run learns, which replaces the model's template in an export."""
 
 REST_FILE = "rest.safetensors"
-"""The tensors around a model of text, which sees no images: as they were, for the export."""
+"""The tensors around a text model, such as those that see images: unchanged, for the export."""
 
 
 def copy_companions(source: Path, target: Path, names: Sequence[str] = COMPANIONS) -> list[str]:
-    """Copy those of `names` that exist into `target`, which is made for them; returns their names.
+    """Copy the files of `names` that exist into `target`, which is made if needed; returns their names.
 
-    Raises CheckpointError, before anything is copied, for a name that leads out of `source` or is no regular file;
-    OSError if `target` cannot be written.
+    Raises CheckpointError, before anything is copied, for a file outside `source` or one that is not regular; OSError
+    if `target` cannot be written.
     """
     found = {name: path for name in names if (path := model_file(source, name)) is not None}
     for name, path in found.items():
@@ -54,7 +54,7 @@ def copy_companions(source: Path, target: Path, names: Sequence[str] = COMPANION
 
 
 def keep_rest(weights: PretrainedWeights, target: Path) -> list[str]:
-    """Copy the tensors around a model of text into `target`; returns the names of the files written.
+    """Copy the tensors around a text model into `target`; returns the names of the files written.
 
     Raises OSError if `target` cannot be written.
     """
@@ -64,11 +64,11 @@ def keep_rest(weights: PretrainedWeights, target: Path) -> list[str]:
 
 
 def keep_companions(config: RunConfig, save: str) -> None:
-    """Copy into SAVE what an export of the run takes from the model that it goes on from, and of its data the tokenizer
-    and chat template; remove an earlier run's.
+    """Copy into SAVE all files that an export of the run needs: from its initial model, and the tokenizer and chat
+    template of its data; remove an earlier run's files.
 
-    An export looks nowhere else: by then a config.toml may be a stranger's, and name any file. Raises CheckpointError
-    for files that lead out of their directory, OSError where SAVE cannot be written.
+    An export reads no other files, because a stranger's config.toml might name any file. Raises CheckpointError for
+    files that lie outside their directory, OSError if SAVE cannot be written.
     """
     checkpoint, target = config.checkpoint, path_within(save, COMPANION_DIR)
     sources = [] if checkpoint.pretrained_checkpoint is None else [Path(checkpoint.pretrained_checkpoint)]
@@ -90,7 +90,7 @@ def _has_any(directory: Path, names: Sequence[str]) -> bool:
 
 
 def _keep_of_data(config: RunConfig, target: Path) -> None:
-    """The chat template of the run's conversations; its tokenizer where the model has brought none."""
+    """Keep the chat template of the run's conversations, and the run's tokenizer if the model has none."""
     words, tokenizer = config.data.data_path, config.data.tokenizer
     prefixes = () if words is None else read_blend("--data-path", words).prefixes  # all of one tokenizer
     template = next((path for prefix in prefixes if (path := Path(f"{prefix}{TEMPLATE_SUFFIX}")).exists()), None)
@@ -110,10 +110,10 @@ def _keep_of_data(config: RunConfig, target: Path) -> None:
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
-    """The same as copy_companions, from a directory or from one tokenizer.json; nothing if `source` does not exist.
+    """copy_companions from a directory, or from one tokenizer.json; copies nothing if `source` does not exist.
 
-    For a tokenizer.json alone a tokenizer_config.json is written as well, so that AutoTokenizer uses it unchanged;
-    otherwise AutoTokenizer would choose a class by the model's architecture, which may add rules.
+    A single tokenizer.json gets a tokenizer_config.json, so that AutoTokenizer uses it unchanged. Otherwise
+    AutoTokenizer would choose a class by the model's architecture, which may add rules.
     """
     if source.is_dir():
         return copy_companions(source, target)

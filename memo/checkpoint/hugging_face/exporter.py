@@ -72,13 +72,13 @@ class Exported:
 
     @property
     def content(self) -> str:
-        """What it is, for people."""
+        """A description for people."""
         return f"an adapter of {self.architecture}" if self.files == [ADAPTER_FILE] else self.architecture
 
 
 @dataclass(frozen=True)
 class _Theirs:
-    """One tensor of the Hugging Face model: its shape and dtype, and the tensors of memo that it consists of."""
+    """One tensor of the Hugging Face model: its shape and dtype, and the tensors of memo that are its parts."""
 
     shape: Shape
     dtype: torch.dtype
@@ -101,20 +101,19 @@ def export_checkpoint(
     merge_adapters: bool = False,
     base: str | Path | None = None,
 ) -> Exported:
-    """Write OUT: config.json, the weights, and the tokenizer's files where they are known; of a run with LoRA its
-    adapters alone, in the files of PEFT.
+    """Write OUT: config.json, the weights, and the tokenizer's files if they are known; for a LoRA run only the
+    adapters, in the files of PEFT.
 
     Args:
         checkpoint: a directory that --save or `memo import` wrote, or one iter_... in it.
-        dtype: dtype of the weights; default: that in which the run computed, or the stored one after `memo import`.
-        max_shard_bytes: weights are written to files no larger than this, unless a single tensor is larger; this much
-            is in memory at a time.
+        dtype: dtype of the weights; default: the dtype in which the run computed, or the stored dtype after
+            `memo import`.
+        max_shard_bytes: limit of a file of weights, unless a single tensor is larger; this much is in memory at a time.
         tokenizer: a directory with the tokenizer's files, or one file.
-        config_file: the run's config.toml; default: the one in `checkpoint`.
-        verify: whether to compare the checksums of what is read with those that were written.
-        merge_adapters: of a run with LoRA, write the whole model, to whose weights the adapters are added.
-        base: where the whole model is written, of a run with frozen weights the Hugging Face directory that it started
-            from.
+        config_file: the run's config.toml; default: the file in `checkpoint`.
+        verify: whether to compare checksums.
+        merge_adapters: write the whole model of a LoRA run, with the adapters added to its weights.
+        base: the Hugging Face directory that a run with frozen weights started from; needed to write its whole model.
 
     Raises CheckpointError, and ConfigError for a model that no architecture of Hugging Face has. An export that fails
     is removed.
@@ -140,7 +139,7 @@ def export_checkpoint(
         check_base(final, state, base)
         tensors = _their_tensors(source, config, theirs, None if chosen is None else DTYPES[chosen])
     rest = None if theirs.wrapper is None else _rest(final)
-    place = Path(os.path.abspath(target))  # of ".", too, which has no name
+    place = Path(os.path.abspath(target))  # because "." has no name
     partial = place.with_name(f"{place.name}.partial")
     if os.path.lexists(partial):
         raise CheckpointError(
@@ -167,8 +166,8 @@ def export_checkpoint(
 
 
 def export_run(config: RunConfig, out: str | Path, *, alone: bool) -> Exported:
-    """The same of a run that has just ended; adapters in PEFT's files if they may be `alone` there, and these hold all
-    that makes it another model than the one it started from."""
+    """Export a run that has just ended. Adapters are written in PEFT's files if they may be `alone` and no other part
+    of the model has changed; otherwise they are merged."""
     model, directory = config.model, str(config.checkpoint.pretrained_checkpoint)
     merges = model.lora_rank > 0 and not (alone and stand_alone(config, read_config(directory)))
     base = frozen_from(config) if merges or not model.lora_rank else None
@@ -190,7 +189,7 @@ def _run_config(final: Path, given: str | Path | None) -> RunConfig:
 
 
 def _check_model(final: Path, state: RunState, config: RunConfig) -> None:
-    """Raises CheckpointError if the configuration describes another model than the one that was saved."""
+    """Raises CheckpointError if the configuration does not describe the saved model."""
     for name, values in differences(state.model, model_identity(config)).items():
         raise CheckpointError(
             f"{final}: the model that was saved had another {name} than its config.toml says ({values}): {_REMEDY}"
@@ -198,7 +197,7 @@ def _check_model(final: Path, state: RunState, config: RunConfig) -> None:
 
 
 def _num_positions(config: RunConfig) -> int:
-    """The sequence length for which the model is made, or the one on which it was trained if that is longer."""
+    """The sequence length for which the model is made, or the training's sequence length if it is longer."""
     if config.model.position_embedding_type == "learned_absolute":
         return num_position_embeddings(config)
     known = config.model.max_position_embeddings
@@ -210,13 +209,13 @@ def _torch_name(dtype: ExportDtype | None) -> str | None:
 
 
 def _companions(final: Path) -> Path:
-    """Where the run has kept what it needs of the model from which this one was trained. Raises CheckpointError for a
-    link that leads out."""
+    """The folder in which the run has kept files of its initial model and data. Raises CheckpointError for a link that
+    leads out of the run's directory."""
     return path_within(final.parent, COMPANION_DIR)
 
 
 def _rest(final: Path) -> Path:
-    """The file with the tensors around a model of text. Raises CheckpointError where it is gone."""
+    """The file with the tensors around a text model. Raises CheckpointError if it is missing."""
     folder = _companions(final)
     found = model_file(folder, REST_FILE)
     if found is None:
@@ -235,7 +234,7 @@ def _ancestor(final: Path) -> HuggingFaceModel | None:
 def _their_tensors(
     source: RunWeights, config: RunConfig, theirs: HuggingFaceModel, dtype: torch.dtype | None
 ) -> dict[str, _Theirs]:
-    """The tensors to write, in the model's order. Raises CheckpointError unless the checkpoint has all of them."""
+    """The tensors to write, in the model's order. Raises CheckpointError if the checkpoint lacks any."""
     shapes = global_shapes(config.model, num_position_embeddings(config))
     stored = source.stored
     adapted = adapted_matrices(config.model)
@@ -260,7 +259,7 @@ def _write_adapters(
     base: HuggingFaceModel | None,
     dtype: ExportDtype | None,
 ) -> tuple[list[str], int]:
-    """Returns as `_write_weights`; `dtype`: None leaves them as they are stored."""
+    """Write adapters in PEFT's files; `dtype` None: in their stored dtype. Returns the files' names and their bytes."""
     check_alone(config, base)
     naming = NAMINGS[0] if theirs.wrapper is None else MODULES
     modules, stored = adapted_modules(config, theirs.model_type), source.stored
@@ -282,13 +281,13 @@ def _write_weights(
     max_shard_bytes: int,
     rest: Path | None,
 ) -> tuple[list[str], int]:
-    """`rest`: a file with more tensors, which becomes the last one. Returns the files' names and the bytes in them."""
+    """Write the weights; `rest` has further tensors and becomes the last file. Returns the files' names and bytes."""
     shards = _pack(tensors, max_shard_bytes)
     others = {} if rest is None else tensor_bytes(rest)
     count = len(shards) + (rest is not None)
     files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
     for file, names in zip(files, shards, strict=False):
-        # The tensors have no variable, so that those of one file are freed before the next ones are read.
+        # No variable holds the tensors, so the tensors of one file are freed before those of the next are read.
         write_safetensors(folder / file, _read(source, config.model, {name: tensors[name] for name in names}))
     if rest is not None:
         copy_file(rest, folder / files[-1])
@@ -301,7 +300,7 @@ def _write_weights(
 
 
 def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str]]:
-    """The names of the tensors of each file, in order; a tensor that is too large has a file of its own."""
+    """The names of the tensors of each file, in order; a tensor above the limit has a file of its own."""
     shards: list[list[str]] = []
     free_bytes = -1
     for name, tensor in tensors.items():
@@ -314,8 +313,7 @@ def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str
 
 
 def _read(source: RunWeights, model: ModelConfig, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
-    """The tensors of the Hugging Face model, which are filled through views of the form that memo stores; adapters are
-    added to them."""
+    """Read tensors of the Hugging Face model, through views with memo's shapes, and add adapters to them."""
     whole = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
     ours = {
         name: GlobalTensor(shape, tensor.dtype, place.parts_of(shape, whole[theirs]))
@@ -329,7 +327,7 @@ def _read(source: RunWeights, model: ModelConfig, tensors: Mapping[str, _Theirs]
 
 
 def _copy_template(final: Path, folder: Path) -> bool:
-    """Whether the run learned conversations, whose chat template is then the model's."""
+    """Copy the chat template of conversations that the run learned; returns whether there is one."""
     template = model_file(_companions(final), LEARNED_TEMPLATE)
     if template is None:
         return False

@@ -1,7 +1,7 @@
-"""The safetensors files of a directory: their tensors, and rectangles of them without reading the rest; and new ones.
+"""Reads safetensors files of a directory, also single rectangles of their tensors, and writes such files.
 
     8 bytes     length of the header, little-endian
-    header      JSON: {name of a tensor: {"dtype", "shape", "data_offsets": [begin, end) in what follows}}, and blanks
+    header      JSON: {name of a tensor: {"dtype", "shape", "data_offsets": [begin, end) after the header}}, and blanks
     tensors     in row-major order, one after the other
 
 Files are memory-mapped one at a time, so that at most one file of a model is in memory at once.
@@ -28,7 +28,7 @@ from memo.config.hugging_face import INDEX_FILE, SINGLE_FILE, download_hint, has
 from memo.errors import CheckpointError
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""{name in safetensors: dtype}; all other dtypes (integers, 8-bit floats) are of quantised models or of no weights."""
+"""{name in safetensors: dtype}. Other dtypes (integers, 8-bit floats) occur in quantised models, or are no weights."""
 
 _COPIED_BYTES = 1 << 24
 _SAMPLED_BYTES = 1 << 12
@@ -47,10 +47,10 @@ class TensorFiles:
     """All tensors of DIR/model.safetensors, or of the shards that DIR/model.safetensors.index.json names."""
 
     def __init__(self, directory: str | Path) -> None:
-        """Reads the header of every file.
+        """Read the header of every file.
 
         Raises CheckpointError for a file that is missing, cut short or differs from the index, and for a link that
-        leaves the directory.
+        leads out of the directory.
         """
         self.directory = Path(directory)
         self._open: tuple[str, Any] | None = None
@@ -75,7 +75,7 @@ class TensorFiles:
                 )
 
     def read(self, name: str, slices: Sequence[slice]) -> Tensor:
-        """A copy of part of a tensor, in its own dtype. Raises CheckpointError if the file cannot be read."""
+        """Copy part of a tensor, in its own dtype. Raises CheckpointError if the file cannot be read."""
         file = self.tensors[name].file
         try:
             if self._open is None or self._open[0] != file:
@@ -93,8 +93,8 @@ class TensorFiles:
         self._open = None
 
     def fingerprint(self) -> str:
-        """A checksum that tells a model from others, of all that files say of their tensors and of a few of the bytes
-        of each: the whole would take minutes. Raises OSError."""
+        """A checksum that distinguishes models: of the files' headers and the first bytes of each tensor. All bytes
+        would take minutes. Raises OSError."""
         digest = checksum()
         for file in sorted({tensor.file for tensor in self.tensors.values()}):
             path = self.directory / file
@@ -107,7 +107,7 @@ class TensorFiles:
         return digest.hexdigest()
 
     def copy(self, names: Sequence[str], target: Path) -> None:
-        """Write these tensors, of any dtype, to one file, byte for byte and a part of one at a time. Raises OSError."""
+        """Copy tensors of any dtype to one file, in pieces of at most _COPIED_BYTES. Raises OSError."""
         headers = {file: _read_header(self.directory / file) for file in {self.tensors[name].file for name in names}}
         entries = {name: headers[self.tensors[name].file][0][name] for name in names}
         lengths = {name: end - begin for name, (begin, end) in _offsets(entries).items()}
@@ -132,7 +132,7 @@ class TensorFiles:
     def _headers(self, file: str) -> dict[str, FileTensor]:
         path = self.directory / file
         with opened(path, Source(str(path), CheckpointError, f"{download_hint(self.directory)} again")):
-            pass  # whatever the reason, safetensors calls a file that it cannot open missing
+            pass  # for its errors: safetensors calls every file that it cannot open missing
         try:
             with safe_open(path, framework="pt") as tensors:
                 slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  no mapping
@@ -147,10 +147,10 @@ class TensorFiles:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one file, with the permissions that all files get, where the library's own would be its owner's alone.
+    """Write one file, with the usual permissions of new files; safetensors' own function gives only the owner access.
 
-    Wide dtypes come first and the header is filled up to 8 bytes, so that each tensor lies at a multiple of its items.
-    Raises OSError.
+    Wide dtypes come first and the header is padded to 8 bytes, so that each tensor is aligned to its item size. Raises
+    OSError.
     """
     names = {dtype: name for name, dtype in DTYPES.items()}
     ordered = sorted(tensors.items(), key=lambda named: -named[1].dtype.itemsize)
@@ -161,7 +161,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _header(tensors: Mapping[str, tuple[str, list[int], int]]) -> bytes:
-    """Of a file with these tensors: {name: dtype, shape, bytes}."""
+    """The header of a file with these tensors; `tensors`: {name: (dtype, shape, bytes)}."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape, length) in tensors.items():
@@ -173,17 +173,17 @@ def _header(tensors: Mapping[str, tuple[str, list[int], int]]) -> bytes:
 
 
 def tensor_bytes(path: Path) -> dict[str, int]:
-    """{name: bytes} of the tensors in a file. Raises CheckpointError for one that is damaged."""
+    """{name: bytes} of the tensors in a file. Raises CheckpointError for a damaged file."""
     try:
         with safe_open(path, framework="pt"):
-            pass  # which checks the header
+            pass  # opening checks the header
         return {name: end - begin for name, (begin, end) in _offsets(_read_header(path)[0]).items()}
     except (SafetensorError, OSError, MemoryError) as error:
         raise CheckpointError(f"{path} is damaged ({error}): copy it again from the model that it came from") from error
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """That of a file which safetensors has opened, and where its tensors begin."""
+    """The header of a file that safetensors has checked, and the byte at which its tensors begin."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))

@@ -1,7 +1,8 @@
-"""Where the texts of an exported model end: ids of special tokens, and what `generate` of transformers reads.
+"""Names the tokens that end texts of an exported model, for `generate` of transformers.
 
-transformers and what builds on it go on to their limit of tokens unless config.json or generation_config.json names the
-token that ends a text. A model of Hugging Face brings both; one that memo trained from new weights has neither.
+transformers, and libraries on top of it, generate up to their limit of tokens unless config.json or
+generation_config.json names the token that ends a text. A Hugging Face model brings both files; a model that memo
+trained from new weights has neither.
 """
 
 import json
@@ -23,7 +24,7 @@ _REMEDY = "mend it, or give another tokenizer with --tokenizer"
 
 @dataclass(frozen=True)
 class _AddedToken:
-    """As tokenizer.json has it, among other fields."""
+    """The fields of an added token in tokenizer.json that are read."""
 
     id: Count
     content: str
@@ -31,16 +32,16 @@ class _AddedToken:
 
 
 def add_token_ids(folder: Path, config: dict[str, Any], *, answers: bool) -> dict[str, Any]:
-    """`config`, the content of a config.json, with the ids of the tokenizer in `folder` where it states none.
+    """Return `config`, the content of a config.json, with missing token ids taken from the tokenizer in `folder`.
 
-    generation_config.json is written where none is there.
+    Writes generation_config.json if there is none.
 
     Args:
-        folder: of the exported model, with its tokenizer's files and chat template.
-        answers: whether the model has learned to answer in that template: then the special token that ends an answer
-            is one that ends a text.
+        folder: the exported model, with its tokenizer's files and chat template.
+        answers: whether the model has learned to answer in that template; then the special token that ends an answer
+            also ends a text.
 
-    Raises CheckpointError or DataError for files that cannot be read, OSError for one that cannot be written.
+    Raises CheckpointError or DataError for files that cannot be read, OSError if a file cannot be written.
     """
     added = _added_tokens(folder)
     ids = _token_ids(folder, added)
@@ -70,7 +71,7 @@ def _added_tokens(folder: Path) -> list[_AddedToken]:
 
 
 def _token_ids(folder: Path, added: list[_AddedToken]) -> dict[str, int]:
-    """Those that the tokenizer names; a tokenizer without names ends documents with the token that memo chose."""
+    """The ids of the tokenizer's named tokens; without names, the end of documents is the token that memo chose."""
     ids, named = {token.content: token.id for token in added}, special_tokens(folder)
     found = {key: ids[named[name]] for key, name in _NAMES.items() if named.get(name) in ids}
     ends = [{"eos_token_id": ids[name]} for name in END_OF_DOCUMENT_NAMES if name in ids]
@@ -78,7 +79,7 @@ def _token_ids(folder: Path, added: list[_AddedToken]) -> dict[str, int]:
 
 
 def _generation(folder: Path) -> dict[str, Any] | None:
-    """What was copied from the model that this one was made from."""
+    """The generation_config.json that was copied from the initial model, if any."""
     path = model_file(folder, GENERATION_FILE)
     return None if path is None else read_json_object(path, Source(str(path), CheckpointError, "mend or remove it"))
 

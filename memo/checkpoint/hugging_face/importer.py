@@ -1,8 +1,8 @@
 """`memo import`: writes a Hugging Face directory as a checkpoint of memo, tensor by tensor.
 
-OUT/iter_0000000/     masters in the dtype in which they were published; no moments
-OUT/config.toml       the shape and the directory, as `memo train --config` reads them
-OUT/hugging_face/     config.json, tokenizer and generation settings, and the weights around a text, for `memo export`
+OUT/iter_0000000/     masters in their published dtype; no moments
+OUT/config.toml       the model's shape and its directory, for `memo train --config`
+OUT/hugging_face/     config.json, tokenizer, generation settings, weights around a text model, for `memo export`
 """
 
 import math
@@ -39,8 +39,8 @@ class Imported:
 def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     """Write the model of `directory` to OUT as iteration 0, in one process with at most one file in memory at a time.
 
-    Raises ConfigError for a model that memo cannot train, and CheckpointError for files that are damaged or lead out of
-    `directory`, for an OUT that holds a checkpoint already, and for a full disk.
+    Raises ConfigError for a model that memo cannot train, and CheckpointError for files that are damaged or lie outside
+    `directory`, for an OUT that already holds a checkpoint, and for a full disk.
     """
     source, root = Path(directory), Path(out)
     theirs = read_config(source)
@@ -62,6 +62,6 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
 
 
 def _on_disk(weights: PretrainedWeights, name: str) -> GlobalTensor:
-    """A global tensor that is read when it is written, and freed then."""
+    """A global tensor that is read only while it is written."""
     shape = weights.shapes[name]
     return GlobalTensor(shape, weights.dtype(name), [Part((0,) * len(shape), shape, partial(weights.read_whole, name))])

@@ -22,8 +22,8 @@ from memo.spec.weights import is_of_adapter
 
 
 def pretrained_directory(config: RunConfig) -> str | None:
-    """The directory whose weights a run starts from; None for random ones, and for a run that resumes, unless it reads
-    what is frozen again."""
+    """The directory with the initial weights of a run; None for random weights. A run that resumes reads only frozen
+    weights from it: None if there are none."""
     return frozen_from(config) if _resumes(config) else config.checkpoint.pretrained_checkpoint
 
 
@@ -33,16 +33,16 @@ def _resumes(config: RunConfig) -> bool:
 
 
 def frozen_from(config: RunConfig) -> str | None:
-    """The directory whose weights are frozen, so that no checkpoint of the run has them; None where all are trained,
-    and where there is no such directory."""
+    """The directory whose weights are frozen, so that checkpoints of the run lack them; None if all weights are trained
+    or the run has no such directory."""
     return None if trains_all(config.model) else config.checkpoint.pretrained_checkpoint
 
 
 def open_pretrained(directory: str | Path, config: RunConfig) -> PretrainedWeights:
-    """Check that DIR holds the weights of config.model, whose vocabulary is known; only headers are read.
+    """Check that DIR holds the weights of config.model, whose vocabulary must be known; only headers are read.
 
     The configuration may differ from DIR/config.json (in the scaling of RoPE, for example), but not in names and shapes
-    of the weights. Raises ConfigError or CheckpointError.
+    of weights. Raises ConfigError or CheckpointError.
     """
     theirs = read_config(directory)
     positions, in_wrapper = num_position_embeddings(config), theirs.wrapper is not None
@@ -52,9 +52,8 @@ def open_pretrained(directory: str | Path, config: RunConfig) -> PretrainedWeigh
 def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:
     """Fill masters and weights from DIR/*.safetensors; collective over all ranks.
 
-    A rank reads the rectangles of its own shard of the masters, so that no rank holds the whole model; weights are then
-    gathered from the masters. Adapters, which the files lack, are initialized. Raises CheckpointError on every rank if
-    any rank cannot read.
+    Each rank reads only the rectangles of its shard of the masters; weights are then gathered from the masters.
+    Adapters, which the files lack, are initialized. Raises CheckpointError on every rank if any rank cannot read.
     """
     failure = None
     if config.model.lora_rank:
@@ -72,8 +71,8 @@ def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: Sha
 
 
 def given_adapters(config: RunConfig) -> dict[str, Tensor]:
-    """Those of --lora-checkpoint, by global name; none without the flag, or in a run that resumes. Raises as
-    `read_adapters`."""
+    """The adapters of --lora-checkpoint by global name; empty without the flag, or in a run that resumes. Raises the
+    errors of `read_adapters`."""
     checkpoint = config.checkpoint
     if checkpoint.lora_checkpoint is None or checkpoint.pretrained_checkpoint is None or _resumes(config):
         return {}
@@ -82,7 +81,7 @@ def given_adapters(config: RunConfig) -> dict[str, Tensor]:
 
 
 def _fill(given: Mapping[str, Tensor], data_parallel: ShardedDataParallel) -> None:
-    """Copy this rank's part of whole tensors, by global name, into its masters."""
+    """Copy this rank's part of the whole tensors `given`, by global name, into its masters."""
     for owner in data_parallel.master_segments() if given else ():
         for name, (_, chunks) in global_chunks(owner.segment, owner.shard, owner.weight.detach()).items():
             for offset, values in chunks if name in given else ():
@@ -103,7 +102,7 @@ def _read_masters(weights: PretrainedWeights, data_parallel: ShardedDataParallel
 
 
 def _read_coded(weights: PretrainedWeights, data_parallel: ShardedDataParallel) -> None:
-    """Of weights in few bits each rank reads its part of tensor and pipeline parallelism."""
+    """Read quantized weights; each rank reads its part of tensor and pipeline parallelism."""
 
     def fill(parameter: ShardedParameter) -> None:
         for piece in parameter.shard.pieces:

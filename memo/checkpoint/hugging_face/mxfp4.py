@@ -1,4 +1,4 @@
-"""Weights in MXFP4, as gpt-oss is published: numbers of 4 bits, 32 of which share a power of two.
+"""Weights in MXFP4, the format of gpt-oss: numbers of 4 bits, 32 of which share a power of two.
 
 A matrix NAME [..., out, in] lies in two tensors: NAME_blocks [..., out, in / 32, 16] uint8, with two numbers a byte,
 the first in the lower half, and NAME_scales [..., out, in / 32] uint8, exponents + 127. Source: OCP Microscaling
@@ -12,7 +12,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK = 32
 """Numbers that share a scale."""
 DTYPE = torch.bfloat16
-"""What holds each value exactly."""
+"""A dtype that holds each value exactly."""
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127
 

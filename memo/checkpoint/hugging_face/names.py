@@ -1,7 +1,7 @@
-"""Where each global tensor lies in a Hugging Face model.
+"""Finds the place of each global tensor in a Hugging Face model.
 
-Import, export and checks all ask here, so that no other code depends on how a family of models names, fuses or
-transposes its matrices, which is in `memo.config.hugging_face_tensors`.
+Import, export and checks all use it, so that no other code depends on how a family of models names, fuses or transposes
+its matrices. `memo.config.hugging_face_tensors` describes the families.
 """
 
 import re
@@ -22,17 +22,18 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class HuggingFacePlace:
-    """Where one of memo's global tensors lies: in a tensor of the Hugging Face model, or in a part of it.
+    """The place of one of memo's global tensors: a tensor of the Hugging Face model, or a part of it.
 
-    A fused matrix has groups of rows, one or several, and in each of them a block of every part.
+    A fused matrix has one or several groups of rows, and each group has a block of every part.
 
     Attributes:
         name: name of the tensor in the Hugging Face model.
-        transposed: whether that is stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
-        block, before, total: rows of a block of this part, of the blocks before it in its group, and of the group,
-            counted as memo stores them; 0: it is the whole matrix.
-        convolves: whether it has a dimension of one in the middle, as kernels of a convolution.
-        expert, num_experts: which of the matrices of a tensor that has those of all experts; 0: it is one matrix.
+        transposed: whether this tensor is stored as [in, out], like GPT-2's Conv1D; memo stores [out, in].
+        block, before, total: numbers of rows, as memo stores them: of a block of this part, of the blocks before it in
+            its group, and of the whole group; 0: this part is the whole matrix.
+        convolves: whether the tensor has a dimension of one in the middle, like kernels of a convolution.
+        expert, num_experts: index of the matrix in a tensor that stacks all experts' matrices, and their number; 0: the
+            tensor is one matrix.
     """
 
     name: str
@@ -45,15 +46,16 @@ class HuggingFacePlace:
     num_experts: int = 0
 
     def whole_shape(self, shape: Shape) -> Shape:
-        """Shape of the tensor in the Hugging Face model, given that of memo's."""
+        """The shape of the tensor in the Hugging Face model; `shape`: the shape of memo's tensor."""
         fused = (shape[0] // self.block * self.total, *shape[1:]) if self.total else shape
         found = fused[::-1] if self.transposed else fused
         found = (found[0], 1, *found[1:]) if self.convolves else found
         return (self.num_experts, *found) if self.num_experts else found
 
     def slices(self, shape: Shape, offset: Shape, size: Shape) -> tuple[slice, ...]:
-        """Where the rectangle `size` at `offset` of memo's tensor of `shape` lies in that of the Hugging Face model; of
-        several groups, whose blocks it has whole, with those of other parts between them."""
+        """The slices of the Hugging Face tensor that contain the rectangle `size` at `offset` of memo's tensor of
+        `shape`. If there are several groups, the rectangle must have whole blocks, and the slices also contain the
+        blocks of other parts between them."""
         start, stop = offset[0] + self.before, offset[0] + self.before + size[0]
         if self._has_groups(shape):
             start, stop = (row // self.block * self.total for row in (offset[0], offset[0] + size[0]))
@@ -63,14 +65,14 @@ class HuggingFacePlace:
         return (slice(self.expert, self.expert + 1), *found) if self.num_experts else found
 
     def of_slices(self, shape: Shape, theirs: Tensor) -> Tensor:
-        """As memo stores it, of what `slices` select of the tensor in the Hugging Face model."""
+        """Convert the result of `slices`, taken from the Hugging Face tensor, to the form that memo stores."""
         rows = self._rows(theirs[0] if self.num_experts else theirs)
         if not self._has_groups(shape):
             return rows
         return rows.unflatten(0, (-1, self.total))[:, self.before : self.before + self.block].flatten(0, 1)
 
     def parts_of(self, shape: Shape, theirs: Tensor) -> list[Part]:
-        """Views of the whole tensor in the Hugging Face model, as memo stores them: all of its own tensor."""
+        """Views of this part in the whole Hugging Face tensor `theirs`, in the form that memo stores."""
         rows = self._rows(theirs[self.expert] if self.num_experts else theirs)
         if not self._has_groups(shape):
             return [Part.of((0,) * len(shape), rows[self.before : self.before + shape[0]])]
@@ -93,7 +95,7 @@ _EXPERT = re.compile(r"experts\.(\d+)")
 
 _THEIR_LAYER = re.compile(r"\blayers\.(\d+)\.")
 
-# Masks and angles, which some versions store and memo computes; Qwen's layers that predict further tokens.
+# Masks and angles, which some versions store but memo computes; Qwen's layers for multi-token prediction.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|rope\.freqs)|mtp\..*")
 
 
@@ -118,9 +120,9 @@ def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, Shape]:
 def places(
     model: ModelConfig, model_type: str, shapes: Mapping[str, Shape], *, stacked: bool = False
 ) -> dict[str, HuggingFacePlace]:
-    """{memo's global name: its place} in a model of a family that memo trains; `shapes` are all of it.
+    """{memo's global name: its place} in a model of a family that memo trains; `shapes` has all its tensors.
 
-    `stacked`: where all experts' matrices lie in one tensor, as in some models of families that have a tensor for each.
+    `stacked`: one tensor has all experts' matrices, as in some models of families with one tensor for each expert.
     """
     num_experts = len({expert[1] for name in shapes if (expert := _EXPERT.search(name))})
     groups = {"": 1, "heads": model.num_attention_heads, "key_heads": model.linear_num_key_heads}
@@ -130,8 +132,8 @@ def places(
 
 
 def is_no_weight(name: str, model_type: str, num_layers: int) -> bool:
-    """Whether a tensor of the Hugging Face model is one that memo computes instead of storing it, or of a layer beyond
-    the last that a family may have there."""
+    """Whether memo computes a tensor of the Hugging Face model instead of storing it, or the tensor belongs to an extra
+    layer beyond the last, which some families have."""
     layer = _THEIR_LAYER.search(name) if TRAINED[model_type].layers_beyond else None
     return _NO_WEIGHTS.fullmatch(name) is not None or (layer is not None and int(layer[1]) >= num_layers)
 

@@ -1,4 +1,4 @@
-"""The weights of a run as an export reads them: from its checkpoint, and frozen ones from the model they are of."""
+"""Reads the weights of a run for an export: from its checkpoint, and frozen weights from the initial model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from memo.errors import ConfigError
 
 @dataclass(frozen=True)
 class RunWeights:
-    """The checkpoint that is read.
+    """A checkpoint and its base model.
 
     Attributes:
-        base: the model whose weights a run had frozen, so that its checkpoints lack them; None where they have all.
+        base: the model whose weights the run had frozen, which the checkpoint lacks; None if it has all weights.
     """
 
     final: Path
@@ -40,7 +40,7 @@ class RunWeights:
         return StoredTensor(shape, str(self.base.dtype(name)).removeprefix("torch."), ())
 
     def fill(self, masters: Mapping[str, GlobalTensor]) -> None:
-        """Raises CheckpointError."""
+        """Read weights by global name into `masters`. Raises CheckpointError."""
         tensors = {key: values for name, values in masters.items() if (key := f"{MASTER}{name}") in self.index}
         read_tensors(self.final, self.index, tensors, verify=self.verify)
         for name in masters.keys() - {key.removeprefix(MASTER) for key in tensors}:
@@ -50,7 +50,7 @@ class RunWeights:
 
 
 def check_base(final: Path, state: RunState, base: str | Path | None) -> None:
-    """Raises ConfigError where the whole model is to be written, and `base` is missing or of no use."""
+    """Raises ConfigError if `base` is missing though needed to write the whole model, or given though not needed."""
     if state.base and base is None:
         raise ConfigError(
             f"{final} has no weights that its run had frozen: name the Hugging Face directory of the model that it "

@@ -17,11 +17,11 @@ _ROWS_AT_ONCE = 4096
 
 
 class PretrainedWeights:
-    """Global tensors of a model, of which rectangles are read from the files of a Hugging Face model.
+    """The global tensors of a model; rectangles of them are read from the files of a Hugging Face model.
 
     Attributes:
         shapes: {memo's global name: shape}, in the model's order.
-        rest: names of the files' tensors around a text in a wrapper, of which memo trains none.
+        rest: names of tensors of a wrapper around the text model, which memo does not train.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class PretrainedWeights:
         *,
         in_wrapper: bool = False,
     ) -> None:
-        """Raises CheckpointError unless the directory holds exactly the weights of `model`, and others in a wrapper."""
+        """Raises CheckpointError unless the directory holds exactly the weights of `model`, besides a wrapper's."""
         self.files = TensorFiles(directory)
         self.shapes = global_shapes(model, num_positions)
         self.places = self._find(model, model_type)
@@ -45,13 +45,13 @@ class PretrainedWeights:
         self.rest = self._check_rest(model_type, model.num_layers, in_wrapper)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of what `read` gives."""
+        """The dtype of the result of `read`."""
         if bnb_nf4.is_coded(self.files, self.places[name].name):
             return bnb_nf4.DTYPE
         return mxfp4.DTYPE if self._is_packed(name) else DTYPES[self._stored(name).dtype]
 
     def file(self, name: str) -> str:
-        """The file with this tensor; whoever reads tensors in the order of their files opens each file once."""
+        """The file with this tensor. Reading tensors in the order of their files opens each file once."""
         return self._stored(name).file
 
     def read(self, name: str, offset: Shape, size: Shape) -> Tensor:
@@ -91,7 +91,7 @@ class PretrainedWeights:
         return self.read(name, (0,) * len(shape), shape).contiguous()
 
     def _find(self, model: ModelConfig, model_type: str) -> dict[str, HuggingFacePlace]:
-        """The place of each weight under the name that the files have, or the family's if they lack the weight."""
+        """The place of each weight by its name in the files, or by the family's name if the files lack the weight."""
         own = places(model, model_type, self.shapes)
         found = {name: self._stored_as(place) for name, place in own.items()}
         stacked = own if all(found.values()) else places(model, model_type, self.shapes, stacked=True)
@@ -125,7 +125,7 @@ class PretrainedWeights:
             )
 
     def _check_rest(self, model_type: str, num_layers: int, in_wrapper: bool) -> list[str]:
-        """The files' tensors around a text in a wrapper. Raises CheckpointError for one that is in no model."""
+        """The names of tensors of a wrapper around the text model. Raises CheckpointError for an unknown tensor."""
         kinds = ("", mxfp4.BLOCKS, mxfp4.SCALES, *bnb_nf4.SUFFIXES)
         used = {place.name + kind for place in self.places.values() for kind in kinds}
         heads = {renamed("lm_head.weight", naming) for naming in NAMINGS}
