@@ -1,4 +1,4 @@
-"""Samples side by side: what one microbatch feeds to the model."""
+"""Stacks samples to the batch of one microbatch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
             "draw them from one dataset"
         )
     cu_seqlens = tuple(tuple(sample.cu_seqlens.tolist()) for sample in samples)
-    # None tells attention that one causal block per row is enough, which is its fastest path.
+    # None lets attention take its fastest path: one causal block per row.
     one_document_a_row = all(len(boundaries) == 2 for boundaries in cu_seqlens)
     return Batch(
         tokens=np.stack([sample.tokens for sample in samples]),

@@ -1,6 +1,6 @@
-"""Which documents share a window: best fit, longest first.
+"""Packs documents into windows by best-fit decreasing.
 
-It needs at most 11/9 of the fewest windows plus 4 (Johnson et al., SIAM J. Comput. 3, 1974).
+The number of windows is at most 11/9 of the minimum plus 4 (Johnson et al., SIAM J. Comput. 3, 1974).
 """
 
 from bisect import bisect_left, insort
@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 
 
 def best_fit(documents: NDArray[np.integer], lengths: NDArray[np.integer], capacity: int) -> list[list[int]]:
-    """The documents of each window: from the longest on, each goes where it leaves least space.
+    """The documents of each window. From the longest document on, each goes into the window where it leaves least
+    space.
 
     Args:
-        documents: numbers, of which those that come first win where lengths are equal.
-        lengths: of all documents by number, none above `capacity`.
+        documents: numbers of documents; documents of equal length are placed in this order.
+        lengths: lengths of all documents by number, none above `capacity`.
     """
     longest_first = documents[np.argsort(-lengths[documents], kind="stable")]
     windows: list[list[int]] = []
-    spaces: list[int] = []  # numbers of free tokens that some window has, ascending
-    by_space: dict[int, list[int]] = {}  # the windows that have so many
+    spaces: list[int] = []  # distinct numbers of free tokens in windows, ascending
+    by_space: dict[int, list[int]] = {}  # {number of free tokens: windows}
     for document in longest_first.tolist():
         length = int(lengths[document])
         place = bisect_left(spaces, length)

@@ -1,17 +1,17 @@
-"""Several corpora as one: samples of each as often as its weight says.
+"""Several corpora as one dataset, with samples of each corpus in proportion to its weight.
 
 The order is Megatron-LM's (build_blending_indices in megatron/core/datasets/helpers.cpp). Let w be the weights, of sum
-1, and c the number of samples that each corpus has given before sample k. Sample k is of the corpus that lags most,
+1, and c the number of samples that each corpus has given before sample k. Sample k comes from the corpus that lags
+most,
 
-    argmax over i of  w_i max(k, 1) - c_i        in float64, the first of those that tie,
+    argmax over i of  w_i max(k, 1) - c_i        in float64; ties: the first corpus,
 
 so that after any number of samples each corpus has given its share of them, to about one sample.
 
-The rule goes sample by sample, but a wrong c is soon forgotten: the counts become the same ones again. So blocks of
-samples are computed side by side, each from guessed counts. Where a block ends with other counts than the next block
-began with, the next block is computed again from them. Once all agree, every choice is the one that the rule makes from
-the first sample on. Only the counts at the beginning of each block are kept, and a block is computed again when one of
-its samples is asked for.
+The rule is sequential, but wrong counts c soon converge to the right ones. So blocks of samples are computed in
+parallel, each from guessed counts. If the counts at the end of a block differ from the guess for the next block, the
+next block is computed again. Once all agree, every choice equals the choice of the sequential rule. Only the counts at
+the beginning of each block are kept; a block is computed again when one of its samples is needed.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from memo.data.sample import Sample
 _BLOCK = 1024
 """Samples of a block."""
 _MOST_BLOCKS = 4096
-"""Computed side by side: enough for numpy to be fast, in megabytes."""
+"""Blocks computed in parallel: enough for numpy to be fast, with megabytes of memory."""
 _CACHED_BLOCKS = 2
 """A global batch can reach from the end of one block into the next."""
 
@@ -35,19 +35,19 @@ Corpus = PackedDataset | PackedConversations | PreferencePairs
 
 
 class BlendOrder:
-    """The order of samples of a blend, evaluated where it is asked for. Memory: a few numbers a block."""
+    """The order of samples of a blend, computed when needed. Memory: a few numbers a block."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         """`weights`: one for each corpus, none of them negative, with a sum above 0."""
         given = np.array(weights, dtype=np.float64)
         once = given / given.sum()
         self.weights: NDArray[np.float64] = once / once.sum()
-        """[number of corpora], of sum 1: divided twice, as Megatron-LM does, which changes the last bit of some."""
+        """[number of corpora], with sum 1. Divided twice, as in Megatron-LM, which changes the last bit of some."""
         self._starts = np.zeros((1, len(given)))
         self._blocks: dict[int, NDArray[np.int64]] = {}
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The corpus of sample `index`, and which of its samples it is. Raises IndexError for a negative index."""
+        """(the corpus of sample `index`, the sample's index in it). Raises IndexError for a negative index."""
         if index < 0:
             raise IndexError(f"sample index {index} is negative")
         block, offset = divmod(index, _BLOCK)
@@ -56,7 +56,7 @@ class BlendOrder:
         return corpus, int(self._starts[block, corpus]) + int(np.count_nonzero(choices[:offset] == corpus))
 
     def counts(self, num_samples: int) -> NDArray[np.int64]:
-        """[number of corpora]: how many of the first `num_samples` are of each."""
+        """[number of corpora]: how many of the first `num_samples` samples come from each corpus."""
         block, offset = divmod(num_samples, _BLOCK)
         here = np.bincount(self._choices(block)[:offset], minlength=len(self.weights))
         return self._starts[block].astype(np.int64) + here
@@ -74,7 +74,7 @@ class BlendOrder:
         return self._blocks[block]
 
     def _extend(self, count: int) -> None:
-        """Find the counts at the beginning of `count` more blocks."""
+        """Compute the counts at the beginning of `count` more blocks."""
         blocks = np.arange(len(self._starts) - 1, len(self._starts) - 1 + count)
         starts = self._guessed(blocks * _BLOCK)
         starts[0] = self._starts[-1]
@@ -87,7 +87,7 @@ class BlendOrder:
         self._starts = np.concatenate((self._starts, ends))
 
     def _guessed(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """[blocks, corpora]: counts after `samples`, close to the true ones: shares, rounded so that they add up."""
+        """[blocks, corpora]: counts after `samples`, close to the true counts: shares, rounded so that they add up."""
         shares = samples[:, None] * self.weights
         counts = np.floor(shares)
         rank = np.argsort(np.argsort(counts - shares, axis=1), axis=1)
@@ -104,7 +104,7 @@ class BlendOrder:
         first, columns = blocks * _BLOCK, np.arange(len(blocks))
         for step in range(_BLOCK):
             lags = self.weights[:, None] * np.maximum(first + step, 1) - counts
-            chosen = lags.argmax(axis=0)  # the first of those that tie
+            chosen = lags.argmax(axis=0)  # the first corpus if several tie
             counts[chosen, columns] += 1
             if choices is not None:
                 choices[step] = chosen
@@ -114,13 +114,13 @@ class BlendOrder:
 class BlendedDataset:
     """Endless samples of several corpora, in the order of `BlendOrder`.
 
-    Each corpus hands out its own samples in its own order, as if it were read alone: when it has given all, it begins
-    another epoch, in another order. An epoch of the blend is as many samples as all corpora have together, of which
-    some may be read more than once, and of others only a part.
+    Each corpus yields its samples in its own order, as if it were read alone; after its last sample it begins a new
+    epoch in a new order. An epoch of the blend has as many samples as all corpora together. In it some corpora may be
+    read more than once, and others only in part.
     """
 
     def __init__(self, corpora: Sequence[Corpus], names: Sequence[str], weights: Sequence[float] | None) -> None:
-        """`names`: for people. `weights`: as of `BlendOrder`; None: each corpus has as much as it has samples."""
+        """`names`: for people. `weights`: see `BlendOrder`; None: the number of samples of each corpus."""
         self.corpora, self.names = tuple(corpora), tuple(names)
         self.seq_length = corpora[0].seq_length
         self.samples_per_epoch = sum(corpus.samples_per_epoch for corpus in corpora)
@@ -132,19 +132,19 @@ class BlendedDataset:
         return self.corpora[corpus].sample(number)
 
     def where(self, index: int, offset: int) -> str:
-        """Of token `offset` of the window of sample `index`, as the corpus says it."""
+        """Where token `offset` of the window of sample `index` comes from, in the words of its corpus."""
         corpus, number = self.order.locate(index)
         return self.corpora[corpus].where(number, offset)
 
     def identity(self) -> dict[str, Fact]:
-        """What decides its samples, besides lengths and seed, by flag."""
+        """{flag: fact} of all that decides its samples, besides lengths and seed."""
         facts = [corpus.identity() for corpus in self.corpora]
         shares = zip(self.order.weights.tolist(), facts, strict=True)
         merged = {name: value for each in facts for name, value in each.items()}
         return {**merged, "data_path": " + ".join(f"{weight!r} of {each['data_path']}" for weight, each in shares)}
 
     def describe(self, num_samples: int | None = None) -> str:
-        """For people to read; `num_samples`: of the run, to say how often it reads each corpus."""
+        """A description for people; with `num_samples` of a run it tells how often the run reads each corpus."""
         lines = [f"a blend of {len(self.corpora)} corpora, {self.samples_per_epoch:,} samples an epoch"]
         counts = None if num_samples is None else self.order.counts(num_samples).tolist()
         for place, corpus in enumerate(self.corpora):

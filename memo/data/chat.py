@@ -1,8 +1,8 @@
-"""`memo data chat`: from conversations to a corpus of which the answers alone are learned.
+"""`memo data chat`: builds a corpus of conversations, in which only the answers are learned.
 
-Beside the tokens lies a second pair of files of the same format with the same document lengths: one byte for each
-token, 1 where the assistant wrote it. Every tool that reads Megatron's format can read the tokens without it. The mask
-is mapped into memory and cut into samples as the tokens are, so conversations of millions of tokens need nothing else.
+A second pair of files next to the tokens has the same format and the same document lengths: one byte for each token, 1
+if the assistant wrote it. Tools that read Megatron's format can read the tokens without it. The mask is memory-mapped
+and cut into samples like the tokens, so conversations of millions of tokens need nothing else.
 
     OUT.bin        OUT.idx         tokens
     OUT.mask.bin   OUT.mask.idx    answers
@@ -32,15 +32,16 @@ def build_chat(
     split_eval: float = 0.0,
     reading: Reading = READING,
 ) -> BuildSummary:
-    """Build a corpus of lines, lists and tables of conversations, and of directories that hold some.
+    """Build a corpus of lines, lists and tables of conversations, and of directories that contain such files.
 
     tokenizer: directory of the model, its tokenizer.json, or `byte`.
-    chat_template: chatml, llama3 or plain, a file of Jinja or a directory that has one; default: that of `tokenizer`.
-    chat_form: of all records (`memo.data.conversations` has the forms); default: each tells its own.
+    chat_template: chatml, llama3 or plain, a Jinja file, or a directory that has one; default: the template of
+        `tokenizer`.
+    chat_form: the form of all records (`memo.data.conversations` lists the forms); default: by each record's fields.
     split_eval: share of the conversations, in [0, 1), that goes to OUT-eval instead, as in `build_corpus`.
 
     Raises ConfigError for arguments that do not fit together and DataError, with file and line, for conversations
-    that cannot be read, rendered or learned from; an older corpus of the same name then stays as it was.
+    that cannot be read, rendered or learned from; an older corpus of the same name then stays unchanged.
     """
     found, prefix = list_files(inputs, CHAT_KINDS), Path(out_prefix)
     check_share(prefix, split_eval)

@@ -1,10 +1,10 @@
-"""The program of a process that renders conversations with one chat template, which is a program of strangers.
+"""The program of a process that renders conversations with one chat template, which is untrusted code.
 
-The first line of its input is JSON with the arguments of `_Renderer`, each further one a conversation, each with the
-processor time that it may take; each is answered with a line. Jinja's sandbox keeps the template away from other
-objects, as in transformers. That sets no limit of time or memory, and no check inside of Python can stop 'a' * 10**11,
-2**10**10, or a loop in a loop in a loop. Here they end at most this process: RLIMIT_AS bounds its memory, and a timer
-whose signal nobody handles its processor time.
+The first line of its input is JSON with the arguments of `_Renderer`, each further line a conversation; each line also
+has the processor time that it may take, and is answered with one line. Jinja's sandbox keeps the template away from
+other objects, as in transformers. It does not limit time or memory, and no check inside Python can stop 'a' * 10**11,
+2**10**10, or deeply nested loops. Here they can at most end this process: RLIMIT_AS limits its memory, and a timer
+whose signal is not handled limits its processor time.
 """
 
 import contextlib
@@ -26,19 +26,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from memo.artifacts.memory_limit import address_space_bytes, limited_memory
 
 _MEMORY_BYTES, _MEMORY_BYTES_PER_CHARACTER = 512 << 20, 64
-"""The second is added for long conversations: a text, its pieces and beginnings, at four bytes a character."""
+"""Limit of memory: a constant, and bytes for each character of a conversation in JSON: for the text, its pieces and
+prefixes, at four bytes a character."""
 _MAX_CHARACTERS, _MAX_GROWTH = 1 << 20, 16
-"""The text may have so many characters, and so many more for each character of the conversation in JSON."""
+"""Limit of the text: a constant, and characters for each character of the conversation in JSON."""
 _BEGIN, _END = "\ufdd0", "\ufdd1"
-"""They stand around what a template marks. Unicode keeps both for use inside of programs: no character has them."""
+"""They enclose the parts that a template marks. Unicode reserves both for use inside programs: they are no characters.
+"""
 
 
 class _Refusal(Exception):
-    """Why there is no text; the message continues a sentence that begins with the name of the template."""
+    """A conversation cannot be rendered; the message continues a sentence that begins with the template's name."""
 
 
 class _Generation(Extension):
-    """{% generation %}: marks what stands inside."""
+    """{% generation %}: marks the text inside the block."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 reads it
 
@@ -52,10 +54,10 @@ class _Generation(Extension):
 
 
 class _Renderer:
-    """One template, in the environment that transformers' templates are written for."""
+    """Renders one template in the environment that transformers gives to templates."""
 
     def __init__(self, source: str, variables: dict[str, str], special_texts: list[str]) -> None:
-        """`variables`: such as eos_token; `special_texts`: of special tokens, one of which ends an answer."""
+        """`variables`: such as eos_token; `special_texts`: spellings of special tokens, one of which ends an answer."""
         self._variables, self._special_texts = variables, tuple(special_texts)
         self._marks = re.search(r"{%[-+]?\s*generation\s*[-+]?%}", source) is not None
 
@@ -77,8 +79,8 @@ class _Renderer:
     def conversation(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, asks: bool, most: int
     ) -> dict[str, Any]:
-        """The text, of at most `most` characters, and the spans [begin, end) of each answer in it; `asks`: up to where
-        the model answers."""
+        """Render a conversation: the text, of at most `most` characters, and the span [begin, end) of each answer in
+        it. With `asks` the text ends where the model shall answer."""
 
         def text_of(count: int, prompt: bool = False) -> str:
             what = "the conversation" if count == len(messages) else f"its first {count} messages"
@@ -119,7 +121,7 @@ class _Renderer:
 
 @contextlib.contextmanager
 def _told(say: Callable[[str], str]) -> Iterator[None]:
-    """Jinja's errors, and whatever else a program may raise, in one line; a template chooses the words of its own."""
+    """Turn errors of Jinja, and all other errors of a template, into a _Refusal of one line."""
     try:
         yield
     except MemoryError:
@@ -131,7 +133,7 @@ def _told(say: Callable[[str], str]) -> Iterator[None]:
 
 
 def _without_marks(marked: str, messages: list[dict[str, Any]], tools: list[Any] | None) -> dict[str, Any]:
-    """The text, and where the marks stood."""
+    """Remove the marks; returns the text and the spans that they enclosed."""
     said = json.dumps([messages, tools], ensure_ascii=False)
     if _BEGIN in said or _END in said:
         raise _Refusal(
@@ -148,7 +150,7 @@ def _without_marks(marked: str, messages: list[dict[str, Any]], tools: list[Any]
 
 
 def _serve() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what Ctrl-C means, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C, and ends this process
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     renderer = None

@@ -1,19 +1,19 @@
-"""Chat templates: a conversation as the text that the model reads, and which characters of it the assistant wrote.
+"""Chat templates: they turn a conversation into the model's text and tell which characters the assistant wrote.
 
 A model's own template (Jinja, in its tokenizer_config.json or chat_template.jinja) is rendered as transformers does, in
-a process of its own (chat_render.py), for templates are programs of strangers. Which characters the assistant wrote is
-found in one of two ways:
+a process of its own (chat_render.py), because templates are untrusted code. The characters of the assistant are found
+in one of two ways:
 
     {% generation %} ... {% endgeneration %}    the template marks them itself, or else
-    prefixes                                    what the text grows by from the prompt for an answer to the answer:
+    prefixes                                    the text that an answer adds to the prompt for it:
 
         messages 0 .. i - 1, and the prompt for an answer    <user>Hi<end><assistant>
         messages 0 .. i                                      <user>Hi<end><assistant>Hello!<end>
         the whole conversation                               <user>Hi<end><assistant>Hello!<end><user> ...
         learned                                                                      ^^^^^^^^^^^
 
-The second holds only where each text begins the next, which is checked. Blanks between the special token that ends an
-answer and the next message belong to neither: a model that answers has stopped by then.
+Prefixes work only if each text is a prefix of the next, which is checked. Blanks between the special token that ends an
+answer and the next message are not learned, because a model that answers has stopped by then.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ from memo.errors import ConfigError, DataError
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_SUFFIX = f"-{TEMPLATE_FILE}"
-"""What the name of a corpus of conversations is followed by in that of the template that rendered them."""
+"""The prefix of a corpus of conversations and this suffix name the template that rendered the corpus."""
 MAX_SOURCE_CHARACTERS = 1 << 18
-"""Limit of a template; the longest in use have a tenth of it."""
+"""Limit of a template; the longest templates in use have a tenth of it."""
 TIME_LIMIT_S, _MESSAGE_LIMIT_S = 3.0, 0.1
-"""Processor time to compile the template or for one conversation, thousands of times what templates take; and more for
-each message, as a conversation with many answers is rendered many times."""
+"""Processor time to compile the template or render one conversation, thousands of times the usual time; and additional
+time for each message, because a conversation with many answers is rendered many times."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _ACCEPTED = f"one of {', '.join(CHAT_TEMPLATES)}, a file of Jinja, or the directory of a model that has one"
 
@@ -55,8 +55,8 @@ class Rendered:
 
     Attributes:
         where: the file and line of its record, for messages.
-        spans: characters [begin, end) of the parts that are learned, in order.
-        ends: whether a token ends the document behind the text, and is learned.
+        spans: characters [begin, end) of the learned parts, in order.
+        ends: whether an end-of-document token follows the text, and is learned.
     """
 
     where: str
@@ -66,19 +66,19 @@ class Rendered:
 
 
 class ChatTemplate:
-    """Renders conversations, in a process that lives as long.
+    """Renders conversations, in a process that ends with this object.
 
     Args:
-        source: Jinja.
-        variables: of the template, such as bos_token and eos_token.
-        special_texts: how special tokens are spelled; one of them ends an answer.
-        name: of the file, for messages.
+        source: the template in Jinja.
+        variables: variables of the template, such as bos_token and eos_token.
+        special_texts: spellings of special tokens, one of which ends an answer.
+        name: name of the file, for messages.
     """
 
     def __init__(
         self, source: str, *, variables: Mapping[str, str], special_texts: Sequence[str], name: str | Path
     ) -> None:
-        """Raises DataError for a template that Jinja cannot read, or not within the limits of chat_render.py."""
+        """Raises DataError for a template that Jinja cannot compile within the limits of chat_render.py."""
         self.source, self.name, self._special_texts = source, name, tuple(special_texts)
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise DataError(
@@ -90,17 +90,17 @@ class ChatTemplate:
         self._start()
 
     def render(self, conversation: Conversation) -> Rendered:
-        """The text and its learned parts.
+        """Render the text of a conversation and find its learned parts.
 
-        Raises DataError, with the conversation's file and line, where the template refuses the conversation, where it
-        takes more time, memory or text than any template needs, or where it cannot be told what the assistant wrote.
+        Raises DataError, with the conversation's file and line, if the template refuses the conversation, takes more
+        time, memory or text than any template needs, or does not reveal what the assistant wrote.
         """
         where, learned = conversation.where, conversation.learned
         question = {"messages": conversation.messages, "tools": conversation.tools, "asks": False}
         found = self._ask(question, f"{where}: {self.name} ")
         spans = tuple((begin, end) for begin, end in found["spans"])
         if not all(learned):
-            if len(spans) != len(learned):  # which of them is the message that is not to be learned?
+            if len(spans) != len(learned):  # spans cannot be matched with messages
                 raise DataError(
                     f"{where}: a message has weight 0, but {self.name} marks {len(spans)} answers of {len(learned)}; "
                     "mark each once, or leave weight out"
@@ -109,17 +109,17 @@ class ChatTemplate:
         return Rendered(where, found["text"], spans)
 
     def prompt(self, messages: tuple[Message, ...], where: str) -> str:
-        """The text up to where the model answers. Raises DataError as `render`; `where` begins its messages."""
+        """The text up to where the model answers. Raises the DataErrors of `render`, which begin with `where`."""
         question = {"messages": messages, "tools": None, "asks": True}
         text: str = self._ask(question, f"{where}: {self.name} ")["text"]
         return text
 
     def end_of_answer(self) -> str | None:
-        """The special token that ends an answer; None where the template writes none, or no answer to a question."""
+        """The special token that ends an answer; None if the template writes none, or refuses a plain question."""
         question, answer = {"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}
         try:
             rendered = self.render(Conversation("a question and its answer", (question, answer), (True,)))
-        except DataError:  # such as of a template that wants to hear the system first
+        except DataError:  # such as from a template that needs a system message first
             return None
         learned = "".join(rendered.text[begin:end] for begin, end in rendered.spans[-1:])
         ends = [text for text in self._special_texts if learned.rstrip().endswith(text)]
@@ -136,14 +136,14 @@ class ChatTemplate:
         return process
 
     def _ask(self, question: dict[str, Any], begin: str) -> dict[str, Any]:
-        """The answer of the process. Raises DataError, which begins with `begin`; the next call starts another one if
-        this one has ended."""
+        """The answer of the process. Raises DataError with a message that begins with `begin`; if the process has
+        ended, the next call starts a new one."""
         process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
-        # ASCII, and no line break inside; tables hold dates and decimals, which a template would print as text.
+        # ASCII without line breaks. Dates and decimals of tables become text, as a template would print them.
         limit_s = TIME_LIMIT_S + _MESSAGE_LIMIT_S * len(question.get("messages", ()))
         line = json.dumps({**question, "time_limit_s": limit_s}, default=str).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # it has ended, as the missing answer shows below
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, as the missing answer shows below
             process.stdin.write(line)
             process.stdin.flush()
         answer = process.stdout.readline()
@@ -165,16 +165,15 @@ def load_chat_template(
     given: str | Path | None = None,
     flag: str = "--tokenizer",
 ) -> ChatTemplate:
-    """The template of a tokenizer's directory (or of the directory of a tokenizer.json), or a `given` one.
+    """Load the template of a tokenizer's directory (or of the directory of a tokenizer.json), or the `given` template.
 
     Args:
-        given: a name of CHAT_TEMPLATES, a file of Jinja, or a directory as above; the variables remain those of
-            `tokenizer`.
-        flag: what gave `tokenizer`, for messages.
+        given: a name of CHAT_TEMPLATES, a Jinja file, or a directory; the variables still come from `tokenizer`.
+        flag: the flag that gave `tokenizer`, for messages.
 
-    Raises ConfigError where there is none, and DataError for one that cannot be read.
+    Raises ConfigError if there is no template, and DataError for a template that cannot be read.
     """
-    is_bytes = str(tokenizer) == ByteTokenizer.name  # which has no folder
+    is_bytes = str(tokenizer) == ByteTokenizer.name  # the byte tokenizer has no folder
     folder = Path(tokenizer) if Path(tokenizer).is_dir() else Path(tokenizer).parent
     config = {} if is_bytes else _read_config(folder)
     found: tuple[str | Path, str] | None
@@ -197,10 +196,10 @@ def load_chat_template(
 
 
 def load_run_template(config: RunConfig, special_texts: Sequence[str], given: str | None = None) -> ChatTemplate:
-    """The `given` template, or the one that rendered the conversations of the run, or that of the model or tokenizer
-    that it names.
+    """Load the chat template of a run: the `given` one, else the one that rendered its conversations, else the one of
+    its pretrained model or tokenizer.
 
-    Raises ConfigError where there is none, and as `load_chat_template`.
+    Raises ConfigError if there is none, and the errors of `load_chat_template`.
     """
     words, pretrained = config.data.data_path, config.checkpoint.pretrained_checkpoint
     prefixes = () if words is None else read_blend("--data-path", words).prefixes
@@ -218,12 +217,13 @@ def load_run_template(config: RunConfig, special_texts: Sequence[str], given: st
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """bos_token, eos_token and their like, as the tokenizer_config.json of a folder spells them. Raises DataError."""
+    """bos_token, eos_token and so on, as the tokenizer_config.json of a folder spells them. Raises DataError."""
     return _tokens_in(_read_config(folder))
 
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str | Path, str] | None:
-    """Name and source; the file comes before the configuration, as in transformers."""
+    """(name, source) of a folder's template, or None; the file takes precedence over the configuration, as in
+    transformers."""
     if model_file(folder, TEMPLATE_FILE) is not None:
         return folder / TEMPLATE_FILE, _read_text(folder / TEMPLATE_FILE)
     name = f"chat_template in {folder / _TOKENIZER_CONFIG}"
@@ -237,7 +237,7 @@ def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str | Path, str] | N
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, or nothing."""
+    """The content of tokenizer_config.json; empty if there is no such file."""
     path = model_file(folder, _TOKENIZER_CONFIG)
     source = Source(str(folder / _TOKENIZER_CONFIG), DataError, "download it again")
     return {} if path is None else read_json_object(path, source)
@@ -249,7 +249,7 @@ def _read_text(path: Path) -> str:
 
 
 def _tokens_in(config: Mapping[str, Any]) -> dict[str, str]:
-    """Each is a text or an object with one."""
+    """{name: text} of the special tokens in tokenizer_config.json, where each is a text or an object with a text."""
     values = {key: value for key, value in config.items() if key.endswith("_token")}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
     return {key: text for key, text in texts.items() if isinstance(text, str)}

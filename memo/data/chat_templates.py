@@ -1,7 +1,7 @@
-"""Chat templates by name (--chat-template), for models that come without one.
+"""Chat templates by name (--chat-template), for models without a template.
 
-chatml and llama3 spell special tokens as the models do that made these forms known, and the tokenizer should have them.
-plain needs none: a line a message, and after an answer the token that ends documents.
+chatml and llama3 use the special tokens of the models that introduced these formats; the tokenizer should have them.
+plain needs no special tokens: each message is a line, and the end-of-document token follows an answer.
 """
 
 _WITHOUT_TOOLS = r"""{%- if tools or messages | selectattr('tool_calls', 'defined') | list %}

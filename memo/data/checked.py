@@ -1,7 +1,7 @@
-"""The check of every sample, whoever wrote its dataset, before its ids choose rows of an embedding.
+"""Checks every sample of any dataset before its ids index rows of an embedding.
 
 A corpus can be damaged, or built with another tokenizer. On CUDA an id without a row ends the process without a reason;
-where the vocabulary is split over ranks, it would be trained on silently, with no row at all.
+if the vocabulary is split over ranks, training would go on silently without a row for the id.
 """
 
 import numpy as np
@@ -13,17 +13,17 @@ from memo.errors import DataError
 
 def where(dataset: object, index: int, offset: int) -> str:
     """Where token `offset` of the window of sample `index` comes from: file, document, and token in it, if the dataset
-    has a method `where` that says so."""
+    has a method `where`; else only the sample."""
     locate = getattr(dataset, "where", None)
     return f"{type(dataset).__name__}.sample({index}), token {offset}" if locate is None else locate(index, offset)
 
 
 def checked_sample(dataset: SampleDataset, index: int, vocab_size: int) -> Sample:
-    """Sample `index`, fit for a model of `vocab_size` tokens.
+    """Return sample `index` after checking that a model of `vocab_size` tokens can read it.
 
-    Raises DataError, naming where the first fault comes from, for arrays that are no sample of dataset.seq_length
-    tokens, an id outside of [0, vocab_size), a loss mask outside of [0, 1], a position outside of [0, seq_length), and
-    boundaries of documents that do not rise from 0 to seq_length.
+    Raises DataError, which names the place of the first fault, for arrays that are no sample of dataset.seq_length
+    tokens, an id outside [0, vocab_size), a loss mask outside [0, 1], a position outside [0, seq_length), and document
+    boundaries that do not rise from 0 to seq_length.
     """
     sample = dataset.sample(index)
     _check_arrays(sample, dataset, index)
@@ -46,8 +46,8 @@ def checked_sample(dataset: SampleDataset, index: int, vocab_size: int) -> Sampl
 
 
 def _first_outside(values: NDArray[np.number], least: float, most: float) -> int | None:
-    """Where the first value outside of [least, most] stands; not-a-number is outside."""
-    if least <= values.min() and values.max() <= most:  # two passes without a copy: nearly always all there is to do
+    """The index of the first value outside [least, most], or None; NaN counts as outside."""
+    if least <= values.min() and values.max() <= most:  # two passes without a copy: the usual case
         return None
     return int(np.flatnonzero(~((values >= least) & (values <= most)))[0])
 

@@ -1,4 +1,4 @@
-"""Samples of documents of which some tokens count: conversations, and completions that a caller has scored."""
+"""Makes samples of documents in which only some tokens are learned: conversations, and completions to be scored."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,11 +10,11 @@ from memo.data.sample import Sample, cut_sample
 from memo.errors import DataError
 
 Document = tuple[NDArray[np.integer], NDArray[np.integer]]
-"""Token ids [n], and for each 1 if it counts as a label, else 0."""
+"""Token ids [n], and a mask [n]: 1 for a token that counts as a label, else 0."""
 
 
 def sample_of(documents: Iterable[Document], seq_length: int, fill: int) -> Sample:
-    """One sample of documents of at most seq_length + 1 tokens together; the token `fill` takes what stays free, as a
+    """One sample of documents that have at most seq_length + 1 tokens together. The token `fill` fills the rest, as a
     document of its own."""
     window = np.full(seq_length + 1, fill, dtype=np.int64)
     counts = np.zeros(seq_length + 1, dtype=np.float32)
@@ -31,10 +31,10 @@ def sample_of(documents: Iterable[Document], seq_length: int, fill: int) -> Samp
 def pack_completions(
     documents: Sequence[tuple[Sequence[int], Sequence[int]]], seq_length: int, fill: int = 0
 ) -> list[Sample]:
-    """Samples of `seq_length` tokens that hold all documents in their order, each whole: prompts with completions, for
-    example, whose token ids stand beside a list of 1 for a token of the completion and 0 for one of the prompt.
+    """Pack documents whole and in their order into samples of `seq_length` tokens. A document is a list of token ids
+    and a list of marks: for a prompt with a completion, 0 for tokens of the prompt and 1 for tokens of the completion.
 
-    Raises DataError for one that is too long, has no label that counts, or not one mark a token.
+    Raises DataError for a document that is too long, has no label that counts, or has not one mark for each token.
     """
     groups: list[list[Document]] = []
     free = 0

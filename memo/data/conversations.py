@@ -1,16 +1,16 @@
-"""Instruction data: conversations as records of files, in the four forms that users have.
+"""Reads instruction data: conversations as records of files, in the four common forms.
 
     messages       {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
     conversations  {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}
     instruction    {"instruction": "Translate.", "input": "Haus", "output": "house"}      input may be left out
     prompt         {"prompt": "2 + 2 =", "completion": "4"}
 
-The first is OpenAI's and may also hold "tools", and "weight": 0 in a message of the assistant that is not to be
-learned. The second is ShareGPT's, whose speakers are named as the first names them; either list may hold messages of
-the other's. The third is Alpaca's. The last two become a message of the user and one of the assistant. All but the
-first come after a message of the system if the record has a text under "system".
+"messages" is OpenAI's form. It may also have "tools", and "weight": 0 in a message of the assistant that shall not be
+learned. "conversations" is ShareGPT's form; its speakers get OpenAI's names. Either list may contain messages of the
+other form. "instruction" is Alpaca's form. "instruction" and "prompt" become a message of the user and a message of the
+assistant. In all forms but "messages", a text under "system" becomes a first message of the system.
 
-Which form a record has is told by its fields, and a record that has those of two is refused unless the form is named.
+A record's fields tell its form. A record with the fields of two forms is refused unless the form is named.
 """
 
 from collections.abc import Collection
@@ -30,7 +30,7 @@ _FIELDS: dict[ChatForm, tuple[str, ...]] = {
     "instruction": ("instruction", "output"),
     "prompt": ("prompt", "completion"),
 }
-"""By which a record is known to have a form."""
+"""The fields by which the form of a record is recognised."""
 _SPEAKERS = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), ASSISTANT),
@@ -40,7 +40,7 @@ _SPEAKERS = {
 """Roles of ShareGPT's speakers."""
 
 Message = dict[str, Any]
-"""`role`, `content` and whatever else the chat template of the model reads; no value is None."""
+"""`role`, `content` and any other keys that the chat template reads; no value is None."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Conversation:
     """The conversation of one record.
 
     Attributes:
-        where: its file and line, for messages.
-        messages: at least one of the assistant.
-        learned: for each message of the assistant, in turn, whether it is learned; at least one is.
+        where: its file and line, for messages to users.
+        messages: the messages, at least one of them by the assistant.
+        learned: for each message of the assistant, in order, whether it is learned; at least one is.
         tools: JSON schemas of functions, for the chat template.
     """
 
@@ -66,7 +66,7 @@ def is_conversation(fields: Collection[str]) -> bool:
 
 
 def conversation_of(record: Any, where: str, form: ChatForm | None = None) -> Conversation:
-    """The conversation of a record; `form`: of all records, or None: the one that its fields tell.
+    """The conversation of a record; `form`: the form of all records, or None: the form that the record's fields tell.
 
     Raises DataError, which names the record by `where` and the field.
     """
@@ -106,7 +106,7 @@ def _form(record: dict[str, Any], where: str) -> ChatForm:
             f"{where}: it may be read in {len(found)} ways, as it has {fields}; say which with --chat-form "
             f"{' or --chat-form '.join(found)}"
         )
-    # Without one, the reader of a form that it begins to have says which field is missing or empty.
+    # No form is complete. The reader of the form whose first field exists will say which field is missing or empty.
     found += [form for form, needed in _FIELDS.items() if needed[0] in record]
     if not found:
         raise DataError(
@@ -126,7 +126,7 @@ def read_messages(given: Any, field: str, where: str) -> list[Message]:
 def _message(given: Any, where: str) -> Message:
     if not isinstance(given, dict):
         raise DataError(f"{where} is {kind_of(given)}; give an object with role and content, or from and value")
-    # OpenAI writes content: null beside tool_calls; a template that meets null would render "None".
+    # OpenAI writes content: null next to tool_calls; a template would render null as "None".
     message = {key: value for key, value in given.items() if value is not None}
     if "from" in message and "role" not in message:
         speaker = message.pop("from")
@@ -161,5 +161,5 @@ def _text(record: dict[str, Any], field: str, where: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """A value that is not what it should be."""
+    """Words for an unexpected value."""
     return "missing or null" if value is None else shown(value)

@@ -1,4 +1,4 @@
-"""A corpus by its prefix, as the dataset that its facts ask for; several as a blend; what tells datasets apart."""
+"""Opens a corpus as the kind of dataset that its facts name, or several corpora as a blend; identifies datasets."""
 
 import os
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from memo.errors import ConfigError, DataError
 def open_corpora(
     flag: str, words: Sequence[str], data: DataConfig, seed: int, part: Part = WHOLE
 ) -> Corpus | BlendedDataset:
-    """`part` of what the words after `flag` name (`memo.config.blend`).
+    """Open `part` of the corpora that the words after `flag` name (`memo.config.blend`).
 
-    Raises as `read_blend` and, of each, `open_corpus`.
+    Raises the errors of `read_blend` and `open_corpus`.
     """
     blend = read_blend(flag, words)
     corpora = [open_corpus(prefix, data, seed, part) for prefix in blend.prefixes]
@@ -39,15 +39,15 @@ def open_corpora(
 
 
 def training_part(data: DataConfig) -> Part:
-    """The documents of --data-path that are trained on."""
+    """The part of --data-path that is trained on."""
     return WHOLE if data.split is None else read_split(data.split).train
 
 
 def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int, part: Part = WHOLE) -> Corpus:
-    """Samples of `data.seq_length` tokens: of conversations if `memo data chat` wrote the corpus, of pairs of
-    preferences if `memo data pairs` did, else of texts.
+    """Open a corpus as samples of `data.seq_length` tokens: of conversations if `memo data chat` wrote the corpus, of
+    preference pairs if `memo data pairs` wrote it, else of texts.
 
-    Raises ConfigError when the corpus is too short, DataError when its files do not belong together.
+    Raises ConfigError if the corpus is too short, and DataError if its files do not belong together.
     """
     name = os.fspath(prefix)
     facts = CorpusFacts.load(name) if Path(f"{name}.json").exists() else None
@@ -77,9 +77,9 @@ def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int, par
 
 
 def data_identity(data: DataConfig, dataset: SampleDataset) -> dict[str, Fact]:
-    """What a checkpoint writes down about its data: not where they lie, but what they hold and how samples are cut.
+    """{flag: fact} that a checkpoint records about its data: their content and how samples are cut, not their place.
 
-    By flag; all names are in memo.config.identity.DATA_FACTS. A dataset of the user's own may have a method
+    All names are in memo.config.identity.DATA_FACTS. A user's dataset may have a method
     `identity() -> dict[str, Fact]`; without it, only its length is known.
     """
     found: dict[str, Fact] = {"seq_length": dataset.seq_length}
@@ -89,7 +89,7 @@ def data_identity(data: DataConfig, dataset: SampleDataset) -> dict[str, Fact]:
     if data.data_path is not None:
         prefixes = read_blend("--data-path", data.data_path).prefixes
         tokenizers = (Path(f"{prefix}{TOKENIZER_SUFFIX}") for prefix in prefixes)
-        tokenizer = next(filter(Path.is_file, tokenizers), None)  # corpora of one blend have the same
+        tokenizer = next(filter(Path.is_file, tokenizers), None)  # all corpora of a blend have the same tokenizer
         if tokenizer is not None:
             found["tokenizer"] = checksum_of(tokenizer.read_bytes())
     return found

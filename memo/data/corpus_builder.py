@@ -1,4 +1,4 @@
-"""From text to an indexed corpus: `memo data build` and `memo data demo`, and what all builds have in common."""
+"""Builds an indexed corpus of texts (`memo data build`, `memo data demo`), with the code that all builds share."""
 
 import os
 import sysconfig
@@ -22,21 +22,21 @@ from memo.standard_streams import visible
 TRAIN_BPE = "bpe"
 """The tokenizer argument that asks for a new tokenizer, trained on the corpus itself."""
 _WORKERS_FROM_BYTES = 16 << 20
-"""Starting processes takes about as long as tokenizing so much."""
+"""Starting processes takes about as long as tokenizing this many bytes."""
 _MOST_TOLD = 5
-"""Records that cannot be read, and files that are left out, of which a build tells."""
+"""The most unreadable records, and the most ignored files, that a build names."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How inputs are read, which changes nothing of the corpus but what is left out."""
+    """How inputs are read. It does not change the corpus, except for unreadable records."""
 
     workers: int = 1
-    """Processes that tokenize, where there is enough to read; 0: one a core. One: the tokenizer's own threads."""
+    """Processes that tokenize large inputs; 0: one for each core; 1: the tokenizer's own threads."""
     skip_unreadable: bool = False
-    """Leave out records and files that cannot be read, count them and tell the first; else the first is an error."""
+    """Leave out unreadable records and files, count them and name the first; else the first is an error."""
     progress: bool = False
-    """Show a bar where standard error is a terminal."""
+    """Show a bar if standard error is a terminal."""
 
 
 READING = Reading()
@@ -44,20 +44,20 @@ READING = Reading()
 
 @dataclass(frozen=True)
 class BuildSummary:
-    """What a build wrote."""
+    """The result of a build."""
 
     prefix: Path
     train: CorpusFacts
     evaluation: CorpusFacts | None
-    """Of the held-out corpus, PREFIX-eval; None when nothing was held out."""
+    """Facts of the held-out corpus PREFIX-eval; None if nothing was held out."""
     num_empty_documents: int
     """Documents without text, which are left out."""
     num_bytes: int = 0
-    """Of all files that were read."""
+    """Bytes of all files that were read."""
     seconds: float = 0.0
-    """That reading, tokenizing and writing took."""
+    """Time of reading, tokenizing and writing."""
     left_out: tuple[str, ...] = ()
-    """Lines for people about what was not taken: files of other kinds, and what could not be read."""
+    """Lines for people about ignored files of other kinds, and about unreadable records and files."""
 
 
 def build_demo(
@@ -68,11 +68,11 @@ def build_demo(
     split_eval: float = 0.0,
     reading: Reading = READING,
 ) -> BuildSummary:
-    """Build a corpus that every machine has: the sources of Python's standard library, one document a file.
+    """Build a corpus of texts that every machine has: the sources of Python's standard library, one document a file.
 
-    The result is the same for every build by one Python installation; another installation has other sources. Those
-    that are not in UTF-8, of which the library keeps a few to test Python itself, are left out without a word.
-    Arguments and errors as in `build_corpus`.
+    All builds with one Python installation give the same corpus; other installations have other sources. The few
+    sources that are not in UTF-8 (tests of Python itself) are left out silently. Arguments and errors: see
+    `build_corpus`.
     """
     summary = build_corpus(
         python_sources(standard_library()),
@@ -86,12 +86,12 @@ def build_demo(
 
 
 def standard_library() -> Path:
-    """Folder of this Python's own sources."""
+    """The folder of this Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def python_sources(folder: Path) -> list[Path]:
-    """Every .py file below `folder` outside of installed packages, sorted by relative path."""
+    """Every .py file below `folder` outside installed packages, sorted by relative path."""
     installed = {"site-packages", "dist-packages"}
     return [p for p in walk(folder) if p.suffix == ".py" and installed.isdisjoint(p.relative_to(folder).parts)]
 
@@ -107,18 +107,18 @@ def build_corpus(
     split_eval: float = 0.0,
     reading: Reading = READING,
 ) -> BuildSummary:
-    """Build OUT.bin, .idx and .json (for BPE also OUT-tokenizer.json) of files and directories.
+    """Build OUT.bin, .idx and .json (for BPE also OUT-tokenizer.json) from files and directories.
 
-    inputs: lines, lists and tables of documents, texts, and directories of them (docs/data.md lists the kinds).
+    inputs: lines, lists and tables of documents, texts, and directories of such files (docs/data.md lists the kinds).
     tokenizer: `byte`, a tokenizer.json or its directory, or `bpe` to train one of `vocab_size` on the inputs.
     json_key: the key of a record, or the column of a table, that holds the text.
     append_eod: end each document with the tokenizer's end-of-document token.
-    split_eval: share of the documents, in [0, 1), that goes to OUT-eval instead. The choice depends on
-        nothing but a document's place in the inputs, so a second build holds out the same ones.
+    split_eval: share of the documents, in [0, 1), that goes to OUT-eval instead. The choice depends only on a
+        document's position in the inputs, so a second build holds out the same documents.
 
-    The corpus is the same whatever `reading` says of workers. Raises ConfigError for arguments that do not fit
-    together and for a package that is missing, DataError for inputs that cannot be read; an older corpus of the same
-    name then stays as it was.
+    The corpus does not depend on the number of workers. Raises ConfigError for arguments that do not fit together and
+    for a missing package, DataError for inputs that cannot be read; an older corpus of the same name then stays
+    unchanged.
     """
     found, prefix = list_files(inputs), Path(out_prefix)
     check_share(prefix, split_eval)
@@ -138,10 +138,10 @@ def build_corpus(
 def write_corpus(
     found: Inputs, prefix: Path, encoder: TextEncoder | AnswerEncoder, split_eval: float, reading: Reading
 ) -> BuildSummary:
-    """Write what `encoder` makes of all files; arguments and errors as of `build_corpus`."""
+    """Write the documents that `encoder` makes of all files; arguments and errors: see `build_corpus`."""
     errors, tokenizer, has_texts = _Errors(reading), encoder.tokenizer, encoder.sides is None
-    # The byte tokenizer is faster than sending texts to another process, a chat template has a process of its own, and
-    # small inputs are done sooner than other processes have started.
+    # The byte tokenizer is faster than sending texts to a process, a chat template already has a process of its own,
+    # and small inputs take less time than the start of processes.
     is_alone = isinstance(tokenizer, ByteTokenizer) or not has_texts or found.num_bytes < _WORKERS_FROM_BYTES
     num_workers = 1 if is_alone else reading.workers or len(os.sched_getaffinity(0))
     with ExitStack() as stack:
@@ -162,13 +162,13 @@ def write_corpus(
 
 
 class _Errors:
-    """Records and files that cannot be read: the first one ends a build, or they are left out, counted and told."""
+    """Handles unreadable records and files: the first one ends the build, or all are left out and counted."""
 
     def __init__(self, reading: Reading) -> None:
         self._skips, self._count, self._told = reading.skip_unreadable, 0, list[str]()
 
     def add(self, errors: Iterable[DataError]) -> None:
-        """Raises the first, unless they are left out."""
+        """Count errors; raises the first unless unreadable records are left out."""
         for error in errors:
             if not self._skips:
                 raise DataError(f"{error} (--skip-unreadable leaves out what cannot be read)") from None
@@ -177,13 +177,13 @@ class _Errors:
                 self._told.append(f"  {error}")
 
     def lines(self) -> list[str]:
-        """For people to read; empty where nothing was left out."""
+        """Lines for people; empty if nothing was left out."""
         more = [f"  and {self._count - _MOST_TOLD:,} more"] if self._count > _MOST_TOLD else []
         return [f"left out {self._count:,} that could not be read:", *self._told, *more] if self._count else []
 
 
 def _ignored(files: Sequence[Path]) -> list[str]:
-    """A line about the files of folders that are of no kind that is taken."""
+    """A line about the ignored files of folders, whose kind is not read; empty if there are none."""
     more = ", ..." if len(files) > _MOST_TOLD else ""
     names = ", ".join(map(str, files[:_MOST_TOLD]))
     return [f"left out {len(files):,} files of other kinds: {names}{more}"] if files else []
@@ -199,6 +199,6 @@ def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -
         return load_tokenizer(spec)
     if vocab_size is None:
         raise ConfigError("tokenizer = bpe trains a new tokenizer; set vocab-size (8192, say)")
-    # Not yet beside the data: a build that fails must not leave an older corpus with a new tokenizer.
+    # In a temporary folder, because a build that fails must not leave an older corpus with a new tokenizer.
     with tempfile.TemporaryDirectory() as folder:
         return train_bpe(texts, vocab_size, Path(folder) / "tokenizer.json")

@@ -1,6 +1,6 @@
-"""A corpus as it is written: tokens, facts, tokenizer, of conversations what is learned; and the part that is held out.
+"""Writes a corpus and its held-out part: tokens, facts, tokenizer, and the mask of learned tokens if there is one.
 
-All files of both parts are on the disk before the first has its name, and the training corpus gets its own last.
+All files of both parts are on disk before the first is renamed to its final name; the training corpus is renamed last.
 """
 
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ _SHARE = "--eval-fraction (split_eval in Python)"
 
 
 def check_share(prefix: Path, split_eval: float) -> None:
-    """Raises ConfigError for a share outside [0, 1), or for the files that 0 would leave stale."""
+    """Raises ConfigError for a share outside [0, 1), or if 0 would leave an older held-out corpus in place."""
     if not 0.0 <= split_eval < 1.0:
         raise ConfigError(f"{_SHARE} is {split_eval}; it must be at least 0 and below 1")
     eval_prefix = Path(f"{prefix}{EVAL_SUFFIX}")
@@ -36,13 +36,13 @@ def check_share(prefix: Path, split_eval: float) -> None:
 
 
 class CorpusWriter:
-    """The files of PREFIX, and of the share `split_eval` of the documents those of PREFIX-eval.
+    """Writes the corpus PREFIX, and a share `split_eval` of the documents to PREFIX-eval.
 
     Args:
-        stack: whose end moves the files in place, or removes them.
-        template: Jinja, which rendered the documents.
-        sides: documents of a group if each has a mask of what is learned, 1 of conversations and 2 of pairs; None: of
-            texts, all of which is learned.
+        stack: the end of this stack moves the files into place, or removes them.
+        template: the Jinja template that rendered the documents.
+        sides: documents of a group that have masks of learned tokens: 1 for conversations, 2 for pairs; None for texts,
+            which are learned whole.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CorpusWriter:
         self.num_groups = self.num_empty_documents = 0
 
     def add(self, *group: Document) -> None:
-        """Write documents that belong together to one part; an empty one is counted and left out."""
+        """Write documents that belong together to one part; an empty document is counted and left out."""
         number, self.num_groups = self.num_groups, self.num_groups + 1
         part = self._train
         if self._evaluation is not None and uniform((_SPLIT_KEY,), np.array([number]))[0] < self._split_eval:
@@ -75,7 +75,7 @@ class CorpusWriter:
                 self.num_empty_documents += 1
 
     def complete(self) -> tuple[CorpusFacts, CorpusFacts | None]:
-        """The facts of both parts, now on the disk. Raises DataError where a split leaves one without documents."""
+        """Bring both parts onto disk; returns their facts. Raises DataError if the split leaves a part empty."""
         if self._evaluation is None:
             return self._train.complete(), None
         num_train, num_evaluation = self._train.tokens.num_documents, self._evaluation.tokens.num_documents
@@ -88,7 +88,7 @@ class CorpusWriter:
 
 
 class _Part:
-    """Tokens and mask of one corpus, moved in place together, the tokens last."""
+    """Tokens and mask of one corpus, moved into place together, the tokens last."""
 
     def __init__(
         self, stack: ExitStack, prefix: Path, tokenizer: Tokenizer, template: str | None, sides: int | None
@@ -106,7 +106,7 @@ class _Part:
             self._num_answer_tokens += int(mask.sum())
 
     def complete(self) -> CorpusFacts:
-        """Add facts, tokenizer and template. All of it is then on disk, under temporary names."""
+        """Add facts, tokenizer and template. All files are then on disk, under temporary names."""
         tokens, tokenizer, template = self.tokens, self._tokenizer, self._template
         is_file = isinstance(tokenizer, BPETokenizer)
         facts = CorpusFacts(

@@ -1,8 +1,8 @@
-"""Pieces of files to documents of tokens: what a build does to each piece, in this process or side by side in others.
+"""Encodes pieces of files to documents of tokens, in this process or in several processes in parallel.
 
-A tokenizer's own threads share what Python does between its calls: parsing JSON, and making lists of tokens. Processes
-do all of it for their pieces. They are forked, as those of Megatron-LM's and Hugging Face's tools are, so that a
-user's script is not run again in them.
+A tokenizer's own threads do not speed up the Python code between its calls: parsing JSON and making lists of tokens.
+Processes do all of the work for their pieces. They are forked, as in Megatron-LM's and Hugging Face's tools, so that a
+user's script does not run again in them.
 """
 
 import ctypes
@@ -29,18 +29,18 @@ from memo.errors import DataError
 
 _PR_SET_PDEATHSIG = 1
 _AHEAD = 3
-"""Pieces that are read ahead for each process, so that none waits while the result of another one is written."""
+"""Pieces that are read ahead for each process, so that no process waits while results are written."""
 
 
 Encoded = tuple[list[tuple[Document, ...]], list[DataError]]
-"""Of one piece: groups of documents that belong together, one or the two answers of a pair; and the errors about
-records that cannot be read, in order. A document without text is empty."""
+"""The result for one piece: groups of documents (one document, or the two answers of a pair), and the errors of
+unreadable records in order. A document without text is empty."""
 Encoder = Callable[[RecordPiece], Encoded]
 
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Texts under `key` of each record, each with the tokens `end` behind it. All of it is learned."""
+    """Encodes the text under `key` of each record and appends the tokens `end`. All tokens are learned."""
 
     tokenizer: Tokenizer
     key: str
@@ -57,10 +57,10 @@ class TextEncoder:
 
 @dataclass(frozen=True)
 class AnswerEncoder:
-    """What `render` makes of each record and its place: `sides` texts, of each of which a part is learned.
+    """Encodes the `sides` texts that `render(record, where)` makes of each record; parts of each text are learned.
 
     Attributes:
-        template: Jinja, which rendered them, if one did.
+        template: the Jinja template that renders them, if any.
     """
 
     tokenizer: Tokenizer
@@ -71,7 +71,7 @@ class AnswerEncoder:
 
     def __call__(self, piece: RecordPiece) -> Encoded:
         rendered, errors = piece.each(self._rendered)
-        # Together, to keep all cores busy.
+        # All texts in one call, to keep all cores busy.
         located = iter(self.tokenizer.encode_located([each.text for group in rendered for each in group]))
         groups = []
         for group in rendered:
@@ -102,9 +102,9 @@ class AnswerEncoder:
 
 
 def answer_mask(located: Located, spans: Sequence[tuple[int, int]]) -> NDArray[np.uint8]:
-    """1 for each token, [n], that has a character of one of `spans`.
+    """[n]: 1 for each token that has a character in one of `spans`.
 
-    Characters between two tokens, which are blanks, belong to the later one.
+    Characters between two tokens, which are blanks, belong to the later token.
     """
     ends = np.maximum.accumulate(located.offsets[:, 1])
     begins = np.minimum(located.offsets[:, 0], np.concatenate(([0], ends[:-1])))
@@ -117,9 +117,10 @@ def answer_mask(located: Located, spans: Sequence[tuple[int, int]]) -> NDArray[n
 def encode_all(
     pieces: Iterable[RecordPiece], encoder: Encoder, num_workers: int
 ) -> Generator[tuple[RecordPiece, Encoded], None, None]:
-    """Each piece with what `encoder` makes of it; several `num_workers` are processes, which end with the generator.
+    """Yield each piece with its result of `encoder`. Two or more `num_workers` are processes, which end with the
+    generator.
 
-    Raises DataError for a process that ends.
+    Raises DataError if a process ends early.
     """
     if num_workers < 2:
         yield from ((piece, encoder(piece)) for piece in pieces)
@@ -141,12 +142,12 @@ def encode_all(
 
 
 _encoders: list[Encoder] = []
-"""Of a process of `encode_all`: its only one, which it has from its parent."""
+"""In a process of `encode_all`: the one encoder that its parent passed on."""
 
 
 def _begin(encoder: Encoder) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it would wait for ever for a parent that was killed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # else it would wait for ever for a killed parent
     _encoders.append(encoder)
 
 
@@ -156,7 +157,7 @@ def _encode(piece: RecordPiece) -> Encoded:
 
 @contextmanager
 def _single_threads() -> Iterator[None]:
-    """A context in which tokenizers of new processes start no threads, as all cores have a process."""
+    """A context in which tokenizers of new processes start no threads, because every core has a process."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

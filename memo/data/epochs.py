@@ -1,4 +1,4 @@
-"""From passes over a corpus (--num-epochs) to optimizer steps."""
+"""Converts passes over a corpus (--num-epochs) to optimizer steps."""
 
 import math
 
@@ -10,13 +10,13 @@ from memo.data.sample import SampleDataset
 
 
 def with_epochs(config: RunConfig, world_size: int, dataset: SampleDataset | None = None) -> RunConfig:
-    """`config` with train_iters in the place of num_epochs, rounded up to a whole step; unchanged without num_epochs.
+    """Return `config` with train_iters instead of num_epochs, rounded up to a whole step; unchanged without num_epochs.
 
     Args:
-        config: checked.
-        dataset: what is read in the place of --data-path.
+        config: a checked configuration.
+        dataset: a dataset that is read instead of --data-path.
 
-    Raises ConfigError for a dataset that does not say how many samples an epoch has, and as `open_corpora`.
+    Raises ConfigError for a dataset without samples_per_epoch, and the errors of `open_corpora`.
     """
     epochs, data = config.training.num_epochs, config.data
     if epochs is None:

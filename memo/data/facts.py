@@ -1,4 +1,4 @@
-"""PREFIX.json: what a corpus is made of, written beside its .bin and .idx files."""
+"""PREFIX.json: the facts of a corpus, written next to its .bin and .idx files."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -25,9 +25,9 @@ class CorpusFacts:
     num_documents: Count
     num_tokens: Count
     num_answer_tokens: Count | None = None
-    """Of conversations, whose answers alone are learned (`memo data chat`): tokens of answers. None: of texts."""
+    """Learned tokens of conversations (`memo data chat`) or pairs; None for texts, which are learned whole."""
     num_pairs: Count | None = None
-    """Of preferences (`memo data pairs`), whose documents are a chosen and a rejected answer in turn."""
+    """Preference pairs (`memo data pairs`): documents are chosen and rejected answers in turn. None for other data."""
 
     def to_json(self) -> str:
         known = {name: value for name, value in asdict(self).items() if value is not None}
@@ -47,12 +47,12 @@ class CorpusFacts:
 
 
 def mask_prefix(prefix: str | Path) -> Path:
-    """The prefix of the two files that say which tokens of a corpus of conversations are answers."""
+    """The prefix of the two files with the mask of learned tokens of a corpus."""
     return Path(f"{prefix}.mask")
 
 
 def load_corpus_tokenizer(prefix: str | Path) -> Tokenizer:
-    """The tokenizer that the corpus was built with. Raises DataError when its file is now another one."""
+    """The tokenizer with which the corpus was built. Raises DataError if its file has changed."""
     facts = CorpusFacts.load(prefix)
     if facts.tokenizer == ByteTokenizer.name:
         return ByteTokenizer()

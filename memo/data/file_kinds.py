@@ -1,4 +1,4 @@
-"""The kind of a file by its name, and the files of a folder that are read as documents."""
+"""Finds the kind of a file by its name, and the files of a folder that are read as documents."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from memo.config.hugging_face import hub_name
 from memo.errors import CheckpointError, DataError
 
 Kind = Literal["lines", "json", "csv", "parquet", "arrow", "text"]
-"""JSON lines; a list of JSON (or lines); a table with commas or tabs; tables of pyarrow; a document a file."""
+"""JSON lines; a JSON list (or lines); a table with commas or tabs; tables of pyarrow (two); one document a file."""
 _TEXTS = (".c", ".cc", ".cpp", ".cu", ".h", ".html", ".js", ".md", ".py", ".rs", ".rst", ".tex", ".txt")
-"""Texts that are taken from a folder; a file that is named itself may have any suffix."""
+"""Suffixes of texts that are read from a folder; a file that is named itself may have any suffix."""
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys((".jsonl", ".ndjson"), "lines"),
     **dict.fromkeys((".csv", ".tsv"), "csv"),
@@ -28,16 +28,16 @@ _DESCRIPTIONS = frozenset(
     {"state.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "config.json", "package.json"}
     | {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"}
 )
-"""Names of .json files in folders that hold no documents."""
+"""Names of .json files in folders that contain no documents."""
 
 
 def file_kind(path: Path) -> Kind | None:
-    """The kind of a file by its name, .gz and the like left aside; None for one that does not tell."""
+    """The kind of a file by its name without .gz and the like; None for an unknown suffix."""
     suffix, name = path.suffix.lower(), path
     if suffix in COMPRESSED_SUFFIXES:
         name = path.with_suffix("")
     kind = _KINDS.get(name.suffix.lower())
-    # These two compress their own content and are not read from beginning to end.
+    # Parquet and Arrow compress their own content and are not read sequentially.
     return None if name is not path and kind in ("parquet", "arrow") else kind
 
 
@@ -47,7 +47,7 @@ class Inputs:
 
     files: list[Path] = field(default_factory=list)
     ignored: list[Path] = field(default_factory=list)
-    """Files of folders that are of no kind that is taken, in order."""
+    """Files of folders whose kind is not read, in order."""
 
     @property
     def num_bytes(self) -> int:
@@ -55,11 +55,11 @@ class Inputs:
 
 
 def list_files(inputs: Sequence[str | Path], kinds: Collection[Kind] = ALL_KINDS) -> Inputs:
-    """Files as given; a directory stands for its files of one of `kinds` at any depth, sorted by relative path.
+    """List the given files; a directory stands for its files of `kinds` at any depth, sorted by relative path.
 
-    What `walk` leaves out is left out, and of a directory that `save_to_disk` of Hugging Face's datasets wrote what
-    `map` has cached there. Raises DataError for a missing input, for a directory without such files, and for one of
-    several splits.
+    Files that `walk` leaves out are left out, and in a directory of `save_to_disk` of Hugging Face's datasets, results
+    that `map` has cached there. Raises DataError for a missing input, for a directory without files of `kinds`, and for
+    a directory with several splits.
     """
     found = Inputs()
     for path in map(Path, inputs):
@@ -76,9 +76,9 @@ def list_files(inputs: Sequence[str | Path], kinds: Collection[Kind] = ALL_KINDS
 
 
 def walk(folder: Path) -> list[Path]:
-    """All files below `folder`, sorted as strings: the same order everywhere. Hidden ones and __pycache__ are left out.
+    """All files below `folder`, except hidden files and __pycache__, sorted as strings: the same order everywhere.
 
-    Raises DataError for a link that leads out of it: what lies elsewhere is not to get into a corpus.
+    Raises DataError for a link that leads out of `folder`, because files elsewhere must not get into a corpus.
     """
     names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     shown = [name for name in names if not any(part.startswith(".") or part == "__pycache__" for part in name.parts)]
@@ -96,7 +96,9 @@ def _add_folder(folder: Path, kinds: Collection[Kind], found: Inputs) -> None:
         raise DataError(f"{folder} is a data set of {len(splits)} splits; name those to read: {' '.join(splits)}")
     files = [path for path in walk(folder) if path.name not in _DESCRIPTIONS and not _is_cache(path)]
     taken = [path for path in files if file_kind(path) in kinds]
-    if any(file_kind(path) not in ("lines", "text") for path in taken):  # a data set of the hub: these two describe it
+    if any(
+        file_kind(path) not in ("lines", "text") for path in taken
+    ):  # a data set of the hub, which these files describe
         taken = [path for path in taken if path.stem.upper() not in ("README", "LICENSE")]
     if not taken:
         texts = " and no text files" if "text" in kinds else " files"

@@ -1,4 +1,4 @@
-"""What --data-path can be mistaken for, each with the command that mends it."""
+"""Explains a --data-path that names no corpus, with the command that mends it."""
 
 import difflib
 import os
@@ -17,11 +17,11 @@ from memo.errors import ConfigError, DataError
 
 _PAIR = (".bin", ".idx")
 _MOST_FILES = 10_000
-"""Files of a folder that are looked at for a hint: the folder may be the root of a file system."""
+"""The most files of a folder that are examined for a hint: the folder may be the root of a file system."""
 
 
 def check_corpora(config: RunConfig) -> None:
-    """Raises DataError for a corpus of the configuration that is not there, with what to do instead."""
+    """Raises DataError for a missing corpus of the configuration, with a remedy."""
     data, model = config.data, config.checkpoint.pretrained_checkpoint
     if data.data_path is not None:
         for prefix in read_blend("--data-path", data.data_path).prefixes:
@@ -35,7 +35,7 @@ def check_prefix(flag: str, prefix: str, model: str | None = None) -> None:
     """Raises DataError unless PREFIX.bin and PREFIX.idx are there.
 
     Args:
-        model: the directory of the model that is to be trained, whose tokenizer a new corpus is built with.
+        model: the directory of the model to be trained; its tokenizer is for building a new corpus.
     """
     missing = [suffix for suffix in _PAIR if not os.path.isfile(f"{prefix}{suffix}")]
     if missing:
@@ -110,7 +110,7 @@ def _command(path: Path) -> str:
         return "build"
     try:
         piece = next(read_pieces([path], None), None)
-    except ConfigError:  # without a package that reads it
+    except ConfigError:  # a package that reads it is missing
         piece = None
     records = [] if piece is None else piece.each(lambda record, where: record)[0]
     fields = records[0] if records and isinstance(records[0], dict) else {}

@@ -1,7 +1,7 @@
 """Random choices as a pure function of (keys, index): no generator state to save or to restore.
 
-NumPy does not promise equal `Generator` streams between releases (NEP 19), and a resumed run must see the
-same sample order for ever, so the few lines that decide it are written out here.
+NumPy does not promise equal `Generator` streams between releases (NEP 19), but a resumed run must always see the same
+sample order, so the few lines that decide it are written out here.
 """
 
 import numpy as np

@@ -10,8 +10,9 @@
            pointers    int64     [S] byte offset of each sequence in .bin
            documents   int64     [D + 1] first sequence of each document, then S
 
-Source: NVIDIA Megatron-LM, megatron/core/datasets/indexed_dataset.py. A document may have several sequences
-(we write one each). The multimodal variant, which appends one mode byte a sequence, is refused by its size.
+Source: NVIDIA Megatron-LM, megatron/core/datasets/indexed_dataset.py. A document may have several sequences; memo
+writes one for each document. The multimodal variant, which appends one mode byte for each sequence, is refused by its
+size.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from memo.config.split import WHOLE, Part, documents_of
 from memo.errors import DataError, writing
 
 _NUM_SLICES, _SLICE_TOKENS = 64, 4096
-"""Parts of a corpus that go into its hash, and tokens of each."""
+"""Number of slices of a corpus that go into its hash, and tokens of each slice."""
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -49,26 +50,27 @@ DTYPE_CODES: dict[int, np.dtype[Any]] = {
 _HEADER = struct.Struct("<9sQBQQ")
 _MAX_SEQUENCE_LENGTH = 2**31 - 1
 _FREE_DOCUMENTS = 1 << 20
-"""So many may be empty; beyond that, each has a byte of tokens at least, so no index outgrows its data."""
+"""This many documents may be empty; more documents need at least a byte of tokens each, which limits an index's size.
+"""
 _CHUNK = 1 << 20
 """Entries of an index that are checked at a time."""
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """uint16 for vocabularies below 65,500, else int32: Megatron's own rule."""
+    """uint16 for vocabularies below 65,500, else int32: Megatron-LM's rule."""
     return DTYPE_CODES[8] if vocab_size < 65500 else DTYPE_CODES[4]
 
 
 class IndexedDatasetWriter:
     """Streams documents into a new dataset; a context manager.
 
-    Everything is written under temporary names. A clean exit moves the files in place, the index last; an
-    exception removes them. So a .idx under its final name always belongs to a whole dataset, even after a
-    kill, and a failed build leaves an older dataset of the same name as it was.
+    Everything is written under temporary names. A clean exit moves the files into place, the index last; an exception
+    removes them. So an .idx under its final name always belongs to a whole dataset, even after a kill, and a failed
+    build leaves an older dataset of the same name unchanged.
     """
 
     def __init__(self, prefix: str | Path, dtype: DTypeLike) -> None:
-        """Raises DataError when the format has no code for `dtype`."""
+        """Raises DataError if the format has no code for `dtype`."""
         self.prefix = Path(prefix)
         self.dtype = np.dtype(dtype)
         codes = [code for code, known in DTYPE_CODES.items() if known == self.dtype]
@@ -89,7 +91,7 @@ class IndexedDatasetWriter:
         return sum(self._lengths)
 
     def __enter__(self) -> Self:
-        """Raises DataError, as all below, for a file that cannot be written, such as on a full disk."""
+        """Raises DataError, like all methods below, for a file that cannot be written, such as on a full disk."""
         with self._writing(".bin"):
             self.prefix.parent.mkdir(parents=True, exist_ok=True)
             self._bin = self._temporary(".bin")
@@ -116,7 +118,7 @@ class IndexedDatasetWriter:
         self._lengths.append(values.size)
 
     def add_side_file(self, suffix: str, content: bytes) -> None:
-        """Write PREFIX + suffix together with the dataset: it appears before the index, or not at all."""
+        """Write file PREFIX + suffix together with the dataset: it appears before the index, or not at all."""
         self._side_files[suffix] = content
 
     def __exit__(
@@ -127,15 +129,15 @@ class IndexedDatasetWriter:
                 self.complete()
                 self._move_into_place()
         finally:
-            with contextlib.suppress(OSError):  # what is still buffered goes where there is no room: it is not wanted
+            with contextlib.suppress(OSError):  # flushing the buffer to a full disk fails, and does not matter
                 self._bin.close()
             for suffix in (".bin", ".idx", *self._side_files):
                 self._path(suffix + ".tmp").unlink(missing_ok=True)
 
     def complete(self) -> None:
-        """Bring all that was added onto the disk, still under temporary names; a clean exit does so if nobody has.
+        """Bring all files onto disk, still under temporary names; a clean exit calls this if nobody has.
 
-        Whoever writes several datasets that belong together completes all before the first moves into place.
+        A caller that writes several datasets that belong together completes all before the first moves into place.
         """
         if self._is_complete:
             return
@@ -152,7 +154,7 @@ class IndexedDatasetWriter:
         self._is_complete = True
 
     def _move_into_place(self) -> None:
-        # An older index goes first, so that at no moment it stands beside the new tokens.
+        # Remove an older index first, so that it never belongs to the new tokens.
         with self._writing(".idx"):
             self._path(".idx").unlink(missing_ok=True)
         for suffix in (".bin", *self._side_files, ".idx"):
@@ -181,10 +183,10 @@ class IndexedDataset:
     """Documents by index, read from the memory-mapped .bin file."""
 
     def __init__(self, prefix: str | Path, part: Part = WHOLE) -> None:
-        """`part`: the documents that can be read, as if the file held no others.
+        """`part`: the share of documents to read; the others are invisible.
 
-        Raises DataError, naming the file and both values, when a file is missing, foreign or truncated, and for a part
-        without documents.
+        Raises DataError, which names the file and both values, if a file is missing, of another format or truncated,
+        and for a part without documents.
         """
         self.prefix, self._part = Path(prefix), part
         index_path, bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
@@ -200,7 +202,7 @@ class IndexedDataset:
             )
         if expected_bytes == 0:
             raise DataError(f"{bin_path} has 0 bytes; build the dataset from inputs that are not empty")
-        # A plain view: each slice of a np.memmap would pay for its Python-level bookkeeping.
+        # A plain view, because each slice of an np.memmap costs bookkeeping in Python.
         tokens = np.memmap(bin_path, dtype=self.dtype, mode="r").view(np.ndarray)
         documents = documents_of(part, len(offsets) - 1)
         if not documents:
@@ -209,7 +211,7 @@ class IndexedDataset:
                 f"{100 * part[1]:g} % of them: change --split, or build the corpus of more documents"
             )
         self.first_document = documents.start
-        """Number in the file of the document that has the number 0 here."""
+        """Number in the file of document 0 of this part."""
         offsets = offsets[documents.start : documents.stop + 1]
         self._tokens, self._offsets = tokens[offsets[0] : offsets[-1]], offsets - offsets[0]
         self.document_lengths: NDArray[np.int64] = np.diff(self._offsets)
@@ -226,9 +228,9 @@ class IndexedDataset:
         return self._tokens[self._offsets[document] : self._offsets[document + 1]]
 
     def describe_content(self) -> str:
-        """Documents, tokens, and a hash of the documents' lengths and of tokens from all over the file.
+        """Numbers of documents and tokens, and a hash of document lengths and of slices of tokens all over the file.
 
-        So two corpora are told apart wherever they lie, without reading all of one.
+        It distinguishes two corpora in any place without reading them whole.
         """
         digest = checksum()
         digest.update(f"{self.dtype.str}".encode())
@@ -242,7 +244,7 @@ class IndexedDataset:
 
 
 def _read_index(path: Path, bin_bytes: int) -> tuple[np.dtype[Any], NDArray[np.int64]]:
-    """Check an .idx file, which is mapped; return the dtype and, [D + 1], where documents begin, then their end."""
+    """Map and check an .idx file; returns the dtype and [D + 1] tokens at which documents begin, then their end."""
     source = Source(str(path), DataError, "build it again")
     with opened(path, source) as file:
         num_bytes, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
@@ -281,7 +283,7 @@ def _read_index(path: Path, bin_bytes: int) -> tuple[np.dtype[Any], NDArray[np.i
     last = -1
     for first in range(0, num_bounds, _CHUNK):
         bounds = documents[first : first + _CHUNK]
-        # Compared, not subtracted: a difference of 64 bits may overflow.
+        # Compared instead of subtracted, because a difference of 64-bit numbers may overflow.
         if (bounds[0] < last) or (bounds[1:] < bounds[:-1]).any() or bounds[-1] > num_sequences:
             raise DataError(f"{path}: document bounds must rise from 0 to {num_sequences}; build it again")
         last = int(bounds[-1])

@@ -8,9 +8,9 @@ from memo.data.sample import Sample, cut_sample
 from memo.errors import ConfigError
 
 _NOISE = 0.1
-"""Share of tokens that break the rule: few, to learn it fast, but some, to give the loss a floor."""
+"""Share of tokens that break the rule: small, so that it is learned fast, but above 0, so that the loss has a floor."""
 _STRIDE = 7919
-"""Prime, so that the walk visits every token of any vocabulary that is not a multiple of it."""
+"""A prime, so that the walk visits every token of a vocabulary, unless its size is a multiple of the prime."""
 _NOISE_STREAM, _TOKEN_STREAM, _DOCUMENT_STREAM = range(3)
 
 
@@ -35,7 +35,7 @@ class MockDataset:
         self.mean_document_length = mean_document_length
 
     def identity(self) -> dict[str, Fact]:
-        """What decides its samples, besides lengths and seed, by flag."""
+        """{flag: fact} of all that decides its samples, besides lengths and seed."""
         length = self.mean_document_length
         return {"data_path": "mock data" if length is None else f"mock data, {length} tokens a document"}
 
@@ -49,7 +49,7 @@ class MockDataset:
         restarts[0] = True
         restarts[ends] = True
         random_tokens = hash64((self.seed, index, _TOKEN_STREAM), offsets) % np.uint64(self.vocab_size)
-        # Between restarts the walk has a closed form, which spares a Python loop over a million tokens.
+        # Between restarts the walk has a closed form, which avoids a Python loop over a million tokens.
         last_restart = np.maximum.accumulate(np.where(restarts, offsets, 0))
         steps = offsets - last_restart
         window = (random_tokens[last_restart].astype(np.int64) + steps * _STRIDE) % self.vocab_size

@@ -1,11 +1,11 @@
-"""Samples that hide keys with their values in a text and ask for the values at the end.
+"""Samples that hide key-value pairs in a text and ask for the values at the end.
 
     | text  k1 v1  text | text  k2 v2  text | ... | k2 v2  k5 v5  k1 v1 ... |
-      a part of the text for each pair               all pairs again, in another order: the questions
+      a part of the text for each pair               all pairs again, in a random order: the questions
 
-Only the values among the questions count in the loss: to foresee one, a model must find its key in the text and copy
-what stands behind it. The distance of a question is the number of tokens that it must look back, so one sample asks at
-as many distances as it has pairs. Keys are drawn anew for each sample, so no answer can be known from training.
+Only the values in the questions count in the loss: to predict a value, a model must find its key in the text and copy
+the tokens after it. The distance of a question is the number of tokens back to its answer, so one sample asks at as
+many distances as it has pairs. Keys are drawn anew for each sample, so a model cannot know an answer from training.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ class NeedleQuestions:
     """The questions of one sample, in their order."""
 
     labels: NDArray[np.int64]
-    """[num_needles, value_length], where each token of a value stands among the sample's labels."""
+    """[num_needles, value_length], the index of each token of a value among the sample's labels."""
     distances: NDArray[np.int64]
     """[num_needles], tokens from a value in the text to the same value among the questions."""
 
 
 def check_needles(seq_length: int, num_needles: int, key_length: int, value_length: int) -> None:
-    """Raises ConfigError unless a sample has place for so many pairs and as many questions."""
+    """Raises ConfigError unless a sample has room for `num_needles` pairs and their questions."""
     for name, value in (("num-needles", num_needles), ("key-length", key_length), ("value-length", value_length)):
         if value < 1:
             raise ConfigError(f"--{name} is {value}: give at least 1")
@@ -46,7 +46,7 @@ def check_needles(seq_length: int, num_needles: int, key_length: int, value_leng
 
 
 class NeedleDataset:
-    """Endless samples over the text of another dataset, each one document; the same index gives the same sample."""
+    """Endless samples over the text of dataset `haystack`, each one document; an index always gives the same sample."""
 
     def __init__(
         self,
@@ -61,12 +61,11 @@ class NeedleDataset:
         avoid: Sequence[int] = (),
     ) -> None:
         """Args:
-            haystack: the text; where its documents end does not matter.
+            haystack: the text; its document boundaries are ignored.
             num_needles: pairs in a sample.
             key_length, value_length: tokens of a key and of a value.
-            keys, values: ids that keys, or values, are made of; default: those that occur in the sample's text, each
-                as likely as any other.
-            avoid: ids that are never part of them, such as the end of a document.
+            keys, values: ids that keys and values are made of; default: the ids in the sample's text, drawn uniformly.
+            avoid: ids that are never part of keys or values, such as the end of a document.
 
         Raises ConfigError for pairs that do not fit, or fewer ids than pairs.
         """
@@ -80,7 +79,7 @@ class NeedleDataset:
         self._keys, self._values = keys, values
 
     def sample(self, index: int) -> Sample:
-        """Raises IndexError for a negative index, ConfigError where the text has fewer different tokens than pairs."""
+        """Raises IndexError for a negative index, ConfigError if the text has fewer different tokens than pairs."""
         window = self._text(index)
         pairs = self._pairs(index, window[: self._text_length])
         for place, pair in zip(self._places(index), pairs, strict=True):
@@ -92,7 +91,7 @@ class NeedleDataset:
         return replace(sample, loss_mask=loss_mask)
 
     def where(self, index: int, offset: int) -> str:
-        """Of token `offset` of the window of sample `index`: where the text has it first, if it does."""
+        """Where the text first has token `offset` of the window of sample `index`, if it has it."""
         sample = self.sample(index)
         token = np.append(sample.tokens, sample.labels[-1])[offset]
         in_text = np.flatnonzero(self._text(index) == token)
@@ -101,14 +100,14 @@ class NeedleDataset:
         return "the keys or values that were given for the needles"
 
     def questions(self, index: int) -> NeedleQuestions:
-        """The questions of sample `index`. Reads none of the text."""
+        """The questions of sample `index`; does not read the text."""
         asked_at = self._text_length + np.arange(self.num_needles) * self._pair_length
         # The token at offset p of the window is label p - 1.
         labels = (asked_at + self.key_length - 1)[:, None] + np.arange(self.value_length)
         return NeedleQuestions(labels, asked_at - self._places(index)[self._order(index)])
 
     def _text(self, index: int) -> NDArray[np.int64]:
-        """[s + 1], the text before anything is hidden in it."""
+        """[s + 1], the text before pairs are hidden in it."""
         text = self.haystack.sample(index)
         return np.append(text.tokens, text.labels[-1])
 

@@ -1,13 +1,12 @@
-"""Samples of a fixed length out of whole documents, of which answers alone are learned, as long as a run needs some.
+"""Samples of a fixed length from whole documents in which only answers are learned, for as many epochs as needed.
 
-Documents are laid into windows of s + 1 tokens, none across two, and what stays free is filled:
+Documents are packed into windows of s + 1 tokens. No document crosses windows, and the rest of a window is filled:
 
     window      [ conversation 7 ........... | conversation 2 .. | fill ]
     loss             answers of 7                 answers of 2
 
-Each is a document of its own: attention, positions and loss stay inside, and so does the fill, which no loss sees.
-Which documents share a window is decided once (memo.data.best_fit), so all epochs have the same samples, each in an
-order of its own.
+Attention, positions and loss stay inside documents. The fill is a document of its own, without loss. The documents of a
+window are chosen once (memo.data.best_fit), so all epochs have the same samples, each epoch in its own order.
 """
 
 from typing import ClassVar
@@ -32,20 +31,20 @@ _CACHED_EPOCHS = 2
 class PackedAnswers:
     """Endless samples from a corpus whose documents have a mask; sample i belongs to epoch i // samples_per_epoch.
 
-    Documents come in groups of `sides`. Group g is documents sides x g and those after it, and each of them lies in
-    another sample, all at the same place among the documents there:
+    Documents come in groups of `sides`: group g is documents sides x g to sides x (g + 1) - 1. The documents of a group
+    lie in consecutive samples, at the same place among the documents of each sample:
 
         sample sides x k        [ first of group 7 ..... | first of group 2 .. | fill ]
         sample sides x k + 1    [ second of group 7 .. | second of group 2 .... | fill ]
 
-    A document of more than seq_length + 1 tokens is cut there, or its group is left out; a group one of whose documents
-    has no label that counts before the cut is left out in any case. Without `packing` each window holds one document.
+    A document of more than seq_length + 1 tokens is cut there, or its group is left out. A group is always left out if
+    one of its documents has no label that counts before the cut. Without `packing` each window has one document.
     Memory: O(groups); tokens stay in the memory-mapped files.
     """
 
     sides: ClassVar[int]
     noun: ClassVar[str]
-    """What a message calls groups."""
+    """The name of groups in messages."""
 
     def __init__(
         self,
@@ -58,10 +57,10 @@ class PackedAnswers:
         packing: bool = True,
         long_conversations: LongConversations = "truncate",
     ) -> None:
-        """`answers`: 1 for each token of an answer, in documents as long as those of `indexed`; `fill`: the token that
-        takes what stays free.
+        """`answers`: the mask of answers, 1 for each token of an answer, in documents as long as those of `indexed`;
+        `fill`: the token that fills the rest of a window.
 
-        Raises DataError when the two do not belong together, ConfigError when no group is left.
+        Raises DataError if tokens and mask do not belong together, ConfigError if no group is left.
         """
         if seq_length < 1:
             raise ConfigError(f"seq-length = {seq_length}; it must be at least 1")
@@ -80,7 +79,7 @@ class PackedAnswers:
         long = np.flatnonzero(longest > window)
         cut = [group for group in long.tolist() if long_conversations == "truncate" and self._survives(group)]
         self.num_truncated = len(cut)
-        """Groups that lose an end."""
+        """Groups with documents that are cut."""
         self.num_dropped = len(long) - len(cut)
         """Groups that are left out."""
         kept = np.setdiff1d(np.flatnonzero(longest), np.setdiff1d(long, np.array(cut, dtype=np.int64)))
@@ -106,14 +105,14 @@ class PackedAnswers:
         return sample_of(documents, self.seq_length, self._fill)
 
     def groups(self, index: int) -> list[int]:
-        """Of which groups of the corpus sample `index` holds a document, in order. Raises IndexError as `sample`."""
+        """The groups whose documents are in sample `index`, in order. Raises IndexError for a negative index."""
         if index < 0:
             raise IndexError(f"sample index {index} is negative")
         epoch, offset = divmod(index, self.samples_per_epoch)
         return self._windows[self._order(epoch)[offset // self.sides]]
 
     def where(self, index: int, offset: int) -> str:
-        """Of token `offset` of the window of sample `index`: file, document and token, all counted from 0."""
+        """File, document and token of token `offset` of the window of sample `index`, all counted from 0."""
         documents = self._documents(index)
         ends = np.cumsum(self._lengths[documents])
         place = int(np.searchsorted(ends, offset, side="right"))
@@ -123,12 +122,12 @@ class PackedAnswers:
         return f"{self._indexed.prefix}.bin, document {self._indexed.first_document + documents[place]}, token {token}"
 
     def identity(self) -> dict[str, Fact]:
-        """What decides its samples, besides lengths and seed, by flag."""
+        """{flag: fact} of all that decides its samples, besides lengths and seed."""
         content = f"{self._indexed.describe_content()}, answers {self._answers.describe_content()}"
         return {"data_path": content, "packing": self.packing, "long_conversations": self.long_conversations}
 
     def describe(self) -> str:
-        """For people to read."""
+        """A description for people."""
         share = 100.0 * self.num_tokens / (self.samples_per_epoch * (self.seq_length + 1))
         text = f"{self.num_kept:,} {self.noun} in {self.samples_per_epoch:,} samples, {share:.1f} % full"
         if self.num_truncated:
@@ -138,7 +137,7 @@ class PackedAnswers:
         return text
 
     def _survives(self, group: int) -> bool:
-        """Whether all documents of a group still have a label that counts where they are cut."""
+        """Whether all documents of a group have a label that counts before they are cut."""
         first = group * self.sides
         return all(self._answers[d][1 : self.seq_length + 1].any() for d in range(first, first + self.sides))
 
@@ -161,9 +160,9 @@ class PackedConversations(PackedAnswers):
 
 
 class PreferencePairs(PackedAnswers):
-    """Samples of the pairs of `memo data pairs`: what was chosen in one, what was rejected in the next.
+    """Samples of the pairs of `memo data pairs`: chosen answers in one sample, their rejected answers in the next.
 
-    So a global batch of an even number of samples holds whole pairs, and each answer may be as long as a sample.
+    So a global batch with an even number of samples has whole pairs, and each answer may be as long as a sample.
     """
 
     sides, noun = 2, "pairs"

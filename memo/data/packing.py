@@ -1,14 +1,14 @@
-"""Samples of a fixed length out of documents of any length, for as many epochs as a run needs.
+"""Samples of a fixed length from documents of any length, for as many epochs as a run needs.
 
-An epoch is all documents in an order of its own, laid end to end and cut into windows:
+An epoch is all documents in its own random order, concatenated and cut into windows:
 
     documents   | d3 ......... | d0 .. | d2 .................... | d1 ....... |      N tokens
     windows     [ s + 1 tokens ]
                               [ s + 1 tokens ]                           they overlap by one token, a label
                                             [ s + 1 tokens ]             in one and an input in the next
 
-so the first (N - 1) // s * s tokens of an epoch are each an input exactly once, and the 1 to s tokens left
-over at its end are no input in that epoch (other ones in the next). No window crosses two epochs.
+so each of the first (N - 1) // s * s tokens of an epoch is an input exactly once. The 1 to s tokens left over at its
+end are no input in that epoch; the next epoch leaves over other tokens. No window crosses epochs.
 """
 
 from dataclasses import dataclass
@@ -34,18 +34,18 @@ class _Epoch:
     ends: NDArray[np.int64]
     """[number of documents], offset in the epoch's tokens at which each ends."""
     windows: NDArray[np.int64]
-    """[samples_per_epoch], the window that each sample shows."""
+    """[samples_per_epoch], the window of each sample."""
 
 
 class PackedDataset:
     """Endless samples from an indexed corpus; sample i belongs to epoch i // samples_per_epoch.
 
-    With `packing`, attention, positions and loss stay inside documents; without, a sample is one text from
-    0 to s. Memory: O(documents + samples per epoch); tokens stay in the memory-mapped file.
+    With `packing`, attention, positions and loss stay inside documents; without, a sample is one text from 0 to s.
+    Memory: O(documents + samples per epoch); tokens stay in the memory-mapped file.
     """
 
     def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, packing: bool = True) -> None:
-        """Raises ConfigError when the corpus is shorter than a window, DataError for one of floats."""
+        """Raises ConfigError if the corpus is shorter than a window, DataError if it has floats."""
         if seq_length < 1:
             raise ConfigError(f"seq-length = {seq_length}; it must be at least 1")
         if not np.issubdtype(indexed.dtype, np.integer):
@@ -76,12 +76,12 @@ class PackedDataset:
         first = int(np.searchsorted(epoch.ends, start, side="right"))
         last = int(np.searchsorted(epoch.ends, stop, side="left"))
         window = self._read(epoch, first, last, start, stop)
-        # The document that holds the window's last token ends at or after `stop`, so it is not among these.
+        # The document with the window's last token ends at or after `stop`, so its end is not among these.
         ends = epoch.ends[first:last] - start
         return cut_sample(window, ends if self.packing else ends[:0])
 
     def where(self, index: int, offset: int) -> str:
-        """Of token `offset` of the window of sample `index`: file, document and token, all counted from 0."""
+        """File, document and token of token `offset` of the window of sample `index`, all counted from 0."""
         epoch, start = self._window(index)
         place = int(np.searchsorted(epoch.ends, start + offset, side="right"))
         document = int(epoch.documents[place])
@@ -89,15 +89,15 @@ class PackedDataset:
         return f"{self._indexed.prefix}.bin, document {self._indexed.first_document + document}, token {token}"
 
     def identity(self) -> dict[str, Fact]:
-        """What decides its samples, besides lengths and seed, by flag."""
+        """{flag: fact} of all that decides its samples, besides lengths and seed."""
         return {"data_path": self._indexed.describe_content(), "packing": self.packing}
 
     def describe(self) -> str:
-        """For people to read."""
+        """A description for people."""
         return f"{self.num_tokens:,} tokens of {len(self._documents):,} documents in {self.samples_per_epoch:,} samples"
 
     def _window(self, index: int) -> tuple[_Epoch, int]:
-        """Of sample `index`: its epoch, and where in the epoch's tokens its window begins."""
+        """The epoch of sample `index`, and the offset in the epoch's tokens at which its window begins."""
         if index < 0:
             raise IndexError(f"sample index {index} is negative")
         epoch_index, offset = divmod(index, self.samples_per_epoch)

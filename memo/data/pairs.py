@@ -1,6 +1,6 @@
-"""`memo data pairs`: preferences, of which each is two answers to one prompt, the better one called chosen.
+"""`memo data pairs`: builds a corpus of preferences, each with a chosen and a rejected answer to one prompt.
 
-The forms are TRL's. With "prompt" or without it, where the answers begin alike and that is the prompt:
+The forms are TRL's. Without "prompt", the common beginning of both answers is the prompt:
 
     texts        {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}
     messages     {"prompt": [{"role": "user", "content": "2 + 2?"}],
@@ -8,10 +8,10 @@ The forms are TRL's. With "prompt" or without it, where the answers begin alike 
                   "rejected": [{"role": "assistant", "content": "5"}]}
     both         {"prompt": "2 + 2?", "chosen": [user, assistant], "rejected": [user, assistant]}
 
-A record of messages may have "tools". Messages are rendered with the chat template, as `memo data chat` does, and what
-counts is what the assistant writes behind the prompt. Texts are taken as they are, and the end-of-document token behind
-an answer counts as well. In the corpus chosen and rejected answers stand in turn, each with its prompt, as documents
-with a mask beside them (memo.data.chat).
+A record of messages may have "tools". Messages are rendered with the chat template, as by `memo data chat`, and the
+assistant's tokens after the prompt are learned. Texts are used unchanged, and the end-of-document token after an answer
+is learned as well. The documents of the corpus are chosen and rejected answers in turn, each with its prompt, with a
+mask next to them (memo.data.chat).
 """
 
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ def build_pairs(
     split_eval: float = 0.0,
     reading: Reading = READING,
 ) -> BuildSummary:
-    """Build a corpus of pairs out of lines, lists and tables of preferences; arguments as of `build_chat`.
+    """Build a corpus of pairs from lines, lists and tables of preferences; arguments: see `build_chat`.
 
-    A tokenizer without a chat template does for texts. Raises as `build_chat`.
+    For texts the tokenizer needs no chat template. Raises the errors of `build_chat`.
     """
     found, prefix = list_files(inputs, CHAT_KINDS), Path(out_prefix)
     check_share(prefix, split_eval)
@@ -54,7 +54,7 @@ def build_pairs(
     except ConfigError as error:
         if chat_template is not None:
             raise
-        template = error  # told where messages are to be rendered
+        template = error  # raised when the first messages shall be rendered
     source = template.source if isinstance(template, ChatTemplate) else None
     encoder = AnswerEncoder(chosen, partial(_pair, template), len(SIDES), source)
     return write_corpus(found, prefix, encoder, split_eval, reading)
@@ -80,7 +80,7 @@ def _pair_of_texts(record: dict[str, Any], where: str) -> tuple[Rendered, ...]:
     prompt, texts = record.get("prompt"), [record[side] for side in SIDES]
     if prompt is None:
         begin = _shared(*texts)
-        begin -= begin > 0 and texts[0][begin - 1] == " "  # as TRL: tokens begin with their blank
+        begin -= begin > 0 and texts[0][begin - 1] == " "  # as in TRL, because tokens begin with their blank
     else:
         begin, texts = len(prompt), [prompt + text for text in texts]
     return tuple(
@@ -114,5 +114,5 @@ def _pair_of_messages(record: dict[str, Any], where: str, template: ChatTemplate
 
 
 def _shared(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """How many elements are the same at the beginning of both."""
+    """The length of the common prefix of two sequences."""
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))

@@ -1,4 +1,4 @@
-"""What `memo train --preference` reads: a corpus of pairs, or a file of which one is made first."""
+"""The data of `memo train --preference`: a corpus of pairs, or a file from which a corpus is built first."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from memo.data.pairs import build_pairs
 
 
 def pairs_file(config: RunConfig) -> str | None:
-    """The file, if --preference is given and --data-path names one. Raises ConfigError where no corpus can be made."""
+    """The file in --data-path if --preference is given, else None. Raises ConfigError if it cannot become a corpus."""
     words, kind = config.data.data_path or (), config.training.preference
     if kind is None or len(words) != 1 or not Path(words[0]).is_file() or file_kind(Path(words[0])) not in CHAT_KINDS:
         return None
@@ -27,7 +27,7 @@ def pairs_file(config: RunConfig) -> str | None:
 
 
 def check_learned(config: RunConfig, has_pairs: bool, source: str) -> None:
-    """Raises ConfigError unless pairs are learned with --preference, and nothing else is. `source` names the data."""
+    """Raises ConfigError unless the data are pairs exactly if --preference is given. `source` names the data."""
     preference = config.training.preference
     require(
         has_pairs or preference is None,
@@ -41,7 +41,7 @@ def check_learned(config: RunConfig, has_pairs: bool, source: str) -> None:
 
 
 def check_corpora_learned(config: RunConfig) -> None:
-    """`check_learned` of the corpora of --data-path, which exist."""
+    """Call `check_learned` for the corpora of --data-path, which must exist."""
     words = config.data.data_path
     for prefix in () if words is None else read_blend("--data-path", words).prefixes:
         facts = CorpusFacts.load(prefix) if Path(f"{prefix}.json").exists() else None
@@ -54,7 +54,7 @@ def corpus_of_pairs(config: RunConfig) -> str:
 
 
 def build_pairs_of_run(config: RunConfig, file: str) -> None:
-    """Make SAVE/data/pairs of `pairs_file`; raises as `build_pairs`."""
+    """Build SAVE/data/pairs from `pairs_file`; raises the errors of `build_pairs`."""
     build_pairs(
         [file],
         corpus_of_pairs(config),

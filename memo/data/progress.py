@@ -1,4 +1,4 @@
-"""A bar on a terminal that shows the progress of a build, its bytes a second and the time that is left."""
+"""A progress bar for a build on a terminal, with bytes per second and the remaining time."""
 
 import contextlib
 import sys
@@ -9,12 +9,12 @@ from memo.units import format_bytes
 
 @contextlib.contextmanager
 def progress(what: str, total_bytes: int, is_shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """A context around one pass over the inputs; its value is told how many bytes are read and written as tokens.
+    """A context around one pass over the inputs; call its value with the number of bytes that are done.
 
     Args:
-        what: is done to them, in a word or two.
-        total_bytes: of all files on disk.
-        is_shown: draw the bar where standard error is a terminal.
+        what: the name of the work, in a word or two.
+        total_bytes: bytes of all files on disk.
+        is_shown: draw the bar if standard error is a terminal.
     """
     if not (is_shown and sys.stderr.isatty()):
         yield lambda done_bytes: None

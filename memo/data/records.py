@@ -1,7 +1,7 @@
-"""Files as records: a line of JSON, an element of a list, a row of a table, or a whole text.
+"""Reads files as records: a line of JSON, an element of a list, a row of a table, or a whole text.
 
-Records come in pieces of about a megabyte, in the order of the files. Those of JSON are not parsed yet: parsing is most
-of the work, and other processes may do it (`memo.data.encode`).
+Records come in pieces of about a megabyte, in the order of the files. Records of JSON are not parsed here, because
+parsing is most of the work and several processes may share it (`memo.data.encode`).
 """
 
 import gzip
@@ -35,16 +35,16 @@ from memo.data.tables import MEMORY_BYTES, Record, package, table_rows
 from memo.errors import DataError, MemoError
 
 PIECE_BYTES, _PIECE_RECORDS = 1 << 20, 10_000
-"""Of records that are handled together: enough for many processes to share, little enough to stream."""
+"""Limits of a piece: small enough that many processes share the work and that pieces are streamed."""
 _CHUNK_CHARACTERS = 1 << 20
 _LARGEST_DOCUMENT_BYTES = 1 << 31
 """Limit of one text: an index counts the tokens of a document in 31 bits."""
 _MOST_EXPANSION = 100
-"""Times its size that a packed text may become, beyond MAX_BYTES; texts of people become three to ten times theirs."""
+"""Factor by which a compressed text above MAX_BYTES may grow; usual texts grow by three to ten."""
 _MOST_PADDING_BYTES = 1 << 20
-"""Zeros after a gzip file; those of a tape's block are a few thousand."""
+"""Limit of zeros after the content of a gzip file; the padding of a tape's block has a few thousand."""
 _FAULTS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
-"""What readers raise about a damaged file, besides the errors of pyarrow."""
+"""Errors that readers raise for a damaged file, besides the errors of pyarrow."""
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 Made = TypeVar("Made")
@@ -52,14 +52,14 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class RecordPiece:
-    """Neighbouring records of one file.
+    """Consecutive records of one file.
 
     Attributes:
-        unit: "line", "element" or "row"; empty where the file is one record.
-        numbers: of the records, from 1 on.
+        unit: "line", "element" or "row"; "" if the file is one record.
+        numbers: numbers of the records, from 1 on.
         records: JSON as bytes, rows as dicts, or texts.
-        done_bytes: of all files, that have been read when this piece ends.
-        broken: why nothing of the file can be read behind these records, if that is so.
+        done_bytes: bytes of all files read at the end of this piece.
+        broken: the reason if the file cannot be read after these records, else None.
     """
 
     file: str
@@ -70,8 +70,8 @@ class RecordPiece:
     broken: DataError | None = None
 
     def each(self, make: Callable[[Any, str], Made]) -> tuple[list[Made], list[DataError]]:
-        """What `make` makes of the value of each record and of its place, "a.jsonl, line 3"; and the errors about those
-        that are no JSON, or that it refuses, and about where the file breaks off."""
+        """Return the results of make(value, where) for all records, and the errors: of records that are no JSON or that
+        `make` refuses, and of a broken file. `where` is a place such as "a.jsonl, line 3"."""
         made, errors = [], []
         for number, record in zip(self.numbers, self.records, strict=True):
             where = f"{self.file}, {self.unit} {number}" if self.unit else self.file
@@ -85,7 +85,7 @@ class RecordPiece:
 
 
 def text_of(record: Any, where: str, key: str) -> str:
-    """The document of a record: its string under `key`, or all of a text. Raises DataError that names it."""
+    """The document of a record: its string under `key`, or the whole text. Raises DataError that names the record."""
     text = record.get(key) if isinstance(record, dict) else record
     if isinstance(text, str):
         utf8(text, where)
@@ -101,7 +101,7 @@ def text_of(record: Any, where: str, key: str) -> str:
 
 
 def utf8(text: str, where: str) -> bytes:
-    """Raises DataError for half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    """Encode `text`; raises DataError for half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -109,11 +109,11 @@ def utf8(text: str, where: str) -> bytes:
 
 
 def read_pieces(files: Sequence[Path], column: str | None, *, lines_of_text: bool = False) -> Iterator[RecordPiece]:
-    """The records of all files in turn; a file that cannot be read ends with a piece that is broken.
+    """Yield the records of all files in turn; a file that cannot be read ends with a broken piece.
 
     Args:
-        column: the only column of tables that is needed, where they have it; None for all of them.
-        lines_of_text: a file whose name tells no kind holds lines of JSON, not one text.
+        column: the only column to read from tables that have it; None: all columns.
+        lines_of_text: whether a file with an unknown suffix has lines of JSON rather than one text.
 
     Raises ConfigError for a file that needs a package that is not installed.
     """
@@ -125,7 +125,7 @@ def read_pieces(files: Sequence[Path], column: str | None, *, lines_of_text: boo
 
 
 def _pieces(path: Path, kind: str, column: str | None, before: int) -> Iterator[RecordPiece]:
-    """The pieces of one file; `before`: bytes of the files before it."""
+    """Yield the pieces of one file; `before`: bytes of the files before it."""
     unit, numbers, records, num_bytes, position = "", [], [], 0, 0
     broken: DataError | None = None
     try:
@@ -143,7 +143,7 @@ def _pieces(path: Path, kind: str, column: str | None, before: int) -> Iterator[
 
 
 def _records(path: Path, kind: str, column: str | None) -> Iterator[tuple[str, Record, int]]:
-    """The unit of the records of a file, each of them, and how many bytes of the file have been read with it."""
+    """Yield (unit, record, bytes of the file that have been read) for each record of a file."""
     source = Source(str(path), DataError, "fetch or write it again, texts in UTF-8")
     with opened(path, source) as raw, _told(source):
         if kind in ("parquet", "arrow"):
@@ -162,7 +162,7 @@ def _records(path: Path, kind: str, column: str | None) -> Iterator[tuple[str, R
 
 @contextmanager
 def _told(source: Source) -> Iterator[None]:
-    """Whatever the readers of a format raise becomes one message."""
+    """Turn the errors of all readers into one message."""
     try:
         yield
     except MemoError:
@@ -186,7 +186,7 @@ def _zstandard(raw: BinaryIO, path: Path) -> BinaryIO:
 
 
 class _LittlePadding(io.RawIOBase):
-    """A file that ends with few zeros: Python's gzip skips them one by one, and a sparse file has billions."""
+    """A file that refuses many zeros at its end. Python's gzip skips them singly, and a sparse file has billions."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw, self._num_zeros = raw, 0
@@ -208,7 +208,7 @@ _UNPACKERS: dict[str, Callable[[BinaryIO, Path], AbstractContextManager[BinaryIO
 
 
 def _lines(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
-    """Lines that are not blank."""
+    """Yield lines that are not blank."""
     for number, line in enumerate(read_lines(file, source), 1):
         if line.strip():
             yield number, line, len(line)
@@ -225,31 +225,31 @@ def _text(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
 
 
 def _csv_rows(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
-    """Rows of a table with commas, or with tabs, as dicts by the names in its first row; a list where they differ."""
+    """Yield rows of a table with commas or tabs as dicts by the names in row 1; a row of another length as a list."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     rows = read_table(file, source, delimiter="\t" if ".tsv" in suffixes else ",")
     _, names = next(rows, (0, None))
     if names is None:
         raise source.refusal("is empty: its first row must name the columns")
     for number, (_, row) in enumerate(rows, start=2):
-        if row:  # else a blank line
+        if row:  # not a blank line
             record: Any = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
             yield number, record, sum(map(len, row))
 
 
 def _begins_a_list(file: BinaryIO) -> bool:
-    """Whether the first character that is no blank opens a list; the position in the stream stays."""
+    """Whether the first character that is not blank opens a list; does not move the position in the stream."""
     peeked = file.peek(4096)  # type: ignore[attr-defined]
     return bool(peeked.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["))
 
 
 def _elements(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
-    """The elements of a list, as JSON; a list of any length takes the memory of a few of them."""
+    """Yield the elements of a list as JSON; a list of any length needs the memory of a few elements."""
     text, decode = io.TextIOWrapper(file, encoding="utf-8-sig"), json.JSONDecoder().raw_decode
     buffer, at, is_all, number = "", 0, False, 0
 
     def read_on() -> bool:
-        """Read as much again as is left, so that a long value is scanned few times. False at the end."""
+        """Double the unread text, so that a long value is scanned few times. Returns false at the end."""
         nonlocal buffer, at, is_all
         found = text.read(max(_CHUNK_CHARACTERS, len(buffer) - at))
         buffer, at, is_all = buffer[at:] + found, 0, not found
@@ -278,7 +278,7 @@ def _elements(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
             problem: object = "it goes on"
             try:
                 end = decode(buffer, at)[1]
-                if end < len(buffer) or is_all:  # a number may go on
+                if end < len(buffer) or is_all:  # else a number may continue in the next chunk
                     break
             except RecursionError:
                 raise source.refusal(f"element {number} is nested too deep", "repair the file") from None

@@ -1,9 +1,9 @@
-"""What every dataset hands out: one training sample, cut from a window of seq_length + 1 tokens.
+"""One training sample, as every dataset yields it: cut from a window of seq_length + 1 tokens.
 
 window      t0 t1 t2 | t3 t4 t5 t6      "|" ends a document, s = 6
 tokens      t0 t1 t2   t3 t4 t5         the first s
 labels      t1 t2 t3   t4 t5 t6         the last s
-loss_mask    1  1  0    1  1  1         t2 need not foresee a document that has nothing to do with its own
+loss_mask    1  1  0    1  1  1         t2 need not predict the next document
 positions    0  1  2    0  1  2
 cu_seqlens   0, 3, 6
 """
@@ -28,12 +28,12 @@ class Sample:
     positions: NDArray[np.int64]
     """[s], from 0 in each document."""
     cu_seqlens: NDArray[np.int32]
-    """[number of documents + 1], from 0 to s: where documents begin and end among `tokens`."""
+    """[number of documents + 1], from 0 to s: boundaries of documents in `tokens`."""
 
 
 @runtime_checkable
 class SampleDataset(Protocol):
-    """Anything that yields samples by index, without end; the same index always gives the same sample."""
+    """An endless sequence of samples by index; the same index always gives the same sample."""
 
     @property
     def seq_length(self) -> int: ...
@@ -44,8 +44,8 @@ class SampleDataset(Protocol):
 def cut_sample(window: NDArray[np.int64], document_ends: NDArray[np.integer]) -> Sample:
     """Make the sample of `window` (shape [s + 1]).
 
-    `document_ends` holds, in increasing order, the offsets in [1, s] at which a document ends (one past its
-    last token). Without any, the window is one text: nothing is masked.
+    `document_ends` has the offsets in [1, s] at which a document ends (one past its last token), in increasing order.
+    If it is empty, the window is one text and nothing is masked.
     """
     seq_length = len(window) - 1
     loss_mask = np.ones(seq_length, dtype=np.float32)

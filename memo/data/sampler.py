@@ -1,8 +1,8 @@
-"""Which samples make the next global batch, and which of them each data-parallel rank computes.
+"""Chooses the samples of the next global batch, and those that each data-parallel rank computes.
 
-The order of samples never depends on the layout: global batch k is samples k * g ... (k + 1) * g - 1 of the
-dataset, whatever dp and the micro batch size are. As in Megatron-LM's pretraining sampler, within a global
-batch microbatches come first and ranks second:
+The order of samples never depends on the layout: global batch k is samples k * g ... (k + 1) * g - 1 of the dataset,
+for any dp and micro batch size. As in Megatron-LM's pretraining sampler, a global batch is divided first into
+microbatches and then among ranks:
 
     g = 8, dp = 2, micro batch size 2       microbatch 0      microbatch 1
     rank 0                                  0 1               4 5
@@ -15,11 +15,11 @@ from memo.errors import CheckpointError, ConfigError
 class GlobalBatchSampler:
     """Walks through a dataset; its whole state is (seed, consumed_samples).
 
-    The global batch size may change between a save and a load: no sample is then skipped or repeated.
+    The global batch size may change between a save and a load without skipping or repeating a sample.
     """
 
     def __init__(self, global_batch_size: int, seed: int, consumed_samples: int = 0) -> None:
-        """`seed` is the one that orders the dataset, kept so that a resumed run cannot change it unseen."""
+        """`seed` is the seed that orders the dataset; it is kept so that a resumed run cannot change it unnoticed."""
         if global_batch_size < 1:
             raise ConfigError(f"global-batch-size = {global_batch_size}; it must be at least 1")
         if consumed_samples < 0:
@@ -29,9 +29,9 @@ class GlobalBatchSampler:
         self.consumed_samples = consumed_samples
 
     def indices(self, dp_rank: int, dp_size: int, micro_batch_size: int) -> list[list[int]]:
-        """Samples of the next global batch for one rank: a list of micro_batch_size for each microbatch.
+        """Samples of the next global batch for one rank: a list of micro_batch_size indices for each microbatch.
 
-        Raises ConfigError when the global batch does not divide evenly, or for a rank outside of dp_size.
+        Raises ConfigError if the global batch does not divide evenly, or for a rank outside dp_size.
         """
         if dp_size < 1 or micro_batch_size < 1 or not 0 <= dp_rank < dp_size:
             raise ConfigError(
@@ -57,9 +57,9 @@ class GlobalBatchSampler:
         return {"seed": self.seed, "consumed_samples": self.consumed_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where `state` was taken; raises CheckpointError when it belongs to another seed.
+        """Continue where `state` was taken; raises CheckpointError if it has another seed.
 
-        Before the first sample any seed will do: weights that were imported know none.
+        Before the first sample any seed is accepted, because imported weights have none.
         """
         if state["consumed_samples"] and state["seed"] != self.seed:
             raise CheckpointError(

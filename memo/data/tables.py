@@ -1,7 +1,7 @@
-"""Rows of Parquet and Arrow files, some hundred at a time; Arrow's are what Hugging Face's datasets keep on disk.
+"""Reads rows of Parquet and Arrow files, some hundred at a time; Hugging Face's datasets stores Arrow files.
 
-They are read with pyarrow, as datasets reads them, but in place. datasets itself asks the network to count that a file
-of this disk is loaded, takes 2.6 times as long for Parquet, reads the text 007 of a CSV file as the number 7 and NA as
+pyarrow reads them in place, as datasets does. memo does not use datasets itself: it contacts the network to count the
+load of a local file, takes 2.6 times as long for Parquet, reads the text 007 of a CSV file as the number 7 and NA as
 null, and refuses a line of JSON without its file and number.
 """
 
@@ -14,16 +14,16 @@ from memo.artifacts.memory_limit import address_space_bytes, limited_memory
 from memo.errors import ConfigError
 
 _ROWS, _ROWS_BYTES = 256, 32 << 20
-"""Rows that become values of Python together, and about how many bytes of them."""
+"""The most rows, and about the most bytes, that become Python values at once."""
 MEMORY_BYTES = 768 << 20
-"""What these may take beyond what the process has: a kilobyte of such a file can stand for gigabytes."""
+"""Limit of additional memory for reading: a kilobyte of a compressed table can stand for gigabytes."""
 
 Record = tuple[int, Any, int]
-"""Number in the file from 1, the record (of a table: values by column), and its bytes."""
+"""Number in the file from 1, the record (in a table: {column: value}), and its bytes."""
 
 
 def package(name: str, path: Path) -> Any:
-    """A module of pyarrow, to read `path`. Raises ConfigError where it is not installed."""
+    """Import a module of pyarrow, to read `path`. Raises ConfigError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -34,13 +34,13 @@ def package(name: str, path: Path) -> Any:
 
 
 def table_rows(mapped: Any, kind: str, path: Path, column: str | None) -> Iterator[Record]:
-    """Rows of a Parquet file, or of a file or stream of Arrow, as dicts by column."""
+    """Yield rows of a Parquet file, or of an Arrow file or stream, as {column: value}."""
     if kind == "parquet":
         file = _limited(lambda: package("pyarrow.parquet", path).ParquetFile(mapped))
         columns, described = _columns(file.schema_arrow.names, column), file.metadata
         row_bytes = sum(described.row_group(i).total_byte_size for i in range(described.num_row_groups))
         num_rows = max(1, min(_ROWS, _ROWS_BYTES * described.num_rows // max(1, row_bytes)))
-        # Without threads, as one in which memory ends would end the process.
+        # Without threads, because a thread that runs out of memory would end the process.
         batches = file.iter_batches(batch_size=num_rows, columns=columns, use_threads=False)
     else:
         ipc = package("pyarrow.ipc", path)
@@ -52,7 +52,7 @@ def table_rows(mapped: Any, kind: str, path: Path, column: str | None) -> Iterat
     number = 0
     while (batch := _limited(lambda: next(batches, None))) is not None:
         batch = batch if columns is None else batch.select(columns)
-        batch.validate(full=True)  # its offsets are mapped as they are, and damaged ones would end the process
+        batch.validate(full=True)  # offsets are mapped from the file, and damaged ones would end the process
         row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
         step = max(1, min(_ROWS, _ROWS_BYTES // row_bytes))
         for first in range(0, batch.num_rows, step):
@@ -66,13 +66,13 @@ def _columns(names: list[str], column: str | None) -> list[str] | None:
 
 
 def _limited(act: Callable[[], Any]) -> Any:
-    """What `act` returns. Raises MemoryError where that takes too much memory."""
+    """Return act(). Raises MemoryError if it takes too much memory."""
     with limited_memory(address_space_bytes() + MEMORY_BYTES):
         return act()
 
 
 def _without_nulls(value: Any) -> Any:
-    """A value without the fields that are null: a row of a table has a null for each field that only other rows use."""
+    """A value without null fields: a row of a table has a null for each field that only other rows use."""
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

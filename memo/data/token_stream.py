@@ -1,14 +1,14 @@
-"""Samples out of whatever hands out token ids, or texts: a torch Dataset or IterableDataset, a list, a generator.
+"""Samples from any source of token ids or texts: a torch Dataset or IterableDataset, a list, a generator.
 
-Each item is a document: token ids in one dim, a text where the run has a tokenizer, or a mapping as Hugging Face's
-tokenizers write it (`input_ids`; where `attention_mask` is 0 there is padding, where `labels` are -100 nothing to
-learn). Items of two dims are batches of documents, and an iterable of single ids is one document. As in a corpus
-(memo.data.packing), the documents of an epoch lie end to end and are cut into windows of s + 1 tokens that overlap by
-one; what is left over at the end is dropped.
+Each item is a document: token ids in one dim, a text if the run has a tokenizer, or a mapping as Hugging Face's
+tokenizers write it (`input_ids`; `attention_mask` is 0 for padding, `labels` are -100 for tokens that are not learned).
+Items of two dims are batches of documents, and an iterable of single ids is one document. As in a corpus
+(memo.data.packing), the documents of an epoch are concatenated and cut into windows of s + 1 tokens that overlap by
+one; the rest at the end is dropped.
 
-A source with items by number is read in an order that (seed, epoch) decides, one that can only be iterated in its own
-order. A sample is found by reading all that come before it. So a run that goes on reads again what it has read, and
-needs a source that hands out the same items every time and on every rank; a checksum of the first sample is compared.
+A source with items by number is read in an order that (seed, epoch) decides; a source that can only be iterated is read
+in its own order. Finding a sample means reading all samples before it. So a resumed run reads its data again, and needs
+a source that yields the same items every time and on every rank; a checksum of the first sample is compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,21 +27,21 @@ from memo.data.tokenizer import Tokenizer
 from memo.errors import ConfigError, DataError
 
 _NOT_LEARNED = -100
-"""The label of torch's losses for what does not count."""
+"""The label that torch's losses ignore."""
 _STREAM = 2
 _MOST_IDS = 4096
 """Single ids that are gathered before they become a part of a document."""
 _KEPT_SAMPLES = 64
-"""The samples asked for last are kept, because the planning of memory asks for its samples twice."""
+"""The most recent samples are kept, because the planning of memory reads its samples twice."""
 
 _Document = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]
-"""Ids, the mask of what is learned of them, and whether a document ends with each: [n] all."""
+"""Ids, the mask of learned ids, and whether a document ends with an id: [n] each."""
 
 
 class TokenStream:
     """Endless samples; sample i is the i-th window of the stream.
 
-    Without `packing` a sample is one text from 0 to s. Memory: a window, and the samples asked for last.
+    Without `packing` a sample is one text from 0 to s. Memory: a window, and the most recent samples.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class TokenStream:
         name: str = "train_data",
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """Reads the first sample. Raises DataError for items that are no token ids, nor texts for a tokenizer, and
-        ConfigError for too few of them."""
+        """Read the first sample. Raises DataError for items that are neither token ids nor (with a tokenizer) texts,
+        and ConfigError for too few tokens."""
         self.seq_length, self.seed, self.packing = seq_length, seed, packing
         self._source, self._name, self._kind = source, name, type(source).__name__
         self._tokenizer = tokenizer
@@ -93,25 +93,25 @@ class TokenStream:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples of an epoch, counted by reading all of it. Raises AttributeError for a source without a length."""
+        """Samples of an epoch, counted by reading the epoch. Raises AttributeError for a source without a length."""
         if not self._has_numbers:
             raise AttributeError(f"{self._kind} has no length")
         num_tokens = sum(len(ids) for ids, _, _ in self._documents(0))
         return (num_tokens - 1) // self.seq_length
 
     def where(self, index: int, offset: int) -> str:
-        """Of token `offset` of the window of sample `index`."""
+        """Where token `offset` of the window of sample `index` comes from."""
         return f"{self._name} ({self._kind}), token {index * self.seq_length + offset} of those it hands out"
 
     def identity(self) -> dict[str, Fact]:
-        """What decides its samples, as far as the first of them tells."""
+        """{flag: fact} that identifies the stream, by its first sample."""
         digest = checksum()
         digest.update(self._first.tokens.astype("<i8").tobytes())
         digest.update(self._first.loss_mask.astype("<f4").tobytes())
         return {"data_path": f"a stream that begins with {digest.hexdigest()}", "packing": self.packing}
 
     def describe(self) -> str:
-        """For people to read."""
+        """A description for people."""
         order = "shuffled each epoch" if self._has_numbers else "in the order of its own"
         return f"documents from a {self._kind}, {order}"
 
@@ -119,7 +119,7 @@ class TokenStream:
         self._windows, self._next = self._cut(), 0
 
     def _cut(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]]:
-        """Window [s + 1], the ends of documents in it, and the mask of its tokens; epoch after epoch."""
+        """Yield (window [s + 1], the ends of documents in it, the mask of learned tokens), epoch after epoch."""
         size = self.seq_length
         for epoch in count():
             parts: list[_Document] = []
@@ -149,7 +149,7 @@ class TokenStream:
                 )
 
     def _documents(self, epoch: int) -> Iterator[_Document]:
-        """The documents of one epoch, without empty ones."""
+        """Yield the documents of one epoch that are not empty."""
         single: list[int] = []
         for number, item in enumerate(self._items(epoch)):
             if isinstance(item, int | np.integer) and not isinstance(item, bool):
@@ -164,7 +164,7 @@ class TokenStream:
             yield _of_ids(np.array(single), ends=True)
 
     def _ids_of(self, text: str, where: str) -> NDArray[np.integer]:
-        """The tokens of a text and the one that ends a document, as in a corpus."""
+        """The tokens of a text and the end-of-document token, as in a corpus."""
         if self._tokenizer is None:
             raise DataError(
                 f"{where} is a text, and the run has no tokenizer: give one, such as tokenizer='byte', or token ids"
@@ -181,7 +181,7 @@ class TokenStream:
 
 
 def has_numbers(source: Any) -> bool:
-    """Whether items are asked for by number; torch's IterableDataset inherits a way to, which raises."""
+    """Whether a source has items by number; torch's IterableDataset inherits a `__getitem__` that raises."""
     is_iterable_dataset = any(kind.__name__ == "IterableDataset" for kind in type(source).__mro__)
     return hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_iterable_dataset
 
@@ -198,7 +198,7 @@ def _of_ids(ids: NDArray[np.integer], ends: bool) -> _Document:
 
 
 def _documents_of(item: Any, where: str) -> Iterator[_Document]:
-    """The documents of an item that are not empty."""
+    """Yield the documents of an item that are not empty."""
     fields = item if isinstance(item, Mapping) else {"input_ids": item}
     if "input_ids" not in fields:
         names = ", ".join(map(str, fields))
@@ -228,7 +228,7 @@ def _rows(value: Any, where: str) -> NDArray[np.integer]:
     """[documents, tokens]."""
     try:
         found = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:  # of lists of several lengths, or of a GPU's tensor
+    except (ValueError, TypeError, RuntimeError) as error:  # lists of several lengths, or a tensor on a GPU
         raise DataError(f"{where} cannot be read as an array ({error}): hand out token ids on the CPU") from None
     if not found.size and found.ndim in (1, 2):
         return np.empty((1, 0), dtype=np.int64)

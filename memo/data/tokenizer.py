@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Tokenizers: from text to token ids and back."""
 
 import contextlib
 import json
@@ -22,19 +22,19 @@ END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """Names of the end-of-document token (GPT-2 and Qwen, Llama 3, Llama 2, Gemma), tried in this order."""
 _NUM_BYTES = 256
 _LARGEST_DEFINITION_BYTES = 1 << 28
-"""The largest vocabularies in use take an eighth of it."""
+"""Limit of a tokenizer.json; the largest in use have an eighth of it."""
 
 
 class Tokenizer(Protocol):
-    """What the data tools need of a tokenizer."""
+    """The part of a tokenizer that memo uses."""
 
     @property
     def name(self) -> str:
-        """For people to read."""
+        """A name for people."""
 
     @property
     def vocab_size(self) -> int:
-        """Every id is below it."""
+        """A number above every id."""
 
     @property
     def eod(self) -> int:
@@ -44,28 +44,28 @@ class Tokenizer(Protocol):
         """Ids of `text`, shape [n]. Raises UnicodeEncodeError for half of a surrogate pair."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """`encode` of each text, on all cores where the tokenizer can."""
+        """`encode` each text, on all cores if the tokenizer can."""
 
     def decode(self, ids: ArrayLike) -> str:
         """Text of `ids`, shape [n], without special tokens. Raises DataError for an unknown id."""
 
     @property
     def special_texts(self) -> tuple[str, ...]:
-        """How the special tokens are spelled."""
+        """The spellings of the special tokens."""
 
     def encode_located(self, texts: Sequence[str]) -> "list[Located]":
-        """Texts that a chat template wrote: unlike in `encode`, a special token that is spelled out is that token."""
+        """Encode texts of a chat template: unlike in `encode`, the spelling of a special token becomes this token."""
 
 
 @dataclass(frozen=True, eq=False)
 class Located:
-    """The tokens of a text and where they come from."""
+    """The tokens of a text and their characters."""
 
     ids: NDArray[np.int32]
     """[n]"""
     offsets: NDArray[np.int64]
-    """[n, 2], the characters [begin, end) of each token. The tokens of one character (bytes of an emoji) all have it;
-    some tokenizers leave out the blanks around a word."""
+    """[n, 2], the characters [begin, end) of each token. Several tokens of one character (bytes of an emoji) have the
+    same offsets; some tokenizers leave out the blanks around a word."""
 
 
 class ByteTokenizer:
@@ -84,12 +84,13 @@ class ByteTokenizer:
 
     def decode(self, ids: ArrayLike) -> str:
         values = _checked_ids(ids, self.vocab_size)
-        # A sample may begin in the middle of a character, so broken bytes are shown and not refused.
+        # A sample may begin in the middle of a character, so broken bytes are shown rather than refused.
         return values[values < _NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
     @property
     def definition(self) -> bytes:
-        """As a tokenizer.json: byte-level BPE without merges, in which the id of a byte's letter is the byte."""
+        """This tokenizer as a tokenizer.json: byte-level BPE without merges, where the id of a byte's letter is the
+        byte."""
         eod = {"id": self.eod, "content": END_OF_DOCUMENT_NAMES[0], "special": True, "normalized": False}
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         content = {
@@ -110,12 +111,12 @@ class ByteTokenizer:
 
     def _located(self, text: str) -> Located:
         ids = self.encode(text)
-        begins = np.cumsum((ids & 0xC0) != 0x80) - 1  # all bytes but those that continue a character begin one
+        begins = np.cumsum((ids & 0xC0) != 0x80) - 1  # every byte except continuation bytes begins a character
         return Located(ids, np.stack([begins, begins + 1], axis=1))
 
 
 def _byte_letters() -> Iterator[str]:
-    """The letter that byte-level BPE shows each byte as: its own in Latin-1 where that is one, else the next unused."""
+    """Yield the letter of byte-level BPE for each byte: its Latin-1 letter if it is printable, else the next unused."""
     unused = count(_NUM_BYTES)
     for byte in range(_NUM_BYTES):
         letter = chr(byte)
@@ -130,15 +131,15 @@ class BPETokenizer:
 
         Raises DataError if it is unreadable or has no end-of-document token.
         """
-        import tokenizers  # here, because the byte tokenizer starts faster without
+        import tokenizers  # imported here, because the byte tokenizer starts faster without it
 
         source = Source(str(path), DataError, "give a tokenizer.json of Hugging Face")
         self.definition = definition or read_bytes(path, source, max_bytes=_LARGEST_DEFINITION_BYTES)
-        """The file's content, to be copied beside the data."""
+        """The file's content, to be copied next to the data."""
         self._path = path
         with _told(f"{path} cannot be read as a tokenizer.json"):
             self._tokenizer = tokenizers.Tokenizer.from_str(self.definition.decode("utf-8"))
-        # Both are often stored in the file for inference, and would cut or pad our documents.
+        # Files often have settings for truncation and padding in inference, which would cut or pad documents.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -159,7 +160,7 @@ class BPETokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         for text in texts:
-            text.encode("utf-8")  # the Rust side would answer half a surrogate pair with a TypeError
+            text.encode("utf-8")  # the library would raise a TypeError for half a surrogate pair
         # A document that spells "<|endoftext|>" is text about tokenizers, not the end of a document.
         return [np.array(each.ids, dtype=np.int32) for each in self._encodings(texts, spelled_out=False)]
 
@@ -170,7 +171,7 @@ class BPETokenizer:
         ]
 
     def _encodings(self, texts: Sequence[str], spelled_out: bool) -> list[Any]:
-        """`spelled_out`: whether the name of a special token is that token."""
+        """`spelled_out`: whether the spelling of a special token becomes this token."""
         self._tokenizer.encode_special_tokens = not spelled_out
         with _told(f"{self._path} cannot encode a text"):
             found: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -185,7 +186,7 @@ class BPETokenizer:
 
 @contextlib.contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Errors of the library, and panics of its Rust code, which are no Exception, become DataError."""
+    """Turn errors of the library, and panics of its Rust code, which are no Exceptions, into DataError."""
     try:
         yield
     except BaseException as error:
@@ -196,10 +197,10 @@ def _told(what: str) -> Iterator[None]:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, path: str | Path) -> BPETokenizer:
-    """Train a byte-level BPE (as GPT-2's, so that any text survives a round trip) and save it to `path`.
+    """Train a byte-level BPE (like GPT-2's, so that any text survives a round trip) and save it to `path`.
 
-    The vocabulary is `vocab_size` at most; few texts may hold too few pairs to fill it.
-    Raises ConfigError when it cannot even hold the 256 bytes and the end-of-document token.
+    The vocabulary has at most `vocab_size` tokens; few texts may have too few pairs to fill it. Raises ConfigError if
+    there is no room for the 256 bytes and the end-of-document token.
     """
     if vocab_size < _NUM_BYTES + 1:
         raise ConfigError(f"vocab-size = {vocab_size}, but byte-level BPE needs at least {_NUM_BYTES + 1}; raise it")
@@ -221,9 +222,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, path: str | Path) -> BPETok
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """`byte`, a tokenizer.json, or a directory with one.
+    """Load `byte`, a tokenizer.json, or a directory with one.
 
-    Raises ConfigError when there is no such file, CheckpointError for one that is a link out of the directory.
+    Raises ConfigError if there is no such file, CheckpointError if it is a link that leads out of the directory.
     """
     if str(spec) == ByteTokenizer.name:
         return ByteTokenizer()
@@ -236,7 +237,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
 
 def _remedy(spec: str) -> str:
-    """What to do about a tokenizer that is not there."""
+    """The remedy for a missing tokenizer."""
     if spec in PRESETS:
         return f"{spec} is a preset, a shape without a tokenizer: give the directory of the model, or `byte`"
     if hub_name(spec):
