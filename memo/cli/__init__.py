@@ -1,1 +1,1 @@
-"""The command `memo`. Each subcommand imports what it needs when it is called, and no sooner."""
+"""The command `memo`. Each subcommand imports its modules only when it is called."""

@@ -1,4 +1,4 @@
-"""`memo data demo`, `build`, `chat` and `pairs`: from text to a corpus that `memo train --data-path` reads."""
+"""`memo data demo`, `build`, `chat` and `pairs`: build corpora for `memo train --data-path`."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from memo.data.progress import speed_line
 from memo.units import format_count
 
 COMMANDS = (
-    Command("demo", "a corpus that every machine has: Python's standard library", "memo.cli.data", "demo"),
-    Command("build", "a corpus of lines and tables of JSON, Parquet or CSV, and of texts", "memo.cli.data", "build"),
-    Command("chat", "a corpus of conversations, whose answers alone are learned", "memo.cli.data", "chat"),
-    Command("pairs", "a corpus of preferences, for memo train --preference", "memo.cli.data", "pairs"),
+    Command("demo", "build a corpus of texts that every machine has: Python's library", "memo.cli.data", "demo"),
+    Command("build", "build a corpus of texts, or of JSON, Parquet or CSV records", "memo.cli.data", "build"),
+    Command("chat", "build a corpus of conversations, in which only answers are learned", "memo.cli.data", "chat"),
+    Command("pairs", "build a corpus of preferences, for memo train --preference", "memo.cli.data", "pairs"),
 )
 BUILD_EXAMPLES = (
     "memo data build texts.jsonl data/mine --tokenizer Llama-3.1-8B",
@@ -28,12 +28,12 @@ BUILD_EXAMPLES = (
 CHAT_EXAMPLES = ("memo data chat chats.jsonl data/chat --tokenizer Llama-3.1-8B-Instruct --eval-fraction 0.05",)
 PAIRS_EXAMPLES = ("memo data pairs pairs.jsonl data/pairs --tokenizer Llama-3.1-8B-Instruct --eval-fraction 0.05",)
 _SPEED_FROM_BYTES = 1 << 20
-"""Bytes of files from which the speed is printed: the speed of fewer says nothing."""
+"""The speed is printed only for at least this many bytes; for fewer it means nothing."""
 ABOUT = "Write OUT.bin, OUT.idx and OUT.json, in Megatron-LM's format."
 
 
 def main(argv: Sequence[str]) -> int:
-    """Raises MemoError for what cannot be read, built or written."""
+    """Raises MemoError for inputs that cannot be read or built, and files that cannot be written."""
     return dispatch("memo data", ABOUT, COMMANDS, argv)
 
 
@@ -43,14 +43,14 @@ class _Split:
     eval_fraction: Annotated[float, Flag(aliases=("split_eval",))] = 0.0
     """Share of the documents, in [0, 1), that goes to OUT-eval instead."""
     progress: bool = True
-    """Progress bar, with bytes a second and the time that is left, when standard error is a terminal."""
+    """Show a progress bar with bytes per second and remaining time if standard error is a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Files(_Split):
     skip_unreadable: bool = False
-    """Leave out what cannot be read, a record or a file, count it and tell the first five; else the first ends the
-    build."""
+    """Leave out records and files that cannot be read, count them and name the first five; otherwise the first one ends
+    the build."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,9 @@ class _Options(_Split):
     tokenizer: str = "byte"
     """byte, a tokenizer.json or its directory, or bpe to train one on the corpus (set vocab-size)."""
     vocab_size: int | None = None
-    """Tokens of a bpe tokenizer that is trained."""
+    """Vocabulary of a bpe tokenizer to train."""
     workers: int = 0
-    """Processes that tokenize; 0: one a core. They change nothing of the corpus."""
+    """Processes that tokenize; 0: one for each core. The corpus does not depend on their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +76,11 @@ class _Build(_Options, _Files):
     """Build a corpus of your own documents."""
 
     paths: Annotated[tuple[str, ...], Flag(metavar="IN... OUT", is_positional=True)]
-    """.jsonl, .json (lists), .csv, .tsv, .parquet and .arrow files (a document a record), other text files (a document
-    a file), any of them as .gz, .zst, .bz2 or .xz, directories of them, and what `save_to_disk` of Hugging Face's
-    datasets wrote; last the prefix of the files to write."""
+    """.jsonl, .json (lists), .csv, .tsv, .parquet and .arrow files (each record is a document), other text files (each
+    file is a document), these compressed as .gz, .zst, .bz2 or .xz, directories of them, and directories that
+    `save_to_disk` of Hugging Face's datasets wrote; last the prefix of the files to write."""
     json_key: Annotated[str, Flag(aliases=("text_column",))] = "text"
-    """Key of a record, or column of a table, that holds the text."""
+    """Key of a record, or column of a table, with the text."""
     append_eod: bool = True
     """End each document with the tokenizer's end-of-document token."""
 
@@ -88,13 +88,13 @@ class _Build(_Options, _Files):
 @dataclass(frozen=True, kw_only=True)
 class _Rendered(_Files):
     paths: Annotated[tuple[str, ...], Flag(metavar="IN... OUT", is_positional=True)]
-    """.jsonl, .json (lists), .parquet and .arrow files (a conversation, or a pair, a record) and directories that hold
-    some; last the prefix of the files to write."""
+    """.jsonl, .json (lists), .parquet and .arrow files (each record is a conversation or a pair) and directories of
+    such files; last the prefix of the files to write."""
     tokenizer: str
-    """Directory of the model, or its tokenizer.json; byte for bytes."""
+    """Directory of the model, or its tokenizer.json; byte: the bytes of the text."""
     chat_template: str | None = None
-    """Of messages: chatml, llama3 or plain, a file of Jinja, or a directory of a model that has a chat template;
-    default: the tokenizer's own."""
+    """Chat template for messages: chatml, llama3 or plain, a Jinja file, or the directory of a model with a chat
+    template; default: the tokenizer's chat template."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +104,13 @@ class _Chat(_Rendered):
 
     chat_form: ChatForm | None = None
     """Form of all records: messages (OpenAI's), conversations (ShareGPT's), instruction (Alpaca's) or prompt; default:
-    the one whose fields a record has."""
+    decided by the fields of each record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pairs(_Rendered):
-    """Build a corpus of preferences: records of prompt, chosen and rejected, as texts or as lists of messages, whose
-    prompt may also be what chosen and rejected begin with."""
+    """Build a corpus of preferences: records of prompt, chosen and rejected, as texts or as lists of messages. A record
+    without prompt has it as the common beginning of chosen and rejected."""
 
 
 def demo(argv: Sequence[str]) -> None:
@@ -142,7 +142,7 @@ def _build_of_files(function: Callable[..., BuildSummary], options: _Build | _Re
 
 
 def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str | Sequence[str]) -> None:
-    """Call one function of memo.data, whose arguments are named like the options, and print what it has built."""
+    """Call a build function of memo.data, whose arguments are named like the options, and print a summary."""
     given = {name: value for name, value in vars(options).items() if name not in ("out", "paths", "eval_fraction")}
     reading = Reading(**{field.name: given.pop(field.name) for field in fields(Reading) if field.name in given})
     require(reading.workers >= 0, f"--workers is {reading.workers}: give 1 or more, or 0 for one a core")

@@ -1,4 +1,4 @@
-"""`memo doctor`: what this machine has for a run, what is missing, and what to do about it."""
+"""`memo doctor`: checks what this machine has for a run, what is missing, and what to do about it."""
 
 import contextlib
 import dataclasses
@@ -20,9 +20,9 @@ from memo.errors import EXIT_FAILED, host_name
 from memo.text_table import text_table
 
 ABOUT = (
-    "Look at this machine as a run would find it: torch, CUDA and drivers, compilers, limits, memory, disks. "
-    "Under srun or torchrun also at the others: which nodes are missing, what is wrong on each, and how fast "
-    "they reduce together. Says for each what to do where something is missing. Exit status: 0 if a run can start, 3 "
+    "Check this machine as a run would find it: torch, CUDA and drivers, compilers, limits, memory, disks. "
+    "Under srun or torchrun also check all other nodes: which are missing, what is wrong on each, and how fast "
+    "they all-reduce together. Each finding comes with a remedy. Exit status: 0 if a run can start, 3 "
     "if something stops it."
 )
 EXAMPLES = (
@@ -36,24 +36,24 @@ EXAMPLES = (
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     save: str = "."
-    """Directory where checkpoints would go."""
+    """Directory for checkpoints."""
     offload_nvme_path: str | None = None
-    """Directory on a local disk, for records of activations that host memory does not hold."""
+    """Directory on a local disk, for records of activations that do not fit into host memory."""
     wait_s: float = 60.0
-    """Under srun or torchrun: seconds for which ranks wait for each other, before one counts as missing."""
+    """Under srun or torchrun: seconds that ranks wait for each other before a rank counts as missing."""
     json: bool = False
     """Print a JSON list of the findings."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status."""
+    """Run all checks and print them; returns the exit status."""
     options = parse_options(_Options, argv, prog="memo doctor", about=ABOUT, examples=EXAMPLES)
     require(0 < options.wait_s <= 3600, f"--wait-s is {options.wait_s:g}: give seconds above 0, up to 3600, such as 60")
     found: list[Finding] | None = findings(options.save, options.offload_nvme_path)
     os.environ.update(from_slurm(os.environ))
     if found is not None and world_size_from_env() > 1:
         found = with_ranks(found, options.wait_s)
-    if found is None:  # the first rank tells
+    if found is None:  # rank 0 prints
         return 0
     print(json.dumps([dataclasses.asdict(each) for each in found], indent=1) if options.json else _text(found))
     return EXIT_FAILED if any(each.state == "STOPS" for each in found) else 0
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 def findings(save: str, nvme_path: str | None) -> list[Finding]:
     """The findings of all checks on this machine; imports torch if it is installed."""
     torch: Any = None
-    with contextlib.suppress(ImportError, OSError):  # OSError: a library that it links
+    with contextlib.suppress(ImportError, OSError):  # OSError: a missing library that torch links
         torch = importlib.import_module("torch")
     gpus = checks.ask_driver()
     of_gpus = (checks.check_locked_memory, checks.check_shared_memory, checks.check_cpus, checks.check_host_memory)

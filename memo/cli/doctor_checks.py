@@ -1,4 +1,4 @@
-"""The checks of `memo doctor`: each function looks at one thing of this machine and says what it found."""
+"""The checks of `memo doctor`: each function checks one part of this machine and returns its finding."""
 
 import re
 import resource
@@ -17,28 +17,28 @@ from memo.estimate.host_memory import available_host_bytes, total_host_bytes
 from memo.units import GIB, MIB, format_bytes
 
 TORCH_NEEDED = (2, 11)
-"""As pyproject.toml asks for."""
+"""The lowest version, as in pyproject.toml."""
 CAPABILITY_NEEDED = 8.0
-"""Compute capability from which a GPU can run: attention on CUDA takes bf16, which GPUs compute from Ampere on."""
+"""The lowest compute capability: attention on CUDA needs bf16, which GPUs compute from Ampere on."""
 SHM_NEEDED_BYTES = GIB
-"""Size of /dev/shm where several GPUs talk through it: what NCCL's guide gives containers (--shm-size=1g)."""
+"""Size of /dev/shm for the messages of several GPUs: the size that NCCL's guide gives containers (--shm-size=1g)."""
 HOST_NEEDED_BYTES = 2 * GIB
-"""Free host memory of a rank below which torch and CUDA's libraries alone may not start."""
+"""Free host memory of a rank below which torch and CUDA's libraries may not even start."""
 DISK_NOTED_BYTES = 50 * GIB
-"""Free disk space below which two checkpoints of a model of two billion parameters do not fit."""
+"""Free disk space for two checkpoints of a model of two billion parameters."""
 NO_DISKS = ("tmpfs", "ramfs", "nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p", "fuse.sshfs")
 """File systems in host memory and on the network, by their names in /proc/mounts."""
 CPUS_OF_A_GPU = 4
-"""CPUs for each GPU below which launching kernels, reading data and updating states in host memory wait for them."""
+"""CPUs for each GPU. With fewer, kernel launches, data and updates of states in host memory wait for CPUs."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        state: note: a run works, but slower or with less; STOPS: it does not start, or not on the GPUs that are here.
-        remedy: what to do; empty where all is well.
+        state: note: a run works, but slower or with less memory; STOPS: a run does not start on these GPUs.
+        remedy: what to do; "" if nothing.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as its driver reports it; 0 stands for what it does not tell."""
+    """One GPU as its driver reports it; 0: not reported."""
 
     name: str
     capability: float
@@ -65,7 +65,7 @@ def ask_driver() -> list[Gpu]:
     def asked(name: str, *of: Any) -> Any:
         try:
             found = getattr(pynvml, name)(*of)
-        except pynvml.NVMLError:  # a driver that is older than the question, or a container that hides the answer
+        except pynvml.NVMLError:  # the driver is too old for the query, or the container hides the answer
             return None
         return found.decode() if isinstance(found, bytes) else found
 
@@ -83,7 +83,7 @@ def ask_driver() -> list[Gpu]:
 
 
 def check_torch(torch: Any) -> Finding:
-    """`torch` is the module; None where it is not installed."""
+    """`torch` is the module; None if it is not installed."""
     needed = ".".join(map(str, TORCH_NEEDED))
     if torch is None:
         return Finding("torch", "STOPS", "not installed", f"pip install 'torch>={needed}'")
@@ -94,7 +94,7 @@ def check_torch(torch: Any) -> Finding:
 
 
 def check_cuda(torch: Any, gpus: Sequence[Gpu]) -> Finding:
-    """Whether torch and the driver meet; torch says best why they do not."""
+    """Check that torch works with the driver; if not, the finding quotes torch's error."""
     if not gpus:
         remedy = "runs take the CPU; on a machine with GPUs install NVIDIA's driver, and give containers --gpus all"
         return Finding("CUDA", "note", "no GPU is seen, or no NVIDIA driver", remedy)
@@ -116,7 +116,7 @@ def check_cuda(torch: Any, gpus: Sequence[Gpu]) -> Finding:
 
 
 def check_gpus(gpus: Sequence[Gpu]) -> Finding:
-    """Old GPUs, and GPUs in use."""
+    """Check for GPUs that are too old, and GPUs in use."""
     found = ", ".join(f"{name} x {count}" for name, count in Counter(gpu.name for gpu in gpus).items())
     old = [gpu.capability for gpu in gpus if 0 < gpu.capability < CAPABILITY_NEEDED]
     if old:
@@ -130,7 +130,7 @@ def check_gpus(gpus: Sequence[Gpu]) -> Finding:
 
 
 def check_compiler(torch: Any, gpus: Sequence[Gpu]) -> Finding:
-    """What planned memory is compiled with on first use."""
+    """Check for the compiler and headers that build the planned allocator on first use."""
     without = "without it --memory-planner leaves memory to torch's allocator"
     try:
         found = find_compiler("memo doctor", AllocatorError)
@@ -147,7 +147,7 @@ def check_compiler(torch: Any, gpus: Sequence[Gpu]) -> Finding:
 
 
 def check_locked_memory(gpus: Sequence[Gpu]) -> Finding:
-    """Activations that move to host memory lie in pinned memory, of which `ulimit -l` is the limit."""
+    """Check the limit of pinned memory (`ulimit -l`), which offloaded activations use."""
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_free = limit_bytes == resource.RLIM_INFINITY
     found = "no limit" if is_free else f"at most {format_bytes(limit_bytes)} (ulimit -l)"
@@ -161,7 +161,7 @@ def check_locked_memory(gpus: Sequence[Gpu]) -> Finding:
 
 
 def check_shared_memory(gpus: Sequence[Gpu]) -> Finding:
-    """/dev/shm, through which NCCL talks between the GPUs of a node."""
+    """Check /dev/shm, which NCCL uses between the GPUs of a node."""
     try:
         usage = shutil.disk_usage("/dev/shm")
         free_bytes, found = usage.free, f"{format_bytes(usage.free)} free of {format_bytes(usage.total)}"
@@ -175,7 +175,7 @@ def check_shared_memory(gpus: Sequence[Gpu]) -> Finding:
 
 
 def check_cpus(gpus: Sequence[Gpu]) -> Finding:
-    """CPUs of this process, and the quota of its container, infinite without one."""
+    """Check the CPUs of this process and the quota of its container."""
     allowed, quota, needed = len(allowed_cpus()), cpu_quota(), CPUS_OF_A_GPU * len(gpus)
     found = f"{min(allowed, quota):g}" + (f" of {allowed}, by the container's quota" if quota < allowed else "")
     if min(allowed, quota) < needed:
@@ -185,7 +185,7 @@ def check_cpus(gpus: Sequence[Gpu]) -> Finding:
 
 
 def check_host_memory(gpus: Sequence[Gpu]) -> Finding:
-    """Host memory of this process, control groups counted; activations of long sequences and states wait there."""
+    """Check the host memory of this process within its control groups, for offloaded activations and states."""
     free_bytes, device_bytes = available_host_bytes(), sum(gpu.total_bytes for gpu in gpus)
     found = f"{format_bytes(free_bytes)} free of {format_bytes(total_host_bytes())}"
     if free_bytes < HOST_NEEDED_BYTES * max(1, len(gpus)):
@@ -199,7 +199,7 @@ def check_host_memory(gpus: Sequence[Gpu]) -> Finding:
 
 
 def check_disk(path: str) -> Finding:
-    """Where checkpoints would go: `path` is there, or would be made."""
+    """Check the disk for checkpoints; `path` exists or would be made."""
     folder, name = Path(path).absolute(), "disk of --save"
     while not folder.exists():
         folder = folder.parent
@@ -216,10 +216,10 @@ def check_disk(path: str) -> Finding:
 
 
 def check_disk_of_records(path: str) -> Finding:
-    """Records of activations belong on a disk of this machine, which all ranks need not wait for."""
+    """Check the disk for records of activations, which should be local, so that it is fast."""
     import psutil
 
-    from memo.executor.disk_budget import disk_free_bytes  # here, because it imports torch
+    from memo.executor.disk_budget import disk_free_bytes  # imported here, because it imports torch
 
     name = "disk of records"
     try:

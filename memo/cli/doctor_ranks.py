@@ -1,11 +1,11 @@
-"""What `memo doctor` asks of several ranks that torchrun or srun has started: which node is missing, and which is slow.
+"""Checks of `memo doctor` under torchrun or srun: which nodes are missing, and which are slow.
 
-    roll call              who has not come                                          memo.mesh.roll_call
-    within each node       an all-reduce of its ranks                                a broken or slow link between GPUs
-    between two nodes      an all-reduce of their first ranks, around a ring         a broken or slow network card
+    roll call              finds missing ranks (memo.mesh.roll_call)
+    within each node       an all-reduce of its ranks finds a broken or slow link between GPUs
+    between two nodes      an all-reduce of their first ranks, around a ring, finds a broken or slow network card
     all ranks              an all-reduce
 
-One after the other, so that no two of them share a link. The first rank tells what all have found.
+Tests run one after another, so that no two share a link. Rank 0 prints the findings of all.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ from memo.units import MIB, format_bytes
 _MESSAGE_BYTES = {"cuda": 256 * MIB, "cpu": 16 * MIB}
 _REPEATS = 3
 SLOW_SHARE = 0.5
-"""Of the best rate: a node or a link below it is called slow."""
+"""A node or link below this share of the best rate is called slow."""
 _FIRST_PORT, _NUM_PORTS = 20000, 12768
-"""Below those that systems give to whoever asks for any."""
+"""A range of ports below the ephemeral ports of operating systems."""
 _REMEDIES = {
     "within nodes": "nvidia-smi topo -m and dmesg on it: GPUs that cannot reach each other talk through host memory",
     "between nodes": "ibstat or ethtool on it: a port that came up at a lower rate; NCCL_DEBUG=INFO says which one "
@@ -39,14 +39,14 @@ _REMEDIES = {
 
 
 class Node(NamedTuple):
-    """The ranks of a node, and its name: its number where nobody knows its host yet."""
+    """The ranks of a node, and its name: the host, or a number while the host is not known."""
 
     name: str
     ranks: range
 
 
 class Reduction(NamedTuple):
-    """An all-reduce of some ranks: of a node, of the first ranks of two neighbours, or of all."""
+    """An all-reduce of some ranks: all of a node, the first ranks of two neighbouring nodes, or all ranks."""
 
     kind: str
     nodes: tuple[Node, ...]
@@ -54,7 +54,7 @@ class Reduction(NamedTuple):
 
 
 def from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of torchrun for a task that srun itself has started; none for any other process."""
+    """torchrun's environment variables for a task that srun has started; empty for any other process."""
     tasks, (hosts, counts) = environment.get("SLURM_STEP_NUM_TASKS", ""), _nodes_of_slurm(environment)
     if "WORLD_SIZE" in environment or not tasks.isdecimal() or not hosts:
         return {}
@@ -70,9 +70,9 @@ def from_slurm(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def nodes_of(environment: Mapping[str, str], size: int) -> list[Node]:
-    """As srun or torchrun deals out ranks: node after node."""
+    """The nodes of a run of `size` ranks: srun and torchrun give ranks to one node after another."""
     hosts, counts = _nodes_of_slurm(environment)
-    if sum(counts) != size or len(counts) != len(hosts):  # under srun torchrun, a task is a node's launcher
+    if sum(counts) != size or len(counts) != len(hosts):  # if srun starts torchrun, a task is a launcher, not a rank
         local = local_world_size_from_env()
         counts = [min(local, size - first) for first in range(0, size, local)]
         hosts = [f"node {number} of {len(counts)}, counted from 0" for number in range(len(counts))]
@@ -81,7 +81,7 @@ def nodes_of(environment: Mapping[str, str], size: int) -> list[Node]:
 
 
 def _nodes_of_slurm(environment: Mapping[str, str]) -> tuple[list[str], list[int]]:
-    """The hosts of a step of Slurm, and the number of tasks of each: `8(x2),4` is 8, 8, 4."""
+    """The hosts of a Slurm step, and the number of tasks on each: `8(x2),4` is 8, 8, 4."""
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     counts = [int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks) for _ in range(int(times or 1))]
     return expand_hosts(environment.get("SLURM_STEP_NODELIST", "")), counts
@@ -98,14 +98,14 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def with_ranks(found: list[Finding], wait_s: float) -> list[Finding] | None:
-    """What this node's checks have found, and what those of all ranks do; None where another rank tells it."""
+    """The findings of this node's checks, and of the checks of all ranks; None if another rank prints them."""
     from memo.mesh.roll_call import call_roll, open_store
 
     rank, size, timeout = rank_from_env(), world_size_from_env(), timedelta(seconds=wait_s)
     nodes = nodes_of(os.environ, size)
     try:
         store = open_store(rank, timeout)
-    except MemoError as error:  # the first rank, or its node, is the one that is missing
+    except MemoError as error:  # rank 0 or its node is missing
         problem = Finding("ranks", "STOPS", str(error), f"look at {nodes[0].name}, where the first rank runs")
         return [*found, problem] if is_first_of_node() else None
     try:
@@ -126,12 +126,12 @@ def with_ranks(found: list[Finding], wait_s: float) -> list[Finding] | None:
 
 
 def _named(nodes: Sequence[Node], hosts: Mapping[int, str]) -> list[Node]:
-    """With the hosts of the ranks that have come."""
+    """Name nodes by the hosts of their ranks, as far as ranks have come."""
     return [Node(next((hosts[rank] for rank in node.ranks if rank in hosts), node.name), node.ranks) for node in nodes]
 
 
 def check_missing(nodes: Sequence[Node], hosts: Mapping[int, str], error: str) -> Finding:
-    """`hosts` of the ranks that have come; `error` tells why they did not agree where none is missing."""
+    """The finding about missing ranks; `hosts`: {rank that has come: host}; `error`: the problem if none is missing."""
     parts = []
     for node in _named(nodes, hosts):
         if absent := [rank for rank in node.ranks if rank not in hosts]:
@@ -145,7 +145,7 @@ def check_missing(nodes: Sequence[Node], hosts: Mapping[int, str], error: str) -
 
 
 def elsewhere(others: Mapping[str, Sequence[Mapping[str, Any]]], here: Sequence[Finding]) -> list[Finding]:
-    """What is wrong on other nodes, by name, and not so on this one; alike findings of several nodes are one."""
+    """Problems of other nodes that this node does not have; equal findings of several nodes become one."""
     nodes: dict[Finding, list[str]] = {}
     for name, found in others.items():
         for each in (Finding(**fields) for fields in found):
@@ -163,11 +163,11 @@ def reductions_of(nodes: Sequence[Node]) -> list[Reduction]:
 
 
 def judged(tests: Sequence[Reduction], rates: Sequence[float], num_bytes: int, problem: str = "") -> list[Finding]:
-    """A finding for each kind of test.
+    """Return a finding for each kind of test.
 
     Args:
-        rates: bytes a second of each link of a ring, as far as tests have ended; the next one has not.
-        problem: why it has not, as the first rank met it.
+        rates: bytes per second of each link of a ring, for the tests that have ended.
+        problem: rank 0's error in the first test that has not ended.
     """
     findings = []
     for kind, remedy in _REMEDIES.items():
@@ -191,7 +191,7 @@ def judged(tests: Sequence[Reduction], rates: Sequence[float], num_bytes: int, p
 
 
 def _measured(run: Any, rank: int, size: int, tests: Sequence[Reduction], timeout: timedelta) -> list[Finding]:
-    """The findings of all tests, on the first rank; `run` is the store."""
+    """Run all tests; returns the findings on rank 0. `run` is the store."""
     import torch
     import torch.distributed as dist
 
@@ -207,16 +207,16 @@ def _measured(run: Any, rank: int, size: int, tests: Sequence[Reduction], timeou
         dist.init_process_group(store=run, rank=rank, world_size=size, timeout=timeout, **how)
         for number, test in enumerate(tests):
             group, seconds = dist.new_group(list(test.ranks), timeout=timeout), []
-            for _ in range(1 + _REPEATS if rank in test.ranks else 0):  # the first one connects
+            for _ in range(1 + _REPEATS if rank in test.ranks else 0):  # the first all-reduce connects
                 start_s = time.perf_counter()
                 dist.all_reduce(message, group=group)
                 if kind == "cuda":
                     torch.cuda.synchronize(device)
                 seconds.append(time.perf_counter() - start_s)
-            if rank == test.ranks[0]:  # bytes a second over each link of a ring, the best of a few times
+            if rank == test.ranks[0]:  # bytes per second over each link of a ring, the best of a few repeats
                 share = 2 * (len(test.ranks) - 1) / len(test.ranks)
                 run.set(f"rate/{number}", str(share * message.nbytes / min(seconds[1:])))
-    except RuntimeError as error:  # a message that does not come; the tests that have ended tell which one it is of
+    except RuntimeError as error:  # a message did not come; the number of ended tests tells in which test
         problem = str(error).splitlines()[0]
     finally:
         shutdown()
@@ -228,6 +228,6 @@ def _measured(run: Any, rank: int, size: int, tests: Sequence[Reduction], timeou
 
 
 def _gathered(run: Any, rank: int, size: int, name: str, value: Any) -> list[Any]:
-    """What every rank has to say, by rank, through the store alone."""
+    """Gather a value of every rank, by rank, through the store."""
     run.set(f"{name}/{rank}", json.dumps(value))
     return [json.loads(run.get(f"{name}/{each}")) for each in range(size)]

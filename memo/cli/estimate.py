@@ -1,4 +1,4 @@
-"""`memo estimate`: memory and verdict, of a table of cases or of one case given by flags."""
+"""`memo estimate`: memory and verdict for a table of cases, or for one case given by flags."""
 
 import codecs
 import contextlib
@@ -42,7 +42,7 @@ SIZES = {
 """{column: the field of `Answer`}."""
 TIMES = ("step_time_s", "tflops_per_gpu", "mfu_percent", "tgs")
 ADDED = (*SIZES, "verdict", *TIMES)
-"""Columns of the output; those of time are filled for the methods memo and megatron-lm."""
+"""Columns of the output; columns of time are filled for the methods memo and megatron-lm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,7 @@ class _Options(Job):
     causal half of attention, as `memo train` prints them; papers that count attention in full print more for the
     same speed.
 
-    Each flag that is not of files or of what is printed is also a column of the CSV file; an empty cell takes the
-    default.
+    Every flag that describes the case is also a column of the CSV file; an empty cell takes the default.
     """
 
     gpus: int | None = None
@@ -72,22 +71,22 @@ class _Options(Job):
     mbs: int | None = None
     """Sequences in one microbatch."""
     alpha: str | None = None
-    """Share of the tokens whose activations move to the host, 0 to 1; auto: what limits and times allow; off
+    """Share of the tokens whose activations move to the host, 0 to 1; auto: the best share within memory and time; off
     (default): none."""
     recompute: str | None = None
     """none (default), selective or full; fights with alpha."""
     loss_chunk_size: Annotated[int | None, TOKENS] = None
-    """Tokens whose logits exist at once, default 1024, the trainer's; for megatron-lm without alpha 0: all."""
+    """Tokens whose logits exist at once; default: 1024, as in the trainer; for megatron-lm without alpha 0: all."""
     method: str | None = None
-    """Whose runs: memo (default) or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem, paper-alpha."""
+    """Program to estimate: memo (default) or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem, paper-alpha."""
     llmem_corrected: bool = False
-    """llmem: the formulas that select every printed row, instead of the literal ones."""
+    """llmem: use corrected formulas, which reproduce every printed row, instead of the printed formulas."""
     cases: str | None = None
-    """CSV file of cases, one a row; needs --out and takes no other flag but --llmem-corrected."""
+    """CSV file with one case in each row; needs --out, and takes no other flag except --llmem-corrected."""
     out: str | None = None
     """CSV file to write: all columns of the input and the answers."""
     memory_plan: str | None = None
-    """Plan of `memo solve` for this case: what it reserves takes the place of the estimate of what a step allocates."""
+    """Plan of `memo solve` for this case: its bytes replace the estimate of the memory that a step allocates."""
     trace_out: str | None = None
     """File for the simulated step, which https://ui.perfetto.dev opens; methods memo and megatron-lm."""
     json: bool = False
@@ -95,7 +94,7 @@ class _Options(Job):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises ConfigError for what cannot be read, estimated or written."""
+    """Raises ConfigError for files that cannot be read or written, and cases that cannot be estimated."""
     options = parse_options(_Options, argv, prog="memo estimate", examples=EXAMPLES)
     if options.cases is None:
         _case(options)
@@ -112,7 +111,7 @@ def _evaluate(case: Case, options: _Options) -> Answer:
 
 
 def _case(options: _Options) -> None:
-    """One case, given by flags."""
+    """Answer one case, given by flags."""
     require(
         options.out is None, f"--out {options.out} takes the answers to a file, but --cases is not given: give both"
     )
@@ -132,8 +131,8 @@ def _case(options: _Options) -> None:
 
 
 def _table(cases: str, options: _Options) -> None:
-    """A row is written when it is answered, so a table of any length takes the memory of one. The file appears when all
-    are: a bad cell leaves no half a file."""
+    """Answer a table of cases. Each row is written at once, so a table of any length needs the memory of one row. The
+    file appears when all rows are answered: a bad cell leaves no partial file."""
     if options.out is None:
         raise ConfigError(f"--cases {cases} needs a file for the answers, but --out is not given: give both")
     for name in changed(options):
@@ -164,7 +163,7 @@ def _table(cases: str, options: _Options) -> None:
 
 
 def _answered(path: Path, options: _Options) -> Iterator[dict[str, str]]:
-    """The columns, as keys; then each row with its answers."""
+    """Yield the columns, as keys, and then each row with its answers."""
     source = Source(f"--cases {path}", ConfigError, "give the path of a CSV file in UTF-8")
     with opened(path, source) as file:
         rows = read_table(file, source)
@@ -201,7 +200,7 @@ _FLAG_COLUMNS = {
 
 
 def _located(where: str, case: Case, options: _Options) -> Answer:
-    """The answer. Messages of a run's checks name its flags, which become the columns that stand for them."""
+    """Answer a case; in messages of a run's checks, names of flags become names of columns."""
     try:
         return _evaluate(case, options)
     except ConfigError as error:
@@ -215,7 +214,7 @@ _SHORTER = {entry.field: entry.unit for entry in entries_of(_Options) if entry.u
 
 
 def _spelled_out(row: Mapping[str, str]) -> dict[str, str]:
-    """`row` with numbers such as 128K in digits. Other texts stay: `read_case` refuses what is no number."""
+    """Return `row` with numbers such as 128K in digits. Other texts stay; `read_case` refuses them."""
     cells = dict(row)
     for column, unit in _SHORTER.items():
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""`memo evaluate`: how well a model foretells each position, and what it finds again over a distance."""
+"""`memo evaluate`: the loss of a model by position, and its recall of needles by distance."""
 
 import json
 import os
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from memo.train.trainer import Trainer
 
 ABOUT = (
-    "Loss and perplexity by position, of --model DIR or of the newest checkpoint of the run in --load DIR, over "
-    "--eval-iters global batches of --eval-data-path, or else of --data-path. Takes every flag of `memo train`, also "
-    "under torchrun; those of the run in --load DIR are read there, and those of checkpoints to write, of logs and of "
-    "planned memory are not read."
+    "Print loss and perplexity by position for --model DIR, or for the newest checkpoint of the run in --load DIR, "
+    "over --eval-iters global batches of --eval-data-path, or else of --data-path. Takes every flag of `memo train`, "
+    "also under torchrun; --load DIR brings the flags of its run. Flags of checkpoints to write, logs and planned "
+    "memory are ignored."
 )
 
 EXAMPLES = (
@@ -37,22 +37,22 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class _Options:
-    """What is asked beside the loss."""
+    """Options besides those of a run."""
 
     needle: bool = False
-    """Hide keys with values in the texts, ask for the values at the end, and tell how many are found, by distance."""
+    """Hide keys with values in the texts, ask for the values at the end, and print how many are found by distance."""
     num_needles: int = 8
-    """With --needle: pairs hidden in a sample, one in each part of it."""
+    """With --needle: number of pairs hidden in a sample, evenly spread."""
     key_length: int = 4
     """With --needle: tokens of a key."""
     value_length: int = 4
-    """With --needle: tokens of a value, all of which must be right."""
+    """With --needle: tokens of a value; a value is found if all are right."""
     out: str | None = None
-    """File for the figures, as JSON."""
+    """JSON file for the figures."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
+    """Raises MemoError for a run that cannot start, if possible before torch is loaded."""
     config, options = parse_command(
         argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES, reads_run=True
     )

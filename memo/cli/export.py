@@ -1,4 +1,4 @@
-"""`memo export`: a checkpoint of memo as a Hugging Face directory."""
+"""`memo export`: writes a checkpoint of memo as a Hugging Face directory."""
 
 import os
 from collections.abc import Sequence
@@ -26,25 +26,26 @@ class _Options:
     out: str
     """Directory to write; it must not exist or be empty."""
     dtype: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
-    """Of the weights; default: what the run computed in, or unchanged after `memo import`."""
+    """Dtype of the weights; default: the dtype in which the run computed, or unchanged after `memo import`."""
     max_shard_gib: float = 5.0
-    """Weights are cut into files of at most this size, one of which is in memory at a time."""
+    """Weights are cut into files of at most this size; one file at a time is in memory."""
     tokenizer: str | None = None
-    """Directory with the tokenizer's files, or a tokenizer.json; default: the one the run knows."""
+    """Directory with the tokenizer's files, or a tokenizer.json; default: the tokenizer of the run."""
     merge_adapters: bool = False
-    """Of a run with LoRA, write the whole model with its adapters added to the weights; default: the adapters alone, in
-    the files of PEFT."""
+    """Write the whole model of a LoRA run with its adapters added to the weights; default: only the adapters, in the
+    files of PEFT."""
     base: Annotated[str | None, Flag(metavar="DIR")] = None
-    """Where the whole model is written, of a run with frozen weights: the Hugging Face directory that it started from,
-    as its checkpoints lack them."""
+    """Hugging Face directory that a run with frozen weights started from; needed to write the whole model, because
+    checkpoints lack frozen weights."""
     verify_checkpoint: bool = True
-    """Compare the checksums of what is read with those that were written; off: take a damaged one as it is."""
+    """Compare checksums with those that were written; off: accept a damaged checkpoint."""
     config: Annotated[str | None, Flag(metavar="RUN.TOML")] = None
-    """Configuration of the run that saved it; default: CKPT/config.toml."""
+    """Configuration of the run that saved the checkpoint; default: CKPT/config.toml."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises MemoError for a model that no architecture has, and for files that cannot be read or written."""
+    """Raises MemoError for a model without an architecture of Hugging Face, and for files that cannot be read or
+    written."""
     options = parse_options(_Options, argv, prog="memo export", examples=EXAMPLES)
     require(
         0 < options.max_shard_gib < float("inf"),

@@ -1,7 +1,7 @@
-"""`memo extend`: a Hugging Face model learns longer texts; its rotary positions are stretched, then trained.
+"""`memo extend`: extends a Hugging Face model to longer texts: stretches its rotary positions, then trains it.
 
-What it prints at the end is the perplexity by position: of the model as it is, of the same weights with stretched
-positions, and of the trained model. docs/long_context.md has the whole recipe.
+At the end it prints the perplexity by position of the original model, of the same weights with stretched positions, and
+of the trained model. docs/long_context.md has the whole recipe.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ EXAMPLES = (
     "data/long --eval-data-path data/long-eval --train-iters 200 --save runs/long --out Llama-512K",
 )
 LONGER_THAN_ANY_RUN = 1 << 40
-"""Steps."""
+"""A number of steps."""
 
 
 @dataclass(frozen=True)
 class _Options:
-    """How a model is extended."""
+    """Options besides those of a run."""
 
     method: ExtensionMethod = "rope-base"
-    """rope-base: a larger base turns all dims more slowly, the slowest most; yarn: only slow dims are stretched."""
+    """rope-base: a larger base slows the rotation of all dims, most of the slowest; yarn: stretches only slow dims."""
     out: str | None = None
     """Directory for the extended model in Hugging Face's format."""
 
@@ -49,7 +49,7 @@ class _Options:
 def main(argv: Sequence[str]) -> None:
     """Evaluate, stretch, evaluate, train, evaluate, export.
 
-    Raises MemoError for a run that cannot be, before torch is loaded where that is known by then.
+    Raises MemoError for a run that cannot start, if possible before torch is loaded.
     """
     config, options = parse_command(argv, _Options(), prog="memo extend", about=ABOUT, examples=EXAMPLES)
     config = _checked(config, options)
@@ -68,20 +68,20 @@ def main(argv: Sequence[str]) -> None:
             found["stretched"] = trainer.evaluate_positions()
             trainer.log_evaluation(found["stretched"])
             trainer.train()
-            if trainer.was_stopped:  # by a signal: whoever sent it waits
+            if trainer.was_stopped:  # by a signal, whose sender waits for the end
                 return
             found["trained"] = trainer.evaluate_positions()
             trainer.log_evaluation(found["trained"])
             trainer.print(compare_positions(found))
             is_first = trainer.mesh.rank == 0
         if is_first and options.out is not None:
-            # Adapters alone do not tell how positions are stretched.
+            # PEFT's adapter files do not say how positions are stretched.
             exported = export_run(config, options.out, alone=False)
             print(f"{exported.path}: {exported.architecture} for {config.data.seq_length} tokens")
 
 
 def _checked(config: RunConfig, options: _Options) -> RunConfig:
-    """What can be refused is refused before anything is built. Evaluations need data, the export a checkpoint."""
+    """Check the flags before anything is built: evaluations need data, and the export needs a checkpoint."""
     checkpoint = config.checkpoint
     require(checkpoint.pretrained_checkpoint, "there is nothing to extend: give --model DIR, a Hugging Face directory")
     require(config.data.eval_data_path, "perplexities need held-out texts: give --eval-data-path PREFIX")
@@ -94,7 +94,7 @@ def _checked(config: RunConfig, options: _Options) -> RunConfig:
 
 
 def _evaluate(config: RunConfig) -> "LossByPosition":
-    """Of the weights as they are, also where the run goes on from a checkpoint of the extended model."""
+    """Evaluate the original model, even if the run resumes from a checkpoint of the extended model."""
     from memo.train.trainer import Trainer
 
     config = replace(config, checkpoint=replace(config.checkpoint, load=None))

@@ -1,10 +1,10 @@
-"""`memo finetune`: a Hugging Face model learns conversations, of which the assistant's answers alone count.
+"""`memo finetune`: trains a Hugging Face model on conversations, in which only the assistant's answers are learned.
 
-With --preference it learns pairs of answers, of which one was chosen and the other rejected (memo.train.preference).
-Renders the data with the model's own chat template, holds some out, trains, says what answers cost before and after,
-and exports to SAVE/hf: the model, or LoRA's adapters where PEFT's files hold all that was trained. On several GPUs
-`memo.plan` chooses how to spread the model and what activations do, unless flags do. docs/finetuning.md has the forms
-of the data and what is masked.
+With --preference it learns from pairs of a chosen and a rejected answer (memo.train.preference). It renders the data
+with the model's own chat template, holds some out, trains, prints the loss of held-out data before and after, and
+exports to SAVE/hf: the model, or the LoRA adapters if PEFT's files can hold all that was trained. On several GPUs
+`memo.plan` chooses the layout, recomputation and swapping, unless flags do. docs/finetuning.md has the forms of the
+data and the masks.
 """
 
 import math
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from memo.train.trainer import Trainer
 
 ABOUT = (
-    "Fine-tune a Hugging Face model on conversations, of which the assistant's answers alone count, or with "
-    "--preference on pairs of answers. Says what held-out ones cost before and after, and writes SAVE/hf for Hugging "
-    "Face. Takes every flag of `memo train`, also under torchrun."
+    "Fine-tune a Hugging Face model on conversations, in which only the assistant's answers are learned, or with "
+    "--preference on pairs of answers. Prints the loss of held-out data before and after, and writes SAVE/hf for "
+    "Hugging Face. Takes every flag of `memo train`, also under torchrun."
 )
 EXAMPLES = (
     "memo finetune --model Qwen3-0.6B --train-data chats.jsonl --num-epochs 1 --save runs/small",
@@ -43,33 +43,33 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Options:
-    """Of fine-tuning, beside those of a run."""
+    """Options of fine-tuning besides those of a run."""
 
     train_data: str | None = None
-    """File or directory of conversations, as `memo data chat` reads them, or with preference of pairs, as
-    `memo data pairs` does; default: what it wrote at data-path, with a split."""
+    """File or directory of conversations for `memo data chat`, or with preference of pairs for `memo data pairs`;
+    default: the corpus at data-path, built by one of these commands with a held-out part."""
     chat_form: ChatForm | None = None
-    """Form of all records of train-data, where their fields tell two: messages, conversations, instruction, prompt."""
+    """Form of all records of train-data if their fields fit two: messages, conversations, instruction or prompt."""
     eval_fraction: float = 0.05
-    """Share of train-data that is held out."""
+    """Share of train-data to hold out."""
     chat_template: str | None = None
-    """chatml, llama3 or plain, a file of Jinja, or the directory of a model; default: the chat template of --model."""
+    """chatml, llama3 or plain, a Jinja file, or the directory of a model; default: the chat template of --model."""
     plan: Literal["auto", "off"] | None = None
-    """auto: `memo plan` chooses layout, recomputation and swapping; default: on several GPUs where no flag does."""
+    """auto: `memo plan` chooses layout, recomputation and swapping; default: auto on several GPUs without such flags."""
     plan_hardware: str | None = None
-    """Machine to plan for, as in `memo plan --hardware`; default: by the name of the GPU."""
+    """Machine to plan for, as in `memo plan --hardware`; default: the machine with this GPU."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
+    """Raises MemoError for a run that cannot start, if possible before torch is loaded."""
     config, options = parse_command(argv, Options(), prog="memo finetune", about=ABOUT, examples=EXAMPLES)
-    if options.plan != "auto":  # which refuses flags of layout
+    if options.plan != "auto":  # a plan refuses flags of layout
         require_started(config, "memo finetune", argv)
     model, save = config.checkpoint.pretrained_checkpoint, config.checkpoint.save
     if model is None or save is None:
         raise ConfigError("--model DIR and --save OUT are needed: a Hugging Face directory, and where to write")
     export = Path(save, "hf")
-    if export.exists():  # better told now than after the training
+    if export.exists():  # refused now rather than after the training
         raise ConfigError(f"--save {save}: {export} exists: choose another directory, or remove it")
     if config.training.preference is not None:
         _check_preference(config, options)
@@ -98,7 +98,7 @@ def _finetune(trainer: "Trainer") -> None:
     before = trainer.evaluate(rounds)
     trainer.log_evaluation(before)
     trainer.train()
-    if trainer.was_stopped:  # by a signal: whoever sent it waits
+    if trainer.was_stopped:  # by a signal, whose sender waits for the end
         return
     after = trainer.evaluate(rounds)
     trainer.log_evaluation(after)
@@ -107,7 +107,7 @@ def _finetune(trainer: "Trainer") -> None:
 
 
 def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> str:
-    """Prefix of the corpus, which the first rank builds while the others wait; PREFIX-eval is held out."""
+    """Return the prefix of the corpus; rank 0 builds it while all other ranks wait. PREFIX-eval is held out."""
     kind = "chat" if config.training.preference is None else "pairs"
     train_data = options.train_data
     if train_data is None:
@@ -137,7 +137,7 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
 
 
 def _check_preference(config: RunConfig, options: Options) -> None:
-    """Raises ConfigError for what does not go with --preference here, beside what `memo train` refuses."""
+    """Raises ConfigError for flags that fight with --preference in this command only."""
     from memo.train.log_probs import check_reference
 
     if options.chat_form is not None:
@@ -149,7 +149,8 @@ def _check_preference(config: RunConfig, options: Options) -> None:
 
 
 def _with_plan(config: RunConfig, options: Options, model: str) -> RunConfig:
-    """The fastest layout that fits, if it is asked for or several GPUs are here and no flag chooses."""
+    """Return `config` with the fastest layout that fits if --plan auto is given, or on several GPUs unless flags choose
+    one."""
     import torch
 
     from memo.train.plan_run import has_own_layout, plan_run

@@ -1,4 +1,4 @@
-"""`memo generate`: what a model writes after a prompt, or answers."""
+"""`memo generate`: continues a prompt with a model, or answers it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.require import require
 
 ABOUT = (
-    "What --model DIR, or the newest checkpoint of the run in --load DIR, writes after --prompt, or answers to it with "
-    "--chat: to see what was learnt. Slow, as each token is a forward over all --seq-length tokens. Takes every flag "
-    "of `memo train`, also under torchrun; those of the run in --load DIR are read there."
+    "Continue --prompt with --model DIR, or with the newest checkpoint of the run in --load DIR, or answer it with "
+    "--chat: to see what was learnt. Slow, as each token takes a forward over all --seq-length tokens. Takes every "
+    "flag of `memo train`, also under torchrun; --load DIR brings the flags of its run."
 )
 
 EXAMPLES = (
@@ -26,29 +26,29 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class _Options:
-    """What is written, and how."""
+    """Options besides those of a run."""
 
     prompt: tuple[str, ...] = ()
-    """Texts that are continued, one after the other."""
+    """Texts to continue, one after another."""
     chat: bool = False
-    """Each prompt is what a user says, written in the model's chat template, and its answer alone is printed."""
+    """Treat each prompt as a user's message in the model's chat template, and print only the answer."""
     chat_template: str | None = None
-    """With --chat: file of Jinja, or a directory of a model that has a chat template; default: the one of the
+    """With --chat: a Jinja file, or the directory of a model with a chat template; default: the template of the
     conversations that the run learned, or of its model."""
     max_new_tokens: int = 64
-    """Tokens after each prompt; fewer where the model ends the document, or with --chat its answer."""
+    """The most tokens after each prompt; the model may end the document, or with --chat its answer, before."""
     temperature: float = 0.0
-    """0: always the likeliest token; otherwise tokens are drawn, of logits that are divided by it."""
+    """0: always the likeliest token; otherwise logits are divided by it and tokens are drawn."""
     top_k: int = 0
-    """Draw of so many likeliest tokens alone; 0: of all."""
+    """Draw only from this number of likeliest tokens; 0: from all."""
     top_p: float = 1.0
-    """Draw of the fewest likeliest tokens whose probabilities sum to this."""
+    """Draw only from the fewest likeliest tokens whose probabilities sum to this."""
     draw_seed: int = 0
     """Seed of the draws."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
+    """Raises MemoError for a run that cannot start, if possible before torch is loaded."""
     config, options = parse_command(
         argv, _Options(), prog="memo generate", about=ABOUT, examples=EXAMPLES, reads_run=True
     )
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _without_data(config: RunConfig) -> RunConfig:
-    """Only a corpus's tokenizer is read; without a corpus, mock data stand for it."""
+    """Return `config` with mock data if it has no corpus; of a corpus only the tokenizer is read."""
     return config if config.data.data_path is not None else config.override({"mock_data": True})
 
 

@@ -1,4 +1,4 @@
-"""`memo hardware`: the machines that plans and estimates know by name, and how to describe another one."""
+"""`memo hardware`: lists the machines that plans and estimates know by name, and how to describe a new one."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -29,25 +29,25 @@ _COLUMNS: dict[str, Callable[[Hardware], str]] = {
     "$/GPU/h": lambda machine: f"{PRICES[machine.name].dollars_per_gpu_hour:.2f}" if machine.name in PRICES else "",
 }
 _SPARE = ("GPU, as its driver reports it", "host GiB a node", "GPUs a node", "in node GB/s", "to host GB/s")
-"""Columns that a narrow terminal does not show; the first go first."""
+"""Columns that a narrow terminal leaves out, in this order."""
 _HOW = (
     "`memo hardware NAME` tells what is assumed of one. Another machine: `memo hardware NAME --toml > mine.toml` for "
     "the nearest one, mend what differs, and give --hardware mine.toml."
 )
 
 EXAMPLES = (
-    "memo hardware                          # all, a line each",
-    "memo hardware h100-80                  # everything that is assumed of one, and where each number comes from",
-    "memo hardware h100-80 --toml > mine.toml   # the same as a file, to be changed: --hardware mine.toml",
+    "memo hardware                          # all machines, one in each line",
+    "memo hardware h100-80                  # all that is assumed of one machine, and the source of each number",
+    "memo hardware h100-80 --toml > mine.toml   # a file to change, for --hardware mine.toml",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """The machines that plans and estimates know by name, and how to describe another one."""
+    """List the machines that plans and estimates know by name, and tell how to describe a new one."""
 
     name: Annotated[str, Flag(metavar="NAME", is_positional=True)] = ""
-    """One machine, or a TOML file of one: everything that is assumed of it, and where each number comes from."""
+    """A machine, or the TOML file of one: print all that is assumed of it, and the source of each number."""
     toml: bool = False
     """Print that machine as the file that --hardware takes."""
     wide: bool = False
@@ -55,7 +55,7 @@ class _Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises ConfigError for a machine that is not known, and for --toml without a machine."""
+    """Raises ConfigError for an unknown machine, and for --toml without a machine."""
     options = parse_options(_Options, argv, prog="memo hardware", examples=EXAMPLES)
     columns = None if options.wide else terminal_columns()
     if options.name:
@@ -84,7 +84,7 @@ def _shown(value: object) -> str:
 
 
 def _as_toml(machine: Hardware) -> str:
-    """All fields, the name excepted, which is the file's own."""
+    """All fields except the name, which is the name of the file."""
     lines = [f'like = "{machine.name}"' if machine.name in HARDWARE else 'like = "h100-80"']
     for name, value in _fields(machine):
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`memo import`: a Hugging Face directory as a checkpoint of memo."""
+"""`memo import`: writes a Hugging Face directory as a checkpoint of memo."""
 
 import os
 import shlex

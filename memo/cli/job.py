@@ -1,4 +1,4 @@
-"""The job that `memo plan` and `memo estimate` are asked about: its model, its machine, and what of it is trained."""
+"""The flags that `memo plan` and `memo estimate` share: a job's model, machine, and trained parameters."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
@@ -13,8 +13,8 @@ from memo.estimate.cases import DEFAULT_SEQ_LEN
 @dataclass(frozen=True, kw_only=True)
 class Job:
     model: str | None = None
-    """A preset, in letters of any case, or the path of a config.json of Hugging Face, also of families that memo can
-    only plan for."""
+    """A preset (upper or lower case), or the path of a Hugging Face config.json, even of a family that memo can only
+    plan for."""
     seq_len: Annotated[int, TOKENS, Flag(aliases=("seq_length",))] = DEFAULT_SEQ_LEN
     """Tokens of one sequence."""
     gpus: int | None = None
@@ -26,29 +26,30 @@ class Job:
     gpu_memory_gib: float | None = None
     """Memory of one GPU, as nvidia-smi reports it; default: the hardware's."""
     host_memory_gib: float | None = None
-    """Host memory that the run gets of each node; default: of the hardware's the part of its GPUs."""
+    """Host memory of each node that the run gets; default: the share of its GPUs in the hardware's."""
     nvme_gib: float | None = None
-    """Local disks of one node, for activations that its memory does not hold (--offload-nvme-path); default: the
+    """Local disks of one node, for activations that do not fit into its memory (--offload-nvme-path); default: the
     hardware's, which has none unless its file names them."""
     nvme_gb_per_s: float | None = None
-    """Their rate in either direction, of all ranks together, 10^9 bytes a second; default: the hardware's, else 2."""
+    """Rate of these disks in each direction, for all ranks together, 10^9 bytes per second; default: the hardware's,
+    else 2."""
     exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype
-    """As of the run: bf16 keeps the first moments of AdamW in 2 bytes a parameter instead of 4."""
+    """Setting of the run: bf16 keeps AdamW's first moments in 2 bytes for each parameter instead of 4."""
     exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype
-    """The same of the second moments."""
+    """Setting of the run: bf16 keeps AdamW's second moments in 2 bytes for each parameter instead of 4."""
     deterministic: bool = False
-    """As of the run: every run gives the same bits, under kernels of attention that are slower on newer GPUs."""
+    """Setting of the run: every run gives the same bits, with attention kernels that are slower on newer GPUs."""
     lora_rank: int = ModelConfig.lora_rank
-    """As of the run: rank of LoRA's adapters beside a frozen model; 0: all of it is trained."""
+    """Setting of the run: rank of LoRA adapters beside a frozen model; 0: the whole model is trained."""
     lora_target_modules: str = ModelConfig.lora_target_modules
-    """As of the run: the matrices that have them."""
+    """Setting of the run: the matrices that have LoRA adapters."""
     quantize: Quantization = ModelConfig.quantize
-    """As of the run: what the frozen matrices of layers are kept in, nf4 or int8 (QLoRA)."""
+    """Setting of the run: format of the frozen matrices of layers, nf4 or int8 (QLoRA)."""
     freeze: str = ""
-    """As of the run: patterns of parameters that are not trained, such as layers.[0-7].*."""
+    """Setting of the run: patterns of parameters that are not trained, such as layers.[0-7].*."""
     train_only: str = ""
-    """As of the run: the same of those that are trained."""
+    """Setting of the run: patterns of the only parameters that are trained."""
 
     def job(self) -> dict[str, Any]:
-        """{field: value} of these flags alone."""
+        """{field: value} of the flags of this class."""
         return {field.name: getattr(self, field.name) for field in fields(Job)}

@@ -1,4 +1,4 @@
-"""`memo plan`: the fastest layout that fits, as a table, as JSON, as a run.toml, as a drawing and as a page."""
+"""`memo plan`: finds the fastest layout that fits; prints a table or JSON, writes a run.toml, a drawing or a page."""
 
 import contextlib
 import gc
@@ -38,10 +38,10 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Options(Job):
-    """Find the fastest layout that fits: tp x cp x pp x dp (ZeRO-1), micro-batch, and what activations do; where a
-    layout does not fit so, also ZeRO-2, ZeRO-3 and states in host memory.
+    """Find the fastest layout that fits: tp x cp x pp x dp (ZeRO-1), micro-batch size, recomputation and swapping; if
+    needed also ZeRO-2, ZeRO-3 and states in host memory.
 
-    Speed is simulated, memory estimated (as `memo estimate` does), so it takes no GPU. TFLOP/s and MFU count model
+    Speed is simulated and memory estimated (as by `memo estimate`), so no GPU is needed. TFLOP/s and MFU count model
     FLOPs with the causal half of attention, as `memo train` prints them; papers that count attention in full, such as
     Megatron-LM's, print more for the same speed.
     """
@@ -49,64 +49,64 @@ class _Options(Job):
     global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
     """Sequences in one step; default: one for each GPU."""
     family: Family | None = None
-    """Instead of --model for --objective max-model-size: the shape that is scaled."""
+    """Instead of --model for --objective max-model-size: the shape to scale."""
     compare: str | None = None
-    """Instead of --gpus and --hardware: machines and numbers of GPUs, such as h100-80x8,h200x8, that are ranked for
-    this job by dollars for a token; those without a price come last, by speed. h100-80x8@2.5 gives a price of your own,
-    in dollars for a GPU and an hour."""
+    """Instead of --gpus and --hardware: machines and numbers of GPUs, such as h100-80x8,h200x8, to rank for this job by
+    dollars per token; machines without a price come last, by speed. h100-80x8@2.5 gives your own price, in dollars per
+    GPU and hour."""
     price_per_gpu_hour: float | None = None
-    """Dollars for a GPU and an hour; default: that of a dated table, which `memo hardware` shows."""
+    """Dollars per GPU and hour; default: from a dated table, which `memo hardware` shows."""
     nvme_path: str = NVME_PATH
-    """Their directory in the run that is written."""
+    """Directory on the local disks of a node, for the run that is written."""
     clip_grad: float = TrainingConfig.clip_grad
-    """As of the run; 0 does not clip, so that gradients of layers that the CPU updates need not wait in host memory for
-    their norm."""
+    """Setting of the run; 0 does not clip, so that gradients of layers that the CPU updates need not wait in host
+    memory for their norm."""
     custom_layer: str = ""
-    """As of the run: FILE.py:CLASS of a layer of your own in the place of the model's (docs/custom_model.md)."""
+    """Setting of the run: FILE.py:CLASS of your own layer, which replaces the model's (docs/custom_model.md)."""
     train_as: str | None = None
-    """Ways of training that are compared, a line each: some of full, lora and qlora (adapters beside a model in 4 bits)
-    with commas between; adapters have the rank of --lora-rank, or 16."""
+    """Ways of training to compare, one in each line: full, lora and qlora (adapters beside a model in 4 bits),
+    separated by commas; adapters have the rank of --lora-rank, or 16."""
     objective: Objective = "tgs"
     """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the
     largest model of --family, or of the shape of --model, then tgs."""
     min_tgs: float | None = None
-    """Tokens per GPU and second at which the longest sequence, or the largest model, must still train, under
-    --objective max-seq-len or max-model-size."""
+    """The least tokens per GPU and second for --objective max-seq-len or max-model-size."""
     place_states: PlaceStates = "needed"
-    """ZeRO-2, ZeRO-3 and states in host memory: needed: where nothing fits without; always: also where such a layout
-    may be faster than all that fit without (slower to answer); never."""
+    """Whether to try ZeRO-2, ZeRO-3 and states in host memory. needed: if nothing fits without them; always: also if
+    they may be faster (slower to answer); never."""
     method: Literal["memo", "llmem"] = "memo"
     """memo: layouts of memo's own runs; llmem: the method of fine-tuning that LLMem's Algorithm 1 chooses, with its
-    largest batch, by the paper's formulas; it takes no flags but --model, --gpus, --seq-len, --hardware,
-    --gpu-memory-gib, --llmem-corrected and --json."""
+    largest batch, by the paper's formulas; it takes only --model, --gpus, --seq-len, --hardware, --gpu-memory-gib,
+    --llmem-corrected and --json."""
     llmem_corrected: bool = False
-    """llmem: the formulas that select every printed row, instead of the literal ones."""
+    """llmem: use corrected formulas, which reproduce every printed row, instead of the printed formulas."""
     top: int = 10
-    """Rows of the table: the best of each tp x cp x pp."""
+    """Rows of the table: the best candidate of each tp x cp x pp."""
     all: bool = False
     """Show every candidate that fits, and the reason for each refusal."""
     explain: str | None = None
-    """One layout as the table writes it, such as 'tp4 cp2 pp1 mbs1': every strategy with its memory and time."""
+    """A layout as the table writes it, such as 'tp4 cp2 pp1 mbs1': show every strategy with its memory and time."""
     wide: bool = False
     """Show every column of the table, however narrow the terminal is."""
     json: bool = False
     """Print one JSON object instead of a table."""
     out: str | None = None
-    """File that gets the best run that surely fits, for `memo train --config`; a faster one that may not fit, where the
-    table says to try it first, goes beside it: run.first.toml for run.toml."""
+    """File for the best run that surely fits, for `memo train --config`. A faster run that may not fit, if the table
+    says to try it first, gets a file next to it: run.first.toml for run.toml."""
     data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
-    """Corpus, or corpora and their weights, to write into that file."""
+    """Corpus, or corpora and their weights, to write into the file of --out."""
     trace_out: str | None = None
-    """File for the simulated step of the best, which https://ui.perfetto.dev opens."""
+    """File for the simulated step of the best run, which https://ui.perfetto.dev opens."""
     plot: str | None = None
     """Drawing (SVG, PNG or PDF) of memory and strategy by sequence length; needs matplotlib."""
     html: str | None = None
-    """File for one page that needs no other: the table with its errors, memory by length, and the step of the best as
-    it is foreseen; needs matplotlib."""
+    """File for one self-contained page: the table with its errors, memory by length, and the simulated step of the best
+    run; needs matplotlib."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises ConfigError for what cannot be read, planned for, or written, and where --out has nothing to write."""
+    """Raises ConfigError for files that cannot be read or written, for impossible jobs, and if --out has no plan to
+    write."""
     options = parse_options(_Options, argv, prog="memo plan", examples=EXAMPLES)
     _check(options)
     columns = None if options.wide else terminal_columns()
@@ -146,12 +146,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _print(told: Any) -> None:
-    """Text as it is, an object as JSON."""
+    """Print text unchanged, and other objects as JSON."""
     print(told if isinstance(told, str) else json.dumps(told, indent=1))
 
 
 def _compared(options: _Options, asked: dict[str, Any], columns: int | None) -> Any:
-    """A line for each machine, or for each way of training."""
+    """Return a table with a line for each machine, or for each way of training."""
     from memo.search.comparing import compare, compare_ways, comparison, comparison_object, parse_machines
 
     if options.compare is None:
@@ -166,10 +166,10 @@ def _compared(options: _Options, asked: dict[str, Any], columns: int | None) -> 
 
 @contextlib.contextmanager
 def _searching(what: str) -> Iterator[None]:
-    """A context in which the terminal shows `what` is done, and Python does not look for garbage.
+    """A context in which the terminal shows `what` is being done, and Python collects no garbage.
 
-    A search makes many objects and few cycles, for which looking would take a quarter of its time. Looking at the end
-    of the process would take as long, so the objects that are left are frozen.
+    A search makes many objects and few cycles, and garbage collection would take a quarter of its time. A collection at
+    the end of the process would take as long, so the remaining objects are frozen.
     """
     gc.disable()
     try:
@@ -190,7 +190,7 @@ _OF_ONE_WAY = {
 
 def _check(options: _Options) -> None:
     given, everything = changed(options), {field.name for field in fields(_Options)}
-    modes = (  # (the flag of what is asked, flags that do not go with it, why)
+    modes = (  # (flag of a mode, flags that fight with it, why)
         ("method", everything - _OF_LLMEM if options.method == "llmem" else set(), "whose paper does not know it"),
         (
             "compare",
@@ -235,7 +235,7 @@ def _check(options: _Options) -> None:
 
 
 def _write(plan: Plan, options: _Options) -> Commands:
-    """Write the files of the best choice that are asked for; the commands that run the choices."""
+    """Write the requested files of the best choice; returns the commands that run the choices."""
     question, best, trial = plan.question, plan.best, plan.trial
     if best is None:
         for name in ("out", "trace_out", "html"):

@@ -1,4 +1,4 @@
-"""`memo profile`: one layer of a run, measured before there is a run."""
+"""`memo profile`: measures one layer of a run before the run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from memo.config.simulated_world import with_simulated_axes
 
 ABOUT = (
     "Measure one layer and the link to host memory, and print the plan that `memo train` would make with the same "
-    "flags. Training then starts from what was measured. Takes every flag of `memo train`, also under torchrun; data "
-    "are not read and need not be given."
+    "flags. Training then uses this profile. Takes every flag of `memo train`, also under torchrun; data are not read "
+    "and need not be given."
 )
 
 EXAMPLES = (
@@ -26,31 +26,31 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class _Options:
-    """What is measured, and where it goes."""
+    """Options besides those of a run."""
 
     out: str | None = None
     """File for the layer's profile, for --layer-profile of `memo train`."""
     trace_out: str | None = None
-    """File for the memory requests of one step, for `memo solve --trace`. The whole model is built and run for it;
-    of several ranks the first writes its own."""
+    """File for the memory requests of one step, for `memo solve --trace`. This builds and runs the whole model; with
+    several ranks, rank 0 writes its requests."""
     managed_memory: bool = False
     """With --trace-out, on CUDA: serve that step from managed memory, as MEMO's profiler does, so that nothing
-    fragments. Slow. A step that asks for more than the device has free is refused."""
+    fragments. Slow. A step that needs more than the free memory of the device is refused."""
     oversubscribe: bool = False
-    """With --managed-memory: record also a step that is larger than the device. Its pages move to the host and back,
+    """With --managed-memory: also record a step that is larger than the device. Its pages move to the host and back,
     and a device may hang; weights and optimizer states must fit."""
     on_paper: int | None = None
-    """With --trace-out: trace the first rank of so many GPUs on shapes alone, in one process, without memory, and
-    measure nothing. An estimate: scratch memory inside kernels is missing."""
+    """With --trace-out: trace the first rank of this number of GPUs from shapes alone, in one process without its
+    memory, and measure nothing. An estimate: scratch memory inside kernels is missing."""
     stage: int = 0
     """With --on-paper: the pipeline stage of that rank."""
     attention: bool = False
-    """First time every attention kernel that is installed and works on this device, on calls of this run's shape, and
-    keep the times in --profile-cache, where --attention-backend auto looks them up."""
+    """First time every installed attention kernel that works on this device, on calls of this run's shape, and keep the
+    times in --profile-cache for --attention-backend auto."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
+    """Raises MemoError for a run that cannot start, if possible before torch is loaded."""
     config, options = parse_command(argv, _Options(), prog="memo profile", about=ABOUT, examples=EXAMPLES)
     require(
         config.memory.layer_profile is None,

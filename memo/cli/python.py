@@ -1,4 +1,4 @@
-"""`memo.plan` as Python calls it: names of other trainers are answered, and lengths may be written as "128K"."""
+"""`memo.plan` for callers in Python: answers names of other trainers, and accepts lengths such as "128K"."""
 
 import difflib
 import functools

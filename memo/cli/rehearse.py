@@ -1,4 +1,4 @@
-"""`memo rehearse`: steps of a run on a GPU that is not there."""
+"""`memo rehearse`: runs steps of a run on an emulated GPU."""
 
 import dataclasses
 import json
@@ -20,10 +20,10 @@ from memo.rehearsal.start import start
 from memo.rehearsal.text import Run, text, verdict
 
 ABOUT = (
-    "Run steps of the very run that `memo train` would start with the same flags, one of its ranks on an emulated GPU, "
-    "and print what they take of device and host memory and of modelled time, and whether the run fits. Takes "
+    "Run steps of one rank of the run that `memo train` would start with the same flags, on an emulated GPU, "
+    "and print their device memory, host memory and modelled time, and whether the run fits. Takes "
     "every flag of `memo train`. Needs a CUDA build of torch and no GPU; data need not be given, checkpoints and logs "
-    "are not written. docs/rehearse.md says what it knows, and what it cannot know."
+    "are not written. docs/rehearse.md tells the limits of a rehearsal."
 )
 
 EXAMPLES = ("memo rehearse --gpu h100-80 --gpus 8 --model gpt-7b --seq-len 256K --tp 8",)
@@ -31,7 +31,7 @@ EXAMPLES = ("memo rehearse --gpu h100-80 --gpus 8 --model gpt-7b --seq-len 256K 
 
 @dataclass(frozen=True)
 class _Options:
-    """Which machine, and what is told of it."""
+    """Options besides those of a run."""
 
     gpu: Annotated[str | None, Flag(aliases=("hardware",))] = None
     """Machine by name, such as a100-40 or h100-80, or a TOML file of one."""
@@ -40,18 +40,19 @@ class _Options:
     gpu_memory_gib: float | None = None
     """Memory of one GPU, as nvidia-smi reports it; default: the machine's."""
     host_memory_gib: float | None = None
-    """Host memory that the run gets of each node; default: of the machine's the part of its GPUs."""
+    """Host memory of each node that the run gets; default: the share of its GPUs in the machine's."""
     rank: int | None = None
-    """The rank that is rehearsed; default: one of the first pipeline stage, one of the second, and one of the last,
-    because ranks of one stage are alike."""
+    """The rank to rehearse; default: one rank each of the first, second and last pipeline stage, because ranks of a
+    stage are alike."""
     trace_out: str | None = None
-    """File for one more step, which https://ui.perfetto.dev opens: compute, copies, messages; a file a rank."""
+    """File for the trace of one more step (compute, copies, messages), which https://ui.perfetto.dev opens; one file
+    for each rank."""
     json: bool = False
-    """Print one JSON object instead of lines."""
+    """Print JSON instead of text."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises MemoError for a run that cannot be; one that memory does not suffice for is an answer."""
+    """Raises MemoError for a run that cannot start; a run that exceeds memory is an answer, not an error."""
     config, options = parse_command(argv, _Options(), prog="memo rehearse", about=ABOUT, examples=EXAMPLES)
     if not options.gpu:
         raise ConfigError("--gpu is not given: name the GPU that the run will have, such as h100-80")
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
     find_torch()
     folder = Path(options.trace_out or "").parent
     require(
-        folder.is_dir(),  # told now, and not after minutes of work
+        folder.is_dir(),  # refused now rather than after minutes of work
         f"--trace-out {options.trace_out}: {folder} is no folder: make it, or give another path",
     )
     # The other process reads the file of a machine again.
@@ -81,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _machine(gpu: str, gpus: int, options: _Options) -> Hardware:
-    """The machine as the run gets it."""
+    """The part of the machine that the run gets."""
     for flag, size in (("--gpu-memory-gib", options.gpu_memory_gib), ("--host-memory-gib", options.host_memory_gib)):
         if size is not None:
             require_gib(flag, size)

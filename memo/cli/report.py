@@ -1,4 +1,4 @@
-"""`memo report`: pictures and tables of training runs, and drawings of memory plans."""
+"""`memo report`: draws training runs and memory plans."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from memo.report.addresses import draw_addresses
 from memo.report.run_page import write_report
 
 ABOUT = (
-    "Draw training runs (loss, speed, memory, copies beside compute, plan against measured) as one page of HTML with "
-    "its pictures, or a memory plan as one drawing. Needs matplotlib (pip install 'memo-train[report]')."
+    "Draw training runs (loss, speed, memory, overlap of copies, plan against measured) as one page of HTML with its "
+    "pictures, or a memory plan as one drawing. Needs matplotlib (pip install 'memo-train[report]')."
 )
 
 EXAMPLES = ("memo report runs/a runs/b --out compared", "memo report --memory plan.json --out plan.svg")
@@ -26,14 +26,14 @@ class _Options:
     runs: Annotated[tuple[str, ...], Flag(metavar="RUN ...", is_positional=True)] = ()
     """The --save directory of a run, or the file of its --log-jsonl; several runs share their curves."""
     memory: str | None = None
-    """Instead: file of `memo solve --out`, whose blocks are drawn as time against address."""
+    """Instead of runs: file of `memo solve --out`; its blocks are drawn by time and address."""
     out: str | None = None
-    """For runs a folder, which gets index.html and the pictures; default: report, beside the first log. For --memory
-    the drawing, .svg, .png or .pdf; default: the plan's name with .svg."""
+    """For runs a folder for index.html and the pictures; default: report, next to the first log. For --memory the
+    drawing, .svg, .png or .pdf; default: the plan's name with .svg."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises MemoError for a file that is no log or plan, or where matplotlib is missing."""
+    """Raises MemoError for a file that is no log or plan, or if matplotlib is missing."""
     options = parse_options(_Options, argv, prog="memo report", about=ABOUT, examples=EXAMPLES)
     require(
         bool(options.runs) != (options.memory is not None),
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """The last part of each path; the whole path where that is not enough to tell runs apart."""
+    """A name for each run: the last part of its path, or the whole path if the last parts are not unique."""
     whole = [str(Path(path)) for path in paths]
     require(len(set(whole)) == len(whole), f"memo report got {' '.join(paths)}, one of them twice: leave it out")
     short = [Path(path).stem if Path(path).is_file() else Path(path).resolve().name for path in paths]

@@ -1,4 +1,4 @@
-"""`memo solve`: addresses for a recorded iteration, or for a problem of minimalloc's benchmark."""
+"""`memo solve`: finds addresses for a recorded iteration, or for a problem in minimalloc's format."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from memo.text_table import text_table
 from memo.units import MIB, format_bytes
 
 ABOUT = (
-    "Give each memory request of a trace, or each block of a CSV file, a fixed address such that the peak is low. "
-    "Exit status: 0; 3 when --capacity is not met (the best addresses are written all the same); 2 for bad input."
+    "Give each memory request of a trace, or each block of a CSV file, a fixed address so that the peak is low. "
+    "Exit status: 0; 3 if the peak exceeds --capacity (the best addresses are still written); 2 for bad input."
 )
 EXAMPLES = (
     "memo solve --trace trace.json --out plan.json",
@@ -35,9 +35,9 @@ class _Options:
     out: str
     """File to write: a memory plan for --trace, a CSV file with offsets for --csv."""
     trace: tuple[str, ...] = ()
-    """Memory trace of an iteration; or three or more of the same run at different lengths, for --seq-length."""
+    """Memory trace of an iteration; or three or more traces of one run at different lengths, for --seq-length."""
     seq_length: Annotated[int | None, TOKENS, Flag(aliases=("seq_len",))] = None
-    """With several traces: plan this length. Every request must be linear in the length, as the third trace proves."""
+    """With several traces: plan this length. Every request must be linear in the length; the third trace proves it."""
     csv: str | None = None
     """Blocks in minimalloc's format: columns id, lower, upper, size."""
     planner: Planner | None = None
@@ -45,13 +45,13 @@ class _Options:
     min_bytes: Annotated[int | None, BYTES] = None
     """With --trace. Smaller requests are not planned (default: 1 MiB)."""
     capacity: Annotated[int | None, BYTES] = None
-    """With --csv. Bytes that the peak should not exceed; the search ends when it does not."""
+    """With --csv. Limit of the peak in bytes; the search ends as soon as it is met."""
     time_limit: float = TIME_LIMIT_S
     """Seconds for all solvers together."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status. Raises MemoError for input that makes no sense."""
+    """Returns the exit status. Raises MemoError for bad input."""
     options = parse_options(_Options, argv, prog="memo solve", about=ABOUT, examples=EXAMPLES)
     require(
         bool(options.trace) != (options.csv is not None),
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trace(options: _Options) -> Trace:
-    """The trace that is given, or the one that several traces foretell for --seq-length."""
+    """The given trace, or the trace extrapolated from several to --seq-length."""
     traces = [Trace.load(path) for path in options.trace]
     require(
         (len(traces) > 1) == (options.seq_length is not None),

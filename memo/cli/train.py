@@ -1,4 +1,4 @@
-"""`memo train`: the same run as examples/pretrain_gpt.py."""
+"""`memo train`: starts a run, like examples/pretrain_gpt.py."""
 
 import os
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from memo.train.stop import GracefulStop
 
 
 def main(argv: Sequence[str]) -> int | None:
-    """Exit status of the run. Bad flags end it with status 2, of a single process before torch has been loaded.
+    """Returns the exit status of the run. Bad flags end it with status 2; in a single process before torch is loaded.
 
-    Loading takes seconds; but one of several ranks must tell the others, which only torch can.
+    Loading torch takes seconds, but one of several ranks needs it to tell the other ranks about bad flags.
     """
     with GracefulStop().listening() as stop:
         if os.environ.get("WORLD_SIZE", "1") == "1":

@@ -1,4 +1,4 @@
-"""A line on the terminal about what a command is doing, and for how long."""
+"""A line on the terminal that shows what a command is doing, and for how long."""
 
 import contextlib
 import sys
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A context in which standard error, where it is a terminal, shows what is done; the line is gone at the end.
+    """A context in which standard error, if it is a terminal, shows what is being done; the line vanishes at the end.
 
-    Its value is told what is done from then on.
+    Call its value with a text to change the line.
     """
     if not sys.stderr.isatty():
         yield lambda what: None
