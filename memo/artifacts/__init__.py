@@ -1,1 +1,1 @@
-"""The artifacts that one stage writes for another: frozen dataclasses, each with a JSON file. No torch."""
+"""The artifacts that one command writes for another: frozen dataclasses, each with a JSON file. No torch."""

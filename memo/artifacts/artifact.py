@@ -1,4 +1,4 @@
-"""JSON files with the name and version of a schema: written whole or not at all, and refused if they have another."""
+"""JSON files with the name and version of a schema: written whole or not at all; other schemas are refused."""
 
 import dataclasses
 import json
@@ -14,12 +14,12 @@ from memo.errors import ArtifactError, writing
 
 @dataclass(frozen=True)
 class Artifact:
-    """Base of a dataclass that has a file of its own: its fields beside the name and the version of its schema."""
+    """Base of a dataclass that has a file of its own, with its fields and the name and version of its schema."""
 
     schema: ClassVar[str]
     version: ClassVar[int] = 1
     remedy: ClassVar[str]
-    """What helps if the file is damaged, for messages."""
+    """The remedy for a damaged file, for messages."""
 
     def save(self, path: str | Path) -> None:
         """Raises ArtifactError for a path that cannot be written."""
@@ -32,7 +32,7 @@ class Artifact:
 
 
 def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> None:
-    """Write `body` with its schema; a reader never sees half a file. Raises ArtifactError."""
+    """Write `body` with its schema; a reader never sees a partial file. Raises ArtifactError."""
     with writing(path, ArtifactError):
         replace_file(path, json.dumps({"schema": schema, "version": version, **body}) + "\n")
 

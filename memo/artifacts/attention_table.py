@@ -1,4 +1,4 @@
-"""Measured times of attention kernels on one device, by shape of the call: what --attention-backend auto reads.
+"""Measured times of attention kernels on one device by shape of the call, for --attention-backend auto.
 
 As a file (schema "attention_table"):
 
@@ -16,17 +16,18 @@ from memo.artifacts.artifact import Artifact
 from memo.artifacts.fields import PositiveFloat, PositiveInt, Time
 
 LONGEST_TOKENS = 32768
-"""Longer sequences are not measured: kernels work on tiles of few hundred tokens, so their ratio should not change."""
+"""Longer sequences are not measured: kernels work on tiles of a few hundred tokens, so their ratio should not change.
+"""
 
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """The kind of call that a kernel gets.
+    """A kind of call of an attention kernel.
 
     Attributes:
         packed: whether a row has several documents, each causal in itself.
         tokens: the class of the length, see `length_class`.
-        deterministic: whether gradients have the same bits each time.
+        deterministic: whether gradients must have the same bits each time.
     """
 
     head_dim: PositiveInt
@@ -53,7 +54,7 @@ class AttentionRow:
 
     Attributes:
         seconds: time of one forward and one backward, by backend.
-        unusable: the reason, by backend that could not be measured.
+        unusable: {backend that could not be measured: reason}.
     """
 
     case: AttentionCase
@@ -81,14 +82,14 @@ class AttentionTable(Artifact):
         return next((row for row in self.rows if row.case == case), None)
 
     def updated(self, rows: tuple[AttentionRow, ...]) -> "AttentionTable":
-        """The table with new rows, which replace old ones of the same cases."""
+        """Return the table with new rows, which replace old rows of the same cases."""
         new = {row.case for row in rows}
         return dataclasses.replace(self, rows=(*(row for row in self.rows if row.case not in new), *rows))
 
     def totals(self, calls: Mapping[AttentionCase, float]) -> dict[str, float]:
-        """Seconds of all `calls` (how often each case runs), by backend, the fastest first.
+        """{backend: seconds of all `calls`}, the fastest backend first; `calls` tells how often each case runs.
 
-        It has only backends that were measured in every case, and none if a case is not in the table.
+        It has only backends that were measured in every case; it is empty if a case is not in the table.
         """
         found = [(self.row(case), times) for case, times in calls.items()]
         if not found or any(row is None for row, _ in found):

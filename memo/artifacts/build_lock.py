@@ -1,4 +1,4 @@
-"""A lock that lets one process of a machine build a library while the others wait for it. No torch."""
+"""A lock that lets one process of a machine build a library while all other processes wait. No torch."""
 
 import contextlib
 import fcntl
@@ -10,7 +10,7 @@ from pathlib import Path
 from memo.errors import is_reporting_rank, tell
 
 TELL_AFTER_S = 3.0
-"""A wait that lasts longer is told on standard error: a build takes seconds for one library, minutes for others."""
+"""A longer wait is reported on standard error: a build takes seconds or minutes, depending on the library."""
 _POLL_S = 0.05
 
 
@@ -19,9 +19,9 @@ def build_lock(path: Path, what: str, *, works_without: bool = False) -> Iterato
     """A context that one process of this machine enters at a time. The lock ends with its process.
 
     Args:
-        what: is built, for the message of those that wait.
-        works_without: enter without a lock where the file system knows none, as some network file systems; else that
-            raises OSError.
+        what: the name of the library, for the message of waiting processes.
+        works_without: whether to enter without a lock if the file system has no locks (some network file systems);
+            else this raises OSError.
     """
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w") as file:
         try:

@@ -1,4 +1,4 @@
-"""The user's cache folder, and checks that no other user can have written to it."""
+"""The user's cache folder, and checks that no other user can write to it."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ _ENTERED_BY_OTHERS = stat.S_IXGRP | stat.S_IXOTH
 def cache_folder(name: str) -> Path:
     """$XDG_CACHE_HOME/memo/NAME, or ~/.cache/memo/NAME; it need not exist.
 
-    As the XDG specification says, a relative path is ignored, with a warning. Raises RuntimeError for a user without a
+    A relative path is ignored with a warning, as the XDG specification asks. Raises RuntimeError for a user without a
     home directory.
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
@@ -27,21 +27,21 @@ def cache_folder(name: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make what is missing of an absolute path, for this user alone. Raises OSError."""
+    """Make the missing folders of an absolute path, accessible only to this user. Raises OSError."""
     for path in (*reversed(folder.parents), folder):
         if not path.exists():
             path.mkdir(mode=_PRIVATE, exist_ok=True)  # another rank may have made it meanwhile
 
 
 def folder_fault(folder: Path) -> str | None:
-    """Why another user could replace files in a folder, with the remedy; None if nobody else can.
+    """Why another user could replace files in a folder, with a remedy; None if nobody else can.
 
-    The folder must belong to this user, and every folder above it to this user or to root. No other user may be allowed
-    to write to any of them, with two exceptions: folders with the sticky bit, such as /tmp, in which nobody can rename
-    files of others, and folders below one that only this user can enter, such as a closed home directory, in which
-    folders are often writable for a group. Raises OSError.
+    The folder must belong to this user, and every folder above it to this user or to root. No other user may have
+    permission to write to any of them, with two exceptions. In folders with the sticky bit, such as /tmp, nobody can
+    rename other users' files. Below a folder that only this user can enter, such as a closed home directory, folders
+    may be writable for a group, as they often are. Raises OSError.
     """
-    # Both the path as it is written, which may have links, and the path to which it leads are checked.
+    # Check both the path as written, which may have links, and the path to which it leads.
     for whole in (folder, Path(os.path.realpath(folder))):
         is_private = False
         for path in (*reversed(whole.parents), whole):
@@ -65,7 +65,7 @@ def _fault(path: Path, found: os.stat_result, *, is_last: bool, is_private: bool
 
 
 def file_fault(path: Path) -> str | None:
-    """Why a file in such a folder is not this user's own; None if it is. Raises OSError if there is no such file."""
+    """Why a file in a private folder is not this user's own; None if it is. Raises OSError if there is no such file."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         return "it is no regular file"

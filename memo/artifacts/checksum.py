@@ -1,7 +1,7 @@
-"""Checksums of bytes on disk, which find accidental changes by a disk, a network or memory, but no forgery.
+"""Checksums of bytes on disk. They detect accidental changes by a disk, a network or memory, but no forgery.
 
 XXH3 with 64 bits (xxhash, BSD-2) is the fastest hash of its size in a package with wheels for every platform. One core
-hashes about 30 GB a second, against 1.8 with zlib's CRC-32 and a few GB a second of a disk, and it releases the
+hashes about 30 GB per second (zlib's CRC-32: 1.8; a disk delivers a few GB per second), and it releases the
 interpreter's lock meanwhile. Two different contents have the same checksum with a probability of 2^-64.
 """
 
@@ -14,7 +14,7 @@ ALGORITHM = "xxh3_64"
 
 
 def checksum() -> xxhash.xxh3_64:
-    """A new checksum, of no bytes yet."""
+    """Start a new checksum."""
     return xxhash.xxh3_64()
 
 

@@ -14,7 +14,7 @@ Event = dict[str, Any]
 
 
 def process(number: int, name: str, rows: Sequence[str]) -> list[Event]:
-    """Events that name a process and its rows, from the top."""
+    """Events that name a process and its rows, from top to bottom."""
     named: list[tuple[int, str, dict[str, Any]]] = [(0, "process_name", {"name": name})]
     for at, row in enumerate(rows):
         named += [(at, "thread_name", {"name": row}), (at, "thread_sort_index", {"sort_index": at})]
@@ -24,7 +24,7 @@ def process(number: int, name: str, rows: Sequence[str]) -> list[Event]:
 def complete(
     process: int, row: int, name: str, during_s: tuple[float, float], category: str, args: Mapping[str, int]
 ) -> Event:
-    """An event that lasts from the first to the second of two times."""
+    """An event from time `during_s[0]` to `during_s[1]`."""
     start_s, end_s = during_s
     times = {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
     return {"ph": "X", "pid": process, "tid": row, "name": name, "cat": category, **times, "args": dict(args)}

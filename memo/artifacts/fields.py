@@ -37,7 +37,7 @@ class Rule:
     """A condition on the value of an Annotated field besides its type.
 
     Attributes:
-        wanted: what follows the type in messages, such as 'of 0 or more'.
+        wanted: words after the type in messages, such as 'of 0 or more'.
         accepts: whether a value of the type meets the condition.
     """
 
@@ -47,7 +47,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Written:
-    """Marks an Annotated field whose type in a file is another one, which its dataclass reads itself."""
+    """Marks an Annotated field that has type `hint` in a file; its dataclass converts the value itself."""
 
     hint: Any
 
@@ -70,7 +70,7 @@ def _is_time(value: str) -> bool:
 
 
 def is_file_name(value: str) -> bool:
-    """Whether file systems accept it as the name of a file; a path is none."""
+    """Whether file systems accept `value` as the name of a file; false for a path."""
     # Half of a surrogate pair, which JSON can contain, is not printable; Linux accepts at most 255 bytes.
     num_bytes = len(value.encode("utf-8", errors="ignore"))
     is_name = Path(value).name == value not in ("", "..") and "\0" not in value
@@ -84,7 +84,7 @@ PositiveInt = Annotated[int, in_range(1)]
 PositiveFloat = Annotated[float, in_range(above=0)]
 NonNegativeFloat = Annotated[float, in_range(0)]
 AnyFloat = Annotated[float, _NOT_FINITE]
-"""A float that may also be NaN or infinite, such as the loss of a step that was skipped."""
+"""A float that may also be NaN or infinite, such as the loss of a skipped step."""
 Time = Annotated[str, Rule("with a date and time, such as 2026-01-31T12:00:00+01:00", _is_time)]
 """A date and time in the format of ISO 8601."""
 FileName = Annotated[str, Rule("that names a file beside it", is_file_name)]
@@ -92,7 +92,7 @@ FileName = Annotated[str, Rule("that names a file beside it", is_file_name)]
 
 
 class FieldMismatch(Exception):
-    """A value of a wrong type or out of range; `path` leads to it, innermost step first, such as ['[3]', '.rows']."""
+    """A value of a wrong type or out of range; `path` leads to it, the innermost step first: ['[3]', '.rows']."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         self.problem, self.remedy = problem, remedy
@@ -100,22 +100,22 @@ class FieldMismatch(Exception):
 
 
 def build(kind: type[T], found: object, source: Source, *, ignore_unknown: bool = False) -> T:
-    """A dataclass made from `found`, an object whose keys are its fields; fields with a default may be missing.
+    """Make a dataclass from `found`, an object whose keys are its fields; fields with a default may be missing.
 
     Args:
-        ignore_unknown: whether to ignore other keys, for files that newer versions write.
+        ignore_unknown: whether to ignore other keys, for files of newer versions.
 
-    Raises source.error with the field, its value, and what would be accepted.
+    Raises source.error, which names the field, its value, and the accepted values.
     """
     return _located(lambda value: _build(kind, value, ignore_unknown), found, "", source)
 
 
 def checked(hint: Any, value: object, name: str, source: Source) -> Any:
-    """`value` as a field of type `hint` stores it. Raises as `build`.
+    """Return `value` as a field of type `hint` stores it. Raises the errors of `build`.
 
     Args:
         hint: int, float, bool, str, None, Any, Literal, Annotated with a Rule, a dataclass, a NamedTuple (written
-            as a list), and list, tuple, dict and unions of such.
+            as a list), and list, tuple, dict and unions of these.
     """
     return _located(_check_of(hint), value, name, source)
 
@@ -127,7 +127,7 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def accepted(hint: Any) -> str:
-    """What a field of this type accepts, for people, such as 'a whole number'."""
+    """The values that a field of this type accepts, in words such as 'a whole number'."""
     return " or ".join(_describe(choice) for choice in _choices(hint) if choice is not type(None))
 
 
@@ -158,14 +158,14 @@ def _build(kind: type, found: object, ignore_unknown: bool) -> Any:
 
 @cache
 def _checks(kind: type) -> tuple[dict[str, Check], list[str]]:
-    """The check of each field of a dataclass, and the fields that must be there."""
+    """The check of each field of a dataclass, and the names of required fields."""
     fields, none = dataclasses.fields(kind), dataclasses.MISSING
     required = [field.name for field in fields if field.default is none and field.default_factory is none]
     return {field.name: _check_of(field_types(kind)[field.name]) for field in fields}, required
 
 
 def _parts(keys: Iterable[Any], checks: Iterable[Check], values: Iterable[Any], step: str = "[{}]") -> list[Any]:
-    """The parts of a value as the fields store them; `step` is how a message writes the way to one of a key."""
+    """Check the parts of a value; `step` is the format of a key in the path of a message."""
     kept = []
     for key, check, value in zip(keys, checks, values, strict=False):
         try:
@@ -228,7 +228,7 @@ def _plain(hint: Any, fits: Callable[[Any], bool]) -> Check:
 
 
 def _container(hint: Any, kind: type, parts: Callable[[Any], Iterable[Any]], length: int | None = None) -> Check:
-    """A list or an object of whose parts each one is checked; `length` is the only one that it may have."""
+    """The check of a list or an object and all its parts; `length`: the required length, if there is one."""
     written = dict if kind is dict else (list, tuple)
 
     def check(value: Any) -> Any:

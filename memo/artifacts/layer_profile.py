@@ -1,4 +1,4 @@
-"""The measured times of one layer and rates of the link to host memory, with everything on which they depend.
+"""The measured times of one layer and rates of the link to host memory, with all settings on which they depend.
 
 As a file (schema "layer_profile"):
 
@@ -21,21 +21,21 @@ from memo.artifacts.fields import NonNegativeFloat, PositiveFloat, PositiveInt, 
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """The run for which a layer was measured: a profile can be used for another run only if all of this is the same.
+    """The settings under which a layer was measured. A profile fits a run only if all of them are equal.
 
-    Fields of the configuration have the same names here; values are resolved (none is "default").
+    Fields have the names of the configuration's fields; values are resolved (never "default").
 
     Attributes:
         cp_comm_type, cp_a2a_size: "none" and 1 without context parallelism.
-        offload_tiles: number of parts of the sequence that the layer works on.
-        offload_sections: number of parts of which a slot holds one (memo.spec.sweep); 1: a slot holds the layer.
+        offload_tiles: number of tiles of the sequence that the layer works on.
+        offload_sections: number of sections of a layer; a slot holds one section (memo.spec.sweep); 1: a whole layer.
         device: name of the CPU or GPU.
         num_threads: CPU threads of one rank.
         ranks_per_node: ranks that share memory bandwidth and the link.
         torch, memo: versions.
         deterministic: whether gradients have the same bits each time.
-        custom_layer: name and digest of a layer that is not memo's; "" for memo's own.
-        trained: what is frozen or has adapters; "" where everything is trained.
+        custom_layer: name and digest of a user's layer; "" for memo's own.
+        trained: the frozen parameters and adapters; "" if all parameters are trained.
     """
 
     hidden_size: int
@@ -85,7 +85,7 @@ class ProfileKey:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def differences(self, other: "ProfileKey") -> list[tuple[str, object, object]]:
-        """(field, own value, the other's value) of every field that differs."""
+        """(field, own value, value of `other`) of every field that differs."""
         names = [field.name for field in dataclasses.fields(self)]
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [pair for pair in pairs if pair[1] != pair[2]]
@@ -99,12 +99,12 @@ class LayerProfile(Artifact):
     speed of a run.
 
     Attributes:
-        measured_at: local time with its distance from UTC, ISO 8601.
+        measured_at: local time with its UTC offset, ISO 8601.
         tensor_bytes: bytes of the layer's skeletal activations on one rank, by name (memo.spec.skeleton).
-        forward_s, backward_s: of the layers that take least, backward without any recomputation.
-        longer_s: what both take more on the average of all layers, where these are of several kinds.
-        recompute_s: time to recompute all tokens of a group, by group.
-        offload_bytes_per_s, prefetch_bytes_per_s: rates from device to host and back with nothing else running.
+        forward_s, backward_s: times of the fastest kind of layer; backward without recomputation.
+        longer_s: by how much forward and backward of the mean layer take longer, if there are several kinds.
+        recompute_s: time to recompute all tokens of a group of tensors, by group.
+        offload_bytes_per_s, prefetch_bytes_per_s: rates from device to host and back while nothing else runs.
         offload_under_compute_bytes_per_s, prefetch_under_compute_bytes_per_s: rates while the device computes; 0 if
             copies take turns with compute, as they do on a CPU.
     """

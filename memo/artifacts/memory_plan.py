@@ -1,8 +1,8 @@
-"""The address of every memory request of one training iteration, as the planned allocator serves them.
+"""The address of every memory request of one training iteration, for the planned allocator.
 
-The arena is one block of memory. Within a phase requests are served in order; at the beginning of a phase the allocator
-resumes at the phase's first request, whatever went wrong before. Requests below `min_bytes` are neither planned nor
-counted.
+The arena is one block of memory. Within a phase requests are served in order. At the beginning of a phase the allocator
+resumes at the phase's first request, even if requests of earlier phases differed from the plan. Requests below
+`min_bytes` are neither planned nor counted.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ Proof = Literal["optimal", "feasible", "timed out"]
 
 
 class PlannedRequest(NamedTuple):
-    """A block of the arena, from its own request until `end` requests of the plan were made.
+    """A block of the arena, alive from its request until `end` requests of the plan have been made.
 
-    `end` is for drawings, because the allocator uses order and address alone. It is OUTLIVES for a block that is not
-    freed in the iteration.
+    `end` is for drawings; the allocator uses only order and address. It is OUTLIVES for a block that is not freed in
+    the iteration.
     """
 
     num_bytes: Count
@@ -33,7 +33,7 @@ class PlannedRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """The requests of at least min_bytes of one phase, in order; fields as in memo.artifacts.memory_trace.Phase."""
+    """The requests of at least min_bytes of one phase, in order; fields: see memo.artifacts.memory_trace.Phase."""
 
     kind: str
     layer: int
@@ -51,8 +51,8 @@ class MemoryPlan(Artifact):
             "flat" (all at once).
         alignment_bytes: alignment of every offset.
         arena_bytes: the planned peak, which is reserved before training.
-        lower_bound_bytes: a proven bound below which no plan is: the most bytes that live at once, or what a solver
-            proved.
+        lower_bound_bytes: a proven lower bound of the arena of any plan: the most bytes alive at once, or a solver's
+            bound.
         proof: "optimal" if the arena equals the bound; "feasible" if it does not and no search was cut short; "timed
             out" if it does not and a longer search might find a better plan.
     """

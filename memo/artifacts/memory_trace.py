@@ -6,8 +6,8 @@ As a file (schema "memory_trace"):
      "phases": [{"kind": "layer_forward", "layer": 0, "microbatch": 0,
                  "events": [["malloc", 7, 4194304], ["free", 7]]}, ...]}
 
-An id names one request of the whole trace. A request that is never freed outlives the iteration. Requests from before
-the iteration do not occur.
+An id is unique in the trace. A request that is never freed outlives the iteration. Requests from before the iteration
+do not occur.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,8 +21,8 @@ from memo.artifacts.reading import Source, listed, shown
 from memo.errors import TraceError
 
 ATTENTION = "attention"
-"""The kind of a phase whose requests depend on where packed documents end. In a trace that can be planned it asks for
-one block that has room for them all (memo.planner.attention_blocks)."""
+"""The kind of a phase whose requests depend on the boundaries of packed documents. In a trace that can be planned, it
+requests one block with room for all these requests (memo.planner.attention_blocks)."""
 MAX_BYTES = 1 << 48
 """256 TiB: larger requests are errors, and sums of thousands of smaller ones still fit in 64 bits."""
 
@@ -45,7 +45,7 @@ class Phase:
 
     Attributes:
         kind: such as "embedding_forward", "layer_forward", "loss", "layer_backward", "optimizer"; phases of one
-            kind whose requests are the same are planned once.
+            kind with equal requests are planned once.
         layer, microbatch: -1 if the phase has none.
     """
 
@@ -87,7 +87,7 @@ class Trace(Artifact):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a trace. Raises ArtifactError for another file, TraceError as `requests`."""
+        """Read a trace. Raises ArtifactError for a file without a trace, and the TraceErrors of `requests`."""
         found, source = super().load(path), Source(str(path), TraceError, cls.remedy)
         phases = [
             replace(phase, events=tuple(_events(phase.events, f"phases[{index}]", source)))
@@ -141,12 +141,12 @@ def requests(trace: Trace) -> list[Request]:
 
 
 def check_trace(trace: Trace) -> None:
-    """Raises as `requests`."""
+    """Raises the TraceErrors of `requests`."""
     requests(trace)
 
 
 def _events(entries: Iterable[Any], where: str, source: Source) -> Iterator[Event]:
-    """The events of a file; memo.artifacts.fields would be too slow for a million of them."""
+    """Read the events of a file; memo.artifacts.fields would be too slow for a million events."""
     for at, entry in enumerate(entries):
         match entry:
             case ["malloc", int(id), int(num_bytes)] if type(id) is int and type(num_bytes) is int:

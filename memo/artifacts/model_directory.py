@@ -1,12 +1,12 @@
 """Finds files of a model directory, which may be downloaded, and refuses links that lead out of it.
 
-A link in a downloaded directory can point at any file of this machine, and memo copies files from there that people may
-publish. So a link is followed only if its target lies in the same directory, or in the files of the same model in the
-cache of Hugging Face's hub, which stores every file once and links to it:
+A link in a downloaded directory can point at any file of this machine, and memo copies files from there into
+directories that people may publish. So a link is followed only if its target lies in the same directory, or in the
+cache of Hugging Face's hub among the files of the same model. The cache stores every file once and links to it:
 
     models--ORG--NAME/snapshots/REVISION/tokenizer.json -> ../../blobs/6f1c...
 
-The directory itself may be reached through links: the user has named it.
+The directory itself may be a link, because the user has named it.
 """
 
 import os
@@ -19,9 +19,9 @@ from memo.errors import RIGHTS, CheckpointError
 
 
 def path_within(directory: str | Path, name: str) -> Path:
-    """The path to which DIR/name leads if all links are followed; it need not exist.
+    """The path of DIR/name with all links resolved; it need not exist.
 
-    Raises CheckpointError if it leaves DIR.
+    Raises CheckpointError if the path leads out of DIR.
     """
     root = Path(os.path.realpath(directory))
     if "\0" in name:
@@ -38,8 +38,8 @@ def path_within(directory: str | Path, name: str) -> Path:
 def model_file(directory: str | Path, name: str) -> Path | None:
     """The path, without links, of the regular file DIR/name; None if nothing has that name.
 
-    Raises CheckpointError for a link that leaves DIR and for anything but a regular file (reading a named pipe would
-    wait for ever, and a device has no end).
+    Raises CheckpointError for a link that leads out of DIR and for anything but a regular file (reading a named pipe
+    would wait for ever, and a device has no end).
     """
     found = path_within(directory, name)
     try:
@@ -58,6 +58,6 @@ def model_file(directory: str | Path, name: str) -> Path | None:
 
 
 def _hub_store(root: Path) -> list[Path]:
-    """[the folder in which the hub's cache stores the files of the snapshot `root`], or [] if `root` is no snapshot."""
+    """[folder of the hub's cache with the files of the snapshot `root`], or [] if `root` is no snapshot."""
     is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith(("models--", "datasets--"))
     return [root.parents[1] / "blobs"] if is_snapshot else []

@@ -1,4 +1,4 @@
-"""Which processes of this machine run, by a number and a start that no other process shares."""
+"""Identifies processes of this machine by their number and start time, and tells whether they run."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """A name that is equal for processes that see each other by their number: of a boot of a kernel, and a namespace of
+    """A name that is equal for processes that share process numbers: the boot of the kernel and the namespace of
     processes."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -16,10 +16,10 @@ def machine() -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process of this machine started, in units of the system; "" if it does not run, as a zombie does not.
+    """The start time of a process of this machine, in clock ticks since the boot; "" if it does not run or is a zombie.
 
-    None for a process that runs, but of another user from whom this one's /proc hides it (its mount option hidepid).
-    /proc counts ticks since the boot, which do not depend on the clock.
+    None for a running process of another user that /proc hides (mount option hidepid). Ticks since the boot do not
+    depend on the clock.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -28,7 +28,7 @@ def process_start(pid: int) -> str | None:
         pass
     try:
         os.kill(pid, 0)
-    except PermissionError:  # which the system says of hidden processes too
+    except PermissionError:  # also raised for hidden processes
         return None
     except (ProcessLookupError, OverflowError):
         pass

@@ -1,5 +1,5 @@
-"""Measurements that are kept between runs in a folder of the user: a file for each layer, and a table of attention
-kernels for each device and versions."""
+"""The cache of measurements in the user's folder: a file for each layer profile, and a table of attention kernels for
+each device and version."""
 
 import hashlib
 from pathlib import Path
@@ -11,27 +11,26 @@ from memo.errors import ArtifactError
 
 
 def cache_file(choice: str, key: ProfileKey) -> Path | None:
-    """The file in which the profile of `key` is kept; None if profiles are not kept.
+    """The file of the profile of `key`; None if profiles are not kept.
 
     Args:
-        choice: --profile-cache: "auto" ($XDG_CACHE_HOME/memo/layer_profiles, or the same below ~/.cache), "off",
-            or a directory.
+        choice: --profile-cache: "auto" (memo/layer_profiles in $XDG_CACHE_HOME or ~/.cache), "off", or a directory.
     """
     folder = _folder(choice)
     return None if folder is None else folder / f"{key.digest}.json"
 
 
 def attention_table_file(choice: str, empty: AttentionTable) -> Path | None:
-    """The file in which the table of `empty`'s device and versions is kept; None and `choice` as in `cache_file`."""
+    """The file of the table for the device and versions of `empty`; `choice` and None: see `cache_file`."""
     folder = _folder(choice)
     digest = hashlib.sha256(f"{empty.device}\n{empty.torch}\n{empty.memo}".encode()).hexdigest()[:32]
     return None if folder is None else folder / f"attention-{digest}.json"
 
 
 def read_attention_table(path: Path, empty: AttentionTable) -> AttentionTable:
-    """The table at `path`; `empty` if there is none.
+    """The table in file `path`; `empty` if there is no file.
 
-    Raises ArtifactError for a file with other content, or with the table of another device or version.
+    Raises ArtifactError for a file without a table, or with the table of another device or version.
     """
     if not path.exists():
         return empty

@@ -1,6 +1,6 @@
-"""How memo starts another process of Python, without the working directory on its path.
+"""Starts a process of Python without the working directory on its path.
 
-`python -m` and `python -c` put the working directory first on the path, where a folder of strangers may have a json.py.
+`python -m` and `python -c` put the working directory first on the path, and an untrusted folder may have a json.py.
 """
 
 import json
@@ -11,13 +11,13 @@ _SET_PATH = (
     "import json, sys; given = json.loads(sys.argv.pop(1)); "
     "sys.path[:] = [path for path in sys.path if path not in given] + given; "
 )
-"""A path that PYTHONPATH names for the process alone stands first, as that variable has it."""
+"""Entries that PYTHONPATH adds for the new process come first, as usual for that variable."""
 
 
 def python_command(program: str, *arguments: str) -> list[str]:
-    """The command that runs `program`, source code, which finds modules where this process does.
+    """The command that runs the source code `program` with this process's path of modules.
 
-    Entries of the path that mean the working directory are left out, as Python adds them unasked.
+    Entries that mean the working directory are left out, because Python adds them by itself.
     """
     path = [entry for entry in sys.path if entry not in ("", ".")]
     package = str(Path(__file__).parents[2])

@@ -1,7 +1,7 @@
-"""Reads JSON and TOML files of any origin within limits, and refuses others with one message.
+"""Reads untrusted JSON, TOML, CSV and text files within limits, and refuses bad files with one message.
 
-Python's parsers answer deep nesting with a RecursionError, a number of 5,000 digits with a plain ValueError, and use as
-much memory as a file needs. Here each of these raises the error of the caller, as does a file that cannot be read.
+Python's parsers raise RecursionError for deep nesting and a plain ValueError for a number of 5,000 digits, and use as
+much memory as a file needs. Here all of these, and files that cannot be read, raise the error that the caller chooses.
 `memo.artifacts.fields` then checks the content against a dataclass.
 """
 
@@ -21,15 +21,15 @@ from memo.artifacts.regular_file import open_regular
 from memo.errors import RIGHTS, MemoError
 
 MAX_BYTES = 64 << 20
-"""Limit of one file or one line: the index of a model with 100,000 tensors takes a sixth of it."""
+"""Limit of one file or one line; the index of a model with 100,000 tensors has a sixth of it."""
 MAX_TOML_BYTES = 256 << 10
-"""tomllib needs memory that grows with the square of a key's parts; a configuration has some kilobytes."""
+"""Limit of a TOML file: tomllib's memory grows with the square of the parts of a key. A configuration has kilobytes."""
 MAX_VALUES = 4_000_000
 """Limit of numbers, texts, lists and objects in one document; each takes up to 100 bytes, however short its text is."""
 MAX_CELLS = 1_000_000
-"""Limit of one row of a table."""
+"""Limit of the cells in one row of a table."""
 MAX_DEPTH = 64
-"""Limit of lists and objects inside each other: the schemas of tools have about twenty levels."""
+"""Limit of nested lists and objects; the schemas of tools have about twenty levels."""
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} deep"
 _SHOWN_CHARACTERS = 80
 _LARGEST_SHOWN_BITS = 256
@@ -38,12 +38,12 @@ _NAMES_LISTED = 12
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value comes from, for errors about it: their messages are `{where}: {problem}: {remedy}`.
+    """The source of a value, for errors with messages `{where}: {problem}: {remedy}`.
 
     Attributes:
-        where: file, line or flag; empty where the name of the value is that of its flag.
+        where: file, line or flag; "" if the name of the value is the name of its flag.
         error: the class of the error.
-        remedy: what helps if the file is damaged or of another kind.
+        remedy: the remedy if the file is damaged or of another kind.
     """
 
     where: str
@@ -51,7 +51,7 @@ class Source:
     remedy: str
 
     def refusal(self, problem: str, remedy: str = "") -> MemoError:
-        """The error to raise; `remedy`, if given, replaces that of the source."""
+        """The error to raise; `remedy`, if given, replaces the source's remedy."""
         return self.error(": ".join(filter(None, [self.where, problem, remedy or self.remedy])))
 
 
@@ -61,7 +61,7 @@ def read_json(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -
 
 
 def read_json_object(path: str | Path, source: Source) -> dict[str, Any]:
-    """The object in a JSON file. Raises source.error as `read_json`, and for any other value."""
+    """The object in a JSON file. Raises the errors of `read_json`, and source.error for a value that is no object."""
     found = read_json(path, source)
     if not isinstance(found, dict):
         raise source.refusal(f"holds {kind_of(found)}, not an object")
@@ -71,7 +71,7 @@ def read_json_object(path: str | Path, source: Source) -> dict[str, Any]:
 def parse_json(content: bytes | str, source: Source, *, max_values: int = MAX_VALUES) -> Any:
     """The value of JSON in UTF-8; numbers may be NaN or infinite, as Python writes them.
 
-    Raises source.error for text that is not JSON, is nested too deep or has too many values, and for a key with two
+    Raises source.error for text that is not JSON, is nested too deeply, has too many values, or has a key with two
     values.
     """
     text = content if isinstance(content, str) else decoded(content, source)
@@ -131,9 +131,10 @@ def read_lines(file: BinaryIO, source: Source, *, max_bytes: int = MAX_BYTES) ->
 def read_table(
     file: BinaryIO, source: Source, *, delimiter: str = ",", strict: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """(number of its last line, cells) of each row of a table in UTF-8, none for a blank line. Raises source.error.
+    """Yield (number of the last line, cells) of each row of a table in UTF-8; no cells for a blank line. Cells may have
+    line breaks.
 
-    A row, whose cells may have line breaks, has at most MAX_BYTES.
+    Raises source.error for a bad table, and for a row above MAX_BYTES or MAX_CELLS.
     """
     num_bytes = num_cells = 0
 
@@ -148,7 +149,7 @@ def read_table(
                     "cells, which is the most that is read",
                     "split it",
                 )
-            for part in line.splitlines(keepends=True):  # of bytes, which end with a line break or a carriage return
+            for part in line.splitlines(keepends=True):  # lines of bytes end only with line breaks, carriage returns
                 yield decoded(part, source) if number == 1 else _utf8(part, source)
 
     csv.field_size_limit(MAX_BYTES)
@@ -163,7 +164,7 @@ def read_table(
 
 @contextlib.contextmanager
 def opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
-    """An open regular file; errors of the file system become source.error."""
+    """A context with an open regular file; errors of the file system become source.error."""
     try:
         file = open(open_regular(path), "rb")  # noqa: SIM115  closed below
     except FileNotFoundError:
@@ -179,9 +180,9 @@ def opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
 
 
 def is_there(path: str | Path) -> bool:
-    """Whether something has this name, which may be one that no file can have.
+    """Whether something has the name `path`; false for a name that no file can have.
 
-    Raises PermissionError where that cannot be seen; os.path.exists would say that nothing is there.
+    Raises PermissionError if permissions hide the answer; os.path.exists would return false.
     """
     try:
         os.stat(path)
@@ -193,7 +194,7 @@ def is_there(path: str | Path) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value for a message; long ones are shortened."""
+    """A value for a message; long values are shortened."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _LARGEST_SHOWN_BITS:
         return f"a whole number of {value.bit_length()} bits"
     if isinstance(value, str | bytes):
@@ -231,7 +232,7 @@ def _utf8(content: bytes, source: Source) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises ValueError for a key with two values, of which readers may take one or the other."""
+    """Make an object; raises ValueError for a key with two values, because readers may choose either."""
     found = dict(pairs)
     if len(found) != len(pairs):
         for key, value in pairs:
@@ -241,7 +242,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(found: object, source: Source) -> None:
-    """Raises source.error for a value that is nested too deep for recursive code; this loop goes level by level."""
+    """Raises source.error for a value nested too deeply for recursive code; checks level by level in a loop."""
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH + 1):
         outer = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]

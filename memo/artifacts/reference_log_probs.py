@@ -1,4 +1,4 @@
-"""Log-probs of pairs of answers under the model that preference training began with (--reference-log-probs)."""
+"""Log-probs of pairs of answers under the initial model of preference training (--reference-log-probs)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +8,12 @@ from memo.artifacts.artifact import Artifact
 
 @dataclass(frozen=True)
 class ReferenceLogProbs(Artifact):
-    """The sum over the tokens that count of each answer, in nats.
+    """log p of each answer in nats, summed over the tokens that count.
 
     Attributes:
-        of: which corpus it is of, how its answers are cut, and which model told them.
-        pairs: numbers of pairs in the corpus, from 0 on; those that no sample holds are left out.
-        chosen, rejected: log p of both answers of each of them.
+        of: the corpus, the settings by which answers are cut, and the model that computed the log-probs.
+        pairs: numbers of pairs in the corpus, from 0 on; pairs that are in no sample are left out.
+        chosen, rejected: log p of the chosen and of the rejected answer of each of `pairs`.
     """
 
     schema = "reference_log_probs"

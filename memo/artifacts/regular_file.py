@@ -1,8 +1,8 @@
-"""Opens and creates regular files, whatever somebody else has put under their names.
+"""Opens and creates regular files, safely in folders that other people can write.
 
-A folder of strangers may have a link, through which a write would change a file elsewhere, or a named pipe, for whose
-other end an open would wait for ever. Here neither happens, and a file is replaced whole: a reader, and whoever comes
-after a fault, finds the old content or the new.
+Such a folder may have a link, through which a write would change a file elsewhere, or a named pipe, whose opening would
+wait for ever. Here neither happens, and a file is replaced as a whole: a reader finds the old content or the new, even
+after a crash.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ _KINDS = {
 
 
 def kind_of_file(mode: int) -> str:
-    """What a mode of `os.stat` says, such as "a named pipe"."""
+    """The kind of a file by its mode of `os.stat`, such as "a named pipe"."""
     return _KINDS.get(stat.S_IFMT(mode), "a regular file")
 
 
 def other_kind(path: str | Path) -> str | None:
-    """What stands under a name that memo writes, such as "a link to /etc/passwd"; None for a regular file or nothing.
+    """The kind of a file that is not regular, such as "a link to /etc/passwd"; None for a regular file or no file.
 
     Raises OSError, and ValueError for a name that no file can have.
     """
@@ -45,7 +45,7 @@ def other_kind(path: str | Path) -> str | None:
 
 
 def open_regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """The descriptor of a regular file, without waiting; to write, links are not followed. Raises OSError otherwise."""
+    """Open a regular file without waiting; returns its descriptor. Writing does not follow links. Raises OSError."""
     is_read = flags & os.O_ACCMODE == os.O_RDONLY
     if not is_read and (kind := other_kind(path)) is not None:
         raise _not_regular(path, kind)
@@ -64,9 +64,9 @@ def _not_regular(path: str | Path, kind: str) -> OSError:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A new file that takes the name `path` at the end, when its content is on the disk; an error removes it.
+    """A context with a new file that is renamed to `path` once its content is on disk; an error removes it.
 
-    The folder is made. Raises OSError, also where the name is that of anything but a regular file.
+    The folder is made if needed. Raises OSError, also if `path` exists and is not a regular file.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,19 +88,19 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def replace_file(path: str | Path, content: str | bytes) -> None:
-    """Write a file, text in UTF-8. Raises OSError as `replacing`."""
+    """Write a file, text in UTF-8. Raises the OSErrors of `replacing`."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def copy_file(source: str | Path, target: str | Path) -> None:
-    """Write `target` with the content of a regular file. Raises OSError as `replacing`."""
+    """Copy a regular file to `target`. Raises the OSErrors of `replacing`."""
     with open(open_regular(source), "rb") as theirs, replacing(target) as ours:
         shutil.copyfileobj(theirs, ours)
 
 
 def make_durable(directory: Path) -> None:
-    """Sync the names in a directory; their files are synced when they are written."""
+    """Sync the names in a directory; the files themselves are synced when they are written."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

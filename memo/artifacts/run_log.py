@@ -4,9 +4,9 @@
                     {"iteration": 100, "evaluation": {"loss": 2.1, ...}}              after each evaluation
     log.run.json    {"schema": "run", "version": 1, "config": {...}, ...}             one RunHeader, the latest start
 
-A resumed run appends, beginning with the iteration after its checkpoint: earlier lines about that iteration and later
-ones are then ignored. So are evaluations that stand before one of the same iteration or an earlier one. A run that was
-killed may leave half a line at the end, which is ignored as well.
+A resumed run appends, beginning with the iteration after its checkpoint. A reader then ignores earlier lines about this
+iteration and later iterations, and likewise for evaluations. A run that was killed may leave half a line at the end,
+which is ignored as well.
 """
 
 from collections.abc import Callable
@@ -20,45 +20,46 @@ from memo.artifacts.reading import Source, opened, parse_json, read_lines
 from memo.errors import ArtifactError
 
 _LONGEST_LINE_BYTES = 1 << 20
-"""Limit of a line; that of an iteration takes a kilobyte."""
+"""Limit of a line; the line of an iteration has a kilobyte."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One training iteration. Values of a single rank are those of rank 0; None means not measured in this iteration.
+    """One training iteration. Values that differ between ranks are rank 0's; None means not measured in this iteration.
 
-    mfu_percent and tflops_per_gpu count model FLOPs alone (6 s P + 6 n h s^2 for each sample, causal half of
-    attention; MEMO's convention), without recomputation. tgs is tokens per GPU per second. mfu_percent is None on CPUs,
-    and where a step is faster than the peak that was given or measured, which then is none.
+    mfu_percent and tflops_per_gpu count only model FLOPs (6 s P + 6 n h s^2 for each sample, causal half of attention;
+    MEMO's convention), without recomputation. tgs is tokens per GPU and second. mfu_percent is None on CPUs, and if a
+    step is faster than the given or measured peak, which then is not a peak.
 
     Attributes:
         step_time_s: seconds from the beginning to the end of a step on the host. On CUDA the update of the weights may
-            still run then; the next step waits for it.
-        device_peak_bytes, host_peak_bytes: peaks of this process so far; on a CPU both are that of its resident set.
+            still run at the end; the next step waits for it.
+        device_peak_bytes, host_peak_bytes: peaks of this process so far; on a CPU both are the peak of its resident
+            set.
         weights_bytes, gradients_bytes, optimizer_bytes: bytes of this rank's shards in memory.
         rounding_buffers_bytes: slots and workspace of a swap plan, and slots of streamed states.
         host_records_bytes: activations and states in host memory.
-        transient_peak_bytes: the most so far that a step took besides all these: activations that stay, working sets,
-            the loss, buffers of communication. On a CPU it is the peak of the resident set less the other components
-            and the process itself (352 MiB or more): rough, and too small for tiny models.
+        transient_peak_bytes: the peak so far of all other memory of a step: activations that stay, working sets, the
+            loss, buffers of communication. On a CPU it is the peak of the resident set minus the other components and
+            the process itself (352 MiB or more): rough, and too small for tiny models.
         layers_s: seconds of a step in which the compute stream runs layers under a swap plan.
-        copy_wait_s: seconds for which the compute stream waits for their copies.
+        copy_wait_s: seconds for which the compute stream waits for copies of layers.
         copies_s: seconds of the copies in both directions together.
         hidden_share: share of copies_s during which a layer computes, 0 to 1.
         state_copies_s: seconds of a step's copies of streamed states in both directions together (--offload-states).
-            Copies of the optimizer's step that have not run at its end count in the next record with this field.
-        state_wait_s: seconds for which the compute stream, or the CPU after the last backward, waits for those copies.
+            Copies of the optimizer's step that are pending at its end count in the next record with this field.
+        state_wait_s: seconds for which the compute stream, or the CPU after the last backward, waits for copies of
+            states.
         host_update_s: seconds that the CPU takes to update states in host memory.
         planned_peak_bytes: the most bytes in use at planned addresses (--memory-planner).
         fallbacks: requests so far that differed from the plan and were served by torch's allocator.
-        load_imbalance: tokens of the expert that has had most, over the mean of the experts of its layer; 1 where all
-            have as many.
-        load_balancing_loss, z_loss: of routers, means over layers, before they are multiplied with their coefficients
-            (--moe-aux-loss-coeff, --moe-z-loss-coeff); no part of lm_loss.
-        rewards_chosen, rewards_rejected: of --preference, whose loss lm_loss then is: beta times log p of the answers
-            less the same of the reference, means over the pairs of the global batch.
-        rewards_margins: their difference.
-        rewards_accuracies: the share of pairs, 0 to 1, of which the chosen answer has the larger reward.
+        load_imbalance: the most tokens of an expert divided by the mean over the experts of its layer; 1: balanced.
+        load_balancing_loss, z_loss: losses of routers, means over layers, before they are multiplied by their
+            coefficients (--moe-aux-loss-coeff, --moe-z-loss-coeff); not part of lm_loss.
+        rewards_chosen, rewards_rejected: with --preference, whose loss then is lm_loss: beta times (log p of an answer
+            minus log p of the reference), means over the pairs of the global batch.
+        rewards_margins: rewards_chosen minus rewards_rejected.
+        rewards_accuracies: the share of pairs, 0 to 1, whose chosen answer has the larger reward.
     """
 
     iteration: Count
@@ -101,7 +102,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class SwapForecast:
-    """What the swap plan of rank 0 foresees; unless stated otherwise, times are those of one layer and microbatch.
+    """The forecast of rank 0's swap plan; unless stated otherwise, times are for one layer and microbatch.
 
     Attributes:
         moves: False if everything fits on the device, so that nothing moves.
@@ -131,7 +132,7 @@ class RunHeader(Artifact):
     """A description of the run, written when training starts and again when it is resumed.
 
     Attributes:
-        started_at: local time with its distance from UTC, ISO 8601.
+        started_at: local time with its UTC offset, ISO 8601.
         versions: versions of memo, torch and python.
         config: the resolved configuration by section, as in config.toml.
         layout: tp, cp, pp, dp, world size, microbatches.
@@ -140,7 +141,7 @@ class RunHeader(Artifact):
             rounding_buffers, transient, host_records and others.
         memory_plan: planner, proof, arena_bytes and lower_bound_bytes of --memory-planner; None without it.
         attention: name of the kernels and the reason for the choice; None in files of older versions.
-        host, command: of rank 0, the latter as a shell reads it; None in files of older versions.
+        host, command: rank 0's host and its command line for a shell; None in files of older versions.
     """
 
     schema = "run"
@@ -168,8 +169,8 @@ class RunLog:
     Attributes:
         path: file of the log.
         header: description of the run; None if its file is missing.
-        repeated: number of lines that are ignored, because the run resumed at an earlier iteration.
-        evaluations: (iteration, validation loss in nats per token) of each, of the first evaluation set that it names.
+        repeated: number of ignored lines, because the run resumed at an earlier iteration.
+        evaluations: (iteration, validation loss in nats per token) of each evaluation of the first set in the log.
     """
 
     path: Path
@@ -215,14 +216,14 @@ T = TypeVar("T")
 
 
 def _before(iteration: int, lines: list[T], iteration_of: Callable[[T], int]) -> list[T]:
-    """Remove the lines of this iteration and later ones, which a resumed run repeats."""
+    """Remove the lines of `iteration` and later iterations, which a resumed run repeats."""
     while lines and iteration_of(lines[-1]) >= iteration:
         lines.pop()
     return lines
 
 
 def default_log(save: str | None, log_jsonl: str | None) -> str | None:
-    """The file of a run's log: that of --log-jsonl, else log.jsonl in --save, else None."""
+    """The file of a run's log: --log-jsonl, else log.jsonl in --save, else None."""
     return log_jsonl or (None if save is None else str(Path(save) / "log.jsonl"))
 
 

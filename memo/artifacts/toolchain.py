@@ -1,7 +1,7 @@
 """Finds the compiler, headers and sources with which memo's native code is built on first use. No torch.
 
-The native allocator and the emulated GPU use it. In messages `user` names the one that is built, and `error` is the
-class of error that it raises if something is missing.
+The planned allocator and the emulated GPU use it. `user` names the library in messages, and `error` is the class of
+error to raise if something is missing.
 """
 
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 from memo.errors import MemoError
 
 NEEDED_HEADERS = ("cuda_runtime_api.h", "cuda.h", "crt/host_defines.h")
-"""Headers that a folder must have; CUDA's packages on PyPI distribute them over several folders."""
+"""Headers that one folder must have; some of CUDA's packages on PyPI spread them over several folders."""
 
 TOOLKIT = Path("/usr/local/cuda")
-"""The folder in which CUDA's toolkit is installed by default."""
+"""The default folder of CUDA's toolkit."""
 
 
 def find_compiler(user: str, error: type[MemoError]) -> str:
-    """The path of a C++ compiler: $CXX, or the first one that is found. Raises `error` if there is none."""
+    """The path of a C++ compiler: $CXX, or the first of c++, g++ and clang++. Raises `error` if there is none."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (found := shutil.which(name)):
             return found
@@ -26,7 +26,7 @@ def find_compiler(user: str, error: type[MemoError]) -> str:
 
 
 def cuda_include(torch: Path, user: str, error: type[MemoError]) -> Path:
-    """The folder of CUDA's headers: of the toolkit, or of CUDA's packages on PyPI, which are installed where torch is.
+    """The folder of CUDA's headers, in the toolkit or in CUDA's packages from PyPI next to torch.
 
     Raises `error` if there is none.
     """
@@ -44,7 +44,7 @@ def cuda_include(torch: Path, user: str, error: type[MemoError]) -> Path:
 
 
 def source_root(package: Path, part: str, user: str, error: type[MemoError]) -> Path:
-    """The folder csrc/ that has `part`: in the folder of `package` if memo is installed, else at the top of a checkout.
+    """The folder csrc/ with `part`: in the folder of `package` if memo is installed, else at the top of a checkout.
 
     Raises `error` if there is none.
     """

@@ -55,7 +55,7 @@ class Options:
     chat_template: str | None = None
     """chatml, llama3 or plain, a Jinja file, or the directory of a model; default: the chat template of --model."""
     plan: Literal["auto", "off"] | None = None
-    """auto: `memo plan` chooses layout, recomputation and swapping; default: auto on several GPUs without such flags."""
+    """auto: `memo plan` chooses layout, recomputation and swapping; default: auto on several GPUs unless flags do."""
     plan_hardware: str | None = None
     """Machine to plan for, as in `memo plan --hardware`; default: the machine with this GPU."""
 

@@ -1,4 +1,4 @@
-"""A memory plan drawn: time against address, as in the memory planner's papers."""
+"""Draws a memory plan: blocks by time and address, as in papers on memory planners."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +9,14 @@ from memo.report.drawing import byte_unit, check_suffix, panels, save_figure
 from memo.units import format_bytes
 
 _MAX_BOXES = 20_000
-"""The most blocks that are drawn, the largest ones; a picture cannot show more."""
+"""The most blocks that are drawn, the largest first; a picture cannot show more."""
 
 
 def draw_addresses(plan: MemoryPlan, path: str | Path, title: str = "") -> None:
-    """Draw every planned block as a box: number of requests to the right, address upward, a colour for a kind of phase.
+    """Draw every planned block as a box: x is the number of requests, y the address, the colour the kind of phase.
 
     Raises ConfigError if matplotlib is missing or the suffix is unknown, ArtifactError for a plan without the ends of
-    its blocks, or if the file cannot be written.
+    blocks, or if the file cannot be written.
     """
     boxes = sorted(_boxes(plan), key=lambda box: box[3], reverse=True)
     if any(requests < 0 for _, _, requests, _, _ in boxes):

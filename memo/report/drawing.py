@@ -1,4 +1,4 @@
-"""Drawings of plans and runs, as SVG, PNG or PDF. Matplotlib is optional and loaded only to draw."""
+"""Makes drawings of plans and runs as SVG, PNG or PDF. Matplotlib is optional and loaded only to draw."""
 
 import io
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _DPI = 110
 
 
 def colour_of(index: int) -> tuple[float, float, float]:
-    """A colour that is light enough for black text; consecutive indices have different ones."""
+    """A colour that is light enough for black text; consecutive indices have different colours."""
     from matplotlib import colormaps
 
     red, green, blue = colormaps["Set2"].colors[index % 8]  # type: ignore[attr-defined]
@@ -22,7 +22,7 @@ def colour_of(index: int) -> tuple[float, float, float]:
 
 
 def byte_unit(most_bytes: float) -> tuple[int, str]:
-    """The unit of an axis that reaches so far."""
+    """(bytes, name) of the unit for an axis that reaches to `most_bytes`."""
     return (GIB, "GiB") if most_bytes >= GIB else (MIB, "MiB")
 
 
@@ -35,13 +35,13 @@ def check_suffix(path: str | Path) -> None:
 def panels(
     what: str | Path, width_inches: float, height_inches: float, heights: Sequence[float] = (1,), sharex: bool = True
 ) -> tuple[Any, list[Any]]:
-    """A figure and its drawings above each other, in the one style of all our drawings.
+    """Return a figure and its axes, one below another, in the style of all drawings of memo.
 
-    It is not registered with pyplot, which would keep it alive.
+    The figure is not registered with pyplot, which would keep it alive.
 
     Args:
-        what: named in the message if matplotlib is missing.
-        heights: of the drawings, relative to each other.
+        what: the name of the drawing for the message if matplotlib is missing.
+        heights: heights of the axes, relative to each other.
     """
     try:
         from matplotlib import rc_context
@@ -59,12 +59,13 @@ def panels(
 
 
 def encoded(figure: Any, form: str = "png") -> bytes:
-    """The figure as a file: with text as text, and without a date, so that the same drawing is the same file."""
+    """The figure as the content of a file: text stays text, and there is no date, so that equal drawings are equal
+    files."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        text.set_parse_math(False)  # names of runs and files may have dollars, between which formulas stand
+        text.set_parse_math(False)  # names of runs and files may have dollar signs, which would mark formulas
     dated = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}[form]
     file = io.BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"}):

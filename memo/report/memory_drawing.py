@@ -19,15 +19,15 @@ _PARTS = {
 """Bars from the bottom; components that do not grow with the length come first."""
 _LABEL_POINTS = 7
 _LABEL_CHARACTERS = 15
-"""Of a label above a bar: so many in 7 points are as wide as a bar and its gap, 0.95 inches."""
+"""Characters in a line of a label above a bar: at 7 points they are as wide as a bar and its gap, 0.95 inches."""
 _LINE_SHARE = 0.045
-"""Of the height of the upper drawing that a line of a label takes."""
+"""Share of the height of the upper axes that a line of a label takes."""
 
 
 def draw_plans(plans: Sequence[Plan], what: str, title: str = "") -> Any:
     """A figure: stacked bars of one GPU's memory at each length, the strategy above them, host memory of a node below.
 
-    Every plan must have a best choice. Raises ConfigError, which names `what` is drawn, if matplotlib is missing.
+    Every plan must have a best choice. Raises ConfigError, which names `what`, if matplotlib is missing.
     """
     figure, (above, below) = panels(what, 2.2 + 0.95 * max(4, len(plans)), 5.2, heights=(4, 1))
     chosen = [plan.best for plan in plans if plan.best is not None]
@@ -55,7 +55,7 @@ def draw_plans(plans: Sequence[Plan], what: str, title: str = "") -> Any:
 
 
 def _label(choice: Choice) -> str:
-    """Above a bar, and no wider than the way to the next one."""
+    """The label above a bar, no wider than the bar and its gap."""
     return "\n".join([*textwrap.wrap(str(choice.strategy), _LABEL_CHARACTERS), f"MFU {choice.step.mfu_percent:.0f} %"])
 
 

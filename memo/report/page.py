@@ -1,4 +1,4 @@
-"""Pages of HTML from the templates beside this file, which escape every value."""
+"""Renders pages of HTML from the folder templates/; every value is escaped."""
 
 import base64
 from functools import cache
@@ -14,12 +14,12 @@ UNKNOWN = "-"
 
 
 def rendered(template: str, **values: object) -> str:
-    """The page that a template makes of `values`; a value that it lacks is an error."""
+    """Render a template with `values`; a missing value is an error."""
     return _templates().get_template(template).render(values)
 
 
 def embedded(png: bytes) -> str:
-    """The address of a picture that lies in the page itself."""
+    """The data URL of a picture, to embed it in a page."""
     return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 

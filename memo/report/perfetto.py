@@ -7,18 +7,18 @@ from memo.artifacts import chrome_trace
 from memo.report.timeline import SwapSpan, WorkSpan, rows_of, tenancies
 
 _AXES = ("tp", "cp", "pp", "dp")
-"""dp includes reductions over cp x dp; pp includes messages about an embedding that first and last stage share."""
+"""dp includes reductions over cp x dp; pp includes messages about an embedding that the first and last stage share."""
 
 
 def write_perfetto(
     spans: Sequence[SwapSpan], path: str | Path, rank: int = 0, work: Sequence[WorkSpan] | None = None
 ) -> None:
-    """Write rows for compute (with its waits), offload, prefetch and, where anything is on one, a disk; then one for
-    each slot with its content.
+    """Write rows for compute (with its waits), offload, prefetch and, if used, a disk; then a row for the content of
+    each slot.
 
-    `work` is the other work of the rank and its messages; with it there are rows tp, cp, pp and dp before the slots,
-    and a second row such as "dp 2" for messages that overlap. The rank is the process of the trace, so that traces of
-    several ranks can be opened together. Raises ArtifactError if the file cannot be written.
+    `work` is the other work of the rank and its messages. It adds rows tp, cp, pp and dp before the slots, and second
+    rows such as "dp 2" for messages that overlap. The rank is the process of the trace, so that traces of several ranks
+    can be opened together. Raises ArtifactError if the file cannot be written.
     """
     axes, held = {} if work is None else _axis_rows(work), tenancies(spans)
     rows = [*rows_of(spans), *axes, *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in held}))]
@@ -46,9 +46,9 @@ def write_perfetto(
 
 
 def _axis_rows(work: Sequence[WorkSpan]) -> dict[str, list[WorkSpan]]:
-    """Messages by the name of their row; an axis has as few rows as hold its messages without an overlap.
+    """{name of a row: its messages}; each axis has the fewest rows in which its messages do not overlap.
 
-    The greedy algorithm in the order of their starts is optimal for intervals.
+    The greedy algorithm in the order of starts is optimal for intervals.
     """
     found: dict[str, list[WorkSpan]] = {}
     for axis in _AXES:

@@ -1,4 +1,4 @@
-"""One page about a plan: the question, the ranked layouts with their errors, memory, and the step as it is foreseen.
+"""One page about a plan: the job, the ranked layouts with their errors, memory, and the simulated step.
 
 Its words are in templates/plan.html.
 """
@@ -23,7 +23,7 @@ from memo.simulate.rows import ROWS
 from memo.simulate.trace import Span, simulate_step
 
 MOST_BLOCKS = 4000
-"""Of one row of the timeline: more would not be told from each other."""
+"""The most blocks in one row of the timeline; more could not be distinguished."""
 
 _ROUNDS = 2
 """Microbatches of the timeline for each stage."""
@@ -31,7 +31,7 @@ _COLOURS = {"compute": 0, "offload": 1, "prefetch": 2, "data": 3, "cpu": 4, "dis
 
 
 def write_plan_page(plan: Plan, commands: Commands, path: str | Path, tell: Tell = silent) -> None:
-    """Write the page of a plan to a file of HTML that needs no other; `tell` hears what is being done.
+    """Write the page of a plan to one self-contained HTML file; `tell` is called with the work that begins.
 
     Raises ConfigError if matplotlib is missing, ArtifactError if the file cannot be written.
     """
@@ -74,7 +74,8 @@ def _draw_speeds(choices: Sequence[Choice], question: Question) -> Any:
 
 
 def first_stage(question: Question, choice: Choice) -> list[Span]:
-    """What ranks of the first pipeline stage do in a step of few microbatches: a pipeline fills, runs and empties."""
+    """The work of the first pipeline stage in a step of few microbatches, in which the pipeline fills, runs and
+    empties."""
     layout = choice.layout
     sequences = question.gpus // layout.ranks * layout.mbs * layout.pp * _ROUNDS
     config = config_of(replace(question, global_batch_size=sequences), layout, choice.strategy)

@@ -21,12 +21,12 @@ COMPONENTS = {
 HOST = ("host_records", "host_records_bytes")
 
 _SMOOTHED_FROM = 100
-"""Number of steps from which on curves are smoothed."""
+"""Curves of at least this many steps are smoothed."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file; without one `caption` says why there is none."""
+    """A picture as PNG; if `png` is None, `caption` says why."""
 
     name: str
     title: str
@@ -49,7 +49,7 @@ def draw_loss(runs: Mapping[str, RunLog]) -> Picture:
 
 
 def draw_speed(runs: Mapping[str, RunLog]) -> Picture:
-    """TGS over iterations, and MFU where it is known."""
+    """TGS over iterations, and MFU if it is known."""
     curves, caption = [("tokens per GPU and second", "tgs", "linear")], "Tokens per GPU and second. Warm-up is in it."
     if any(median(run.steps, "mfu_percent") is not None for run in runs.values()):
         curves.insert(0, ("MFU, % of peak", "mfu_percent", "linear"))
@@ -126,7 +126,7 @@ def draw_copies(run: RunLog) -> Picture:
 
 
 def draw_plan(run: RunLog) -> Picture:
-    """Bars of foreseen and measured bytes, and of foreseen and measured seconds of a run with a swap plan."""
+    """Bars of foreseen and measured bytes, and for a run with a swap plan of foreseen and measured seconds."""
     title = "Plan against measured"
     if run.header is None:
         why = "There is no file that says what was planned (log.run.json beside the log): train again to record it."
@@ -155,7 +155,7 @@ def is_on_cpu(run: RunLog) -> bool:
 
 
 def memory_rows(run: RunLog) -> list[tuple[str, int, int]]:
-    """(component, bytes foreseen, bytes at the last iteration) of every component that was measured by itself."""
+    """(component, bytes foreseen, bytes at the last iteration) of every component that was measured separately."""
     foreseen = run.header.memory_forecast if run.header is not None else {}
     last, rows = run.steps[-1], []
     for part, field in (*COMPONENTS.items(), HOST):
@@ -196,7 +196,7 @@ def _why_no_copies(run: RunLog) -> str:
 
 
 def _draw(runs: Mapping[str, RunLog], curves: Sequence[tuple[str, str, str]]) -> bytes:
-    """Panels above each other, with a line for each run."""
+    """Draw panels one below another, with a line for each run."""
     heights = [3, *[2] * (len(curves) - 1)]
     figure, subplots = panels("a run", 8.0, 1.8 + 1.5 * len(curves), heights)
     for axes, (label, field, scale) in zip(subplots, curves, strict=True):
@@ -226,7 +226,7 @@ def _draw(runs: Mapping[str, RunLog], curves: Sequence[tuple[str, str, str]]) ->
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Medians over a fiftieth of the curve around each point, so that single outliers do not show."""
+    """Medians over a fiftieth of the curve around each point, which removes single outliers."""
     reach = max(1, len(values) // 100)
     return [statistics.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
 
@@ -257,4 +257,4 @@ def _legend(axes: Any) -> None:
 
 
 DRAWINGS: tuple[Callable[[RunLog], Picture], ...] = (draw_memory, draw_copies, draw_plan)
-"""Drawings of which each run has its own; all runs share the drawings of loss and speed."""
+"""Drawings that each run has for itself; all runs share the drawings of loss and speed."""

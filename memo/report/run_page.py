@@ -14,10 +14,10 @@ from memo.units import format_bytes, format_duration_s
 
 
 def write_report(runs: Mapping[str, RunLog], directory: str | Path) -> list[Path]:
-    """Write index.html and every picture as a PNG file; returns the paths, that of the page first.
+    """Write index.html and every picture as a PNG file; returns the paths, the page first.
 
-    `runs` have names for people. For a picture whose data the log lacks, the page says which flag records them. Raises
-    ConfigError if matplotlib is missing, ArtifactError if a file cannot be written.
+    `runs`: {name for people: log}. If a log lacks the data of a picture, the page names the flag that records them.
+    Raises ConfigError if matplotlib is missing, ArtifactError if a file cannot be written.
     """
     pictures, folder = draw_runs(runs), Path(directory)
     files: dict[Path, str | bytes] = {folder / "index.html": run_page(runs, pictures)}
@@ -55,10 +55,10 @@ def run_page(runs: Mapping[str, RunLog], pictures: Sequence[Picture]) -> str:
 
 
 def _figures(run: RunLog) -> dict[str, str]:
-    """What a run comes to, in a few words each."""
+    """{name: value} of the main figures of a run, for people."""
     steps, last = run.steps, run.steps[-1]
     best = min(steps, key=lambda step: (math.isnan(step.lm_loss), step.lm_loss))  # NaN comes last
-    # Of a model that is fine-tuned the evaluations before and after.
+    # The first and last evaluation: for fine-tuning these are before and after.
     evaluated = dict([run.evaluations[0], run.evaluations[-1]]) if run.evaluations else {}
     mfu = [step.mfu_percent for step in steps if step.mfu_percent is not None]
     return {

@@ -1,4 +1,4 @@
-"""The times at which a rank works: the steps of a swap plan, recorded or simulated, its other work, and messages."""
+"""The timeline of a rank: the recorded or simulated steps of a swap plan, other work, and messages."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -8,20 +8,20 @@ from typing import Literal
 from memo.planner.swap import SwapStep
 
 Row = Literal["compute", "offload", "prefetch", "write", "read", "wait"]
-"""A stream that runs, of which write and read are those of a disk, or the compute stream while it waits for a copy."""
+"""A stream (write and read are a disk's), or the compute stream while it waits for a copy ("wait")."""
 
 ROWS: tuple[Row, ...] = ("compute", "offload", "prefetch")
 
 Kind = Literal["activations", "keys and values", "layer inputs", "hidden states"]
-"""What is moved: the content of the slots, and beside them what layers that are swept move by plans of its own."""
+"""The data that a copy moves: the content of slots ("activations"), or data of swept layers with plans of their own."""
 
 
 @dataclass(frozen=True)
 class SwapSpan:
     """One operation on one stream, or the wait before it; a prefetch belongs to the backward that it serves.
 
-    `num_bytes`: bytes of a copy, which only recorded spans have (memo.executor.recorder).
-    `kind`: of what is copied, or waited for.
+    `num_bytes`: bytes of a copy, only in recorded spans (memo.executor.recorder).
+    `kind`: the data that is copied or waited for.
     """
 
     row: Row
@@ -37,9 +37,9 @@ class SwapSpan:
 
     @property
     def label(self) -> str:
-        """F0:3 is the forward of microbatch 0 through layer 3; the labels of copies have no letter.
+        """F0:3 is the forward of microbatch 0 through layer 3; labels of copies have no letter.
 
-        The number of a section follows that of its layer.
+        The number of a section follows the number of its layer.
         """
         op = self.step.op
         return f"{op.kind if self.row in ('compute', 'wait') else ''}{':'.join(map(str, self.place))}"
@@ -56,7 +56,7 @@ class WorkSpan:
     """Work of the rank itself (row "compute"), or a message from its issue until the rank has waited for it.
 
     Seconds count from the beginning of the recording. A message ends when the rank needs it, which may be later than
-    its arrival; `stood_still_s` is the part of that time for which the rank did nothing but wait.
+    its arrival; `stood_still_s` is the part of that time in which the rank only waited.
     """
 
     row: str
@@ -68,7 +68,7 @@ class WorkSpan:
 
 
 def rows_of(spans: Sequence[SwapSpan]) -> list[Row]:
-    """Of a drawing: those of the disk where anything is on one."""
+    """The rows of a drawing; a disk has rows only if it is used."""
     disk: tuple[Row, ...] = ("write", "read")
     return [*ROWS, *(row for row in disk if any(span.row == row for span in spans))]
 
@@ -86,7 +86,7 @@ def copied_s(spans: Sequence[SwapSpan]) -> float:
 def hidden_share(spans: Sequence[SwapSpan]) -> float:
     """Share of the time of copies during which a layer computes, 0 to 1; 1 without copies.
 
-    Copies during other work (embedding, loss, optimizer) do not count as hidden, as that work has no spans.
+    Copies during other work (embedding, loss, optimizer) do not count as hidden, because such work has no spans.
     """
     layers = sorted((span for span in spans if span.row == "compute"), key=lambda span: span.start_s)
     ends_s = [span.end_s for span in layers]
