@@ -1,7 +1,7 @@
 """Native code; everything else is in pyproject.toml.
 
-memo builds its allocator and its emulated GPU (csrc/) itself on first use. Where torch is importable while memo is
-installed, the allocator is built ahead, and where that fails memo is installed without:
+memo builds its allocator and its emulated GPU (csrc/) itself on first use. If torch is importable while memo is
+installed, the allocator is built ahead; if that fails, memo is installed without it:
 
     python setup.py build_ext --inplace
 """
@@ -19,7 +19,7 @@ CSRC = {
     Path("memo", "allocator"): ("core", "torch", "cuda"),
     Path("memo", "emulated_gpu"): ("emulated_gpu",),
 }
-"""Folders of csrc/ by the package that builds them."""
+"""{package: folders of csrc/ that it builds}."""
 SOURCES = {
     path.relative_to(ROOT): package
     for package, folders in CSRC.items()
@@ -27,11 +27,11 @@ SOURCES = {
     for path in sorted((ROOT / "csrc" / folder).rglob("*"))
     if path.is_file()
 }
-"""Packages by the source file that travels with them."""
+"""{source file: package that contains it}."""
 
 
 class PackSources(build_py):
-    """csrc/ travels inside the packages that build it; a checkout uses it where it is."""
+    """Copies csrc/ into the packages that build it; a checkout uses it in place."""
 
     def run(self):
         super().run()
@@ -52,7 +52,7 @@ class PackSources(build_py):
 
 
 class BuildAhead(build_ext):
-    """The same compiler call as on first use, into the package."""
+    """Builds the allocators into the package, with the compiler call of the first use."""
 
     def build_extension(self, ext):
         sys.path.insert(0, str(ROOT))
@@ -63,12 +63,12 @@ class BuildAhead(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             build.compile_library(device, target)
-        except Exception as error:  # no compiler, no CUDA: first use will tell whoever needs it
+        except Exception as error:  # no compiler, no CUDA: the first use will report it to users who need it
             self.warn(f"memo is installed without its {device} allocator: {error}")
 
 
 def extensions():
-    """None without torch: a wheel that pip builds in isolation serves every torch."""
+    """The native extensions; none without torch, so that a wheel that pip builds in isolation serves every torch."""
     if importlib.util.find_spec("torch") is None:
         return []
     import torch

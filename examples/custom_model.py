@@ -1,4 +1,4 @@
-"""A layer that is not in memo, trained under its plans: attention and MLP side by side, as in GPT-J and PaLM.
+"""A layer of your own, trained under memo's plans: attention and MLP in parallel, as in GPT-J and PaLM.
 
     python examples/custom_model.py
     torchrun --nproc-per-node 2 examples/custom_model.py --tp 2 --offload-alpha 0.5
@@ -11,7 +11,7 @@ docs/custom_model.md explains it.
 import sys
 from pathlib import Path
 
-import memo  # before torch: it says how torch's threads wait
+import memo  # before torch, because it sets how torch's threads wait
 
 # isort: split
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from memo.train.entry import main
 
 LAYER = f"{Path(__file__).resolve()}:ParallelLayer"
-"""What --custom-layer takes for the class below."""
+"""The value of --custom-layer for the class below."""
 
 
 class ParallelLayer(memo.CustomLayer):

@@ -1,7 +1,7 @@
-"""`make demo`: from nothing to a loss curve on this machine, in a few minutes.
+"""`make demo`: trains a small model on this machine and draws its loss curve, in a few minutes.
 
-Builds a corpus from the Python standard library's sources, trains a small Llama on its bytes with the
-same trainer that runs on GPUs, and leaves a checkpoint, a log and a Hugging Face model in runs/demo.
+Builds a corpus from the sources of Python's standard library, trains a small Llama on its bytes with the trainer that
+also runs on GPUs, and leaves a checkpoint, a log and a Hugging Face model in runs/demo.
 """
 
 import json
@@ -54,7 +54,7 @@ def main() -> None:
         start_s = time.perf_counter()
         trainer.train()
         trained_s = time.perf_counter() - start_s
-        if trainer.was_stopped:  # by a signal: whoever sent it waits
+        if trainer.was_stopped:  # by a signal, whose sender waits for the end
             return
         report(trained_s, trainer.evaluate(4))
     export_checkpoint(CHECKPOINTS, MODEL)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def report(trained_s: float, eval_loss: float) -> None:
-    """The curve and where things are."""
+    """Print the loss curve and the final figures."""
     records = [json.loads(line) for line in (RUN / "log.jsonl").read_text().splitlines()]
     losses = [record["lm_loss"] for record in records]
     print(f"\nloss in nats a byte over {len(losses)} steps ({trained_s:.0f} s of training)")
@@ -77,7 +77,7 @@ def report(trained_s: float, eval_loss: float) -> None:
 
 
 def curve(values: list[float], width: int = 60, height: int = 10) -> str:
-    """Values as a text plot, one mark a column."""
+    """Draw values as text, one mark in each column."""
     columns = [values[i * len(values) // width] for i in range(width)]
     low, high = min(values), max(values)
     rows = [round((value - low) / (high - low) * (height - 1)) for value in columns]

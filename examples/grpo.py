@@ -1,10 +1,10 @@
-"""A loss of one's own over log-probs: GRPO (Shao et al., 2024) on completions that something else sampled and scored.
+"""Your own loss over log-probs: GRPO (Shao et al., 2024) on completions that another program sampled and scored.
 
     python examples/grpo.py --model Qwen3-0.6B --completions scored.jsonl --seq-len 4K --gbs 8
     torchrun --nproc-per-node 8 examples/grpo.py --model Llama-3.1-8B --completions scored.jsonl --cp 8 --seq-len 64K
 
 Each line of the file is {"prompt": "2 + 2 =", "completion": " 4", "advantage": 0.7}. The advantage of a completion is
-its reward less the mean of its group, over the standard deviation of the group.
+its reward minus the mean of its group, divided by the standard deviation of the group.
 """
 
 import argparse
@@ -27,9 +27,10 @@ def grpo_loss(
     epsilon: float = 0.2,
     beta: float = 0.04,
 ) -> Tensor:
-    """The mean over completions of the mean over their tokens of: beta x KL to the reference, less the clipped gain.
+    """The mean over completions of the mean over their tokens of (beta x KL to the reference - clipped gain).
 
-    log_probs, old, reference, numbers: [samples, s], of the policy now and when it sampled; advantages: [completions].
+    log_probs (the policy now), old (the policy when it sampled), reference, numbers: [samples, s]; advantages:
+    [completions].
     """
     counts = numbers >= 0
     now, then, fixed, number = (each[counts] for each in (log_probs, old, reference, numbers))

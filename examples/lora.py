@@ -1,9 +1,9 @@
-"""Train an adapter of LoRA on conversations: `memo finetune` with a rank, as a script to copy and change.
+"""Train a LoRA adapter on conversations: `memo finetune` with a rank, as a script to copy and change.
 
     python examples/lora.py --model Llama-3.1-8B-Instruct --train-data chats.jsonl --save runs/chat
 
-leaves the adapter in runs/chat/hf, which PEFT and transformers load (docs/lora.md). It takes every flag of the command,
-which win over those that it gives itself.
+It leaves the adapter in runs/chat/hf, for PEFT and transformers (docs/lora.md). It takes every flag of the command;
+given flags override the script's own.
 """
 
 import sys

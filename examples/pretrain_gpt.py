@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 8 examples/pretrain_gpt.py --model gpt-7b --tp 8 --seq-len 65536 \\
         --data-path DATA
 
-`--help` lists every flag; Megatron-LM's names work where it has one.
+`--help` lists every flag; Megatron-LM's names of flags work, too.
 """
 
 import sys

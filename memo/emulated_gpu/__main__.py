@@ -10,7 +10,7 @@ from memo.errors import exit_on_error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Never returns where the command starts."""
+    """Replace this process by the command; returns only if the command does not start."""
     parser = argparse.ArgumentParser(prog="python -m memo.emulated_gpu", description=__doc__)
     for field in fields(Device):
         flag, default = f"--{field.name.replace('_', '-')}", field.default

@@ -1,6 +1,6 @@
 """Builds the libraries that replace CUDA's, once for each version of torch, in the user's cache folder.
 
-torch's own folder is not changed: the process that `launch` starts loads the libraries of our folder first.
+torch's own folder is not changed: a process that `launch` starts loads the libraries of the cache folder first.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ SOURCES = {
     "libcudnn.so.9": "libraries/cudnn.cpp",
     "libnvidia-ml.so.1": "libraries/nvml.cpp",
 }
-"""Our sources of each library; all other symbols that torch needs are stubs."""
+"""The sources of each library; all other symbols that torch needs are stubs."""
 
 OPERATORS = "libemulated_operators.so"
 FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall")
 LIBRARY_FLAGS = ("-fvisibility=default",)
 TORCH_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wno-deprecated-declarations")
-"""With NDEBUG, with which torch itself is built: without it, some of torch's classes have additional fields."""
+"""With NDEBUG, like torch itself: without it, some of torch's classes have additional fields."""
 
 EXPORTED = "cu*; __cuda*; emulated_*; nccl*; nv*;"
 
@@ -47,9 +47,9 @@ ENTRY_POINT = "[torch.backends]\nmemo_emulated_gpu = memo.emulated_gpu.face:auto
 
 
 def libraries() -> Path:
-    """The folder with all libraries, which are built first if they do not exist, in a minute or two.
+    """Return the folder with all libraries; builds them first if they do not exist, in a minute or two.
 
-    Several processes may call it at once. Raises EmulatorError.
+    Several processes may call this at once. Raises EmulatorError.
     """
     torch = find_torch()
     folder = cache_folder() / build_key(torch)
@@ -65,8 +65,8 @@ def libraries() -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder of the libraries, made if needed. Raises EmulatorError if other users could write to it, as code is
-    loaded from it."""
+    """The folder of the libraries, made if needed. Raises EmulatorError if other users could write to it, because code
+    is loaded from it."""
     try:
         folder = cache.cache_folder("emulated_gpu")
         cache.make_private(folder)
@@ -84,7 +84,7 @@ def cache_folder() -> Path:
 
 
 def find_torch() -> Path:
-    """The folder of the installed torch, which is not imported. Raises EmulatorError if its CUDA is another one."""
+    """The folder of the installed torch, which is not imported. Raises EmulatorError for another CUDA version."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise EmulatorError("the emulated GPU needs a CUDA build of torch, and there is no torch: " + _how_to_install())
@@ -103,7 +103,7 @@ def find_torch() -> Path:
 
 
 def build_key(torch: Path) -> str:
-    """A name that depends on everything on which the libraries depend: torch's version, our sources, the flags."""
+    """A name that depends on all that the libraries depend on: torch's version, the sources, the flags."""
     digest = hashlib.sha256("\n".join([_version(torch), str(torch), *FLAGS, *TORCH_FLAGS, ENTRY_POINT]).encode())
     for path in [*sorted(source_root().rglob("*")), Path(__file__), Path(symbols.__file__)]:
         if path.is_file():
@@ -135,7 +135,7 @@ def _build(torch: Path, folder: Path) -> None:
     objects.mkdir(exist_ok=True)
     with ThreadPoolExecutor(1) as beside:
         headers = beside.submit(_headers_ahead, torch, objects)
-        # The runtime comes first: the others link it.
+        # The runtime comes first, because all other libraries link it.
         for soname in sorted(wanted, key=lambda name: name != RUNTIME):
             _build_library(soname, wanted[soname], objects, folder)
         _build_operators(torch, headers.result(), objects, folder)
@@ -171,8 +171,8 @@ def _build_library(soname: str, wanted: dict[str, str | None], objects: Path, fo
 def _stub(soname: str, name: str) -> str:
     """The source of a function that is not emulated.
 
-    Those of the runtime, the driver and NCCL print their name and fail. Those of other libraries are only called by
-    host code around launches that are switched off: they succeed, and those that create a handle return an address.
+    Functions of the runtime, the driver and NCCL print their name and fail. Other functions are called only by host code
+    around launches that are switched off. They succeed; a function that creates a handle returns an address.
     """
     if soname in (RUNTIME, NCCL, "libcuda.so.1"):
         report = f'__builtin_printf("emulated GPU: there is no {name}\\n")'
@@ -188,7 +188,7 @@ def _operator_flags(torch: Path) -> list[str]:
 
 
 def _headers_ahead(torch: Path, objects: Path) -> Path:
-    """Precompile torch's headers, which take most of the time, before the files that include them."""
+    """Precompile torch's headers, which take most of the compile time."""
     flags, header = _operator_flags(torch), source_root() / "operators" / "torch_headers.h"
     ahead = objects / _key(flags, header.read_bytes(), (torch / "version.py").read_bytes()) / header.name
     if not Path(f"{ahead}.gch").exists():
@@ -208,13 +208,13 @@ def _build_operators(torch: Path, headers: Path, objects: Path, folder: Path) ->
 
 
 def _objects(objects: Path, sources: list[Path], flags: list[str]) -> list[Path]:
-    """The object files of sources, which are compiled in parallel on all cores."""
+    """Compile sources in parallel on all cores; returns the object files."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda source: _object(objects, source, flags), sources))
 
 
 def _object(objects: Path, source: Path, flags: list[str]) -> Path:
-    """The object file of a source, kept until the source, a header of ours or a flag changes."""
+    """The object file of a source; it is reused until the source, a header of memo or a flag changes."""
     headers = b"".join(path.read_bytes() for path in sorted(source_root().rglob("*.h")))
     target = objects / f"{source.parent.name}.{source.stem}.{_key(flags, source.read_bytes(), headers)}.o"
     if not target.exists():

@@ -1,4 +1,4 @@
-"""The Python side of the emulated GPU; torch loads it when it is imported in a process that runs on one.
+"""The Python side of the emulated GPU; `import torch` loads it in a process that runs on an emulated GPU.
 
 torch finds `autoload` through the entry point group torch.backends, in the folder that `launch` puts on the path.
 """
@@ -25,7 +25,7 @@ MOST_CALLS = 12
 
 
 def autoload() -> None:
-    """Register our kernels with torch's dispatcher; make hangs print their stacks, and collectives record theirs."""
+    """Register the emulator's kernels with torch's dispatcher; make hangs print stacks, and collectives record them."""
     if not is_emulated():
         return
     operators = ctypes.CDLL(str(Path(os.environ[LIBRARIES]) / OPERATORS))
@@ -38,7 +38,7 @@ def autoload() -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_char), ctypes.c_int)
 def _write_calls(text: Any, num_chars: int) -> None:
-    """Write the calls of this thread outside of torch, innermost first, with a line for each."""
+    """Write the stack of this thread without torch's calls, innermost first, one call in each line."""
     frame = sys._getframe().f_back
     lines: list[str] = []
     while frame is not None and len(lines) < MOST_CALLS:
@@ -51,7 +51,7 @@ def _write_calls(text: Any, num_chars: int) -> None:
 
 
 def _emulate_host_memory() -> None:
-    """Make psutil report the memory of the emulated machine, and ignore the control groups of this one."""
+    """Make psutil report the memory of the emulated machine, and ignore the control groups of the real machine."""
     num_bytes = _runtime().emulated_host_memory_bytes()
     if not num_bytes:
         return
@@ -74,7 +74,7 @@ def _emulate_time() -> None:
 
 
 def _runtime() -> ctypes.CDLL:
-    runtime = ctypes.CDLL(RUNTIME)  # it is loaded already
+    runtime = ctypes.CDLL(RUNTIME)  # already loaded
     runtime.emulated_host_memory_bytes.restype = ctypes.c_uint64
     runtime.emulated_timed_hardware.restype = ctypes.c_char_p
     return runtime
@@ -84,7 +84,7 @@ class HostWait(NamedTuple):
     """A call in which the host waits for the device."""
 
     what: str
-    """The call of the runtime, or "copy from pageable memory", before which a driver may wait."""
+    """The call of the runtime, or "copy from pageable memory", for which a driver may wait."""
     functions: tuple[str, ...]
     """Functions of memo on the stack, innermost first, with their modules, such as "memo.train.optimizer.step"."""
 
@@ -112,16 +112,17 @@ class EmulatedGpu:
         return self._report("race")
 
     def taken_bytes(self) -> dict[str, int]:
-        """Bytes that are allocated now, of each device that was used and, as "pinned", of the host."""
+        """Bytes that are allocated now, on each used device and, as "pinned", on the host."""
         return self._report("bytes")
 
     def take(self, num_bytes: int) -> bool:
-        """Take memory of the current device for good, as libraries do beside torch; False where less is free."""
+        """Allocate memory of the current device for good, as libraries besides torch do; returns false if it is too
+        much."""
         return self._runtime.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(num_bytes)) == 0
 
     @property
     def is_timed(self) -> bool:
-        """Whether time is virtual, as a model of the hardware gives it."""
+        """Whether time is virtual, computed by a model of the hardware."""
         return bool(self._runtime.emulated_timed_hardware())
 
     def taken_s(self) -> dict[str, float]:
@@ -133,9 +134,9 @@ class EmulatedGpu:
         return self._runtime.emulated_num_waits()
 
     def is_wait_redundant(self, number: int) -> bool:
-        """Whether wait number `number` of the process, from 0 on, ordered nothing that was not ordered already.
+        """Whether wait number `number` of the process, from 0 on, ordered only work that was already ordered.
 
-        Known once its stream has got more work. Such a wait could be left out of this run.
+        Known once its stream has got more work. A redundant wait could be left out of this run.
         """
         return bool(self._runtime.emulated_is_wait_redundant(ctypes.c_uint64(number)))
 
@@ -143,7 +144,7 @@ class EmulatedGpu:
     def hidden(self, *, waits: bool = False, recordings: bool = False) -> Iterator[None]:
         """A context in which the race checker ignores this thread's waits or recordings of events.
 
-        They are still executed, so that the numbers stay right and no rank hangs.
+        They are still executed, so that results stay right and no rank hangs.
         """
         self._runtime.emulated_hide(int(waits), int(recordings))
         try:
@@ -155,14 +156,14 @@ class EmulatedGpu:
         self._runtime.emulated_clear_report()
 
     def on_synchronization(self, act: Callable[[str], None] | None) -> None:
-        """Call `act` with the name of each call in which the host waits, on the thread that waits; None to stop."""
+        """Call `act` with the name of each call in which the host waits, on the waiting thread; None: stop."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
         self._listener = kind(lambda what: act(what.decode())) if act else kind()
         self._runtime.emulated_on_synchronization(self._listener)
 
     @contextlib.contextmanager
     def host_waits(self) -> Iterator[collections.Counter[HostWait]]:
-        """A context that counts the waits of all threads of this process; the yielded counter grows as they happen."""
+        """A context that counts the waits of all threads of this process in the yielded counter."""
         found: collections.Counter[HostWait] = collections.Counter()
         self.on_synchronization(lambda what: found.update([HostWait(what, _running_functions())]))
         try:
@@ -179,7 +180,7 @@ class EmulatedGpu:
 
 
 def _running_functions() -> tuple[str, ...]:
-    """Functions of memo on the stack of this thread, without those of this module."""
+    """Functions of memo on the stack of this thread, without functions of this module."""
     frame: FrameType | None = sys._getframe()
     found = []
     while frame is not None:

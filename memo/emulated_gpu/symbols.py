@@ -1,4 +1,4 @@
-"""Which CUDA libraries the installed torch links, and which symbols of each it needs."""
+"""Finds the CUDA libraries that the installed torch links, and the symbols that it needs of each."""
 
 import re
 import subprocess
@@ -15,14 +15,14 @@ UNVERSIONED = (
     (r"nvrtc", "libnvrtc.so.13"),
     (r"cu[A-Z]", "libcuda.so.1"),
 )
-"""(pattern, library) of symbols whose version does not name their library; the first pattern that matches counts."""
+"""(pattern, library) of symbols whose version does not name their library; the first matching pattern counts."""
 
 ALWAYS = ("libcudart.so.13", "libcuda.so.1", "libnccl.so.2", "libnvidia-ml.so.1", "libnvrtc.so.13")
-"""Libraries that are opened by name at run time, or in which we define more than torch links."""
+"""Libraries that are opened by name at run time, or in which memo defines more symbols than torch links."""
 
 
 def needed(torch_lib: Path) -> dict[str, dict[str, str | None]]:
-    """{soname of a library: {symbol that torch's libraries need of it: its version or None}}.
+    """{soname of a library: {symbol that torch's libraries need from it: version of the symbol, or None}}.
 
     Raises EmulatorError if binutils are missing.
     """

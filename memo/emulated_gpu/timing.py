@@ -1,8 +1,8 @@
-"""Virtual time in a process on an emulated GPU: memo's model of the hardware gives the time of all work.
+"""Virtual time in a process on an emulated GPU: memo's model of the hardware computes the time of all work.
 
 The emulator asks for the time of each kernel, copy and collective (csrc/emulated_gpu/runtime/timeline.h combines the
-answers), time.perf_counter is the clock of the emulated host, and the messages of a rank of --simulate-world take the
-time of real ones. time.monotonic and time.time are not changed, as time-outs are about real time.
+answers). time.perf_counter is the clock of the emulated host, and messages of a rank of --simulate-world take the
+modelled time of real messages. time.monotonic and time.time are not changed, because time-outs are about real time.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from memo.estimate.machines import find_hardware
 from memo.simulate.kernels import Group, Kernels
 
 _DTYPES: dict[str, Dtype] = {"Float": "fp32", "Double": "fp64"}
-"""By torch's names; all narrower dtypes have the peak of bf16."""
+"""{torch's name: dtype}; all narrower dtypes have the peak of bf16."""
 
 _SECONDS: dict[str, Callable[..., float]] = {
     "product": lambda kernels, m, n, k: kernels.matmul_s(m, n, k),
@@ -33,8 +33,8 @@ _SECONDS: dict[str, Callable[..., float]] = {
     "all_to_all": lambda kernels, num_bytes, size, stride: kernels.all_to_all_s(num_bytes, _group(size, stride)),
     "message": lambda kernels, num_bytes, size, stride: kernels.message_s(num_bytes, _group(size, stride)),
 }
-"""Functions of the kind of work for which the emulator asks, and of its sizes. The bytes of a collective are those of
-its larger buffer; its group has `size` ranks with a distance of `stride`."""
+"""{kind of work: function of its sizes that returns seconds}. The bytes of a collective are those of its larger buffer;
+its group has `size` ranks with a distance of `stride`."""
 
 _Answer = ctypes.CFUNCTYPE(
     ctypes.c_double, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_double), ctypes.c_int
@@ -64,7 +64,10 @@ class TimedLink:
 
     @contextlib.contextmanager
     def message(self, kind: str, num_bytes: int) -> Iterator[Callable[[], None]]:
-        """A context whose work on the device replaces a message and takes no time; the message begins with it."""
+        """A context whose work on the device stands for a message and takes no time; the message begins with the work.
+
+        Call the yielded function to wait for the message.
+        """
         import torch
 
         if self._stream is None:

@@ -1,5 +1,4 @@
-"""Estimators of published papers, whole: equation 18, LLMem, DNNMem, and what the MEMO paper counts.
+"""Complete estimators of published papers: equation 18, LLMem, DNNMem, and the counts of the MEMO paper.
 
-Commands answer with them where a user names one (`memo estimate --method eq18`, `memo plan --method llmem`); nothing
-else of memo asks them.
+Commands use them only if a user names one (`memo estimate --method eq18`, `memo plan --method llmem`).
 """

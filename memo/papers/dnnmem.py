@@ -1,12 +1,12 @@
-"""DNNMem (Gao et al., 2020) as LLMem describes it (its section 3.1): walk the graph, add up what is alive.
+"""DNNMem (Gao et al., 2020) as LLMem's section 3.1 describes it: walk the graph and add up the tensors that are alive.
 
-Operators run in topological order, forward and then backward. Weights are there before and after the run; each
-operator's outputs are allocated when it runs, in multiples of 512 bytes, and freed after their last reader. The peak
-adds a constant buffer of the allocator, 64 MiB, and the CUDA context. Everything is fp32.
+Operators run in topological order, forward and then backward. Weights exist before and after the run; an operator's
+outputs are allocated when it runs, in multiples of 512 bytes, and freed after their last reader. The peak adds a
+constant buffer of the allocator, 64 MiB, and the CUDA context. Everything is fp32.
 
-Known errors: no mixed precision, no memory for optimizer states, one GPU: LLMem's table 2 shows 34 to 43 % below the
-measured peaks. The graph here is a decoder's, with checkpointing as in that comparison; the printed values cannot be
-recomputed from the paper, which does not say how its graphs were cut.
+Known errors: no mixed precision, no memory for optimizer states, only one GPU. LLMem's table 2 has it 34 to 43 % below
+the measured peaks. The graph here is a decoder's, with checkpointing as in that comparison. The printed values cannot
+be recomputed, because the paper does not say how its graphs were cut.
 """
 
 from collections import Counter
@@ -21,18 +21,18 @@ from memo.units import MIB
 ALIGNMENT_BYTES = 512
 BUFFER_BYTES = 64 * MIB
 CONTEXT_BYTES = 500 * MIB
-"""CUDA context of a V100 with PyTorch; assumed, the papers measure it and do not print it."""
+"""CUDA context of a V100 with PyTorch. Assumed: the papers measure it but do not print it."""
 
 FP32 = 4
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One node: reads named tensors and makes others.
+    """One node of a graph, which reads and makes named tensors.
 
     Attributes:
-        outputs: bytes by name; a name is made once.
-        keeps: outputs that nobody frees (gradients of weights).
+        outputs: {name: bytes}; each name is made once.
+        keeps: outputs that are never freed (gradients of weights).
     """
 
     name: str
@@ -42,7 +42,7 @@ class Operator:
 
 
 def peak_live_bytes(operators: Sequence[Operator]) -> int:
-    """Most bytes alive while any operator runs: its inputs and outputs, and all that a later one still reads.
+    """The most bytes alive while any operator runs: its inputs and outputs, and all tensors that later operators read.
 
     Raises:
         TraceError: a tensor is read before it is made, or made twice.
@@ -85,13 +85,13 @@ class DnnMem:
 
 @lru_cache(maxsize=1024)
 def dnnmem(shape: ModelShape, seq_length: int, batch: int) -> DnnMem:
-    """Peak of one training iteration on one GPU, with checkpointing at every layer; kept, as walks take long."""
+    """Peak of one training iteration on one GPU, with checkpointing at every layer; cached, because it takes long."""
     weights = FP32 * shape.parameters
     return DnnMem(weights, peak_live_bytes(decoder_graph(shape, seq_length, batch)), CONTEXT_BYTES + BUFFER_BYTES)
 
 
 def decoder_graph(shape: ModelShape, seq_length: int, batch: int) -> list[Operator]:
-    """One iteration: forward keeps each layer's input alone; backward runs the layer again first."""
+    """One iteration: forward keeps only each layer's input; backward first runs the layer again."""
     graph = _Graph(shape, seq_length * batch)
     hidden = {"h0": graph.hidden}
     operators = [Operator("embedding", (), hidden)]
@@ -114,7 +114,7 @@ class _Graph:
         qkv = FP32 * tokens * (shape.q_size + 2 * shape.kv_size)
         fc1, wide = FP32 * tokens * shape.fc1_size, FP32 * tokens * shape.nearest.mlp_size
         attention, mlp = self._weights()
-        half = shape.layer_replicated * FP32 // 2  # norms and late biases, shared out evenly
+        half = shape.layer_replicated * FP32 // 2  # norms and late biases, divided evenly
         self.chain = (  # name, bytes of the output, of the weight's gradient
             ("norm1", self.hidden, half),
             ("qkv", qkv, FP32 * (attention - shape.linears[3])),
@@ -131,7 +131,7 @@ class _Graph:
         return attention, self.shape.layer_split - attention
 
     def layer(self, layer: int, run: str, *, last: bool = True) -> Iterator[Operator]:
-        """Forward of one layer: a chain, with the residual read once more by the sum at its end."""
+        """Forward of one layer: a chain whose last operator, the sum, reads the residual again."""
         before = f"h{layer}"
         for name, num_bytes, _ in self.chain:
             if name == "out" and not last:
@@ -142,7 +142,7 @@ class _Graph:
             before = after
 
     def layer_backward(self, layer: int) -> Iterator[Operator]:
-        """Each operator reads its input of the second forward and the gradient of its output."""
+        """Backward of one layer: operators read their input of the second forward and the gradient of their output."""
         names = [f"h{layer}", *(f"again {name} {layer}" for name, _, _ in self.chain[:-1])]
         sizes = [self.hidden, *(num_bytes for _, num_bytes, _ in self.chain[:-1])]
         gradient = f"d h{layer + 1}"
@@ -155,7 +155,7 @@ class _Graph:
             gradient = made
 
     def head(self, layers: int) -> list[Operator]:
-        """Logits, the loss, and the way back to the last layer; the gradient of the logits takes their place."""
+        """Logits, the loss, and the backward to the last layer; the gradient of the logits takes the logits' memory."""
         shape, before = self.shape, f"h{layers}"
         weights = {"d head": FP32 * shape.head} if shape.head else {}
         made = {f"d h{layers}": self.hidden, **weights}

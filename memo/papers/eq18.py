@@ -11,10 +11,10 @@ compute it.
 h hidden, a heads, k key/value heads, f MLP, v vocabulary without padding, L layers, s sequence, b micro-batch,
 t tp, c cp, p pp. Every cell of the paper's table 2 comes out within 0.005 GiB ("GB" there is 2^30).
 
-Known errors: written for Llama (gated MLP, untied head), it is applied to any shape as it stands. It does not see
-what context parallelism costs (equal estimates, but a larger c runs out first), the transient logits at p = 1 (two
-more copies of them), temporary buffers and fragmentation. Its 8 s b h p should be 8 s b p of token ids and 2 s b h p
-of embeddings, and 8 f/h counts one f too many for a fused SwiGLU.
+Known errors: it is written for Llama (gated MLP, untied head) but applied unchanged to any shape. It does not count the
+cost of context parallelism (estimates are equal, but a larger c runs out first), the transient logits at p = 1 (two
+more copies), temporary buffers and fragmentation. Its 8 s b h p should be 8 s b p of token ids and 2 s b h p of
+embeddings, and 8 f/h counts one f too many for a fused SwiGLU.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""LLMem's choice of a method of fine-tuning (Algorithm 1), for people and for programs: `memo plan --method llmem`."""
+"""`memo plan --method llmem`: LLMem's choice of a method of fine-tuning (Algorithm 1), as text and as JSON."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ LIMITS = (
 
 
 def choose_method(question: Question, corrected: bool) -> tuple[Setting, Selection]:
-    """Algorithm 1 for the question's model, GPUs and length; `corrected`: as of `Setting`."""
+    """Algorithm 1 for the question's model, GPUs and length; `corrected`: see `Setting`."""
     setting = Setting(question.model.shape, question.seq_len, question.gpus, corrected=corrected)
     return setting, select(setting, question.gpu_memory_gib * GIB)
 
 
 def as_object(question: Question, setting: Setting, found: Selection) -> dict[str, Any]:
-    """JSON's view; sizes in GiB. Batches are sequences of one data-parallel rank."""
+    """The answer for JSON; sizes in GiB. Batches are sequences of one data-parallel rank."""
     return {
         "model": question.model.name,
         "gpus": question.gpus,
@@ -43,7 +43,7 @@ def as_object(question: Question, setting: Setting, found: Selection) -> dict[st
 
 
 def text(question: Question, setting: Setting, found: Selection) -> str:
-    """A row for each method, what is chosen, and how far to trust it."""
+    """A row for each method, the choice, and the known errors."""
     shown = as_object(question, setting, found)
     rows = [("method", "largest batch", "score", "GPU GiB")]
     for name, row in shown["methods"].items():

@@ -1,7 +1,7 @@
-"""LLMem (Kim et al., 2024): peak GPU memory of fine-tuning with Colossal-AI, and which method to take.
+"""LLMem (Kim et al., 2024): peak GPU memory of fine-tuning with Colossal-AI, and the choice of a method.
 
 ceil2(x) rounds up to pages of 2 MiB; e embeddings, l layers, o their output features (h), bs batch of one data-parallel
-rank, sl sequence, v vocabulary (section 4.2 and 5):
+rank, sl sequence, v vocabulary (sections 4.2 and 5):
 
     m_p    = ceil2((embed + ceil(other / cs) cs) (2 + 4))     fp16 and fp32 parameters, in chunks of cs
     m_os   = sum over Embedding and Linear of ceil2(8 params) fp32 momentum and variance
@@ -14,9 +14,10 @@ rank, sl sequence, v vocabulary (section 4.2 and 5):
     TP     = m_base + (m_p + m_os) / gpus + m_out + m_lm + m_back(gpus)
     DP+TP  = ADP - m_p16 tp / gpus + m_back(tp)
 
-Known errors. Printed: up to 1.6 % on one GPU (table 2), 3 % on several. Taken literally, ADP accepts OPT-2.7b on
-four V100s, where table 3 has out of memory: `corrected=True` counts one more fp16 copy for ADP (+ m_p16) and half a
-copy for DP+TP (+ m_p16 / 2), which selects every printed row. The paper measures m_base and does not print it.
+Known errors. The paper prints errors of up to 1.6 % on one GPU (table 2) and 3 % on several. The literal formula for
+ADP accepts OPT-2.7b on four V100s, where table 3 says out of memory. `corrected=True` counts one more fp16 copy for ADP
+(+ m_p16) and half a copy for DP+TP (+ m_p16 / 2), which selects every printed row. The paper measures m_base but does
+not print it.
 """
 
 import math
@@ -29,14 +30,14 @@ from memo.units import MIB
 PAGE_BYTES = 2 * MIB
 
 CHUNK_PARAMETERS = 32 * MIB
-"""cs: assumed; Colossal-AI searches sizes of this order."""
+"""cs. Assumed: Colossal-AI searches sizes of this order."""
 
 BASE_BYTES = 850 * MIB
-"""m_base: with it both rows of table 2 come out, to 8 MiB, at whole batches: OPT-125m at 86, bloom-560m at 10."""
+"""m_base. With it both rows of table 2 are met within 8 MiB at whole batches: OPT-125m at 86, bloom-560m at 10."""
 
 
 class Method(StrEnum):
-    """In the order that breaks ties."""
+    """The methods, in the order that breaks ties."""
 
     CDP = "CDP"
     ADP = "ADP"
@@ -49,11 +50,11 @@ CPU_OFFLOADING = "CPU offloading"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is fine-tuned, and where.
+    """The model that is fine-tuned, and the GPUs.
 
     Attributes:
         tp: tensor-parallel ranks of DP+TP.
-        logit_bytes: 2, or 4 for models that make fp32 logits.
+        logit_bytes: 2, or 4 for models with fp32 logits.
     """
 
     shape: ModelShape
@@ -96,10 +97,10 @@ class Selection:
     """Algorithm 1's answer.
 
     Attributes:
-        choice: a Method, or CPU_OFFLOADING when none fits a batch of 1.
-        batch: the largest of that method, 0 with CPU_OFFLOADING.
-        batches: the largest of each method that so many GPUs can run.
-        scores: by which they are compared.
+        choice: a Method, or CPU_OFFLOADING if no method fits a batch of 1.
+        batch: the largest batch of the choice; 0 for CPU_OFFLOADING.
+        batches: the largest batch of each method that this number of GPUs can run.
+        scores: the score of each method, by which methods are compared.
     """
 
     choice: str
@@ -130,7 +131,7 @@ def terms(setting: Setting, batch: int) -> Terms:
 
 
 def peak(setting: Setting, method: Method, batch: int) -> Peak:
-    """Peak memory of one GPU; `batch` is that of one data-parallel rank."""
+    """Peak memory of one GPU; `batch`: sequences of one data-parallel rank."""
     t = terms(setting, batch)
     gpus, fp16 = setting.gpus, t.parameters_fp16
     all_states = fp16 + t.parameters_fp32 + t.optimizer
@@ -150,22 +151,22 @@ def peak(setting: Setting, method: Method, batch: int) -> Peak:
 
 
 def select(setting: Setting, capacity_bytes: float) -> Selection:
-    """Algorithm 1: the method with the highest score of its largest batch that fits.
+    """Algorithm 1: the method whose largest batch that fits has the highest score.
 
-    CPU offloading where all scores are 0, as the text says; line 23 of the printed algorithm tests TP's score alone.
+    CPU offloading if all scores are 0, as the text says; line 23 of the printed algorithm tests only TP's score.
     """
     gpus, tp = setting.gpus, setting.tp
     weights: dict[Method, float] = {Method.CDP: 1.5 * gpus, Method.ADP: gpus, Method.TP: 1, Method.DP_TP: gpus / tp}
     batches = {method: _largest_batch(setting, method, capacity_bytes) for method in _methods(setting)}
     scores = {method: batch * weights[method] for method, batch in batches.items()}
-    best = max(scores, key=lambda method: scores[method])  # the first of equals
+    best = max(scores, key=lambda method: scores[method])  # the first method if several are equal
     if not batches[best]:
         return Selection(CPU_OFFLOADING, 0, batches, scores)
     return Selection(best, batches[best], batches, scores)
 
 
 def _methods(setting: Setting) -> list[Method]:
-    """One GPU shares nothing; DP+TP takes several groups of tensor-parallel ranks."""
+    """The methods that the GPUs can run: only CDP on one GPU; DP+TP needs several groups of tensor-parallel ranks."""
     if setting.gpus == 1:
         return [Method.CDP]
     has_groups = setting.gpus > setting.tp and setting.gpus % setting.tp == 0
@@ -173,7 +174,7 @@ def _methods(setting: Setting) -> list[Method]:
 
 
 def _largest_batch(setting: Setting, method: Method, capacity_bytes: float) -> int:
-    """By doubling and bisection: the peak grows with the batch."""
+    """The largest batch that fits, by doubling and bisection, because the peak grows with the batch."""
 
     def fits(batch: int) -> bool:
         return peak(setting, method, batch).total_bytes <= capacity_bytes
@@ -190,7 +191,7 @@ def _largest_batch(setting: Setting, method: Method, capacity_bytes: float) -> i
 
 
 def _gather_bytes(setting: Setting, batch: int, tp: int) -> int:
-    """m_back: each layer's outputs of the other tp - 1 ranks."""
+    """m_back: each layer's outputs from the other tp - 1 ranks."""
     model = setting.shape.nearest
     outputs = 2 * batch * setting.seq_length * model.hidden_size
     return _pages(math.ceil(model.num_layers * outputs * (tp - 1) / tp))

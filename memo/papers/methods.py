@@ -1,7 +1,7 @@
-"""Answers a case by the method of a paper: eq18, llmem, dnnmem or paper-alpha; bytes by component, and the verdict.
+"""Answers a case by the method of a paper (eq18, llmem, dnnmem, paper-alpha): bytes by component, and the verdict.
 
 eq18              fits <= 80 % of the capacity, oom > 100 %, unsure between (the paper's zones)
-llmem, dnnmem     fits up to the capacity, as LLMem's Algorithm 1 has it
+llmem, dnnmem     fits up to the capacity, as in LLMem's Algorithm 1
 paper-alpha       MEMO's system: the calibrated verdict on its GPU and host memory, with alpha by its equations 1 to 3
 """
 
@@ -26,10 +26,10 @@ _VERDICTS = {Zone.GREEN: Verdict.FITS, Zone.YELLOW: Verdict.UNSURE, Zone.RED: Ve
 
 
 def answer_by_paper(case: Case, *, llmem_corrected: bool = False) -> Answer:
-    """By `case.method`, which is not "memo". Raises ConfigError for a case that the paper does not know.
+    """Answer a case by `case.method`, which is not "memo". Raises ConfigError for a case outside the paper's scope.
 
     Args:
-        llmem_corrected: llmem with the formulas that select every row that its paper prints.
+        llmem_corrected: for llmem, use the formulas that select every printed row of the paper.
     """
     capacity = capacity_of(case)
     if case.method == "eq18":
@@ -42,7 +42,7 @@ def answer_by_paper(case: Case, *, llmem_corrected: bool = False) -> Answer:
 
 
 def _answer(parts: dict[str, float], verdict: Callable[[float], Verdict], bound: str) -> Answer:
-    """`parts`: states first, then activations, then what else adds to the total; nothing is in host memory."""
+    """`parts`: states first, then activations, then all other bytes of the total; nothing is in host memory."""
     states_bytes, activation_bytes, *_ = parts.values()
     total_bytes = sum(parts.values())
     return Answer(states_bytes, activation_bytes, total_bytes, 0, verdict(total_bytes), parts, bound)
@@ -58,7 +58,7 @@ def _by_eq18(case: Case, capacity: Capacity) -> Answer:
 
 
 def _by_llmem(case: Case, capacity: Capacity, corrected: bool) -> Answer:
-    """tp 1: CDP on one GPU, ADP on several; tp = gpus: TP; else DP+TP."""
+    """Answer by LLMem: for tp 1 CDP on one GPU and ADP on several; for tp = gpus TP; else DP+TP."""
     if case.cp * case.pp > 1:
         raise ConfigError(f"cp {case.cp}, pp {case.pp}: llmem knows data and tensor parallelism alone: set both to 1")
     setting = llmem.Setting(case.shape, case.seq_len, case.gpus, case.tp, corrected)
@@ -76,7 +76,7 @@ def _by_llmem(case: Case, capacity: Capacity, corrected: bool) -> Answer:
 
 
 def _by_paper_alpha(case: Case, capacity: Capacity) -> Answer:
-    """Alpha as given, else as `_paper_alpha`; each pinned block of host memory is rounded up to a power of two."""
+    """Answer with the given alpha, else with `_paper_alpha`; pinned blocks are rounded up to powers of two."""
     if case.hardware.device == "cpu" or case.recompute != "none":
         named = "--hardware cpu" if case.hardware.device == "cpu" else f"recompute {case.recompute}"
         raise ConfigError(f"{named} fights with --method paper-alpha, whose system swaps on GPUs: use --method memo")
@@ -95,9 +95,10 @@ def _by_paper_alpha(case: Case, capacity: Capacity) -> Answer:
 
 
 def _paper_alpha(case: Case, config: RunConfig, node_bytes: Callable[[float], float]) -> tuple[float, str]:
-    """What the paper's program allows, and why: down to eighths, as its tables have it, and to what a node holds.
+    """(alpha, reason): the largest alpha of the paper's program, rounded down to eighths as in its tables and to the
+    node's memory; 0 if no alpha meets the equations.
 
-    T_layer is simulated, of a layer that works on all its tokens at once. 0 where no alpha meets the equations.
+    T_layer is the simulated time of a layer that works on all tokens at once.
     """
     tokens, ranks = case.seq_len * case.mbs, case.hardware.local_ranks(case.gpus)
     try:

@@ -1,7 +1,7 @@
-"""The process on the emulated GPU, which `memo.rehearsal.start` starts: it runs steps of one rank and measures them.
+"""The process on the emulated GPU that `memo.rehearsal.start` starts: it runs steps of one rank and measures them.
 
-The run is the same as with `memo train`, from its checks to its optimizer. If memory runs out, that is a result; what
-memo refuses ends the process as it ends memo train.
+The run is the same as with `memo train`, from its checks to its optimizer. If memory runs out, that is a result; other
+refusals end the process as they end memo train.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Rehearsal:
     """The run of one rank. `found` is updated while it runs, so that it is useful even if memory runs out."""
 
     def __init__(self, request: RehearsalRequest, folder: str) -> None:
-        """`folder` gets a file that the run reads. Raises what memo train refuses, except for lack of memory."""
+        """`folder` gets a file that the run reads. Raises the errors of memo train, except for lack of memory."""
         self.begun_s, self.trace_out, self.hardware = time.monotonic(), request.trace_out, request.hardware
         given = request.config.memory.layer_profile  # measured on another machine, so memo train would refuse it here
         prepared, refusal = _prepared(request.config.override({"layer_profile": None}))
@@ -67,7 +67,7 @@ class Rehearsal:
         )
 
     def run(self) -> Rehearsed:
-        """Run the steps; returns the result. Raises all errors but a lack of memory."""
+        """Run the steps; returns the result. Raises all errors except for lack of memory."""
         try:
             self._take_communicators()
             with Trainer(config=self.config) as trainer:
@@ -87,9 +87,9 @@ class Rehearsal:
         return own_memory(self.config, self.world_size, self.stage, moved=tiles, links=links_of(self.hardware))
 
     def _take_communicators(self) -> None:
-        """Take what NCCL's communicators will hold, which a lone rank does not connect.
+        """Allocate the memory of NCCL's communicators, because a lone rank does not connect any.
 
-        The run was checked before, as memo train checks it before NCCL connects ranks.
+        This comes after the run was checked, as memo train checks it before NCCL connects ranks.
         """
         num_bytes = communicator_memory(self.config, self.world_size, links_of(self.hardware)).foreseen
         free_bytes = torch.cuda.mem_get_info(self.device)[0]
@@ -137,7 +137,7 @@ class Rehearsal:
         return trainer.step()
 
     def _shortage(self, error: BaseException) -> RehearsalShortage:
-        """The shortage; to be called while the tensors of the failed step are still alive."""
+        """Describe the shortage; call it while the tensors of the failed step are still alive."""
         if isinstance(error, HostMemoryError):
             return RehearsalShortage("host", self.when, str(error))
         asked = asked_bytes(str(error.__cause__ or error))
@@ -147,12 +147,12 @@ class Rehearsal:
             message = f"out of memory {self.when}"
             if asked is not None:
                 message += f", which asked for {format_bytes(asked)} where {format_bytes(free)} are free"
-        missing = 0 if asked is None else asked - free  # none is missing where what is free is in pieces
+        missing = 0 if asked is None else asked - free  # not positive if the free memory is in pieces
         return RehearsalShortage("device", self.when, message, missing if missing > 0 else None)
 
 
 def _prepared(config: RunConfig) -> tuple[Prepared, str | None]:
-    """(the run as memo train checks it, why memo train would refuse it for lack of memory or time, else None)."""
+    """(the run as memo train checks it, the reason if memo train would refuse it for lack of memory, else None)."""
     try:
         return prepare(config), None
     except ResourceError as error:

@@ -1,7 +1,7 @@
-"""The layer profile of a run on the emulated GPU, which decides what --offload-alpha auto moves.
+"""The layer profile of a run on the emulated GPU, by which --offload-alpha auto decides.
 
-Times of the emulated GPU are not those of a GPU, so the layer is not timed there. Its times are those of
---layer-profile, which were measured on the real device, or else those that the cost model foresees.
+The emulated GPU does not have the times of a GPU, so the layer is not timed there. Its times come from --layer-profile,
+measured on the real device, or else from the cost model.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from memo.simulate.swapping import modelled_problem
 from memo.train.layer_profile import profile_key, tensor_bytes
 
 _OF_THE_PLACE = ("device", "num_threads", "ranks_per_node", "torch", "memo")
-"""Fields of a profile's key that depend on where it was measured, not on the layer."""
+"""Fields of a profile's key that depend on the machine of the measurement, not on the layer."""
 
 
 def layer_profile(
     config: RunConfig, world_size: int, hardware: Hardware, device: torch.device, given: str | None
 ) -> LayerProfile:
-    """The profile with the key of this process. `config` is prepared without --layer-profile, which is `given`.
+    """The profile with the key of this process. `config` is prepared without --layer-profile; `given` is its value.
 
-    Raises ArtifactError if that file is no profile, ConfigError if it is the profile of another layer.
+    Raises ArtifactError if the file is no profile, ConfigError if it is the profile of another layer.
     """
     key = profile_key(config, device)
     if given is None:
@@ -48,7 +48,7 @@ def _modelled(config: RunConfig, world_size: int, hardware: Hardware, key: Profi
     dtype = config.training.params_dtype
     assert dtype is not None, "prepare() resolves the dtype"
     layer = swapped_layer(config, Kernels(hardware, dtype))
-    # A profile is that of a layer, whatever a slot holds of it.
+    # A profile is of a whole layer, even if a slot holds only a section.
     whole = dataclasses.replace(config, memory=dataclasses.replace(config.memory, offload_granularity="layer"))
     problem = modelled_problem(whole, world_size, hardware, layer)
     offload, prefetch = problem.offload, problem.prefetch

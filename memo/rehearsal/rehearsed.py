@@ -71,10 +71,10 @@ class RehearsalShortage:
 
     Attributes:
         memory: which memory ran out.
-        when: when it did, such as "in step 1".
-        missing_bytes: the least that the failed request lacked; None if it is not known, or if enough
-            is free, but in pieces.
-        message: memo's message, with what helps.
+        when: the time, such as "in step 1".
+        missing_bytes: the least that the failed request lacked; None if it is not known, or if enough memory is free
+            but in pieces.
+        message: memo's message, with a remedy.
     """
 
     memory: Literal["device", "host"]
@@ -89,12 +89,12 @@ class Rehearsed(Artifact):
 
     Attributes:
         device_bytes: memory of the emulated GPU, as torch reports it.
-        host_bytes: the rank's part of the host memory of the emulated node.
-        foreseen: memo's account of the same rank (memo.estimate.own_memory).
+        host_bytes: the rank's share of the host memory of the emulated node.
+        foreseen: memo's forecast for this rank (memo.estimate.own_memory).
         tiles: tiles that a swap plan moves, by group; None if nothing moves.
         layer_times: source of the times on which --offload-alpha auto is based; "" if none are needed.
         refusal: why `memo train` would not start the run without --no-admission; None if it would.
-        steady: None if memory ran out before.
+        steady: measurements; None if memory ran out before.
         trace: the file of the traced step.
         took_s: seconds of the whole rehearsal on this machine.
     """

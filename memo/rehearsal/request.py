@@ -1,4 +1,4 @@
-"""The run that is rehearsed: its configuration as one rank of it, and the machine on which it would run."""
+"""The input of a rehearsal: the configuration of one rank of the run, and the machine on which it would run."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from memo.estimate.unseen_memory import CONTEXT
 from memo.units import GIB
 
 STEADY_STEPS = 2
-"""Steps that are measured, after one in which libraries and the optimizer allocate what they keep."""
+"""Steps that are measured, after a first step in which libraries and the optimizer allocate memory that they keep."""
 
 MOST_MINUTES = 10_000.0
 """Time-out of messages: a step on the emulated GPU may take many minutes, and no other rank can be lost."""
@@ -27,8 +27,8 @@ STANDS_IN = {
     "delta_backend": {"fla": "torch"},
     "attention_backend": dict.fromkeys(("flash_attn", "flash_attn_3", "flash_attn_4", "te"), "flash"),
 }
-"""Kernels of torch, which the emulated GPU supports, in place of those of other packages, by field of the
-configuration."""
+"""{field of the configuration: {kernels of another package: torch's kernels that replace them}}, because the emulated
+GPU supports only torch's kernels."""
 
 _EVALUATION = ("eval_interval", "eval_positions", "check_replicas_interval")
 
@@ -54,7 +54,7 @@ class RehearsalRequest(Artifact):
 def checked_run(config: RunConfig, gpus: int) -> RunConfig:
     """The run that `memo train` would start on `gpus` GPUs, with mock data if no data are given.
 
-    Raises ConfigError for what memo train refuses, for another device than CUDA, and for --simulate-world.
+    Raises ConfigError for flags that memo train refuses, for a device other than CUDA, and for --simulate-world.
     """
     parallel, device = config.parallel, config.hardware.device
     require(device != "cpu", "--device cpu fights with memo rehearse, which rehearses on a GPU: leave it out")
@@ -81,10 +81,10 @@ def checked_run(config: RunConfig, gpus: int) -> RunConfig:
 
 
 def ranks_that_differ(config: RunConfig, gpus: int, rank: int | None = None) -> list[int]:
-    """The first ranks of the first, the second and the last pipeline stage; or `rank` alone.
+    """The first rank of the first, the second and the last pipeline stage; or only `rank`.
 
-    Ranks of one stage have the same shapes, and of the stages in the middle the second has the most microbatches in
-    flight. Raises ConfigError for a rank that the run does not have.
+    Ranks of one stage have the same shapes, and the second stage has the most microbatches in flight of all stages in
+    the middle. Raises ConfigError for a rank that the run does not have.
     """
     if rank is not None:
         require(
@@ -96,7 +96,7 @@ def ranks_that_differ(config: RunConfig, gpus: int, rank: int | None = None) -> 
 
 
 def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) -> RunConfig:
-    """The same run as `rank` alone, without checkpoints, logs and evaluations."""
+    """The configuration that runs only `rank`, without checkpoints, logs and evaluations."""
     require_count("--gpus", gpus)
     grid, training, memory = rank_grid(config, gpus), config.training, config.memory
     axes = ",".join(f"{axis}={getattr(grid, axis)}" for axis in ("tp", "cp", "pp", "dp"))
@@ -120,17 +120,17 @@ def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) ->
 
 
 def stand_ins(config: RunConfig) -> dict[str, object]:
-    """The fields that name kernels of other packages, with torch's kernels that run in their place."""
+    """{field that names kernels of another package: torch's kernels that replace them}."""
     given = {name: getattr(config.hardware, name) for name in STANDS_IN}
     return {name: STANDS_IN[name][value] for name, value in given.items() if value in STANDS_IN[name]}
 
 
 def emulated_device(gpus: int, hardware: Hardware, timed: str) -> Device:
-    """The emulated GPU of one rank of a run, with the memory that a driver would report, less CUDA's context, and with
-    the rank's part of the node's host memory. Its clock follows the machine of the name or file `timed`.
+    """The emulated GPU of one rank, with the memory that a driver would report minus CUDA's context, and with the
+    rank's share of the node's host memory. Its clock models the machine named by `timed`, a name or a file.
 
-    The rehearsal takes what NCCL's communicators will hold once the run is checked. Page tables of host memory are not
-    taken.
+    The rehearsal allocates the memory of NCCL's communicators once the run is checked. Page tables of host memory are
+    not allocated.
     """
     return Device(
         name=hardware.driver_name,

@@ -1,4 +1,4 @@
-"""Starts a process on the emulated GPU for each rank that is rehearsed. No torch: its CUDA build may not load here."""
+"""Starts a process on the emulated GPU to rehearse one rank. No torch, because its CUDA build may not load here."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ _NO_VARIABLES: Mapping[str, str] = {}
 def start(request: RehearsalRequest, device: Device, variables: Mapping[str, str] = _NO_VARIABLES) -> Rehearsed:
     """Rehearse one rank on the emulated GPU `device`, with this process's environment and `variables`.
 
-    Raises EmulatorError if the emulated GPU cannot be built or its process fails, and the refusals of memo train with
+    Raises EmulatorError if the emulated GPU cannot be built or its process fails, and the errors of memo train with
     their messages and exit status.
     """
     with tempfile.TemporaryDirectory(prefix="memo_rehearsal_") as folder:

@@ -19,7 +19,7 @@ from memo.spec.slots import slot_dims
 from memo.units import GIB, format_bytes, format_count
 
 NOT_SEEN = "CUDA's context, NCCL's buffers, what cuBLAS and cuDNN take for themselves"
-"""What takes memory of a GPU without torch's allocator, or in kernels that only a real GPU runs."""
+"""Users of GPU memory outside torch's allocator, or in kernels that only a real GPU runs."""
 
 _COLUMN, _WIDTH = 22, 120
 
@@ -36,7 +36,7 @@ class Run:
 
 
 def verdict(run: Run, found: Rehearsed) -> Verdict:
-    """The verdict on one rank: whether memory ran out, or so little is left that the rest may not fit."""
+    """The verdict on one rank: whether memory ran out, or so little is left that unseen memory may not fit."""
     if found.shortage is not None:
         return Verdict.OOM if found.shortage.memory == "device" else Verdict.OOHM
     assert found.steady is not None, "it ran, or memory ran out"
@@ -50,7 +50,7 @@ def worst(run: Run, all_found: Sequence[Rehearsed]) -> Verdict:
 
 
 def text(run: Run, all_found: Sequence[Rehearsed]) -> str:
-    """A few lines for the run, some for each rank, the verdict, and what was not measured."""
+    """Lines about the run and each rank, the verdict, and the memory that was not measured."""
     lines = [_title(run, all_found[0].parameters)]
     for found in all_found:
         lines += ["", *_rank(run, found)]

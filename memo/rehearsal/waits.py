@@ -1,4 +1,4 @@
-"""Where the host may wait for the device in a training step that is neither the first nor the last, and why."""
+"""The places where the host may wait for the device in a training step (neither the first nor the last), and why."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ REASONS = {
     "memo.executor.states.upload_weights": "the CPU casts masters into one of two stages: its last copy has left it",
     "memo.executor.layer_states.wait": "the optimizer's thread updates a layer as soon as its gradient has arrived",
 }
-"""Reasons by the function of memo that waits, or that calls what waits. All other waits are unexpected."""
+"""{function of memo that waits or calls a function that waits: reason}. All other waits are unexpected."""
 
 
 def reasoned(what: str, functions: Sequence[str]) -> str | None:
-    """The entry of REASONS for a wait; None if it is unexpected, as copies from pageable memory always are.
+    """The entry of REASONS for a wait; None if the wait is unexpected, like all waits for copies from pageable memory.
 
     Args:
         what, functions: the fields of memo.emulated_gpu.face.HostWait.
