@@ -22,7 +22,7 @@ ManagedMemory& managed_memory() {
 
 namespace {
 
-// Runs a step of the set-up; exceptions end here, Python's caller knows none.
+// Runs a step of the set-up. Turns exceptions into messages, because Python's caller cannot catch them.
 template <class Step>
 const char* guarded(Step step) {
   static thread_local std::string message;
@@ -34,7 +34,7 @@ const char* guarded(Step step) {
   return message.empty() ? nullptr : message.c_str();
 }
 
-// A process that forks while another of its threads holds a mutex leaves the child with a mutex that nobody opens.
+// If a process forks while another of its threads holds a mutex, nobody unlocks the mutex in the child.
 void hold_through_forks() {
   const int status = pthread_atfork(
       [] {
@@ -52,7 +52,8 @@ void hold_through_forks() {
   if (status != 0) throw std::runtime_error("pthread_atfork failed");
 }
 
-// The arena at its new size; a message where blocks of the old one are alive and the new plan does not fit in it.
+// Replaces the arena by one of the new size. Returns a message if blocks of the old arena are alive and the new plan
+// does not fit in it.
 std::string exchange_arena(int64_t num_bytes) {
   const Statistics now = core().statistics();
   const auto old = core().unload_arena();
@@ -138,7 +139,7 @@ MEMO_API void memo_end_iteration() { core().end_iteration(); }
 MEMO_API void memo_settle(void* block) {
   try {
     memo::settle(block);
-  } catch (const std::exception& error) {  // the block keeps its streams, and leaves an event of each
+  } catch (const std::exception& error) {  // the block keeps its streams; freeing it records an event of each
     core().fail(error.what());
   }
 }

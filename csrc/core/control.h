@@ -1,4 +1,4 @@
-// What a device gives to the plan, and the plain C functions by which Python controls it.
+// The functions that a device implements for the plan, and the plain C functions by which Python controls it.
 //
 // Each device is a shared library of its own: core/, and one file that defines install(), take_arena(), give_arena(),
 // bind_stream(), settle(), fill_with_nan() and has_managed_memory().
@@ -11,7 +11,7 @@
 
 namespace memo {
 
-// One a process and never destroyed: c10's deleters are plain functions, and threads free blocks until the very end.
+// One for each process, never destroyed: c10's deleters are plain functions, and threads free blocks until the end.
 PlannedCore& core();
 ManagedMemory& managed_memory();
 
@@ -20,14 +20,14 @@ ManagedMemory& managed_memory();
 void install();  // once
 char* take_arena(size_t num_bytes);
 void give_arena(char* arena);
-StreamId bind_stream();  // the current one, which is the arena's from here on
-void settle(void* block);  // the current stream waits for a use of the block by another stream
+StreamId bind_stream();  // binds the arena to the current stream
+void settle(void* block);  // makes the current stream wait for a use of the block by another stream
 void fill_with_nan(void* block, size_t num_bytes);
-bool has_managed_memory();  // of which more can be had than the device has
+bool has_managed_memory();  // managed memory that may exceed the device's
 
 }  // namespace memo
 
-// --- called by memo/allocator/library.py. `const char*` is nullptr, or what went wrong, valid until the next call.
+// --- called by memo/allocator/library.py. `const char*` is nullptr, or the error, valid until the next call.
 
 #define MEMO_API extern "C" __attribute__((visibility("default")))
 
@@ -44,17 +44,18 @@ MEMO_API const char* memo_set_mode(int mode);
 MEMO_API void memo_begin_iteration();
 MEMO_API void memo_mark(int64_t phase);
 MEMO_API void memo_end_iteration();
-// The current stream waits for the end of one use of the block that record_stream has told: where it is the arena's, and
-// no other use is open, the block can be freed without an event. Other blocks are none of our business.
+// Makes the current stream wait for the end of one use of the block that record_stream has reported. If the current
+// stream is the arena's and no other use is open, the block can be freed without an event. Blocks outside the arena are
+// ignored.
 MEMO_API void memo_settle(void* block);
 MEMO_API int64_t memo_num_events();
 MEMO_API void memo_copy_events(memo::Event* out);  // room for memo_num_events()
 MEMO_API void memo_statistics(memo::Statistics* out);
 MEMO_API void memo_reset_statistics();
-// What went wrong in deleters since the last call.
+// Errors of deleters since the last call.
 MEMO_API const char* memo_take_fault();
 MEMO_API void memo_set_poison(int is_on);
-// From here on requests are served from managed memory, of which at most limit_bytes may be out; see managed_memory.h.
+// Serves requests from managed memory, of which at most limit_bytes may be allocated at a time; see managed_memory.h.
 MEMO_API const char* memo_open_managed(int64_t limit_bytes);
 MEMO_API void memo_close_managed();
 MEMO_API void memo_managed_use(memo::ManagedUse* out);

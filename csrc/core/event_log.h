@@ -27,7 +27,7 @@ class EventLog {
     events_.push_back({phase, next_id_++, num_bytes});
   }
 
-  // Blocks from before the recording are unknown here and leave no trace.
+  // Frees of blocks that were allocated before the recording are not recorded.
   void freed(const void* address, int64_t phase) {
     const auto found = ids_.find(address);
     if (found == ids_.end()) return;

@@ -1,4 +1,4 @@
-// Which parts of the arena are in use now.
+// The parts of the arena that are in use now.
 //
 //   address ^
 //           |      +-------+
@@ -17,7 +17,7 @@ namespace memo {
 
 class LiveBlocks {
  public:
-  // False, and nothing changes, where [offset, offset + num_bytes) touches a live block. num_bytes > 0.
+  // Returns false and changes nothing if [offset, offset + num_bytes) overlaps a live block. num_bytes > 0.
   bool insert(int64_t offset, int64_t num_bytes) {
     const int64_t end = offset + num_bytes;
     const auto above = ends_.lower_bound(offset);
@@ -28,8 +28,8 @@ class LiveBlocks {
     return true;
   }
 
-  // The lowest multiple of `alignment` in [begin, end), itself one, from which num_bytes are free before `end`; -1: there
-  // is none.
+  // The lowest multiple of `alignment` in [begin, end) from which num_bytes are free before `end`; -1: there is none.
+  // `begin` is a multiple of `alignment`.
   int64_t lowest_gap(int64_t begin, int64_t end, int64_t num_bytes, int64_t alignment) const {
     const auto behind = [alignment](int64_t of) { return (of + alignment - 1) / alignment * alignment; };
     auto next = ends_.upper_bound(begin);

@@ -1,8 +1,9 @@
-// Which blocks are managed memory, and how much of it may be out at one time. Knows neither torch nor CUDA.
+// Keeps which blocks are managed memory, and limits how much of it is allocated at one time. Independent of torch and
+// CUDA.
 //
 // CUDA's managed memory moves between device and host page by page, so a program can have more of it than the device
 // has: an iteration that is too large to run can be recorded. But a device that is asked for more than it has free is
-// slow at best, and may hang. So what is out is counted, and the request that would pass the limit is refused.
+// slow at best, and may hang. So the allocated bytes are counted, and a request that would pass the limit is refused.
 //
 // The caller is an allocator:
 //
@@ -26,7 +27,7 @@ struct ManagedUse {
   int64_t limit_bytes;
   int64_t live_bytes;
   int64_t peak_bytes;     // the largest live_bytes
-  int64_t refused_bytes;  // what would have been out with the first request that was refused; 0: none was
+  int64_t refused_bytes;  // live_bytes if the first refused request had been granted; 0: none was refused
 };
 
 class ManagedMemory {
@@ -35,7 +36,7 @@ class ManagedMemory {
 
   // Smaller requests are left to the native allocator, as in a plan: each managed block costs a call of the driver.
   static constexpr int64_t kMinBytes = 1 << 20;
-  // What a block takes is a multiple of this: the smallest page that lies on a device.
+  // The bytes counted for a block are a multiple of this: the smallest page on a device.
   static constexpr int64_t kPageBytes = 64 << 10;
 
   void open(int64_t limit_bytes) {
@@ -44,7 +45,7 @@ class ManagedMemory {
     is_open_.store(true, std::memory_order_release);
   }
 
-  // No more blocks; those that are alive stay until they are freed.
+  // Grants no more blocks; live blocks stay until they are freed.
   void close() { is_open_.store(false, std::memory_order_release); }
 
   // kManaged: the bytes are counted; note() or forgo() follows.
@@ -67,7 +68,7 @@ class ManagedMemory {
     count_.store(blocks_.size(), std::memory_order_release);
   }
 
-  // The block could not be had.
+  // The allocation of the block failed.
   void forgo(size_t num_bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     use_.live_bytes -= whole_pages(num_bytes);
@@ -79,7 +80,7 @@ class ManagedMemory {
     return blocks_.count(block) != 0;
   }
 
-  // True: it was a managed block, and its memory is the caller's to free.
+  // True: it was a managed block, and the caller must free its memory.
   bool release(const void* block) {
     if (count_.load(std::memory_order_acquire) == 0) return false;  // nearly always
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -111,7 +112,7 @@ class ManagedMemory {
   mutable std::mutex mutex_;
   std::unordered_map<const void*, int64_t> blocks_;
   ManagedUse use_{};
-  // Read without the mutex, so that requests and frees that are none of our business cost nothing.
+  // Read without the mutex, so that requests and frees of other blocks cost nothing.
   std::atomic<bool> is_open_{false};
   std::atomic<size_t> count_{0};
 };

@@ -1,7 +1,7 @@
-// Freed blocks that another stream may still be reading, each with the event after which it is done.
+// Freed blocks that another stream may still be reading, each with the event that ends the reading.
 //
-// A freed address is free for the plan at once. Whoever is given an address that overlaps a pending block must first
-// make the arena's stream wait for the event. Pending blocks never overlap one another, so they stay few.
+// A freed address is free for the plan at once. Before an address that overlaps a pending block is given out, the
+// arena's stream must wait for the event. Pending blocks never overlap one another, so they stay few.
 #pragma once
 
 #include <atomic>
@@ -36,7 +36,7 @@ class PendingEvents {
         ++i;
         continue;
       }
-      wait(pending_[i].event);  // where it throws, the block stays pending
+      wait(pending_[i].event);  // if it throws, the block stays pending
       pending_[i] = std::move(pending_.back());
       pending_.pop_back();
       count_.store(pending_.size(), std::memory_order_release);

@@ -1,4 +1,4 @@
-// The plan of one training iteration: what is asked for, in order, phase by phase, and where it goes.
+// The plan of one training iteration: its requests in order, phase by phase, and their addresses.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ struct Plan {
   bool is_attention(int64_t phase) const { return !has_block.empty() && has_block[static_cast<size_t>(phase)]; }
 };
 
-// What makes the plan impossible to serve, if anything does. Two requests that share an address at one time are not
-// looked for: that is found when the second is made.
+// The fault that makes the plan impossible to serve, if there is one. Two requests that share an address at one time
+// are not searched for: they are found when the second is made.
 inline std::optional<std::string> find_fault(const Plan& plan) {
   const auto fault = [](size_t index, const std::string& what) {
     return std::optional("request " + std::to_string(index) + " " + what);

@@ -13,7 +13,7 @@ void* PlannedCore::request(size_t size, StreamId stream) {
   const auto num_bytes = static_cast<int64_t>(size);
   if (mode() != Mode::kPlanned || num_bytes < min_bytes_.load(std::memory_order_relaxed)) return nullptr;
   const Lock lock(mutex_);
-  if (mode() != Mode::kPlanned) return nullptr;  // it changed before the mutex was ours
+  if (mode() != Mode::kPlanned) return nullptr;  // it changed before the mutex was locked
   if (phase_ == kNoPhase) {
     ++statistics_.outside;
     return nullptr;
@@ -31,7 +31,8 @@ void* PlannedCore::request(size_t size, StreamId stream) {
     return nullptr;
   }
   const bool is_free = live_.insert(next.offset_bytes, num_bytes);
-  // The request is the planned one even where its place is taken; to wait here would lose the rest of the phase.
+  // The request is the planned one even if its place is taken. If the plan did not advance here, the rest of the phase
+  // would fall back.
   if (!is_free) fall_back(Reason::kOverlap, num_bytes);
   ++cursor_;
   if (!is_free) return nullptr;
@@ -77,7 +78,7 @@ bool PlannedCore::release(void* block) noexcept {
     return false;
   }
   const Lock lock(mutex_);
-  if (!in_arena(block)) return false;  // the look without the mutex met an arena that was just being exchanged
+  if (!in_arena(block)) return false;  // the arena was exchanged after the check without the mutex
   const int64_t offset = static_cast<char*>(block) - arena_.load(std::memory_order_relaxed);
   const int64_t num_bytes = live_.size_at(offset);
   if (num_bytes == 0) {
@@ -85,9 +86,9 @@ bool PlannedCore::release(void* block) noexcept {
     std::snprintf(told.data(), told.size(), "double free of the planned block at offset %lld",
                   static_cast<long long>(offset));
     fail(told.data());
-    return true;  // it lies in the arena, so it is not the native allocator's to free
+    return true;  // it lies in the arena, so the native allocator must not free it
   }
-  live_.erase(offset);  // first: a fill that throws must not keep the block alive; the mutex keeps others away
+  live_.erase(offset);  // first: a fill that throws must not keep the block alive; the mutex excludes other threads
   try {
     if (fill_ != nullptr) fill_(block, static_cast<size_t>(num_bytes));
   } catch (const std::exception& error) {
@@ -120,7 +121,7 @@ void PlannedCore::note_native(const void* block, size_t num_bytes, StreamId stre
     const Lock lock(mutex_);
     if (phase_ == kNoPhase || std::this_thread::get_id() != owner_ || stream != stream_) return;
     log_.malloced(block, static_cast<int64_t>(num_bytes), phase_);
-  } catch (const std::exception& error) {  // the block is there, and its caller's
+  } catch (const std::exception& error) {  // the block is allocated and belongs to the caller
     fail(error.what());
   }
 }

@@ -1,4 +1,4 @@
-// What became of the requests. Plain numbers: memo/allocator/library.py reads these structs as they lie in memory.
+// How the requests were served. Plain numbers: memo/allocator/library.py reads these structs as they lie in memory.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ enum class Reason : int64_t {
   kSize,       // not the size that the plan has next
   kThread,     // made by a thread other than the one that marked the phase
   kStream,     // made while another stream than the arena's was current
-  kOverlap,    // a block that is still alive lies where it should go
+  kOverlap,    // a live block overlaps its planned place
   kExhausted,  // the phase has no request left
-  kBlock,      // more than what is left of attention's block
+  kBlock,      // more than the free part of attention's block
 };
 constexpr int64_t kNumReasons = 6;
 constexpr int64_t kNumNamed = 4;  // of each reason, this many are kept in full

@@ -1,13 +1,13 @@
 // torch's CUDA caching allocator with a plan over it.
 //
-// The caching allocator stays below: it holds the arena as one block, serves whatever is not planned, and keeps its
-// statistics, snapshots, expandable segments and pools. CUDAPluggableAllocator would lose all of these.
+// The caching allocator stays below: it holds the arena as one block, serves requests that are not planned, and keeps
+// its statistics, snapshots, expandable segments and pools. CUDAPluggableAllocator would lose all of these.
 //
 // Addresses are used again in the order of one stream, the one that was current when the arena was taken. Requests
-// made under another stream are native. A planned block that another stream uses (record_stream) leaves an event of
-// that stream when it is freed, and the arena's stream waits for it before the address is used again. Not so where its
-// owner has waited for each of these uses and said so (settle): such an event would also stand for all that the other
-// stream has been given since. With a receive among it that was posted ahead, a rank would wait for a message that its
+// made under another stream are native. If another stream uses a planned block (record_stream), an event of that stream
+// is recorded when the block is freed, and the arena's stream waits for it before the address is used again. There is
+// no event if the owner has waited for each of these uses and reported it (settle): an event would also cover all later
+// work of the other stream. If that work contained a receive posted ahead, a rank would wait for a message that its
 // neighbour sends only after an answer.
 //
 // While an iteration is recorded, managed memory can stand in for the caching allocator (managed_memory.h).
@@ -38,7 +38,7 @@ struct DestroyEvent {
 };
 using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, DestroyEvent>;
 
-// Which streams besides the arena's use a live planned block, from record_stream on until all uses are settled.
+// The streams besides the arena's that use a live planned block, from record_stream until all uses are settled.
 class OtherStreams {
  public:
   void add(void* block, cudaStream_t stream) {
@@ -51,8 +51,8 @@ class OtherStreams {
     count_.store(uses_.size(), std::memory_order_release);
   }
 
-  // The arena's stream waits for one of the uses. Which of several streams that was is not told, so as long as another
-  // use is open all of them count.
+  // The arena's stream waits for one of the uses. The call does not say which of several streams it was, so all of them
+  // count while another use is open.
   void settle(void* block) {
     if (count_.load(std::memory_order_acquire) == 0) return;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -80,12 +80,12 @@ class OtherStreams {
   std::atomic<size_t> count_{0};
 };
 
-// One a process and never destroyed, for the reason that core() gives.
+// One for each process, never destroyed, for the reason given at core().
 struct Device {
-  caching::CUDAAllocator* native = nullptr;   // set once, before the first call of what is below
+  caching::CUDAAllocator* native = nullptr;   // set once, before the first call of a function below
   std::atomic<DeviceIndex> index{-1};         // of the GPU that is planned
   std::atomic<cudaStream_t> stream{nullptr};  // of the arena
-  std::atomic<int> num_open_pools{0};         // graphs and user pools ask for memory of their own
+  std::atomic<int> num_open_pools{0};         // graphs and user pools have their own memory
   OtherStreams other_streams;
   PendingEvents<Event> pending;
 
@@ -112,7 +112,7 @@ void leave_events_of_streams(void* block) {
   }
 }
 
-// An event of each other stream that uses the block. Where CUDA cannot make one, the device is waited for instead:
+// Records an event of each other stream that uses the block. If CUDA cannot make one, waits for the device instead:
 // slow, but the address is used again only after its readers.
 void leave_events(void* block) noexcept {
   try {
@@ -123,7 +123,7 @@ void leave_events(void* block) noexcept {
   }
 }
 
-// A block of managed memory while that is open for requests of this size; nullptr: the native allocator is to be asked.
+// A block of managed memory if it is open for requests of this size; nullptr: the caller must ask the native allocator.
 void* managed_block(size_t num_bytes) {
   const auto answer = managed_memory().ask(num_bytes);
   if (answer == ManagedMemory::Answer::kNative) return nullptr;
@@ -141,15 +141,15 @@ void* managed_block(size_t num_bytes) {
                    cudaGetErrorString(error));
 }
 
-// Whatever stream still uses it, the device is done before the block ends: recording need not be fast.
+// Waits for the whole device, whichever stream still uses the block: recording need not be fast.
 void free_managed(void* block) {
   const c10::cuda::CUDAGuard guard(device().index.load());
   C10_CUDA_CHECK_WARN(cudaDeviceSynchronize());
   C10_CUDA_CHECK_WARN(cudaFree(block));
 }
 
-// Serves as c10's raw deleter: finds by the address whose block it is, so blocks from before install() are welcome.
-// Nothing is thrown: deleters run while other errors are on their way, and a second one would end the process.
+// Serves as c10's raw deleter. Finds the owner by the address, so it can free blocks from before install(). Nothing is
+// thrown: deleters may run while another exception propagates, and a second one would end the process.
 void release_block(void* block) noexcept {
   if (block == nullptr) return;
   try {
@@ -175,7 +175,7 @@ class PlannedCudaAllocator final : public DelegatingAllocator {
       try {
         device().wait_for_readers(block, num_bytes);
       } catch (...) {
-        core().forgo(block);  // or the plan would find it taken for ever
+        core().forgo(block);  // otherwise its place would stay taken
         throw;
       }
       return {block, block, &release_block, c10::Device(c10::DeviceType::CUDA, current)};
@@ -186,7 +186,7 @@ class PlannedCudaAllocator final : public DelegatingAllocator {
     }
     c10::DataPtr block = native_->allocate(num_bytes);
     core().note_native(block.get(), num_bytes, stream);
-    // So that recording sees it freed. The deleter is the native one: the context is the block itself.
+    // Lets the recording see the free. The deleter is the native one: the context is the block itself.
     (void)block.compare_exchange_deleter(native_->raw_deleter(), &release_block);
     return block;
   }
@@ -243,7 +243,7 @@ class PlannedCudaAllocator final : public DelegatingAllocator {
     ~Borrowed() { (void)block.release_context(); }
   };
 
-  // What the native allocator knows the block by: blocks in the arena are parts of one block of its.
+  // The block as the native allocator knows it: blocks in the arena are parts of one of its blocks.
   static void* native_block(void* block) { return core().in_arena(block) ? core().arena() : block; }
 };
 

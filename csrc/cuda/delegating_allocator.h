@@ -1,7 +1,7 @@
-// A CUDA allocator that hands every call to another one. torch's interface, and nothing of ours.
+// A CUDA allocator that forwards every call to another allocator. It contains only torch's interface.
 //
-// The interface grows with torch's minor versions, and what is not overridden here would be answered by its default
-// instead of by the native allocator. So versions that nobody has looked at are refused.
+// The interface grows with torch's minor versions. A method that is not overridden here would run its default instead
+// of the native allocator's method. So unknown versions are refused.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -63,7 +63,7 @@ class DelegatingAllocator : public caching::CUDAAllocator {
 
   // CUDAAllocator: state
   void init(int device_count) override { native_->init(device_count); }
-  std::string name() override { return native_->name(); }  // torch knows "native", and so it stays
+  std::string name() override { return native_->name(); }  // torch compares with "native"
   double getMemoryFraction(DeviceIndex device) override { return native_->getMemoryFraction(device); }
   void setMemoryFraction(double fraction, DeviceIndex device) override { native_->setMemoryFraction(fraction, device); }
   std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {

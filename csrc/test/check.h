@@ -1,4 +1,4 @@
-// CHECK(condition): ends the program with the place and the text of what does not hold.
+// CHECK(condition): if the condition is false, prints its place and text and ends the program.
 #pragma once
 
 #include <cstdio>

@@ -41,7 +41,7 @@ Plan random_plan(Random& random) {
   return plan;
 }
 
-// The rules again, written as a list of live blocks and nothing else.
+// The same rules, implemented only with a list of live blocks.
 struct Model {
   struct Block {
     int64_t offset, num_bytes;
@@ -105,7 +105,7 @@ void compare(const Statistics& found, const Model& model) {
   CHECK(found.requests == found.hits + found.native + fallbacks);
 }
 
-// Mostly obeys the plan; sometimes leaves a request out, makes another, ends a phase early or begins one again.
+// Mostly follows the plan; sometimes omits a request, adds one, ends a phase early or begins one again.
 void one_random_run(Random& random) {
   const Plan plan = random_plan(random);
   CHECK(!find_fault(plan));
@@ -143,7 +143,7 @@ void one_random_run(Random& random) {
   }
 }
 
-// Blocks that one thread made and another frees.
+// Blocks that one thread allocates and another frees.
 class Mailbox {
  public:
   static constexpr size_t kFull = 1000;
@@ -192,7 +192,7 @@ void allocate(PlannedCore& core, Mailbox& mailbox, size_t num_bytes, char patter
   mailbox.put(block, num_bytes, pattern);
 }
 
-// A thread that trains, two that allocate beside it, two that free what the others made, one that changes the mode.
+// A thread that trains, two that allocate beside it, two that free the others' blocks, one that changes the mode.
 void many_threads(int iterations) {
   Random random(7);
   Plan plan = random_plan(random);
@@ -241,7 +241,7 @@ void many_threads(int iterations) {
     core.end_iteration();
   }
   is_over = true;
-  while (mailbox.free_one(core)) {  // who waits to put may put
+  while (mailbox.free_one(core)) {  // lets waiting threads put
   }
   for (std::thread& thread : threads) thread.join();
   while (mailbox.free_one(core)) {
@@ -250,7 +250,7 @@ void many_threads(int iterations) {
   CHECK(s.live_blocks == 0 && s.live_bytes == 0);
 }
 
-// Threads take and free blocks of one limit, of which there is never more out.
+// Threads take and free managed blocks; the bytes in use never pass the limit.
 void managed_memory_of_many_threads(int iterations) {
   constexpr int kThreads = 4, kBlocks = 3;
   constexpr int64_t kLimitBytes = 8 * ManagedMemory::kMinBytes;

@@ -134,7 +134,7 @@ void test_attention_asks_for_what_it_likes_within_its_block() {
     CHECK(t.fallbacks(Reason::kBlock) == iteration + 1);
     CHECK(t.core.request(500) == t.at(1024) && t.core.request(384) == t.at(1664));
     for (int64_t offset : {1024, 1536, 1664}) CHECK(t.core.release(t.at(offset)));
-    t.core.mark(2);  // what comes after finds its place
+    t.core.mark(2);  // the next phase finds its place
     CHECK(t.core.request(1000) == t.at(1024));
     CHECK(t.core.release(t.at(1024)));
   }
@@ -148,7 +148,7 @@ void test_what_is_alive_in_the_block_of_attention_is_not_given_again() {
   Planned t = with_attention();
   t.begin(1);
   CHECK(t.core.request(300) == t.at(1024) && t.core.request(700) == t.at(1344));
-  t.core.mark(1);  // the next layer, while both of them live
+  t.core.mark(1);  // the next layer, while both blocks are alive
   CHECK(t.core.request(20 + 64) == nullptr && t.fallbacks(Reason::kBlock) == 1);
   CHECK(t.core.release(t.at(1024)));
   CHECK(t.core.request(64) == t.at(1024) && t.core.request(256) == t.at(1088));
@@ -160,7 +160,7 @@ void test_live_block_is_never_given_twice_and_the_plan_goes_on() {
   Planned t;
   t.begin(0);
   CHECK(t.core.request(100) == t.at(0));
-  t.begin(0);  // the iteration was cut short; its block lives on
+  t.begin(0);  // the iteration was cut short; its block stays alive
   CHECK(t.core.request(100) == nullptr);
   CHECK(t.fallbacks(Reason::kOverlap) == 1);
   CHECK(t.core.request(200) == nullptr);
@@ -178,7 +178,7 @@ void test_only_the_thread_that_marked_is_planned() {
   CHECK(t.fallbacks(Reason::kThread) == 1);
   CHECK(t.core.request(100) == t.at(0));
   std::thread([&] {
-    CHECK(t.core.release(t.at(0)));  // frees count from anywhere
+    CHECK(t.core.release(t.at(0)));  // frees from any thread count
     t.core.mark(1);                  // as autograd's thread does
     CHECK(t.core.request(100) == t.at(0));
   }).join();
@@ -248,11 +248,11 @@ void test_arena_stays_while_blocks_live() {
   CHECK(!t.core.in_arena(t.at(0)));
 }
 
-// For the test below: who waits for the core's mutex, and whether it has begun to.
+// For the test below: the thread that waits for the core's mutex, and whether it has begun to wait.
 std::atomic<pid_t> g_waiter{0};
 std::atomic<bool> g_mutex_is_held{false};
 
-// The state of a thread as Linux tells it: 'R' while it runs, 'S' while it sleeps.
+// The state of a thread as Linux reports it: 'R' while it runs, 'S' while it sleeps.
 char state_of(pid_t thread) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
   std::string line;
@@ -260,8 +260,8 @@ char state_of(pid_t thread) {
   return line.at(line.rfind(')') + 2);
 }
 
-// A free that has looked at the arena without the mutex, and gets the mutex only when the arena is gone, leaves the
-// block to the native allocator. A fill runs under the mutex, so there the other thread is made to wait for it.
+// If a free checks the arena without the mutex and gets the mutex only after the arena is gone, it leaves the block to
+// the native allocator. A fill runs under the mutex, so the fill makes the other thread wait.
 void test_a_block_is_looked_at_again_under_the_mutex() {
   int num_left_alone = 0;
   for (int round = 0; round < 1000 && num_left_alone == 0; ++round) {
@@ -270,7 +270,7 @@ void test_a_block_is_looked_at_again_under_the_mutex() {
     g_mutex_is_held = false;
     t.core.set_fill([](void*, size_t) {
       g_mutex_is_held = true;
-      while (state_of(g_waiter) != 'S') std::this_thread::yield();  // until then it may not have looked yet
+      while (state_of(g_waiter) != 'S') std::this_thread::yield();  // until then it may not have checked the arena
     });
     bool is_planned = true;
     std::thread other([&] {
@@ -282,7 +282,7 @@ void test_a_block_is_looked_at_again_under_the_mutex() {
     t.begin(0);
     CHECK(t.core.request(100) == t.at(0));
     CHECK(t.core.release(t.at(0)));
-    CHECK(t.core.unload_arena() == t.arena.data());  // as a rule before the other thread has woken up
+    CHECK(t.core.unload_arena() == t.arena.data());  // usually before the other thread has woken up
     other.join();
     num_left_alone += !is_planned;
     CHECK(t.core.take_fault(nullptr).empty() == !is_planned);
@@ -339,7 +339,7 @@ void test_recording() {
   core.note_native(&a, 30, 7);  // the same address, another request
   core.note_native(nullptr, 0, 7);
   CHECK(!core.release(&a));
-  CHECK(!core.release(&a));  // now somebody else's, who was not recorded
+  CHECK(!core.release(&a));  // now a block that was not recorded
   core.end_iteration();
   CHECK(!core.release(&b));  // too late: it outlived the iteration
   const std::vector<Event> events = core.events();
@@ -399,7 +399,7 @@ void test_double_free_is_told_and_frees_nothing() {
   t.begin(0);
   CHECK(t.core.request(100) == t.at(0));
   CHECK(t.core.take_fault().empty());
-  CHECK(t.core.release(t.at(1)));  // inside the arena: never the native allocator's to free
+  CHECK(t.core.release(t.at(1)));  // inside the arena: the native allocator must never free it
   CHECK(t.core.statistics().live_blocks == 1);
   CHECK(t.core.release(t.at(0)) && t.core.statistics().live_blocks == 0);
   CHECK(t.core.release(t.at(0)));
@@ -448,7 +448,7 @@ void test_a_wait_that_throws_is_waited_for_again() {
   CHECK(is_thrown && waited == std::vector<int>{2});
 }
 
-// Blocks are stood for by addresses of this array.
+// Addresses of this array represent blocks.
 struct Managed {
   using Answer = ManagedMemory::Answer;
   static constexpr size_t kMib = 1 << 20;
@@ -482,7 +482,7 @@ void test_managed_memory_never_passes_its_limit() {
   const void* second = t.take(1, t.kMib + 1);  // in whole pages
   CHECK(t.memory.use().live_bytes == 3 * Managed::kMib + ManagedMemory::kPageBytes);
   CHECK(t.memory.ask(t.kMib) == Managed::Answer::kRefused);
-  CHECK(t.memory.ask(size_t{1} << 62) == Managed::Answer::kRefused);  // the first refusal is what is told
+  CHECK(t.memory.ask(size_t{1} << 62) == Managed::Answer::kRefused);  // the first refusal is reported
   CHECK(t.memory.use().refused_bytes == 4 * Managed::kMib + ManagedMemory::kPageBytes);
   CHECK(t.memory.release(second));
   t.take(2, 2 * t.kMib);  // just fits
@@ -497,7 +497,7 @@ void test_managed_memory_that_could_not_be_had_does_not_count() {
   t.memory.forgo(2 * t.kMib);
   CHECK(t.memory.use().live_bytes == 0);
   const void* block = t.take(0, 2 * t.kMib);
-  t.memory.open(5 * t.kMib);  // what is still out counts on
+  t.memory.open(5 * t.kMib);  // live blocks still count
   CHECK(t.memory.use().live_bytes == 2 * Managed::kMib && t.memory.use().refused_bytes == 0);
   CHECK(t.memory.ask(4 * t.kMib) == Managed::Answer::kRefused);
   CHECK(t.memory.release(block));

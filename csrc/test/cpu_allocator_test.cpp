@@ -35,7 +35,7 @@ int64_t live_blocks() {
   return statistics.live_blocks;
 }
 
-// Another thread is inside of the core nearly always; each child has only the thread that forked.
+// Another thread is nearly always inside the core; each child has only the thread that forked.
 void fork_while_others_hold_the_mutexes() {
   std::atomic<bool> is_over{false};
   std::thread busy([&] {
@@ -66,7 +66,7 @@ int main() {
   c10::DataPtr before = c10::GetCPUAllocator()->allocate(kBytes);
   CHECK(memo_install() == nullptr && memo_install() == nullptr);
   c10::Allocator& allocator = *c10::GetCPUAllocator();
-  before.clear();  // the native allocator's, from before
+  before.clear();  // a block of the native allocator, from before install()
 
   CHECK(allocator.allocate(0).get() == nullptr);
 

@@ -1,4 +1,4 @@
-// torch's CPU allocator with a plan over it. The native one stays below and serves whatever is not planned.
+// torch's CPU allocator with a plan over it. The native one stays below and serves requests that are not planned.
 #include <c10/core/CPUAllocator.h>
 
 #include <cstring>
@@ -11,9 +11,9 @@ namespace {
 
 constexpr uint8_t kPriority = 255;  // c10 keeps the allocator with the highest
 
-c10::Allocator* native = nullptr;  // set once, before the first call of what is below
+c10::Allocator* native = nullptr;  // set once, before the first call of a function below
 
-// Serves as c10's raw deleter: finds by the address whose block it is, so blocks from before install() are welcome.
+// Serves as c10's raw deleter. Finds the owner by the address, so it can free blocks from before install().
 void release_block(void* block) noexcept {
   if (block == nullptr || core().release(block)) return;
   native->raw_deleter()(block);
@@ -27,7 +27,7 @@ class PlannedCpuAllocator final : public c10::Allocator {
       block = native->raw_allocate(num_bytes);
       core().note_native(block, num_bytes);
     }
-    // No context of its own: users of raw_allocate() require data and context to be the same address.
+    // No separate context: users of raw_allocate() require data and context to be the same address.
     return {block, block, &release_block, c10::Device(c10::DeviceType::CPU)};
   }
 

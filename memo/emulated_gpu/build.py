@@ -171,8 +171,8 @@ def _build_library(soname: str, wanted: dict[str, str | None], objects: Path, fo
 def _stub(soname: str, name: str) -> str:
     """The source of a function that is not emulated.
 
-    Functions of the runtime, the driver and NCCL print their name and fail. Other functions are called only by host code
-    around launches that are switched off. They succeed; a function that creates a handle returns an address.
+    Functions of the runtime, the driver and NCCL print their name and fail. Other functions are called only by host
+    code around launches that are switched off. They succeed; a function that creates a handle returns an address.
     """
     if soname in (RUNTIME, NCCL, "libcuda.so.1"):
         report = f'__builtin_printf("emulated GPU: there is no {name}\\n")'
