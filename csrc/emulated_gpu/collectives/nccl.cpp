@@ -2,7 +2,7 @@
 //
 // Rules from NCCL's documentation: a call queues work on a stream and returns; calls between ncclGroupStart and
 // ncclGroupEnd become one piece of work for each stream, whose parts go on together; all ranks call collectives of a
-// communicator in the same order with the same counts and types, and what differs is an error here.
+// communicator in the same order with the same counts and types; a difference is an error here.
 #include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -42,7 +42,7 @@ std::string where_now() {
   return text.data();
 }
 
-// In virtual time the parts of a group are over together, and not before they began, whatever became of them.
+// In virtual time the parts of a group end together, and not before they began, even if they failed.
 bool advance(const std::vector<std::shared_ptr<Operation>>& together) {
   bool is_done = true;
   if (Meeting* const meeting = together.front()->meeting.get()) meeting->over_s = std::max(meeting->over_s, meeting->here_s);
@@ -59,7 +59,7 @@ bool advance(const std::vector<std::shared_ptr<Operation>>& together) {
   return is_done;
 }
 
-// The process has waited for too long: what for, on both sides.
+// For a process that has waited too long: what it waits for, and what the other ranks do.
 void tell_waiting() {
   const std::lock_guard<std::mutex> lock(mutex);
   for (const Operation* operation : under_way) {
@@ -88,7 +88,7 @@ Load load_of(const std::vector<std::shared_ptr<Operation>>& operations) {
   return load;
 }
 
-// Queues what was grouped, one piece of work for each stream.
+// Queues the calls of a group, one piece of work for each stream.
 int flush() {
   std::vector<std::shared_ptr<Operation>> left;
   left.swap(grouped);
@@ -150,8 +150,8 @@ std::pair<int, int> read_choice(const std::string& path) {
   return {color, key};
 }
 
-// In virtual time it matters which ranks share a node: each tells the others which one of the program it is, as torchrun
-// has told it, and waits for theirs.
+// In virtual time it matters which ranks share a node: each tells the others its rank in the program, as torchrun set
+// it, and waits for theirs.
 std::vector<int> places_of(const std::string& folder, int rank, int size) {
   if (!emulated_is_timed()) return {};
   const auto path_of = [&folder](int of) { return folder + "/place." + std::to_string(of); };
@@ -174,7 +174,7 @@ int make(Communicator** made, int size, const std::string& id, int rank) {
   return 0;
 }
 
-// The last rank to leave finds nothing that anybody still reads.
+// When the last rank leaves, nobody reads the files any more.
 void remove_folder(const Communicator& communicator) {
   const std::string left = communicator.folder + "/left." + std::to_string(communicator.rank);
   if (std::FILE* file = std::fopen(left.c_str(), "w")) std::fclose(file);
@@ -231,7 +231,7 @@ EXPORTED int ncclCommSplit(Communicator* parent, int color, int key, Communicato
 
 EXPORTED int ncclCommFinalize(Communicator*) { return 0; }
 EXPORTED int ncclCommDestroy(Communicator* communicator) { return remove_folder(*communicator), 0; }
-// What hangs is given up, and what waits for it on a stream goes on.
+// Gives up operations that hang; work behind them on a stream goes on.
 EXPORTED int ncclCommAbort(Communicator* communicator) {
   communicator->is_aborted = true;
   return remove_folder(*communicator), 0;

@@ -14,10 +14,11 @@
 namespace emulated {
 namespace {
 
-// A rank may post its next collectives before the others have read the last one; beyond this they surely have.
+// A rank may post its next collectives before the others have read the last one. A file that is this many turns old has
+// been read by all.
 constexpr uint64_t kKeptTurns = 64;
 
-struct Header {  // of every file: what the poster thinks is going on; its calls and its data follow
+struct Header {  // of every file: the operation that the posting rank is in; its calls and its data follow
   uint64_t kind, count, type, reduction, peer, where_bytes;
   double here_s;
 };
@@ -31,7 +32,7 @@ std::string described(uint64_t kind, uint64_t count, uint64_t type) {
          " elements of ncclDataType_t " + std::to_string(type);
 }
 
-// Under another name first, so that nobody reads half of it.
+// Writes under another name first, so that nobody reads half of the file.
 bool write_whole(const std::string& path, std::initializer_list<std::pair<const void*, size_t>> pieces) {
   const std::string partial = path + ".partial";
   std::FILE* const file = std::fopen(partial.c_str(), "wb");
@@ -161,7 +162,7 @@ bool Operation::advance_collective() {
   combine(parts);
   const Range written = bytes_at(output, output_bytes());
   emulated_set_absent(&written, false);
-  // All ranks have posted this one, so all are done with those long before it.
+  // All ranks have posted this one, so all have finished those long before it.
   if (turn >= kKeptTurns) unlink(path_of_part(turn - kKeptTurns, rank).c_str());
   return true;
 }
@@ -203,7 +204,7 @@ void Operation::post(const std::string& path, const char* data, size_t num_bytes
   if (!write_whole(path, {{&header, sizeof header}, {where.data(), where.size()}, {data, num_bytes}})) cannot_write(path);
 }
 
-// The data of another rank, after a look at whether it is in the same operation.
+// The data of another rank, after a check that it is in the same operation.
 std::vector<char> Operation::read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   Header header{};

@@ -1,14 +1,14 @@
-// One operation of a communicator, and how it is carried out among the processes of one machine.
+// One operation of a communicator, carried out among the processes of one machine.
 //
 // A collective posts this rank's part as a file, and is done when it has read the parts of all ranks. A send is done
-// when there is a receipt of its message: nothing is buffered, as NCCL promises no buffering, so that ranks which wait for one
-// another in a circle hang here, too. Files lie in a folder of the communicator in memory (/dev/shm).
+// when there is a receipt of its message. Nothing is buffered, as NCCL promises no buffering, so ranks that wait for
+// one another in a circle hang here, too. The files are in a folder of the communicator in memory (/dev/shm).
 //
-// In virtual time a collective begins when the last rank comes to it, and a message when both have: files carry the moment
-// at which their rank did.
+// In virtual time a collective begins when the last rank reaches it, and a message when both ranks have reached it:
+// each file contains the time at which its rank reached the operation.
 //
-// Each file begins with what its rank thinks is going on, and from where its program called it: ranks that disagree, and
-// ranks that wait for each other for ever, are told with the calls of both sides.
+// Each file begins with the operation that its rank is in and the place where its program called it: errors about ranks
+// that disagree, or that wait for each other for ever, show the calls of both sides.
 #pragma once
 
 #include <cstddef>
@@ -49,9 +49,9 @@ struct Operation {
   int reduction;  // ncclRedOp_t
   int peer;      // root of reduce and broadcast, other side of send and receive
   void* stream;
-  std::string where;  // the calls that led to it, innermost first, a line each; empty: nobody asked for them
-  std::shared_ptr<Meeting> meeting;  // in virtual time; shared by what was grouped
-  double seconds = 0;                // that it takes then, once all have come
+  std::string where;  // the calls that led to it, innermost first, a line each; empty: they were not requested
+  std::shared_ptr<Meeting> meeting;  // in virtual time; shared by the operations of a group
+  double seconds = 0;                // in virtual time, after all ranks have come
   uint64_t turn = 0;  // which collective of the communicator, or which message of the pair
   bool is_begun = false;
   bool is_posted = false;
@@ -59,15 +59,15 @@ struct Operation {
 
   size_t input_bytes() const;
   size_t output_bytes() const;
-  // Of the input, what is sent: nothing of what has no numbers.
+  // The bytes of the input that are sent: none if it has no numbers.
   size_t posted_bytes() const;
-  // What it takes in virtual time, by the model of the hardware.
+  // Its virtual time, by the model of the hardware.
   double modelled_s() const;
-  // Goes on as far as it can without waiting; whether it is done.
+  // Continues as far as it can without waiting. Returns whether it is done.
   bool advance();
-  // What it is and where it was called, for people.
+  // A description for messages: the operation and where it was called.
   std::string described() const;
-  // Where this rank waits, and what the other ranks of the communicator have begun last.
+  // A description of where this rank waits, and of the last operation that each other rank of the communicator began.
   std::string waiting() const;
 
  private:

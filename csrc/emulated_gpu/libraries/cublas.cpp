@@ -1,6 +1,6 @@
-// libcublas: what torch's host code reads. All other calls are stubs that do nothing, as launches are off around them.
-// A handle is another one each time: torch has one for each thread that multiplies, and gives each its own workspace. It
-// keeps them to the end of the process.
+// libcublas: the calls whose results torch's host code reads. All other calls are stubs that do nothing, because
+// launches are off around them. Each handle is a new one: torch has one for each thread that multiplies, and gives each
+// its own workspace. It keeps them to the end of the process.
 extern "C" {
 
 int cublasCreate_v2(void** made) { return *made = new long, 0; }

@@ -1,4 +1,4 @@
-// libcublasLt: what torch's host code reads before it would launch a product of matrices. All other calls are stubs.
+// libcublasLt: the call that torch's host code makes before it launches a product of matrices. All others are stubs.
 #include <cstddef>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// libnvidia-ml: the devices of runtime/settings.h, as torch and nvidia-ml-py ask for them.
+// libnvidia-ml: the devices of runtime/settings.h, for torch and nvidia-ml-py.
 #include <cstdio>
 #include <cstring>
 
@@ -51,7 +51,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned device, void** handle) {
   return 0;
 }
 
-// Bus numbers and every byte of a UUID are the device's number plus one, as the runtime tells them.
+// Bus numbers and every byte of a UUID are the device's number plus one, as in the runtime.
 int nvmlDeviceGetHandleByPciBusId_v2(const char* text, void** handle) {
   unsigned domain = 0, bus = 1;
   std::sscanf(text, "%x:%x", &domain, &bus);

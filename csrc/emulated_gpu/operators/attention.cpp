@@ -35,7 +35,7 @@ Tensor for_all_heads(const Tensor& kv, const Tensor& q) {
   return share == 1 ? kv : kv.repeat_interleave(share, 1);
 }
 
-// The way back: gradients of heads that share a key or value are added up.
+// The reverse: adds up the gradients of heads that share a key or value.
 Tensor of_shared_heads(const Tensor& grad, const Tensor& kv) {
   if (grad.size(1) == kv.size(1)) return grad;
   return grad.unflatten(1, {kv.size(1), grad.size(1) / kv.size(1)}).sum(2);
@@ -99,7 +99,7 @@ Stack cudnn_backward(const Arguments& arguments) {
   return {dq, dk, dv};
 }
 
-// What the host code around cuDNN's graphs allocates; the graphs themselves need the library.
+// The allocations of the host code around cuDNN's graphs; the graphs themselves need the library.
 Stack cudnn_forward_results(const Arguments& arguments) {
   const Tensor q = arguments.tensor("query"), k = arguments.tensor("key");
   const auto floats = q.options().dtype(at::kFloat), longs = q.options().dtype(at::kLong);
@@ -128,7 +128,7 @@ int64_t cudnn_backward_workspace_bytes(const Arguments& arguments) {
 
 Tensor heads_first(const Tensor& tokens) { return tokens.transpose(1, 2); }
 
-// Where documents begin, and where the last one ends; empty: not packed.
+// The begins of the documents, and the end of the last one; empty: not packed.
 std::vector<int64_t> boundaries(const Tensor& cumulative) {
   if (!cumulative.defined() || cumulative.numel() == 0) return {};
   const auto* const values = cumulative.data_ptr<int32_t>();

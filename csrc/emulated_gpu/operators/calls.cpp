@@ -1,4 +1,4 @@
-// How an operator is called: plainly, with results whose shape is in the data, or as a copy.
+// The ways to call an operator: plainly, with results whose shape depends on the data, or as a copy.
 #include <algorithm>
 #include <cstdint>
 #include <exception>
@@ -9,7 +9,7 @@
 namespace emulated {
 namespace {
 
-// Masks select a number of elements that only the data knows.
+// The number of elements that a mask selects depends on the data.
 bool has_mask(const Operator& op, const Stack& arguments) {
   const auto index = op.schema().argumentIndexWithName("indices");
   if (!index || op.name.rfind("aten::index", 0) != 0 || op.name.rfind("aten::index_put", 0) == 0) return false;
@@ -34,12 +34,12 @@ void append_accesses(const Operator& op, Call& call) {
   }
 }
 
-// Views of large memory are as large: what is in it was never computed.
+// A view of large memory counts as large: the content of the memory was never computed.
 bool has_numbers(const at::Tensor& tensor) {
   return !tensor.has_storage() || emulated_has_numbers(tensor.storage().nbytes()) != 0;
 }
 
-// Asked for on the current stream, which is the call's.
+// Allocates on the current stream, which is the call's.
 void take_scratch(const Operator& op, Call& call) {
   const int64_t num_bytes = op.scratch_bytes(Arguments(op.schema(), call.arguments));
   if (num_bytes == 0) return;
@@ -60,11 +60,11 @@ Range hull(const at::Tensor& tensor) {
   return bytes_at(tensor.const_data_ptr(), static_cast<size_t>(last_offset(tensor) + 1) * tensor.itemsize());
 }
 
-// The small tensors of a call, on the CPU: what its closure reads and what it writes.
+// The small tensors of a call, on the CPU: those that its closure reads and those that it writes.
 struct Small {
   std::vector<Range> reads;
   std::vector<at::Tensor> writes;
-  int64_t num_sorted = 0;  // of searchsorted: the values among which it looks for places
+  int64_t num_sorted = 0;  // of searchsorted: the values among which it searches for places
 
   Small(const Operator& op, const Call& call) {
     if (op.name == "aten::searchsorted.Tensor") num_sorted = call.arguments[0].toTensor().size(-1);
@@ -81,8 +81,8 @@ struct Small {
     for (const c10::IValue& result : call.results) each_tensor(result, write);
   }
 
-  // What a result is whose numbers depend on absent ones: zero. Places among sorted values are equal shares of them, so
-  // that each expert of a mixture has rows, and its kernels are started.
+  // A result whose numbers depend on absent ones is zero. Places among sorted values are equal shares of them, so that
+  // each expert of a mixture has rows, and its kernels are started.
   void fill_absent(at::Tensor& result) const {
     if (num_sorted == 0) {
       result.zero_();
@@ -137,7 +137,7 @@ Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   call.has_numbers = have_numbers(call.arguments) && have_numbers(call.results);
   if (!call.has_numbers) return call;
   for (const c10::IValue& value : call.arguments) call.on_cpu.push_back(for_closure(value));
-  // Factories: memory of the CPU that is not pinned, whatever was asked of CUDA's.
+  // Factories: memory of the CPU that is not pinned, whatever the call of CUDA's factory requested.
   if (const auto pin = op.schema().argumentIndexWithName("pin_memory")) {
     call.on_cpu[static_cast<size_t>(*pin)] = c10::IValue();
   }
@@ -186,7 +186,7 @@ void call_plain(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   queue_call(op, call, compute);
 }
 
-// The host waits, reads and only then knows how much to allocate, on a GPU as here.
+// The host waits and reads before it knows how much to allocate, on a GPU as here.
 void call_data_dependent(const Operator& op, Stack* stack) {
   const size_t num_arguments = op.schema().arguments().size();
   const Stack arguments = torch::jit::last(*stack, num_arguments).vec();

@@ -1,8 +1,8 @@
-// What the host's own operators read and write in pinned memory, told to the race checker as they run.
+// Reports to the race checker what the host's own operators read and write in pinned memory, as they run.
 //
-// torch calls its observers before each operator that goes through its dispatcher. Of those that run on the CPU, the
-// ones with a kernel for it touch memory; the rest are made of such ones, and those that only move a tensor elsewhere
-// (aten::_to_copy) leave the reading to the device. What goes past the dispatcher is not seen: numpy, tolist(), C++.
+// torch calls its observers before each operator that goes through its dispatcher. Of the operators on the CPU, those
+// with a CPU kernel touch memory. The rest call such operators; those that only move a tensor elsewhere
+// (aten::_to_copy) leave the reading to the device. Accesses outside the dispatcher are not seen: numpy, tolist(), C++.
 #include <unordered_map>
 
 #include "operator.h"
@@ -10,7 +10,7 @@
 namespace emulated {
 namespace {
 
-// They have a kernel for the CPU and look at no element.
+// Operators with a CPU kernel that read no element.
 const std::set<std::string> kLooksAtNothing = {
     "aten::is_set_to", "aten::set_", "aten::set_.source_Storage", "aten::set_.source_Tensor",
     "aten::set_.source_Storage_storage_offset", "aten::resize_", "aten::resize_as_", "aten::_has_same_storage_numel",

@@ -1,4 +1,4 @@
-// Puts our kernels in front of every CUDA kernel of torch's own operators.
+// Puts emulated kernels in front of every CUDA kernel of torch's own operators.
 #include <memory>
 #include <utility>
 
@@ -7,7 +7,7 @@
 namespace emulated {
 namespace {
 
-// Host code alone, or a value for the host that is read by copies which are emulated: as they are.
+// Left as they are: only host code, or a value for the host that is read by emulated copies.
 const std::set<std::string> kAsTheyAre = {
     "aten::empty.memory_format", "aten::empty_strided", "aten::set_", "aten::set_.source_Storage",
     "aten::set_.source_Tensor", "aten::set_.source_Storage_storage_offset", "aten::resize_", "aten::resize_as_",
@@ -22,7 +22,7 @@ const std::set<std::string> kReadsData = {
     "aten::repeat_interleave.Tensor", "aten::histc",
 };
 
-// Random without a generator among their arguments.
+// Random operators without a generator among their arguments.
 const std::set<std::string> kRandom = {"aten::native_dropout"};
 
 using Way = void (*)(const Operator&, c10::DispatchKeySet, Stack*);
@@ -92,7 +92,7 @@ void install() {
       put(*library, *handle, name, way_of(name, is_random));
     }
   }
-  // Its kernel is one for all devices, so the list above has it not.
+  // It has one kernel for all devices, so it is not in the list above.
   put(*library, *dispatcher.findOp({"aten::copy_", ""}), "aten::copy_", call_copy);
 }
 
@@ -113,7 +113,7 @@ bool computes(const c10::FunctionSchema& schema) {
 }  // namespace emulated
 
 extern "C" __attribute__((visibility("default"))) void emulated_install_operators() {
-  // torch warns of every kernel that is put in front of another.
+  // torch warns about every kernel that is put in front of another.
   struct Silent : c10::WarningHandler {
     void process(const c10::Warning&) override {}
   } silent;

@@ -1,6 +1,6 @@
-// What operators take in virtual time: which question the model of the hardware is asked (emulated_seconds), and with
-// which sizes. Products and attention are bound by their FLOPs and counted as one kernel each; everything else by the
-// bytes that it reads and writes, each once, as if one kernel computed the operator.
+// The virtual time of operators: the kind and the sizes with which the model of the hardware is called
+// (emulated_seconds). Products and attention are bound by their FLOPs and counted as one kernel each; everything else
+// by the bytes that it reads and writes, each once, as if one kernel computed the operator.
 #include <algorithm>
 #include <array>
 
@@ -17,7 +17,7 @@ const std::map<std::string, std::pair<const char*, const char*>> kProducts = {
     {"aten::_grouped_mm", {"self", "mat2"}},
 };
 
-// Of their first argument they touch as much as they give, or as much as they are given beside it.
+// They touch as many elements of their first argument as their result, or their other argument, has.
 const std::set<std::string> kSelect = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather"};
 const std::set<std::string> kScatter = {"aten::index_add_", "aten::index_copy_", "aten::index_put_",
                                         "aten::scatter_",   "aten::scatter_add_"};
@@ -32,8 +32,8 @@ double product_s(const at::Tensor& a, const at::Tensor& b, const char* kind) {
   return ask<3>(kind, a, {rows, static_cast<double>(b.size(-1)), static_cast<double>(a.size(-1))});
 }
 
-// Heads lie before tokens but in aten::_flash_attention_*, which also takes packed documents: then the longest counts for
-// all, because the lengths are data. A causal mask ends with the last key.
+// Heads lie before tokens, except in aten::_flash_attention_*, which also takes packed documents: then the longest
+// counts for all, because the lengths are data. A causal mask ends with the last key.
 double attention_s(const Operator& op, const Arguments& arguments) {
   const at::Tensor q = arguments.tensor("query"), k = arguments.tensor("key");
   const bool has_tokens_first = op.name.rfind("aten::_flash_attention", 0) == 0;
@@ -45,13 +45,13 @@ double attention_s(const Operator& op, const Arguments& arguments) {
   const bool is_causal = arguments["is_causal"].toBool();
   const double keys_of_query = is_causal ? std::max(keys - queries / 2, keys / 2) : keys;
   const bool is_backward = op.name.find("backward") != std::string::npos;
-  // Scores and their sum of values: two products of two FLOPs an element, and in backward four such.
+  // Scores and their sum of values: two products of two FLOPs for each element; in backward four such products.
   const double flops = 4 * static_cast<double>(q.numel()) * keys_of_query * (is_backward ? 2 : 1);
   const char* const kind = is_backward ? "attention backward" : "attention forward";
   return ask<2>(kind, q, {flops, static_cast<double>(q.size(-1))});
 }
 
-// Elements that were expanded lie in memory once.
+// Expanded elements are in memory once.
 double bytes_of(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return 0;
   auto num_bytes = static_cast<double>(tensor.itemsize());
@@ -84,7 +84,7 @@ double memory_s(const Operator& op, const std::string& base, const Stack& argume
     if (!is_overwritten(op, i)) num_bytes += touched;
     is_written |= op.is_written[i] && touched > 0;
   }
-  return is_written ? emulated_seconds("memory", "", &num_bytes, 1) : 0;  // else host code answers a question
+  return is_written ? emulated_seconds("memory", "", &num_bytes, 1) : 0;  // else it is a query that host code answers
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Norms whose statistics CUDA keeps in fp32, where the CPU has them in the dtype of the input or no kernel at all.
+// Norms whose statistics CUDA keeps in fp32, but the CPU in the dtype of the input, or for which it has no kernel.
 #include <array>
 #include <limits>
 

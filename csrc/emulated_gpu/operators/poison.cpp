@@ -1,12 +1,12 @@
 // Memory is poisoned when it is handed out and when it is given back: every byte 0xff, which is NaN in all floating
-// types and -1 in integers. What is read before it was written, or after it was freed, shows in the numbers.
+// types and -1 in integers. Memory that is read before it is written, or after it is freed, shows in the numbers.
 //
-// The runtime sees only the segments that torch's caching allocator takes and returns, so the blocks inside are told by
-// that allocator's own trace, which names every request and every return, with the stream that the block belongs to.
-// The poison is work on that stream. For a return it comes after all work that was issued on the stream before, as the
-// next user's would; a kernel on another stream that nobody told of (record_stream) races with it, as with a next user.
-// Blocks of an allocator that replaces torch's are not in the trace: what it hands out is poisoned by torch.empty alone,
-// what it takes back is not before it is handed out again.
+// The runtime sees only the segments that torch's caching allocator takes and returns. The blocks inside come from that
+// allocator's own trace, which names every request and every return, with the stream that the block belongs to. The
+// poison is work on that stream. For a return it comes after all work that was issued on the stream before, like the
+// next user's work; an unrecorded kernel on another stream (record_stream) races with it, as with the next user. Blocks
+// of an allocator that replaces torch's are not in the trace: they are poisoned only by torch.empty when they are
+// handed out, and not when they are returned.
 #include <cstring>
 #include <mutex>
 

@@ -1,6 +1,6 @@
-// Products of matrices, and sums of their rows: those with a wider result than their factors, which only CUDA has
-// kernels for, those with other results on the CPU, and those so large that no program wants their numbers. A profiler
-// loads a GPU for a while with a product that takes a CPU minutes.
+// Products of matrices, and sums of their rows: those with a wider result than their factors, for which only CUDA has
+// kernels, those with other results on the CPU, and those too large to compute: a profiler loads a GPU for a while with
+// a product that takes a CPU minutes.
 #include <cstdio>
 
 #include "operator.h"
@@ -46,14 +46,14 @@ Stack addmm_wide_out(const Arguments& arguments) {
   return {arguments.tensor("out").copy_(addmm_wide(arguments)[0].toTensor())};
 }
 
-// CUTLASS's host code writes descriptors that only a GPU can make. Of matrices [e, k, n], each with a range of the rows.
+// CUTLASS's host code writes descriptors that only a GPU can make. Each of the matrices [e, k, n] has a range of rows.
 Stack grouped_mm_results(const Arguments& arguments) {
   const at::Tensor rows = arguments.tensor("self"), matrices = arguments.tensor("mat2");
   TORCH_CHECK(rows.dim() == 2 && matrices.dim() == 3, "a grouped product of other shapes is not emulated");
   return {at::empty({rows.size(0), matrices.size(2)}, rows.options())};
 }
 
-// Sums of rows. What CUDA keeps beside them for a backward has other sizes than on the CPU.
+// Sums of rows. The tensors that CUDA keeps beside them for a backward have other sizes than on the CPU.
 Stack embedding_bag(const Arguments& arguments) {
   TORCH_CHECK(!arguments.optional_tensor("per_sample_weights").defined(), "weighted sums of rows are not emulated");
   return {std::get<0>(at::_embedding_bag_forward_only(

@@ -1,8 +1,8 @@
 // Random numbers: each CUDA generator is followed by a CPU generator, so a run's numbers equal the CPU's.
 //
 // A CUDA generator is a seed and an offset into its sequence; the real host code advances the offset. A CPU generator
-// has no such offset, so the follower's state is remembered for each (seed, offset) that was met: a program that puts
-// a generator back, as recomputation does, gets the same numbers again.
+// has no such offset, so the follower's state is stored for each (seed, offset) that was used: a program that resets a
+// generator, as recomputation does, gets the same numbers again.
 #include <deque>
 #include <mutex>
 #include <utility>
@@ -13,7 +13,7 @@ namespace emulated {
 namespace {
 
 constexpr size_t kMostStates = 4096;
-constexpr uint64_t kOddNumber = 0x9E3779B97F4A7C15ull;  // spreads offsets that were never met over seeds
+constexpr uint64_t kOddNumber = 0x9E3779B97F4A7C15ull;  // spreads offsets that were never used over seeds
 
 class Followers {
  public:
@@ -29,7 +29,7 @@ class Followers {
     return {generator->current_seed(), generator->philox_offset_per_thread()};
   }
 
-  // The CPU generator that stands where the CUDA generator stood at `place`.
+  // The CPU generator at the position that the CUDA generator has at `place`.
   at::Generator at(const at::Generator& cuda, const Place& place) {
     Follower& follower = followers_[cuda.unsafeGetGeneratorImpl()];
     const bool has_moved = follower.next.seed != place.seed || follower.next.offset != place.offset;

@@ -1,7 +1,7 @@
 // Attention kernels that are not known to index in 64 bits take no tensor whose last element 32 bits do not reach.
 //
-// Which are known, and by what source, is written in memo/spec/reach.py, by which memo cuts its calls. A call that
-// reaches further would pass here and fail on a GPU, or worse, give wrong numbers there.
+// memo/spec/reach.py lists the kernels that are known to, with sources; memo cuts its calls by it. Without this check a
+// call that reaches further would pass here and fail on a GPU, or worse, give wrong numbers there.
 #include "operator.h"
 
 namespace emulated {

@@ -5,7 +5,7 @@
 namespace emulated {
 namespace {
 
-constexpr size_t kMostRanges = 65536;  // of one tensor; beyond that its hull serves
+constexpr size_t kMostRanges = 65536;  // of one tensor; beyond that one range covers all of it
 
 at::Tensor one_for_closure(const at::Tensor& tensor) {
   return !tensor.defined() || tensor.is_cuda() ? view_on_cpu(tensor) : tensor.clone();

@@ -1,4 +1,4 @@
-// Everything of torch that the operators include, in one header: it is compiled once, ahead (memo/emulated_gpu/build.py).
+// All headers of torch that the operators include, in one header that is precompiled (memo/emulated_gpu/build.py).
 #pragma once
 
 #include <ATen/ATen.h>

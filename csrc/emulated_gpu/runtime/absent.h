@@ -1,5 +1,5 @@
-// Without numbers: which bytes of small tensors have none, because they depend on larger ones. They are zeros, and what
-// is computed from them is zeros again, so that no logarithm of nothing or quotient by it ever reaches the host.
+// Without numbers: the bytes of small tensors that have none, because they depend on larger ones. They are zeros, and
+// so are results computed from them, so that no logarithm of zero or quotient by it ever reaches the host.
 #pragma once
 
 #include <algorithm>

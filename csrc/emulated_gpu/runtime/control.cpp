@@ -1,4 +1,4 @@
-// What operators, collectives and Python ask of the runtime (emulator.h), and what Python alone asks.
+// The calls of operators, collectives and Python to the runtime (emulator.h), and those of Python only.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -21,7 +21,7 @@ std::atomic<Model> model{nullptr};
 constexpr auto kUnattendedPause = std::chrono::milliseconds(2);
 std::atomic<bool> is_ending{false};
 
-// A device goes on without its host. It does so slowly, to leave the schedule what it is while the host does wait.
+// Lets a device work without its host. It works slowly, so that the schedule is unchanged while the host does wait.
 void work_unattended() {
   Process& p = process();
   while (!is_ending) {
@@ -125,10 +125,10 @@ EXPORTED double emulated_now_s() {
   return process().scheduler.timeline().now_s();
 }
 
-// Between +1 and -1 what the calling thread queues takes no virtual time.
+// Between +1 and -1 the work that the calling thread queues takes no virtual time.
 EXPORTED void emulated_take_no_time(int change) { thread().timeless += change; }
 
-// A message of a process group of which only this rank exists: it takes time, and nothing else.
+// A message of a process group of which only this rank exists: it only takes time.
 EXPORTED void emulated_message(void* stream, double seconds) {
   const Load load{Engine::kNone, seconds, nullptr};
   (void)issue(static_cast<cudaStream_t>(stream), "simulated message", [] { return true; }, nullptr, load);

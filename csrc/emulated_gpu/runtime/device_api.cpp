@@ -1,4 +1,4 @@
-// Devices of the CUDA runtime: what they are, which one a thread uses, and the errors that calls leave.
+// Devices of the CUDA runtime: their properties, the device of a thread, and the errors of calls.
 #include "process.h"
 
 #include <cstdio>
@@ -10,7 +10,7 @@ using namespace emulated;
 
 namespace emulated {
 
-// Of the driver's attributes, whose numbers are the runtime's where both have a name for one.
+// The driver's attributes; their numbers equal the runtime's where both name the same attribute.
 constexpr int kVirtualMemory = 102;
 
 // Facts of data-center GPUs since compute capability 8.0, from the CUDA programming guide, "Compute Capabilities".

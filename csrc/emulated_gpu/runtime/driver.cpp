@@ -1,10 +1,10 @@
-// The calls of the CUDA driver that torch makes: devices, contexts and virtual memory. torch asks the runtime for some of
-// them by name and links others from libcuda, whose library has none of its own and depends on this one.
+// The calls of the CUDA driver that torch makes: devices, contexts and virtual memory. torch gets some of them by name
+// from the runtime and links others from libcuda; the emulated libcuda defines none of them and depends on this
+// library.
 //
-// Rules from the reference of virtual memory management: addresses are reserved, physical memory is created, mapped
-// and given access; memory that was released stays until its last mapping ends. cuMemUnmap is called by torch only
-// after it waited for the device, and it waits here, too: unmapping under running work is an error that a GPU may or
-// may not show.
+// Rules from the reference of virtual memory management: addresses are reserved; physical memory is created, mapped
+// and given access; released memory stays until its last mapping ends. torch calls cuMemUnmap only after it waited for
+// the device, and the call waits here, too: unmapping under running work is an error that a GPU may or may not show.
 #include <cuda.h>
 
 #include <cstring>
@@ -121,7 +121,7 @@ EXPORTED CUresult cuPointerGetAttribute(void* value, CUpointer_attribute which, 
 
 namespace {
 
-// Stands for every call that is not emulated.
+// Replaces every call that is not emulated.
 CUresult missing() { return CUDA_ERROR_NOT_SUPPORTED; }
 
 void* find(const std::string& name) {

@@ -1,4 +1,4 @@
-// What the emulated runtime (libcudart) offers to the other parts: operators, collectives, and Python by way of ctypes.
+// The interface of the emulated runtime (libcudart) for the other parts: operators, collectives, and Python by ctypes.
 //
 // A piece of device work is a closure with the byte ranges that it reads and writes. Closures hold addresses, never
 // tensors: on a GPU, too, a kernel that was launched does not keep its memory alive.
@@ -27,25 +27,25 @@ inline Range bytes_at(const void* address, size_t num_bytes) {
   return {begin, begin + num_bytes};
 }
 
-// With the setting without_numbers, what is larger than this has no content: nothing is computed, copied or filled.
-// Smaller tensors have theirs, because the host decides by them: what ranks agree on, a number of tokens. Where they
-// depend on larger ones (a loss, a norm) they are absent: zeros, and so is all that depends on them.
+// With the setting without_numbers, tensors larger than this have no content: nothing is computed, copied or filled.
+// Smaller tensors have content, because the host decides by it: the plans of ranks, a number of tokens. Small tensors
+// that depend on larger ones (a loss, a norm) are absent: zeros, and so is everything that depends on them.
 constexpr size_t kMostRealBytes = size_t{64} << 10;
 
-// Runs some of the work and never blocks. False: it waits for another process; it is called again later.
+// Runs some of the work and never blocks. False: the work waits for another process; it is called again later.
 using Work = std::function<bool()>;
 
-// What of a device works on something (timeline.h). kNone: nothing that others could want at the same time.
+// The engine of a device that does the work (timeline.h). kNone: none that other work could need at the same time.
 enum class Engine { kNone, kKernels, kToDevice, kToHost };
 
-// A message between processes: the runtime says when this side has come to it before its work runs, and its work says
-// when it is over before it is done.
+// A message between processes: the runtime sets the time at which this side reaches it before the work runs; the work
+// sets the time of its end before it is done.
 struct Meeting {
   double here_s = 0;
   double over_s = 0;
 };
 
-// What a piece of work takes in virtual time. With a meeting, its end is the meeting's.
+// The virtual time of a piece of work. With a meeting, its end is the meeting's.
 struct Load {
   Engine engine = Engine::kNone;
   double seconds = 0;
@@ -63,36 +63,36 @@ void emulated_enqueue(void* stream, const char* name, emulated::Work* work, cons
 
 // Whether time is virtual.
 int emulated_is_timed();
-// What the model of the hardware says that something takes, in seconds; 0 as long as nobody has given a model. `kind` and
-// its sizes are those of memo/emulated_gpu/timing.py, `dtype` is torch's name of one. It calls Python: hold no lock.
+// The seconds of a piece of work by the model of the hardware; 0 without a model. `kind` and its sizes are those of
+// memo/emulated_gpu/timing.py, `dtype` is torch's name of one. It calls Python: hold no lock.
 double emulated_seconds(const char* kind, const char* dtype, const double* sizes, int num_sizes);
 
-// Between +1 and -1 the calling thread's launches, copies and fills do nothing: an operator's host code runs for its
-// checks, its shapes and its requests for memory alone.
+// Between +1 and -1 the calling thread's launches, copies and fills do nothing: an operator's host code runs only for
+// its checks, its shapes and its requests for memory.
 void emulated_mute(int change);
 int emulated_is_mute();
 
-// An operator of the host reads and writes these bytes now; those that are not pinned memory do not matter.
+// An operator of the host reads and writes these bytes now; bytes outside pinned memory are ignored.
 void emulated_use_on_host(const char* name, const emulated::Access* access);
 
-// The host waits for a stream, as an operator does that must read its own numbers; `why` is what the counters show.
+// The host waits for a stream, like an operator that must read its own numbers; `why` is the name in the counters.
 void emulated_wait_for_stream(void* stream, const char* why);
 
-// A kernel met an error that no launch could foresee: from now on every call fails (cudaErrorLaunchFailure).
+// A kernel had an error that its launch could not find: from now on every call fails (cudaErrorLaunchFailure).
 void emulated_kernel_failed(const char* message);
 
 void emulated_count(const char* what);
 int emulated_is_device_memory(const void* address);
 int emulated_checks_races();
-// Whether something of this size has content.
+// Whether memory of this size has content.
 int emulated_has_numbers(size_t num_bytes);
-// Whether numbers in the range are absent, and that they are from now on, or are not.
+// The first returns whether numbers in the range are absent, the second sets it from now on.
 int emulated_is_absent(const emulated::Range* range);
 void emulated_set_absent(const emulated::Range* range, int is_absent);
 int emulated_poisons();
 double emulated_max_product_gflop();
 
-// `tell` is called when the host has waited for too long, after the runtime's own message. It must not call the runtime.
+// `tell` is called when the host has waited too long, after the runtime's own message. It must not call the runtime.
 void emulated_on_hang(void (*tell)());
 
 // From now on the device also works while no thread of the host waits for it: other processes wait for its work.

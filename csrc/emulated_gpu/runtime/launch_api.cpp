@@ -1,8 +1,8 @@
 // Kernels: their registration when a library is loaded, and their launches.
 //
 // Machine code for a GPU cannot run here. Host code of torch's operators is called with launches switched off, and
-// what the kernel would compute is queued by operators/. A launch that arrives here while launches are on belongs to
-// a kernel that nothing stands in for: it is refused with its name, so that no number is ever silently wrong.
+// operators/ queues the kernel's computation. A launch that arrives here while launches are on belongs to a kernel
+// without an emulation: it is refused with its name, so that no number is ever silently wrong.
 #include "process.h"
 
 #include <cstdio>
@@ -26,7 +26,7 @@ std::map<const void*, const char*>& kernel_names() {
 
 constexpr double kCyclesPerSecond = 2e9;  // of torch.cuda._sleep
 
-// One thread of the device that waits: it leaves the device to others.
+// Queues one waiting thread of the device: other kernels can run beside it.
 cudaError_t sleep(cudaStream_t stream, int64_t num_cycles) {
   const double seconds = static_cast<double>(num_cycles) / kCyclesPerSecond;
   if (emulated_is_timed()) return issue(stream, "sleep", [] { return true; }, nullptr, {Engine::kNone, seconds, nullptr});
@@ -94,8 +94,9 @@ EXPORTED void __cudaRegisterFunction(void**, const char* host_function, char*, c
   kernel_names()[host_function] = name;
 }
 
-// Which of the architectures in torch's wheels (torch.cuda.get_arch_list(), 2.13) runs on the device: the newest of its
-// major version that is no newer (CUDA programming guide, "Binary Compatibility"). CUB refuses one that was not compiled.
+// The architecture in torch's wheels (torch.cuda.get_arch_list(), 2.13) that runs on the device: the newest of its
+// major version that is no newer (CUDA programming guide, "Binary Compatibility"). CUB refuses one that was not
+// compiled.
 static int binary_version() {
   const int wanted = settings().capability;
   int found = wanted;
@@ -104,7 +105,7 @@ static int binary_version() {
   return found;
 }
 
-// What host code asks before it chooses a launch. Any plausible answer serves: no launch follows.
+// Host code calls it before it chooses a launch. Any plausible answer will do: no launch follows.
 EXPORTED cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   *attributes = {};
   attributes->maxThreadsPerBlock = 1024;
@@ -121,7 +122,7 @@ EXPORTED cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int*
   return done();
 }
 
-// Constants of kernels have no home here; host code only passes their address on.
+// Constants of kernels have no memory here; host code only passes their address on.
 EXPORTED cudaError_t cudaGetSymbolAddress(void** address, const void*) {
   static char symbols[1 << 20];
   *address = symbols;

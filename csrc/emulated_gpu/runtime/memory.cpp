@@ -20,7 +20,7 @@ void* map_pages(void* where, size_t num_bytes, int protection) {
   return pages == MAP_FAILED ? nullptr : pages;
 }
 
-// Address space all of whose pieces are the same real memory: a program may write anywhere in it and takes one piece.
+// Address space whose pieces are all the same real memory: a program may write anywhere in it and uses only one piece.
 void* map_repeated(void* where, size_t num_bytes) {
   static const int piece = [] {
     const int file = memfd_create("emulated pinned memory", MFD_CLOEXEC);
@@ -167,7 +167,7 @@ uint64_t Memory::create(size_t num_bytes, int device) {
   return next_handle_++;
 }
 
-// Released memory goes back to the device once it is mapped nowhere.
+// Released memory goes back to the device when its last mapping ends.
 void Memory::release_if_unused(std::map<uint64_t, Physical>::iterator physical) {
   if (!physical->second.is_released || physical->second.num_mapped > 0) return;
   used_bytes_[physical->second.device] -= physical->second.num_bytes;
@@ -207,7 +207,7 @@ bool Memory::unmap(void* address, size_t num_bytes) {
     release_if_unused(physical);
   }
   mapped_.erase(first, last);
-  return map_pages(address, num_bytes, PROT_NONE) != nullptr;  // fresh pages: what was there is gone
+  return map_pages(address, num_bytes, PROT_NONE) != nullptr;  // fresh pages: the old content is lost
 }
 
 }  // namespace emulated

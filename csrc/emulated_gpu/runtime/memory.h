@@ -1,11 +1,11 @@
-// Which addresses are device memory, managed memory and pinned host memory, and how much of each device is taken.
+// The addresses of device memory, managed memory and pinned host memory, and the bytes in use on each device.
 //
-// All of it is memory of the host: anonymous pages, which take room only once they are touched. So a device has 80 GiB
-// on a machine that has less, as long as the program does not fill them. Without numbers nothing fills device memory,
-// and large pinned memory, which the program itself may fill, is one piece of real memory seen again and again.
+// All of it is memory of the host: anonymous pages, which take memory only after they are touched. So a device has 80
+// GiB on a machine that has less, as long as the program does not fill them. Without numbers nothing fills device
+// memory, and large pinned memory, which the program itself may fill, is one piece of real memory mapped repeatedly.
 //
-// Rules from CUDA's reference: device memory is handed out in granules of 2 MiB; a request that does not fit in what
-// the device has left is cudaErrorMemoryAllocation; managed memory is bounded by the host, not by the device; virtual
+// Rules from CUDA's reference: device memory is handed out in granules of 2 MiB; a request larger than the free memory
+// of the device is cudaErrorMemoryAllocation; managed memory is bounded by the host, not by the device; virtual
 // addresses (cuMemAddressReserve) can only be used where physical memory is mapped and access was granted.
 #pragma once
 
@@ -31,8 +31,8 @@ struct Block {
 
 struct Capacity {
   size_t device_bytes;
-  size_t context_bytes;  // of each device, taken already
-  size_t host_bytes;     // that can be pinned; 0: as much as this machine gives
+  size_t context_bytes;  // of each device, already in use
+  size_t host_bytes;     // that can be pinned; 0: as many as this machine allows
   bool without_numbers;
 };
 
@@ -41,31 +41,31 @@ class Memory {
  public:
   explicit Memory(const Capacity& capacity) : capacity_(capacity) {}
 
-  // nullptr: the device or the host has not that much left.
+  // nullptr: the device or the host does not have that much left.
   void* allocate(size_t num_bytes, Kind kind, int device);
-  // The range that is no memory any more; nullopt: the address is not the begin of such a block.
+  // Returns the freed range; nullopt: the address is not the begin of such a block.
   std::optional<Range> free(void* address, bool is_host_memory);
 
   bool is_pinned_in_part(const void* address, size_t num_bytes) const;
-  // false: the host has not that much. Without numbers, what is there is lost.
+  // False: the host does not have that much. Without numbers, the old content is lost.
   bool register_host(void* address, size_t num_bytes);
   std::optional<Range> unregister_host(void* address);
 
-  // The block that holds the address; nullptr: memory that CUDA knows nothing of.
+  // The block that contains the address; nullptr: memory unknown to CUDA.
   const Block* find(const void* address) const;
-  // Whether all of these bytes are in blocks, which may be several that touch.
+  // Whether all of these bytes are in blocks, possibly in several adjacent ones.
   bool covers(const Range& range) const;
 
   size_t free_bytes(int device) const;
   size_t device_bytes() const { return capacity_.device_bytes; }
   size_t host_bytes() const { return capacity_.host_bytes; }
-  // Bytes by what they are of: each device that was used, and pinned memory of the host.
+  // Bytes in use by place: each device that was used, and pinned memory of the host.
   std::map<std::string, int64_t> taken() const;
 
-  // Virtual memory of the driver. Handles are physical memory; they hold no data while they are not mapped.
+  // Virtual memory of the driver. Handles are physical memory; they have no content while they are not mapped.
   void* reserve(size_t num_bytes);
   void unreserve(void* address, size_t num_bytes);
-  uint64_t create(size_t num_bytes, int device);  // 0: the device has not that much left
+  uint64_t create(size_t num_bytes, int device);  // 0: the device does not have that much left
   bool release(uint64_t handle);
   bool map(void* address, size_t num_bytes, uint64_t handle);
   bool grant(void* address, size_t num_bytes);  // reads and writes

@@ -3,14 +3,14 @@
 // Rules from the reference ("API synchronization behavior" and each function's page):
 // - A copy between device memory and pinned memory is asynchronous.
 // - From pageable memory to the device, the source is staged before the call returns: it may change at once. The
-//   synchronous call waits until the data is on the device, the asynchronous one does not. But a driver may wait for the
-//   stream before it stages, so both are told as waits of the host.
-// - From the device to pageable memory, the call returns only once the copy is done, in both forms.
+//   synchronous call waits until the data is on the device, the asynchronous one does not. But a driver may wait for
+//   the stream before it stages, so both count as waits of the host.
+// - From the device to pageable memory, both calls return only after the copy is done.
 // - cudaFree, cudaFreeHost and cudaHostUnregister end memory that work may still use; each waits for the device first.
-// - A copy that reaches outside of an allocation is cudaErrorInvalidValue; one whose memory is gone when it runs is
+// - A copy that reaches outside an allocation is cudaErrorInvalidValue; a copy whose memory is gone when it runs is
 //   cudaErrorIllegalAddress, which sticks.
-// Without numbers, large copies and fills keep their place on their stream and do nothing else; what a copy brings to
-// pageable memory is zeros.
+// Without numbers, large copies and fills only keep their place on their stream; a copy to pageable memory writes
+// zeros.
 #include "process.h"
 
 #include <cstring>
@@ -23,7 +23,7 @@ namespace {
 // Drivers from r580 on refuse to register so many bytes in one call (NVIDIA/open-gpu-kernel-modules pull 1234).
 constexpr size_t kTooManyToRegister = size_t{512} << 30;
 
-// The word that a copy has in counters and reports, by where it goes to and comes from.
+// The name of a copy in counters and reports, by its source and target.
 const char* copy_name(bool to_device, bool from_device) {
   if (to_device) return from_device ? "copy device to device" : "copy host to device";
   return from_device ? "copy device to host" : "copy host to host";
@@ -47,7 +47,7 @@ struct Ends {
   bool to_device, from_device, is_pageable, is_inside;
 };
 
-// A kernel copies within the device: it reads and writes. The link to the host has an engine for each direction.
+// A copy within the device is a kernel that reads and writes. The link to the host has an engine for each direction.
 Load load_of_copy(const Ends& ends, size_t num_bytes) {
   if (ends.to_device && ends.from_device) return load_of(Engine::kKernels, "memory", 2 * num_bytes);
   if (ends.to_device) return load_of(Engine::kToDevice, "prefetch", num_bytes);
@@ -70,7 +70,7 @@ Ends ends_of(const void* to, const void* from, size_t num_bytes) {
 cudaError_t copy(void* to, const void* from, size_t num_bytes, cudaStream_t stream, bool is_asynchronous) {
   if (num_bytes == 0) return done();
   if (thread().mute > 0) {
-    // The numbers do not exist yet; host code that reads them must find something that is the same each time.
+    // The numbers do not exist; host code that reads them must get the same values each time.
     if (!emulated_is_device_memory(to)) std::memset(to, 0, num_bytes);
     return done();
   }
@@ -123,7 +123,7 @@ cudaError_t allocate(void** address, size_t num_bytes, Kind kind, const char* na
   return done(*address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 
-// `end` takes the memory out of the process's and says which bytes it was.
+// `end` removes the memory from the process's and returns its range.
 template <class End>
 cudaError_t wait_and_end(const char* name, cudaError_t otherwise, End end) {
   if (const cudaError_t error = wait_for_device(name); error != cudaSuccess) return error;
@@ -150,7 +150,7 @@ EXPORTED cudaError_t cudaHostAlloc(void** address, size_t num_bytes, unsigned) {
 }
 
 EXPORTED cudaError_t cudaFree(void* address) {
-  if (address == nullptr) return done();  // how programs make a context
+  if (address == nullptr) return done();  // programs make a context this way
   return wait_and_end("cudaFree", cudaErrorInvalidValue, [&](Memory& memory) { return memory.free(address, false); });
 }
 

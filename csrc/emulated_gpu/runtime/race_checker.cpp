@@ -16,7 +16,7 @@ void RaceChecker::forget(const Range& range) {
   cells_.erase(first, last);
 }
 
-// The first cell at the address or behind it. None reaches across it any more.
+// The first cell at the address or behind it. Splits a cell that reaches across the address.
 RaceChecker::Cells::iterator RaceChecker::split(uintptr_t at) {
   const auto after = cells_.lower_bound(at);
   if (after == cells_.begin()) return after;
@@ -27,7 +27,7 @@ RaceChecker::Cells::iterator RaceChecker::split(uintptr_t at) {
   return cells_.emplace_hint(after, at, std::move(right));
 }
 
-// Bytes that nobody used yet get a cell.
+// Bytes that were never used get a cell.
 void RaceChecker::read(const Operation& operation, const Range& range) {
   if (range.begin >= range.end) return;
   const Use use{operation.stream, operation.count, operation.name};
@@ -51,7 +51,7 @@ void RaceChecker::read(const Operation& operation, const Range& range) {
   }
 }
 
-// However many cells the bytes had, they are one afterwards.
+// Joins the cells of the bytes into one.
 void RaceChecker::write(const Operation& operation, const Range& range) {
   if (range.begin >= range.end) return;
   const auto first = split(range.begin), last = split(range.end);

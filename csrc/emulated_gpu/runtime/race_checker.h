@@ -1,10 +1,10 @@
-// Finds two accesses to the same bytes, one of them a write, that nothing orders. Knows neither CUDA nor torch.
+// Finds two accesses to the same bytes, one of them a write, that nothing orders. Independent of CUDA and torch.
 //
-// Shadow memory is a map of byte ranges. Of each it knows the last write and, for each stream, the last read since. A
-// new access must come after the write, and a new write after the reads as well; "after" is what vector clocks say, so
-// the answer is the same in whichever order the operations really ran. Memory that is unmapped is forgotten: what has
-// the address next starts anew. Memory that torch's caching allocator hands on to another tensor is not, which is how
-// a missing record_stream shows.
+// Shadow memory is a map of byte ranges. For each range it has the last write and, for each stream, the last read
+// since. A new access must come after the write, and a new write after the reads as well. Vector clocks decide "after",
+// so the answer does not depend on the order in which the operations ran. Unmapped memory is forgotten: the next
+// allocation at the address starts anew. Memory that torch's caching allocator hands on to another tensor is not
+// forgotten: this shows a missing record_stream.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class RaceChecker {
   void access(const Operation& operation, const Access& access);
   void forget(const Range& range);
 
-  // What was found, by its text, with how often.
+  // The races that were found: their text and how often.
   const std::map<std::string, int64_t>& found() const { return found_; }
   void clear_found() { found_.clear(); }
 

@@ -12,13 +12,13 @@
 namespace emulated {
 namespace {
 
-// A loop of the host that asks again and again whether an event is done must end, lazy as the device may be.
+// A loop of the host that queries an event until it is done must end, even on a lazy device.
 constexpr int kMostQueries = 100;
-constexpr int kMostWaits = 64;            // of one stream for another for another
+constexpr int kMostWaits = 64;            // of one stream for another, for another, and so on
 constexpr uint64_t kMostRandomSteps = 3;  // after one call of the host
-// Of the host, before it asks another process again: each is twice as long as the last, up to the longest.
+// Pauses of the host before it queries another process again: each is twice as long as the last, up to the longest.
 constexpr auto kFirstPause = std::chrono::microseconds(50), kLongestPause = std::chrono::microseconds(1600);
-// Python, where it runs, writes the stacks of all its threads when this comes (memo/emulated_gpu/face.py).
+// In a Python process, this signal makes Python write the stacks of all its threads (memo/emulated_gpu/face.py).
 constexpr int kHangSignal = 40;
 
 thread_local bool hides_waits = false, hides_recordings = false;
@@ -102,8 +102,8 @@ void Scheduler::wait(Lock& lock, Stream* stream, const MarkPtr& mark) {
   work_on(lock);
 }
 
-// Before the stream's next work, or a mark that hands its clock on: which of the waits since the last one could be
-// left out, one at a time.
+// Before the stream's next work, or a mark that hands its clock on: finds which of the waits since the last one could
+// be left out, one at a time.
 void Scheduler::judge_waits(Stream* stream) {
   for (const auto& [number, clock] : stream->waits) {
     VectorClock known = stream->clock_without_waits;
@@ -155,7 +155,7 @@ void Scheduler::reach(Mark* mark) {
   if (!timeline_.is_virtual()) timeline_.settle(mark->moment, timeline_.now_s());
 }
 
-// What the device does by itself after a call of the host.
+// The device's own steps after a call of the host.
 void Scheduler::work_on(Lock& lock) {
   if (policy_ == Policy::kEager) {
     while (step_all(lock)) {
@@ -165,7 +165,7 @@ void Scheduler::work_on(Lock& lock) {
   }
 }
 
-// The stream of the largest weight that can make a step makes it; now and then a weight changes.
+// Of the streams that can make a step, the one with the largest weight makes it; now and then a weight changes.
 void Scheduler::step_randomly(Lock& lock) {
   std::vector<Stream*> busy;
   for (uint64_t left = random_() % (kMostRandomSteps + 1); left > 0; --left) {
@@ -212,7 +212,7 @@ bool Scheduler::step(Lock& lock, Stream* stream) {
   return true;
 }
 
-// One step of the stream, or of whatever it waits for; no other stream makes one.
+// One step of the stream, or of the work that it waits for; no other stream makes one.
 bool Scheduler::advance_towards(Lock& lock, Stream* stream) {
   for (int depth = 0; depth < kMostWaits && !stream->queue.empty(); ++depth) {
     const MarkPtr& wait = stream->queue.front().wait;
@@ -231,7 +231,7 @@ void Scheduler::run_until_done(Lock& lock, const MarkPtr& mark) {
       pause = kFirstPause;
       continue;
     }
-    changed_.wait_for(lock, pause);  // another thread or another process has to go on
+    changed_.wait_for(lock, pause);  // another thread or another process must go on
     pause = std::min(2 * pause, kLongestPause);
     if (!is_told && std::chrono::steady_clock::now() - begin > std::chrono::duration<double>(hang_s_)) {
       is_told = true;
@@ -253,7 +253,7 @@ void Scheduler::tell_hang(const Mark& mark) const {
   if (sigaction(kHangSignal, nullptr, &now) == 0 && now.sa_handler != SIG_DFL) (void)raise(kHangSignal);
 }
 
-// Questions never wait: the answer may depend on another process, which may depend on what this host does next.
+// Queries never wait: the answer may depend on another process, which may depend on this host's next call.
 bool Scheduler::query(Lock& lock, const MarkPtr& mark) {
   if (timeline_.is_virtual()) {
     timeline_.ask();
@@ -275,13 +275,13 @@ bool Scheduler::query_stream(Lock& lock, Stream* stream) {
     advance_towards(lock, stream);
   }
   while (!stream->queue.empty() && !stream->queue.front().work && step(lock, stream)) {
-  }  // marks alone are no work
+  }  // a queue of marks is not work
   if (!stream->queue.empty()) return false;
   synchronize_stream(lock, stream);
   return true;
 }
 
-// All of a stream, or until something is done, as far as nobody else is needed for it.
+// Runs all of a stream, or until something is done, as far as possible without other threads and processes.
 void Scheduler::run_what_can(Lock& lock, Stream* stream, const bool* is_done) {
   while ((is_done == nullptr || !*is_done) && advance_towards(lock, stream)) {
   }

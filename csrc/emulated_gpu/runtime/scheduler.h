@@ -1,14 +1,14 @@
-// Streams are queues of closures, and the scheduler decides when which of them runs.
+// Streams are queues of closures, and the scheduler decides when each of them runs.
 //
-//   eager    at once, as soon as what it waits for is done: a GPU that is always faster than its host
-//   lazy     only when the host waits, and only what it waits for: a GPU that is always slower
-//   random   a few steps now and then, of streams in an order that changes; a seed gives a different one
+//   eager    as soon as the work that it waits for is done: a GPU that is always faster than its host
+//   lazy     only if the host waits for it: a GPU that is always slower
+//   random   a few steps now and then, of streams in a changing order; each seed gives a different order
 //
 // A program whose streams are ordered as CUDA asks for has the same results under all of them.
 //
 // Rules from the CUDA programming guide and the runtime's reference:
 // - Work on one stream runs in the order of its issue.
-// - An event stands for the work that was on the stream when it was recorded. cudaStreamWaitEvent waits for the most
+// - An event represents the work that was on the stream when it was recorded. cudaStreamWaitEvent waits for the most
 //   recent recording at the time of the call; a later recording changes nothing for it. An event that was never
 //   recorded is done.
 // - The legacy default stream of a device and its blocking streams (those without cudaStreamNonBlocking) wait for one
@@ -40,7 +40,7 @@ struct Stream;
 // One recording of an event: a place in a stream.
 struct Mark {
   Stream* stream;
-  VectorClock clock;  // what happened before it
+  VectorClock clock;  // of the operations that happened before it
   MomentPtr moment;
   bool is_done = false;
 };
@@ -67,9 +67,9 @@ struct Stream {
   bool is_running = false;  // a thread is inside its first closure
   uint64_t num_issued = 0;
   int num_queries = 0;  // of the host, since the last step
-  MomentPtr last;       // when what was issued so far is over, in virtual time
+  MomentPtr last;       // the end of the work issued so far, in virtual time
   VectorClock clock;
-  // What happened before its next work if it waits for none of these, whose number and clock they are.
+  // The clock of its next work if it waited for none of `waits`; each of these has its number and clock.
   VectorClock clock_without_waits;
   std::vector<std::pair<uint64_t, VectorClock>> waits;
   double weight = 0;  // of the random schedule
@@ -77,7 +77,7 @@ struct Stream {
 
 enum class Policy { kEager, kLazy, kRandom };
 
-// All members want the mutex of `lock` to be held; while a closure runs it is released.
+// All members require that the mutex of `lock` is held; while a closure runs it is released.
 class Scheduler {
  public:
   explicit Scheduler(const Settings& settings);
@@ -89,8 +89,8 @@ class Scheduler {
   // The host itself reads or writes memory that the device uses, too.
   void use_on_host(Lock& lock, const char* name, const Access& access);
 
-  // Whether the mark is done, as the host sees it when it asks. In virtual time that is whether its time has come, and
-  // what the answer promises has then run; it is no as long as that takes another process.
+  // Whether the mark is done, as the host sees it. In virtual time: whether its time has come; the work before it is
+  // run before a yes. The answer is no while that work waits for another process.
   bool query(Lock& lock, const MarkPtr& mark);
   bool query_stream(Lock& lock, Stream* stream);
   bool is_over(const Mark& mark) const { return mark.is_done && !timeline_.is_ahead(*mark.moment); }
@@ -101,14 +101,15 @@ class Scheduler {
   // One step of every stream that can make one. False: there was none.
   bool step_all(Lock& lock);
 
-  // Whether a wait of a stream or of the host orders nothing new: whatever its mark stands for happened before the
-  // stream's next work anyhow. Waits count from 0, in the order of their calls; one of no mark must be told.
+  // Whether a wait of a stream or of the host orders nothing new: without it, the work before its mark also happened
+  // before the stream's next work. Waits count from 0, in the order of their calls; wait_for_nothing() counts a wait
+  // without a mark.
   uint64_t num_waits() const { return redundant_.size(); }
   bool is_wait_redundant(uint64_t number) const { return number < redundant_.size() && redundant_[number]; }
   void wait_for_nothing() { redundant_.push_back(true); }
 
-  // What the calling thread waits for, or records, from now on keeps its place in time and tells the clocks nothing: the
-  // race checker judges the program as if those calls were not in it, and its numbers stay what they are.
+  // From now on the calling thread's waits, or recordings, are kept, but the clocks ignore them: the race checker
+  // judges the program as if those calls were not in it, while its numbers stay the same.
   static void hide(bool waits, bool recordings);
 
   void set_policy(const std::string& name, uint64_t seed);
@@ -134,10 +135,10 @@ class Scheduler {
   void run_until_done(Lock& lock, const MarkPtr& mark);
   void tell_hang(const Mark& mark) const;
 
-  std::vector<std::unique_ptr<Stream>> streams_;  // never shortened: work of a destroyed stream goes on
+  std::vector<std::unique_ptr<Stream>> streams_;  // never shortened: work of a destroyed stream continues
   Policy policy_ = Policy::kEager;
   std::mt19937_64 random_;
-  VectorClock host_;  // what happened before whatever the host does next; one for all of its threads
+  VectorClock host_;  // of the operations before the host's next one; one clock for all of its threads
   uint64_t num_host_uses_ = 0;
   std::vector<bool> redundant_;  // by number of the wait
   Timeline timeline_;

@@ -1,7 +1,7 @@
-// Which GPU is emulated and how its work is scheduled, read once from the file that EMULATED_GPU names.
+// The emulated GPU and its schedule, read once from the file named by EMULATED_GPU.
 //
-// The file has one setting a line, "name value"; empty lines and those that begin with # are skipped. A name that is
-// not below ends the process with one message. Without the variable everything has the default that stands here.
+// The file has one setting on each line, "name value"; empty lines and lines that begin with # are skipped. An unknown
+// name ends the process with one message. Without the variable all settings have the defaults below.
 #pragma once
 
 #include <cstdio>
@@ -18,7 +18,7 @@ struct Settings {
   std::string name = "NVIDIA H100 80GB HBM3";
   int num_devices = 8;
   double memory_gib = 80;
-  double context_gib = 0.5;  // what a process has less than memory_gib once it uses a device
+  double context_gib = 0.5;  // memory that a process loses of memory_gib when it uses a device
   int capability = 90;       // compute capability times ten
   int multiprocessors = 132;
   std::string schedule = "eager";  // eager, lazy, random
@@ -27,10 +27,10 @@ struct Settings {
   bool poison = false;   // memory is NaN when it is handed out and when it is given back
   bool without_numbers = false;  // tensors above kMostRealBytes (emulator.h) are address space without content
   double host_memory_gib = 0;    // of the machine; 0: of this one
-  std::string timed;             // hardware whose model gives virtual time; empty: time is the host's
-  double host_launch_s = 5e-6;   // of virtual time, that the host takes to queue a piece of work
-  double max_product_gflop = 100;  // larger products of matrices are zeros, which is told: they measure a GPU
-  double hang_s = 60;    // a wait of the host that lasts longer is told on stderr
+  std::string timed;             // the hardware whose model gives virtual time; empty: time is the host's
+  double host_launch_s = 5e-6;   // virtual time in which the host queues a piece of work
+  double max_product_gflop = 100;  // larger products of matrices are zeros, with a message: they measure a GPU
+  double hang_s = 60;    // a wait of the host that lasts longer is reported on stderr
 };
 
 inline Settings read_settings(const char* path) {
@@ -82,7 +82,7 @@ inline Settings read_settings(const char* path) {
   return settings;
 }
 
-// The one of this library. Each library that asks reads the same file.
+// The settings of this library. Each library reads the same file.
 inline const Settings& settings() {
   static const auto* const only = new Settings(read_settings(std::getenv("EMULATED_GPU")));
   return *only;

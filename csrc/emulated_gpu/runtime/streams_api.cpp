@@ -1,7 +1,7 @@
 // Streams, events and host callbacks of the CUDA runtime.
 //
 // Rules from the reference: an event that was never recorded is done; cudaEventQuery and cudaStreamQuery return
-// cudaErrorNotReady while work is left, and noting that as the last error is theirs, too; the time between two events
+// cudaErrorNotReady while work is left, and store it as the last error, too; the time between two events
 // can be asked only when both are done, were recorded and measure time; a destroyed stream finishes its work; a host
 // function is work on a stream, runs without the stream's later work beside it, and must not call CUDA.
 #include "process.h"

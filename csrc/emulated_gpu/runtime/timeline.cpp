@@ -32,7 +32,7 @@ MomentPtr Timeline::end_of(const MomentPtr& first, const MomentPtr& second, int 
 void Timeline::settle(const MomentPtr& moment, double at_s) {
   *moment = {at_s, true};
   std::deque<Unsettled> left;
-  for (const Unsettled& work : unsettled_) {  // each waits only for what was issued before it: one pass finds all
+  for (const Unsettled& work : unsettled_) {  // each waits only for work issued before it: one pass finds all
     if (!settle_if_possible(work)) left.push_back(work);
   }
   unsettled_.swap(left);
@@ -43,7 +43,7 @@ bool Timeline::settle_if_possible(const Unsettled& work) {
   double begin_s = std::max({work.not_before_s, at_or_zero(work.first), at_or_zero(work.second)});
   if (work.load.engine != Engine::kNone && work.load.seconds > 0) {
     Lane& lane = lanes_[{work.device, work.load.engine}];
-    // Nothing new begins before now; what has not settled yet may.
+    // New work does not begin before now; unsettled work may.
     lane.forget_before(unsettled_.empty() ? host_s_ : unsettled_.front().not_before_s);
     begin_s = lane.take(begin_s, work.load.seconds);
   }

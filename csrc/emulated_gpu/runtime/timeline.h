@@ -1,23 +1,23 @@
-// When work of the emulated device begins and ends.
+// The begin and end of work of the emulated device.
 //
-// As long as no hardware is modelled (setting `timed`), time is the host's clock, and an event is at the moment when the
-// scheduler came to it. With a model, time is virtual. It needs nothing to have run: whatever a piece of work waits for
+// Without modelled hardware (setting `timed`), time is the host's clock, and the time of an event is when the scheduler
+// reached it. With a model, time is virtual and does not depend on work having run: all that a piece of work waits for
 // was issued before it, so its begin and end are computed when it is issued, and are the same under every schedule.
 //
-//   begin   the latest of: the end of the stream's last work, of the events that the stream waits for, the moment of the
-//           host's call; then the first time that its engine is free for as long as it takes
-//   end     begin + what the hardware's model says that the work takes
+//   begin   the latest of: the end of the stream's last work, of the events that the stream waits for, the time of the
+//           host's call; then the first time at which its engine is free for the whole duration
+//   end     begin + the duration of the work by the hardware's model
 //
-// A device has an engine for kernels and one for copies in each direction. Kernels are taken to fill their device, so
-// two of them never run at the same time; copies and collectives take nothing away from them, nor from each other. All
-// of these are the assumptions of memo.simulate. An engine takes work in the order in which it becomes ready, as far as
-// that is known: what is issued later may use a gap that earlier work leaves.
+// A device has an engine for kernels and one for copies in each direction. Kernels are assumed to fill their device, so
+// two of them never run at the same time; copies and collectives do not slow them down, nor each other. All of these
+// are the assumptions of memo.simulate. An engine takes work in the order in which it becomes ready, as far as that is
+// known: work that is issued later may use a gap between earlier work.
 //
-// The host's clock goes on by a constant with each call that queues work and each question whether work is over, and to
-// the end of whatever the host waits for. What the host computes by itself takes no time.
+// Each call that queues work and each query whether work is over advances the host's clock by a constant; a wait of the
+// host moves it to the end of the work waited for. The host's own computations take no time.
 //
-// The end of a message between processes is known only when all sides have come to it, and what is issued behind it
-// waits for that (settle). What has really run always has a known end: all that it waited for has run, too.
+// The end of a message between processes is known only when all sides have reached it; work issued behind it waits for
+// that (settle). Work that has run always has a known end: all work that it waited for has run, too.
 #pragma once
 
 #include <cstdint>
@@ -50,16 +50,16 @@ class Timeline {
   // Whether a moment is known not to have come yet.
   bool is_ahead(const Moment& moment) const { return is_virtual_ && moment.is_known && moment.at_s > host_s_; }
 
-  // The host queues work; it asks whether work is over; it has waited for a moment.
+  // Called when the host queues work; when it queries whether work is over; when it has waited for a moment.
   void queue() { host_s_ += launch_s_; }
   void ask() { host_s_ += kQuestion_s; }
   void wait_for(const Moment& moment);
 
-  // The end of work that begins at the host's now at the earliest, and behind two moments, of which either may be null.
+  // The end of work that begins at the host's now at the earliest, and after two moments, of which either may be null.
   MomentPtr end_of(const MomentPtr& first, const MomentPtr& second, int device, const Load& load);
   // The later of now and the two.
   MomentPtr joined(const MomentPtr& first, const MomentPtr& second) { return end_of(first, second, 0, {}); }
-  // From now on a moment is known, and with it what waited for it.
+  // From now on a moment is known, and with it the moments of the work that waited for it.
   void settle(const MomentPtr& moment, double at_s);
 
   // Seconds by name of work, since the last clear.
@@ -70,7 +70,7 @@ class Timeline {
  private:
   static constexpr double kQuestion_s = 1e-6;  // assumed: cudaEventQuery
 
-  // When an engine works: begins and ends; what touches is one entry.
+  // The busy times of an engine: begins and ends; adjacent ones are one entry.
   class Lane {
    public:
     double take(double ready_s, double seconds);  // the begin

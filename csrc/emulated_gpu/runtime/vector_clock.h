@@ -2,8 +2,8 @@
 // as a stream whose operations are its own reads and writes of pinned memory.
 //
 // An operation happens before another if it is earlier on the same stream, or a chain of events, legacy-stream rules
-// and host synchronisations leads from the one to the other. Two operations that neither way is true of may run at
-// the same time on some day, whatever they did today.
+// and host synchronisations leads from the one to the other. Two operations of which neither happens before the other
+// may run at the same time in another run.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr int kHost = -1;  // in place of a stream's number
 
 class VectorClock {
  public:
-  // Everything that happened before `other` happened before this, too.
+  // Everything that happened before `other` now also happened before this.
   void join(const VectorClock& other) {
     if (counts_.size() < other.counts_.size()) counts_.resize(other.counts_.size());
     for (size_t i = 0; i < other.counts_.size(); ++i) counts_[i] = std::max(counts_[i], other.counts_[i]);
@@ -44,7 +44,7 @@ class VectorClock {
  private:
   static size_t index_of(int stream) { return static_cast<size_t>(stream - kHost); }
 
-  std::vector<uint64_t> counts_;  // by stream, the host first; those that it does not reach have done nothing
+  std::vector<uint64_t> counts_;  // by stream, the host first; streams beyond its end have done nothing
 };
 
 }  // namespace emulated
