@@ -14,7 +14,7 @@ from memo.errors import ArtifactError, writing
 
 @dataclass(frozen=True)
 class Artifact:
-    """Base of a dataclass that has a file of its own, with its fields and the name and version of its schema."""
+    """Base of a dataclass that is stored in a separate file, with its fields and the name and version of its schema."""
 
     schema: ClassVar[str]
     version: ClassVar[int] = 1

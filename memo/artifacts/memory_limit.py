@@ -1,6 +1,6 @@
 """A temporary limit on the memory of this process, which the kernel enforces.
 
-Libraries that unpack untrusted files allocate as much as the file asks for: a kilobyte of Parquet can stand for
+Libraries that unpack untrusted files allocate as much as the file requests: a kilobyte of Parquet can unpack to
 gigabytes. Beyond the limit they raise MemoryError, which means that the file expands too far.
 """
 

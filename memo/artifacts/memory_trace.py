@@ -65,7 +65,7 @@ class Trace(Artifact):
 
     Attributes:
         device: the allocator's device, "cpu" or "cuda".
-        source: "recorded" (every request of a real run), "composed" (one recorded layer stands for all layers),
+        source: "recorded" (every request of a real run), "composed" (one recorded layer represents all layers),
             "fitted" (from shorter sequences) or "fake" (from shapes alone, without scratch memory of kernels).
         run: model, layout and sequence length, for people.
     """

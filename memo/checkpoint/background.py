@@ -35,7 +35,7 @@ class BackgroundWriter:
     def start(self, write: Callable[[Callable[[], None]], None]) -> None:
         """Call write(on_read) in the thread; `write` must call on_read() once it has read all that may change later.
 
-        On CUDA its copies run on a stream of their own, after all work that is queued on the current stream now. This
+        On CUDA its copies run on a separate stream, after all work that is queued on the current stream now. This
         first waits for the previous write, and raises its error.
         """
         self.finish()
@@ -87,7 +87,7 @@ class BackgroundWriter:
 
 @contextmanager
 def _own_stream(device: torch.device, after: torch.cuda.Event | None) -> Iterator[None]:
-    """Run copies from the device on a stream of their own. Sets the device, because a new thread begins on device 0."""
+    """Run copies from the device on a separate stream. Sets the device, because a new thread begins on device 0."""
     if after is None:
         yield
         return

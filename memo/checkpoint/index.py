@@ -1,4 +1,4 @@
-"""index.json of a checkpoint: which rectangle of which global tensor lies where, and the checksum of its bytes.
+"""index.json of a checkpoint: the place of each rectangle of each global tensor, and the checksum of its bytes.
 
     {"schema": "memo_checkpoint_index", "version": 1, "tensors": {
         "master/layers.0.mlp.fc1.weight": {"shape": [64, 32], "dtype": "float32", "rectangles": [

@@ -132,7 +132,7 @@ class BlendedDataset:
         return self.corpora[corpus].sample(number)
 
     def where(self, index: int, offset: int) -> str:
-        """Where token `offset` of the window of sample `index` comes from, in the words of its corpus."""
+        """The source of token `offset` of the window of sample `index`, as its corpus describes it."""
         corpus, number = self.order.locate(index)
         return self.corpora[corpus].where(number, offset)
 

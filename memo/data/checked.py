@@ -12,7 +12,7 @@ from memo.errors import DataError
 
 
 def where(dataset: object, index: int, offset: int) -> str:
-    """Where token `offset` of the window of sample `index` comes from: file, document, and token in it, if the dataset
+    """The source of token `offset` of the window of sample `index`: file, document, and token in it, if the dataset
     has a method `where`; else only the sample."""
     locate = getattr(dataset, "where", None)
     return f"{type(dataset).__name__}.sample({index}), token {offset}" if locate is None else locate(index, offset)

@@ -29,7 +29,7 @@ _MOST_TOLD = 5
 
 @dataclass(frozen=True)
 class Reading:
-    """How inputs are read. It does not change the corpus, except for unreadable records."""
+    """Options for reading inputs. They do not change the corpus, except for unreadable records."""
 
     workers: int = 1
     """Processes that tokenize large inputs; 0: one for each core; 1: the tokenizer's own threads."""
@@ -140,7 +140,7 @@ def write_corpus(
 ) -> BuildSummary:
     """Write the documents that `encoder` makes of all files; arguments and errors: see `build_corpus`."""
     errors, tokenizer, has_texts = _Errors(reading), encoder.tokenizer, encoder.sides is None
-    # The byte tokenizer is faster than sending texts to a process, a chat template already has a process of its own,
+    # The byte tokenizer is faster than sending texts to a process, a chat template already has its own process,
     # and small inputs take less time than the start of processes.
     is_alone = isinstance(tokenizer, ByteTokenizer) or not has_texts or found.num_bytes < _WORKERS_FROM_BYTES
     num_workers = 1 if is_alone else reading.workers or len(os.sched_getaffinity(0))

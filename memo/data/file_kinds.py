@@ -55,7 +55,7 @@ class Inputs:
 
 
 def list_files(inputs: Sequence[str | Path], kinds: Collection[Kind] = ALL_KINDS) -> Inputs:
-    """List the given files; a directory stands for its files of `kinds` at any depth, sorted by relative path.
+    """List the given files; a directory means its files of `kinds` at any depth, sorted by relative path.
 
     Files that `walk` leaves out are left out, and in a directory of `save_to_disk` of Hugging Face's datasets, results
     that `map` has cached there. Raises DataError for a missing input, for a directory without files of `kinds`, and for

@@ -91,7 +91,7 @@ class NeedleDataset:
         return replace(sample, loss_mask=loss_mask)
 
     def where(self, index: int, offset: int) -> str:
-        """Where the text first has token `offset` of the window of sample `index`, if it has it."""
+        """The first source in the text of token `offset` of the window of sample `index`, if the text has it."""
         sample = self.sample(index)
         token = np.append(sample.tokens, sample.labels[-1])[offset]
         in_text = np.flatnonzero(self._text(index) == token)

@@ -5,7 +5,7 @@ Documents are packed into windows of s + 1 tokens. No document crosses windows, 
     window      [ conversation 7 ........... | conversation 2 .. | fill ]
     loss             answers of 7                 answers of 2
 
-Attention, positions and loss stay inside documents. The fill is a document of its own, without loss. The documents of a
+Attention, positions and loss stay inside documents. The fill is a separate document, without loss. The documents of a
 window are chosen once (memo.data.best_fit), so all epochs have the same samples, each epoch in its own order.
 """
 

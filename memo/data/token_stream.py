@@ -100,7 +100,7 @@ class TokenStream:
         return (num_tokens - 1) // self.seq_length
 
     def where(self, index: int, offset: int) -> str:
-        """Where token `offset` of the window of sample `index` comes from."""
+        """The source of token `offset` of the window of sample `index`."""
         return f"{self._name} ({self._kind}), token {index * self.seq_length + offset} of those it hands out"
 
     def identity(self) -> dict[str, Fact]:

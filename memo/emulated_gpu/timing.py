@@ -54,7 +54,7 @@ class Model:
 
 
 class TimedLink:
-    """The messages of one simulated group, which take time on a stream of their own, one after another."""
+    """The messages of one simulated group, which take time on a separate stream, one after another."""
 
     def __init__(self, runtime: ctypes.CDLL, model: Model, ranks: Sequence[int]) -> None:
         self._runtime, self._model = runtime, model
@@ -64,7 +64,7 @@ class TimedLink:
 
     @contextlib.contextmanager
     def message(self, kind: str, num_bytes: int) -> Iterator[Callable[[], None]]:
-        """A context whose work on the device stands for a message and takes no time; the message begins with the work.
+        """A context whose work on the device represents a message and takes no time; the message begins with the work.
 
         Call the yielded function to wait for the message.
         """

@@ -10,7 +10,7 @@ from memo.estimate.rank_memory import RankMemory
 
 @dataclass(frozen=True)
 class Waits:
-    """How often the host waits for the device in one step at one place.
+    """The number of the host's waits for the device in one step at one place.
 
     Attributes:
         what: the call of CUDA's runtime that waits.
@@ -56,7 +56,7 @@ class Steady:
 
 @dataclass(frozen=True)
 class Planned:
-    """How all steps followed a plan of --memory-planner; `reason` says why there is none, or what differed from it."""
+    """How well all steps followed a plan of --memory-planner; `reason`: why there is none, or what differed from it."""
 
     hits: Count = 0
     fallbacks: Count = 0

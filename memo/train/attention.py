@@ -46,7 +46,7 @@ def choose_delta_nets(config: RunConfig, device: torch.device) -> AttentionChoic
 
 
 def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[AttentionCase, float]:
-    """How often one layer of a rank calls each case, averaged over all layers.
+    """The number of calls of each case by one layer of a rank, averaged over all layers.
 
     A rank's tokens attend to each other causally. On a ring of P ranks they also attend to the tokens of the other
     ranks: half of P - 1 full squares of scores (memo.parallel.context).

@@ -7,7 +7,7 @@ Streamed weights and gradients are then fetched once a step instead of once a mi
 Breadth-First Pipeline Parallelism, 2022, on one stage). Both orders sum the microbatches of a parameter in the same
 order, except for a tied parameter, so the gradients are equal to the last bit.
 
-Every layer has an autograd graph of its own, cut at its input. Only the layer itself can save the hidden states between
+Every layer has a separate autograd graph, cut at its input. Only the layer itself can save the hidden states between
 two layers; under a swap plan no layer does.
 """
 
@@ -62,7 +62,7 @@ def run_breadth_first(
 
 
 def tied_weight(chunk: TransformerChunk) -> ShardedParameter | None:
-    """The weight that embedding and head of one chunk share, if any; here both add a gradient of their own to it."""
+    """The weight that embedding and head of one chunk share, if any; here each of them adds its own gradient to it."""
     embedding, head = unmarked(chunk.embedding), unmarked(chunk.head)
     if embedding is None or head is None or embedding.tokens.weight is not head.weight:
         return None

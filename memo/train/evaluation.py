@@ -84,7 +84,7 @@ class DistanceBucket:
 
 @dataclass(frozen=True)
 class NeedleRecall:
-    """How often a model finds the values that it is asked for; buckets without questions are left out."""
+    """Accuracy and loss of a model's answers to questions about needles; buckets without questions are left out."""
 
     accuracy: float
     loss: float

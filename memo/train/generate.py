@@ -25,7 +25,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn.
+    """Options for drawing the next token.
 
     Attributes:
         max_new_tokens: the most tokens after the prompt; a text may end before.

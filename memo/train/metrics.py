@@ -46,7 +46,7 @@ class BenchmarkResult:
 
 
 class JsonLines:
-    """A log with one JSON object per line; the run's header has a file of its own (memo.artifacts.run_log).
+    """A log with one JSON object per line; the run's header has its own file (memo.artifacts.run_log).
 
     A resumed run appends to its log.
     """

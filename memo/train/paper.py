@@ -32,7 +32,7 @@ _DEVICE = torch.device("cpu")  # autograd on fake CUDA tensors needs a CUDA buil
 def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
     """Return the memory requests of forward and backward of one step of the first rank of pipeline stage `stage`.
 
-    Only RECORDED_LAYERS layers of each chunk are run; they stand for all layers. Starts a fake process group, so call
+    Only RECORDED_LAYERS layers of each chunk are run; they represent all layers. Starts a fake process group, so call
     it in a process without one.
 
     Known errors: scratch memory inside kernels is missing, and kernels of a CUDA device may need other scratch than a

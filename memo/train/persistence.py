@@ -72,7 +72,7 @@ def _base_of(config: RunConfig) -> str:
 class Persistence:
     """Keeps one run on disk. Methods that say so are collective over all ranks.
 
-    Under --async-save a thread writes one checkpoint at a time, and communicates over a process group of its own. It
+    Under --async-save a thread writes one checkpoint at a time, and communicates over a separate process group. It
     reads the tensors in place; optimizer steps wait until they are read (memo.checkpoint.background).
     """
 

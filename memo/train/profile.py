@@ -36,7 +36,7 @@ from memo_kernels import select_ops
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How the memory requests of one step are recorded.
+    """Settings for recording the memory requests of one step.
 
     Attributes:
         out: file for the requests of rank 0 (schema "memory_trace").

@@ -6,7 +6,7 @@
                                     end by itself
 
 A rank that waits for a lost rank is blocked in native code, where no exception reaches it. Under gloo the closed socket
-ends the wait; under NCCL nothing does. So the guard gives the main thread GRACE_S to raise an error of its own, which
+ends the wait; under NCCL nothing does. So the guard gives the main thread GRACE_S to raise its own error, which
 has more details; then the guard prints the reason and ends the process. Files on disk stay whole: a checkpoint is
 `.partial` until it is published.
 """

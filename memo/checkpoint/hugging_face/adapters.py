@@ -8,7 +8,7 @@ the fused matrix: it stacks the A's, puts each B in the columns of its A and the
 with zeros; rank and alpha grow by the number of parts. An import of an adapter of a fused matrix gives each part the
 whole A.
 
-Each expert has adapters of its own, under the names of its matrices in files of the hub. transformers 5 keeps the
+Each expert has its own adapters, under the names of its matrices in files of the hub. transformers 5 keeps the
 matrices of all experts in one tensor: PEFT converts the adapters when it loads them, and finds them by the last word of
 a module's name, so adapters of any other MLP of the model would be taken for an expert's.
 """
@@ -77,7 +77,7 @@ class AdaptedMatrix:
 def adapted_modules(config: RunConfig, model_type: str) -> dict[str, AdaptedMatrix]:
     """{module of the Hugging Face model, by its family's name: its matrix with adapters}.
 
-    Raises ConfigError for adapters that PEFT's files cannot hold under a name of their own.
+    Raises ConfigError for adapters that have no name in PEFT's files.
     """
     shapes = global_shapes(config.model, num_position_embeddings(config))
     found: dict[str, list[tuple[str, HuggingFacePlace, Shape]]] = {}

@@ -62,7 +62,7 @@ _REMEDY = "give the config.toml of the run that saved it with --config"
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export_checkpoint` wrote."""
+    """The result of `export_checkpoint`."""
 
     path: Path
     architecture: str
@@ -300,7 +300,7 @@ def _write_weights(
 
 
 def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str]]:
-    """The names of the tensors of each file, in order; a tensor above the limit has a file of its own."""
+    """The names of the tensors of each file, in order; a tensor above the limit gets a separate file."""
     shards: list[list[str]] = []
     free_bytes = -1
     for name, tensor in tensors.items():

@@ -29,7 +29,7 @@ from memo.errors import CheckpointError, writing
 
 @dataclass(frozen=True)
 class Imported:
-    """What `import_checkpoint` wrote."""
+    """The result of `import_checkpoint`."""
 
     path: Path
     num_weights: int

@@ -1,8 +1,8 @@
 """Weights in MXFP4, the format of gpt-oss: numbers of 4 bits, 32 of which share a power of two.
 
-A matrix NAME [..., out, in] lies in two tensors: NAME_blocks [..., out, in / 32, 16] uint8, with two numbers a byte,
-the first in the lower half, and NAME_scales [..., out, in / 32] uint8, exponents + 127. Source: OCP Microscaling
-Formats (MX) Specification v1.0, sections 5.1 and 5.3.3 (E8M0 and FP4 E2M1).
+A matrix NAME [..., out, in] is stored in two tensors: NAME_blocks [..., out, in / 32, 16] uint8, with two numbers in
+each byte, the first in the lower half, and NAME_scales [..., out, in / 32] uint8, exponents + 127. Source: OCP
+Microscaling Formats (MX) Specification v1.0, sections 5.1 and 5.3.3 (E8M0 and FP4 E2M1).
 """
 
 import torch
