@@ -1,7 +1,7 @@
 """Saves masters and moments of all ranks as a checkpoint, and loads them.
 
 Every value is stored under the name and shape of its global tensor (`master/layers.0.mlp.fc1.weight`), so a checkpoint
-loads into any layout. A checkpoint of masters alone, as `memo import` writes it, loads with zero moments. directory.py
+loads into any layout. A checkpoint with masters only, as `memo import` writes it, loads with zero moments. directory.py
 describes a directory of checkpoints.
 """
 

@@ -137,7 +137,7 @@ class BlendedDataset:
         return self.corpora[corpus].where(number, offset)
 
     def identity(self) -> dict[str, Fact]:
-        """{flag: fact} of all that decides its samples, besides lengths and seed."""
+        """{flag: fact} of everything that determines its samples, besides lengths and seed."""
         facts = [corpus.identity() for corpus in self.corpora]
         shares = zip(self.order.weights.tolist(), facts, strict=True)
         merged = {name: value for each in facts for name, value in each.items()}

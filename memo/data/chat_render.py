@@ -1,7 +1,7 @@
 """The program of a process that renders conversations with one chat template, which is untrusted code.
 
-The first line of its input is JSON with the arguments of `_Renderer`, each further line a conversation; each line also
-has the processor time that it may take, and is answered with one line. Jinja's sandbox keeps the template away from
+The first line of its input is JSON with the arguments of `_Renderer`, each further line a conversation. Each line also
+has the limit of its processor time; the answer to each line is one line. Jinja's sandbox keeps the template away from
 other objects, as in transformers. It does not limit time or memory, and no check inside Python can stop 'a' * 10**11,
 2**10**10, or deeply nested loops. Here they can at most end this process: RLIMIT_AS limits its memory, and a timer
 whose signal is not handled limits its processor time.

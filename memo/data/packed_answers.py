@@ -122,7 +122,7 @@ class PackedAnswers:
         return f"{self._indexed.prefix}.bin, document {self._indexed.first_document + documents[place]}, token {token}"
 
     def identity(self) -> dict[str, Fact]:
-        """{flag: fact} of all that decides its samples, besides lengths and seed."""
+        """{flag: fact} of everything that determines its samples, besides lengths and seed."""
         content = f"{self._indexed.describe_content()}, answers {self._answers.describe_content()}"
         return {"data_path": content, "packing": self.packing, "long_conversations": self.long_conversations}
 

@@ -89,7 +89,7 @@ class PackedDataset:
         return f"{self._indexed.prefix}.bin, document {self._indexed.first_document + document}, token {token}"
 
     def identity(self) -> dict[str, Fact]:
-        """{flag: fact} of all that decides its samples, besides lengths and seed."""
+        """{flag: fact} of everything that determines its samples, besides lengths and seed."""
         return {"data_path": self._indexed.describe_content(), "packing": self.packing}
 
     def describe(self) -> str:

@@ -16,7 +16,7 @@ SYSFS = Path("/sys")
 def bind_near(pci_address: str, sysfs: Path = SYSFS) -> str:
     """Let this process run only on CPUs of the NUMA node of the device at `pci_address`, such as 0000:3b:00.0.
 
-    A process that already runs on that node alone (torchrun --numa-binding, Slurm) keeps its CPUs. Nothing is done if
+    A process that already runs only on that node (torchrun --numa-binding, Slurm) keeps its CPUs. Nothing is done if
     there is only one node, if the node of the device is unknown, or if this process may use none of its CPUs. Returns
     for people what was done, or why nothing was done. `sysfs` is for tests.
     """
