@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,15 +38,15 @@ class Place(NamedTuple):
     start: int
 
     def positions(self, like: Tensor) -> Tensor:
-        """For each token of `like` [t, b, ...], the number of tokens of its document before it: [b, t]."""
-        tokens = torch.arange(self.start, self.start + len(like), device=like.device)
+        """For each token of `like` [t, b, ...], the number of tokens of its document before it: [b, t].
+
+        They are counted on the host, so that the device gets the same requests wherever documents end.
+        """
         if self.documents is None:
-            return tokens.expand(like.shape[1], -1)
-        rows = []
-        for row in self.documents:
-            bounds = torch.tensor(row, device=like.device)
-            rows.append(tokens - bounds[torch.searchsorted(bounds, tokens, right=True) - 1])
-        return torch.stack(rows)
+            return torch.arange(self.start, self.start + len(like), device=like.device).expand(like.shape[1], -1)
+        tokens = np.arange(self.start, self.start + len(like))
+        begins = [bounds[np.searchsorted(bounds, tokens, "right") - 1] for bounds in map(np.asarray, self.documents)]
+        return torch.from_numpy(tokens - np.stack(begins)).to(like.device)
 
 
 class _Parameters(NamedTuple):

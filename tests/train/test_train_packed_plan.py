@@ -24,7 +24,7 @@ PACKINGS = ((), (63,), (1,), (5, 9, 30, 31), (40, 50), tuple(range(1, SEQ_LENGTH
 """One document; two of which one is long; several; as many as there are tokens."""
 STEPS = len(PACKINGS)
 RUN: dict[str, Any] = {**SMALL_RUN, "global_batch_size": 2, "train_iters": 100, "vocab_size": VOCABULARY}
-RUN |= {"offload_alpha": "off"}
+RUN |= {"model": "llama-tiny", "offload_alpha": "off"}
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": MIN_BYTES}
 TILES = {"offload_tiles": 4, "profile_cache": "off"}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -37,6 +37,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "alpha 1/2, states": {"offload_alpha": 0.5, "offload_states": "all", **TILES},
     "optimizer in host memory": {"offload_states": "optimizer"},
     "swept": {"offload_alpha": 0.0, "offload_granularity": "tile", "offload_slot_tiles": 1, **TILES},
+    "delta nets": {"model": "qwen3.5-tiny", "micro_batch_size": 2},
+    "delta nets, swept": {
+        "model": "qwen3.5-tiny",
+        "offload_alpha": 0.0,
+        "offload_granularity": "tile",
+        "offload_slot_tiles": 1,
+        **TILES,
+    },
 }
 
 Found = tuple[list[float], Statistics | None, MemoryPlan | None]
@@ -47,7 +55,7 @@ def train_on_rank(packings: Any, steps: int, **options: Any) -> Found:
     if "simulate_world" in options:
         dist.destroy_process_group()
     samples = PackedSamples(packings, VOCABULARY, SEQ_LENGTH)
-    with memo.Trainer("llama-tiny", train_data=samples, **{**RUN, **options}) as training:
+    with memo.Trainer(train_data=samples, **{**RUN, **options}) as training:
         transients = training.parts.transients
         if transients is not None:
             assert transients.planned is not None and transients.allocator is not None, transients.reason
