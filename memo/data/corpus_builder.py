@@ -92,8 +92,7 @@ def standard_library() -> Path:
 
 def python_sources(folder: Path) -> list[Path]:
     """Every .py file below `folder` outside installed packages, sorted by relative path."""
-    installed = {"site-packages", "dist-packages"}
-    return [p for p in walk(folder) if p.suffix == ".py" and installed.isdisjoint(p.relative_to(folder).parts)]
+    return [path for path in walk(folder, ("site-packages", "dist-packages")) if path.suffix == ".py"]
 
 
 def build_corpus(
@@ -120,8 +119,10 @@ def build_corpus(
     for a missing package, DataError for inputs that cannot be read; an older corpus of the same name then stays
     unchanged.
     """
-    found, prefix = list_files(inputs), Path(out_prefix)
+    prefix = Path(out_prefix)
     check_share(prefix, split_eval)
+    given = _given_tokenizer(tokenizer, vocab_size)
+    found = list_files(inputs)
 
     def texts() -> Iterator[str]:
         errors = _Errors(reading)
@@ -130,8 +131,12 @@ def build_corpus(
             errors.add(unread)
             yield from read
 
-    chosen = _choose_tokenizer(tokenizer, vocab_size, texts())
-    encoder = TextEncoder(chosen, json_key, (chosen.eod,) if append_eod else ())
+    if given is None:
+        assert vocab_size is not None
+        # In a temporary folder: a build that fails must not leave an older corpus with a new tokenizer.
+        with tempfile.TemporaryDirectory() as folder:
+            given = train_bpe(texts(), vocab_size, Path(folder) / "tokenizer.json")
+    encoder = TextEncoder(given, json_key, (given.eod,) if append_eod else ())
     return write_corpus(found, prefix, encoder, split_eval, reading)
 
 
@@ -189,7 +194,8 @@ def _ignored(files: Sequence[Path]) -> list[str]:
     return [f"left out {len(files):,} files of other kinds: {names}{more}"] if files else []
 
 
-def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -> Tokenizer:
+def _given_tokenizer(spec: str, vocab_size: int | None) -> Tokenizer | None:
+    """None: one of `vocab_size` is to be trained on the inputs."""
     if spec != TRAIN_BPE:
         if vocab_size is not None:
             raise ConfigError(
@@ -199,6 +205,4 @@ def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -
         return load_tokenizer(spec)
     if vocab_size is None:
         raise ConfigError("tokenizer = bpe trains a new tokenizer; set vocab-size (8192, say)")
-    # In a temporary folder, because a build that fails must not leave an older corpus with a new tokenizer.
-    with tempfile.TemporaryDirectory() as folder:
-        return train_bpe(texts, vocab_size, Path(folder) / "tokenizer.json")
+    return None

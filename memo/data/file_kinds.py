@@ -1,5 +1,6 @@
 """Finds the kind of a file by its name, and the files of a folder that are read as documents."""
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,13 +76,18 @@ def list_files(inputs: Sequence[str | Path], kinds: Collection[Kind] = ALL_KINDS
     return found
 
 
-def walk(folder: Path) -> list[Path]:
+def walk(folder: Path, closed: Collection[str] = ()) -> list[Path]:
     """All files below `folder`, except hidden files and __pycache__, sorted as strings: the same order everywhere.
+
+    Folders with a name in `closed` are not entered.
 
     Raises DataError for a link that leads out of `folder`, because files elsewhere must not get into a corpus.
     """
-    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    shown = [name for name in names if not any(part.startswith(".") or part == "__pycache__" for part in name.parts)]
+    shown, left_out = list[Path](), {"__pycache__", *closed}
+    for at, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        paths = [Path(at, name) for name in files if not name.startswith(".") and name not in left_out]
+        shown += [path.relative_to(folder) for path in paths if path.is_file()]
     try:
         for name in shown:
             path_within(folder, str(name))

@@ -214,6 +214,12 @@ def test_refused_options(
     assert [path.name for path in tmp_path.iterdir()] == ["sources"]
 
 
+def test_options_are_refused_before_inputs_are_looked_at(tmp_path: Path) -> None:
+    for options in ({"split_eval": 1.0}, {"vocab_size": 300}, {"tokenizer": "bpe"}, {"tokenizer": "nowhere"}):
+        with pytest.raises(ConfigError):
+            build_corpus([tmp_path / "missing.txt"], tmp_path / "corpus", **options)  # type: ignore[arg-type]
+
+
 def test_refused_inputs(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"input .*missing.txt does not exist"):
         build_corpus([tmp_path / "missing.txt"], tmp_path / "corpus")
@@ -258,6 +264,8 @@ def test_demo_takes_the_sources_and_leaves_packages(tmp_path: Path, monkeypatch:
     ):
         (library / name).parent.mkdir(parents=True, exist_ok=True)
         (library / name).write_bytes(content)
+    (library / "site-packages/out").symlink_to(tmp_path)  # nobody looks into packages
+    (library / "site-packages/out.py").symlink_to(__file__)
     monkeypatch.setattr(build_module, "standard_library", lambda: library)
     build_demo(tmp_path / "demo")
     assert texts_of(tmp_path / "demo") == ["c = 2\r\n", "b = 1\n"]
