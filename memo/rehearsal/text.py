@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
 from memo.config.grid import rank_grid
+from memo.config.model import LINEAR
 from memo.estimate.hardware import Hardware
 from memo.estimate.own_memory import reserved_under_plan
 from memo.estimate.unseen_memory import links_of, unseen_memory
@@ -15,6 +16,7 @@ from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.rehearsal.rehearsed import Rehearsed, Steady, Times
 from memo.rehearsal.request import STEADY_STEPS, stand_ins
 from memo.rehearsal.waits import REASONS, reasoned
+from memo.spec.delta import FORESEEN_KERNELS
 from memo.spec.slots import slot_dims
 from memo.units import GIB, format_bytes, format_count
 
@@ -172,3 +174,5 @@ def _end(run: Run, all_found: Sequence[Rehearsed]) -> Iterator[str]:
     for name, stand_in in stand_ins(run.config).items():
         asked = getattr(run.config.hardware, name)
         yield f"--{name.replace('_', '-')} {asked}: kernels of torch ({stand_in}) ran in its place"
+    if run.config.hardware.delta_backend == "auto" and LINEAR in run.config.model.types_of_layers:
+        yield FORESEEN_KERNELS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memo.config.derived import layers_per_chunk
-from memo.config.model import CHOICES_OF_TRAINED
+from memo.config.model import CHOICES_OF_TRAINED, LINEAR
 from memo.estimate.hardware import Hardware
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.rank_memory import components
@@ -18,6 +18,7 @@ from memo.search.longest import remedies
 from memo.search.plan import Choice, Largest, Plan, Reason, cells_of, speed_error
 from memo.search.question import Question
 from memo.search.ranking import ENOUGH_SHARE, explain
+from memo.spec.delta import FORESEEN_KERNELS
 from memo.spec.slots import slot_dims
 from memo.text_table import text_table
 from memo.units import GIB, format_count
@@ -209,7 +210,7 @@ def cells(
 
 
 def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
-    """The meaning of the marks in the table, and the errors of speeds and of memory."""
+    """The meaning of the marks in the table, the errors of speeds and of memory, and the kernels of delta nets."""
     ties, lines = plan.ties(), list[str]()
     best = "the best" if plan.trial is None else "the fastest that surely fits"
     if ties[1:]:
@@ -219,7 +220,9 @@ def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
     if any(choice.sized.is_tight for choice in shown):
         lines.append(f"tight: the plan fails if CUDA and NCCL take {TIGHT_BYTES / GIB:g} GiB more than foreseen")
     found = {str(speed_error(plan.question, choice)) for choice in shown}
-    return [*lines, *(f"{each} ({sources(plan.question.hardware)})" for each in sorted(found)), str(FULL_SIZE)]
+    lines += [f"{each} ({sources(plan.question.hardware)})" for each in sorted(found)]
+    kernels = [FORESEEN_KERNELS] if LINEAR in plan.question.base.model.types_of_layers else []
+    return [*lines, str(FULL_SIZE), *kernels]
 
 
 def sources(machine: Hardware) -> str:

@@ -18,6 +18,11 @@ def group_tokens(heads: int, batch: int) -> int:
     return max(CHUNK, _GROUP // (heads * batch) // CHUNK * CHUNK)
 
 
+FORESEEN_KERNELS = (
+    "gated delta nets: torch's operations are foreseen; under --delta-backend auto a run takes those of "
+    "flash-linear-attention where they can run, which need less memory and time"
+)
+"""For whoever asks what a run needs: the kernels are chosen where the GPU and the packages are."""
 FLA_CHUNK = 64
 """Tokens of a chunk of flash-linear-attention's kernels, which keep a matrix of each head before each chunk."""
 FLA_DOCUMENTS = 16

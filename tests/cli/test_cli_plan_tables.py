@@ -7,6 +7,7 @@ import pytest
 from plan_answers import printed
 
 from memo.cli import plan as plan_command
+from memo.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
 LONG = ["--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16"]
@@ -104,3 +105,15 @@ def test_a_narrow_table_says_what_it_leaves_out(capsys: Capture, monkeypatch: py
     narrow = printed(asked, capsys)
     assert "\nnot shown for want of room: dp, " in narrow and "TFLOP/s" not in narrow.splitlines()[2]
     assert printed([*asked, "--wide"], capsys) == whole
+
+
+@pytest.mark.parametrize("command", ["plan", "estimate"])
+def test_whose_kernels_of_delta_nets_are_foreseen_is_told(command: str, capsys: Capture) -> None:
+    job = [command, "--gpus", "8", "--hardware", "h100-80", "--seq-len", "8192", "--model"]
+    told = {}
+    for model in ("qwen3.5-4b", "llama-3.1-8b"):
+        assert main([*job, model]) == 0
+        told[model] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gated delta nets: ")]
+    (line,) = told["qwen3.5-4b"]
+    assert "torch's operations are foreseen" in line and "--delta-backend auto" in line
+    assert told["llama-3.1-8b"] == []

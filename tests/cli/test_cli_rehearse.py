@@ -217,6 +217,14 @@ def test_what_stands_for_other_kernels_and_what_memo_train_would_refuse_is_told(
     assert "  memo train          would refuse to start it: it is too slow\n" in printed
 
 
+def test_whose_kernels_of_delta_nets_ran_is_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {}
+    for flags in (SMALL, f"{MACHINE} --model qwen3.5-tiny", f"{MACHINE} --model qwen3.5-tiny --delta-backend torch"):
+        assert main(["rehearse", *flags.split()]) == 0
+        told[flags] = "gated delta nets: torch's operations are foreseen" in capsys.readouterr().out
+    assert list(told.values()) == [False, True, False]
+
+
 @pytest.mark.parametrize(
     ("shortage", "verdict"),
     [
