@@ -34,7 +34,8 @@ GPUS = 8
 STEPS = STEADY_STEPS
 """That count, after the first."""
 EVIDENCE = "on the emulated GPU"
-ROOMY = Device(memory_gib=180, host_memory_gib=2000, without_numbers=True)
+ROOMY_HOST_GIB = 2000
+ROOMY = Device(memory_gib=180, host_memory_gib=ROOMY_HOST_GIB, without_numbers=True)
 """Holds whatever a rank needs, so that it can be seen."""
 H100 = dataclasses.replace(ROOMY, memory_gib=80)
 """Where alpha auto decides by what the device has."""
@@ -65,7 +66,11 @@ ALLOCATORS = {"default": "", "expandable_segments": "expandable_segments:True", 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A run; the ranks that tp does not take are those of cp."""
+    """A run; the ranks that tp and pp do not take are those of cp.
+
+    `offload_tiles` are those of swept layers, None: memo's choice, and `host_gib` is what the rank may have of its
+    node's host memory.
+    """
 
     model: str
     seq_length: int
@@ -74,14 +79,19 @@ class Case:
     tp: int = GPUS
     cp_comm_type: str = ""
     are_layers_swept: bool = False
+    pp: int = 1
+    num_sequences: int = 1
+    offload_tiles: int | None = None
+    host_gib: int = ROOMY_HOST_GIB
 
     @property
     def cp(self) -> int:
-        return GPUS // self.tp
+        return GPUS // self.tp // self.pp
 
     @property
     def name(self) -> str:
         layout = f", tp {self.tp} cp {self.cp} {self.cp_comm_type}" if self.cp > 1 else ""
+        layout += f", tp {self.tp} pp {self.pp}, {self.num_sequences} sequences" if self.pp > 1 else ""
         swept = ", swept" if self.are_layers_swept else ""
         streamed = ", states streamed" if self.are_states_streamed else ""
         return f"{self.model}, {self.seq_length // 1024}K{layout}, {self.way}{swept}{streamed}"
@@ -90,11 +100,16 @@ class Case:
     def flags(self) -> dict[str, object]:
         states = _STREAMED if self.are_states_streamed else {}
         swept = _SWEPT if self.are_layers_swept else {}
-        return {**BASE, "seq_length": self.seq_length, **WAYS[self.way], **states, **swept, **self._layout}
+        swept |= {} if self.offload_tiles is None else {"offload_tiles": self.offload_tiles}
+        lengths = {"seq_length": self.seq_length, "global_batch_size": self.num_sequences}
+        return {**BASE, **lengths, **WAYS[self.way], **states, **swept, **self._layout}
 
     @property
     def _layout(self) -> dict[str, object]:
-        """On a ring the last rank needs most: all its queries meet the keys of each other rank."""
+        """On a ring the last rank needs most: all its queries meet the keys of each other rank. Of a pipeline it is one
+        of the first stage, which has most microbatches in flight."""
+        if self.pp > 1:
+            return {"simulate_world": f"tp={self.tp},cp={self.cp},pp={self.pp}"}
         if self.cp == 1:
             return {}
         rank = GPUS - 1 if "p2p" in self.cp_comm_type else 0
@@ -103,11 +118,12 @@ class Case:
 
     @property
     def device(self) -> Device:
-        return H100 if self.way == "alpha auto" else ROOMY
+        return dataclasses.replace(H100 if self.way == "alpha auto" else ROOMY, host_memory_gib=self.host_gib)
 
 
 def cases() -> Iterator[Case]:
     yield from LAYOUTS
+    yield from EXPERTS
     yield from _of_tp_alone()
 
 
@@ -131,6 +147,15 @@ LAYOUTS = (
     Case("llama-3.1-8b", 1024 * 1024, "alpha 0", True, tp=2, cp_comm_type="a2a", are_layers_swept=True),
 )
 """Every type of context parallelism at 2, 4 and 8 ranks, and swept layers."""
+
+_NODE_HOST_GIB = 2048
+_OF_A_PLAN: dict[str, Any] = {"tp": 4, "pp": 2, "num_sequences": 2, "host_gib": _NODE_HOST_GIB // GPUS}
+EXPERTS = (
+    Case("qwen3-30b-a3b", 64 * 1024, "alpha auto", **_OF_A_PLAN),
+    Case("qwen3-30b-a3b", 1024 * 1024, "alpha auto", are_layers_swept=True, offload_tiles=32, **_OF_A_PLAN),
+)
+"""A mixture of experts in the layout that `memo plan --gpu h100-80 --gpus 8 --host-memory-gib 2048` finds for 1M
+tokens, with what a node of 2 TiB has for each rank."""
 
 COMPARED = (
     "gpt-7b, 64K, full recompute",
@@ -187,7 +212,7 @@ def foreseen(row: dict[str, Any]) -> RankMemory:
 def table(kept: list[dict[str, Any]]) -> str:
     """Markdown; GiB of one rank, of a planned step where there is one. Errors are those of what is foreseen."""
     reserved_by = (f"reserved, {name}" for name in ALLOCATORS)
-    heads = ("run", "foreseen", "allocated", "error", *reserved_by, "error, planned", "pinned")
+    heads = ("run", "foreseen", "allocated", "error", *reserved_by, "error, planned", "pinned", "error, pinned")
     lines = [heads, ("---",) * len(heads)]
     for name in dict.fromkeys(row["name"] for row in kept):
         by_allocator = {row["allocator"]: row for row in kept if row["name"] == name}
@@ -198,8 +223,9 @@ def table(kept: list[dict[str, Any]]) -> str:
         reserved = [by_allocator[a]["reserved_bytes"] / GIB if a in by_allocator else None for a in ALLOCATORS]
         cells = (name, f"{expected / GIB:.3f}", f"{found / GIB:.3f}", f"{expected / found - 1:+.2%}")
         error = "" if planned is None else f"{in_pages / planned['reserved_bytes'] - 1:+.2%}"
-        pinned = f"{row['pinned_bytes'] / GIB:.1f}"
-        lines.append((*cells, *("" if n is None else f"{n:.2f}" for n in reserved), error, pinned))
+        pinned = row["pinned_bytes"]
+        of_host = (f"{pinned / GIB:.1f}", f"{memory.host / pinned - 1:+.2%}" if memory.host else "")
+        lines.append((*cells, *("" if n is None else f"{n:.2f}" for n in reserved), error, *of_host))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
