@@ -13,11 +13,13 @@ from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.own_memory import own_memory, reserved_under_plan
 from memo.estimate.rank_memory import RankMemory
 from memo.estimate.unseen_memory import unseen_memory
-from memo.units import GIB
+from memo.units import GIB, MIB
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "full_size.jsonl"
 MOST_OFF_RESERVED = 0.015
 """Of 1.5 GiB a page more or less is 1.3 %."""
+MOST_PINNED_BESIDE = 13 * MIB
+"""Tokens of a batch on their way to the device, and a few numbers."""
 
 
 def kept_rows() -> list[dict[str, Any]]:
@@ -33,11 +35,14 @@ def foreseen(row: dict[str, Any]) -> RankMemory:
 
 
 def test_rows_are_of_one_commit_and_cover_models_lengths_ways_and_layouts() -> None:
+    """Those of a mixture of experts are of a commit of their own."""
     rows = kept_rows()
-    assert len({row["commit"] for row in rows}) == 1
+    for is_mixture in (False, True):
+        assert len({row["commit"] for row in rows if bool(preset(row["model"]).num_experts) == is_mixture}) == 1
     assert len({row["name"] for row in rows}) >= 30
-    assert {row["model"] for row in rows} == {"gpt-7b", "llama-3.1-8b"}
+    assert {row["model"] for row in rows} == {"gpt-7b", "llama-3.1-8b", "qwen3-30b-a3b"}
     assert {row["seq_length"] for row in rows} == {65536, 262144, 1048576}
+    assert {row["seq_length"] for row in rows if preset(row["model"]).num_experts} == {65536, 1048576}
     assert len({row["way"] for row in rows}) == 4 and len({row["are_states_streamed"] for row in rows}) == 2
     layouts = {row["name"]: row for row in rows if row["tp"] < 8 or row["are_layers_swept"]}
     assert len(layouts) >= 12 and {row["are_layers_swept"] for row in layouts.values()} == {False, True}
@@ -46,8 +51,9 @@ def test_rows_are_of_one_commit_and_cover_models_lengths_ways_and_layouts() -> N
 
 
 @pytest.mark.parametrize("row", kept_rows(), ids=lambda row: f"{row['name']}, {row['allocator']}")
-def test_reserved_bytes_are_foreseen(row: dict[str, Any]) -> None:
+def test_reserved_and_pinned_bytes_are_foreseen(row: dict[str, Any]) -> None:
     memory = foreseen(row)
+    assert 0 <= row["pinned_bytes"] - memory.host <= MOST_PINNED_BESIDE
     assert row["reserved_bytes"] >= row["allocated_bytes"]
     if row["allocator"] == "planned":
         assert row["hits"] > 0 and row["fallbacks"] == row["device_mallocs"] == 0
