@@ -30,8 +30,6 @@ from memo.estimate.node_share import with_lone_link
 from memo.estimate.time_errors import StepParts, time_error
 from memo.simulate import StepPrediction, predict_step
 from memo.simulate.framework import MEGATRON_LM, MEMO, Framework
-from memo.simulate.model import step_model
-from memo.simulate.parts import step_parts
 from memo.spec.shapes import shape_of
 from memo.units import GIB
 
@@ -68,8 +66,7 @@ class Held:
         return self.step_s / self.foreseen(efficiency).step_time_s - 1
 
     def parts(self) -> StepParts:
-        model = step_model(self.config, self.gpus, self.machine, framework=self.framework)
-        return step_parts(self.foreseen(), model, self.config)
+        return self.foreseen().parts
 
     def bar(self) -> float:
         """The share of the step by which memo says that it may be off."""

@@ -32,8 +32,6 @@ from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.time_errors import TIE_SHARE, StepParts, time_error
 from memo.simulate import StepPrediction, predict_step
 from memo.simulate.framework import MEGATRON_LM, MEMO, Framework
-from memo.simulate.model import step_model
-from memo.simulate.parts import step_parts
 from memo.spec.flops import model_flops_per_token
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
@@ -100,9 +98,7 @@ class Measurement:
 
 def parts(measured: Measurement, efficiency: Efficiency | None = None) -> StepParts:
     """What its foreseen step consists of."""
-    hardware = with_efficiency(HARDWARE[measured.hardware], efficiency)
-    model = step_model(measured.config, measured.gpus, hardware, measured.alpha, measured.framework)
-    return step_parts(measured.predicted(efficiency), model, measured.config)
+    return measured.predicted(efficiency).parts
 
 
 def bar(measured: Measurement, efficiency: Efficiency | None = None) -> float:

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 import sys
 import warnings
 from collections.abc import Iterator
@@ -251,4 +250,4 @@ def warn(text: str) -> None:
 
 def host_name() -> str:
     """Of this machine, without its domain."""
-    return socket.gethostname().split(".")[0]
+    return os.uname().nodename.split(".")[0]

@@ -4,7 +4,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Sequence
-from html import escape
 from itertools import zip_longest
 from math import inf
 
@@ -66,6 +65,8 @@ def text_table(
 
 def html_table(rows: Sequence[Sequence[str]], title: str) -> str:
     """The same for notebooks, the first row as a head, below `title`."""
+    from html import escape  # for notebooks alone
+
     head, *body = ([escape(visible(cell)) for cell in row] for row in rows)
     lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body]
     names = "".join(f"<th>{cell}</th>" for cell in head)

@@ -8,7 +8,6 @@ after a crash.
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -72,7 +71,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     target.parent.mkdir(parents=True, exist_ok=True)
     if (kind := other_kind(target)) is not None:
         raise _not_regular(target, kind)
-    partial = target.parent / f"{target.name}.{secrets.token_hex(4)}.partial"  # two processes may write one file
+    partial = target.parent / f"{target.name}.{os.urandom(4).hex()}.partial"  # two processes may write one file
     descriptor = open_regular(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with open(descriptor, "wb") as file:

@@ -5,21 +5,30 @@ models, for Mistral 7B that of v0.3, for Mistral Small that of 2501. Each is wri
 family says the rest (memo.config.hugging_face_families).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import cache, partial
+from typing import Any, ParamSpec
 
 from memo.config.hugging_face import model_of
 from memo.config.model import ModelConfig
 
 _Keys = Mapping[str, Any]
+_Arguments = ParamSpec("_Arguments")
 
 
+def _later(make: Callable[_Arguments, ModelConfig]) -> Callable[_Arguments, Callable[[], ModelConfig]]:
+    """A shape is made when it is asked for, since a command needs one of sixty."""
+    return partial(partial, make)
+
+
+@_later
 def _paper_gpt(num_layers: int, hidden_size: int, heads: int) -> ModelConfig:
     """The paper counts P = 12 n h^2 + v h: tied embedding, no biases, no position table (rotary)."""
     return ModelConfig(num_layers=num_layers, hidden_size=hidden_size, num_attention_heads=heads, vocab_size=50257)
 
 
+@_later
 def _sized(family: _Keys, layers: int, hidden: int, heads: int, groups: int, ffn: int, **others: Any) -> ModelConfig:
     """A model of a family in these sizes; `ffn` is the width of each expert in a family with experts."""
     width = "moe_intermediate_size" if "num_experts" in family else "intermediate_size"
@@ -27,9 +36,10 @@ def _sized(family: _Keys, layers: int, hidden: int, heads: int, groups: int, ffn
     return model_of({**family, **sizes, "num_key_value_heads": groups, width: ffn, **others}, "preset")
 
 
+@_later
 def _tiny(family: _Keys, ffn: int = 352, **others: Any) -> ModelConfig:
     """Four layers of four heads, of whatever vocabulary the data have."""
-    model = _sized(family, 4, 128, 4, 2, ffn, **{"vocab_size": 1, **others})
+    model = _sized(family, 4, 128, 4, 2, ffn, **{"vocab_size": 1, **others})()
     return replace(model, vocab_size=None, kv_channels=others.get("head_dim"))
 
 
@@ -86,13 +96,14 @@ _OLMO_3 = {
     "vocab_size": 100278,
 }
 
-PRESETS: dict[str, ModelConfig] = {
-    "gpt-tiny": ModelConfig(),
+_MADE: dict[str, Callable[[], ModelConfig]] = {
+    "gpt-tiny": ModelConfig,
     "gpt-7b": _paper_gpt(32, 4096, 32),
     "gpt-13b": _paper_gpt(40, 5120, 40),
     "gpt-30b": _paper_gpt(48, 7168, 56),
     "gpt-65b": _paper_gpt(80, 8192, 64),
-    "gpt2-tiny": ModelConfig(
+    "gpt2-tiny": partial(
+        ModelConfig,
         activation="gelu_tanh",
         position_embedding_type="learned_absolute",
         add_bias_linear=True,
@@ -185,6 +196,21 @@ PRESETS: dict[str, ModelConfig] = {
 }
 
 
+class _Presets(Mapping[str, ModelConfig]):
+    def __init__(self) -> None:
+        self._get = cache(lambda name: _MADE[name]())
+
+    def __getitem__(self, name: str) -> ModelConfig:
+        return self._get(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MADE)
+
+    def __len__(self) -> int:
+        return len(_MADE)
+
+
+PRESETS: Mapping[str, ModelConfig] = _Presets()
 PUBLISHED = [name for name in PRESETS if not name.endswith("-tiny")]
 """Presets that messages list; tiny ones are for tests and examples."""
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from memo.config import RunConfig
-from memo.estimate.own_memory import OwnBounds, own_bounds, own_memory
-from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, rank_memory, worst_rank
+from memo.estimate.own_memory import own_memories, worst_stages
+from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, worst_rank
 from memo.estimate.unseen_memory import FAST_NODE, NOTHING, Links, Unseen, unseen_memory
 from memo.estimate.verdict import Program
 from memo.spec.shapes import ModelShape
@@ -35,37 +35,19 @@ class Account:
     logit_bytes: int | None = WHOLE_LOGIT_BYTES
     links: Links = FAST_NODE
 
-    def stage(self, config: RunConfig, stage: int, moved: Moved | None = None) -> RankMemory:
-        """Memory of the rank of a pipeline stage that needs most.
+    def stages(self, config: RunConfig, moved: Moved | None = None) -> Mapping[int, RankMemory]:
+        """Memory of the rank that needs most of each stage that may need most; of Megatron-LM of the worst stage alone.
 
         `moved` is what a swap plan moves; by default it is what a number in --offload-alpha moves.
         """
         if self.program == "memo":
-            return _own(config, self.world_size, stage, _key(moved), self.links)
-        return rank_memory(config, self.shape, self.world_size, stage, logit_bytes=self.logit_bytes, moved=moved)
+            return _own(config, self.world_size, _key(moved), self.links)
+        shape, logit_bytes = self.shape, self.logit_bytes
+        return {0: worst_rank(config, shape, self.world_size, logit_bytes=logit_bytes, moved=moved)}
 
     def worst(self, config: RunConfig, moved: Moved | None = None) -> RankMemory:
         """Memory of the rank that needs most, over all stages."""
-        if self.program != "memo":
-            return worst_rank(config, self.shape, self.world_size, logit_bytes=self.logit_bytes, moved=moved)
-        bounds = self.bounds(config, moved)
-        worst: RankMemory | None = None
-        for stage in sorted(bounds, key=lambda stage: -bounds[stage].most):
-            if worst is None or bounds[stage].most > worst.total:  # else this stage cannot need more
-                rank = self.stage(config, stage, moved)
-                worst = rank if worst is None or rank.total > worst.total else worst
-        assert worst is not None
-        return worst
-
-    def bounds(self, config: RunConfig, moved: Moved | None = None) -> Mapping[int, OwnBounds]:
-        """Bounds of what `stage` returns, of each stage that may need most, in less time.
-
-        For Megatron-LM it is the exact answer of `worst`, which is cheap there, whichever stage that is.
-        """
-        if self.program == "memo":
-            return _own_bounds(config, self.world_size, _key(moved), self.links)
-        memory = self.worst(config, moved)
-        return {0: OwnBounds(memory, memory.total)}
+        return max(self.stages(config, moved).values(), key=lambda rank: rank.total)
 
     def unseen(self, config: RunConfig, rank: RankMemory) -> Unseen:
         """What torch does not see of a rank of memo's, with its range; Megatron-LM's is fitted with all else."""
@@ -92,10 +74,5 @@ def _moved(key: _Key) -> Moved | None:
 
 
 @lru_cache(maxsize=1024)
-def _own(config: RunConfig, world_size: int, stage: int, moved: _Key, links: Links) -> RankMemory:
-    return own_memory(config, world_size, stage, moved=_moved(moved), links=links)
-
-
-@lru_cache(maxsize=1024)
-def _own_bounds(config: RunConfig, world_size: int, moved: _Key, links: Links) -> dict[int, OwnBounds]:
-    return own_bounds(config, world_size, moved=_moved(moved), links=links)
+def _own(config: RunConfig, world_size: int, moved: _Key, links: Links) -> dict[int, RankMemory]:
+    return own_memories(config, world_size, worst_stages(config), moved=_moved(moved), links=links)

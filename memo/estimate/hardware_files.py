@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
-from memo.artifacts.fields import checked, in_range
+from memo.artifacts.fields import checked, field_types, in_range
 from memo.artifacts.reading import Source, read_toml, shown
 from memo.errors import ConfigError
 from memo.estimate.gpu_peaks import bf16_peak_tflops
@@ -135,7 +135,7 @@ def _require_known(given: Mapping[str, object], known: Iterable[str], source: st
 def _checked(section: type, name: str, value: object, source: str) -> Any:
     """The value, if it has the type of the field; numbers must be above 0 unless a device may lack them, and shares
     at most 1."""
-    hint = get_type_hints(section)[name]
+    hint = field_types(section)[name]
     if section is Efficiency and name in _SHARES:
         hint = _SHARE
     elif section is Efficiency and name in ("hop_s", "host_kernel_s"):

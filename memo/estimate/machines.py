@@ -21,13 +21,13 @@ def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
     """
     if name.endswith(".toml"):
         return read_hardware(name)
-    machines = {key: machine for key, machine in HARDWARE.items() if machine.device == "cuda"}
     wanted = (name or DEFAULT).strip().lower().removesuffix("gib").removesuffix("gb")
     wanted = "-".join(wanted.split())
     family = wanted.rpartition("-")[0]
     for key in (wanted, family):
-        if key in machines:
-            return machines[key]
+        if key in HARDWARE and HARDWARE[key].device == "cuda":
+            return HARDWARE[key]
+    machines = {key: machine for key, machine in HARDWARE.items() if machine.device == "cuda"}
     kin = [machine for key, machine in machines.items() if key.startswith(f"{wanted}-")]
     fitting = [machine for machine in kin if memory_gib is None or _is_about(machine.memory_gib, memory_gib)]
     if fitting:

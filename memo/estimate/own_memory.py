@@ -20,16 +20,13 @@ CPUs.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches
-from memo.estimate.program.bounds import memory_bounds
-from memo.estimate.program.memory import program_memory
+from memo.estimate.program.memory import Program
 from memo.estimate.rank_memory import RankMemory
-from memo.estimate.state_memory import StateBytes
-from memo.estimate.swap_memory import swap_bytes
-from memo.estimate.unseen_memory import CONTEXT, FAST_NODE, Links, communicator_memory, page_table_bytes, unseen_memory
+from memo.estimate.unseen_memory import FAST_NODE, Links, page_table_bytes, unseen_memory
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved
 from memo.spec.torch_segments import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
@@ -56,33 +53,35 @@ def own_memory(
             as off.
         links: between GPUs, which decide what NCCL takes.
     """
+    return own_memories(config, world_size, [stage], moved=moved, links=links)[stage]
+
+
+def own_memories(
+    config: RunConfig, world_size: int, stages: Iterable[int], *, moved: Moved | None = None, links: Links = FAST_NODE
+) -> dict[int, RankMemory]:
+    """The same of several stages, which share most of the counting."""
     config, moved = _moving(config, moved)
-    program = program_memory(config, world_size, stage, moved)
-    kept = (layers_in_flight(config, num_microbatches(config, world_size), stage) - 1) * program.kept_bytes
-    host = 0 if moved is None else swap_bytes(config, world_size, stage, moved).host
-    if config.hardware.device == "cuda":
-        context = unseen_memory(config, world_size, links, host + program.states.host).foreseen
-    else:
-        context = cpu_context_bytes(program.total, world_size)
-    return _rank_memory(program.states, program.rounding_buffers, kept, program.total, context, host)
-
-
-def _rank_memory(
-    states: StateBytes, rounding_buffers: int, kept: int, allocated: int, context: int, host: int
-) -> RankMemory:
-    """The components of `allocated` bytes of the device; `host`: bytes of activations in host memory."""
-    return RankMemory(
-        weights=states.weights,
-        gradients=states.gradients,
-        optimizer=states.optimizer,
-        state_slots=states.slots + states.staging,
-        skeletal=kept,
-        rounding_buffers=rounding_buffers,
-        transient=allocated - states.device - rounding_buffers - kept,
-        communication=0,
-        context=context,
-        host=host + states.host,
-    )
+    program, is_gpu, found = Program(config, world_size, moved), config.hardware.device == "cuda", {}
+    unseen = unseen_memory(config, world_size, links).foreseen if is_gpu else 0
+    for stage in stages:
+        states, swap = program.states(stage), program.swap(stage)
+        allocated = states.device + swap.rounding_buffers + program.peak_bytes(stage)
+        in_flight = layers_in_flight(config, program.sizes.microbatches, stage)
+        found[stage] = RankMemory(
+            weights=states.weights,
+            gradients=states.gradients,
+            optimizer=states.optimizer,
+            state_slots=states.slots + states.staging,
+            skeletal=(kept := (in_flight - 1) * program.kept_bytes(stage)),
+            rounding_buffers=swap.rounding_buffers,
+            transient=allocated - states.device - swap.rounding_buffers - kept,
+            communication=0,
+            context=unseen + page_table_bytes(swap.host + states.host)
+            if is_gpu
+            else cpu_context_bytes(allocated, world_size),
+            host=swap.host + states.host,
+        )
+    return found
 
 
 def possible_memory(config: RunConfig, world_size: int, stage: int, links: Links = FAST_NODE) -> list[RankMemory]:
@@ -139,14 +138,6 @@ def _on_device(config: RunConfig, memory: RankMemory) -> int:
     return memory.total if config.hardware.device == "cuda" else memory.allocated
 
 
-@dataclass(frozen=True)
-class OwnBounds:
-    """Bounds of the memory of one stage: the components that it has at least, and the total that it has at most."""
-
-    least: RankMemory
-    most: int
-
-
 def worst_stages(config: RunConfig) -> list[int]:
     """Stages of which one needs most memory.
 
@@ -155,19 +146,6 @@ def worst_stages(config: RunConfig) -> list[int]:
     """
     last = config.parallel.pp - 1
     return sorted({0, min(1, last), last})
-
-
-def own_bounds(
-    config: RunConfig, world_size: int, *, moved: Moved | None = None, links: Links = FAST_NODE
-) -> dict[int, OwnBounds]:
-    """Bounds of `own_memory` on GPUs for each of `worst_stages`, at a twentieth of its cost; arguments as there."""
-    config, moved = _moving(config, moved)
-    communicators, found = communicator_memory(config, world_size, links), {}
-    for stage, at in memory_bounds(config, world_size, worst_stages(config), moved).items():
-        context = (CONTEXT + communicators).foreseen + page_table_bytes(at.swap.host + at.states.host)
-        least = _rank_memory(at.states, at.swap.rounding_buffers, at.kept, at.least, context, at.swap.host)
-        found[stage] = OwnBounds(least, at.most + context)
-    return found
 
 
 def _moving(config: RunConfig, moved: Moved | None) -> tuple[RunConfig, Moved | None]:

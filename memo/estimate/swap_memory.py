@@ -57,6 +57,9 @@ class SwapBytes:
     records: int
 
 
+NO_SWAP = SwapBytes(0, 0, 0)
+
+
 def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> SwapBytes:
     """Device and host bytes of a rank of `stage`."""
     return laid_out_bytes(config, world_size, stage, slot_layout(config, moved))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.estimate.hardware import Hardware
-from memo.spec.process_groups import Traffic, groups_of, traffic_of
+from memo.spec.process_groups import PlannedGroup, Traffic, groups_of, traffic_of
 from memo.units import MIB
 
 
@@ -106,9 +106,14 @@ def unseen_memory(config: RunConfig, world_size: int, links: Links = FAST_NODE, 
 
 def communicator_memory(config: RunConfig, world_size: int, links: Links = FAST_NODE) -> Unseen:
     """What NCCL takes for all communicators of a rank, once each was used."""
+    return _of_all(groups_of(config, world_size), config.parallel.cp_comm_type, links)
+
+
+@lru_cache(maxsize=256)
+def _of_all(groups: tuple[PlannedGroup, ...], cp_comm_type: str, links: Links) -> Unseen:
     used: dict[tuple[str, Traffic], int] = {}  # the size of each communicator, by what passes over it
-    for group in groups_of(config, world_size):
-        used[group.communicator, traffic_of(config, group)] = group.size
+    for group in groups:
+        used[group.communicator, traffic_of(group, cp_comm_type)] = group.size
     parts = (_of(traffic, size, links) for (_, traffic), size in used.items())
     return Unseen(*map(sum, zip(NOTHING, *parts, strict=True)))
 

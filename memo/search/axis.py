@@ -144,7 +144,7 @@ def shortage_of(question: Question) -> str:
     if costs and moves_any(costs[nearest]):
         lacks = shortage(costs[nearest])
     else:
-        lacks = size(question, *nearest, exactly=True).shortage(question)
+        lacks = size(question, *nearest).shortage(question)
     return f"{lacks} with {question.seq_len:,} tokens under {layout}, {strategy}"
 
 

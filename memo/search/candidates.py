@@ -112,14 +112,16 @@ GRID = tuple(Strategy(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0))
 def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> RunConfig:
     """The run, not yet checked; made once, as a search asks for it at each of its steps."""
     made, key = question.runs, (layout, strategy)
-    if key not in made:
-        if strategy not in made:
-            made[strategy] = _under(question, strategy)
-        config = made[strategy]
-        spread = Strategy(sharding=strategy.sharding, order=strategy.order)
-        if strategy != spread:  # only its memory differs
-            made[key] = replace(config_of(question, layout, spread), memory=config.memory)
-            return made[key]
+    found = made.get(key)
+    if found is not None:
+        return found
+    if strategy not in made:
+        made[strategy] = _under(question, strategy)
+    config = made[strategy]
+    spread = Strategy(sharding=strategy.sharding, order=strategy.order)
+    if strategy != spread:  # only its memory differs
+        found = replace(config_of(question, layout, spread), memory=config.memory)
+    else:
         parallel = replace(
             config.parallel,
             tensor_model_parallel_size=layout.tp,
@@ -129,8 +131,9 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
             num_virtual_stages_per_pipeline_rank=layout.vpp,
         )
         training = replace(config.training, micro_batch_size=layout.mbs)
-        made[key] = replace(config, parallel=parallel, training=training)
-    return made[key]
+        found = replace(config, parallel=parallel, training=training)
+    made[key] = found
+    return found
 
 
 def _under(question: Question, strategy: Strategy) -> RunConfig:

@@ -6,13 +6,11 @@ from enum import StrEnum
 from math import inf
 
 from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
-from memo.search.candidates import Layout, Strategy, config_of
+from memo.search.candidates import Layout, Strategy
 from memo.search.costs import billion_tokens_s, dollars_text
 from memo.search.question import Question
 from memo.search.sizing import Sized
 from memo.simulate import StepPrediction
-from memo.simulate.model import step_model
-from memo.simulate.parts import step_parts
 from memo.text_table import html_table
 from memo.units import GIB
 
@@ -189,9 +187,7 @@ class Plan:
 
 def speed_error(question: Question, choice: Timed) -> TimeError:
     """How far the speed foreseen for a choice may lie from a measured one."""
-    config, hardware = config_of(question, choice.layout, choice.strategy), question.hardware
-    model = step_model(config, question.gpus, hardware, choice.moved)
-    return time_error(hardware, step_parts(choice.step, model, config))
+    return time_error(question.hardware, choice.step.parts)
 
 
 def cells_of(question: Question, choice: Choice) -> dict[str, str]:

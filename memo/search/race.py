@@ -168,8 +168,8 @@ class Race:
         self, layout: Layout, strategy: Strategy, leaves_room: bool, swap: SwapChoice | None, limit_s: float
     ) -> Iterator[Timed]:
         moved = None if swap is None else swap.tiles
-        if not (leaves_room and size(self.question, layout, strategy, moved, exactly=True).is_tight):
-            yield timed(self.question, layout, strategy, swap)
+        if not (leaves_room and size(self.question, layout, strategy, moved).is_tight):
+            yield timed(self.question, layout, strategy, swap, self.bounds.layer(layout, strategy))
 
     def _find_ways(self, layout: Layout) -> list[Strategy]:
         """The strategies of a layout that may be its fastest, of which some may not fit; none where nothing fits.
@@ -256,14 +256,21 @@ class Race:
         return costs if fits(costs) else None
 
 
-def timed(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> Timed:
-    """A candidate simulated, fitting or not; `swap` is of alpha auto, where it is known already."""
+def timed(
+    question: Question,
+    layout: Layout,
+    strategy: Strategy,
+    swap: SwapChoice | None = None,
+    layer: LayerCost | None = None,
+) -> Timed:
+    """A candidate simulated, fitting or not; `swap` is of alpha auto, and `layer`, where they are known already."""
     moved: dict[str, int] | None = None
     limit = NOTHING_BINDS if strategy == KEEP else "device memory"
     if strategy.alpha == "auto":
         swap = swap or swap_choice(question, layout, strategy)
         moved, limit = swap.tiles, str(swap.limit)
-    step = predict_step(config_of(question, layout, strategy), question.gpus, question.hardware, moved)
+    config = config_of(question, layout, strategy)
+    step = predict_step(config, question.gpus, question.hardware, moved, layer=layer)
     return Timed(layout, strategy, step, limit, moved)
 
 

@@ -6,7 +6,7 @@ garbage collection.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from math import ceil
 
 from memo.config import RunConfig
@@ -40,35 +40,19 @@ class RankBytes:
         units = {stage: rank_units(config, world_size, stage) for stage in self._stages}
         self.states = cache(lambda placement, stage: placed_bytes(units[stage], placement, sizes))
 
-    def of_device(self, config: RunConfig, moved: Moved | None) -> tuple[DeviceBytes, DeviceBytes, DeviceBytes]:
-        """On the stage that needs most, under a use of activations: exactly, at least and at most.
-
-        The bounds take less time where they differ.
-        """
+    def of_device(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
+        """On the stage that needs most, under a use of activations."""
         if self._device == "cpu":
-            exact: DeviceBytes = cache(
+            return cache(
                 lambda placement: max(
                     device_bytes(with_placement(config, placement), self._world_size, stage, moved)
                     for stage in self._stages
                 )
             )
-            return exact, exact, exact
+        return self._beside_states(config, moved)
 
-        def totals(run: RunConfig) -> dict[int, int]:
-            return {stage: self._account.stage(run, stage, moved).total for stage in self._stages}
-
-        def bounds(which: int, run: RunConfig) -> dict[int, int]:
-            found = self._account.bounds(run, moved).items()
-            return {stage: (both.least.total, both.most)[which] for stage, both in found}
-
-        known = totals, partial(bounds, 0), partial(bounds, 1)
-        exact, least, most = (self._beside_states(config, of_stages) for of_stages in known)
-        return exact, least, most
-
-    def _beside_states(self, config: RunConfig, totals: Callable[[RunConfig], dict[int, int]]) -> DeviceBytes:
-        """`totals`: bytes of a rank of each stage that may need most, for a run with a placement.
-
-        Besides its states, a rank's bytes are known with all states on the device, and with all optimizers in host
+    def _beside_states(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
+        """Besides its states, a rank's bytes are known with all states on the device, and with all optimizers in host
         memory. For placements between the two, memo's own account decreases with the number of reduced gradients that
         wait on the device for their update. At each moment of a step these are as many as there are layers left on the
         device, or none; so the peak lies below the straight line between the two values.
@@ -78,7 +62,8 @@ class RankBytes:
         @cache
         def rests(placement: StatePlacement) -> dict[int, int]:
             run = config if placement == none else with_placement(config, placement)
-            return {stage: total - self._states_bytes(placement, stage) for stage, total in totals(run).items()}
+            ranks = self._account.stages(run, moved).items()
+            return {stage: rank.total - self._states_bytes(placement, stage) for stage, rank in ranks}
 
         def needed(placement: StatePlacement) -> int:
             share = placement.num_driven / placement.layers

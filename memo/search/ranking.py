@@ -75,7 +75,7 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
 
 
 def _sized(question: Question, each: Timed) -> Choice:
-    return Choice(**vars(each), sized=size(question, each.layout, each.strategy, each.moved, exactly=True))
+    return Choice(**vars(each), sized=size(question, each.layout, each.strategy, each.moved))
 
 
 def _refined(race: Race, choice: Timed) -> Timed:
@@ -87,12 +87,12 @@ def _refined(race: Race, choice: Timed) -> Timed:
     alphas = [float(share.alpha) for share in GRID]
     config, layer = config_of(question, layout, AUTO), race.bounds.layer(layout, AUTO)
     swaps = given_swaps(config, question.gpus, question.hardware, alphas, layer)
-    best, is_tight = choice, size(question, layout, AUTO, choice.moved, exactly=True).is_tight
+    best, is_tight = choice, size(question, layout, AUTO, choice.moved).is_tight
     for share, swap in zip(GRID, swaps, strict=True):
         if race.bounds.least_s(layout, share, swap) < step_s(best):
-            sized = size(question, layout, share, exactly=True)
+            sized = size(question, layout, share)
             if sized.verdict == Verdict.FITS and (is_tight or not sized.is_tight):
-                best = min(best, timed(question, layout, share), key=step_s)
+                best = min(best, timed(question, layout, share, layer=layer), key=step_s)
     return best
 
 

@@ -22,17 +22,15 @@ class Sized:
 
     Attributes:
         memory: of the worst rank, bytes.
-        is_exact: else that is the least that it takes, on the same side of every limit.
         host_bytes: of one node: all records, as far as they surely fit beside the states; the rest is on its disk.
         disk_bytes: of one node.
         gpu_excess, host_excess: what is needed over what surely fits.
         room_bytes: of the GPU, up to what surely fits; below 0 where that is exceeded.
-        is_tight: it fits, but would not if somewhat more than foreseen were taken of what torch does not see; or, where
-            it is not exact, may not.
+        is_tight: it fits, but would not if somewhat more than foreseen were taken of what torch does not see.
+        is_exact: else it is that of a candidate that needs no more, and does not fit either.
     """
 
     memory: RankMemory
-    is_exact: bool
     host_bytes: int
     verdict: Verdict
     gpu_excess: float
@@ -40,6 +38,7 @@ class Sized:
     room_bytes: float
     is_tight: bool
     disk_bytes: int = 0
+    is_exact: bool = True
 
     @property
     def told(self) -> str:
@@ -83,14 +82,11 @@ def size(
     layout: Layout,
     strategy: Strategy,
     moved: Mapping[str, int] | None = None,
-    *,
-    exactly: bool = False,
 ) -> Sized:
-    """Memory of a layout under a strategy: counted in full where its bounds leave the verdict open.
+    """Memory of a layout under a strategy.
 
     Args:
         moved: tiles by group, for alpha auto; default: none, the least that a swap plan can do with.
-        exactly: count it in full in any case, to show it.
     """
     config = config_of(question, layout, strategy)
     what: Moved | None = None
@@ -100,21 +96,16 @@ def size(
     capacity = question.capacity
     if what is not None or strategy.placement is not None:
         host, disk = node_bytes(config, question.gpus, question.hardware, what, capacity.host_bytes)
-    bounds = question.account.bounds(config, what).values()
-    memory, most = max((each.least for each in bounds), key=lambda rank: rank.total), max(each.most for each in bounds)
+    memory = question.account.worst(config, what)
     unseen = question.account.unseen(config, memory)
     verdict = judge(memory.total, host, capacity, unseen)
-    if most != memory.total and (exactly or verdict != judge(most, host, capacity, unseen)):
-        memory = question.account.worst(config, what)
-        most, verdict = memory.total, judge(memory.total, host, capacity, unseen)
     return Sized(
         memory,
-        most == memory.total,
         host,
         verdict,
         gpu_excess=memory.total / capacity.sure_gpu_bytes,
         host_excess=host / max(1, capacity.sure_host_bytes),
         room_bytes=capacity.sure_gpu_bytes - memory.total,
-        is_tight=verdict == Verdict.FITS and capacity.is_tight(most, unseen),
+        is_tight=verdict == Verdict.FITS and capacity.is_tight(memory.total, unseen),
         disk_bytes=disk,
     )

@@ -42,7 +42,6 @@ class ActivationUse:
         config: the run, with --offload-alpha off if nothing moves under auto.
         moved: tiles by group under --offload-alpha auto; None: nothing moves, or what the configuration says.
         device_bytes: bytes of a rank's device under a given placement, on the stage that needs most.
-        device_bounds: two that they lie between, which take less time where they differ from them.
         host_bytes: by stage, bytes of host memory of one rank without its states.
         simulate: a step of the run, its states wherever its configuration has them.
     """
@@ -50,7 +49,6 @@ class ActivationUse:
     config: RunConfig
     moved: Mapping[str, int] | None
     device_bytes: DeviceBytes
-    device_bounds: tuple[DeviceBytes, DeviceBytes]
     host_bytes: list[int]
     simulate: Callable[[RunConfig], StepPrediction]
 
@@ -178,9 +176,9 @@ class Costs:
         """Bytes of a rank's device, on the stage that needs most, and bytes of host memory of a node."""
         return use.device_bytes(placement), self._host_bytes(placement, use)
 
-    def least_excess(self, placement: StatePlacement, use: ActivationUse) -> tuple[float, float]:
-        """(device, host): what is needed at least, divided by what there is."""
-        device, host = use.device_bounds[0](placement), self._host_bytes(placement, use)
+    def excess(self, placement: StatePlacement, use: ActivationUse) -> tuple[float, float]:
+        """(device, host): what is needed, divided by what there is."""
+        device, host = self.needed(placement, use)
         return device / max(1.0, self.limits.device_bytes), host / max(1.0, self.limits.host_bytes)
 
     def _host_bytes(self, placement: StatePlacement, use: ActivationUse) -> int:
@@ -191,32 +189,24 @@ class Costs:
         return most_of_a_node(ranks, self.world_size // self.config.parallel.pp, self.limits.local_ranks)
 
     def holds(self, placement: StatePlacement, use: ActivationUse) -> bool:
-        """Whether both fit; the memory of the device is counted in full only where its bounds do not tell."""
+        """Whether both fit."""
         return self.fits_host(placement, use) and self.fits_device(placement, use)
 
     def fits_host(self, placement: StatePlacement, use: ActivationUse) -> bool:
         return self._host_bytes(placement, use) <= max(1.0, self.limits.host_bytes)
 
-    def may_fit_device(self, placement: StatePlacement, use: ActivationUse) -> bool:
-        return use.device_bounds[0](placement) <= max(1.0, self.limits.device_bytes)
-
     def fits_device(self, placement: StatePlacement, use: ActivationUse) -> bool:
-        limit = max(1.0, self.limits.device_bytes)
-        if not self.may_fit_device(placement, use):
-            return False
-        return use.device_bounds[1](placement) <= limit or use.device_bytes(placement) <= limit
+        return use.device_bytes(placement) <= max(1.0, self.limits.device_bytes)
 
     def _share_here(self, placement: StatePlacement) -> float:
         return 0.0 if placement.ends_on_host else 1.0 - placement.optimizer / placement.layers
 
     def _use(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> ActivationUse:
-        exact, least, most = self._ranks.of_device(config, moved)
         disk_bytes = self.limits.disk_bytes / self.limits.local_ranks
         return ActivationUse(
             config,
             tiles,
-            exact,
-            (least, most),
+            self._ranks.of_device(config, moved),
             host_bytes(config, self.world_size, moved, disk_bytes),
             partial(predict_step, world_size=self.world_size, hardware=self.hardware, alpha=tiles),
         )

@@ -9,7 +9,7 @@ Known error: at most 3 % slower than the best of a grid of quarters, in the case
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -23,8 +23,6 @@ from memo.search.state_costs import ActivationUse, Costs
 from memo.simulate.predict import StepPrediction
 from memo.spec.placement import StatePlacement, with_placement
 from memo.units import format_bytes
-
-FitsDevice = Callable[[StatePlacement, ActivationUse], bool]
 
 _CLIMBS = 8
 """Number of starting points of the local search, the most promising ones."""
@@ -101,10 +99,6 @@ def place(costs: Costs) -> Placed | None:
 def fits(costs: Costs, given: StatePlacement | None = None) -> bool:
     """Whether any placement fits, whatever its speed: that which comes nearest, or the given one."""
     uses = [use for use in costs.frugal_uses if costs.fits_host(given or costs.none, use)]  # states there only add
-    # With no more layers there than a bound asks for, host memory often tells that nothing fits, at little cost.
-    roughly = product(_least(costs, given, uses, costs.may_fit_device), uses)
-    if not any(costs.fits_host(start, use) for start, use in roughly):
-        return False
     return any(costs.holds(start, use) for start, use in product(_least(costs, given, uses), uses))
 
 
@@ -128,23 +122,21 @@ def moves_any(costs: Costs) -> bool:
 
 
 def least_excess(costs: Costs) -> float:
-    """What the placement nearest to fitting needs at least of the scarcer memory, divided by what there is."""
-    return max(costs.least_excess(*_nearest(costs, None)))
+    """What the placement nearest to fitting needs of the scarcer memory, divided by what there is."""
+    return max(costs.excess(*_nearest(costs, None)))
 
 
 def _nearest(costs: Costs, given: StatePlacement | None) -> tuple[StatePlacement, ActivationUse]:
     """The placement, or the given one, and the use of activations that need least of the scarcer memory."""
 
     def excess(pair: tuple[StatePlacement, ActivationUse]) -> tuple[float, float]:
-        both = costs.least_excess(*pair)
+        both = costs.excess(*pair)
         return max(both), sum(both)
 
     return min(product(_least(costs, given, costs.frugal_uses), costs.frugal_uses), key=excess)
 
 
-def _least(
-    costs: Costs, given: StatePlacement | None, uses: list[ActivationUse], fits_device: FitsDevice | None = None
-) -> list[StatePlacement]:
+def _least(costs: Costs, given: StatePlacement | None, uses: list[ActivationUse]) -> list[StatePlacement]:
     """The placements that need least memory relative to what there is, or the given one.
 
     They put all states of the fewest possible layers in host memory, and cast weights from the masters instead of
@@ -156,7 +148,7 @@ def _least(
     shapes = [_shape(costs, 1, 1, False)]
     if accumulates_whole(costs.none, costs.sizes):
         shapes.append(_shape(costs, 0, 1, False))
-    return [_with_optimizers(shape, _fewest(costs, shape, uses, fits_device)) for shape in shapes]
+    return [_with_optimizers(shape, _fewest(costs, shape, uses)) for shape in shapes]
 
 
 def least_s(costs: Costs, computed_s: float) -> float:
@@ -206,15 +198,12 @@ def _regular(placement: StatePlacement) -> StatePlacement:
     )
 
 
-def _fewest(
-    costs: Costs, shape: StatePlacement, uses: list[ActivationUse], fits_device: FitsDevice | None = None
-) -> int:
+def _fewest(costs: Costs, shape: StatePlacement, uses: list[ActivationUse]) -> int:
     """The fewest layers in host memory with which some use of activations fits on the device; all if none does."""
-    fits_device = fits_device or costs.fits_device
 
     def is_enough(count: int) -> bool:
         placement = _with_optimizers(shape, count)
-        return any(fits_device(placement, use) for use in reversed(uses))  # the last one needs least
+        return any(costs.fits_device(placement, use) for use in reversed(uses))  # the last one needs least
 
     every = costs.none.layers
     return bisect_left(range(every), True, key=is_enough) if is_enough(every) else every

@@ -52,11 +52,10 @@ def choose_swap(
     world_size = account.world_size
     free = modelled_problem(config, world_size, hardware, layer or _layer(config, hardware))
     nothing = free.uniform(0)
-    others_bytes = 0
-    for stage, bound in sorted(account.bounds(config, nothing).items(), key=lambda pair: -pair[1].most):
-        if bound.most - bound.least.rounding_buffers > others_bytes:  # else this stage cannot need more
-            rank = account.stage(config, stage, nothing)
-            others_bytes = max(others_bytes, rank.total - rank.rounding_buffers)
+    others_bytes, rank = max(
+        ((rank.total - rank.rounding_buffers, rank) for rank in account.stages(config, nothing).values()),
+        key=lambda pair: pair[0],
+    )
     # Whatever moves is pinned. Some room is left, if it can be, as nothing says exactly what torch does not see.
     moved_host = swap_bytes(config, world_size, 0, free.uniform(free.tiles)).host
     room = page_table_bytes(moved_host) + room_for_unseen(account.unseen(config, rank))

@@ -99,12 +99,12 @@ def _with_attention_again(config: RunConfig, world_size: int, limits: MemoryLimi
 
 
 def _fits_on_device(config: RunConfig, world_size: int, limits: MemoryLimits, sweep: Sweep) -> bool:
-    """Whether a device may hold what a run takes at least, its states included."""
+    """Whether a device holds what a run takes at least, its states included."""
     swept = with_sweep(config, sweep)
     if config.hardware.device != "cuda":
         return worst_device_bytes(swept, world_size) <= limits.device_bytes
     account = Account("memo", shape_of(swept.model, "", swept.data.seq_length), world_size, links=limits.links)
-    return all(each.least.total <= limits.device_bytes for each in account.bounds(swept, {}).values())
+    return account.worst(swept, {}).total <= limits.device_bytes
 
 
 def _fewest_again(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep) -> int:

@@ -3,14 +3,16 @@
 Shapes: t = s b / cp tokens gathered over tp, of which a rank of tp has t / tp between matrices.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
-from memo.config import ModelConfig, RunConfig
+from memo.config import RunConfig
 from memo.program.kinds import Kind, kind_of
 from memo.simulate.kernels import Group, Kernels
 from memo.spec.shapes import layer_matrices
 from memo.spec.skeleton import skeletal_tensors
+from memo.spec.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -76,18 +78,28 @@ class LayerShape:
 
     def matrix(self, module: str) -> tuple[int, ...]:
         """Outputs and inputs of a module's matrix on this rank, or of that of one expert."""
-        weight = layer_matrices(self.config.model)[module]
-        outputs, inputs = weight.local_shape(self.tp.size)
-        return outputs // max(1, weight.experts), inputs
+        return self._local_sizes[module]
 
     def is_frozen(self, module: str) -> bool:
         """Whether a module's matrix is not trained."""
-        return layer_matrices(self.config.model)[module].frozen
+        return self._matrices[module].frozen
 
     def adapter(self, module: str) -> tuple[str, ...]:
         """The two matrices of LoRA beside that of a module, if it has them."""
         names = tuple(f"{module}.adapter.{part}" for part in "ab")
-        return names if names[0] in layer_matrices(self.config.model) else ()
+        return names if names[0] in self._matrices else ()
+
+    @cached_property
+    def _matrices(self) -> Mapping[str, Weight]:
+        return layer_matrices(self.config.model)
+
+    @cached_property
+    def _local_sizes(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for module, weight in self._matrices.items():
+            outputs, inputs = weight.local_shape(self.tp.size)
+            found[module] = outputs // max(1, weight.experts), inputs
+        return found
 
     @property
     def experts(self) -> int:
@@ -105,8 +117,7 @@ class LayerShape:
 
     def value_bytes(self, *names: str) -> float:
         """Bytes of values on this rank, for the tokens of a tile: tp splits either the tokens or the width."""
-        widths, hidden = _widths(self.config.model), self.config.model.hidden_size
-        width = sum(widths.get(name, hidden) for name in names)
+        width = sum(self._widths.get(name, self.config.model.hidden_size) for name in names)
         return self.tile_tokens * width / self.tp.size * self.kernels.narrow
 
     def hidden_s(self, passes: float) -> float:
@@ -114,8 +125,7 @@ class LayerShape:
         num_bytes = passes * self.tokens / self.tp.size * self.config.model.hidden_size * self.kernels.narrow
         return self.kernels.memory_s(num_bytes, self.tiles)
 
-
-@lru_cache(maxsize=64)
-def _widths(model: ModelConfig) -> dict[str, int]:
-    """Elements a token of the values that are not hidden states."""
-    return {tensor.name: tensor.width for tensor in skeletal_tensors(model)}
+    @cached_property
+    def _widths(self) -> dict[str, int]:
+        """Elements a token of the values that are not hidden states."""
+        return {tensor.name: tensor.width for tensor in skeletal_tensors(self.config.model)}

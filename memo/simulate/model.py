@@ -99,13 +99,14 @@ def step_model(
     hardware: Hardware,
     alpha: float | Mapping[str, int] | None = None,
     framework: Framework = MEMO,
+    layer: LayerCost | None = None,
 ) -> StepModel:
     """Arguments and errors as of `memo.simulate.predict.predict_step`; --peak-tflops replaces the machine's peak."""
     dtype = resolved_dtype(config, hardware.device)
     if config.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
     kernels = Kernels(with_attention_of(hardware, config), dtype)
-    made = _layer(config, world_size, kernels, alpha, framework)
+    made = _layer(config, world_size, kernels, alpha, framework, layer)
     swap = made.swap
     from_host = swap is not None and config.memory.sweeps and config.memory.offload_hidden_states
     return StepModel(
@@ -176,11 +177,12 @@ def _layer(
     kernels: Kernels,
     alpha: float | Mapping[str, int] | None,
     framework: Framework,
+    known: LayerCost | None,
 ) -> _Layer:
     """Plain, or under a swap plan with its recomputation and copies."""
     asked: float | str | Mapping[str, int] = config.memory.offload_alpha if alpha is None else alpha
     if asked != "off" and (alpha is not None or config.memory.swaps):
-        layer = swapped_layer(config, kernels, framework)
+        layer = known if known is not None and config.memory.swaps else swapped_layer(config, kernels, framework)
         hardware = kernels.hardware
         limits = machine_limits(config, world_size, hardware) if asked == "auto" else NO_LIMITS
         problem = modelled_problem(config, world_size, hardware, layer, limits)
@@ -197,7 +199,7 @@ def _layer(
                 spared=sum((cost * moved[name] for name, cost in layer.recompute.items()), NOTHING),
                 always_share=problem.always_bytes / swap.moved_bytes if swap.moved_bytes else 1.0,
             )
-    layer = plain_layer(config, kernels, framework)
+    layer = known if known is not None and not config.memory.swaps else plain_layer(config, kernels, framework)
     hardware, by_layer = kernels.hardware, layer.by_layer
     times = LayerTimes(*layer.computed_s, copies_overlap=hardware.copies_overlap, by_layer=by_layer)
     if framework.copies_layer_inputs:

@@ -1,16 +1,19 @@
 """What a foreseen step consists of, for its error (memo.estimate.time_errors)."""
 
+from collections.abc import Mapping
+
 from memo.config import RunConfig
 from memo.estimate.time_errors import Copies, StepParts
 from memo.simulate.model import StepModel
-from memo.simulate.predict import StepPrediction
 from memo.simulate.swapping import moves_and_records
 
 
-def step_parts(step: StepPrediction, model: StepModel, config: RunConfig) -> StepParts:
-    """Of a step that was predicted by the model of the same run."""
+def step_parts(
+    seconds: Mapping[str, float], resources: Mapping[str, float], model: StepModel, config: RunConfig
+) -> StepParts:
+    """Of a step that takes `seconds` and uses `resources`, as of `memo.simulate.predict.StepPrediction`."""
     passes = model.layers_per_stage * model.pipeline.microbatches
-    again, seconds = model.recompute * passes, step.seconds
+    again = model.recompute * passes
     return StepParts(
         attention=seconds["attention"] + again.attention,
         products=seconds["matmul"] + again.matmul,
@@ -20,7 +23,7 @@ def step_parts(step: StepPrediction, model: StepModel, config: RunConfig) -> Ste
         host=seconds["host"],
         copies=seconds["copies"],
         of_activations=_copies(model, config, passes),
-        link=max(step.resources["h2d"], step.resources["d2h"]),
+        link=max(resources["h2d"], resources["d2h"]),
         has_unmeasured_host=model.has_unmeasured_host,
         has_experts=config.model.num_experts > 0,
         has_slow_attention=model.has_slow_attention,

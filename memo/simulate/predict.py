@@ -1,15 +1,18 @@
 """The time of one training step, predicted from the configuration and the machine alone."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
 from memo.estimate.hardware import Hardware
+from memo.estimate.time_errors import StepParts
 from memo.planner.solution import SwapSolution
+from memo.simulate.cost import LayerCost
 from memo.simulate.framework import MEMO, Framework
 from memo.simulate.model import StepModel, step_model
+from memo.simulate.parts import step_parts
 from memo.simulate.stage import run_stages, update_stages
 from memo.simulate.swapping import always_hidden, copies_s, moves_and_records
 from memo.spec.clock import Clock, Op, run
@@ -41,6 +44,7 @@ class StepPrediction:
         resources: seconds that each is busy in a step, of the stage that is busiest with it: compute, h2d and d2h
             (copies from and to host memory), cpu optimizer, dp link (collectives of dp), disk where activations lie on
             one. They overlap.
+        parts: what its error rests on (memo.estimate.time_errors).
         swap: what moves to host memory, planned for the first stage; None where no swap plan runs.
     """
 
@@ -52,6 +56,7 @@ class StepPrediction:
     hidden_share: float
     seconds: dict[str, float]
     resources: dict[str, float]
+    parts: StepParts = field(repr=False)
     swap: SwapSolution | None = None
 
     @property
@@ -66,6 +71,7 @@ def predict_step(
     hardware: Hardware,
     alpha: float | Mapping[str, int] | None = None,
     framework: Framework = MEMO,
+    layer: LayerCost | None = None,
 ) -> StepPrediction:
     """Predict one optimizer step of a checked configuration on `world_size` ranks of a machine.
 
@@ -76,6 +82,7 @@ def predict_step(
         alpha: share of the tokens whose activations move, or by group how many tiles, fitting or not; default: what
             config.memory says.
         framework: what runs the step.
+        layer: as of `memo.simulate.layer`, swapped where config.memory swaps; default: computed.
 
     Known error: measured by benchmarks/simulator_accuracy.py. Not modelled: allocators that reorganize their
     memory, collectives that slow compute down, stragglers, data loading.
@@ -85,7 +92,7 @@ def predict_step(
         HostMemoryError, PlanError: under --offload-alpha auto, what always has to move does not fit in the node's
             host memory, or the rounding buffers not on the device; an alpha outside [0, 1].
     """
-    model = step_model(config, world_size, hardware, alpha, framework)
+    model = step_model(config, world_size, hardware, alpha, framework, layer)
     timed = _time_pipeline(model)
     step_s = timed.seconds + timed.data_s + timed.optimizer_s
     tokens = config.data.seq_length * global_batch_size(config, world_size)
@@ -100,6 +107,7 @@ def predict_step(
         "data": timed.data_s,
         "optimizer": timed.optimizer_s,
     }
+    resources = _resources(model, timed, computing_s)
     return StepPrediction(
         step_time_s=step_s,
         tflops_per_gpu=flops_per_s / 1e12,
@@ -108,7 +116,8 @@ def predict_step(
         bubble_share=max(0.0, 1.0 - busy_s / timed.seconds),
         hidden_share=max(0.0, 1.0 - stall_s / timed.copies_s) if timed.copies_s else 1.0,
         seconds=compute_s,
-        resources=_resources(model, timed, computing_s),
+        resources=resources,
+        parts=step_parts(compute_s, resources, model, config),
         swap=model.swap,
     )
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import sub
 from typing import Any, NamedTuple
 
 from memo.config import ModelConfig, RunConfig
@@ -169,7 +170,8 @@ class RankUnits:
 
     def rest(self, count: int) -> Unit:
         """The sum of all other layers."""
-        return Unit(*(whole - part for whole, part in zip(self._firsts[-1], self._firsts[count], strict=True)))
+        every = self._firsts[-1]
+        return Unit(*map(sub, every, self._firsts[count])) if count else every
 
     @cached_property
     def end(self) -> Unit:

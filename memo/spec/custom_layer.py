@@ -7,7 +7,6 @@ file that defines the class does.
 """
 
 import functools
-import hashlib
 import importlib
 import importlib.util
 import sys
@@ -70,7 +69,7 @@ class LayerFacts:
     @property
     def digest(self) -> str:
         """Eight hexadecimal digits that tell layers with different facts apart."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:8]
+        return _digest(repr(self))
 
 
 @functools.lru_cache(maxsize=64)
@@ -129,12 +128,18 @@ def load_layer(name: str) -> Any:
     return found
 
 
+def _digest(text: str) -> str:
+    import hashlib  # whose OpenSSL most commands can do without
+
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def _from_file(path: Path) -> Any:
     path = path.resolve()
     running = getattr(sys.modules.get("__main__"), "__file__", None)
     if running is not None and Path(running).resolve() == path:
         return sys.modules["__main__"]  # a script that names a class of its own
-    name = f"memo_custom_layer_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"memo_custom_layer_{_digest(str(path))}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(path)

@@ -10,7 +10,7 @@ from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.spec.lora import check_patterns, trains_all
 from memo.spec.shapes import ModelShape, shape_of
-from memo.spec.stack import of_stage, stack_of
+from memo.spec.stack import kinds_of, kinds_of_stage
 from memo.spec.weights import Weight
 
 
@@ -49,8 +49,9 @@ def stage_parameters(config: RunConfig, stage: int, *, trained: bool = False) ->
     """Parameters that one rank of a pipeline stage holds, vocabulary padding included; with `trained` only those that
     are trained."""
     shape, parallel = shape_of_run(config), config.parallel
-    kinds = of_stage(stack_of(config.model), parallel.pp, parallel.vpp, stage)
-    layers = sum(layer_parameters(kind, trained=trained).of_rank(parallel.tp) for kind in kinds)
+    places = kinds_of_stage(config.model, parallel.pp, parallel.vpp, stage)
+    each = [layer_parameters(kind, trained=trained).of_rank(parallel.tp) for kind in kinds_of(config.model)]
+    layers = sum(map(each.__getitem__, places))
     ends = end_weights(shape, parallel.pp, stage)
     return layers + sum(w.local_numel(parallel.tp) for end in ends for w in end if not (trained and w.frozen))
 

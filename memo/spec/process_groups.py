@@ -16,9 +16,8 @@ account of NCCL's memory.
 A group of one rank is not made. A communicator is NCCL's name for the state of a group: its buffers and connections.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size
@@ -29,8 +28,7 @@ Traffic = Literal["collective", "neighbour", "all_to_all"]
 messages between every two ranks."""
 
 
-@dataclass(frozen=True)
-class PlannedGroup:
+class PlannedGroup(NamedTuple):
     """A process group that each rank of the run is in, or, for `embedding`, only some.
 
     Attributes:
@@ -78,12 +76,12 @@ def groups_of(config: RunConfig, world_size: int) -> tuple[PlannedGroup, ...]:
     )
 
 
-def traffic_of(config: RunConfig, group: PlannedGroup) -> Traffic:
-    """What passes over a group of the run.
+def traffic_of(group: PlannedGroup, cp_comm_type: str) -> Traffic:
+    """What passes over a group of a run.
 
     `cp` itself carries only what ranks agree on, which is a collective as well.
     """
     if group.name == "cp_a2a":
         return "all_to_all"
-    is_ring = group.name == "cp_ring" and config.parallel.cp_comm_type != "all_gather"
+    is_ring = group.name == "cp_ring" and cp_comm_type != "all_gather"
     return "neighbour" if is_ring or group.name.startswith("pp_") else "collective"

@@ -24,6 +24,7 @@ def stack_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     return tuple(of_one_layer(kind, layer) for layer, kind in enumerate(_by_operations(model)))
 
 
+@lru_cache(maxsize=64)
 def attending_layers(model: ModelConfig) -> frozenset[int]:
     """The layers that have keys and values; gated delta nets have none."""
     return frozenset(layer for layer, kind in enumerate(stack_of(model)) if not kind.is_linear)

@@ -14,9 +14,11 @@ from ranks import run_ranks
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
-from memo.estimate.program.state_layout import state_layout
+from memo.estimate.state_memory import state_sizes
 from memo.estimate.swap_memory import swap_bytes
 from memo.executor import pieces
+from memo.spec.buckets import rank_units
+from memo.spec.placement import placement_of
 
 MOST_ABOVE, MOST_BELOW = 0.03, 0.005
 ROUTER_LOSSES: dict[str, Any] = {"moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001}
@@ -140,10 +142,10 @@ def late_bytes(config: RunConfig) -> int:
 
 def gathered_ahead_bytes(config: RunConfig, world_size: int) -> int:
     """gloo's copy of a layer that is gathered while another one runs: when gloo is done with it is chance."""
-    states = state_layout(config, world_size, 0)
-    if states.num_shards == 1 or not states.places[1].weights_in_slot:
+    is_gathered = placement_of(config, world_size).of_layer(0).weights_in_slot
+    if state_sizes(config, world_size).shards == 1 or not is_gathered:
         return 0
-    return sum(4 * bucket.size for bucket in states.buckets if bucket.owner == 1)
+    return 4 * rank_units(config, world_size, 0).layers[0].weights
 
 
 def peak_where_the_other_rank_is_late(config: RunConfig) -> Peak:

@@ -17,11 +17,9 @@ from memo.estimate.cases import read_case
 from memo.estimate.own_memory import cpu_context_bytes
 from memo.estimate.program.attention_calls import Call, fused_row, within_reach
 from memo.estimate.program.ledger import Ledger
-from memo.estimate.program.memory import program_memory
+from memo.estimate.program.memory import Program, program_memory
 from memo.estimate.program.passes import layer_passes
 from memo.estimate.program.sizes import layer_sizes
-from memo.estimate.program.state_layout import state_layout
-from memo.estimate.program.step import Step
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.verdict import Verdict
 from memo.model.parts import LayerContext
@@ -31,7 +29,7 @@ from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients
 from memo.search.estimating import answer
 from memo.spec import reach
-from memo.spec.buckets import Laid, plan_buckets
+from memo.spec.buckets import Laid, plan_buckets, rank_units
 from memo.spec.reach import most_tokens
 from memo.spec.slots import slot_dims
 from memo.train.build import build_chunks, build_mesh
@@ -266,8 +264,8 @@ def test_states_are_those_of_the_buckets(name: str, world_size: int, flags: dict
             for _, named in modules
             for bucket in plan_buckets(list(named), config.parallel.ddp_bucket_size, shards)
         ]
-        layout, states = state_layout(config, world_size, stage), state_bytes(config, world_size, stage)
-        assert [bucket.size for bucket in layout.buckets] == [plan.size for plan in plans]
+        states, units = state_bytes(config, world_size, stage), rank_units(config, world_size, stage)
+        assert sum(unit.size for unit in (*units.layers, *units.ends)) == sum(plan.size for plan in plans)
         assert states.weights == states.gradients == 4 * sum(plan.size for plan in plans)
 
 
@@ -367,10 +365,10 @@ def test_what_a_step_makes_it_drops(name: str, flags: dict[str, object]) -> None
     """At its end nothing lives but the batch and what stays for the run, however often a tensor changes hands."""
     flags = flags | ({"num_query_groups": 4} if name == "qwen3-tiny" else {})
     config = run_config(name, seq_length=1024, **flags)
-    sizes, states = layer_sizes(config, 0, threads=1), state_layout(config, 8, 0)
+    sizes = layer_sizes(config, 0, threads=1)
     tiles = resolved_offload_tiles(config)
     moved = {n: tiles * kept for n, kept in SLOT_GROUPS.items()} if config.memory.swaps else None
     for stage in range(config.parallel.pp):
-        ledger = Step(config, 8, stage, 0, states, moved).run()
+        ledger = Program(config, 8, moved).walk(stage)
         assert set(ledger.now.alive) == {"batch", "order of tokens", *(["rope frequencies"] if sizes.rope else [])}
         assert ledger.peak.num_bytes == ledger.peak_bytes

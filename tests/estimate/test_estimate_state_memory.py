@@ -11,12 +11,11 @@ from memo.errors import ResourceError
 from memo.estimate.admission import Room, admit
 from memo.estimate.cases import read_case
 from memo.estimate.node_memory import node_host_bytes
-from memo.estimate.program.memory import program_memory
-from memo.estimate.program.state_layout import state_layout
+from memo.estimate.program.memory import Program, program_memory
 from memo.estimate.rank_memory import rank_memory
 from memo.estimate.state_memory import StateBytes, checkpoint_bytes, state_bytes
 from memo.search.estimating import answer
-from memo.spec.buckets import rank_units
+from memo.spec.buckets import module_buckets, rank_units, stage_modules
 from memo.spec.parameters import count_parameters
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import shape_of
@@ -126,9 +125,10 @@ def test_checkpoints_and_estimates_follow_the_moments() -> None:
 def test_buckets_close_at_the_end_of_each_module() -> None:
     """However much room is left: of six layers, an embedding and a head, each has its own, the last module first."""
     config = run(num_layers=6, ddp_bucket_size=1 << 40, untie_embeddings_and_output_weights=True)
-    states, layer = state_layout(config, 1, 0), shape_of(config.model, "", 0).layer_weights
-    assert [bucket.owner for bucket in states.buckets] == [7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0]
-    names = [[slot.name for slot in bucket.plan.slots] for bucket in states.buckets if bucket.owner == 3]
+    modules, layer = stage_modules(config, 0), shape_of(config.model, "", 0).layer_weights
+    plans = [module_buckets(tuple(weights), 1, 1 << 40, 1) for weights in reversed(modules)]
+    assert [len(of_module) for of_module in plans] == [2, 2, 2, 2, 2, 2, 2, 1]
+    names = [[slot.name for slot in plan.slots] for plan in plans[4]]
     whole = [weight.name for weight in reversed(layer) if weight.split == "whole"]
     assert sorted(names) == sorted([whole, [weight.name for weight in reversed(layer) if weight.split != "whole"]])
 
@@ -156,9 +156,9 @@ def replace_alpha(config: RunConfig) -> RunConfig:
 
 def test_places_of_buckets_follow_the_layers_of_each_chunk() -> None:
     config = run(pp=2, vpp=2, gbs=8, offload_states="all", optimizer_offload_fraction=0.5)
-    states, placement = state_layout(config, 4, 0), placement_of(config, 4)
+    course, placement = Program(replace_alpha(config), 4).ranks(0)[0].course, placement_of(config, 4)
     assert placement.layers == 2 and placement.optimizer == 1
-    on_host = {owner for owner, places in states.places.items() if places.optimizer_on_host}
+    on_host = {owner for owner in range(course.num_modules) if course.places(owner).optimizer_on_host}
     assert len(on_host) == 1 and on_host <= {1, 4}  # one layer between the ends of each chunk
 
 

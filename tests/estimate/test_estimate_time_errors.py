@@ -10,8 +10,6 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.time_errors import HOST_STEP_S, PARTS, Copies, StepParts, time_error
 from memo.simulate import predict_step
-from memo.simulate.model import step_model
-from memo.simulate.parts import step_parts
 
 H100, A800 = HARDWARE["h100-80"], HARDWARE["a800-80"]
 NO_COPIES = Copies(0, 0, 0, 0)
@@ -22,8 +20,7 @@ def run(values: Mapping[str, object]) -> RunConfig:
 
 
 def parts_of(values: Mapping[str, object], hardware: Hardware) -> StepParts:
-    config = run(values)
-    return step_parts(predict_step(config, 8, hardware), step_model(config, 8, hardware), config)
+    return predict_step(run(values), 8, hardware).parts
 
 
 @pytest.mark.parametrize(

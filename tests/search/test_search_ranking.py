@@ -95,9 +95,9 @@ def test_few_of_the_candidates_are_simulated(monkeypatch: pytest.MonkeyPatch) ->
     """Memory, then the bound, settle the others."""
     simulated: list[int] = []
 
-    def counted(*args: Any) -> StepPrediction:
+    def counted(*args: Any, **others: Any) -> StepPrediction:
         simulated.append(1)
-        return predict_step(*args)
+        return predict_step(*args, **others)
 
     monkeypatch.setattr("memo.search.race.predict_step", counted)
     plan = search(ask("gpt-65b", 64, seq_len=1 << 18, global_batch_size=64), top=3)
@@ -353,7 +353,7 @@ def test_what_is_not_counted_does_not_fit(
             skipped += [(layout, way, found) for way, found in judged if (layout, way) not in counted]
     assert any(layout.vpp > 1 for layout, *_ in skipped) and any(layout.mbs > 1 for layout, *_ in skipped)
     for layout, strategy, found in skipped:
-        sized = size(question, layout, strategy, exactly=True)
+        sized = size(question, layout, strategy)
         assert sized.verdict in (Verdict.OOM, Verdict.OOHM), (layout, strategy)
         assert sized.verdict == Verdict.OOM or found.verdict != Verdict.OOM, (layout, strategy)
         assert not found.is_exact and found.gpu_excess <= sized.gpu_excess, (layout, strategy)

@@ -42,14 +42,8 @@ def test_some_layouts_are_refused_by_their_least() -> None:
 
 
 @pytest.mark.parametrize("question", TOO_LARGE)
-def test_the_bound_of_what_is_nearest_is_never_above_it(question: Question) -> None:
-    """So nothing that fits is said to lack memory."""
-    for each in costs(question, 19):
-        assert least_excess(each) <= 1 or not fits(each)
-        for use in each.frugal_uses:
-            device, host = each.needed(each.none, use)
-            of_device, of_host = each.least_excess(each.none, use)
-            assert of_device <= device / each.limits.device_bytes and of_host == host / each.limits.host_bytes
+def test_nothing_that_fits_is_said_to_lack_memory(question: Question) -> None:
+    assert all(least_excess(each) <= 1 or not fits(each) for each in costs(question, 19))
 
 
 @pytest.mark.parametrize(

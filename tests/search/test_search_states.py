@@ -11,7 +11,7 @@ from memo.config.checks import check
 from memo.errors import ResourceError
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.node_memory import node_host_bytes
-from memo.estimate.own_memory import worst_device_bytes
+from memo.estimate.own_memory import own_memories, worst_device_bytes
 from memo.estimate.verdict import MemoryLimits
 from memo.search.bounds import Bounds
 from memo.search.candidates import SHARDINGS, Layout, config_of
@@ -170,7 +170,9 @@ def test_memory_of_a_choice_is_that_of_the_worst_stage() -> None:
     costs, config = costs_of(question, layout, strategy), config_of(question, layout, found.strategy)
     use = costs.best_use(found.strategy.placement)[1]
     assert use is not None
-    stages = [question.account.stage(config, stage, found.moved).total for stage in range(8)]
+    links = question.account.links
+    memories = own_memories(config, question.gpus, range(8), moved=found.moved, links=links)
+    stages = [memories[stage].total for stage in range(8)]
     assert max(stages[0], stages[-1]) < stages[1] == max(stages)
     assert max(stages) <= costs.needed(found.strategy.placement, use)[0] <= 1.03 * max(stages)
 

@@ -10,8 +10,6 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.time_errors import time_error
 from memo.simulate.framework import FSDP
-from memo.simulate.model import step_model
-from memo.simulate.parts import step_parts
 from memo.simulate.predict import predict_step
 
 GPUS = 8
@@ -38,9 +36,9 @@ def test_published_steps_are_foreseen(name: str) -> None:
     """Within 7 %, which is within the error that is printed beside them."""
     machine, measured_s = PRIME_RL[name]
     hardware, config = HARDWARE[machine], run()
-    step, model = (make(config, GPUS, hardware, framework=FSDP) for make in (predict_step, step_model))
+    step = predict_step(config, GPUS, hardware, framework=FSDP)
     assert step.step_time_s == pytest.approx(measured_s, rel=0.07)
-    assert time_error(hardware, step_parts(step, model, config)).share > 0.07
+    assert time_error(hardware, step.parts).share > 0.07
 
 
 def _matmul_s(config: RunConfig, hardware: Hardware) -> float:

@@ -9,8 +9,6 @@ from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.node_share import with_lone_link
 from memo.estimate.time_errors import TimeError, time_error
 from memo.simulate.framework import FSDP, FSDP_OFFLOAD, Framework
-from memo.simulate.model import step_model
-from memo.simulate.parts import step_parts
 from memo.simulate.predict import predict_step
 from memo.spec.flops import model_flops_per_token
 
@@ -36,8 +34,8 @@ def run(gpus: int = 1, seq_length: int = 65536, model: str = "qwen3-4b", **value
 
 def foreseen(machine: str, gpus: int, config: RunConfig, framework: Framework) -> tuple[float, TimeError]:
     hardware = with_lone_link(HARDWARE[machine], gpus)
-    step, model = (make(config, gpus, hardware, framework=framework) for make in (predict_step, step_model))
-    return step.step_time_s, time_error(hardware, step_parts(step, model, config))
+    step = predict_step(config, gpus, hardware, framework=framework)
+    return step.step_time_s, time_error(hardware, step.parts)
 
 
 @pytest.mark.parametrize(("machine", "gpus", "framework"), PRIME_RL)

@@ -4,27 +4,22 @@ As memo.planner.state_plan decides: each operation begins with fetching those la
 that need one. A gather ends when its layer runs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.sizes import LayerSizes
-from memo.estimate.program.state_layout import StateLayout
 from memo.spec.placement import next_in_slots
 
 
 class Gathers:
-    """Keeps gloo's copies in the ledger; `owners` are the layers that the operations of a step run, in order."""
+    """Keeps gloo's copies in the ledger."""
 
-    def __init__(self, ledger: Ledger, z: LayerSizes, layout: StateLayout, owners: Iterable[int]) -> None:
-        self._ledger = ledger
-        self._sizes: dict[int, list[int]] = {}  # bytes of each bucket that is gathered
-        if layout.num_shards > 1 and not z.on_cuda:
-            for bucket in layout.buckets:
-                if layout.places[bucket.owner].weights_in_slot:
-                    self._sizes.setdefault(bucket.owner, []).append(bucket.size * z.narrow)
-        self._wanted = iter(next_in_slots([owner for owner in owners if owner in self._sizes]))
+    def __init__(self, ledger: Ledger, sizes: Mapping[int, int], owners: Iterable[int]) -> None:
+        """`sizes`: bytes of each layer whose weights are gathered; `owners`: the layers that the operations of a step
+        run, in order."""
+        self._ledger, self._sizes = ledger, sizes
+        self._wanted = iter(next_in_slots([owner for owner in owners if owner in sizes]))
         self._in_slots: tuple[int, ...] = ()
-        self._under_way: dict[int, list[Block]] = {}
+        self._under_way: dict[int, Block] = {}
 
     def begin(self, owner: int) -> None:
         """Begin an operation of a layer: start to gather the layers that come next, and wait for its own weights."""
@@ -35,6 +30,6 @@ class Gathers:
         self._ledger.at = "weights"
         for fetched in wanted:
             if fetched not in self._in_slots:
-                self._under_way[fetched] = [self._ledger.make("gloo", size) for size in self._sizes[fetched]]
+                self._under_way[fetched] = self._ledger.make("gloo", self._sizes[fetched])
         self._in_slots = wanted
-        self._ledger.free(*self._under_way.pop(owner, ()))
+        self._ledger.free(self._under_way.pop(owner, None))

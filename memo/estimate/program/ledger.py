@@ -41,6 +41,47 @@ class Moment:
         return {name: num_bytes for name, num_bytes in alive.items() if num_bytes}
 
 
+@dataclass(eq=False)
+class Pass:
+    """One pass, or a piece of one.
+
+    Attributes:
+        start: its own tensors before it: its input; in backward, what forward kept and the output's gradient.
+        peak: all tensors at the moment at which they take most.
+        tail: the same from the last weight gradient on, when the reduction of the module's gradients has started.
+        end: the pass's own tensors after it; with a tail only.
+    """
+
+    start: Moment
+    peak: Moment
+    tail: Moment | None = None
+    end: Moment | None = None
+
+    @cached_property
+    def transient(self) -> dict[str, int]:
+        """Bytes by name at the peak less those at the start; negative for tensors that were freed before the peak."""
+        return _change(self.start, self.peak)
+
+    @cached_property
+    def late(self) -> dict[str, int]:
+        """Bytes by name at the worst moment of the tail less those at the end; none without a tail."""
+        return {} if self.tail is None or self.end is None else _change(self.end, self.tail)
+
+    @property
+    def transient_bytes(self) -> int:
+        return self.peak.num_bytes - self.start.num_bytes
+
+    @property
+    def late_bytes(self) -> int:
+        return 0 if self.tail is None or self.end is None else self.tail.num_bytes - self.end.num_bytes
+
+
+def _change(start: Moment, moment: Moment) -> dict[str, int]:
+    change = Counter(moment.alive)
+    change.subtract(start.alive)
+    return dict(change)
+
+
 @dataclass(eq=False, slots=True)
 class Ledger:
     """Requests of a piece of code, in their order. Bytes are those that are asked for, without rounding.
@@ -70,6 +111,12 @@ class Ledger:
     def make_all(self, num_bytes: int, parts: Callable[[], Mapping[str, int]]) -> Block:
         """Several tensors as one block, which is freed at once; `parts` gives their bytes by name if it is asked."""
         return self._add(Block("", num_bytes, parts))
+
+    def reach(self, num_bytes: int, parts: Callable[[], Mapping[str, int]], at: str = "") -> None:
+        """The worst moment of a piece of code that leaves what it finds; it is written down if it is the peak."""
+        if self.live_bytes + num_bytes > self.peak_bytes:
+            self.at = at or self.at
+            self.free(self.make_all(num_bytes, parts))
 
     def _add(self, block: Block) -> Block:
         self._events.append((block, 1))

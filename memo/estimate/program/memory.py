@@ -15,19 +15,36 @@ torch 2.13, gloo), and on GPUs that of memo.estimate.memory_errors (on the emula
 Sequences are taken as one document each.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
-from memo.config import RunConfig
-from memo.config.derived import ring_size
+from memo.config import ParallelConfig, RunConfig
 from memo.errors import ConfigError
+from memo.estimate.program.course import Course
+from memo.estimate.program.embedding_and_loss import batch_bytes, end_sizes, order_bytes, rope_frequency_bytes
 from memo.estimate.program.ledger import Ledger, Moment
-from memo.estimate.program.state_layout import state_layout
+from memo.estimate.program.passes import EndPasses, LayerPasses, end_passes, layer_passes
+from memo.estimate.program.peaks import peak_bytes
+from memo.estimate.program.reductions import Gradients, gradients_of
+from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.step import Step
-from memo.estimate.state_memory import StateBytes, state_bytes
-from memo.estimate.swap_memory import swap_bytes
-from memo.spec.slots import Moved
+from memo.estimate.program.tiles import kept_values
+from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
+from memo.estimate.swap_memory import NO_SWAP, SwapBytes, laid_out_bytes
+from memo.spec.buckets import RankUnits, rank_units
+from memo.spec.placement import placement_of
+from memo.spec.slots import Moved, slot_layout
+from memo.spec.stack import kinds_of_stage, num_rotations, runs_of_kinds
+from memo.units import MIB
 
+CUBLAS_WORKSPACES_BYTES = 2 * 32 * MIB
+"""What torch gives cuBLAS for the whole run on compute capability 9.0 and above; before that it is 2 x 8 MiB.
+
+Each thread that multiplies has its own: the one that runs forward, and autograd's, which runs backward."""
+_STEADY = 2
+"""So many microbatches after the warm-up a schedule repeats itself; all others only add to the batch."""
 _MAIN_SHARE = 0.01
 """Share of the total from which on a component is named on its own."""
 
@@ -80,6 +97,127 @@ class ProgramMemory:
         return main | {"other": self.total - sum(main.values())}
 
 
+class Rank(NamedTuple):
+    """What a walk through a step takes, as of `Step`."""
+
+    course: Course
+    kinds: Sequence[LayerPasses]
+    ends: EndPasses
+    gradients: Gradients
+
+
+class Program:
+    """The step of a run, and what it takes on each stage; shared by all stages is counted once.
+
+    Attributes:
+        sizes, placement: of its states.
+        slots: of its swap plan; None without one.
+        lasting: what lives during all of a step besides states and rounding buffers.
+    """
+
+    def __init__(self, config: RunConfig, world_size: int, moved: Moved | None = None) -> None:
+        """Arguments and errors as of `program_memory`."""
+        alpha = config.memory.offload_alpha
+        if moved is None and config.memory.swaps:
+            if isinstance(alpha, str):
+                raise ConfigError(
+                    "--offload-alpha auto is decided by measuring, which needs the device: give off, or a number from "
+                    "0 to 1"
+                )
+            moved = alpha
+        self.config, self.world_size = config, world_size
+        self.sizes, self.placement = state_sizes(config, world_size), placement_of(config, world_size)
+        self.slots = None if moved is None else slot_layout(config, moved)
+        runs, threads = runs_of_kinds(config), config.hardware.num_threads or 1
+        of_kinds = [
+            (run, layer_sizes(run, 0, threads), None if moved is None else kept_values(run, moved)) for run in runs
+        ]
+        self.z = z = of_kinds[-1][1]  # what is asked of it below is the same for all kinds
+        # Ranks of a ring differ in their attention calls; the first or the last one needs most.
+        self._kinds = [
+            [layer_passes(run, sizes._replace(ring_rank=rank), kept) for run, sizes, kept in of_kinds]
+            for rank in sorted({0, z.ring - 1})
+        ]
+        self._is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
+        self._ends = end_passes(z, end_sizes(config, z), not self._is_breadth_first)
+        self.lasting = Ledger(never=z.never)
+        self.lasting.make("batch", self.sizes.microbatches * batch_bytes(z))
+        self.lasting.make("order of tokens", order_bytes(z))
+        self.lasting.make("cuBLAS workspaces", CUBLAS_WORKSPACES_BYTES if z.on_cuda else 0)
+        if z.rope:
+            frequencies = rope_frequency_bytes(z, num_rotations(config.model))
+            self.lasting.make("rope frequencies", config.parallel.vpp * frequencies)
+
+    def states(self, stage: int) -> StateBytes:
+        return placed_bytes(self._units(stage), self.placement, self.sizes)
+
+    def swap(self, stage: int) -> SwapBytes:
+        return NO_SWAP if self.slots is None else laid_out_bytes(self.config, self.world_size, stage, self.slots)
+
+    def kept_bytes(self, stage: int) -> int:
+        """Bytes that one layer keeps at most of one microbatch between forward and backward."""
+        return max(self._kinds[0][kind].between.num_bytes for kind in {*self._course_kinds(stage)})
+
+    def peak_bytes(self, stage: int) -> int:
+        """At the peak of a step, without states and rounding buffers, on the rank of a stage that needs most."""
+        if not self.z.on_cuda:
+            return self.walk(stage).peak_bytes
+        return self.lasting.live_bytes + max(peak_bytes(*rank) for rank in self.ranks(stage))
+
+    def walk(self, stage: int) -> Ledger:
+        """All requests of that rank."""
+        found = []
+        for rank in self.ranks(stage):
+            ledger = self.lasting.copy()
+            found.append(Step(ledger, *rank, self._gathered(rank.course, stage)).run())
+        return max(found, key=lambda ledger: ledger.peak_bytes)
+
+    def ranks(self, stage: int) -> list[Rank]:
+        """Those of a stage of which one needs most."""
+        parallel, sizes, kinds = self.config.parallel, self.sizes, self._course_kinds(stage)
+        has_ends = stage == 0, stage == parallel.pp - 1
+        gradients = gradients_of(self._units(stage), kinds, len(self._kinds[0]), has_ends, self.placement, sizes)
+        passes = self._kinds[0][kinds[0]]
+        course = Course(
+            parallel.pp,
+            parallel.vpp,
+            stage,
+            sizes.microbatches if self._is_breadth_first else _walked(sizes.microbatches, parallel, stage),
+            self._is_breadth_first,
+            kinds,
+            passes.in_place,
+            passes.keeps_input,
+            self.placement,
+            sizes.shards > 1,
+            parallel.shards_gradients,
+            parallel.overlap_grad_reduce,
+            tuple(module is not None for module in (*gradients.layers, gradients.embedding, gradients.head)),
+            passes.backward.tail is not None,
+            self.z.on_cuda,
+        )
+        return [Rank(course, kinds_of_rank, self._ends, gradients) for kinds_of_rank in self._kinds]
+
+    def _course_kinds(self, stage: int) -> tuple[int, ...]:
+        return kinds_of_stage(self.config.model, self.config.parallel.pp, self.config.parallel.vpp, stage)
+
+    def _units(self, stage: int) -> RankUnits:
+        return rank_units(self.config, self.world_size, stage)
+
+    def _gathered(self, course: Course, stage: int) -> dict[int, int]:
+        """Of each layer of a CPU whose weights are gathered into a slot, the bytes of gloo's copies."""
+        if self.z.on_cuda or self.sizes.shards == 1:
+            return {}
+        owners = [owner for owner in range(course.num_modules) if course.is_layer(owner)]
+        units = zip(owners, self._units(stage).layers, strict=True)
+        return {owner: unit.weights * self.z.narrow for owner, unit in units if course.places(owner).weights_in_slot}
+
+
+def _walked(microbatches: int, parallel: ParallelConfig, stage: int) -> int:
+    """Those of a schedule up to where it repeats itself."""
+    warm_up = parallel.pp - stage if parallel.vpp == 1 else 2 * parallel.pp
+    return min(microbatches, warm_up + (_STEADY if parallel.vpp == 1 else 0))
+
+
 def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> ProgramMemory:
     """Peak memory of the rank of pipeline stage `stage` that needs most.
 
@@ -90,21 +228,7 @@ def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved 
 
     Raises ConfigError for --offload-alpha auto without `moved`: what moves is decided by measuring.
     """
-    alpha = config.memory.offload_alpha
-    if moved is None and config.memory.swaps:
-        if isinstance(alpha, str):
-            raise ConfigError(
-                "--offload-alpha auto is decided by measuring, which needs the device: give off, or a number from "
-                "0 to 1"
-            )
-        moved = alpha
-    buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
-    layout = state_layout(config, world_size, stage)
-    ranks = {0, ring_size(config) - 1}  # ranks of a ring differ in their attention calls; one of these two needs most
-    steps = [Step(config, world_size, stage, rank, layout, moved) for rank in ranks]
-    kept_bytes = steps[0].kept_bytes
-    # Usually one of the two needs no less than the other at any moment, so that its walk is enough.
-    enough = next((step for step in steps if all(map(step.needs_no_less_than, steps))), None)
-    walked = steps if enough is None else [enough]
-    worst = max((step.run() for step in walked), key=lambda ledger: ledger.peak_bytes)
-    return ProgramMemory(state_bytes(config, world_size, stage), buffers, worst.peak_bytes, kept_bytes, worst)
+    program = Program(config, world_size, moved)
+    walked = program.walk(stage)
+    buffers = program.swap(stage).rounding_buffers
+    return ProgramMemory(program.states(stage), buffers, walked.peak_bytes, program.kept_bytes(stage), walked)

@@ -3,7 +3,6 @@
 A step has many layers and microbatches but few different passes, so each is counted once.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,7 +19,7 @@ from memo.estimate.program.embedding_and_loss import (
     rope_table,
 )
 from memo.estimate.program.halves import halves_backward, halves_forward
-from memo.estimate.program.ledger import Block, Ledger, Moment
+from memo.estimate.program.ledger import Block, Ledger, Moment, Pass
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tiles import (
     Kept,
@@ -34,47 +33,6 @@ from memo.estimate.program.tiles import (
     tiled_forward,
 )
 from memo.program.kinds import Kind, kind_of
-
-
-@dataclass(eq=False)
-class Pass:
-    """One pass.
-
-    Attributes:
-        start: the pass's own tensors before it: its input; in backward, what forward kept and the output's gradient.
-        peak: all tensors at the moment at which they take most.
-        tail: the same from the last weight gradient on, when the reduction of the module's gradients has started.
-        end: the pass's own tensors after it; with a tail only.
-    """
-
-    start: Moment
-    peak: Moment
-    tail: Moment | None = None
-    end: Moment | None = None
-
-    @cached_property
-    def transient(self) -> dict[str, int]:
-        """Bytes by name at the peak less those at the start; negative for tensors that were freed before the peak."""
-        return _change(self.start, self.peak)
-
-    @cached_property
-    def late(self) -> dict[str, int]:
-        """Bytes by name at the worst moment of the tail less those at the end; none without a tail."""
-        return {} if self.tail is None or self.end is None else _change(self.end, self.tail)
-
-    @property
-    def transient_bytes(self) -> int:
-        return self.peak.num_bytes - self.start.num_bytes
-
-    @property
-    def late_bytes(self) -> int:
-        return 0 if self.tail is None or self.end is None else self.tail.num_bytes - self.end.num_bytes
-
-
-def _change(start: Moment, moment: Moment) -> dict[str, int]:
-    change = Counter(moment.alive)
-    change.subtract(start.alive)
-    return dict(change)
 
 
 @dataclass(frozen=True)

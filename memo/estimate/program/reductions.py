@@ -4,41 +4,117 @@ Layers whose states are in slots or in host memory are driven (memo.executor.sta
 by layer, while the next operation runs. All others are reduced bucket by bucket, as memo.parallel.data does it.
 """
 
-from memo.config import RunConfig
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memo.estimate.program.course import Course
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.sizes import LayerSizes
-from memo.estimate.program.state_layout import OwnedBucket, StateLayout
+from memo.estimate.state_memory import StateSizes
+from memo.spec.buckets import RankUnits, Unit
+from memo.spec.placement import StatePlacement
 
 NORM_CHUNK = 1 << 20
 """Gradients that are cast to fp64 at a time when their squares are summed (memo_kernels.squared_norm)."""
 
 
-class Reductions:
-    """The reductions of one step, in a chunk of `layers` layers; modules are numbered as in
-    memo.estimate.program.state_layout."""
+class Reduced(NamedTuple):
+    """Bytes of the gradients of one module: this rank's shards of them, gloo's copies, and a part of a shard in
+    fp64."""
 
-    def __init__(self, ledger: Ledger, config: RunConfig, z: LayerSizes, layout: StateLayout, layers: int) -> None:
-        self._ledger, self._z, self._layout, self._layers = ledger, z, layout, layers
-        self._reduces_each = config.parallel.shards_gradients
-        self._overlaps = config.parallel.overlap_grad_reduce
-        self._buckets = [bucket for bucket in layout.buckets if not bucket.plan.frozen]
-        self._driven = {owner for owner, its in layout.places.items() if self._is_layer(owner) and its.is_driven}
-        self._whole = [bucket for bucket in self._buckets if bucket.owner not in self._driven]
-        self._of_driven: dict[int, list[OwnedBucket]] = {owner: [] for owner in self._driven}
-        for bucket in self._buckets if self._driven else ():
-            if bucket.owner in self._driven:
-                self._of_driven[bucket.owner].append(bucket)
-        self._reducing: list[Block] = []  # for each bucket in `_whole` its shard and gloo's copy
-        self._num_reduced = 0
-        self._pending: list[Block] = []  # gloo's copies for the driven layer whose gradients are being reduced
+    shards: int
+    copies: int
+    squares: int
+
+
+class Gradients(NamedTuple):
+    """Bytes of what ends a step; None for modules that are not trained, or not there.
+
+    Attributes:
+        layers: by kind.
+        norm: a part of the largest shard that stays on the device, in fp64.
+        sent, gathered: of weights that are published, this rank's shard and gloo's buffer.
+    """
+
+    layers: tuple[Reduced | None, ...]
+    embedding: Reduced | None
+    head: Reduced | None
+    norm: int
+    sent: int
+    gathered: int
+
+
+def gradients_of(
+    units: RankUnits,
+    kinds: Sequence[int],
+    num_kinds: int,
+    ends: Sequence[bool],
+    placement: StatePlacement,
+    sizes: StateSizes,
+) -> Gradients:
+    """Of the stage that has these units, whose layers are of these `kinds`; `ends`: whether it has embedding, head."""
+    shards, (has_embedding, has_head) = sizes.shards, ends
+
+    def squares(elements: int) -> int:
+        """Of a shard of so many elements in all; gradients in fp64 need no copy."""
+        return 0 if sizes.wide == 8 else 8 * min(NORM_CHUNK, elements // shards)
+
+    def reduced(unit: Unit) -> Reduced | None:
+        whole = unit.size * sizes.wide if shards > 1 else 0
+        return Reduced(whole // shards, whole, squares(unit.largest)) if unit.size else None
+
+    stays: tuple[Unit, ...] = (units.layer,)  # weights outside of slots
+    updated = stays  # on the device
+    if placement.streams:
+        placed = [(unit, placement.of_layer(position)) for position, unit in enumerate(units.layers)]
+        stays = tuple(unit for unit, at in placed if not at.weights_in_slot)
+        updated = tuple(unit for unit, at in placed if not at.optimizer_on_host)
+    updated += () if placement.ends_on_host else units.ends
+    gathered = max((unit.largest for unit in (*stays, *units.ends)), default=0) * sizes.narrow if shards > 1 else 0
+    return Gradients(
+        tuple(reduced(units.layers[kinds.index(kind)]) if kind in kinds else None for kind in range(num_kinds)),
+        reduced(units.ends[0]) if has_embedding else None,
+        reduced(units.ends[-1]) if has_head else None,
+        squares(max((unit.largest for unit in updated), default=0)),
+        gathered // shards,
+        gathered,
+    )
+
+
+class Reductions:
+    """The reductions of one step; modules are numbered as in memo.spec.buckets.stage_modules."""
+
+    def __init__(self, ledger: Ledger, course: Course, gradients: Gradients) -> None:
+        self._ledger, self._course, self._gradients = ledger, course, gradients
+        self._driven: dict[int, Reduced] = {}
+        self._whole: list[
+            tuple[int, Reduced, bool]
+        ] = []  # in the order in which they are complete; updated on the host
+        for owner in range(course.num_modules)[::-1]:
+            module = self._of(owner)
+            if module is None:
+                continue
+            if course.is_layer(owner) and course.places(owner).is_driven:
+                self._driven[owner] = module
+            else:
+                self._whole.append((owner, module, course.places(owner).optimizer_on_host))
+        self._reducing: list[tuple[Block, Block]] = []  # for each in `_whole` its shards and gloo's copies
+        self._pending: Block | None = None  # gloo's copies for the driven layer whose gradients are being reduced
         self._pending_owner: int | None = None
-        self._pending_squares: tuple[str, int] | None = None
+        self._pending_squares = 0
+
+    def _of(self, owner: int) -> Reduced | None:
+        course, (chunk, within) = self._course, divmod(owner, self._course.layers + 2)
+        if course.is_layer(owner):
+            return self._gradients.layers[course.kind_of(owner)]
+        if within == 0:
+            return self._gradients.embedding if chunk == 0 else None
+        return self._gradients.head if chunk == course.vpp - 1 else None
 
     # Called before and after the operations of a layer.
 
     def before_backward(self, owner: int) -> None:
         """If the layer needs the slot in which its own gradients are still being reduced, that must end first."""
-        if owner == self._pending_owner and self._layout.places[owner].gradients_in_slot:
+        if owner == self._pending_owner and self._course.places(owner).gradients_in_slot:
             self._finish_pending()
 
     def after_forward(self) -> None:
@@ -51,80 +127,56 @@ class Reductions:
         Returns whether reductions of complete gradients have started. They start with the last weight gradient of the
         module, beside the tail of its backward.
         """
-        if self._is_layer(owner):
+        if self._course.is_layer(owner):
             self._finish_pending()
-        if owner in self._driven and (self._reduces_each or is_last_microbatch):
+        if owner in self._driven and (self._course.reduces_each or is_last_microbatch):
             self._start_pending(owner, is_last_microbatch)
-        return is_last_microbatch and self._overlaps and self._start_complete(owner)
+        return is_last_microbatch and self._course.overlaps and self._start_complete(owner)
 
     def finish(self) -> None:
         """After the last operation: reduce what is left, compute the norm, and publish the updated weights."""
+        ledger = self._ledger
         self._finish_pending()
-        self._ledger.at = "reduction"
+        ledger.at = "reduction"
         self._start_complete(0)
-        for index, bucket in enumerate(self._whole):
-            if self._layout.num_shards > 1:
-                self._ledger.free(*self._reducing[2 * index : 2 * index + 2])
-            if self._layout.places[bucket.owner].optimizer_on_host:
-                self._ledger.pulse(self._squares(bucket))
-        self._norm()
-        self._publish()
+        for (_, module, on_host), blocks in zip(self._whole, self._reducing, strict=True):
+            ledger.free(*blocks)
+            if on_host:
+                ledger.pulse(("squares", module.squares))
+        ledger.at = "gradient norm"
+        ledger.pulse(("squares", self._gradients.norm))
+        ledger.at = "weights"
+        ledger.pulse(("weights to send", self._gradients.sent), ("gloo", self._gradients.gathered))
 
     # Driven layers: those whose states are in slots or in host memory.
 
-    def _is_layer(self, owner: int) -> bool:
-        return 1 <= owner % (self._layers + 2) <= self._layers
-
     def _start_pending(self, owner: int, is_last_microbatch: bool) -> None:
-        layout, buckets = self._layout, self._of_driven[owner]
+        module = self._driven[owner]
         self._ledger.at = "reduction"
         self._pending_owner = owner
-        if layout.num_shards > 1:
-            self._pending = [self._ledger.make("gloo", bucket.size * self._z.wide) for bucket in buckets]
-        if layout.places[owner].optimizer_on_host and is_last_microbatch:
-            self._pending_squares = max(map(self._squares, buckets), default=None)
-        if layout.num_shards == 1:  # there is no message that an operation could hide
+        if self._course.shards:
+            self._pending = self._ledger.make("gloo", module.copies)
+        if self._course.places(owner).optimizer_on_host and is_last_microbatch:
+            self._pending_squares = module.squares
+        if not self._course.shards:  # there is no message that an operation could hide
             self._finish_pending()
 
     def _finish_pending(self) -> None:
         """Wait for the reduction; gradients that leave the device are squared while gloo's copies still live."""
-        if self._pending_squares is not None:
+        if self._pending_squares:
             self._ledger.at = "reduction"
-            self._ledger.pulse(self._pending_squares)
-        self._ledger.free(*self._pending)
-        self._pending, self._pending_owner, self._pending_squares = [], None, None
+            self._ledger.pulse(("squares", self._pending_squares))
+        self._ledger.free(self._pending)
+        self._pending, self._pending_owner, self._pending_squares = None, None, 0
 
-    # All other buckets.
+    # All other modules.
 
     def _start_complete(self, owner: int) -> bool:
         """Start to reduce the buckets that are complete after the backward of module `owner`, in their order; whether
         there was a message to start."""
-        shards, before = self._layout.num_shards, self._num_reduced
-        while self._num_reduced < len(self._whole) and self._whole[self._num_reduced].owner >= owner:
-            size = self._whole[self._num_reduced].size * self._z.wide
-            self._num_reduced += 1
-            if shards > 1:
-                self._reducing.append(self._ledger.make("reduced gradients", size // shards))
-                self._reducing.append(self._ledger.make("gloo", size))
-        return shards > 1 and self._num_reduced > before
-
-    def _norm(self) -> None:
-        """The norm of gradients that stay on the device; all others were squared before they left it."""
-        self._ledger.at = "gradient norm"
-        here = [bucket for bucket in self._buckets if not self._layout.places[bucket.owner].optimizer_on_host]
-        if here:
-            self._ledger.pulse(self._squares(max(here, key=lambda bucket: bucket.size)))
-
-    def _squares(self, bucket: OwnedBucket) -> tuple[str, int]:
-        """A part of a shard in fp64; gradients in fp64 need no copy."""
-        elements = min(NORM_CHUNK, bucket.size // self._layout.num_shards)
-        return "squares", 0 if self._z.wide == 8 else 8 * elements
-
-    def _publish(self) -> None:
-        """Gather updated weights bucket by bucket, from a copy of each rank's shard into a buffer of gloo's own."""
-        self._ledger.at = "weights"
-        layout = self._layout
-        whole = [bucket.size for bucket in self._buckets if not layout.places[bucket.owner].weights_in_slot]
-        if layout.num_shards > 1 and whole:
-            largest = max(whole) * self._z.narrow
-            self._ledger.pulse(("weights to send", largest // layout.num_shards), ("gloo", largest))
+        before = len(self._reducing)
+        while len(self._reducing) < len(self._whole) and self._whole[len(self._reducing)][0] >= owner:
+            module = self._whole[len(self._reducing)][1]
+            shards = self._ledger.make("reduced gradients", module.shards)
+            self._reducing.append((shards, self._ledger.make("gloo", module.copies)))
+        return self._course.shards and len(self._reducing) > before

@@ -6,40 +6,15 @@ flight keeps the input of its chunk. Stages that meet for their messages have th
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from memo.config import RunConfig
-from memo.config.derived import num_microbatches
-from memo.estimate.program.embedding_and_loss import batch_bytes, end_sizes, order_bytes, rope_frequency_bytes
+from memo.estimate.program.course import Course
 from memo.estimate.program.gathers import Gathers
-from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.passes import EndPasses, LayerPasses, Pass, end_passes, layer_passes
-from memo.estimate.program.reductions import Reductions
-from memo.estimate.program.sizes import LayerSizes, layer_sizes
-from memo.estimate.program.state_layout import StateLayout
-from memo.estimate.program.tiles import kept_values
+from memo.estimate.program.ledger import Block, Ledger, Pass
+from memo.estimate.program.passes import EndPasses, LayerPasses
+from memo.estimate.program.reductions import Gradients, Reductions
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
-from memo.spec.slots import Moved
-from memo.spec.stack import kinds_of_stage, num_rotations, runs_of_kinds
-from memo.units import MIB
-
-_STEADY_ROUNDS = 2
-"""After this many microbatches for each stage a schedule repeats itself; all others only add to the batch."""
-
-CUBLAS_WORKSPACES_BYTES = 2 * 32 * MIB
-"""What torch gives cuBLAS for the whole run on compute capability 9.0 and above; before that it is 2 x 8 MiB.
-
-Each thread that multiplies has its own: the one that runs forward, and autograd's, which runs backward."""
-
-
-def make_lasting(ledger: Ledger, config: RunConfig, z: LayerSizes, microbatches: int) -> None:
-    """What lives during all of a step besides states and rounding buffers."""
-    ledger.make("batch", microbatches * batch_bytes(z))
-    ledger.make("order of tokens", order_bytes(z))
-    ledger.make("cuBLAS workspaces", CUBLAS_WORKSPACES_BYTES if z.on_cuda else 0)
-    if z.rope:
-        ledger.make("rope frequencies", config.parallel.vpp * rope_frequency_bytes(z, num_rotations(config.model)))
 
 
 @dataclass
@@ -58,63 +33,35 @@ class Step:
 
     def __init__(
         self,
-        config: RunConfig,
-        world_size: int,
-        stage: int,
-        ring_rank: int,
-        layout: StateLayout,
-        moved: Moved | None,
+        ledger: Ledger,
+        course: Course,
+        kinds: Sequence[LayerPasses],
+        ends: EndPasses,
+        gradients: Gradients,
+        gathered: Mapping[int, int],
     ) -> None:
-        """`ring_rank`: its place in a ring of cp; `moved`: what a swap plan moves, None without one."""
-        self.config, self.stage, self.layout = config, stage, layout
-        parallel, threads = config.parallel, config.hardware.num_threads or 1
-        self.pp, self.vpp = parallel.pp, parallel.vpp
-        kinds = []
-        for run in runs_of_kinds(config):
-            self.z = z = layer_sizes(run, ring_rank, threads)  # what is asked of it below is the same for all kinds
-            kinds.append(layer_passes(run, z, None if moved is None else kept_values(run, moved)))
-        self.of_layers = [kinds[place] for place in kinds_of_stage(config.model, self.pp, self.vpp, stage)]
-        self.layers = config.model.num_layers // (self.pp * self.vpp)
-        self.ends: EndPasses = end_passes(
-            z, end_sizes(config, z), parallel.gradient_accumulation_order != "breadth_first"
-        )
-        self.passes: LayerPasses = self.of_layers[0]  # for what all kinds have in common
-        self.microbatches = num_microbatches(config, world_size)
-        self.ledger = Ledger(never=z.never)
+        """`kinds`: the passes of each kind of layers; `gathered`: as of `Gathers`."""
+        self.ledger, self.course, self.kinds, self.ends = ledger, course, kinds, ends
+        self.layers = course.layers
+        self.passes: LayerPasses = kinds[course.kinds[0]]  # for what all kinds have in common
         self._holders: Counter[Block] = Counter()
         self._names: dict[str, Block | None] = {}  # variables and links of memo.parallel.pipeline
         self._posted: dict[Action, Block] = {}
         self._flights: dict[tuple[int, int], _Flight] = {}
-        self._reductions = Reductions(self.ledger, config, z, layout, self.layers)
-        # Layers of one kind are alike unless some of them also request gloo's copies of their states.
-        copies = not z.on_cuda and any(place.in_slot for place in layout.places.values())
-        self._alike = len(kinds) == 1 and not copies
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes that one layer keeps at most of one microbatch between forward and backward."""
-        return max(passes.between.num_bytes for passes in self.of_layers)
+        self._gathered = gathered
+        self._reductions = Reductions(ledger, course, gradients)
+        # Layers of one kind are alike unless some of them also request gloo's copies of their states, or, where the
+        # last gradients are reduced, have their states in other places.
+        places = {*map(course.placement.of_layer, range(len(course.kinds)))} if course.placement.streams else set()
+        self._alike = len({*course.kinds}) == 1 and (course.on_cuda or not any(place.in_slot for place in places))
+        self._alike_at_last = self._alike and len(places) < 2
 
     def _of(self, owner: int) -> LayerPasses:
         """Of a layer, by its number among the modules of the stage."""
-        chunk, within = divmod(owner, self.layers + 2)
-        return self.of_layers[chunk * self.layers + within - 1]
-
-    def needs_no_less_than(self, other: "Step") -> bool:
-        """Whether no moment of this step takes less than the same moment of the other one.
-
-        The two are of one stage at two places of a ring, so they differ in their layers alone.
-        """
-        return all(mine >= others for mine, others in zip(self._layer_bytes(), other._layer_bytes(), strict=True))
-
-    def _layer_bytes(self) -> tuple[int, ...]:
-        """The bytes that layers add to the ledger; the peak of a step grows with each of them."""
-        each = ((p.between.num_bytes, p.forward.transient_bytes, p.backward.transient_bytes) for p in self.of_layers)
-        return tuple(num_bytes for of_layer in each for num_bytes in of_layer)
+        return self.kinds[self.course.kind_of(owner)]
 
     def run(self) -> Ledger:
-        make_lasting(self.ledger, self.config, self.z, self.microbatches)
-        if self.config.parallel.gradient_accumulation_order == "breadth_first":
+        if self.course.breadth_first:
             self._run_breadth_first()
         else:
             self._run_schedule()
@@ -122,10 +69,10 @@ class Step:
         return self.ledger
 
     def _run_schedule(self) -> None:
-        count = min(self.microbatches, _STEADY_ROUNDS * self.pp)
-        actions = one_f_one_b(Pipeline(self.pp, self.vpp, count), self.stage)
+        course, count = self.course, self.course.microbatches
+        actions = one_f_one_b(Pipeline(course.pp, course.vpp, count), course.stage)
         self._gathers = Gathers(
-            self.ledger, self.z, self.layout, (owner for action in actions for owner in self._owners(action))
+            self.ledger, self._gathered, (owner for action in actions for owner in self._owners(action))
         )
         for index, action in enumerate(actions):
             for upcoming in actions[index : index + 2]:
@@ -149,7 +96,7 @@ class Step:
         """
         ledger, groups = self.ledger, self._alike_microbatches()
         owners = range(1, self.layers + 1)
-        self._gathers = Gathers(ledger, self.z, self.layout, [*owners, *reversed(owners)])
+        self._gathers = Gathers(ledger, self._gathered, [*owners, *reversed(owners)])
         ropes = []
         for count in groups:
             self._play(self.ends.rope, "embedding forward")
@@ -184,8 +131,8 @@ class Step:
 
     def _alike_microbatches(self) -> list[int]:
         """Numbers of microbatches to walk through at once."""
-        between = self.microbatches - 2
-        return [1, between, 1] if between > 0 else [1] * self.microbatches
+        between = self.course.microbatches - 2
+        return [1, between, 1] if between > 0 else [1] * self.course.microbatches
 
     def _layer_forward(self, owner: int, x: Block, count: int, kept: list[list[Block]]) -> Block:
         """The output for `count` microbatches; x is freed or becomes part of what the layer keeps, added to `kept`."""
@@ -215,11 +162,13 @@ class Step:
         """Numbers of layers of a chunk to walk through at once, from the first layer on.
 
         What layers keep adds up in forward and is freed in backward, so the chunk needs most at one of its last two
-        layers. All layers before them are one group, unless they request something else, such as the last reductions.
+        layers. Reduced gradients add up in the backward of the last microbatch, which may so need most at the first
+        layer. All layers between are one group, unless they request something else.
         """
-        if is_last_microbatch or not self._alike or self.layers < 3:
-            return [1] * self.layers
-        return [self.layers - 2, 1, 1]
+        first = [1] if is_last_microbatch else []
+        between = self.layers - len(first) - 2
+        is_alike = self._alike_at_last if is_last_microbatch else self._alike
+        return [*first, between, 1, 1] if is_alike and between > 0 else [1] * self.layers
 
     def _forward(self, action: Action, received: Block | None, groups: list[int]) -> None:
         ledger, hidden_bytes = self.ledger, self.passes.hidden_bytes
@@ -243,7 +192,7 @@ class Step:
             owner += count
             x = output
         self._flights[action.microbatch, action.chunk] = flight
-        if self._virtual(action) == self.pp * self.vpp - 1:
+        if self._virtual(action) == self.course.pp * self.course.vpp - 1:
             flight.hidden, flight.loss = x, self._loss()
         else:
             self._send(action, x)  # backward needs the node that made it, not the tensor
@@ -322,27 +271,22 @@ class Step:
 
     def _play(self, recorded: Pass, at: str) -> None:
         """Add the worst moment of a pass; the tensors that it starts from are in the ledger already."""
-        ledger = self.ledger
-        if ledger.live_bytes + recorded.transient_bytes > ledger.peak_bytes:
-            ledger.at = at
-            ledger.free(ledger.make_all(recorded.transient_bytes, lambda: recorded.transient))
+        self.ledger.reach(recorded.transient_bytes, lambda: recorded.transient, at)
 
     def _reduce(self, owner: int, is_last_microbatch: bool, backward: Pass) -> None:
         """What `Reductions` starts after the backward of a module, beside the backward's tail."""
-        if not self._reductions.after_backward(owner, is_last_microbatch):
-            return
-        if self.ledger.live_bytes + backward.late_bytes > self.ledger.peak_bytes:
-            self.ledger.free(self.ledger.make_all(backward.late_bytes, lambda: backward.late))
+        if self._reductions.after_backward(owner, is_last_microbatch):
+            self.ledger.reach(backward.late_bytes, lambda: backward.late)
 
     # Messages, and what keeps a tensor alive.
 
     def _virtual(self, action: Action) -> int:
-        return action.chunk * self.pp + self.stage
+        return action.chunk * self.course.pp + self.course.stage
 
     def _post_receive(self, action: Action) -> None:
         virtual = self._virtual(action)
-        ends = 0 if action.kind == "F" else self.pp * self.vpp - 1
-        if virtual == ends or action in self._posted or self.pp == 1:
+        ends = 0 if action.kind == "F" else self.course.pp * self.course.vpp - 1
+        if virtual == ends or action in self._posted or self.course.pp == 1:
             return
         block = self.ledger.make("received", self.passes.hidden_bytes)
         self._hold(block)
@@ -352,7 +296,7 @@ class Step:
         """There are four links: forward and backward, to the neighbour or from the last stage to the first."""
         step = 1 if action.kind == "F" else -1
         target = self._virtual(action) + step
-        self._name(f"sent {action.kind} {target // self.pp != action.chunk}", block)
+        self._name(f"sent {action.kind} {target // self.course.pp != action.chunk}", block)
 
     def _name(self, name: str, block: Block | None) -> None:
         self._hold(block)

@@ -6,7 +6,9 @@ sweep it is the last one, which has most keys before it: hidden states and their
 lie, so a layer takes no more than this.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, wraps
 
 from memo.config import RunConfig
 from memo.estimate.program.attention import (
@@ -17,7 +19,7 @@ from memo.estimate.program.attention import (
     rows_forward_placed,
 )
 from memo.estimate.program.embedding_and_loss import rope_table, rope_table_bytes
-from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.ledger import Block, Ledger, Pass
 from memo.estimate.program.matrices import hidden_bytes
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tile_machine import TileLedger
@@ -30,6 +32,34 @@ from memo.spec.slots import WHOLE_GROUP, Moved, resident, slot_dims
 Kept = frozenset[str]
 """The values of which a slot holds all tiles. Others are rebuilt in some tile, whose backward needs most memory."""
 _Blocks = dict[str, Block]
+_NONE: Kept = frozenset()
+_Work = Callable[[Ledger, LayerSizes, Kind, Kept], list[Block]]
+"""A piece of a pass that frees nothing of its caller's; returns what it leaves, without what stays to the end."""
+
+
+def _shared(work: _Work) -> _Work:
+    """On GPUs, where no thread frees late, a piece is recorded once, as many passes have it in common."""
+
+    @lru_cache(maxsize=4096)
+    def recorded(z: LayerSizes, kind: Kind, kept: Kept) -> tuple[Pass, dict[str, int], list[tuple[str, int]]]:
+        ledger = Ledger(never=z.never)
+        start = ledger.now
+        left = work(ledger, z, kind, kept)
+        piece, sizes = Pass(start, ledger.peak), [(block.name, block.num_bytes) for block in left]
+        ledger.free(*left)
+        return piece, ledger.now.alive, sizes
+
+    @wraps(work)
+    def play(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+        if not z.on_cuda:
+            return work(ledger, z, kind, kept)
+        piece, stays, left = recorded(z, kind, kept)
+        ledger.reach(piece.transient_bytes, lambda: piece.transient)
+        for name, num_bytes in stays.items():
+            ledger.make(name, num_bytes)
+        return [ledger.make(name, num_bytes) for name, num_bytes in left]
+
+    return play
 
 
 def kept_values(config: RunConfig, moved: Moved) -> Kept:
@@ -61,10 +91,10 @@ def residents(config: RunConfig) -> Residents:
 def resident_forward(ledger: Ledger, z: LayerSizes, kind: Kind, of: Residents, x: Block) -> tuple[Block, _Blocks]:
     """(output, what stays with the input)."""
     filled = {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes}
-    _before(ledger, z, kind, of.kept, z.tokens // z.tiles)
-    _attend(ledger, z)
+    _before(ledger, _tile(z), kind, of.kept)
+    _attend(ledger, _whole(z), kind, _NONE)
     y = ledger.make("layer output", x.num_bytes)
-    _after(ledger, z, kind, of.kept, z.tokens // z.tiles)
+    _after(ledger, _tile(z), kind, of.kept)
     ledger.free(*(filled.pop(name) for name in of.dropped))
     return y, filled
 
@@ -75,79 +105,63 @@ def resident_backward(
     """Frees all that is given."""
     filled = filled | {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes if name in of.dropped}
     if WHOLE_GROUP in of.dropped:
-        _before(ledger, z, kind, of.kept, z.tokens // z.tiles)
+        _before(ledger, _tile(z), kind, of.kept)
     if "attention_out" in of.dropped:
-        _attend(ledger, z)
+        _attend(ledger, _whole(z), kind, _NONE)
     grad_residual, grad_out = _after_gradients(ledger, z, kind, of.kept, grad)
     ledger.free(*(filled.pop(name, None) for operation in kind.after for name in operation.makes))
-    grads = _attention_gradients(ledger, z, grad_out)
+    grads = _attention_gradients(ledger, _whole(z), kind, _NONE)
+    ledger.free(*grad_out)
     ledger.free(filled.pop("attention_out"), filled.pop("lse", None))
-    _before_gradients(ledger, z, kind, of.kept, z.tokens // z.tiles, (grad_residual, *grads, grad))
+    _before_gradients(ledger, z, kind, of.kept, (grad_residual, *grads, grad))
     ledger.free(*filled.values(), x)
 
 
 def tiled_forward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, x: Block) -> Block:
     """Output of the layer; x is freed."""
-    tile = z.tokens // z.tiles
-    _before(ledger, z, kind, kept, tile)
-    _attend(ledger, z)
+    _before(ledger, _tile(z), kind, kept)
+    _attend(ledger, _whole(z), kind, _NONE)
     y = ledger.make("layer output", hidden_bytes(z, z.tokens) // z.tp)
-    _after(ledger, z, kind, kept, tile)
+    _after(ledger, _tile(z), kind, kept)
     ledger.free(x)
     return y
 
 
 def tiled_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> None:
     """Frees `grad`."""
-    tile = z.tokens // z.tiles
     if WHOLE_GROUP not in kept:
-        _before(ledger, z, kind, kept, tile)
+        _before(ledger, _tile(z), kind, kept)
     grad_residual, grad_out = _after_gradients(ledger, z, kind, kept, grad)
-    grads = _attention_gradients(ledger, z, grad_out)
-    _before_gradients(ledger, z, kind, kept, tile, (grad_residual, *grads, grad))
+    grads = _attention_gradients(ledger, _whole(z), kind, _NONE)
+    ledger.free(*grad_out)
+    _before_gradients(ledger, z, kind, kept, (grad_residual, *grads, grad))
 
 
-def _attend(ledger: Ledger, z: LayerSizes) -> None:
-    """Attention, whose output and log-sum-exp have their places."""
-    heads = _attention_inputs(ledger, z, z.tokens)
-    _, lse = attention_forward(ledger, z, placed=True)
-    ledger.free(lse, *heads)
-
-
-def _after_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> tuple[Block, Block | None]:
+def _after_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> tuple[Block, list[Block]]:
     """Gradients of the layer's input beside attention, and of attention's output, which tiles are gathered in."""
     grad_residual = ledger.make("residual gradient", grad.num_bytes)
     if z.tiles == 1:
-        return grad_residual, _after_backward(ledger, z, kind, kept, z.tokens)
+        return grad_residual, _after_backward(ledger, _tile(z), kind, kept)
     grad_out = ledger.make("output gradient", z.tokens * z.q * z.narrow)
-    ledger.free(_after_backward(ledger, z, kind, kept, z.tokens // z.tiles))
-    return grad_residual, grad_out
+    ledger.free(*_after_backward(ledger, _tile(z), kind, kept))
+    return grad_residual, [grad_out]
 
 
-def _attention_gradients(ledger: Ledger, z: LayerSizes, grad_out: Block | None) -> list[Block]:
-    heads = _attention_inputs(ledger, z, z.tokens)
-    grads = attention_backward(ledger, z)
-    ledger.free(grad_out, *heads)
-    return grads
-
-
-def _before_gradients(
-    ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, tile: int, ends: tuple[Block, ...]
-) -> None:
+def _before_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, ends: tuple[Block, ...]) -> None:
     """The gradient of the input, beside `ends`, which are freed."""
     ledger.make("input gradient", ends[0].num_bytes)
-    _before_backward(ledger, z, kind, kept, tile)
+    _before_backward(ledger, _tile(z), kind, kept)
     ledger.free(*ends)
 
 
 def swept_forward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> None:
     tile, before = _last_tile(z)
     table = _positions(ledger, z)
-    _before(ledger, z, kind, kept, tile.tokens)
+    _before(ledger, _tile(z), kind, kept)
     heads = _attention_inputs(ledger, z, tile.tokens)
     lse = rows_forward_placed(ledger, tile, before)
     ledger.free(lse, *heads)
-    _after(ledger, z, kind, kept, tile.tokens)
+    _after(ledger, _tile(z), kind, kept)
     ledger.free(table)
 
 
@@ -156,14 +170,14 @@ def swept_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> Non
     table = _positions(ledger, z)
     gather_rows(ledger, tile)
     if WHOLE_GROUP not in kept:
-        _before(ledger, z, kind, kept, tile.tokens)
-    grad_out = _after_backward(ledger, z, kind, kept, tile.tokens)
+        _before(ledger, _tile(z), kind, kept)
+    grad_out = _after_backward(ledger, _tile(z), kind, kept)
     heads = _attention_inputs(ledger, z, tile.tokens)
     ledger.free(*heads[1:])  # keys are in the store already
     grads = rows_backward(ledger, tile, before)
     ledger.free(*heads[:1])
-    _before_backward(ledger, z, kind, kept, tile.tokens)
-    ledger.free(*grads, grad_out, table)
+    _before_backward(ledger, _tile(z), kind, kept)
+    ledger.free(*grads, *grad_out, table)
 
 
 def _last_tile(z: LayerSizes) -> tuple[LayerSizes, int]:
@@ -183,24 +197,60 @@ def _positions(ledger: Ledger, z: LayerSizes) -> Block | None:
     return table
 
 
-def _before(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, tokens: int) -> None:
-    TileLedger(ledger, z, tokens, {WHOLE_GROUP}).run(forward(kind.before, frozenset({kind.attended}), kept))
+@_shared
+def _attend(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+    """Attention, whose output and log-sum-exp have their places."""
+    heads = _attention_inputs(ledger, z, z.tokens)
+    _, lse = attention_forward(ledger, z, placed=True)
+    ledger.free(lse, *heads)
+    return []
 
 
-def _after(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, tokens: int) -> None:
-    TileLedger(ledger, z, tokens, {"layer_output", *kept}).run(forward(kind.after, frozenset({"layer_output"}), kept))
+@_shared
+def _attention_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+    heads = _attention_inputs(ledger, z, z.tokens)
+    grads = attention_backward(ledger, z)
+    ledger.free(*heads)
+    return grads
 
 
-def _after_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, tokens: int) -> Block | None:
+def _tile(z: LayerSizes) -> LayerSizes:
+    """The sizes of a tile, whose token-wise work does not depend on attention."""
+    return _whole(z)._replace(tokens=z.tokens // z.tiles, ring=1, ring_rank=0, a2a=1, gathers_kv=False)
+
+
+def _whole(z: LayerSizes) -> LayerSizes:
+    """The sizes for attention, which takes all tiles at once."""
+    return z._replace(tiles=1, sections=0)
+
+
+@_shared
+def _before(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+    TileLedger(ledger, z, z.tokens, {WHOLE_GROUP}).run(forward(kind.before, frozenset({kind.attended}), kept))
+    return []
+
+
+@_shared
+def _after(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+    steps = forward(kind.after, frozenset({"layer_output"}), kept)
+    TileLedger(ledger, z, z.tokens, {"layer_output", *kept}).run(steps)
+    return []
+
+
+@_shared
+def _after_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
     """The gradient of attention's output."""
-    walk, machine = backward(kind.after, kept, frozenset({"layer_output"})), TileLedger(ledger, z, tokens)
+    walk, machine = backward(kind.after, kept, frozenset({"layer_output"})), TileLedger(ledger, z, z.tokens)
     machine.run(walk.steps)
-    return machine.live[walk.gradients["attention_out"]]
+    made = machine.live[walk.gradients["attention_out"]]
+    return [] if made is None else [made]
 
 
-def _before_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, tokens: int) -> None:
+@_shared
+def _before_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
     walk = backward(kind.before, kept | {WHOLE_GROUP}, frozenset({kind.met, "input"}))
-    TileLedger(ledger, z, tokens).run(walk.steps)
+    TileLedger(ledger, z, z.tokens).run(walk.steps)
+    return []
 
 
 def _attention_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, ...]:

@@ -1,0 +1,122 @@
+"""The peak of a step without walking through it: a walk is made once for each course, on symbols instead of bytes.
+
+    bytes that live at one moment = 2 x a layer's kept + 3 x hidden states + 1 x the transient of a backward + ...
+
+Which tensors live together depends on the course of a step alone, and how many bytes they are on the candidate. So
+memo.estimate.program.step walks with a power of a large base in the place of each number of bytes: what lives at a
+moment is then a sum whose digits say how often it has which. Those moments at which no other has as much of everything
+are kept, and the peak of a candidate is the largest of them with its own numbers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import count
+from operator import itemgetter, mul
+
+from memo.estimate.program.course import Course
+from memo.estimate.program.ledger import Block, Ledger, Moment, Pass
+from memo.estimate.program.passes import EndPasses, LayerPasses
+from memo.estimate.program.reductions import Gradients, Reduced
+from memo.estimate.program.step import Step
+
+_Moment = tuple[Callable[[list[int]], tuple[int, ...]], tuple[int, ...]]
+_DIGIT_BITS = 48
+"""Of the base: no tensor lives half as often at once, so that the highest bit of a digit tells whether it was borrowed
+from."""
+
+
+def peak_bytes(course: Course, kinds: Sequence[LayerPasses], ends: EndPasses, gradients: Gradients) -> int:
+    """The most that a step of GPUs takes at once besides what lives during all of it; arguments as of `Step`."""
+    numbers = _numbers(course, kinds, ends, gradients)
+    return max(sum(map(mul, counts, of_numbers(numbers))) for of_numbers, counts in _worst_moments(course))
+
+
+def _numbers(course: Course, kinds: Sequence[LayerPasses], ends: EndPasses, gradients: Gradients) -> list[int]:
+    """All that a walk asks of them, in the order of `_symbolic`."""
+    none = Reduced(0, 0, 0)
+    forwards, backward = (ends.rope, ends.embedding, ends.loss), ends.loss_backward
+    of_embedding = (ends.embedding_backward, ends.held_embedding_backward)
+    found = [kinds[0].hidden_bytes, ends.rope_bytes, sum(ends.loss_kept.values()), ends.of_head_bytes]
+    found += [each.transient_bytes for each in (*forwards, *of_embedding, backward)]
+    found += [backward.late_bytes, gradients.norm, gradients.sent]
+    for module in (gradients.embedding or none, gradients.head or none):
+        found += [module.shards, module.squares]
+    for passes, layer in zip(kinds, gradients.layers, strict=True):
+        backward, module = passes.backward, layer or none
+        found += [passes.kept_bytes, passes.forward.transient_bytes, backward.transient_bytes]
+        found += [backward.late_bytes] if course.has_tails else []
+        found += [module.shards, module.squares]
+    return found
+
+
+def _symbolic(course: Course) -> tuple[list[LayerPasses], EndPasses, Gradients]:
+    """The same with a power of the base in the place of each number."""
+    powers = (1 << _DIGIT_BITS * place for place in count())
+
+    def symbol() -> int:
+        return next(powers)
+
+    def run(late: bool = False) -> Pass:
+        return Pass(_moment(0), _moment(symbol()), _moment(symbol()) if late else None, _moment(0))
+
+    def reduced(is_trained: bool) -> Reduced | None:
+        module = Reduced(symbol(), 0, symbol())  # NCCL asks torch's allocator for nothing
+        return module if is_trained else None
+
+    hidden, rope_bytes, loss_kept, of_head = symbol(), symbol(), symbol(), symbol()
+    rope, embedding, loss, embedding_backward, held_backward, loss_backward = *(run() for _ in range(5)), run(late=True)
+    backwards = loss_backward, embedding_backward, held_backward
+    ends = EndPasses(rope, embedding, loss, *backwards, rope_bytes, of_head, {"": loss_kept})
+    norm, sent = symbol(), symbol()
+    *of_kinds, embedding_trained, head_trained = course.trained
+    of_ends = reduced(embedding_trained), reduced(head_trained)
+    kinds, layers = [], []
+    for is_trained in of_kinds:
+        between = _moment(symbol() + (hidden if course.keeps_input else 0))
+        kinds.append(LayerPasses(run(), run(course.has_tails), between, course.keeps_input, course.in_place, hidden))
+        layers.append(reduced(is_trained))
+    return kinds, ends, Gradients(tuple(layers), *of_ends, norm, sent, 0)
+
+
+def _moment(num_bytes: int) -> Moment:
+    return Moment("", num_bytes, (), 0)
+
+
+class _Symbols(Ledger):
+    """Keeps what lives after each request, of which none is larger than another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def _add(self, block: Block) -> Block:
+        self.live_bytes += block.num_bytes
+        self.seen.add(self.live_bytes)
+        return block
+
+    def free(self, *blocks: Block | None) -> None:
+        for block in blocks:
+            self.live_bytes -= 0 if block is None else block.num_bytes
+
+    def reach(self, num_bytes: int, parts: Callable[[], Mapping[str, int]], at: str = "") -> None:
+        self.seen.add(self.live_bytes + num_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _worst_moments(course: Course) -> list[_Moment]:
+    """Of the moments that may be the peak, which numbers are in what lives then, and how often."""
+    ledger = _Symbols()
+    kinds, ends, gradients = _symbolic(course)
+    Step(ledger, course, kinds, ends, gradients, {}).run()
+    places = range(len(_numbers(course, kinds, ends, gradients)))
+    highest = sum(1 << _DIGIT_BITS * place + _DIGIT_BITS - 1 for place in places)
+    worst: list[int] = []
+    for moment in sorted(ledger.seen, key=int.bit_count, reverse=True):
+        if not any(highest & (highest + other - moment) == highest for other in worst):
+            worst = [other for other in worst if highest & (highest + moment - other) != highest] + [moment]
+    found: list[_Moment] = []
+    for moment in worst:
+        digits = [moment >> _DIGIT_BITS * place & (1 << _DIGIT_BITS) - 1 for place in places]
+        counts = {place: digit for place, digit in enumerate(digits) if digit}
+        found.append((itemgetter(0, *counts), (0, *counts.values())))  # of a single place it would give no tuple
+    return found
