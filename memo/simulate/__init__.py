@@ -1,4 +1,4 @@
-"""Step time before any step: costs of kernels and collectives, and the schedule that the runtime executes, in time.
+"""Predict the time of a step before any step runs, from the costs of kernels and collectives and from the schedule.
 
 Pure functions of a RunConfig that `memo.config.checks.check` has accepted, and of a `Hardware`; nothing here
 imports torch.

@@ -1,7 +1,7 @@
-"""What attention costs on one rank, with the messages by which context-parallel ranks exchange keys, values and heads.
+"""The cost of attention on one rank, with the messages in which context-parallel ranks exchange keys, values and heads.
 
-Follows `memo.parallel.context`: messages of a ring overlap with the attention of their step, all others with nothing.
-Known error: documents are not packed, attention is that of one causal document.
+Follows `memo.parallel.context`: the messages of a ring step overlap with the attention of that step; no other message
+overlaps with compute. Known error: packed documents are counted as one causal document.
 """
 
 from memo.config.derived import resolved_a2a_size
@@ -13,11 +13,12 @@ from memo.simulate.sweep import SUM_PASSES
 from memo.spec.window import attended_pairs, ring_steps
 
 _RING_KERNELS = 8
-"""Kernels of one ring step besides attention: for two blocks, their sums, and the exchange of keys and values."""
+"""Kernels of one ring step besides attention: those of two blocks, of their sums, and of the exchange of keys and
+values."""
 
 
 def attention_cost(shape: LayerShape, backward: bool) -> Cost:
-    """Causal attention of one rank: zigzag gives each cp rank the same share of the triangle."""
+    """Return the cost of causal attention on one rank; zigzag gives each cp rank the same share of the triangle."""
     config, kernels = shape.config, shape.kernels
     parallel = config.parallel
     if shape.kind.is_linear:
@@ -46,8 +47,10 @@ def attention_cost(shape: LayerShape, backward: bool) -> Cost:
 
 
 def _strips(shape: LayerShape, backward: bool) -> Cost:
-    """Beside the kernels of a sliding window (memo.spec.window): copies in reverse order of what flipped triangles
-    take and give, and sums of both triangles, which are zeroed, added to twice, and cast."""
+    """Return the elementwise work beside the kernels of a sliding window (memo.spec.window).
+
+    Inputs and outputs of flipped triangles are copied in reverse order. The sums of both triangles are zeroed, added to
+    twice, and cast."""
     kernels, q, kv = shape.kernels, shape.q, 2 * shape.kv
     flipped, summed = (4 * q + 2 * kv, q + kv) if backward else (2 * q + kv, q)
     passes = 2 * SUM_PASSES + 2 + kernels.narrow / kernels.wide
@@ -56,19 +59,23 @@ def _strips(shape: LayerShape, backward: bool) -> Cost:
 
 
 def _sinks(shape: LayerShape, backward: bool) -> Cost:
-    """Sinks join attention's output, in place; a backward multiplies it with its gradient in the wide dtype and adds up
-    (memo.attention.sinks)."""
+    """Return the cost of attention sinks (memo.attention.sinks).
+
+    The forward scales attention's output in place. The backward multiplies the output with its gradient in the wide
+    dtype and adds up the products."""
     kernels = shape.kernels
     passes = 2 * kernels.narrow + (4 * kernels.wide if backward else 0)
     return Cost(elementwise=kernels.memory_s(shape.tokens * shape.q * passes, 6 * shape.attention_parts))
 
 
 def _head_exchange(shape: LayerShape, group: Group, backward: bool) -> Cost:
-    """q, k, v there and the output back; in backward also the output, its gradient and theirs."""
+    """Return the cost of exchanging heads: q, k and v go to the other ranks, and the output comes back.
+
+    In backward the output and its gradient go as well, and the gradients of q, k and v come back."""
     kernels = shape.kernels
     parts = shape.attention_parts
     there = 3 * shape.q if backward else shape.q
-    # A sweep has exchanged keys and values in its forward, and keeps them.
+    # A swept layer keeps the keys and values that its forward has exchanged.
     there += 0 if backward and shape.sweeps else 2 * shape.kv
     back = shape.q + 2 * shape.kv if backward else shape.q
     sizes = [shape.tokens * width * kernels.narrow for width in (there, back)]
@@ -78,7 +85,7 @@ def _head_exchange(shape: LayerShape, group: Group, backward: bool) -> Cost:
 
 
 def _gathered(shape: LayerShape, group: Group, backward: bool) -> Cost:
-    """Keys and values of all ranks; their gradients come back in fp32."""
+    """Return the cost of gathering the keys and values of all ranks; their gradients are reduce-scattered in fp32."""
     kernels, parts = shape.kernels, shape.attention_parts
     elements = shape.tokens * 2 * shape.kv * group.size
     cost = gathered_keys(shape, group)
@@ -91,7 +98,7 @@ def _gathered(shape: LayerShape, group: Group, backward: bool) -> Cost:
 
 
 def gathered_keys(shape: LayerShape, group: Group) -> Cost:
-    """Keys and values of all ranks of a group, put in order."""
+    """Return the cost of gathering the keys and values of all ranks of a group, and of putting them in order."""
     kernels, parts = shape.kernels, shape.attention_parts
     num_bytes = shape.tokens * 2 * shape.kv * group.size * kernels.narrow
     context = parts * kernels.gather_s(num_bytes / parts, group)
@@ -99,20 +106,21 @@ def gathered_keys(shape: LayerShape, group: Group) -> Cost:
 
 
 def _ring(shape: LayerShape, group: Group, seconds: float, backward: bool) -> Cost:
-    """Each step sends keys and values on, in backward their fp32 gradients too, while its blocks are computed.
+    """Return the cost of a ring: each step sends keys and values on while it computes its blocks.
 
-    Known error: under a window some messages skip ranks, and take as long as one between neighbours here.
+    In backward it also sends their fp32 gradients. Known error: under a window some messages skip ranks, but they
+    count here as messages between neighbours.
     """
     kernels, config = shape.kernels, shape.config
     steps = len(ring_steps(config.data.seq_length, group.size, shape.window))
     kv = shape.tokens * 2 * shape.kv
     message_s = kernels.message_s(kv * (kernels.narrow + (kernels.wide if backward else 0)), group)
-    # In all but the first step half of the scores are left out: three quarters of the queries are met on average.
+    # Every step but the first leaves out half of the scores; on average three quarters of the queries take part in it.
     merged = 0.25 + 0.75 * group.size if shape.window is None else 0.0
     sums = SUM_PASSES * shape.tokens * shape.q * kernels.wide * merged
     if backward:
         sums += SUM_PASSES * kv * kernels.wide * steps
     exposed_s = (steps - 1) * max(0.0, message_s - seconds / steps)
     if backward:
-        exposed_s += kernels.message_s(kv * kernels.wide, group)  # the last hop home hides under nothing
+        exposed_s += kernels.message_s(kv * kernels.wide, group)  # nothing overlaps with the last hop home
     return Cost(elementwise=kernels.memory_s(sums, _RING_KERNELS * steps), context=exposed_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds for which the compute stream of a rank is occupied; work that overlaps with other work is not included.
+    """Seconds for which the compute stream of a rank is occupied; work that overlaps with compute is not included.
 
     Attributes:
         matmul: matrix products.
@@ -53,13 +53,13 @@ NOTHING = Cost()
 
 @dataclass(frozen=True)
 class LayerCost:
-    """The cost of one layer and microbatch on one rank, on the average of all layers.
+    """The cost of one layer and microbatch on one rank, averaged over all layers.
 
     Attributes:
-        backward: with nothing rebuilt that may move to host memory.
-        recompute: by group of `memo.spec.skeleton`, to rebuild all tokens of it in backward.
-        attention_again: before backward: some layers recompute attention, others do not.
-        by_layer: seconds of forward and backward of each layer, where layers are of several kinds; else empty.
+        backward: without recomputation of activations that may move to host memory.
+        recompute: by group of `memo.spec.skeleton`, the cost of rebuilding all tokens of the group in backward.
+        attention_again: recomputation of attention before backward, averaged over the layers with and without it.
+        by_layer: seconds of forward and backward of each layer if the model has several kinds of layer; else empty.
     """
 
     forward: Cost
@@ -70,5 +70,5 @@ class LayerCost:
 
     @property
     def computed_s(self) -> tuple[float, float]:
-        """Seconds of forward and backward."""
+        """Seconds of forward and of backward."""
         return self.forward.total_s, self.backward.total_s + self.attention_again.total_s

@@ -1,7 +1,7 @@
-"""What decides the time of a step and differs between frameworks that train the same layers.
+"""Differences between frameworks that train the same layers, as far as they decide the time of a step.
 
-memo is the framework of every plan. Published runs of another one are foreseen with its own habits, so that what they
-say of kernels and links is not mixed up with what memo does differently.
+memo is the framework of every plan. Published runs of another framework are predicted with the settings of that
+framework, so that the evidence on kernels and links is not mixed up with differences between the frameworks.
 """
 
 from dataclasses import dataclass, replace
@@ -15,16 +15,16 @@ class Framework:
 
     Attributes:
         order: axes of the rank grid, fastest first.
-        waits_for_messages: whether a pipeline stage stops until what it sends has arrived and what it receives is
-            there; otherwise both run beside compute.
-        host_starts_kernels: whether a layer takes no less than the host needs to start its kernels, where their number
-            is known.
-        under_autograd: whether layers that do not swap run under autograd, which keeps what norms and activations make
-            and runs all of a layer again where it is recomputed.
-        has_unmeasured_host: whether published runs leave open what its host takes between kernels; see
+        waits_for_messages: whether a pipeline stage stops until its sends and receives are complete; otherwise both
+            run beside compute.
+        host_starts_kernels: whether the number of kernels of a layer is known, so that the layer takes at least the
+            time in which the host starts them.
+        under_autograd: whether layers that do not swap run under autograd. It keeps the outputs of norms and
+            activation functions, and runs a recomputed layer again as a whole.
+        has_unmeasured_host: whether no published run tells the time of the host between kernels; see
             memo.estimate.time_errors.
-        copies_layer_inputs: whether inputs of layers that are recomputed go to host memory and back on the stream that
-            computes, so that compute stands still meanwhile.
+        copies_layer_inputs: whether the inputs of recomputed layers are copied to host memory and back on the compute
+            stream, so that compute stands still meanwhile.
     """
 
     order: tuple[str, ...] = AXES
@@ -39,15 +39,15 @@ MEMO = Framework(host_starts_kernels=True, under_autograd=False, has_unmeasured_
 """memo.parallel.stage_messages posts receives ahead and sends beside compute."""
 
 FSDP = Framework(has_unmeasured_host=True)
-"""Trainers that shard torch's modules (prime-rl, TRL), as far as one node goes: gathers of weights are not counted."""
+"""Trainers that shard torch's modules (prime-rl, TRL), on one node only: gathers of weights are not counted."""
 
 FSDP_OFFLOAD = replace(FSDP, copies_layer_inputs=True)
-"""prime-rl's ac_offloading: what a checkpointed layer saves, which is its input, is copied by hooks of autograd that
-have no stream of their own (src/prime_rl/utils/act_offloading.py)."""
+"""prime-rl's ac_offloading: autograd hooks without a stream of their own copy the input of each checkpointed layer
+(src/prime_rl/utils/act_offloading.py)."""
 
 MEGATRON_LM = Framework(waits_for_messages=True)
 """Megatron-LM's 1F1B without interleaving: after each forward and each backward a stage sends, receives and waits for
 both (megatron/core/pipeline_parallel/p2p_communication.py).
 
-Known error: the simulator places these waits where the stages wait for each other least (memo.spec.meetings).
+Known error: the simulator places these waits where stages wait for each other least (memo.spec.meetings).
 """

@@ -1,6 +1,7 @@
-"""How long the host takes to start the kernels of one layer; where that is more than they take, the device waits.
+"""The time in which the host starts the kernels of one layer; the device waits if its kernels take less than that.
 
-Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emulated_gpu/test_kernels_of_a_layer.py):
+The table has the kernels of a layer of Qwen3 and one microbatch, in T tiles, counted on the emulated GPU
+(tests/emulated_gpu/test_kernels_of_a_layer.py):
 
     kernels of T tiles              forward    backward    again
     without a swap plan            13 + 19 T   33 + 40 T       23 T   of full recomputation
@@ -23,11 +24,11 @@ Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emula
     beside those of E experts      (2 + 2 P) T   (5 + P + (1 + P) E) T
     less, of a frozen matrix                          T        of experts E T
 
-Of Gemma's line and of those of sigmoid the sum was counted, and is divided among the passes by estimate.
+Gemma's line and the lines of sigmoid divide a counted sum among the passes by estimate.
 
-Known error: on a GPU Triton's kernels do in one what torch composes of several here, and other families have some
-kernels fewer; a ring's are not counted, nor the loss's, nor those of a custom layer. Megatron-LM's are not known: it is
-foreseen without.
+Known error: on a GPU one Triton kernel does the work of several torch kernels counted here, and other families have
+a few kernels less. The kernels of a ring, of the loss and of a custom layer are not counted. Megatron-LM's are not
+known, and its prediction has no time of the host.
 """
 
 from dataclasses import replace
@@ -42,7 +43,7 @@ from memo.spec.shapes import layer_matrices
 
 
 def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
-    """Of the forward and of the backward of one layer and microbatch; `swaps`: under a swap plan."""
+    """Return the kernels of forward and of backward, for one layer and microbatch; `swaps`: under a swap plan."""
     tiles = resolved_offload_tiles(config) if swaps else resident_tiles(config)
     forward, backward = (count * tiles for count in _of_experts(config.model))
     trained_forward, trained_backward = _of_trained(config.model)
@@ -63,7 +64,9 @@ def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
 
 
 def _of_trained(model: ModelConfig) -> tuple[int, int]:
-    """In forward and backward of a tile, beyond those of a model that is trained whole; backward may be less."""
+    """Return how many more kernels forward and backward of a tile have than in a model that is trained whole.
+
+    Backward may have less: the number is negative then."""
     if trains_all(model):
         return 0, 0
     forward, backward, matrices = 0, 0, layer_matrices(model)
@@ -81,8 +84,9 @@ def _of_trained(model: ModelConfig) -> tuple[int, int]:
 
 
 def _of_experts(model: ModelConfig) -> tuple[int, int]:
-    """In forward and backward of a tile, beyond those of one MLP: weight gradients of experts are products apart, and
-    so are all products that add a bias."""
+    """Return how many more kernels forward and backward of a tile have than with one MLP.
+
+    The weight gradient of each expert is a product of its own, and so is each product that adds a bias."""
     experts = model.num_experts
     if not experts:
         return 0, 0
@@ -93,7 +97,7 @@ def _of_experts(model: ModelConfig) -> tuple[int, int]:
 
 
 def with_host(layer: LayerCost, config: RunConfig, kernels: Kernels, swaps: bool) -> LayerCost:
-    """The layer, whose passes take no less than the host needs to start their kernels."""
+    """Return the layer with each pass lengthened to the time in which the host starts its kernels."""
     host_s = 0.0 if config.model.custom_layer else kernels.hardware.efficiency.host_kernel_s
     forward, backward = kernels_of_layer(config, swaps)
     return replace(

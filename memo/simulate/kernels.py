@@ -14,17 +14,17 @@ _LARGE_HEAD = 128
 
 @dataclass(frozen=True)
 class Group:
-    """A group of `size` ranks: rows of `row` ranks, `stride` apart, and the rows `row_stride` apart."""
+    """A group of `size` ranks in rows: ranks of a row are `stride` apart, and rows are `row_stride` apart."""
 
     size: int
     stride: int
     row: int = 0
-    """0: all are in one row."""
+    """Ranks of one row; 0: all ranks are in one row."""
     row_stride: int = 0
 
     @classmethod
     def along(cls, grid: RankGrid, inner: str, outer: str) -> "Group":
-        """The ranks that differ along two axes alone, of which `inner` is the faster one."""
+        """Return the ranks that differ along two axes only; `inner` is the faster axis."""
         row, rows = getattr(grid, inner), getattr(grid, outer)
         if row > 1 and rows > 1 and grid.stride(outer) > row * grid.stride(inner):
             return cls(row * rows, grid.stride(inner), row, grid.stride(outer))
@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Times on one machine in one dtype."""
+    """Seconds of kernels and collectives on one machine in one dtype."""
 
     hardware: Hardware
     dtype: Dtype
@@ -72,22 +72,24 @@ class Kernels:
         return self.hardware.memory_gb_per_s * 1e9 * self.hardware.efficiency.memory
 
     def matmul_s(self, m: float, n: float, k: float) -> float:
-        """[m, k] x [k, n]. Small sizes fill the device badly: each costs a factor size / (size + half size)."""
+        """Return the seconds of [m, k] x [k, n]. Small sizes fill the device badly: each size divides the rate by
+        (size + half size) / size."""
         half = self.hardware.efficiency.matmul_half_size
         # 2 m n k FLOPs over the product of the three factors.
         return 2.0 * (m + half) * (n + half) * (k + half) / self._matmul_flops + self.kernel_s
 
     def adding_matmul_s(self, m: float, n: float, k: float) -> float:
-        """The same product, added to a sum in the wide dtype: reading and writing the sum hides behind the FLOPs, or
-        these behind it if k is small."""
+        """Return the seconds of a product that is added to a sum in the wide dtype.
+
+        The FLOPs and the traffic of the sum overlap: the longer of both counts, which is the traffic if k is small."""
         return max(self.matmul_s(m, n, k), self.memory_s(2 * m * n * self.wide))
 
     def sum_s(self, m: float, n: float) -> float:
-        """[m, n] added to a sum in the wide dtype after its product, which has written it in the dtype of the model."""
+        """Return the seconds in which a product [m, n], written in the dtype of the model, is added to a wide sum."""
         return self.memory_s(2 * m * n * (self.narrow + self.wide))
 
     def attention_s(self, flops: float, head_dim: int, backward: bool) -> float:
-        """`flops` without recomputation: what backward computes again is accounted for in its efficiency."""
+        """Return the seconds of `flops`, which leave out recomputation: the efficiency of backward accounts for it."""
         efficiency = self.hardware.efficiency
         share = efficiency.attention_backward if backward else efficiency.attention_forward
         half = efficiency.attention_half_head
@@ -95,11 +97,11 @@ class Kernels:
         return flops / (self.hardware.peak_flops(self.dtype) * share) + self.kernel_s
 
     def memory_s(self, num_bytes: float, num_kernels: int = 1) -> float:
-        """Kernels that read and write `num_bytes` in all, and are bound by memory."""
+        """Return the seconds of memory-bound kernels that read and write `num_bytes` in all."""
         return num_bytes / self._memory_bytes_per_s + num_kernels * self.kernel_s
 
     def gather_s(self, num_bytes: float, group: Group) -> float:
-        """All-gather to, or reduce-scatter from, `num_bytes` on every rank."""
+        """Return the seconds of an all-gather to, or a reduce-scatter from, `num_bytes` on every rank."""
         if group.size == 1:
             return 0.0
         rate, efficiency = self._collective_bytes_per_s(group), self.hardware.efficiency
@@ -110,7 +112,7 @@ class Kernels:
         return 2.0 * self.gather_s(num_bytes, group)
 
     def all_to_all_s(self, num_bytes: float, group: Group) -> float:
-        """Every rank sends `num_bytes` in all, its own part included."""
+        """Return the seconds of an all-to-all in which every rank sends `num_bytes`, the part for itself included."""
         if group.size == 1:
             return 0.0
         efficiency = self.hardware.efficiency
@@ -121,7 +123,7 @@ class Kernels:
         return max(inside, outside) + efficiency.collective_s
 
     def message_s(self, num_bytes: float, group: Group) -> float:
-        """One message to the next rank of the group; the slowest pair counts."""
+        """Return the seconds of one message to the next rank of the group; the slowest pair counts."""
         if group.size == 1:
             return 0.0
         efficiency = self.hardware.efficiency
@@ -134,7 +136,8 @@ class Kernels:
         return group.members_per_node(self.hardware.gpus_per_node) == group.size
 
     def _collective_bytes_per_s(self, group: Group) -> float:
-        """Rings enter and leave a node once, over the network parts of all members there."""
+        """Return the rate of a ring, which enters and leaves each node once, over the network links of all its members
+        there."""
         hardware = self.hardware
         node = hardware.node_gb_per_s * hardware.efficiency.node
         if self._is_in_node(group):

@@ -1,9 +1,10 @@
-"""What one layer costs on one rank: plain, recomputed, or under a swap plan.
+"""The cost of one layer on one rank: plain, recomputed, or under a swap plan.
 
-The steps on a tile are those of memo.program.walk, timed by memo.simulate.tile_clock; tiles are alike. Attention stands
-between them (memo.simulate.attention), and takes what memo.simulate.sweep says beside it where layers are swept.
+memo.simulate.tile_clock times the steps of memo.program.walk on one tile; all tiles cost alike. The cost of attention
+comes from memo.simulate.attention; swept layers add that of memo.simulate.sweep.
 
-Other frameworks run plain layers under autograd, whose backward recomputes nothing, not even norms and activations.
+Other frameworks run plain layers under autograd, whose backward recomputes nothing, not even norms and activation
+functions.
 """
 
 import math
@@ -29,21 +30,21 @@ from memo.spec.stack import layers_with_attention_again, runs_of_kinds, stack_of
 from memo.spec.sweep import key_value_layout
 
 Kept = frozenset[str]
-"""Values that a slot holds of a tile between forward and backward."""
+"""Values of a tile that a slot holds between forward and backward."""
 
 
 def plain_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
-    """A layer whose activations stay on the device, under --recompute-granularity."""
+    """Return the cost of a layer whose activations stay on the device, under --recompute-granularity."""
     return _of_stack(config, lambda run: _plain(run, kernels, framework))
 
 
 def swapped_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
-    """A layer under a swap plan, in tiles; `recompute` by group."""
+    """Return the cost of a layer under a swap plan, in tiles; its `recompute` is by group."""
     return _of_stack(config, lambda run: _swapped(run, kernels, framework))
 
 
 def _of_stack(config: RunConfig, cost_of: Callable[[RunConfig], LayerCost]) -> LayerCost:
-    """From the cost of a layer of each kind."""
+    """Return the average over all layers, given the cost of a layer of each kind."""
     costs = {run.model: cost_of(run) for run in runs_of_kinds(config)}
     stack, again = stack_of(config.model), layers_with_attention_again(config)
     if len(costs) == 1:
@@ -90,7 +91,7 @@ def _swapped(config: RunConfig, kernels: Kernels, framework: Framework) -> Layer
 
 
 def _decoding(layer: LayerCost, config: RunConfig, kernels: Kernels) -> LayerCost:
-    """With the layer's weights made again from few bits before each pass (memo.executor.coded_weights)."""
+    """Add the decoding of the layer's quantized weights before each pass (memo.executor.coded_weights)."""
     quantize, weights = config.model.quantize, shape_of(config.model, "", 0).layer_weights
     numel = sum(weight.local_numel(config.parallel.tp) for weight in weights if weight.coded)
     if not numel:
@@ -108,7 +109,7 @@ def _under_autograd(config: RunConfig, kernels: Kernels) -> LayerCost:
 
 
 def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
-    """As memo.executor.resident runs it."""
+    """Return the cost of a layer that memo.executor.resident runs."""
     shape, of = LayerShape(config, kernels, resident_tiles(config)), resident(config)
     kept = frozenset(of.layout.places)
     again = _qkv(shape, kept) if WHOLE_GROUP in of.dropped else NOTHING
@@ -118,10 +119,12 @@ def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
 
 
 def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
-    """A swept layer, and in `attention_again` the second forward of one that recomputes attention, which offloads its
-    input once more and fetches it."""
+    """Return the cost of a swept layer.
+
+    `attention_again` is the second forward of a layer that recomputes attention: it offloads the layer's input once
+    more and fetches it."""
     config, cp = shape.config, Group(shape.config.parallel.cp, shape.tp.size)
-    if shape.kind.is_linear:  # tile by tile it does what it does at once
+    if shape.kind.is_linear:  # tile by tile it does the same work as at once
         again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + Cost(elementwise=shape.hidden_s(4))
         return replace(whole, attention_again=again)
     gathered_from = cp.size if config.parallel.cp_comm_type == "all_gather" else 1
@@ -131,17 +134,17 @@ def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
     again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + forward
     again += Cost(elementwise=shape.hidden_s(4))
     if gathered_from > 1 and not key_value_layout(config).slides:
-        again += gathered_keys(shape, cp) * -1  # its backward finds the keys and values that it has gathered
+        again += gathered_keys(shape, cp) * -1  # its backward uses the keys and values that this forward has gathered
     return LayerCost(whole.forward + forward, whole.backward + backward, whole.recompute, attention_again=again)
 
 
 def _slides(shape: LayerShape, backward: bool) -> Cost:
-    """Copies on the device where it holds the keys and values of a few sections (memo.executor.key_values)."""
+    """Return the copies within a device that holds the keys and values of a few sections (memo.executor.key_values)."""
     layout, kernels = key_value_layout(shape.config), shape.kernels
     if not layout.slides:
         return NOTHING
-    width = kernels.narrow + (kernels.wide if backward else 0)  # of sums of gradients
-    num_bytes = 2 * (layout.slid_elements * width + layout.part_bytes)  # which goes to a slot, or comes from it
+    width = kernels.narrow + (kernels.wide if backward else 0)  # wide: sums of gradients
+    num_bytes = 2 * (layout.slid_elements * width + layout.part_bytes)  # the part goes to a slot, or comes from it
     return Cost(elementwise=kernels.memory_s(layout.sections * num_bytes, 2 * layout.sections * layout.held))
 
 
@@ -165,16 +168,16 @@ def _attention(shape: LayerShape, backward: bool) -> Cost:
 
 
 def _backward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
-    """With queries, keys, values and attention's output there."""
+    """Return the cost of a backward that finds queries, keys, values and attention's output on the device."""
     of_qkv = backward(shape.kind.before, kept | {WHOLE_GROUP}, frozenset({shape.kind.met, "input"})).steps
     cost = _after_backward(shape, kept) + _attention(shape, backward=True) + _on_tiles(shape, kept, of_qkv)
     if shape.tiles > 1 and not shape.sweeps:
-        cost += _copied_outputs(shape)  # gradients of tiles, for attention, which takes them whole
+        cost += _copied_outputs(shape)  # attention takes the gradients of all tiles as one tensor
     return cost
 
 
 def _copied_outputs(shape: LayerShape) -> Cost:
-    """A copy of attention's output, or of its gradient."""
+    """Return the cost of copying attention's output, or its gradient."""
     num_bytes = 2 * shape.tokens * shape.q * shape.kernels.narrow
     return Cost(elementwise=shape.kernels.memory_s(num_bytes, shape.tiles))
 
@@ -192,7 +195,7 @@ def _on_tiles(shape: LayerShape, kept: Kept, steps: tuple[Step, ...]) -> Cost:
 
 
 def _groups(config: RunConfig) -> dict[str, Kept]:
-    """Values that may move in part, by group."""
+    """Return the values that may move in part, by group."""
     groups: dict[str, Kept] = {}
     for tensor in skeletal_tensors(config.model):
         if moves_in_part(tensor, config.memory.offload_policy):
@@ -201,9 +204,10 @@ def _groups(config: RunConfig) -> dict[str, Kept]:
 
 
 def _recompute(shape: LayerShape, groups: dict[str, Kept], everything: Kept) -> dict[str, Cost]:
-    """What backward takes more for each group that did not move, where no group before it moved either.
+    """Return by how much backward grows for each group that did not move, if no group before it moved either.
 
-    So the sum of all is exact. Between all and nothing it is not: messages hide under what other groups rebuild.
+    So the sum over all groups is exact. The sum over some groups is not: messages overlap with the recomputation of
+    other groups.
     """
     kept, found = everything, {WHOLE_GROUP: _qkv(shape, everything)}
     before = _after_backward(shape, kept)

@@ -55,8 +55,10 @@ class UpdateCost:
 
 
 def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
-    """The embedding: look-up and scatter over tp; backward makes a dense gradient of the table and adds it to the main
-    gradient, on every device: rows are scattered, and no product could do it."""
+    """Return the cost of the embedding: look-up and scatter over tp.
+
+    On every device backward makes a dense gradient of the table and adds it to the main gradient: rows are scattered,
+    so no product could add them."""
     tokens = rank_tokens(config)
     tp = Group(config.parallel.tp, 1)
     hidden_bytes = tokens * config.model.hidden_size * kernels.narrow
@@ -69,7 +71,7 @@ def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
 
 
 def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
-    """The chunks of final norm and loss, whose backward computes norm and logits of each chunk again."""
+    """Return the cost of final norm and loss in chunks; backward recomputes the norm and the logits of each chunk."""
     tokens, hidden, rows = rank_tokens(config), config.model.hidden_size, _head_rows(config)
     tp = Group(config.parallel.tp, 1)
     chunk = min(config.training.loss_chunk_size, tokens)
@@ -78,7 +80,7 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     chunk_bytes = chunk * hidden * kernels.narrow
     product_s = kernels.matmul_s(chunk, rows, hidden)
     gather_s = kernels.gather_s(chunk_bytes, tp)
-    # Logits are written by their product, read once, and in backward overwritten by their gradient.
+    # The product writes the logits; they are read once, and in backward their gradient overwrites them.
     forward_bytes, backward_bytes = logits * kernels.narrow, 2 * logits * kernels.narrow
     adds = kernels.adds_in_products
     weight_s = kernels.adding_matmul_s(rows, hidden, chunk) if adds else kernels.matmul_s(rows, hidden, chunk)
@@ -103,14 +105,15 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
 def update_cost(
     config: RunConfig, kernels: Kernels, world_size: int, stage: int, order: tuple[str, ...] = AXES
 ) -> UpdateCost:
-    """Reduction of fp32 gradients to shards over dp x cp, update, and gathering of the weights that stay whole."""
+    """Return the cost of reducing fp32 gradients to shards over dp x cp, of the update, and of gathering the weights
+    that stay whole."""
     parallel = config.parallel
     grid = rank_grid(config, world_size, order)
     group = Group.along(grid, "cp", "dp")
     per_layer = layer_parameters(config.model, trained=True).of_rank(parallel.tp)
     rest = stage_parameters(config, stage, trained=True) - config.model.num_layers // parallel.pp * per_layer
     placement = placement_of(config, world_size)
-    # Embedding and head are gathered after the update in any case; layers that the CPU updates are gathered one by one.
+    # Embedding and head are always gathered after the update; layers that the CPU updates are gathered one by one.
     here = (placement.layers - placement.optimizer) * per_layer
     updated, gathered = 0 if placement.ends_on_host else here + rest, rest + (0 if placement.shards_weights else here)
     num_kernels = 7 + update_kernels(config.training, kernels.wide, updated // group.size)
@@ -126,8 +129,9 @@ def update_cost(
 
 
 def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
-    """Sum over tp of the gradients of norms, and of biases added after the sum over tp: one message for all that stay
-    on the device, and one for each layer whose gradients leave it."""
+    """Return the seconds of summing over tp the gradients of norms, and of biases that are added after the sum over tp.
+
+    One message has all gradients that stay on the device; each layer whose gradients leave it has its own."""
     parallel, placement = config.parallel, placement_of(config, world_size)
     shards, tp = data_parallel_size(config, world_size) * parallel.cp, Group(parallel.tp, 1)
     layer_bytes = layer_parameters(config.model, trained=True).replicated / shards * kernels.wide * tp.size
@@ -137,7 +141,7 @@ def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
 
 
 def _tied_s(config: RunConfig, kernels: Kernels, grid: RankGrid, stage: int) -> float:
-    """Sum of a tied embedding's gradients over the first and the last stage; each rank sums its shard."""
+    """Return the seconds of summing a tied embedding's gradients over first and last stage, shard by shard."""
     parallel = config.parallel
     if not is_trained(config.model, "embedding.weight"):
         return 0.0

@@ -1,11 +1,11 @@
-"""The resources of one stage that work at the same time: streams, the link of dp, and the CPU."""
+"""The resources of one stage that work at the same time (rows of a trace): streams, the link of dp, CPU and disk."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ROWS = ("compute", "offload", "prefetch", "data", "cpu", "disk")
-"""data: reduction of gradients and gathering of weights over dp x cp; cpu: updates of states in host memory; disk:
-activations that host memory does not hold."""
+"""data: reduction of gradients and gathering of weights over dp x cp. cpu: updates of states in host memory. disk:
+copies of activations that host memory does not hold."""
 
 Record = Callable[[str, str, float, float], None]
 """Called as (row, name, start, end) for every piece of work."""
@@ -13,14 +13,14 @@ Record = Callable[[str, str, float, float], None]
 
 @dataclass
 class Rows:
-    """When each row of a stage is free, and how long it was busy; `overlap`: copies run beside compute."""
+    """The time at which each row of a stage is free, and how long it was busy; `overlap`: copies run beside compute."""
 
     overlap: bool
     free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROWS, 0.0))
     busy_s: dict[str, float] = field(default_factory=dict)
 
     def take(self, row: str, ready_s: float, duration_s: float) -> tuple[float, float]:
-        """(start, end) of work that is ready at `ready_s`."""
+        """Occupy a row with work that is ready at `ready_s`; return (start, end)."""
         takes_turns = not self.overlap and row in ("offload", "prefetch")
         start_s = max(self.free[row], ready_s, self.free["compute"] if takes_turns else 0.0)
         end_s = start_s + duration_s

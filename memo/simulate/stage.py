@@ -1,4 +1,4 @@
-"""One stage at work: its actions become layers on the streams of its swap plan, and reductions beside them."""
+"""Simulates one stage: its actions run as layers on the streams of its swap plan, and reductions run beside them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ Recorder = Callable[[int, str, str, float, float], None]
 
 
 def run_stages(model: StepModel, pipeline: Pipeline, record: Recorder | None = None) -> tuple[list["Stage"], Clock]:
-    """Run all stages for as many microbatches as `pipeline` has, up to their last backwards."""
+    """Run all microbatches of `pipeline` on all stages, up to the last backward of each stage."""
     stages = [Stage(stage, model, pipeline, record and partial(record, stage)) for stage in range(pipeline.stages)]
     clock = run(
         model.program(pipeline), lambda stage, op, ready_s: stages[stage].execute(op.acting, ready_s), model.message_s
@@ -26,9 +26,9 @@ def run_stages(model: StepModel, pipeline: Pipeline, record: Recorder | None = N
 
 
 def update_stages(stages: Sequence["Stage"], clock: Clock) -> tuple[float, float]:
-    """(when all gradients are reduced, when all stages have updated their weights): the end of a step."""
+    """Run the end of a step; return (when all gradients are reduced, when all stages have updated their weights)."""
     reduced_s = max(stage.finish_reduction(ends[-1]) for stage, ends in zip(stages, clock.ends, strict=True))
-    # The norm of the gradients is of the whole model: all stages meet there.
+    # The norm of the gradients is that of the whole model, so all stages wait for each other.
     return reduced_s, max(stage.optimize(reduced_s) for stage in stages)
 
 
@@ -45,10 +45,10 @@ class Stage:
         self.streams = StageStreams(plan, model.times, rows, self.states)
         self._last_microbatch = pipeline.microbatches - 1
         self._waiting: list[int] = []  # layers whose own gradients are complete and not reduced yet
-        self._ends_there_s = 0.0
+        self._ends_there_s = 0.0  # when the gradients of embedding and head are in host memory
 
     def execute(self, action: Action, ready_s: float) -> float:
-        """All layers of an action, and the ends of the model that it has; returns the end."""
+        """Run all layers of an action, and the embedding or loss if it has them; return when the action ends."""
         embedding = ("embedding", self.model.embedding_s(self.index, action))
         loss = ("loss", self.model.loss_s(self.index, action))
         before, after = (embedding, loss) if action.kind == "F" else (loss, embedding)
@@ -58,8 +58,9 @@ class Stage:
         return self._work(after, action, end_s)
 
     def finish_reduction(self, computed_s: float) -> float:
-        """What is left of the reduction of gradients when the last backward has ended; returns its end, when what is
-        updated on the host is there."""
+        """Reduce the gradients that are left when the last backward has ended.
+
+        Returns when they are reduced and all gradients for updates on the host are in host memory."""
         if self.states is not None:
             computed_s = max(computed_s, self.states.finish_gradients())
         for layer in self._waiting:
@@ -71,7 +72,7 @@ class Stage:
         return max(reduced_s, self._ends_there_s, *self.states.arrivals.values(), self.streams.free["data"])
 
     def optimize(self, ready_s: float) -> float:
-        """The optimizer, then the new weights from all shards; returns the end of the step."""
+        """Run the optimizer, then gather the new weights from all shards; return the end of the step."""
         end_s = ready_s + self.update.optimizer_s
         if self.record:
             self.record("compute", "optimizer", ready_s, end_s)
@@ -85,7 +86,7 @@ class Stage:
         if self.record:
             self.record("compute", str(step.op), start_s, end_s)
             for copy in copies:
-                if copy.end_s > copy.start_s:  # where nothing moves, the plan still has its steps
+                if copy.end_s > copy.start_s:  # if nothing moves, the plan still has the steps of its copies
                     self.record(copy.row, f"{copy.step.op.microbatch}:{copy.step.op.layer}", copy.start_s, copy.end_s)
         end_s = self.streams.free["compute"]
         if action.kind == "B" and action.microbatch == self._last_microbatch:

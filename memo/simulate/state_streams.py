@@ -1,13 +1,15 @@
-"""Weights and gradients of one stage in their slots: when the copies of its state plan run, beside the layers.
+"""Simulates the copies of a stage's state plan beside the layers: weights and gradients go into slots and out of them.
 
     compute    | F0        | F1        | F2        | ...     | B2        | B1        |
     h2d          W1 -> b     W2 -> a     W3 -> b               W1 -> b     W0 -> a          (weights, two slots)
     dp           gather W1   gather W2   ...                   .. | reduce 2  | reduce 1
     d2h                                                             | G2        | G1        (gradients, two slots)
 
-What is copied when is decided by `memo.planner.state_plan`; the waits are those of `memo.executor.states`: a copy into
-a slot waits until its last user has ended or its content has left, an operation for the copies into its slots, and a
-reduction that was begun when a backward ended is waited for when the next operation has ended.
+`memo.planner.state_plan` decides the order of copies; the waits are those of `memo.executor.states`:
+
+- a copy into a slot waits until the last user of the slot has ended, or until the content of the slot has left;
+- an operation waits for the copies into its slots;
+- a reduction starts when a backward has ended, and is waited for when the next operation has ended.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from memo.spec.placement import NUM_STATE_SLOTS
 
 @dataclass(slots=True)
 class _Slot:
-    """Seconds until when its content may not be used, and until when it may not be overwritten."""
+    """Times of one slot: its content may be used from `filled_s` on, and be overwritten from `free_s` on."""
 
     filled_s: float = 0.0
     free_s: float = 0.0
@@ -28,11 +30,11 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Reduction:
-    """Of one layer's gradient, begun when its backward ended.
+    """The reduction of one layer's gradient, begun when its backward ended.
 
     Attributes:
-        slot: whose content is reduced; None where the gradient stays on the device.
-        shard: index of the buffer that takes the shard of this rank; it is free again when the shard has left.
+        slot: the slot of the gradient; None if the gradient stays on the device.
+        shard: index of the buffer for the shard of this rank; it is free again when the shard has left.
     """
 
     step: StateStep
@@ -52,19 +54,19 @@ class StateStreams:
         self._gradients = [_Slot() for _ in range(plan.num_gradient_slots)]
         self._shard_free_s = [0.0] * NUM_STATE_SLOTS
         self._num_reduced = 0
-        self._sum_free_s = 0.0  # of the buffer where a shard comes back to be added to
+        self._sum_free_s = 0.0  # when the buffer is free into which a shard comes back to be added to
         self._pending: _Reduction | None = None
-        self._away_s: dict[int, float] = {}  # by layer: when its gradient so far is in host memory
+        self._away_s: dict[int, float] = {}  # by layer: when its accumulated gradient is in host memory
         self.arrivals: dict[int, float] = {}  # by layer: when its reduced gradient is in host memory
         self.updated: dict[int, float] = {}  # by layer: when the CPU has updated it
         self._index = 0
 
     def drives(self, layer: int) -> bool:
-        """Whether the layer's gradient is reduced and moved here."""
+        """Return whether this class reduces and moves the layer's gradient."""
         return self._places[layer].is_driven
 
     def begin(self) -> float:
-        """Issues the copies before the next operation; returns when it has its weights, and a slot for its gradient."""
+        """Issue the copies before the next operation; return when its weights and its gradient's slot are ready."""
         step = self.plan.steps[self._index]
         for fetch in step.fetches:
             self._fetch(fetch)
@@ -79,7 +81,7 @@ class StateStreams:
         return ready_s
 
     def end(self, end_s: float) -> None:
-        """The operation has ended: its slots are for others, its gradient goes on its way."""
+        """Free the slots of an operation that has ended, and start to reduce or offload its gradient."""
         step = self.plan.steps[self._index]
         self._index += 1
         if step.weight_slot is not None:
@@ -93,7 +95,7 @@ class StateStreams:
             self._away_s[step.op.layer] = slot.free_s = left_s
 
     def finish_gradients(self) -> float:
-        """The reduction that is on its way is waited for, and its shard goes where the masters are; when it ended."""
+        """Wait for the pending reduction, and move its shard to where the masters are; return when it ended."""
         pending, self._pending = self._pending, None
         if pending is None:
             return 0.0
@@ -116,15 +118,17 @@ class StateStreams:
         return pending.reduced_s
 
     def bring_ends(self, reduced_s: float) -> float:
-        """The reduced gradients of embedding and head go to host memory; returns when they are there."""
+        """Offload the reduced gradients of embedding and head; return when they are in host memory."""
         return self._work("offload", "gradients of ends", reduced_s, self.times.ends_out_s)
 
     def update_on_host(self, ready_s: float, ends_ready_s: float) -> float:
-        """AdamW on the CPU, the first layer first, where it had to wait; new weights follow where they stay whole.
+        """Run AdamW on the CPU, from the first layer on, and copy the new weights to layers that stay whole.
+
+        Without clipping the layers were updated earlier, when their gradients arrived. Returns when all is done.
 
         Args:
-            ready_s: when all gradients of the model are clipped; counts only where they are.
-            ends_ready_s: when those of embedding and head are in host memory.
+            ready_s: when all gradients of the model are clipped; layers wait for it only with clipping.
+            ends_ready_s: when the gradients of embedding and head are in host memory.
         """
         times, end_s = self.times, 0.0
         if times.clips:
@@ -155,7 +159,7 @@ class StateStreams:
         slot.filled_s = self._work("data", f"gather {layer}", ready_s, times.gather_s)
 
     def _settle(self, slot: _Slot) -> None:
-        """Who overwrites a slot first awaits the reduction of what is in it."""
+        """Wait for the reduction of the slot's content before the slot is overwritten."""
         if self._pending is not None and self._pending.slot is slot:
             self.finish_gradients()
 
@@ -167,13 +171,13 @@ class StateStreams:
             ready_s = self._hold_compute(max(end_s, self._shard_free_s[shard]))
         reduced_s = self._work("data", f"reduce {step.op.layer}", ready_s, self.times.scatter_s)
         self._pending = _Reduction(step, reduced_s, slot, shard)
-        if not self.times.scatter_s:  # on a single rank no message is waited for
+        if not self.times.scatter_s:  # a single rank has no message to wait for
             self.finish_gradients()
 
     def _bring(self, layer: int, ready_s: float) -> float:
-        """The reduced gradient to host memory, where without clipping the CPU is next; returns when it is there."""
+        """Offload a reduced gradient, and without clipping start its update; return when it is in host memory."""
         times, count = self.times, len(self.arrivals)
-        if times.rings and count >= NUM_STATE_SLOTS:  # of the layers before, that which had the record
+        if times.rings and count >= NUM_STATE_SLOTS:  # the update of the layer that used the record before
             ready_s = max(ready_s, list(self.updated.values())[count - NUM_STATE_SLOTS])
         self.arrivals[layer] = self._work("offload", f"gradient {layer}", ready_s, times.shard_out_s)
         if not times.clips:
@@ -181,7 +185,7 @@ class StateStreams:
         return self.arrivals[layer]
 
     def _hold_compute(self, until_s: float) -> float:
-        """The compute stream waits for an event; returns when it goes on at the earliest."""
+        """Let the compute stream wait until a time; return this time."""
         self.rows.free["compute"] = max(self.rows.free["compute"], until_s)
         return until_s
 

@@ -12,14 +12,14 @@ from memo.spec.steady import of_all_microbatches, repeats_after
 
 
 class StateTraffic(NamedTuple):
-    """Layers that are moved in one step of a stage.
+    """Numbers of layers that are moved in one step of a stage.
 
     Attributes:
         fills: weights that come from host memory.
-        gathers: weights that are gathered into a slot, those among them.
-        sums_out, sums_in: whole gradients to host memory, and back to be added to.
-        reductions: gradients that are reduced out of a slot, or by themselves because the CPU updates their layer.
-        shards_out, shards_in: reduced gradients to host memory, and back to be added to.
+        gathers: weights that are gathered into a slot, including those that come from host memory.
+        sums_out, sums_in: whole gradients that go to host memory, and that come back to be added to.
+        reductions: gradients that are reduced out of a slot, or one by one because the CPU updates their layer.
+        shards_out, shards_in: reduced gradients that go to host memory, and that come back to be added to.
     """
 
     fills: int = 0
@@ -32,13 +32,14 @@ class StateTraffic(NamedTuple):
 
 
 def state_traffic(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StateTraffic:
-    """Of a stage whose layers have the places of `placement`.
+    """Return the traffic of a stage whose states are placed by `placement`.
 
-    Weights and gradients have slots of their own, so each is counted with the other on the device: a search asks for
-    many placements, but for few of either. Where weights come from changes no count.
+    Weights and gradients have separate slots, so each is counted as if the other were on the device: a search asks for
+    many placements, but these have few different placements of weights, or of gradients. The source of weights (their
+    copy or the masters) changes no count.
     """
     weights = replace(placement, gradients=0, shards_gradients=False, weight_copy=True)
-    if not placement.shards_weights:  # all that are fetched are of layers whose optimizer is in host memory
+    if not placement.shards_weights:  # then only layers whose optimizer is in host memory fetch weights
         weights = replace(weights, optimizer=placement.weights)
     gradients = replace(placement, weights=0, shards_weights=False, weight_copy=True)
     counted = _of_all_microbatches(pipeline, stage, gradients)
@@ -57,7 +58,7 @@ def _of_all_microbatches(pipeline: Pipeline, stage: int, placement: StatePlaceme
 
 @lru_cache(maxsize=1024)
 def stage_state_plan(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StatePlan:
-    """The plan that `memo.executor.states` obeys on a rank of a stage."""
+    """Return the plan that `memo.executor.states` follows on a rank of a stage."""
     return _stage_state_plan(pipeline, stage, placement)
 
 
@@ -67,12 +68,12 @@ def _stage_state_plan(pipeline: Pipeline, stage: int, placement: StatePlacement)
 
 @lru_cache(maxsize=256)
 def _stage_ops(pipeline: Pipeline, stage: int, num_layers: int) -> tuple[LayerOp, ...]:
-    """Which all placements share."""
+    """Return the operations of a stage, which all placements share."""
     return tuple(stage_ops(pipeline, stage, num_layers))
 
 
 def count_traffic(plan: StatePlan, placement: StatePlacement) -> StateTraffic:
-    """Of all steps of a plan."""
+    """Return the traffic of all steps of a plan."""
     order = sorted({step.op.layer for step in plan.steps})
     on_host = {layer for at, layer in enumerate(order) if placement.of_layer(at).optimizer_on_host}
     weights = [fetch.layer for step in plan.steps for fetch in step.fetches if fetch.kind == "weights"]

@@ -1,15 +1,16 @@
-"""What it costs one stage that states are not all whole on the device: seconds of copies, gathers and CPU updates.
+"""Seconds of copies, gathers and CPU updates of one stage, if its states are not all whole on the device.
 
-P elements of a layer, N = dp x cp, n and w bytes of an element of the model and of its sums:
+A layer has P elements. N = dp x cp; n and w are the bytes of an element of the model and of its sums. Frozen weights
+take part in the first two lines only.
 
-    link        what moves of one layer (of frozen weights P n/N, and the gather)  when
-    h2d         P n/N of weights (w: from the masters), into a slot              before it runs, if no longer there
-    dp          gathered to P n                                                  then
+    link        data of one layer                                                when
+    h2d         P n/N of weights (P w/N from the masters), into a slot           before it runs, if not in a slot
+    dp          weights gathered to P n                                          then
     dp          P w of gradients reduced to P w/N                                after its last backward (or each)
-    d2h         P w/N, or P w whole that a later microbatch adds to              then
-    h2d         what was brought away, to be added to                            before its next backward
+    d2h         P w/N of gradients, or P w that a later microbatch adds to       then
+    h2d         the same gradients, to be added to                               before its next backward
     CPU         AdamW on P/N                                                     when all gradients are clipped
-    h2d, dp     P n/N of new weights of a layer that stays whole, gathered       then
+    h2d, dp     P n/N of new weights, gathered, if the layer stays whole         then
 """
 
 from dataclasses import dataclass
@@ -28,18 +29,19 @@ from memo.spec.schedule import Pipeline, pipeline_of
 
 @dataclass(frozen=True)
 class StateTimes:
-    """One stage. Seconds of one layer where nothing else is said; 0 on a link that is not needed.
+    """Times of one stage: seconds for one layer unless said otherwise, 0 on a link that is not needed.
 
     Attributes:
         traffic: how often layers are moved in one step.
         fill_s, gather_s: weights of a layer from host memory, and from all shards.
         scatter_s: reduction of a layer's gradients.
-        whole_out_s, whole_in_s: main gradient to the host and back, between microbatches (0: not needed).
-        shard_out_s, shard_in_s: reduced gradients to the host, and back to be added to.
+        whole_out_s, whole_in_s: main gradient to host memory and back, between microbatches (0: not needed).
+        shard_out_s, shard_in_s: reduced gradients to host memory, and back to be added to.
         update_s, upload_s: AdamW on the CPU, and the new weights back to a layer that stays whole.
-        ends_out_s, ends_update_s, ends_upload_s: the same of embedding and head; 0 where the device updates them.
-        clips: no update before the norm of all gradients.
-        rings: else, two host records serve the reduced gradients of all layers.
+        ends_out_s, ends_update_s, ends_upload_s: reduced gradients, AdamW and new weights of embedding and head
+            together; 0 if the device updates them.
+        clips: whether all updates wait for the norm of all gradients.
+        rings: whether two host records serve the reduced gradients of all layers in turn.
     """
 
     pipeline: Pipeline
@@ -62,7 +64,7 @@ class StateTimes:
 
     @property
     def cpu_s(self) -> float:
-        """The CPU's work in one step."""
+        """Seconds of the CPU in one step."""
         return self.placement.optimizer * self.update_s + self.ends_update_s
 
     @cached_property
@@ -71,18 +73,18 @@ class StateTimes:
 
     @property
     def num_reduced_apart(self) -> int:
-        """Layers whose gradients data parallelism reduces bucket by bucket, as if nothing streamed."""
+        """Layers whose gradients data parallelism reduces bucket by bucket, as without streamed states."""
         return self.placement.layers - self.placement.num_driven
 
     @property
     def most_of_a_layer_s(self) -> tuple[float, float, float]:
-        """Host to device, to the host, and over dp x cp: the most that one layer's states take in a step, if each moves
-        once."""
+        """The most seconds that the states of one layer take in a step if each state moves once: host to device,
+        device to host, and over dp x cp."""
         return self.fill_s + self.whole_in_s, self.whole_out_s + self.shard_out_s, self.gather_s + self.scatter_s
 
     @property
     def h2d_s(self) -> float:
-        """Copies to the device in one step."""
+        """Seconds of copies to the device in one step."""
         count, at = self.traffic, self.placement
         whole = 0 if at.shards_weights else at.optimizer - at.weights
         again_s = count.sums_in * self.whole_in_s + count.shards_in * self.shard_in_s
@@ -90,25 +92,27 @@ class StateTimes:
 
     @property
     def d2h_s(self) -> float:
-        """Copies to host memory in one step."""
+        """Seconds of copies to host memory in one step."""
         count = self.traffic
         return count.shards_out * self.shard_out_s + count.sums_out * self.whole_out_s + self.ends_out_s
 
     @property
     def last_d2h_s(self) -> float:
-        """Of these, the copies of the last microbatch's backward."""
+        """Seconds of copies to host memory in the backward of the last microbatch."""
         return self.placement.optimizer * self.shard_out_s + self.ends_out_s
 
     @property
     def dp_s(self) -> float:
-        """Gathers of weights into slots and reductions of gradients, layer by layer."""
+        """Seconds in one step of gathers of weights into slots and of reductions of gradients, layer by layer."""
         return self.traffic.gathers * self.gather_s + self.traffic.reductions * self.scatter_s
 
 
 def state_times(
     config: RunConfig, kernels: Kernels, world_size: int, stage: int, placement: StatePlacement | None = None
 ) -> StateTimes | None:
-    """Of a rank of `stage`; None where all states are whole on the device. `placement`: default the configuration's."""
+    """Return the times of a rank of `stage`; None if all its states are whole on the device.
+
+    `placement`: default: that of the configuration."""
     placement = placement or placement_of(config, world_size)
     if not placement.streams:
         return None

@@ -1,8 +1,9 @@
-"""The three streams of one stage under its swap plan: when layers compute and copies run.
+"""Simulates the three streams of one stage under its swap plan: when layers compute and copies run.
 
-The waits are those of `memo.executor.swapper`: a forward waits until its slot's last content has left, a backward
-until its own has arrived; each copy stream works in order, and a record is written only after it was read. A copy of a
-record on disk lasts as long as the slower of link and disk, which works for one record at a time.
+The waits are those of `memo.executor.swapper`: a forward waits until the last content of its slot has left, and a
+backward waits until its own content has arrived. Each copy stream works in order, and a record is overwritten only
+after it was read. The copy of a record on disk lasts as long as the slower of link and disk takes; the disk serves one
+record at a time.
 """
 
 from dataclasses import dataclass, replace
@@ -20,14 +21,14 @@ CopyRow = Literal["offload", "prefetch", "disk"]
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Seconds of one layer: its compute, on the average of all, and the copy of what moves of it in each direction.
+    """Seconds of one layer: compute, averaged over all layers, and the copies of its moved activations.
 
     Without `copies_overlap` compute stands still while a copy runs (CPU).
 
     Attributes:
-        write_s, read_s: of a disk, for what moves of a layer; 0 without.
-        layers_in_memory: as many records are in host memory, and the others on the disk.
-        by_layer: forward and backward of each layer of the model, where layers are of several kinds; else empty.
+        write_s, read_s: seconds in which a disk writes and reads the moved activations of a layer; 0 without a disk.
+        layers_in_memory: records in host memory; all further records are on the disk.
+        by_layer: forward and backward of each layer of the model if it has several kinds of layer; else empty.
     """
 
     forward_s: float
@@ -41,12 +42,14 @@ class LayerTimes:
     by_layer: tuple[tuple[float, float], ...] = ()
 
     def computed_s(self, kind: Kind, layer: int) -> float:
-        """Of one layer, forward or backward."""
+        """Return the seconds of forward or backward of one layer."""
         forward_s, backward_s = self.by_layer[layer] if self.by_layer else (self.forward_s, self.backward_s)
         return forward_s if kind == "F" else backward_s
 
     def of_stack(self, by_layer: tuple[tuple[float, float], ...]) -> "LayerTimes":
-        """These are of the layer that takes least; of all, each as much longer as without recomputation."""
+        """Return the times of all layers, given those of the fastest layer in `self`.
+
+        `by_layer` has the seconds of each layer without recomputation; differences between layers stay as they are."""
         if not by_layer:
             return self
         less_s = tuple(map(sub, (self.forward_s, self.backward_s), min(by_layer)))
@@ -56,12 +59,13 @@ class LayerTimes:
 
     @property
     def least_s(self) -> tuple[float, float]:
-        """Forward and backward of the layers that take least."""
+        """Seconds of forward and backward of the fastest layer."""
         return min(self.by_layer, default=(self.forward_s, self.backward_s))
 
     @property
     def slowest_offload_s(self) -> float:
-        """Through the disk, where there is one: staging buffers, which let it lag behind, are not counted."""
+        """Seconds of an offload through the disk, if there is one; staging buffers, which let the disk lag behind, are
+        ignored."""
         return max(self.offload_s, self.write_s)
 
     @property
@@ -69,7 +73,7 @@ class LayerTimes:
         return max(self.prefetch_s, self.read_s)
 
     def num_on_disk(self, num_records: int) -> int:
-        """Of the records of a plan."""
+        """Return how many of a plan's records are on the disk."""
         return max(0, num_records - self.layers_in_memory) if self.write_s else 0
 
 
@@ -87,7 +91,7 @@ class StageStreams:
     """Runs the steps of a plan in order; `next_op` is called once for every layer operation.
 
     Args:
-        states: of the same operations, where weights or gradients come and go beside activations.
+        states: the streams of the weights and gradients of these operations; None if states do not stream.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class StageStreams:
     ) -> None:
         self.plan, self.times, self.states = plan, times, states
         self.rows = rows or Rows(times.copies_overlap)
-        self.slot_ready = [0.0] * plan.num_slots  # end of the last copy out of or into it
+        self.slot_ready = [0.0] * plan.num_slots  # end of the last copy out of or into the slot
         self.record_ready = [0.0] * plan.num_records
         self.stall_s = 0.0
         self._moves = times.offload_s > 0 or times.prefetch_s > 0
@@ -104,15 +108,15 @@ class StageStreams:
 
     @property
     def free(self) -> dict[str, float]:
-        """When each row is free."""
+        """The time at which each row is free."""
         return self.rows.free
 
     def next_op(self, ready_s: float) -> tuple[SwapStep, float, float, list[Copy]]:
-        """The next layer operation, not before `ready_s`: its step, start and end, and the copies it issues."""
+        """Run the next layer operation, not before `ready_s`; return its step, start, end and the copies it issues."""
         step = next(self._steps)
         duration_s = self.times.computed_s(step.op.kind, step.op.layer)
         could_start_s = max(ready_s, self.free["compute"])
-        states_s = 0.0 if self.states is None else self.states.begin()  # whose first copies may hold compute up
+        states_s = 0.0 if self.states is None else self.states.begin()  # its first copies may hold compute up
         start_s = max(could_start_s, self.free["compute"], self.slot_ready[step.slot], states_s)
         end_s = self.free["compute"] = start_s + duration_s
         self.stall_s += start_s - could_start_s
@@ -136,7 +140,7 @@ class StageStreams:
         return copies
 
     def _copy(self, row: CopyRow, step: SwapStep, moved: SwapStep, ready_s: float) -> list[Copy]:
-        """The copy, and what the disk does for it."""
+        """Run a copy, and the disk's read or write for it; return both."""
         assert moved.record is not None
         duration_s = self.times.offload_s if row == "offload" else self.times.prefetch_s
         copies = []

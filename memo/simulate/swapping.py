@@ -1,4 +1,4 @@
-"""Which share of the activations a simulated run moves, and what its layers and copies take then."""
+"""Which share of the activations a simulated run moves, and the times of its layers and copies with this share."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -47,9 +47,9 @@ def sweeping(config: RunConfig) -> Sweeping:
 
 @lru_cache(maxsize=256)
 def stage_plan(pipeline: Pipeline, stage: int, num_layers: int, sweep: Sweeping = WHOLE_LAYERS) -> SwapPlan:
-    """The swap plan of one stage over all microbatches of `pipeline`, of what slots hold: layers, or sections.
+    """Return the swap plan of one stage over all microbatches of `pipeline`; a slot holds a layer, or a section.
 
-    Cached, because a search asks for those of the same few shortened pipelines again and again.
+    Cached, because a search asks again and again for the plans of the same few shortened pipelines.
     """
     ops = stage_ops(pipeline, stage, num_layers)
     if sweep == WHOLE_LAYERS:
@@ -60,9 +60,9 @@ def stage_plan(pipeline: Pipeline, stage: int, num_layers: int, sweep: Sweeping 
 def moves_and_records(
     pipeline: Pipeline, stage: int, num_layers: int, sweep: Sweeping = WHOLE_LAYERS
 ) -> tuple[int, ...]:
-    """The number of offloads and of host records in a stage's plan over all microbatches.
+    """Return the number of offloads and of host records in a stage's plan over all microbatches.
 
-    Whatever has its place in the slots, of more than two sections each one more adds the same: 2 and 3 tell for all.
+    Both grow linearly from two sections on, so the plans of 2 and 3 sections give the numbers of any more.
     """
     if sweep.sections > 3:
         two, three = (
@@ -78,7 +78,7 @@ def moves_and_records(
 
 
 def machine_limits(config: RunConfig, world_size: int, hardware: Hardware) -> ActivationLimits:
-    """What a run finds on the first stage when all of the machine's memory is free."""
+    """Return the limits of a run on the first stage if all of the machine's memory is free."""
     on_device = _on_device(config, hardware)
     states = state_bytes(on_device, world_size, 0)
     device_bytes, runtime_bytes = int(GIB * hardware.visible_gib), PROCESS_BYTES
@@ -92,12 +92,12 @@ def machine_limits(config: RunConfig, world_size: int, hardware: Hardware) -> Ac
 
 
 def _on_device(config: RunConfig, hardware: Hardware) -> RunConfig:
-    """The same run, whose device decides the dtype where it names none."""
+    """Return the run on the device of `hardware`, which decides the dtype if the run names none."""
     return replace(config, hardware=replace(config.hardware, device=hardware.device))
 
 
 def disk_of_rank(config: RunConfig, world_size: int, hardware: Hardware) -> Disk | None:
-    """None where the run names no disk, or the machine has none."""
+    """Return the disk of a rank; None if the run names no disk, or the machine has none."""
     return None if config.memory.offload_nvme_path is None else hardware.nvme_of_rank(world_size)
 
 
@@ -109,7 +109,9 @@ def on_disk(
     solution: SwapSolution,
     times: LayerTimes,
 ) -> LayerTimes:
-    """`times` with those of the disk, if some records of the first stage, which holds most, do not fit beside it."""
+    """Return `times`, with the times of the disk if some records of the first stage do not fit in host memory.
+
+    The first stage has most records."""
     disk = disk_of_rank(config, world_size, hardware)
     if disk is None:
         return times
@@ -118,7 +120,7 @@ def on_disk(
     split = replace(problem, host_bytes=host_bytes, disk=disk).split(problem.moved_bytes(solution.tiles))
     if split is not None and not any(split.on_disk):
         return times
-    # Sections of slots and of inputs, one of which each section of a layer has.
+    # Each section of a layer has one record of inputs and one of a slot.
     _, *away = (0, problem.inputs.number, problem.num_records) if split is None else split.on_disk
     in_memory = problem.inputs.number + problem.num_records - sum(away)
     moved_bytes = problem.sections * solution.moved_bytes
@@ -137,10 +139,12 @@ def modelled_problem(
     layer: LayerCost,
     limits: ActivationLimits = NO_LIMITS,
 ) -> SwapProblem:
-    """What `memo.train.swap` would profile and plan on the first stage, which holds most, from modelled times.
+    """Return the problem that `memo.train.swap` would profile and plan on the first stage, from modelled times.
+
+    The first stage holds most activations.
 
     Args:
-        layer: of `memo.simulate.layer.swapped_layer`.
+        layer: the result of `memo.simulate.layer.swapped_layer`.
     """
     pipeline, num_layers, sweep = pipeline_of(config, world_size), config.model.num_layers, sweeping(config)
     num_moves, num_records = moves_and_records(pipeline, 0, num_layers, sweep)
@@ -164,16 +168,17 @@ def modelled_problem(
 
 
 def host_bytes_of_rank(config: RunConfig, world_size: int, hardware: Hardware) -> int:
-    """Of what the node gives a run when all of its memory is free, divided by its ranks."""
+    """Return a rank's share of the host memory that a node gives to a run if all of its memory is free."""
     node_bytes = node_budget_bytes(hardware.host_memory_bytes, config.memory.offload_host_memory_gib)
     return node_bytes // hardware.local_ranks(world_size)
 
 
 def choose(problem: SwapProblem, alpha: float | str | Mapping[str, int]) -> SwapSolution:
-    """What moves: a share of every group, rounded down to tiles, tiles by group, or for "auto" what limits allow.
+    """Return the activations that move.
 
-    What is given is taken at its word: whether it fits is for an estimate of memory to say. "auto" answers and raises
-    as `memo.planner.alpha.solve`.
+    `alpha` is a share of every group, rounded down to tiles; or tiles by group; or "auto", which answers and raises as
+    `memo.planner.alpha.solve` does. Shares and tiles are not checked against limits: an estimate of memory says whether
+    they fit.
 
     Raises PlanError for a share outside [0, 1].
     """
@@ -189,7 +194,10 @@ def choose(problem: SwapProblem, alpha: float | str | Mapping[str, int]) -> Swap
 
 
 def ways_to_move(problem: SwapProblem) -> list[dict[str, int]]:
-    """From nothing but what always moves to everything, tile by tile, what is worth most first, whatever the limits."""
+    """Return all choices of tiles in order, from the least to everything, without regard to limits.
+
+    The first choice moves only the activations that always move. Each next one adds a tile, of the groups that are
+    worth most first."""
     ways = [problem.uniform(0)]
     for groups in bundles_of(problem):
         for count in range(1, problem.tiles + 1):
@@ -198,12 +206,12 @@ def ways_to_move(problem: SwapProblem) -> list[dict[str, int]]:
 
 
 def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware) -> LayerTimes:
-    """Compute of the layer that takes least with its recomputation, and its copies.
+    """Return the compute of the fastest layer with its recomputation, and its copies.
 
-    Where layers are swept, those of all sections together: copies of a section begin earlier than those of a layer.
+    Swept layers count all sections together, although copies of a section begin earlier than those of a layer.
 
-    Known error: embedding and loss write and read hidden states that are in host memory as well, which is not counted:
-    with n layers at most 2 / n of what layers copy of them. What passes between stages is part of their messages.
+    Known error: copies of hidden states in host memory by embedding and loss are not counted. With n layers they are at
+    most 2 / n of the copies of hidden states by layers. Hidden states between stages count as messages.
     """
     hidden_bytes = problem.hidden.num_bytes if solution.moved_bytes else 0
     moved_bytes = problem.sections * (solution.moved_bytes + hidden_bytes)
@@ -217,16 +225,16 @@ def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware
 
 
 def copies_s(pipeline: Pipeline, stage: int, num_layers: int, times: LayerTimes) -> float:
-    """Seconds that the copies of activations take on a stage, both directions."""
+    """Return the seconds of all copies of activations on a stage, in both directions."""
     num_moves, _ = moves_and_records(pipeline, stage, num_layers)
     return num_moves * (times.offload_s + times.prefetch_s)
 
 
 def always_hidden(times: LayerTimes, pipeline: Pipeline) -> bool:
-    """Whether no copy can ever hold compute up.
+    """Return whether no copy can ever hold compute up.
 
-    One stage offloads in forward and prefetches in backward: each copy has one layer operation to hide under. With
-    several stages forward and backward alternate, and a slot is emptied and filled again under one operation.
+    A single stage offloads in forward and prefetches in backward: each copy overlaps with one layer operation. With
+    several stages forward and backward alternate, and a slot is emptied and filled again during one operation.
     """
     offload_s, prefetch_s = times.slowest_offload_s, times.slowest_prefetch_s
     forward_s, backward_s = times.least_s

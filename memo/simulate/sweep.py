@@ -1,18 +1,18 @@
-"""Seconds of what a layer that is swept along the sequence does beside its attention, which is cut into blocks.
+"""The additional work of a layer that is swept along the sequence, whose attention is cut into blocks.
 
-Follows `memo.executor.sweep`, `memo.parallel.context_sweep` and `memo.attention.core`. The queries of a tile meet its
-own keys in a causal square, and those of all tiles before it in rectangles:
+Follows `memo.executor.sweep`, `memo.parallel.context_sweep` and `memo.attention.core`. The queries of a tile meet the
+keys of the tile in a causal square, and the keys of all tiles before it in rectangles:
 
     forward     one rectangle; both outputs are merged into a sum in the wide dtype, which is then written to the slot
     backward    rectangles of at most BACKWARD_KEYS_PER_QUERY keys a query; each call's gradients are added to wide
                 sums, those of keys and values over all tokens before the tile
 
-So of T tiles the sums of keys and values are read and written T / 2 times: larger tiles cost less.
+So with T tiles the sums of keys and values are read and written T / 2 times: larger tiles cost less.
 
-Over cp each rank has a share of a tile's queries. Where ranks exchange heads, that is all queries of some heads, and
-of keys and values the same heads. Where they gather keys and values, it is some queries of all heads, which meet the
-keys of all ranks; what they sum inside of a tile is counted where its keys are gathered (`memo.simulate.attention`), so
-that only the rectangles before the tile are left to count here.
+Over cp each rank has a share of a tile's queries. If ranks exchange heads, the share is all queries of some heads, with
+the keys and values of these heads. If ranks gather keys and values, it is some queries of all heads, which meet the
+keys of all ranks. Then `memo.simulate.attention` counts the sums within a tile where it counts the gathering of its
+keys, and only the rectangles before the tile are counted here.
 
 Elementwise work counts as in `memo.simulate.tile_clock`.
 """
@@ -30,13 +30,13 @@ SUM_PASSES = 2.5
 
 @dataclass(frozen=True)
 class SweptAttention:
-    """Of one layer on one rank.
+    """Attention of one swept layer on one rank.
 
     Attributes:
         q: elements of the queries of all tokens: s b a d / (cp tp).
-        kv: elements of the keys and values of all tokens that its queries meet: 2 s b k d / tp where they are
-            gathered, and 1 / cp of that where heads are exchanged.
-        gathered_from: ranks whose keys and values are gathered; 1: none are.
+        kv: elements of all keys and values that these queries meet: 2 s b k d / tp if they are gathered, and
+            2 s b k d / (cp tp) if heads are exchanged.
+        gathered_from: number of ranks whose keys and values are gathered; 1: none are gathered.
     """
 
     kernels: Kernels
@@ -45,8 +45,8 @@ class SweptAttention:
     kv: float
     gathered_from: int = 1
     meets_all: bool = True
-    """Whether a tile meets all tokens before it; those of a sliding window are met with its own (_strips of
-    memo.simulate.attention)."""
+    """Whether a tile meets all tokens before it; the tokens of a sliding window are met together with those of the tile
+    (_strips of memo.simulate.attention)."""
 
     @property
     def gathers(self) -> bool:
@@ -54,7 +54,7 @@ class SweptAttention:
 
     @property
     def forward(self) -> Cost:
-        """Merging, keys and values on their way to the store, and the calls beyond those of a whole layer."""
+        """Cost of merging, of copying keys and values to the store, and of the calls beyond the one of a whole layer."""
         kernels, merged = self.kernels, self.tiles - 1 if self.meets_all else 0  # nothing lies before the first tile
         # The sum is zeroed, has two parts added, and is read to be written in the narrow dtype.
         passes = SUM_PASSES if self.gathers else 2 * SUM_PASSES + 2 + kernels.narrow / kernels.wide
@@ -64,11 +64,11 @@ class SweptAttention:
 
     @property
     def backward(self) -> Cost:
-        """Sums of the gradients, from zeros to the narrow dtype, and the calls beyond those of a whole layer."""
+        """Cost of summing gradients, from zeros to the narrow dtype, and of the calls beyond the one of a whole layer."""
         kernels, calls = self.kernels, self._all_rectangles()
         if not self.meets_all:
             return self._calls(self.tiles)
-        met = self.kv / self.tiles * (self.tiles * (self.tiles - 1) // 2)  # of which the calls return gradients
+        met = self.kv / self.tiles * (self.tiles * (self.tiles - 1) // 2)  # elements whose gradients the calls return
         if not self.gathers:
             calls, met = calls + self.tiles, met + self.kv
         sums_bytes = SUM_PASSES * kernels.wide * (met + calls * self.q / self.tiles)
@@ -79,7 +79,9 @@ class SweptAttention:
         return cost + Cost(elementwise=kernels.memory_s(ends_bytes, 4 * self.tiles + 1))
 
     def _all_rectangles(self) -> int:
-        """Of all tiles, of which a long sequence has millions: `period` more before a tile add a whole number."""
+        """Return the rectangles of all tiles, without a loop: a long sequence has millions of tiles.
+
+        `period` more tiles before a tile add a whole number of rectangles."""
         period, added = BACKWARD_KEYS_PER_QUERY, self.gathered_from
         periods, rest = divmod(self.tiles, period)
         first = [self._rectangles(before) for before in range(period)]
@@ -87,9 +89,9 @@ class SweptAttention:
         return whole + sum(first[:rest]) + rest * periods * added
 
     def _rectangles(self, before: int) -> int:
-        """In which a tile's queries meet the keys of so many tiles before it."""
+        """Return the rectangles in which a tile's queries meet the keys of `before` tiles."""
         return ceil(before * self.gathered_from / BACKWARD_KEYS_PER_QUERY)
 
     def _calls(self, number: int) -> Cost:
-        """A whole layer has one."""
+        """Return the cost of `number` calls beyond the one of a whole layer."""
         return Cost(attention=(number - 1) * self.kernels.kernel_s)

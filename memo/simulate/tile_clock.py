@@ -1,16 +1,17 @@
-"""The operations of a layer on one tile of tokens, in seconds (memo.executor.tile_machine runs them).
+"""Times the operations of a layer on one tile of tokens (memo.executor.tile_machine runs them).
 
 memo.program.walk says which operations run in which order, and when a message over tp is sent. Messages run one after
-another beside the operations; a rank stands still only while it waits for one. A backward of a column-parallel matrix
-sends the gradient of its input before the product of the weight gradient, under which the message hides.
+another beside the operations; a rank stands still only while it waits for a message. The backward of a column-parallel
+matrix sends the gradient of its input before the product of the weight gradient, so that the message overlaps with this
+product.
 
-Elementwise work counts as fused kernels do it: each value is read and written once. Known error: where torch composes
-it of several kernels it takes up to three times as long.
+Elementwise work counts as in fused kernels: each value is read and written once. Known error: if torch composes the
+work of several kernels, it takes up to three times as long.
 
-Of a custom layer (memo.spec.custom_layer) the matrices count one by one, each with a message that hides under nothing,
-and all else by the bytes that its halves make, which are taken to be written once and read once. Known error: not
-compared with a measurement. Memo's own layer written as a custom one takes 1 to 4 % longer in the simulator, and up to
-9 % longer under a swap plan (tests/simulate/test_simulate_custom_layer.py).
+The matrices of a custom layer (memo.spec.custom_layer) count one by one, each with a message that overlaps with
+nothing. The rest of the layer counts by the bytes that its halves make, assumed to be written once and read once. Known
+error: not compared with a measurement. Memo's own layer written as a custom one takes 1 to 4 % longer in the simulator,
+and up to 9 % longer under a swap plan (tests/simulate/test_simulate_custom_layer.py).
 """
 
 from collections.abc import Callable, Collection
@@ -29,8 +30,8 @@ class TileClock(Machine):
     """Adds up the seconds of steps.
 
     Attributes:
-        live: by name of what is gathered, when all of it has arrived.
-        kept: what the slot holds of this tile between forward and backward.
+        live: by name of a gathered value, when all of it has arrived.
+        kept: values of this tile that the slot holds between forward and backward.
     """
 
     def __init__(self, shape: LayerShape, kept: Collection[str] = ()) -> None:
@@ -56,7 +57,7 @@ class TileClock(Machine):
         return self._sent_s
 
     def arrival_s(self, name: str) -> float:
-        """When a value is gathered. Under autograd its message is sent no earlier than this is asked."""
+        """Return when a value is gathered. Under autograd this call sends the message of the value."""
         sent_s = self.live.get(name)
         return self.send() if sent_s is None else sent_s
 
@@ -64,12 +65,13 @@ class TileClock(Machine):
         self.waiting_s += max(0.0, until_s - self.matmul_s - self.elementwise_s - self.waiting_s)
 
     def move(self, *names: str) -> None:
-        """One kernel reads or writes these values."""
+        """Count one kernel that reads or writes these values."""
         self.elementwise_s += self.shape.kernels.memory_s(self.shape.value_bytes(*names))
 
     def multiply(self, module: str) -> None:
-        """The product of all tokens with a matrix, or of their gradients; of an adapter beside it one is added to the
-        sum in place."""
+        """Count the product of all tokens, or of their gradients, with a matrix and with the adapter beside it.
+
+        The output of the adapter is added in place."""
         kernels, tokens = self.shape.kernels, self.shape.tile_tokens
         self.matmul_s += kernels.matmul_s(tokens, *self.shape.matrix(module))
         for part in self.shape.adapter(module):
@@ -78,8 +80,10 @@ class TileClock(Machine):
             self.matmul_s += max(kernels.matmul_s(tokens, rows, columns), sum_s)
 
     def multiply_gradients(self, module: str) -> None:
-        """The gradient of a matrix, added to the main gradient, unless it is frozen; and those of an adapter, for which
-        the narrow input is made again."""
+        """Count the gradient of a matrix, added to its main gradient, unless the matrix is frozen.
+
+        An adapter beside it has gradients too: the input of its second matrix, of LoRA's rank, is made again for them.
+        """
         for part in self.shape.adapter(module):
             self.multiply_gradients(part)
         if self.shape.adapter(module):
@@ -95,7 +99,7 @@ class TileClock(Machine):
             self.elementwise_s += kernels.sum_s(rows, columns)
 
     def multiply_experts(self, module: str) -> None:
-        """The products of rows, as many for each expert, with its matrix; also of their gradients."""
+        """Count the products of each expert's rows, or of their gradients, with its matrix; experts have equal rows."""
         kernels, rows = self.shape.kernels, self.shape.expert_rows / self.shape.experts
         self.matmul_s += self.shape.experts_s(kernels.matmul_s(rows, *self.shape.matrix(module)))
         for part in self.shape.adapter(module):
@@ -105,7 +109,7 @@ class TileClock(Machine):
             self.elementwise_s += kernels.memory_s(num_bytes)  # added to the sum of the matrix
 
     def multiply_expert_gradients(self, module: str) -> None:
-        """As `multiply_gradients`."""
+        """Count the gradients of experts' matrices, as `multiply_gradients` does for one matrix."""
         for part in self.shape.adapter(module):
             self.multiply_expert_gradients(part)
         if self.shape.adapter(module):
@@ -123,48 +127,49 @@ class TileClock(Machine):
             self.elementwise_s += self.shape.experts * kernels.sum_s(outputs, inputs)
 
     def move_rows(self) -> None:
-        """From hidden states of tokens to those of rows, or back."""
+        """Count the copy of tokens' hidden states to experts' rows, or back."""
         num_bytes = (self.shape.tile_tokens + 2 * self.shape.expert_rows) * self.shape.config.model.hidden_size
         self.elementwise_s += self.shape.kernels.memory_s(num_bytes * self.shape.kernels.narrow)
 
     def pass_heads(self, passes: int, share: float = 1.0) -> None:
-        """Passes over the queries and keys of the tile, or over a share of their channels."""
+        """Count passes over the queries and keys of the tile, or over a share of their channels."""
         shape = self.shape
         num_bytes = passes * share * shape.tile_tokens * (shape.q + shape.kv) * shape.kernels.narrow
         self.elementwise_s += shape.kernels.memory_s(num_bytes, passes)
 
     def rotate(self) -> None:
-        """Queries and keys, if the model has RoPE."""
+        """Count the rotation of queries and keys, if the model has RoPE."""
         model = self.shape.config.model
         if model.position_embedding_type == "rope":
             self.pass_heads(2, model.rotary_percent)
 
     def prepare_heads(self) -> None:
-        """Queries and keys as attention takes them, where the slot keeps them before their norms."""
+        """Count norms and rotation of queries and keys before attention, if the slot keeps them before their norms."""
         if self.shape.kind.norms_heads:
             self.norm_heads()
             self.rotate()
 
     def norm_heads(self) -> None:
-        """Norms of queries and keys; where tp splits their width, ranks add up squares first, and no kernel is fused
-        (memo.parallel.split_norm)."""
+        """Count the norms of queries and keys.
+
+        Where tp splits their width, ranks add up squares first, and no kernel is fused (memo.parallel.split_norm)."""
         self.pass_heads(5 if self.shape.splits_norms else 2)
         self.add_up_squares()
 
     def add_up_squares(self) -> None:
-        """A number a token for q and one for k, over tp; nothing hides it."""
+        """Count an all-reduce over tp of one number a token for q and one for k; it overlaps with nothing."""
         if self.shape.splits_norms:
             num_bytes = 2 * self.shape.tile_tokens * self.shape.kernels.wide
             self.waiting_s += self.shape.kernels.all_reduce_s(num_bytes, self.shape.tp)
 
-    # What a step does.
+    # Kinds of steps.
 
     def gather(self, step: Step) -> None:
         if not self.shape.under_autograd:
             self.live[step.makes[0]] = self.send()
 
     def keep(self, step: Step) -> None:
-        """A copy to the slot."""
+        """Count a copy to the slot."""
         self.move(*step.reads, *step.reads)
 
     def forward(self, step: Step) -> None:
@@ -183,7 +188,7 @@ class TileClock(Machine):
 
 
 def _moves(clock: TileClock, step: Step) -> None:
-    """A sum and the norm of it are one kernel of memo's, and two of others'."""
+    """Count a memory-bound kernel. A sum and its norm are one kernel in memo, and two in other frameworks."""
     if step.total is not None and clock.shape.under_autograd:
         clock.move(*step.reads, *step.total.makes)
         clock.move(*step.total.makes, *step.makes[1:])
@@ -269,7 +274,7 @@ def _expert_row_backward(clock: TileClock, step: Step, operation: Operation) -> 
 
 
 def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
-    """Rotated back, and gathered in one value; norms of queries and keys run again and backward."""
+    """Count the rotation back and the copy into one value; norms of queries and keys run forward again and backward."""
     clock.rotate()
     if operation.normed:
         wide = clock.shape.kernels.wide // clock.shape.kernels.narrow
@@ -294,7 +299,7 @@ def _half_backward(clock: TileClock, step: Step, operation: Operation) -> None:
 
 
 def _half_again(clock: TileClock, operation: Operation, kept: Collection[str]) -> None:
-    """The forward of half of a custom layer, without the matrices whose output was kept."""
+    """Count the forward of half of a custom layer, without the matrices whose output was kept."""
     for module in _matrices_of_half(clock, operation):
         if module not in kept:
             clock.multiply(module)
@@ -303,7 +308,9 @@ def _half_again(clock: TileClock, operation: Operation, kept: Collection[str]) -
 
 
 def _matrices_of_half(clock: TileClock, operation: Operation) -> dict[str, Any]:
-    """After attention stand the row-parallel matrices, and those whose output the slot may keep."""
+    """Return the matrices of a half of a custom layer.
+
+    The half after attention has the row-parallel matrices and the matrices whose output the slot may keep."""
     model, is_second = clock.shape.config.model, len(operation.reads) > 1
     recalled = {name for name, _ in custom_facts(model).recalled}
     return {
@@ -314,7 +321,7 @@ def _matrices_of_half(clock: TileClock, operation: Operation) -> dict[str, Any]:
 
 
 def _rest_of_half_s(clock: TileClock, operation: Operation) -> float:
-    """Seconds of what is not a matrix in one half."""
+    """Return the seconds of one half's operations that are no products with a matrix."""
     shape = clock.shape
     half = custom_facts(shape.config.model).bytes_of(shape.kernels.narrow)[len(operation.reads) - 1]
     of_matrices = sum(weight.rows for weight in _matrices_of_half(clock, operation).values()) * shape.kernels.narrow

@@ -1,7 +1,7 @@
 """The whole simulated step as spans: every layer, copy, reduction and update of every stage.
 
-Nothing is shortened here: all microbatches run, layer by layer, on the streams of their stage, so this is also what
-the fast prediction is tested against.
+Nothing is shortened here: all microbatches run, layer by layer, on the streams of their stage. So tests compare the
+fast prediction with this simulation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from memo.simulate.rows import ROWS
 from memo.simulate.stage import run_stages, update_stages
 
 MOST_PASSES = 1 << 19
-"""Forwards and backwards of layers in one file, which then has some 100 MB: viewers open little more."""
+"""Most forwards and backwards of layers in one file, which then has some 100 MB: viewers open little more."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """One piece of work on one row of one stage; every rank of the stage does the same."""
+    """One piece of work on one row of one stage; every rank of the stage does this work."""
 
     stage: int
     row: str
@@ -34,11 +34,11 @@ class Span:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """All spans of a step, and what it comes to.
+    """All spans of a step, and its times.
 
     Attributes:
-        pipeline_s: from the first forward to the last backward.
-        stall_s: by stage, what compute waits for copies.
+        pipeline_s: seconds from the start of the first forward to the end of the last backward.
+        stall_s: seconds, by stage, for which compute waits for copies.
     """
 
     spans: tuple[Span, ...]
@@ -54,7 +54,8 @@ def trace_step(
     path: str | Path,
     alpha: float | Mapping[str, int] | None = None,
 ) -> None:
-    """Simulate one step and write its spans; other arguments and errors as of `memo.simulate.predict.predict_step`.
+    """Simulate one step and write its spans; other arguments and errors are those of
+    `memo.simulate.predict.predict_step`.
 
     Raises ConfigError for a step of more than `MOST_PASSES`, ArtifactError for a file that cannot be written.
     """
@@ -70,7 +71,7 @@ def trace_step(
 def simulate_step(
     config: RunConfig, world_size: int, hardware: Hardware, alpha: float | Mapping[str, int] | None = None
 ) -> SimulatedStep:
-    """Simulate one step event by event; arguments and errors as of `memo.simulate.predict.predict_step`."""
+    """Simulate one step event by event; arguments and errors are those of `memo.simulate.predict.predict_step`."""
     return simulate(step_model(config, world_size, hardware, alpha))
 
 
@@ -87,12 +88,12 @@ def simulate(model: StepModel) -> SimulatedStep:
 
 
 def write_trace(spans: Sequence[Span], path: str | Path) -> None:
-    """Chrome's trace format, which https://ui.perfetto.dev opens: a process a stage, a thread a row.
+    """Write spans in Chrome's trace format, which https://ui.perfetto.dev opens: a process a stage, a thread a row.
 
     Raises ArtifactError when the file cannot be written.
     """
     events: list[chrome_trace.Event] = []
-    seldom = {"cpu", "disk"}  # most updates are on GPUs, and most activations in host memory
+    seldom = {"cpu", "disk"}  # shown only if used: most updates run on GPUs, and most activations stay in host memory
     rows = [row for row in ROWS if row not in seldom or any(span.row == row for span in spans)]
     for stage in sorted({span.stage for span in spans}):
         events += chrome_trace.process(stage, f"stage {stage}", rows)
