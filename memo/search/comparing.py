@@ -1,4 +1,4 @@
-"""One job on several machines, or trained in several ways: the best plan of each, and which is cheapest or fastest."""
+"""Compares the best plans of one job on several machines, or for several ways to train, by price or by speed."""
 
 import re
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ _HEADS = (
     *("a billion tokens", "$/h", "$/B tokens"),
 )
 _SPARE = ("dp", "MFU %", "step s", "tok/GPU/s", "$/h", "±%", "a billion tokens")
-"""Columns that a narrow terminal does not show; the first go first."""
+"""Columns that a narrow terminal does not show; they are dropped in this order."""
 _MACHINE = re.compile(r"(?P<name>.+)x(?P<gpus>\d{1,9})(?:@(?P<price>\d+(?:\.\d*)?))?", re.ASCII)
 
 
 class Machine(NamedTuple):
-    """A machine by name or TOML file, its GPUs, and the dollars for one of them and an hour that the user states."""
+    """A machine by name or TOML file, its number of GPUs, and the dollars of a GPU and hour if the user states them."""
 
     name: str
     gpus: int
@@ -30,7 +30,7 @@ class Machine(NamedTuple):
 
 
 def parse_machines(text: str) -> list[Machine]:
-    """`h100-80x8@2.5,mine.tomlx4` as machines. Raises ConfigError."""
+    """Parse machines such as `h100-80x8@2.5,mine.tomlx4`. Raises ConfigError."""
     machines = []
     for part in text.split(","):
         found = _MACHINE.fullmatch(part.strip())
@@ -46,16 +46,16 @@ def parse_machines(text: str) -> list[Machine]:
 
 
 def compare(model: str, machines: Sequence[Machine], global_batch_size: int | None, **asked: Any) -> list[Plan]:
-    """The best plan on each of the machines, the cheapest first.
+    """Return the best plan on each of the machines, the cheapest first.
 
-    They are ordered by dollars for a token, then those without a price by tokens a second, then those where nothing
-    fits.
+    Machines with a price come first, by dollars for a token; then machines without a price, by tokens a second; then
+    machines on which nothing fits.
 
     Args:
-        global_batch_size: the same for all; default: a sequence for each GPU of the largest.
+        global_batch_size: of all machines; default: a sequence for each GPU of the largest machine.
         asked: further arguments of `memo.search.question.ask`; its price is for machines without one of their own.
 
-    Raises as that function.
+    Raises the errors of `memo.search.question.ask`.
     """
     batch = global_batch_size or max(machine.gpus for machine in machines)
     plans = []
@@ -70,17 +70,18 @@ def compare(model: str, machines: Sequence[Machine], global_batch_size: int | No
 
 
 WAYS = ("full", "lora", "qlora")
-"""All weights are trained; adapters beside a frozen model; and beside one in 4 bits."""
+"""full: all weights are trained. lora: adapters beside a frozen model. qlora: adapters beside a frozen model in 4 bits.
+"""
 DEFAULT_RANK = 16
 
 
 def compare_ways(model: str, gpus: int, ways: str, **asked: Any) -> list[Plan]:
-    """The best plan for each of `ways` of training, with commas between, ordered as of `compare`.
+    """Return the best plan for each way of training in `ways` (names with commas between), in the order of `compare`.
 
     Args:
-        asked: further arguments of `memo.search.question.ask`; LoRA has its rank, or DEFAULT_RANK.
+        asked: further arguments of `memo.search.question.ask`; without `lora_rank` LoRA has DEFAULT_RANK.
 
-    Raises as that function, and ConfigError for a way that is not known.
+    Raises the errors of `memo.search.question.ask`, and ConfigError for an unknown way.
     """
     plans, rank = [], asked.pop("lora_rank", 0) or DEFAULT_RANK
     for way in (name.strip() for name in ways.split(",")):
@@ -104,9 +105,9 @@ def _tokens_per_s(question: Question, best: Choice) -> float:
 
 
 def comparison(plans: Sequence[Plan], columns: int | None = None) -> str:
-    """The table of `compare`, and for each machine without a plan why nothing fits.
+    """Return the table of `compare`, with the reason for each machine on which nothing fits.
 
-    `columns`: characters that a line of the table may have; None for any number.
+    `columns`: most characters of a line of the table; None for any number.
     """
     rows: list[tuple[str, ...]] = [_HEADS]
     lines = []
@@ -132,7 +133,7 @@ def comparison(plans: Sequence[Plan], columns: int | None = None) -> str:
 
 
 def _errors(plans: Sequence[Plan]) -> list[str]:
-    """The errors of speeds, each with the machines that have it."""
+    """Return the errors of predicted speeds, each with its machines."""
     machines: dict[str, list[str]] = {}
     for plan in plans:
         if plan.best is not None:
@@ -143,7 +144,7 @@ def _errors(plans: Sequence[Plan]) -> list[str]:
 
 
 def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """The same for programs; None for what a machine without a plan or without a price does not have."""
+    """Return the comparison for programs; values that need a plan or a price are None without it."""
     return [_object(plan) for plan in plans]
 
 

@@ -1,4 +1,4 @@
-"""How long a run takes, and what it costs, in words and dollars that a person plans with."""
+"""Duration and price of a run, as text for a person who plans it."""
 
 from memo.estimate.hardware import Hardware
 from memo.search.question import Question
@@ -6,20 +6,20 @@ from memo.simulate import StepPrediction
 from memo.units import GIB
 
 _SLOWEST_PINNED_GIB_PER_S, _FASTEST_PINNED_GIB_PER_S = 1.0, 9.0
-"""Rates at which CUDA pins host memory. Slowest: 1 to 2 GB/s to register new memory (openvm's stark-backend pull 384);
-it can be far slower where no huge pages are free (TensorRT-LLM issue 15430). Fastest: 511 GiB in 55 s (vLLM issue
-51080); 4.2 GiB/s were seen as well (ik_llama.cpp pull 1517). The driver serves one process at a time, so the ranks of a
-node take turns."""
+"""Published rates at which CUDA pins host memory. Slowest: 1 to 2 GB/s to register new memory (openvm's stark-backend
+pull 384); it can be far slower if no huge pages are free (TensorRT-LLM issue 15430). Fastest: 511 GiB in 55 s (vLLM
+issue 51080). A further report has 4.2 GiB/s (ik_llama.cpp pull 1517). The driver serves one process at a time, so the
+ranks of a node take turns."""
 _WORTH_TELLING_S = 60.0
 
 
 def billion_tokens_s(question: Question, step: StepPrediction) -> float:
-    """Seconds in which so many tokens are trained."""
+    """Return the seconds in which a billion tokens are trained."""
     return 1e9 / question.tokens * step.step_time_s
 
 
 def durations(question: Question, step: StepPrediction) -> list[str]:
-    """Of a step and of a billion tokens, and their dollars if a price is known."""
+    """Return lines with the duration of a step and of a billion tokens, and their dollars if a price is known."""
     step_s, billion_s = step.step_time_s, billion_tokens_s(question, step)
     lines = [f"a step takes {duration(step_s)}, a billion tokens {duration(billion_s)}"]
     price = question.price
@@ -34,13 +34,13 @@ def durations(question: Question, step: StepPrediction) -> list[str]:
 
 
 def assumed_node(machine: Hardware) -> str:
-    """What a machine must have besides its GPUs for a plan to hold, as machines of one price differ in it."""
+    """Return which host memory and link a plan assumes: machines of the same price differ in them."""
     rate = min(machine.offload_gb_per_s, machine.prefetch_gb_per_s)
     return f"the plan assumes {machine.host_memory_gib:,g} GiB of host memory and {rate:g} GB/s between it and each GPU"
 
 
 def pinning(host_bytes: int) -> list[str]:
-    """How long a run takes to pin host memory before its first step; nothing where that is a matter of seconds."""
+    """Return a line with the time in which a run pins host memory before its first step; no line if it is short."""
     least_s, most_s = (host_bytes / GIB / rate for rate in (_FASTEST_PINNED_GIB_PER_S, _SLOWEST_PINNED_GIB_PER_S))
     if most_s < _WORTH_TELLING_S:
         return []
@@ -59,5 +59,5 @@ def duration(seconds: float) -> str:
 
 
 def dollars_text(amount: float | None) -> str:
-    """Cents where they count; empty without a price."""
+    """Return dollars, with cents below 100; empty without a price."""
     return "" if amount is None else f"{amount:,.2f}" if amount < 100 else f"{amount:,.0f}"

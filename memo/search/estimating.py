@@ -52,10 +52,10 @@ class Answer:
     Attributes:
         host_bytes, disk_bytes: host memory is filled first.
         parts: bytes by component, as the method names them.
-        bound: what the verdict is based on, for people.
-        is_tight: it fits, but would not if somewhat more than foreseen were taken of what torch does not see.
+        bound: the evidence for the verdict, as text.
+        is_tight: the case fits, but would not if CUDA and NCCL took somewhat more memory than predicted.
         moved: tiles by group that alpha auto moves; None if nothing moves or alpha is a number.
-        step: the simulated step; None if it was not asked for, or if what has to move does not fit.
+        step: the simulated step; None if it was not asked for, or if the activations that must move do not fit.
     """
 
     states_bytes: float
@@ -80,7 +80,7 @@ class Answer:
         unseen: Unseen = NOTHING,
         **others: Any,
     ) -> "Answer":
-        """By the account's verdict on the rank that needs most; `unseen`: as of `memo.estimate.verdict.judge`."""
+        """Return the answer for the rank that needs most; `unseen` is an argument of `memo.estimate.verdict.judge`."""
         verdict = judge(rank.total, host_bytes, capacity, unseen)
         return cls(
             states_bytes=rank.states,
@@ -98,12 +98,12 @@ class Answer:
 def answer(
     case: Case, *, is_timed: bool = False, trace_out: str | None = None, arena_bytes: int | None = None
 ) -> Answer:
-    """The answer of memo's account of its own runs, or of Megatron-LM's runs for that method.
+    """Return the answer of memo's account of its own runs or, for method megatron-lm, of Megatron-LM's runs.
 
     Args:
         is_timed: whether a step is simulated too.
-        trace_out: file to which that step is written.
-        arena_bytes: bytes that a memory plan of this case reserves; they then replace all that a step allocates.
+        trace_out: file to which a simulated step is written.
+        arena_bytes: bytes that a memory plan of this case reserves; they replace all allocations of a step.
 
     Raises ConfigError if memo cannot run the case.
     """
@@ -122,13 +122,13 @@ def answer(
 
 
 def capacity_of(case: Case) -> Capacity:
-    """What the case has, as the program whose runs it asks about is judged."""
+    """Return the memory of the case's machine, with the program by whose measured runs it is judged."""
     program: Program = "megatron-lm" if case.method == "megatron-lm" else "memo"
     return Capacity(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB, program)
 
 
 def run_config(case: Case) -> RunConfig:
-    """The checked configuration of the run that the case describes. Raises ConfigError."""
+    """Return the checked configuration of the run that the case describes. Raises ConfigError."""
     config = RunConfig(
         model=case.shape.nearest,
         parallel=ParallelConfig(
@@ -153,8 +153,8 @@ def run_config(case: Case) -> RunConfig:
         data=DataConfig(seq_length=case.seq_len),
         hardware=_device_of(case.hardware, case.deterministic),
     )
-    # memo.config.checks.check would take half of a case's time: the ranges of single cells were checked when they were
-    # read, and there is neither data nor an optimizer to check.
+    # memo.config.checks.check would take half of a case's time. It is not needed: the ranges of single cells were
+    # checked when they were read, and there is neither data nor an optimizer to check.
     check_model(config)
     check_patterns_of(config)
     check_layout(config, case.gpus)
@@ -164,7 +164,7 @@ def run_config(case: Case) -> RunConfig:
 
 
 def _device_of(hardware: Hardware, deterministic: bool) -> HardwareConfig:
-    """The device, with the kernels that --attention-backend auto takes on it."""
+    """Return the device, with the kernels that --attention-backend auto chooses for it."""
     if hardware.device == "cpu":
         return HardwareConfig(device="cpu", deterministic=deterministic)
     backend = backend_by_capability(hardware.capability, deterministic)
@@ -172,13 +172,13 @@ def _device_of(hardware: Hardware, deterministic: bool) -> HardwareConfig:
 
 
 def _filling_batch(case: Case) -> int:
-    """Sequences of as many microbatches as keep the pipeline full; more do not add activations in flight."""
+    """Return the sequences of the fewest microbatches that fill the pipeline; more add no activations in flight."""
     microbatches = case.pp if case.vpp == 1 else 2 * case.pp
     return case.mbs * (case.gpus // case.model_ranks) * microbatches
 
 
 def _on_gpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[Answer, RunConfig]:
-    """The answer for a GPU, and the run."""
+    """Return the answer for a GPU, and the run."""
     config, is_own = run_config(case), case.method == "memo"
     if is_own and not case.loss_chunk_size:
         raise ConfigError(
@@ -206,7 +206,7 @@ def _on_gpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[An
 
 
 def _own_bound(unseen: Unseen, capacity: Capacity, rank: RankMemory) -> str:
-    """How near the line a verdict on memo's own account is, and the evidence for the account."""
+    """Return how close the account is to the limit of what surely fits, and the evidence for the account."""
     least, foreseen, most = (size / GIB for size in unseen)
     room_gib = (capacity.sure_gpu_bytes - rank.total) / GIB
     return (
@@ -218,14 +218,14 @@ def _own_bound(unseen: Unseen, capacity: Capacity, rank: RankMemory) -> str:
 
 
 def _of_node(case: Case, config: RunConfig, moved: Moved | None) -> tuple[int, int]:
-    """(host, disk) bytes of the activations of one node."""
+    """Return the (host, disk) bytes of the activations of one node."""
     if moved is None:
         return 0, 0
     return node_bytes(config, case.gpus, case.hardware, moved, case.host_memory_gib * GIB)
 
 
 def _on_cpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[Answer, RunConfig]:
-    """The same for a CPU: requests to torch's allocator are counted, and the process takes memory in addition."""
+    """Return the answer for a CPU, and the run: the requests to torch's allocator, and the memory of the process."""
     if not case.loss_chunk_size:
         raise ConfigError(
             "loss_chunk_size is 0, as in Megatron-LM, but on a CPU memo itself runs, which never has all logits at "

@@ -1,8 +1,8 @@
-"""Chooses how layers run under --offload-granularity auto: whole where they fit, else swept in tiles.
+"""Chooses how layers run under --offload-granularity auto: whole if they fit, else swept in tiles.
 
-Ways are tried in the order of what they cost: whole layers, then sweeps with as few layers that compute attention again
-as host memory allows, then the same with hidden states in host memory (memo.search.sweeping). The first that fits is
-taken, with all activations on the device or with as few as can be there.
+The ways are tried from the cheapest on: whole layers, then sweeps in which as few layers recompute attention as host
+memory allows, then these sweeps with hidden states in host memory (memo.search.sweeping). The first way that fits is
+taken, whether it fits with all activations on the device or only with as few as possible.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +22,10 @@ from memo.spec.sweep import WHOLE, Sweep, with_sweep
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run is to fit.
+    """The machine on which a run must fit.
 
     Attributes:
-        admits: whether a placed run also fits where device and host share one memory.
+        admits: returns whether a placed run also fits if device and host share one memory.
     """
 
     world_size: int
@@ -37,17 +37,19 @@ class Machine:
 def resolve_granularity(
     config: RunConfig, machine: Machine, *, before: Sweep | None = None, must_fit: bool = True
 ) -> RunConfig:
-    """`config` with --offload-granularity auto replaced by the first way that fits, and then --offload-states auto by
-    the fastest placement for it; any other configuration as it is.
+    """Replace --offload-granularity auto by the first way that fits, and --offload-states auto by the fastest placement
+    for this way.
+
+    A configuration with another granularity is returned unchanged.
 
     Args:
         config: checked, its device resolved.
-        before: how layers ran until the checkpoint from which the run goes on. As many tiles are tried first, so that
-            it goes on with the same bits, which attention and hidden states do not change.
-        must_fit: else what needs least is returned where nothing fits.
+        before: how layers ran up to the checkpoint from which the run resumes. Its number of tiles is tried first, so
+            that the run resumes with the same bits; recomputed attention and the place of hidden states change no bits.
+        must_fit: whether to raise if nothing fits; otherwise the way that needs least memory is returned.
 
-    Raises ResourceError if nothing fits; the message says of which memory whole layers and the last sweep lack how
-    much.
+    Raises ResourceError if nothing fits; the message tells how much of which memory whole layers and the last sweep
+    lack.
     """
     if config.memory.offload_granularity != "auto":
         return config
@@ -58,7 +60,7 @@ def resolve_granularity(
         if placed is not None and machine.admits(placed):
             return placed
         last = placed or last
-    if last is not None:  # what admission says of it has the figures
+    if last is not None:  # the caller's own check of this run raises, with figures
         return last
     if must_fit:
         raise ResourceError(_message(config, machine))
@@ -75,7 +77,7 @@ def _ways(config: RunConfig, machine: Machine, before: Sweep | None) -> Iterator
 
 
 def _placed(way: RunConfig, machine: Machine) -> RunConfig | None:
-    """The run with the placement of its states; None if it does not fit."""
+    """Return the run with the placement of its states; None if it does not fit."""
     costs, given = Costs(way, machine.world_size, machine.hardware, machine.limits), _given(way, machine)
     if not fits(costs, given):
         return None
@@ -86,7 +88,7 @@ def _placed(way: RunConfig, machine: Machine) -> RunConfig | None:
 
 
 def _given(way: RunConfig, machine: Machine) -> StatePlacement | None:
-    """Where the configuration has states; None under --offload-states auto."""
+    """Return the placement of states that the configuration states; None under --offload-states auto."""
     return None if way.memory.offload_states == "auto" else placement_of(way, machine.world_size)
 
 
@@ -97,7 +99,7 @@ def _message(config: RunConfig, machine: Machine) -> str:
         way = with_sweep(config, sweep)
         costs = Costs(way, machine.world_size, machine.hardware, machine.limits)
         texts.append(f"with layers {sweep} {shortage(costs, _given(way, machine))}")
-        would_fit |= fits(costs)  # with states where they need least
+        would_fit |= fits(costs)  # with the placement of states that needs least memory
     why = swept_refusal(config)
     texts += [f"layers cannot be swept: {why}"] if why else []
     states = "--offload-states auto, " if would_fit and config.memory.offload_states != "auto" else ""

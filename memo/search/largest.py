@@ -1,15 +1,15 @@
-"""The largest model of a family that fits, and what binds beyond it.
+"""Finds the largest model of a family that fits, and the limit beyond it.
 
-A family is a shape and how its width grows with its depth:
+A family is a shape with a law by which its width grows with its depth:
 
     gpt       h = 128 L (GPT-3, arXiv 2005.14165, table 2.1: 32 x 4,096, 40 x 5,140, 96 x 12,288), 4 h inside, tied
     llama     between Llama's pairs: 32 x 4,096, 40 x 5,120, 60 x 6,656, 80 x 8,192, 126 x 16,384 (arXiv 2302.13971 and
               2407.21783), 3.5 h inside, 8 groups of keys and values, a vocabulary of 128,256
     --model   its own width / depth
 
-Sizes rise by half a per cent. Of each, two shapes are tried: the widths next to the law that are a multiple of
-the heads' size and of the GPUs of a node (4 at least), so that tensor parallelism of any degree divides the heads; the
-depth makes up the size. A larger model needs more of everything, so the largest is found by bisection.
+Sizes rise by half a per cent. For each size two shapes are tried, with the two widths next to the law. A width is a
+multiple of the size of a head times the GPUs of a node (at least 4), so that tensor parallelism of any degree divides
+the heads; the depth follows from the size. A larger model needs more of everything, so bisection finds the largest.
 """
 
 import math
@@ -30,31 +30,32 @@ from memo.units import format_count
 
 Family = Literal["gpt", "llama"]
 BASES: dict[Family, str] = {"gpt": "gpt-13b", "llama": "llama-3.1-8b"}
-"""Presets whose other fields a family takes."""
+"""Presets from which a family takes all other fields."""
 
 Law = tuple[tuple[int, int], ...]
-"""Depth and width, rising."""
+"""Pairs of depth and width, rising."""
 
 _PAIRS: dict[Family, Law] = {
     "gpt": ((0, 0), (96, 12288)),
     "llama": ((0, 0), (32, 4096), (40, 5120), (60, 6656), (80, 8192), (126, 16384)),
 }
 _SMALLEST = 2e7
-"""Parameters of all layers together."""
+"""Parameters of all layers together in the smallest model."""
 _STEP = 1.005
+"""Ratio of the sizes of two successive models."""
 _DEEPEST = 1 << 13
 _STRIDE = 64
-"""Steps of size that are tried at first: models a third larger."""
+"""Steps of size between the models that are tried first: each is a third larger than the one before."""
 
 
 def largest(question: Question, family: Family | None, min_tgs: float | None = None) -> tuple[Largest, Question]:
-    """The largest model, and the question about it (about the smallest one where none fits).
+    """Return the largest model, and the question about it; if no model fits, the question is about the smallest.
 
     Args:
-        question: about any model of the family, or, without one, about the model whose shape is scaled.
-        min_tgs: tokens per GPU and second at which a layout must also train it.
+        question: about any model of the family or, without a family, about the model whose shape is scaled.
+        min_tgs: tokens per GPU and second with which some layout must train the model.
 
-    Raises ConfigError for a model that memo cannot train, and for GPUs that it cannot lay out.
+    Raises ConfigError for a model that memo cannot train, and for GPUs that memo cannot lay out.
     """
     axis = _scaling(question, family)
     count, beyond = axis.last_fitting(stride=_STRIDE)
@@ -84,7 +85,7 @@ def largest(question: Question, family: Family | None, min_tgs: float | None = N
 
 
 def _scaling(question: Question, family: Family | None) -> Axis:
-    """Questions about models by the number of steps of their size."""
+    """Return the axis of questions about models, by the number of steps of their size."""
     base = question.model.sizes
     if question.model.run is None:
         raise ConfigError(
@@ -110,7 +111,7 @@ def _asked(question: Question, family: str, model: ModelConfig) -> Question:
 
 
 def _models_of_size(base: ModelConfig, law: Law, unit: int, parameters: float) -> Iterator[ModelConfig]:
-    """Models whose layers have about so many, that with the width nearer to the law first."""
+    """Yield models whose layers have about `parameters` parameters; the width nearer to the law comes first."""
     low, high = 0.0, 1.0 * _DEEPEST
     while high - low > 1e-3:
         middle = (low + high) / 2
@@ -125,7 +126,7 @@ def _models_of_size(base: ModelConfig, law: Law, unit: int, parameters: float) -
 
 
 def _resized(base: ModelConfig, layers: int, width: int) -> ModelConfig:
-    """As `base`, of another depth and width; heads keep their size."""
+    """Return `base` with another depth and width; heads keep their size."""
     heads = width // base.head_dim
     return replace(
         base,
@@ -139,7 +140,7 @@ def _resized(base: ModelConfig, layers: int, width: int) -> ModelConfig:
 
 
 def _width(law: Law, layers: float) -> float:
-    """Between two pairs on the line through them, beyond the last in its proportion."""
+    """Return the width of a depth: interpolated between two pairs, in proportion to the last pair beyond it."""
     for (low, narrow), (high, wide) in pairwise(law):
         if layers <= high:
             return narrow + (wide - narrow) * (layers - low) / (high - low)

@@ -1,4 +1,4 @@
-"""From a choice to a run: its configuration as a file for `memo train --config`, and the command that starts it."""
+"""Turn a choice into a run: a configuration file for `memo train --config`, and the command that starts it."""
 
 import math
 import shlex
@@ -24,11 +24,11 @@ from memo.spec.disk import DISK_FITS_SHARE
 from memo.units import GIB
 
 STEP_MINUTES_MARGIN = 4
-"""Steps are admitted up to this many times what is predicted: the check before a run is rougher than the search."""
+"""A run admits steps of up to this many times the predicted time: its own check is rougher than the search."""
 
 
 def run_of(question: Question, choice: Choice, data_path: Sequence[str] | None = None) -> RunConfig:
-    """The run of a choice, checked; host memory is bounded where the question bounds it.
+    """Return the checked run of a choice; its host memory is bounded if the question bounds it.
 
     Raises ConfigError for a model that memo can only plan for.
     """
@@ -52,14 +52,14 @@ def run_of(question: Question, choice: Choice, data_path: Sequence[str] | None =
         training=replace(training, max_step_minutes=max(training.max_step_minutes, float(minutes))),
         data=replace(config.data, data_path=None if data_path is None else tuple(data_path)),
         checkpoint=replace(config.checkpoint, pretrained_checkpoint=model.pretrained),
-        hardware=replace(config.hardware, attention_backend="auto"),  # what is quickest there may have been measured
+        hardware=replace(config.hardware, attention_backend="auto"),  # the run may know the fastest one by measurement
     )
     check(config, question.gpus, needs_data=False)
     return config
 
 
 def write_run(question: Question, choice: Choice, path: str, data_path: Sequence[str] | None = None) -> None:
-    """Write the run as TOML, what is expected of it in comments. Raises ConfigError."""
+    """Write the run as TOML, with the predicted speed and memory in comments. Raises ConfigError."""
     step, sized, run = choice.step, choice.sized, run_of(question, choice, data_path)
     lines = [
         f"# Planned by memo for {question.gpus} GPUs ({question.hardware.name}, {question.gpu_memory_gib:.4g} GiB).",
@@ -78,7 +78,7 @@ def write_run(question: Question, choice: Choice, path: str, data_path: Sequence
 
 
 def trial_file(path: str) -> str:
-    """Beside the file of the best run, that of the one to try first: run.toml, run.first.toml."""
+    """Return the file of the run to try first, given that of the best run: run.first.toml beside run.toml."""
     file = Path(path)
     return str(file.with_name(f"{file.stem}.first{file.suffix}"))
 
@@ -86,10 +86,10 @@ def trial_file(path: str) -> str:
 def command(
     question: Question, choice: Choice, config_file: str | None = None, data_path: Sequence[str] | None = None
 ) -> str:
-    """The torchrun line, for the first start and every later one; with several nodes, to be run on each of them.
+    """Return the torchrun line for the first start and every later one; it is to be run on each node.
 
     Args:
-        config_file: that `write_run` has written; without one the line has every flag of the run.
+        config_file: the file that `write_run` has written; without it the line has every flag of the run.
     """
     machine = question.hardware
     nodes = -(-question.gpus // machine.gpus_per_node)
@@ -103,7 +103,7 @@ _SHORT = {SHORT_NAMES[short]: short for short in ("tp", "cp", "pp", "vpp", "mbs"
 
 
 def _flags(question: Question, choice: Choice) -> list[str]:
-    """Of all fields in which the run differs from the defaults, --model first."""
+    """Return the flags of all fields in which the run differs from the defaults, --model first."""
     run = run_of(question, choice)
     base, flags = RunConfig(hardware=HardwareConfig(device=run.hardware.device)), []
     name = question.model.pretrained or question.model.name

@@ -1,7 +1,7 @@
-"""The longest sequence that fits, what binds beyond it, and what would fit where a sequence does not.
+"""Finds the longest sequence that fits, the limit beyond it, and remedies if a sequence does not fit.
 
 Lengths are multiples of a unit that every layout of the GPUs divides, so a longer sequence needs more of everything.
-Long ones are multiples of more, which divide into tiles of any number.
+Long lengths are multiples of this unit times a power of two, so that many numbers of tiles divide them.
 """
 
 import math
@@ -14,16 +14,16 @@ from memo.search.plan import Longest
 from memo.search.question import Question
 
 _STEPS = 64
-"""In which the longest sequence is found between a power of two times the unit and twice as much."""
+"""Steps between a power of two times the unit and twice as much, to which the longest sequence is found."""
 
 
 def longest(question: Question, min_tgs: float | None = None) -> Longest:
-    """The longest sequence for which some layout fits, at the question's global batch size.
+    """Return the longest sequence for which some layout fits, at the question's global batch size.
 
-    States are shared out or go to host memory wherever more fits so, unless the question forbids it.
+    States are sharded or go to host memory wherever a longer sequence then fits, unless the question forbids it.
 
     Args:
-        min_tgs: tokens per GPU and second at which a layout must also train.
+        min_tgs: tokens per GPU and second with which some layout must train.
     """
     unit = length_unit(question.gpus)
     low, high, asked = _last_fitting(question, unit)
@@ -40,8 +40,9 @@ def longest(question: Question, min_tgs: float | None = None) -> Longest:
 
 
 def _last_fitting(question: Question, unit: int) -> tuple[int, int, Question]:
-    """Units that fit, the next number of units, and the question that was asked: states may move at any length, not
-    only where the shortest does not fit without."""
+    """Return the units that fit, the next number of units, and the question that was asked.
+
+    In this question states may move at any length, not only if the shortest sequence does not fit otherwise."""
     may_move = question.place_states == "needed"
     asked = replace(question, place_states="always") if may_move else question
     return (*_lengths(asked, unit).last_fitting(most=LARGEST // unit), asked)
@@ -54,7 +55,8 @@ def _lengths(question: Question, unit: int) -> Axis:
 
 
 def length_unit(gpus: int) -> int:
-    """A multiple of 2 cp tp DEFAULT_TILES for any tp x cp that divides the GPUs, and of 1,024."""
+    """Return the unit of lengths: a multiple of 1,024, and of 2 cp tp DEFAULT_TILES for any tp x cp that divides the
+    GPUs."""
     return math.lcm(1024, 2 * gpus * DEFAULT_TILES)
 
 
@@ -71,9 +73,9 @@ def _limit(question: Question, seq_len: int) -> str:
 
 
 def remedies(question: Question) -> list[str]:
-    """The least change of each kind that suffices by itself, as the flags that say it; states may move to the host.
+    """Return the flags of the least change of each kind that suffices by itself; states may move to host memory.
 
-    Empty where none of them does.
+    Empty if no change of any kind suffices.
     """
     found, unit = [], length_unit(question.gpus)
     shorter = _last_fitting(question, unit)[0] * unit

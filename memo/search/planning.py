@@ -22,13 +22,13 @@ from memo.spec.custom_layer import layer_name
 
 Objective = Literal["tgs", "max-seq-len", "max-model-size"]
 Tell = Callable[[str], None]
-"""Hears what is being done, for whoever waits."""
+"""Called with a message about the current work, for a user who waits."""
 
 _CHANGES = "under which the number of layers changes"
 _OF_ONE_SHAPE = {"custom_layer": "which scales memo's own layer", "freeze": _CHANGES, "train_only": _CHANGES}
-"""Fields of a model that is not scaled, and why."""
+"""Fields that forbid --objective max-model-size, and the reason."""
 _SHORTEST = 8192
-"""Tokens of the first plan by length."""
+"""Tokens of the shortest plan of `plans_by_length`."""
 
 
 def plan(
@@ -60,36 +60,39 @@ def plan(
     train_only: str = "",
     top: int = 10,
 ) -> Plan:
-    """The fastest layouts that fit; or the longest sequence, or the largest model, and the fastest layouts for it.
+    """Return the fastest layouts that fit; or the longest sequence or the largest model, with its fastest layouts.
 
     Args:
-        model: a preset, or the path of a config.json of Hugging Face; for the largest model the shape that is scaled,
-            or None beside a family.
-        seq_len: tokens of one sequence; not read for the longest.
+        model: a preset, or the path of a config.json of Hugging Face. With the objective max-model-size it is the
+            model whose shape is scaled, or None beside a family.
+        seq_len: tokens of one sequence; ignored with the objective max-seq-len.
         global_batch_size: sequences of one step; default: one for each GPU.
-        hardware: a machine by name, a TOML file of one, or a `Hardware`; default: MEMO's a800-80.
-        gpu_memory_gib: of one GPU, as nvidia-smi reports it; default: the hardware's.
-        host_memory_gib: what the run gets of each node's; default: of the hardware's the part of its GPUs.
-        family: for the largest model: gpt or llama, whose widths and depths are taken (memo.search.largest).
-        place_states: ZeRO-2, ZeRO-3 and states in host memory: where nothing fits without, always, or never.
-        min_tgs: tokens per GPU and second at which the longest sequence, or the largest model, must still train.
-        nvme_gib: of a node's disks for activations that its memory does not hold; default: the hardware's, if any.
-        nvme_gb_per_s: their rate in either direction; default: the hardware's, or 2.
-        nvme_path: their directory in a run that needs them.
-        clip_grad: 0: gradients need not wait in host memory for their norm.
-        exp_avg_dtype: fp32 or bf16: what the first moments of AdamW are kept in.
-        exp_avg_sq_dtype: the same of the second moments.
+        hardware: a machine by name, a TOML file of a machine, or a `Hardware`; default: MEMO's a800-80.
+        gpu_memory_gib: memory of one GPU, as nvidia-smi reports it; default: that of the hardware.
+        host_memory_gib: host memory of each node for the run; default: the GPUs' share of that of the hardware.
+        family: gpt or llama, whose law of width and depth scales the model (memo.search.largest); only with the
+            objective max-model-size.
+        place_states: whether ZeRO-2, ZeRO-3 and states in host memory are tried: if nothing fits without them
+            (needed), always, or never.
+        min_tgs: tokens per GPU and second with which the longest sequence, or the largest model, must train.
+        nvme_gib: space on a node's disks for activations that host memory does not hold; default: that of the
+            hardware, if any.
+        nvme_gb_per_s: rate of these disks in either direction; default: that of the hardware, or 2.
+        nvme_path: directory of these disks in a run that needs them.
+        clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
+        exp_avg_dtype: dtype of AdamW's first moments, fp32 or bf16.
+        exp_avg_sq_dtype: dtype of AdamW's second moments, fp32 or bf16.
         deterministic: whether every run gives the same bits.
-        price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.
-        custom_layer: a layer in the place of the model's (memo.CustomLayer): its class, or FILE.py:CLASS.
-        lora_rank: of LoRA's adapters beside a frozen model; 0: all of it is trained.
-        lora_target_modules: the matrices that have them.
-        quantize: nf4 or int8: what the frozen matrices of layers are kept in.
+        price_per_gpu_hour: dollars; default: the price in a dated table (memo.estimate.prices), which may have none.
+        custom_layer: a layer that replaces the model's (memo.CustomLayer): its class, or FILE.py:CLASS.
+        lora_rank: rank of LoRA's adapters beside a frozen model; 0: no adapters, and all of the model is trained.
+        lora_target_modules: the matrices that have adapters.
+        quantize: format of the frozen matrices of layers, nf4 or int8.
         freeze: patterns of parameters that are not trained, such as layers.[0-7].*.
-        train_only: the same of those that are trained.
+        train_only: patterns of the only parameters that are trained.
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
-    Raises ConfigError for what is not known, cannot be read, or is not above 0.
+    Raises ConfigError for a name that is not known, a file that cannot be read, or a number that is not above 0.
     """
     asked = dict(locals())  # before anything else has a name: the arguments of `ask`, and a few of `answer`
     for name in ("model", "objective", "family", "min_tgs", "top"):
@@ -101,7 +104,7 @@ def plan(
 
 
 def base_model(model: str | None, family: Family | None, objective: Objective) -> str:
-    """The model that a question is asked about. Raises ConfigError unless one of `model` and `family` is given."""
+    """Return the model of a question. Raises ConfigError unless exactly one of `model` and `family` is given."""
     if family is None:
         if not model:
             raise ConfigError("--model is not given: name a preset or a config.json; for max-model-size also --family")
@@ -128,7 +131,7 @@ def answer(
     family: Family | None = None,
     min_tgs: float | None = None,
 ) -> Plan:
-    """As `plan`, of a question that has been read. `everything`: rank all candidates that fit."""
+    """Answer a question as `plan` does. `everything`: rank all candidates that fit."""
     if objective not in get_args(Objective):
         raise ConfigError(f"--objective is {objective!r}: use {' or '.join(get_args(Objective))}")
     for name, why in _OF_ONE_SHAPE.items() if objective == "max-model-size" else ():
@@ -160,13 +163,13 @@ def answer(
 
 
 def silent(what: str) -> None:
-    """Tells nobody."""
+    """Ignore the message."""
 
 
 def plans_by_length(question: Question, tell: Tell = silent) -> list[Plan]:
-    """A plan for each length from 8K tokens on, doubling, and for the longest that fits; each has a best choice.
+    """Return a plan for each length from 8K tokens on, doubling, and for the longest sequence that fits.
 
-    It is what `memo plan --plot` draws. `tell` hears which of them is looked for.
+    Each plan has a best choice; `memo plan --plot` draws the plans. `tell` is told which of them is computed.
     """
     tell("looking for the longest sequence")
     last, unit = longest(question).seq_len, length_unit(question.gpus)

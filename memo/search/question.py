@@ -1,4 +1,4 @@
-"""What is asked of the search: a model, a batch and the machines that train it; read and checked."""
+"""The question to the search, read and checked: a model, a batch and the machines that train the model."""
 
 import math
 import os
@@ -43,13 +43,13 @@ class PlannedModel:
     """A model as the search sees it.
 
     Attributes:
-        shape: whose parameters are counted.
-        sizes: whose layers are timed: the nearest model that memo can run, with a vocabulary.
-        run: what `memo train` is told; None for a model that memo can only plan for.
-        pretrained: directory whose weights such a run starts from; None: from new ones.
-        has_weights: whether they are there; a plan needs only config.json.
+        shape: the model whose parameters are counted.
+        sizes: the model whose layers are timed: the nearest one that memo can run, with a vocabulary.
+        run: the model of `memo train`; None for a model that memo can only plan for.
+        pretrained: directory with the weights from which the run starts; None: new weights.
+        has_weights: whether this directory has weights; a plan needs only its config.json.
         why_not: why there is no `run`.
-        changes: fields of ModelConfig that are not the named model's.
+        changes: fields of ModelConfig that differ from those of the named model.
     """
 
     name: str
@@ -67,18 +67,18 @@ class Question:
     """Which layout trains `model` fastest?
 
     Attributes:
-        global_batch_size: sequences of one step, the same for all layouts.
-        hardware: with the part of each node that the GPUs get.
-        node: the whole of it.
-        gpu_memory_gib: of one GPU, as its driver reports it.
-        host_memory_gib: what the run gets of each node's.
-        host_is_given: the user named the host memory, so a run is held to it.
-        place_states: ZeRO-2, ZeRO-3 and host memory for states: where nothing fits without (needed), for all layouts
-            that do not fit without (always), or never.
-        nvme_path: directory of the node's disks in a run that needs them, where the hardware has some.
-        price: of a GPU; None where none is known.
+        global_batch_size: sequences of one step, for all layouts.
+        hardware: the machine, with the GPUs' part of each node.
+        node: the machine, with whole nodes.
+        gpu_memory_gib: memory of one GPU, as its driver reports it.
+        host_memory_gib: host memory of each node for the run.
+        host_is_given: whether the user stated the host memory, so that the run is bounded to it.
+        place_states: whether ZeRO-2, ZeRO-3 and states in host memory are tried: only if no layout fits without them
+            (needed), for each layout that does not fit without them (always), or never.
+        nvme_path: directory of the node's disks in a run that needs them, if the hardware has disks.
+        price: price of a GPU; None if none is known.
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
-        exp_avg_dtype, exp_avg_sq_dtype: of the run: what the moments of AdamW are kept in.
+        exp_avg_dtype, exp_avg_sq_dtype: dtypes of AdamW's first and second moments.
         deterministic: whether every run gives the same bits.
     """
 
@@ -105,7 +105,7 @@ class Question:
 
     @cached_property
     def limits(self) -> MemoryLimits:
-        """What surely fits."""
+        """The memory that surely suffices for what fits in it."""
         return MemoryLimits(
             self.capacity.sure_gpu_bytes,
             self.capacity.sure_host_bytes,
@@ -140,16 +140,16 @@ class Question:
 
     @cached_property
     def runs(self) -> dict[object, RunConfig]:
-        """What `memo.search.candidates.config_of` has made of it, by what was asked for."""
+        """Cache of `memo.search.candidates.config_of`: its configurations by its arguments."""
         return {}
 
     @property
     def tokens(self) -> int:
-        """Of one step."""
+        """Tokens of one step."""
         return self.seq_len * self.global_batch_size
 
     def dollars(self, seconds: float) -> float | None:
-        """What all GPUs cost for so long; None where no price is known."""
+        """Return the price of all GPUs for a time; None if no price is known."""
         return None if self.price is None else self.price.dollars_per_gpu_hour * self.gpus * seconds / 3600
 
     @property
@@ -159,12 +159,12 @@ class Question:
 
     @property
     def node_share_text(self) -> str:
-        """What is assumed of a node of which the run gets a part; empty where it gets all."""
+        """The assumptions about a node that the run gets only in part; empty if the run gets whole nodes."""
         return share_text(self.node, self.gpus, self.host_memory_gib if self.host_is_given else None)
 
     @property
     def weights_text(self) -> str:
-        """Which weights a run starts from, and the learning rate that it has by default."""
+        """The weights from which a run starts, and its default learning rate."""
         directory = self.model.pretrained
         if directory is None:
             return f"weights: new; by default {default_lr_of(self.model.sizes, has_weights=False)}"
@@ -176,16 +176,16 @@ class Question:
         )
 
     def with_gpus(self, gpus: int) -> "Question":
-        """The same on other GPUs of the machine, with their part of its nodes unless the user has named it."""
+        """Return the question for another number of GPUs, with their part of the nodes unless the user stated it."""
         part = part_of_node(self.node, gpus, self.host_memory_gib if self.host_is_given else None)
         own = self.hardware
         machine = replace(with_lone_link(part, gpus), nvme_gib=own.nvme_gib, nvme_gb_per_s=own.nvme_gb_per_s)
         return replace(self, gpus=gpus, hardware=machine, host_memory_gib=part.host_memory_gib)
 
     def at_length(self, seq_len: int) -> "Question":
-        """The same with other sequences. Raises ConfigError where the model has no positions for them."""
+        """Return the question for another length. Raises ConfigError if the model has no positions for it."""
         if self.model.sizes.position_embedding_type == "rope":
-            return replace(self, seq_len=seq_len)  # nothing of the model depends on the length
+            return replace(self, seq_len=seq_len)  # the model does not depend on the length
         return replace(self, model=planned_model(self.model.name, seq_len, self.model.changes), seq_len=seq_len)
 
 
@@ -214,10 +214,10 @@ def ask(
     freeze: str = "",
     train_only: str = "",
 ) -> Question:
-    """Read a question; defaults: one sequence for each GPU, the memory, the disks and the price of the hardware.
+    """Read a question. Defaults: one sequence for each GPU; the memory, the disks and the price of the hardware.
 
-    Raises ConfigError for a model or machine that is not known, a size that is not above 0, sequences that the model
-    has no positions for, and GPUs that do not fill their nodes.
+    Raises ConfigError for an unknown model or machine, a size that is not above 0, sequences for which the model has no
+    positions, and GPUs that do not fill their nodes.
     """
     require_count("--gpus", gpus)
     require_count("--seq-len", seq_len)
@@ -270,8 +270,9 @@ def ask(
 
 
 def planned_model(name: str, seq_len: int, changes: Mapping[str, Any]) -> PlannedModel:
-    """A preset, or a config.json of Hugging Face (a file or its directory), with `changes`, fields of ModelConfig.
-    Raises ConfigError."""
+    """Return the model of a preset, or of a config.json of Hugging Face (a file or its directory).
+
+    `changes`: values of fields of ModelConfig that replace the model's. Raises ConfigError."""
     model = _named_model(name, seq_len)
     changes = {key: value for key, value in changes.items() if value != getattr(ModelConfig, key)}
     if not changes:
@@ -284,7 +285,7 @@ def planned_model(name: str, seq_len: int, changes: Mapping[str, Any]) -> Planne
         )
     sizes, run = (replace(each, **changes) for each in (model.sizes, model.run))
     found = replace(model, shape=shape_of(sizes, name, seq_len), sizes=sizes, run=run, changes=changes)
-    # Weights that are there would be of another layer.
+    # Existing weights would belong to another layer.
     return replace(found, pretrained=None, has_weights=False) if "custom_layer" in changes else found
 
 
@@ -302,6 +303,6 @@ def _named_model(name: str, seq_len: int) -> PlannedModel:
         model = model_of(read_json_object(file, Source(str(file), ConfigError, "download it again")), str(file))
     except ConfigError as error:
         return PlannedModel(name, shape, shape.nearest, None, why_not=str(error))
-    if file.name != CONFIG_FILE:  # a shape alone, as no model directory has such a file
+    if file.name != CONFIG_FILE:  # only a shape: weights are read from a directory with a file of this name
         return PlannedModel(name, shape, model, model)
     return PlannedModel(name, shape, model, model, str(file.parent), has_weights(file.parent))

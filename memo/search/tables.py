@@ -1,4 +1,4 @@
-"""A plan for people and for programs."""
+"""A plan as text for people, and as an object for programs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from memo.units import GIB, format_count
 
 @dataclass(frozen=True)
 class Commands:
-    """The lines that run the best choice and the trial; None where there is none to run."""
+    """The command lines of the best choice and of the trial; None if there is nothing to run."""
 
     best: str | None = None
     trial: str | None = None
@@ -34,13 +34,14 @@ class Commands:
 
 _NEAR_THE_LINE = "; by definition it is near the line of what fits"
 _SPARE = ("TFLOP/s", "dp", "MFU %", "step s", "NVMe GiB", "host GiB", "$/B tokens", "±%")
-"""Columns that a narrow terminal does not show; the first go first."""
+"""Columns that a narrow terminal does not show; they are dropped in this order."""
 
 
 def text(plan: Plan, commands: Commands, everything: bool = False, columns: int | None = None) -> str:
-    """The ranked table, what to try and what surely fits, what binds, the commands, and what was refused.
+    """Return the ranked table, the plan to try first and the one that surely fits, their limits and commands, and the
+    refused layouts.
 
-    `columns`: characters that a line of a table may have; None for any number.
+    `columns`: most characters of a line of a table; None for any number.
     """
     question, trial = plan.question, plan.trial
     lines = [title(question), *([question.node_share_text] if question.node_share < 1.0 else [])]
@@ -66,9 +67,9 @@ def text(plan: Plan, commands: Commands, everything: bool = False, columns: int 
 
 
 def explanation(question: Question, layout: Layout, columns: int | None = None) -> str:
-    """One layout under every strategy: time, memory by component and verdict; or why memo cannot run it.
+    """Return one layout under every strategy (time, memory by component and verdict), or why memo cannot run it.
 
-    `columns`: as of `text`.
+    `columns`: most characters of a line of a table; None for any number.
     """
     why, tried = explain(question, layout)
     if why:
@@ -84,7 +85,7 @@ def explanation(question: Question, layout: Layout, columns: int | None = None) 
 
 
 def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[str, Any]:
-    """JSON's view; sizes in GiB, times in seconds. `refusals` are given one by one only with `everything`."""
+    """Return the plan for JSON; sizes in GiB, times in seconds. Single `refusals` are listed only with `everything`."""
     question, model = plan.question, plan.question.model
     has_answer = plan.best is not None or plan.longest is not None or plan.largest is not None
     return {
@@ -118,7 +119,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
 
 
 def _named(thing: object, names: str) -> dict[str, Any]:
-    """Attributes by name; `names` with spaces between."""
+    """Return attributes of a thing by name; `names` with spaces between."""
     return {name: getattr(thing, name) for name in names.split()}
 
 
@@ -133,7 +134,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "swept_tiles": strategy.tiles,
         "recompute_attention_layers": strategy.again,
         "hidden_states_in_host_memory": strategy.hidden_on_host,
-        # Layers of a rank by kind, and of how many.
+        # Layers of a rank in host memory by kind of state, and all of its layers.
         "states_in_host_memory": at and _named(at, "optimizer gradients weights layers weight_copy"),
         "moved_tiles": choice.moved,
         "limit": choice.limit,
@@ -167,7 +168,7 @@ def _largest(found: Largest) -> list[str]:
 
 
 def title(question: Question) -> str:
-    """What was asked, in one line."""
+    """Return the question in one line."""
     hardware = question.hardware
     disk = f", NVMe {hardware.nvme_gib:,g} GiB at {hardware.nvme_gb_per_s:g} GB/s" if hardware.nvme_gib else ""
     return (
@@ -178,7 +179,7 @@ def title(question: Question) -> str:
 
 
 def _counts(question: Question) -> str:
-    """Parameters of the model: of a mixture of experts how many a token meets, and how many are trained if not all."""
+    """Return the parameters of the model if not all of them compute each token, or if not all of them are trained."""
     shape, told = question.model.shape, ""
     if any(layer.nearest.num_experts for layer in shape.of_layers):
         told += f", {format_count(shape.active_parameters)} of them a token"
@@ -199,7 +200,9 @@ def _table(
 def cells(
     choices: Sequence[Choice], question: Question, ties: Collection[Choice] | None = None
 ) -> list[tuple[str, ...]]:
-    """The head and a row for each choice; ranked where `ties` are given, those of them, if at least two, with a =."""
+    """Return the head and a row for each choice.
+
+    Choices are ranked if `ties` is not None; two or more tied choices are marked with a =."""
     rows: list[tuple[str, ...]] = []
     for rank, choice in enumerate(choices, start=1):
         row = cells_of(question, choice)
@@ -226,7 +229,7 @@ def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
 
 
 def sources(machine: Hardware) -> str:
-    """The command that tells the evidence for the errors of a machine."""
+    """Return the command that prints the evidence for the errors of a machine."""
     return f"sources: memo hardware {machine.name}"
 
 
@@ -241,7 +244,7 @@ def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:
 
 
 def about_best(plan: Plan, commands: Commands) -> list[str]:
-    """What the best choice does, what binds it, how long it takes, what it costs, its weights, and its command."""
+    """Return lines about the best choice: its method, limit, duration, price, weights and command."""
     best = plan.choices[0]
     name = "best" if plan.trial is None else "surely fits"
     lines = [f"{name}: {best.layout}: {_how(plan.question, best)}", *_states(best), f"binding limit: {best.limit}"]
@@ -258,7 +261,7 @@ def about_best(plan: Plan, commands: Commands) -> list[str]:
 
 
 def _room(plan: Plan, best: Choice) -> list[str]:
-    """GPU memory that no allocator shows, and how much stays free in case it is more than foreseen."""
+    """Return lines about the GPU memory that no allocator shows, and about the room left in case it is larger."""
     question = plan.question
     config = config_of(question, best.layout, best.strategy)
     unseen = question.account.unseen(config, best.sized.memory)
@@ -271,7 +274,7 @@ def _room(plan: Plan, best: Choice) -> list[str]:
 
 
 def _how(question: Question, choice: Choice) -> str:
-    """What its activations do."""
+    """Return where a choice keeps its activations, or how it recomputes them."""
     if choice.strategy == KEEP:
         return "keep everything on the GPU: no swapping, no recomputation"
     config = config_of(question, choice.layout, choice.strategy)
@@ -292,7 +295,7 @@ def _how(question: Question, choice: Choice) -> str:
 
 
 def _states(choice: Choice) -> list[str]:
-    """Where states are, if not whole on the GPU."""
+    """Return lines about the place of states, if they are not whole on the GPU."""
     at, sharding = choice.strategy.placement, choice.strategy.sharding
     if at is None:
         return []
@@ -313,7 +316,7 @@ def _states(choice: Choice) -> list[str]:
 
 
 def _resources(choice: Choice) -> str:
-    """The binding resource first, with the share of the step that each is busy."""
+    """Return the share of the step for which each resource is busy, the busiest resource first."""
     total_s = choice.step.step_time_s
     ranked = sorted(choice.step.resources.items(), key=lambda item: item[1], reverse=True)
     return ", ".join(f"{name} {seconds / total_s:.0%}" for name, seconds in ranked if seconds >= 0.005 * total_s)
@@ -326,7 +329,7 @@ def _seconds(choice: Choice) -> str:
 
 
 def _nothing(plan: Plan) -> list[str]:
-    """Why not even what needs least fits, and what would."""
+    """Return why even the layout with the least memory does not fit, and which changes would fit."""
     found = remedies(plan.question)
     lines = ["nothing fits", f"nearest: {shortage_of(plan.question)}"]
     return [*lines, f"would fit: {', or '.join(found)}" if found else "nor would 64 times the GPUs or the host memory"]

@@ -54,7 +54,7 @@ class SweptAttention:
 
     @property
     def forward(self) -> Cost:
-        """Cost of merging, of copying keys and values to the store, and of the calls beyond the one of a whole layer."""
+        """Cost of merging, of copying keys and values to the store, and of more calls than a whole layer has."""
         kernels, merged = self.kernels, self.tiles - 1 if self.meets_all else 0  # nothing lies before the first tile
         # The sum is zeroed, has two parts added, and is read to be written in the narrow dtype.
         passes = SUM_PASSES if self.gathers else 2 * SUM_PASSES + 2 + kernels.narrow / kernels.wide
@@ -64,7 +64,7 @@ class SweptAttention:
 
     @property
     def backward(self) -> Cost:
-        """Cost of summing gradients, from zeros to the narrow dtype, and of the calls beyond the one of a whole layer."""
+        """Cost of summing gradients, from zeros to the narrow dtype, and of more calls than a whole layer has."""
         kernels, calls = self.kernels, self._all_rectangles()
         if not self.meets_all:
             return self._calls(self.tiles)
