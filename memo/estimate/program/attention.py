@@ -1,8 +1,8 @@
-"""Attention of one context-parallel rank: each --cp-comm-type of memo.parallel.context.
+"""Requests of attention on one context-parallel rank, for each --cp-comm-type of memo.parallel.context.
 
-q, k and v belong to the caller. Each sequence is taken as one document; shorter documents only make the blocks smaller.
-Where documents are packed, results are made before the kernel is called (memo.parallel.context), so that its outputs
-live beside them.
+q, k and v belong to the caller. Each sequence counts as one document; shorter documents only make the blocks smaller.
+If documents are packed, the results are allocated before the kernel is called (memo.parallel.context), so the outputs
+of the kernel live beside them.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,9 +29,9 @@ from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
 
 def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tuple[Block, Block]:
-    """(output, log-sum-exp). A `placed` output is written to a slot, which exists already: its block is empty.
+    """Return (output, log-sum-exp). A `placed` output is written to a slot, which exists already: its block is empty.
 
-    Both blocks of a gated delta net are empty, as its output is always placed.
+    Both blocks of a gated delta net are empty, because its output is always placed.
     """
     if z.delta:
         delta_forward(ledger, z)
@@ -47,17 +47,16 @@ def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tu
 
 
 def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
-    """Gradients of q, k and v, in one tensor where one message carries them; for a gated delta net the gradient of
-    qkv."""
+    """Return the gradients of q, k and v, in one tensor if one message carries them; for a delta net that of qkv."""
     if z.delta:
         return [delta_backward(ledger, z)]
     return _with_exchange(ledger, z, z.qkv + 2 * z.q, lambda inner, row: _ring_backward(ledger, inner, row))
 
 
 def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
-    """Log-sum-exp of the `z.tokens` queries of a tile; empty for a gated delta net.
+    """Return the log-sum-exp of the `z.tokens` queries of a tile; empty for a gated delta net.
 
-    The tile is split over cp ranks and has `before` tokens of all ranks before it. The output is in a slot, keys and
+    The tile is split over cp ranks, which have `before` tokens before it in all. The output is in a slot; keys and
     values are in their store.
     """
     if z.delta:
@@ -84,8 +83,9 @@ def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> t
 
 
 def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
-    """Gradients of these queries and of their keys and values, whose sums are in their store; for a delta net that of
-    qkv."""
+    """Return the gradients of a tile's queries, keys and values; for a delta net the gradient of qkv.
+
+    The sums of gradients of keys and values are in their store."""
     if z.delta:
         return attention_backward(ledger, z)
     return _with_exchange(ledger, z, 3 * z.q, lambda inner, row: _rows_backward(ledger, inner, before, row))
@@ -107,7 +107,7 @@ def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list
 def _with_exchange(
     ledger: Ledger, z: LayerSizes, width: int, backward: Callable[[LayerSizes, int], list[Block]]
 ) -> list[Block]:
-    """`backward` between the two all-to-alls, if there are any.
+    """Run `backward`, between the two all-to-alls if ranks exchange heads.
 
     `backward` is called with the elements between two tokens of its inputs. `width`: width of all tensors that the
     first all-to-all carries, as one tensor.
@@ -125,7 +125,7 @@ def _with_exchange(
 
 
 def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
-    """The rest of an output that always has a tensor of its own first: nothing, once it is copied to its place."""
+    """Return the block of an output that the kernel writes to a new tensor: empty once it is copied to its place."""
     if not placed:
         return out
     ledger.free(out)
@@ -186,7 +186,7 @@ def _attended(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) ->
 
 
 def _start_merger(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
-    """The sums of the output, empty if they are computed in the output's place, and the log-sum-exp."""
+    """Return the sum of outputs, empty if it is computed in the output's place, and the log-sum-exp."""
     in_place = placed and not z.mixed
     total = ledger.make("merged output", 0 if in_place else q_bytes(z) // z.narrow * z.wide)
     return total, ledger.make("lse", lse_bytes(z, z.tokens))
@@ -197,7 +197,7 @@ def _merged(ledger: Ledger, z: LayerSizes, total: Block, lse: Block, placed: boo
 
 
 def _narrowed(ledger: Ledger, z: LayerSizes, name: str, num_bytes: int, total: Block | None) -> Block:
-    """A sum in the wide dtype, cast to the model's dtype; None: the sum lies elsewhere."""
+    """Cast a sum in the wide dtype to the model's dtype; None: the sum is in memory that is not counted here."""
     if total is not None and not z.mixed:
         return total
     narrow = ledger.make(name, num_bytes)
@@ -237,7 +237,7 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     both = 2 * kv_bytes(z)
     both_wide = both // z.narrow * z.wide
     kv = ledger.make("k and v", both)
-    met: Block | None = None  # the k and v of the last step, which live until those of the next step are used
+    met: Block | None = None  # k and v of the last step, which live until k and v of the next step are used
     dq = ledger.make("dq sum", q_bytes(z) // z.narrow * z.wide)
     shift: tuple[Block, ...] = ()
     steps = different_steps(z)
@@ -261,7 +261,7 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
 
 
 def _cut_backward(ledger: Ledger, z: LayerSizes, calls: list[Call], row: int) -> list[Block]:
-    """Gradients of one document that takes several calls, summed in the wide dtype."""
+    """Return the gradients of one document that takes several calls, summed in the wide dtype."""
     sums = [ledger.make(f"{name} sum", num_bytes // z.narrow * z.wide) for name, num_bytes in _gradient_sizes(z)]
     _sum_calls(ledger, z, calls, row)
     if not z.mixed or z.packed:
@@ -296,7 +296,7 @@ def _sum_calls(ledger: Ledger, z: LayerSizes, calls: Iterable[Call], row: int) -
 
 
 def _gather(ledger: Ledger, z: LayerSizes) -> Block:
-    """k and v of the whole sequence, in natural order."""
+    """Return k and v of the whole sequence, in natural order."""
     packed = ledger.make("k and v", 2 * kv_bytes(z))
     whole = all_gather(ledger, z.ring, "k and v gathered", z.ring * packed.num_bytes)
     ledger.free(packed)

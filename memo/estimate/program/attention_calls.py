@@ -12,8 +12,8 @@ class Call(NamedTuple):
     """One call of the kernel: numbers of queries and keys, over all sequences of the micro-batch.
 
     Attributes:
-        strip: tokens of a strip, where the sequences of the call are equal strips of a window; else 0.
-        flipped: whether both sides are copies in reverse order.
+        strip: tokens of a strip if the sequences of the call are equal strips of a window; else 0.
+        flipped: whether queries and keys are copies in reverse order.
     """
 
     queries: int
@@ -23,13 +23,13 @@ class Call(NamedTuple):
     flipped: bool = False
 
     def shape(self, batch: int) -> tuple[int, int, int]:
-        """Sequences that the kernel gets, with `batch` sequences of a micro-batch, and queries and keys of each."""
+        """Return the sequences of the call, and the queries and keys of each, given `batch` sequences a micro-batch."""
         sequences = self.queries // self.strip if self.strip else batch
         return sequences, self.queries // sequences, self.keys // sequences
 
 
 def rows_calls(z: LayerSizes, before: int) -> list[Call]:
-    """The calls within the tile, then a call of all its queries with the tokens before it."""
+    """Return the calls within a tile, then a call of all its queries with the tokens before the tile."""
     if z.window and before:
         return window_calls(z, reach_back=True)
     within = [Call(z.tokens, z.tokens, causal=True)] if z.ring == 1 else gathered_calls(z)
@@ -37,7 +37,7 @@ def rows_calls(z: LayerSizes, before: int) -> list[Call]:
 
 
 def short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
-    """`calls` cut to at most `most_keys` keys; of equal calls two are kept, enough to show how much lives at once."""
+    """Cut `calls` to at most `most_keys` keys; two of the equal calls are enough to show how much lives at once."""
     for call in calls:
         if call.causal:
             yield call
@@ -49,10 +49,9 @@ def short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
 
 
 def within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Call]:
-    """`calls` cut to the reach of kernels, where the widest rows are `row` elements apart.
+    """Cut `calls` to the reach of kernels; the widest rows are `row` elements apart.
 
-    Of equal calls three in a row are kept, enough to show how much lives at once: their number is quadratic in the
-    length.
+    Three equal calls in a row are enough to show how much lives at once; all calls would be quadratic in the length.
     """
     most = z.batch * most_tokens(row)
 
@@ -69,31 +68,34 @@ def within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Cal
 
 
 def fused_row(z: LayerSizes) -> int:
-    """Elements between two tokens of q, k and v, which are views of one tensor."""
+    """Return the elements between two tokens of q, k and v, which are views of one tensor."""
     return z.batch * z.qkv
 
 
 def different_steps(z: LayerSizes) -> list[int]:
-    """Steps of a ring: the last one, and of equal steps two, enough to show how much lives at once."""
+    """Return the last step of a ring, and two steps of each kind: enough to show how much lives at once."""
     steps = ring_steps(z.tokens // z.batch * z.ring, z.ring, z.window or None)
     return [step for step in steps if step < 3 or 0 < step - z.ring_rank < 3 or step == steps[-1]]
 
 
 def ring_calls(z: LayerSizes, step: int) -> list[Call]:
-    """The call of a step in zigzag order. The own block is causal; all queries attend to the first half of an earlier
-    rank's keys; only the second half of the queries attends to a later rank's keys."""
+    """Return the calls of a step in zigzag order.
+
+    The own block is causal. All queries attend to the first half of an earlier rank's keys; only the second half of the
+    queries attends to a later rank's keys."""
     if step == 0:
         return window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
-    if z.window:  # no more than the neighbours of a chunk
+    if z.window:  # a window reaches only into the neighbours of a chunk
         edge = min(z.window * z.batch, z.tokens // 2)
         return [Call(edge, edge)]
     return [Call(z.tokens, z.tokens // 2) if step <= z.ring_rank else Call(z.tokens // 2, z.tokens)]
 
 
 def window_calls(z: LayerSizes, reach_back: bool = False) -> list[Call]:
-    """Strips of one row of the batch (memo.attention.blocks.strips); of equal calls two show how much lives at once.
+    """Return the calls for the strips of one row of the batch (memo.attention.blocks.strips).
 
-    `reach_back`: whether the first strip has one before it, as in a tile of a sweep.
+    Two of the equal calls are enough to show how much lives at once. `reach_back`: whether a strip precedes the first
+    one, as in a tile of a sweep.
     """
     tokens = z.tokens // z.batch // (1 if z.ring == 1 else 2)  # a rank of a ring has two chunks
     full, rest = divmod(tokens, z.window)
@@ -108,7 +110,7 @@ def window_calls(z: LayerSizes, reach_back: bool = False) -> list[Call]:
 
 
 def gathered_calls(z: LayerSizes) -> list[Call]:
-    """A causal block for each of the two chunks, then for each chunk all keys before it."""
+    """Return a causal call for each of the two chunks, then for each chunk a call with all keys before it."""
     if z.window:
         return window_calls(z)
     chunk, rank = z.tokens // 2, z.ring_rank

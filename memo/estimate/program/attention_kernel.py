@@ -18,7 +18,7 @@ def kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Bl
 
 
 def _flipped(ledger: Ledger, z: LayerSizes, call: Call, width: int, lse: bool = False) -> Block:
-    """Copies of the inputs of a flipped call; `width`: width of all inputs besides the log-sum-exp."""
+    """Copy the inputs of a flipped call; `width`: width of all inputs besides the log-sum-exp."""
     num_bytes = call.queries * width * z.narrow + (lse_bytes(z, call.queries) if lse else 0)
     return ledger.make("flipped for attention", num_bytes if call.flipped else 0)
 
@@ -35,7 +35,7 @@ def _kernel_outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, B
 
 
 def kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
-    """dq, dk and dv. On GPUs the log-sum-exp of a part of the queries is a copy."""
+    """Return dq, dk and dv. On GPUs the log-sum-exp of a part of the queries is a copy."""
     is_part = z.on_cuda and z.heads > 1 and (z.packed or call.queries < z.tokens)
     saved = _flipped(ledger, z, call, 2 * z.q + 2 * z.kv, lse=True)
     grad_out = _flipped(ledger, z, call, z.q)
@@ -70,9 +70,10 @@ def _copied_bytes(z: LayerSizes, call: Call) -> int:
 
 
 def _pulse_scratch(ledger: Ledger, z: LayerSizes, call: Call) -> None:
-    """A stated bound for torch's flash kernel on CPUs, whose threads each work on a block of queries and one of keys.
+    """Request the scratch memory of torch's flash kernel on CPUs: an upper bound.
 
-    Both passes count as the backward: scores and their gradients, wide and narrow, and for each query sums and output.
+    Each thread works on a block of queries and a block of keys. The forward counts as much as the backward: scores and
+    their gradients, wide and narrow, and for each query the sums and the output.
     """
     _, queries, keys = call.shape(z.batch)
     queries, keys = min(256 if queries >= 768 else 64 if queries >= 192 else 32, queries), min(512, keys)

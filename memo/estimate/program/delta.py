@@ -1,5 +1,6 @@
-"""A gated delta net of one context-parallel rank (memo.parallel.context_delta); the memory of a group of tokens is an
-upper bound (memo.spec.delta)."""
+"""Requests of a gated delta net on one context-parallel rank (memo.parallel.context_delta).
+
+The memory of a group of tokens is an upper bound (memo.spec.delta)."""
 
 from memo.estimate.program.exchange import exchanged, join_heads, split_heads
 from memo.estimate.program.ledger import Block, Ledger
@@ -8,7 +9,7 @@ from memo.spec.delta import carry_size, fla_bytes, fla_document_bytes, group_ele
 
 
 def delta_forward(ledger: Ledger, z: LayerSizes) -> None:
-    """Forward of this rank's tokens; the output has its place."""
+    """Run the forward of this rank's tokens; the output is written to existing memory."""
     if z.a2a == 1:
         return _run_forward(ledger, z)
     inner = exchanged(z)
@@ -19,7 +20,7 @@ def delta_forward(ledger: Ledger, z: LayerSizes) -> None:
 
 
 def delta_backward(ledger: Ledger, z: LayerSizes) -> Block:
-    """The gradient of the net's inputs for this rank's tokens."""
+    """Return the gradient of the net's inputs for this rank's tokens."""
     if z.a2a == 1:
         return _run_backward(ledger, z)
     own, grad_out = (_all_of_heads(ledger, width * z.tokens * z.narrow) for width in (z.qkv, z.q))
@@ -31,7 +32,7 @@ def delta_backward(ledger: Ledger, z: LayerSizes) -> Block:
 
 
 def _all_of_heads(ledger: Ledger, num_bytes: int) -> Block:
-    """All tokens of some heads, with several parts side by side."""
+    """Return all tokens of some heads, with several parts side by side."""
     parts = split_heads(ledger, num_bytes)
     whole = ledger.make("heads", num_bytes)
     ledger.free(parts)
@@ -57,14 +58,14 @@ def _carry_bytes(z: LayerSizes) -> int:
 
 
 def _run_forward(ledger: Ledger, z: LayerSizes) -> None:
-    """Forward of `z.tokens` tokens, with all heads that this rank has."""
+    """Run the forward of `z.tokens` tokens, with all heads that this rank has."""
     carries = ledger.make("carries", 2 * _carry_bytes(z))
     ledger.pulse(("group of a delta net", _group_bytes(z, backward=False)))
     ledger.free(carries)
 
 
 def _run_backward(ledger: Ledger, z: LayerSizes) -> Block:
-    """The gradient of the net's inputs."""
+    """Return the gradient of the net's inputs."""
     grad = ledger.make("delta net gradient", z.tokens * z.qkv * z.narrow)
     groups = -(-z.tokens // _group(z))
     carries = ledger.make("carries", (groups + 2) * _carry_bytes(z))

@@ -1,4 +1,4 @@
-"""The ends of the model: embedding, table of positions, final norm and loss."""
+"""Requests of the ends of the model: embedding, table of positions, final norm and loss."""
 
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
 
 
 def _has_two_orders(z: LayerSizes) -> bool:
-    """Whether a rank holds tokens in another order than attention sees them (memo.train.feed)."""
+    """Whether a rank holds its tokens in another order than attention does (memo.train.feed)."""
     return z.tp > 1 and z.tiles > 1
 
 
@@ -107,8 +107,9 @@ def _embedding_chunk(z: LayerSizes) -> int:
 def embedding_backward(
     ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Block | None, of_head: Block | None
 ) -> None:
-    """Backward of the embedding. Frees `grad` (None if the caller holds it) and `of_head`, the head's part of a tied
-    gradient."""
+    """Run the backward of the embedding.
+
+    Frees `grad` (None if the caller holds it) and `of_head`, the head's part of a tied gradient."""
     has_table, has_positions = (name not in ends.frozen for name in _TABLES[:2])
     size, of_positions = ends.rows * z.hidden * has_table, ends.positions * z.hidden * has_positions
     if of_positions and not z.sections:
@@ -153,15 +154,17 @@ def _add_rows(ledger: Ledger, z: LayerSizes, tokens: int, size: int) -> None:
 
 
 def _segment_bytes(z: LayerSizes, tokens: int, rows: int) -> int:
-    """Bytes of sums in aten::embedding_dense_backward on a GPU: it sorts tokens by row and first sums segments, of
-    which there are at most this many."""
+    """Return the bytes of sums in aten::embedding_dense_backward on a GPU.
+
+    The kernel sorts tokens by row and first sums segments; this bounds their number."""
     segments = -(-tokens // _SEGMENT_TOKENS) + min(tokens, rows)
     return segments * z.hidden * 4 if z.on_cuda and rows else 0
 
 
 def rope_frequency_bytes(z: LayerSizes, rotations: int) -> int:
-    """Bytes of the frequencies that a chunk keeps for the whole run, to make RoPE's tables: one fp64 number per two
-    dims."""
+    """Return the bytes of the frequencies from which RoPE's tables are made: one fp64 number per two dims.
+
+    Each pipeline chunk keeps them for the whole run."""
     return 8 * (z.rotary_dim // 2) * rotations
 
 
@@ -170,11 +173,11 @@ def rope_table_bytes(z: LayerSizes) -> int:
 
 
 def rope_table(ledger: Ledger, z: LayerSizes) -> Block:
-    """cos and sin for every token and pair of dims; the angles are in fp64."""
+    """Make the table with cos and sin for every token and pair of dims; the angles are in fp64."""
     pairs = z.tokens * z.rotary_dim // 2
-    seconds = ledger.make("angles", 8 * pairs)
+    angles = ledger.make("angles", 8 * pairs)
     table = [_cast(ledger, z, pairs) for _ in range(2)]
-    ledger.free(seconds, *table)
+    ledger.free(angles, *table)
     return ledger.make("rope table", rope_table_bytes(z))
 
 
@@ -191,7 +194,7 @@ def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
     """Forward of final norm and loss. Returns the log-sum-exp, which is kept together with the hidden states."""
     lse = ledger.make("log-sum-exp", z.tokens * z.wide)
     norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=False)
-    gathered = _gathered(ledger, z, ends, norm)  # the chunks follow each other, and each drops its own
+    gathered = _gathered(ledger, z, ends, norm)  # each chunk frees its tensors before the next chunk begins
     if z.tp > 1:
         ledger.free(norm.out)
     logits = _logits(ledger, z, ends)
@@ -202,10 +205,10 @@ def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
 
 
 def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> Block | None:
-    """The head's gradient if a tied embedding adds its own gradient to it, else None.
+    """Return the head's gradient if a tied embedding adds its own gradient to it, else None.
 
-    The gradient of the last layer's output takes the place of that output. On GPUs products add to the head's main
-    gradient themselves.
+    The gradient of the last layer's output overwrites this output. On GPUs products add to the head's main gradient
+    themselves.
     """
     size = 0 if z.on_cuda else _trained_head(z, ends)
     of_norm = 0 if "final_norm.weight" in ends.frozen else (1 if z.rms else 2) * z.hidden
@@ -235,7 +238,7 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=True)
     gathered = _gathered(ledger, z, ends, norm)
     logits = _logits(ledger, z, ends)
-    _softmax(ledger, z, ends)  # its gradient takes the logits' place
+    _softmax(ledger, z, ends)  # its gradient overwrites the logits
     grad_gathered = ledger.make("gathered gradient", hidden_bytes(z, ends.chunk))
     multiply(ledger, z, ends.chunk * z.hidden)
     grad_normed = scattered(ledger, z.tp, "hidden gradient", grad_gathered)
@@ -253,7 +256,7 @@ def _trained_head(z: LayerSizes, ends: EndSizes) -> int:
 
 
 def _gathered(ledger: Ledger, z: LayerSizes, ends: EndSizes, norm: Normed) -> Block | None:
-    """The normed tokens of one chunk, of all tp ranks."""
+    """Return the normed tokens of one chunk, gathered over tp."""
     return all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk), norm.out)
 
 
@@ -264,6 +267,6 @@ def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
 
 
 def _softmax(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
-    """Tensors of softmax or its gradient: a copy of narrow logits in the wide dtype, and labels in two forms."""
+    """Request the tensors of softmax or its gradient: a wide copy of narrow logits, and labels in two forms."""
     wide = ends.chunk * ends.rows * z.wide if z.mixed else 0
     ledger.pulse(("wide logits", wide), ("local labels", ends.chunk * (2 * _INDEX_BYTES + z.wide)))

@@ -1,11 +1,13 @@
-"""The exchange of heads between context-parallel ranks (memo.parallel.context): each has all tokens of some heads."""
+"""Requests of the exchange of heads between context-parallel ranks (memo.parallel.context).
+
+After the first all-to-all each rank has all tokens of some heads."""
 
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
 
 
 def exchanged(z: LayerSizes) -> LayerSizes:
-    """The sizes between the two all-to-alls: all tokens of the group that exchanges heads, for a part of the heads."""
+    """Return the sizes between the two all-to-alls: all tokens of the group, for a part of the heads."""
     return z._replace(tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
 
 
@@ -19,7 +21,7 @@ def split_heads(ledger: Ledger, num_bytes: int) -> Block:
 
 
 def join_heads(ledger: Ledger, z: LayerSizes, *parts: tuple[int, int]) -> list[Block]:
-    """The tensors after the second all-to-all.
+    """Return the tensors after the second all-to-all.
 
     `parts` are (width, heads that one rank has). Parts with one head are views of the received tensor, not copies.
     """

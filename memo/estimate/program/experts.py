@@ -1,7 +1,8 @@
 """A mixture of experts on a tile of tokens (memo.executor.expert_pieces, memo.parallel.experts), in requests.
 
 The number of rows of an expert depends on the data. It changes only the scratch memory of products on CPUs, where the
-largest expert counts: it is taken to have twice its share of the rows. Numbers of experts and places of rows are int64.
+largest expert counts: it is assumed to have twice its share of the rows. Numbers of experts and places of rows are
+int64.
 """
 
 import math
@@ -16,7 +17,7 @@ _INT64 = 8
 
 
 def route(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
-    """The router's scores and choice; the routing is copied to its place."""
+    """Compute the router's scores and choice; the routing is copied to existing memory."""
     scores = ledger.make("scores", tokens * z.experts * z.wide)
     _wide_inputs(ledger, z, tokens)
     ledger.pulse(
@@ -26,20 +27,20 @@ def route(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
 
 
 def _wide_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
-    """Inputs of the router's products, which are in the wide dtype."""
+    """Cast the inputs of the router's products, which are in the wide dtype."""
     if z.mixed:
         ledger.pulse(("wide tokens", tokens * z.hidden * z.wide), ("wide router", z.experts * z.hidden * z.wide))
 
 
 def expert_rows(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
-    """The order of the rows, and each row's place."""
+    """Return the order of the rows, with each row's place."""
     num_bytes = tokens * z.top_k * _INT64
     ledger.pulse(*(("order of rows", num_bytes),) * 5)
     return ledger.make("order of rows", 2 * num_bytes)
 
 
 def of_tokens(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
-    """A row of hidden states for each expert of a token."""
+    """Return a row of hidden states for each expert of each token."""
     index = ledger.make("order of rows", tokens * z.top_k * _INT64)
     rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
     ledger.free(index)
@@ -47,7 +48,7 @@ def of_tokens(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
 
 
 def sums(ledger: Ledger, z: LayerSizes, tokens: int, rows: Block) -> Block:
-    """The sums of each token's rows. Frees the rows."""
+    """Return the sums of each token's rows. Frees the rows."""
     found = ledger.make("sums of rows", hidden_bytes(z, tokens))
     ledger.pulse(("order of rows", 2 * tokens * _INT64))
     ledger.free(rows)
@@ -55,7 +56,7 @@ def sums(ledger: Ledger, z: LayerSizes, tokens: int, rows: Block) -> Block:
 
 
 def _products(ledger: Ledger, z: LayerSizes, elements: int) -> None:
-    """Scratch memory of products with `elements` elements in all results."""
+    """Request the scratch memory of products with `elements` elements in all results."""
     multiply(ledger, z, min(elements, 2 * elements // z.experts))
 
 
@@ -64,7 +65,7 @@ def _add_gradients(ledger: Ledger, z: LayerSizes, matrix: int) -> None:
 
 
 def _adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
-    """The adapter's output, which is added to the output of each row (memo.parallel.adapter)."""
+    """Compute the adapter's output, which is added to the output of each row (memo.parallel.adapter)."""
     if adapter is not None:
         rows = tokens * z.top_k
         narrow = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
@@ -73,7 +74,7 @@ def _adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapte
 
 
 def _adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
-    """The gradient of the adapter's narrow input; the gradient of the wide input is added to the existing one."""
+    """Return the gradient of the adapter's narrow values; the gradient of its input is added to the existing one."""
     if adapter is None:
         return None
     rows = tokens * z.top_k
@@ -88,7 +89,7 @@ def _adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapt
 def _adapter_gradients(
     ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
 ) -> None:
-    """Gradients of the adapter's weights. Frees `grad`, which `_adapter_backward` has returned."""
+    """Compute the gradients of the adapter's weights. Frees `grad`, which `_adapter_backward` has returned."""
     if adapter is not None:
         add_weight_gradient(ledger, z, math.prod(adapter.a))
         narrow = ledger.make("adapter", tokens * z.top_k * adapter.a[0] * z.narrow)
@@ -99,7 +100,7 @@ def _adapter_gradients(
 def first_forward(
     ledger: Ledger, z: LayerSizes, tokens: int, is_placed: bool, adapter: AdapterSizes | None
 ) -> Block | None:
-    """The output of fc1, unless it has a place."""
+    """Return the output of fc1; None if it is written to existing memory (`is_placed`)."""
     rows, elements = of_tokens(ledger, z, tokens), tokens * z.fc1
     out = None if is_placed else ledger.make("fc1", elements * z.narrow)
     if is_placed and z.on_cuda:
@@ -111,7 +112,7 @@ def first_forward(
 
 
 def first_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
-    """The gradient of the sharded input; `matrix`: elements of fc1."""
+    """Return the gradient of the sharded input; `matrix`: elements of fc1."""
     of_router = ledger.make("wide router", z.experts * z.hidden * z.wide)
     of_tokens_wide = ledger.make("wide tokens", tokens * z.hidden * z.wide)
     ledger.pulse(*(("scores", tokens * z.experts * z.wide),) * 3)
@@ -139,13 +140,13 @@ def activate(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
 
 
 def activate_again(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, tuple[Block, ...]]:
-    """(activation, tensors that the graph keeps beside it)."""
+    """Return (activation, tensors that the graph keeps beside it)."""
     plain, kept = activation_forward(ledger, z, tokens, graph=True)
     return ledger.make("activation", plain.num_bytes), (plain, *kept)
 
 
 def activate_backward(ledger: Ledger, z: LayerSizes, tokens: int, saved: tuple[Block, ...]) -> Block:
-    """Gradient of fc1's output; the gradient of the routing weights is small."""
+    """Return the gradient of fc1's output; the gradient of the routing weights is small."""
     plain, *kept = saved
     grad = ledger.make("activation term", plain.num_bytes)
     ledger.pulse(("activation term", plain.num_bytes))
@@ -156,7 +157,7 @@ def activate_backward(ledger: Ledger, z: LayerSizes, tokens: int, saved: tuple[B
 
 
 def second_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block:
-    """Output of the layer's experts; their activation belongs to the caller."""
+    """Return the output of the layer's experts; their activation belongs to the caller."""
     rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
     _products(ledger, z, tokens * z.top_k * z.hidden)
     _adapter_forward(ledger, z, tokens, adapter)
@@ -164,7 +165,7 @@ def second_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterS
 
 
 def second_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
-    """Gradient of the activation; `matrix`: elements of fc2."""
+    """Return the gradient of the activation; `matrix`: elements of fc2."""
     rows, elements = of_tokens(ledger, z, tokens), tokens * z.ffn
     _add_gradients(ledger, z, matrix)
     grad = ledger.make("row gradient", elements * z.narrow)

@@ -1,8 +1,8 @@
-"""A custom layer (memo.spec.custom_layer), whose halves are known by the bytes at their peaks, not tensor by tensor.
+"""Requests of a custom layer (memo.spec.custom_layer): the bytes at the peaks of its halves, not single tensors.
 
-The facts are those of one rank: they lack the gathered input of a matrix, and the gathered gradient of its output. One
-of each is assumed to live at the peak. Known error: at most 5 % above the measured peak of a step on a CPU and 1.5 %
-below (tests/estimate/test_estimate_custom_layer.py).
+The facts about a custom layer are those of one rank: they lack the gathered input of a matrix, and the gathered
+gradient of its output. One tensor of each kind is assumed to live at the peak. Known error: at most 5 % above the
+measured peak of a step on a CPU, and at most 1.5 % below (tests/estimate/test_estimate_custom_layer.py).
 """
 
 from dataclasses import dataclass
@@ -25,21 +25,21 @@ class HalvesKept:
 
 
 def half_forward(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
-    """The forward of a half: its peak; nothing stays."""
+    """Request the peak of the forward of a half; nothing stays allocated."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tokens))
     ledger.pulse(("half of the layer", half.forward.of(tokens, z.tp)))
     ledger.free(gathered)
 
 
 def half_backward(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
-    """The backward of a half: its peak above the kept blocks."""
+    """Request the peak of the backward of a half, above the kept blocks."""
     gathered = [all_gather(ledger, z.tp, name, hidden_bytes(z, tokens)) for name in ("gathered", "gathered gradient")]
     ledger.pulse(("gradients in half of the layer", half.backward.of(tokens, z.tp)))
     ledger.free(*gathered)
 
 
 def half_again(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
-    """Forward and backward of one tile, under a graph of its own."""
+    """Run forward and backward of one tile, under a graph of its own."""
     half_forward(ledger, z, half, tokens)
     kept = ledger.make("kept half of the layer", half.kept.of(tokens, z.tp))
     half_backward(ledger, z, half, tokens)
@@ -47,7 +47,7 @@ def half_again(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
 
 
 def halves_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, HalvesKept]:
-    """(output, blocks that are kept besides the input)."""
+    """Return (output, blocks that are kept besides the input)."""
     assert z.halves is not None
     first, second = z.halves
     half_forward(ledger, z, first, z.tokens)
@@ -59,8 +59,9 @@ def halves_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, HalvesKept]:
 
 
 def halves_backward(ledger: Ledger, z: LayerSizes, kept: HalvesKept, x: Block) -> None:
-    """Backward of the layer. The gradient of the input takes the place of that of the output; kept blocks and `x` are
-    freed."""
+    """Run the backward of the layer, and free the kept blocks and `x`.
+
+    The gradient of the input overwrites the gradient of the output."""
     assert z.halves is not None
     first, second = z.halves
     half_backward(ledger, z, second, z.tokens)

@@ -1,4 +1,4 @@
-"""Column- and row-parallel matrices (memo.executor.pieces), and gradients of weights."""
+"""Requests of column- and row-parallel matrices (memo.executor.pieces), and of gradients of weights."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from memo.estimate.program.sizes import LayerSizes
 
 
 def multiply(ledger: Ledger, z: LayerSizes, elements: int) -> None:
-    """The scratch memory of a matrix product; its result, of `elements` elements, belongs to the caller.
+    """Request the scratch memory of a matrix product; its result, of `elements` elements, belongs to the caller.
 
     An upper bound for CPUs. In bf16 and fp16 oneDNN sums in a wider copy of the result, or packs operands, or needs no
     scratch, depending on the CPU's instructions. Packing takes less than the bound unless the whole step is small (0.2
@@ -23,8 +23,9 @@ def multiply(ledger: Ledger, z: LayerSizes, elements: int) -> None:
 
 
 def add_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
-    """A gradient of `size` elements that is added to the main gradient, and cast first if that is wider; the product
-    that computes it takes no more memory."""
+    """Compute a gradient of `size` elements, and add it to the main gradient; it is cast first if that is wider.
+
+    The product that computes the gradient takes no further memory."""
     gradient = ledger.make("weight gradient", size * z.narrow)
     if z.mixed:
         ledger.pulse(("wide weight gradient", size * z.wide))
@@ -32,7 +33,7 @@ def add_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
 
 
 class AdapterSizes(NamedTuple):
-    """Shapes on this rank of LoRA's matrices beside one matrix, or beside that of one expert."""
+    """Shapes on this rank of LoRA's matrices beside one matrix, or beside the matrix of one expert."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
@@ -48,7 +49,7 @@ def adapter_of(matrices: Mapping[str, tuple[int, ...]], module: str, experts: in
 
 
 def adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
-    """The adapter's output, which is added to the output in place (memo.parallel.adapter)."""
+    """Compute the adapter's output, which is added to the output in place (memo.parallel.adapter)."""
     if adapter is not None:
         narrow = _adapter_input(ledger, z, tokens, adapter)
         multiply(ledger, z, tokens * adapter.b[0])
@@ -56,7 +57,7 @@ def adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapter
 
 
 def adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
-    """The gradient of the adapter's narrow input; the gradient of the wide input is added in place."""
+    """Return the gradient of the adapter's narrow values; the gradient of its input is added in place."""
     if adapter is None:
         return None
     grad = parts = ledger.make("adapter", tokens * adapter.a[0] * z.narrow)
@@ -70,7 +71,7 @@ def adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapte
 def adapter_gradients(
     ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
 ) -> None:
-    """Gradients of the adapter's weights. Frees `grad`, which `adapter_backward` has returned."""
+    """Compute the gradients of the adapter's weights. Frees `grad`, which `adapter_backward` has returned."""
     if adapter is None:
         return
     add_weight_gradient(ledger, z, math.prod(adapter.a))
@@ -86,18 +87,20 @@ def _adapter_input(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterS
 
 
 def add_weight_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
-    """A weight's gradient. The matrix product adds to the main gradient itself, except on CPUs where this is wider."""
+    """Compute a weight's gradient.
+
+    The matrix product adds to the main gradient itself, except on CPUs if the main gradient is wider."""
     if z.mixed and not z.on_cuda:
         add_gradient(ledger, z, size)
 
 
 def hidden_bytes(z: LayerSizes, tokens: int) -> int:
-    """Bytes of the hidden states of `tokens` tokens, gathered over tp."""
+    """Return the bytes of the hidden states of `tokens` tokens, gathered over tp."""
     return tokens * z.hidden * z.narrow
 
 
 def row_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None = None) -> Block:
-    """Output of a row-parallel matrix; its input belongs to the caller."""
+    """Return the output of a row-parallel matrix; its input belongs to the caller."""
     partial = ledger.make("row output", hidden_bytes(z, tokens))
     multiply(ledger, z, tokens * z.hidden)
     adapter_forward(ledger, z, tokens, adapter)

@@ -12,7 +12,7 @@ from memo.estimate.program.ledger import Block, Ledger
 
 
 def all_gather(ledger: Ledger, size: int, name: str, num_bytes: int, own: Block | None = None) -> Block | None:
-    """The gathered tensor, of `num_bytes` over all `size` ranks, which the caller must free; with one rank, `own`."""
+    """Return the gathered tensor, of `num_bytes` over all `size` ranks; with one rank, `own`. The caller frees it."""
     out, copy = all_gather_async(ledger, size, name, num_bytes, own)
     ledger.free(copy)
     return out
@@ -21,15 +21,16 @@ def all_gather(ledger: Ledger, size: int, name: str, num_bytes: int, own: Block 
 def all_gather_async(
     ledger: Ledger, size: int, name: str, num_bytes: int, own: Block | None = None
 ) -> tuple[Block | None, Block | None]:
-    """As all_gather, with gloo's copy, which may live until the caller waits for the message, as other ranks may be
-    late."""
+    """Return the gathered tensor of `all_gather`, and gloo's copy.
+
+    Other ranks may be late, so the copy may live until the caller waits for the message."""
     if size == 1:
         return own, None
     return ledger.make(name, num_bytes), ledger.make("gloo", num_bytes)
 
 
 def reduce_scatter(ledger: Ledger, size: int, name: str, whole: Block) -> tuple[Block, Block | None]:
-    """(this rank's part, gloo's copy). With one rank the part is `whole`; else the caller must free `whole` as well."""
+    """Return (this rank's part, gloo's copy). With one rank the part is `whole`; else the caller also frees `whole`."""
     if size == 1:
         return whole, None
     part = ledger.make(name, whole.num_bytes // size)
@@ -37,7 +38,7 @@ def reduce_scatter(ledger: Ledger, size: int, name: str, whole: Block) -> tuple[
 
 
 def scattered(ledger: Ledger, size: int, name: str, whole: Block) -> Block:
-    """This rank's part, once the message has ended; `whole` is freed. With one rank the part is `whole`."""
+    """Return this rank's part once the message has ended, and free `whole`. With one rank the part is `whole`."""
     part, copy = reduce_scatter(ledger, size, name, whole)
     if part is not whole:
         ledger.free(whole)

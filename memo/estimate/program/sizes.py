@@ -34,12 +34,12 @@ class LayerSizes(NamedTuple):
         narrow, wide: bytes of an element of the model, and of sums and statistics.
         heads, kv_heads, head_dim: heads of this tp rank and their width.
         ffn: width of the activation, over all experts of a token.
-        activation_terms: further values of that width that the kernels of the activation make.
+        activation_terms: number of further values of this width that the kernels of the activation make.
         qk_norm, qk_across: whether each head of q and k is normed, or all heads of each together.
-        experts, top_k: experts of a layer, and of each token; no experts: one MLP for all tokens.
+        experts, top_k: experts of a layer, and of each token; without experts one MLP computes all tokens.
         matrices: {path of the module: (outputs, inputs)} of each matrix, those of adapters included.
         frozen: modules whose matrices are not trained.
-        ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
+        ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in the ring, and ranks that exchange heads.
         rotary_dim: dims of a head that RoPE rotates; 0: there is none.
         sinks: whether a logit of each query head joins its softmax.
         window: tokens of the sliding window, the token itself included; 0: there is none.
@@ -51,8 +51,8 @@ class LayerSizes(NamedTuple):
         sections: parts of the sequence along which a swap plan sweeps layers; 0: it does not.
         hidden_on_host: whether hidden states between layers are in host memory.
         on_cuda: whether the device is a GPU.
-        delta: whether a gated delta net stands in the place of attention.
-        fla: whether flash-linear-attention's kernels compute it.
+        delta: whether a gated delta net replaces attention.
+        fla: whether flash-linear-attention's kernels compute the delta net.
         halves: bytes of the halves of a custom layer (memo.spec.custom_layer); None for memo's own.
     """
 
@@ -118,8 +118,7 @@ class LayerSizes(NamedTuple):
 
     @property
     def cut(self) -> int:
-        """Tokens, gathered over tp, at which embedding and loss cut their chunks at the latest: those of a tile where
-        layers are swept."""
+        """Most tokens, gathered over tp, of a chunk of embedding and loss: the tokens of a tile if layers are swept."""
         return self.tokens // self.tiles if self.sections else self.tokens
 
     @property
@@ -154,9 +153,9 @@ class LayerSizes(NamedTuple):
 
 
 def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
-    """The sizes of the rank at place `ring_rank` of its ring of K/V (0 if there is no ring).
+    """Return the sizes of the rank at place `ring_rank` of its ring of K/V (0 if there is no ring).
 
-    --attention-backend auto counts as what it takes on GPUs of compute capability 9.0 and above.
+    --attention-backend auto counts as its choice on GPUs of compute capability 9.0 and above.
     """
     model, parallel = config.model, config.parallel
     device = "cuda" if config.hardware.device == "cuda" else "cpu"

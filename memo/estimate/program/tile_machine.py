@@ -1,7 +1,7 @@
-"""The operations of a layer on one tile of tokens, in requests to an allocator (memo.executor.tile_machine runs them).
+"""Requests of the operations of a layer on one tile of tokens (memo.executor.tile_machine runs the operations).
 
-memo.program.walk gives the order of operations, and frees their results. Tensors in a slot, or in memory that the
-caller gives, take nothing here.
+memo.program.walk gives the order of operations, and frees their results. Tensors in a slot, or in memory of the caller,
+request nothing here.
 """
 
 import math
@@ -47,11 +47,11 @@ class TileLedger(Machine):
     """Records the requests of steps on a tile of `tokens` tokens.
 
     Attributes:
-        live: {value: block}; None for a value with memory elsewhere.
+        live: {value: block}; None for a value in a slot or in memory of the caller.
         placed: values that are written to existing memory.
         graphs: {value: tensors that the graph of its operation keeps besides input and output}.
         reads: values that the running step reads.
-        copies: {gathered value: gloo's copy} of messages for which nothing has waited yet.
+        copies: {gathered value: gloo's copy} of messages that no operation has waited for yet.
     """
 
     live: dict[str, Block | None]
@@ -66,7 +66,7 @@ class TileLedger(Machine):
         self.expert_rows: Block | None = None
 
     def free(self, name: str) -> None:
-        """Free a name; its tensor dies with the last of its names."""
+        """Free a name, and its block if no other live name has this block."""
         block = self.live.pop(name)
         if all(other is not block for other in self.live.values()):
             self.ledger.free(block)
@@ -75,7 +75,7 @@ class TileLedger(Machine):
         return None if name in self.placed else self.ledger.make(name, num_bytes)
 
     def sort_rows(self) -> None:
-        """The first operation on experts sorts the rows of the tile for all of them."""
+        """Sort the rows of the tile by expert, once for all operations on experts."""
         if self.expert_rows is None:
             self.expert_rows = experts.expert_rows(self.ledger, self.z, self.tokens)
 
@@ -90,7 +90,7 @@ class TileLedger(Machine):
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of hidden states, gathered over tp."""
+        """Bytes of the tile's hidden states, gathered over tp."""
         return hidden_bytes(self.z, self.tokens)
 
     @property
@@ -98,7 +98,7 @@ class TileLedger(Machine):
         return self.tokens * self.z.qkv * self.z.narrow
 
     def of_mlp(self, activation: Operation) -> LayerSizes:
-        """The sizes with the width of the MLP to which the activation belongs."""
+        """Return the sizes with the width of the MLP to which the activation belongs."""
         return self.z._replace(ffn=self.matrices[f"{activation.module.rpartition('.')[0]}.fc2"][1])
 
     # The kinds of steps.
@@ -152,7 +152,7 @@ class TileLedger(Machine):
         self.live |= zip(step.makes, made, strict=True)
 
     def add_weight_gradient(self, operation: Operation) -> None:
-        """The gradient of an operation's matrix, unless it is frozen."""
+        """Compute the gradient of an operation's matrix, unless the matrix is frozen."""
         if operation.module not in self.z.frozen:
             add_weight_gradient(self.ledger, self.z, math.prod(self.matrices[operation.module]))
 
@@ -317,7 +317,7 @@ def _half_backward(machine: TileLedger, operation: Operation) -> Made:
 
 def _half_of(machine: TileLedger, operation: Operation) -> Any:
     assert machine.z.halves is not None
-    return machine.z.halves[len(operation.reads) - 1]  # the second reads attention's output as well
+    return machine.z.halves[len(operation.reads) - 1]  # the second half reads attention's output as well
 
 
 _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {

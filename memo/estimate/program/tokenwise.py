@@ -1,8 +1,8 @@
-"""The parts of a layer that work token by token (norms, RoPE, the MLP's activation), forward and backward.
+"""Requests of the parts of a layer that work token by token (norms, RoPE, the MLP's activation function).
 
-Each function follows the requests of torch's CPU kernels, in their order. With `graph` a forward keeps the tensors of
-its backward, as memo.parallel.replayed does; without it, it keeps only its output. Gradients of outputs belong to the
-callers.
+Each function follows the requests of torch's CPU kernels, in their order. With `graph` a forward keeps the tensors for
+its backward, as memo.parallel.replayed does; without `graph` it keeps only its output. Gradients of outputs belong to
+the callers.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Normed:
 
 
 def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int, graph: bool) -> Normed:
-    """The output of a norm.
+    """Return the output of a norm.
 
     On CPUs RMSNorm is composed of elementwise operations, which use the wide dtype for a narrow input. The input and
     the scaled output are then kept in the wide dtype, and scratch memory is an upper bound.
@@ -49,9 +49,9 @@ def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int
 
 
 def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
-    """Gradient of the input. On CPUs a frozen factor takes less: by one input in the wide dtype.
+    """Return the gradient of the input. Known error: on CPUs a frozen factor takes one wide input less.
 
-    The ledger's tail begins after the weight's gradient: there the reduction of a module's last bucket starts.
+    The ledger's tail begins after the weight's gradient, when the reduction of a module's last bucket starts.
     """
     rows, width, wide = saved.rows, saved.width, saved.rows * saved.width * z.wide
     if not z.composes_norm:
@@ -73,7 +73,7 @@ def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
 
 @dataclass
 class Heads:
-    """Normed q and k; None where q and k are views of qkv, as v always is."""
+    """Normed q and k; None if q and k are views of qkv, as v always is."""
 
     q: Normed | None = None
     k: Normed | None = None
@@ -84,7 +84,7 @@ class Heads:
 
 
 def heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
-    """The norms of q and k, if the model has them."""
+    """Return the normed q and k, if the model norms them."""
     if not z.qk_norm:
         return Heads()
     if z.qk_across and z.tp > 1:
@@ -97,7 +97,7 @@ def heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> He
 
 
 def _split_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
-    """Norms over a width that tp splits (memo.parallel.split_norm). CPUs cast narrow inputs and outputs."""
+    """Return norms over a width that tp splits (memo.parallel.split_norm). CPUs cast narrow inputs and outputs."""
     scratch = [tokens * width * z.wide if z.mixed else 0 for width in (z.q, z.kv)]
     ledger.pulse(*(("norm scratch", size) for size in scratch[:1]))
     statistics, made = ledger.make("statistics", 4 * tokens * z.wide), []
@@ -111,7 +111,7 @@ def _split_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> H
 
 
 def _split_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) -> list[Block]:
-    """Gradients of q and k, beside two terms of both in the wide dtype."""
+    """Return the gradients of q and k; two wide terms of q and k live beside them."""
     assert heads.q is not None
     terms = [ledger.make("norm terms", tokens * (z.q + z.kv) * z.wide) for _ in range(2)]
     ledger.pulse(("norm gradient terms", 2 * tokens * z.q * z.wide))
@@ -121,7 +121,7 @@ def _split_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) ->
 
 
 def heads_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) -> Block:
-    """Gradient of qkv."""
+    """Return the gradient of qkv."""
     if z.qk_norm and z.qk_across and z.tp > 1:
         grads = _split_backward(ledger, z, tokens, heads)
     else:
@@ -135,7 +135,7 @@ def heads_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) -> 
 
 
 def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
-    """Rotate q and then k, or their gradients, in place: the new low half and one product exist at the same time."""
+    """Rotate q and then k, or their gradients, in place; the new low half and one product live at the same time."""
     for heads in (z.heads, z.kv_heads):
         half = tokens * heads * z.rotary_dim * z.narrow // 2
         ledger.pulse(("rope half", half), ("rope term", half))
@@ -144,8 +144,9 @@ def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
 def activation_forward(
     ledger: Ledger, z: LayerSizes, tokens: int, graph: bool, is_scored: bool = False
 ) -> tuple[Block, tuple[Block, ...]]:
-    """(activation, tensors that the backward needs besides input and output); `is_scored`: times a score of each
-    token."""
+    """Return (activation, tensors that the backward needs besides input and output).
+
+    `is_scored`: whether the activation of each token is multiplied with a score."""
     num_bytes = tokens * z.ffn * z.narrow
     kept = [ledger.make("activation term", num_bytes) for _ in range(z.activation_terms)]
     active = ledger.make("activation", num_bytes)
@@ -159,8 +160,10 @@ def activation_forward(
 
 
 def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> Block:
-    """Gradient of fc1's output. For a gated activation the gradients of its two factors come first, then those of the
-    terms of one factor; the gradients of gate and up are put side by side last."""
+    """Return the gradient of fc1's output.
+
+    For a gated activation the gradients of its two factors come first, then the gradients of the terms of one factor;
+    last, the gradients of gate and up are put side by side."""
     num_bytes = tokens * z.ffn * z.narrow
     if not z.gated:
         return ledger.make("fc1 gradient", num_bytes)
@@ -176,7 +179,7 @@ def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[
 
 
 def gate_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, tuple[Block, ...]]:
-    """(attention's output times its gate, tensors that the backward needs besides input and output)."""
+    """Return (attention's output times its gate, tensors that the backward needs besides input and output)."""
     num_bytes = tokens * z.q * z.narrow
     sigmoid = ledger.make("sigmoid of the gate", num_bytes)
     gated = ledger.make("gated", num_bytes)
@@ -187,7 +190,7 @@ def gate_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tup
 
 
 def gate_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> tuple[Block, Block]:
-    """Gradients of attention's output and of the gate."""
+    """Return the gradients of attention's output and of the gate."""
     num_bytes = tokens * z.q * z.narrow
     of_output, of_sigmoid = (ledger.make(name, num_bytes) for name in ("output gradient", "sigmoid gradient"))
     of_gate = ledger.make("gate gradient", num_bytes)
