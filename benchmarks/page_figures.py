@@ -1,11 +1,11 @@
-"""Figures of the README and the guide, each from the rows of benchmarks/results.
+"""Writes the figures of the README and the guide from the rows of benchmarks/results.
 
-A page holds a figure, or a whole table, between two marks that no reader sees:
+A page holds a figure, or a whole table, between two invisible marks:
 
     <!--figure NAME-->39,936<!--/figure-->
 
-`write` puts there what FIGURES says of NAME; `python benchmarks/report.py` calls it. A mark at the beginning of a line
-stands alone on it, as Markdown takes the rest of such a line for HTML.
+`write` replaces the text between the marks with FIGURES[NAME]; `python benchmarks/report.py` calls it. A mark at the
+beginning of a line stands alone on this line, because Markdown takes the rest of such a line for HTML.
 """
 
 import functools
@@ -24,24 +24,24 @@ FIGURES: Mapping[str, Callable[[], str]] = {**figures_measured.FIGURES, **figure
 
 @functools.cache
 def figure(name: str) -> str:
-    """Text of a figure. Raises KeyError for a name that is none of FIGURES."""
+    """Return the text of a figure. Raises KeyError for a name that is not in FIGURES."""
     return FIGURES[name]()
 
 
 def filled(text: str) -> str:
-    """A page with every figure as the rows have it."""
+    """Return a page with every figure replaced by that of the rows."""
     return MARKED.sub(lambda mark: f"<!--figure {mark[1]}-->{_shown(mark)}<!--/figure-->", text)
 
 
 def stale(page: Path) -> Iterator[str]:
-    """A line for each figure of a page that is not what the rows say."""
+    """Yield a line for each figure of a page that differs from that of the rows."""
     for mark in MARKED.finditer(page.read_text(encoding="utf-8")):
         if mark[2] != _shown(mark):
             yield f"{page.name}: {mark[1]} is {mark[2].strip()!r}, but its rows say {figure(mark[1])!r}"
 
 
 def write() -> list[Path]:
-    """Write the figures of all pages; the pages that changed."""
+    """Write the figures of all pages; return the pages that changed."""
     changed = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -53,6 +53,6 @@ def write() -> list[Path]:
 
 
 def _shown(mark: re.Match[str]) -> str:
-    """What stands between two marks: a block between empty lines where they stand alone, else the bare figure."""
+    """Return the text between two marks: a block between empty lines if the marks stand alone, else the bare figure."""
     value = figure(mark[1])
     return f"\n\n{value}\n\n" if mark[2].startswith("\n") else value

@@ -1,10 +1,10 @@
-"""Tables of what memo foresees, beside what others measured."""
+"""Tables of values that memo foresees, beside measurements by others."""
 
 from page_tables import Row, Table, grouped, is_kind, number, text
 
 
 def is_of_published_table(row: Row) -> bool:
-    """Of simulator_accuracy.jsonl: a row for each table of published runs, with the efficiencies as they are."""
+    """Return whether a row of simulator_accuracy.jsonl is about a published table, with memo's own efficiencies."""
     return "mean_error_percent" in row and "family" not in row
 
 
@@ -14,7 +14,7 @@ def regret(row: Row) -> str:
 
 
 def marks(lines: list[Row]) -> list[Row]:
-    """Of the paper's marks: how many memo's own account gives as printed."""
+    """Return for each source how many of the paper's marks each account reproduces."""
     return [
         {
             "source": source,
@@ -30,18 +30,18 @@ def marks(lines: list[Row]) -> list[Row]:
 SWEPT = {
     "model": text("model"),
     "GPUs": lambda row: f"{row['gpus']} x {row['hardware']}",
-    "s": number("seq_length", ",d"),
+    "tokens": number("seq_length", ",d"),
     "layers": number("layers", "d"),
     "tiles": number("tiles", "d"),
-    "in a slot": number("slot_tiles", "d"),
-    "whole layers, s": number("whole_layers_s", ",.2f"),
-    "swept, s": number("swept_s", ",.2f"),
+    "tiles in a slot": number("slot_tiles", "d"),
+    "step with whole layers, s": number("whole_layers_s", ",.2f"),
+    "step with swept layers, s": number("swept_s", ",.2f"),
     "ratio": number("ratio", ".3f"),
 }
 
 
 def prime_work(row: Row) -> str:
-    """Of a step of prime-rl: what is trained and how."""
+    """Return the kind of work of a step of prime-rl, with its settings."""
     said = {
         ", LoRA": row["lora"],
         ", FlashAttention 2": row["attention"] == "flash_attention_2",
@@ -60,13 +60,13 @@ FORESEEN = [
             "mean error, %": number("mean_error_percent", ".1f"),
             "bias, %": number("bias_percent", "+.1f"),
             "worst, %": number("worst_percent", "+.1f"),
-            "±% that memo prints, mean": number("mean_bar_percent", ".1f"),
-            "runs within it": number("within_their_bars", "d"),
-            "first choice slower than the best by %, by GPUs": regret,
+            "mean ±% that memo prints": number("mean_bar_percent", ".1f"),
+            "runs within their ±%": number("within_their_bars", "d"),
+            "first choice slower than the best, %, by number of GPUs": regret,
         },
         is_of_published_table,
-        text="p4d 3 and 4: Megatron-LM on A100 and H100; memo 3: the paper's table of A800. Efficiencies are fitted to "
-        "these runs (docs/estimators.md).",
+        text="p4d 3 and p4d 4 are tables of the 4D paper: Megatron-LM on A100 and H100. memo 3 and memo 4 are tables "
+        "of MEMO's paper, on A800. memo's efficiencies are fitted to these runs (docs/estimators.md).",
     ),
     Table(
         "held_out_accuracy",
@@ -75,68 +75,74 @@ FORESEEN = [
             "runs": text("source"),
             "model": text("model"),
             "layers": number("layers", "d"),
-            "s": number("seq_length", ",d"),
+            "tokens": number("seq_length", ",d"),
             "tp, cp, pp": lambda row: ", ".join(map(str, row["tp_cp_pp"])),
             "sequences a step": number("sequences", "d"),
-            "measured, s": number("step_s", ",.2f"),
-            "memo's step off by": number("error", "+.1%"),
-            "±": number("bar", ".0%"),
-            "SimuMax's": number("other_error", "+.1%"),
-            "memory off by": number("memory_error", "+.1%"),
-            "SimuMax's memory": number("other_memory_error", "+.1%"),
+            "measured step, s": number("step_s", ",.2f"),
+            "error of memo's step": number("error", "+.1%"),
+            "± that memo prints": number("bar", ".0%"),
+            "error of SimuMax's step": number("other_error", "+.1%"),
+            "error of memo's memory": number("memory_error", "+.1%"),
+            "error of SimuMax's memory": number("other_memory_error", "+.1%"),
         },
         lambda row: "summary" not in row,
-        text="Megatron-LM on 8 B200 as SimuMax measured it. Nothing was fitted to these steps, but memo is biased on "
-        "B200: nearly all are foreseen too short. Memory, the most that torch's allocator gave, is not held out: what "
-        "fused kernels keep was found by looking at these runs (docs/estimators.md).",
+        text="SimuMax measured these runs of Megatron-LM on 8 B200. Nothing was fitted to the steps, but memo is "
+        "biased on B200: it foresees nearly all steps as too short. Memory is the peak of torch's allocator. It is not "
+        "held out: the tensors that fused kernels keep were found by looking at these runs (docs/estimators.md).",
     ),
     Table(
         "step_sources",
         "The simulator against steps of prime-rl",
         {
-            "on": lambda row: f"{row['gpus']} x {row['hardware']}",
+            "GPUs": lambda row: f"{row['gpus']} x {row['hardware']}",
             "model": text("model"),
             "work": prime_work,
-            "s": number("seq_length", ",d"),
-            "measured, s": number("step_s", ".2f"),
+            "tokens": number("seq_length", ",d"),
+            "measured step, s": number("step_s", ".2f"),
             "between steps, s": number("between_s", ".2f"),
-            "not memo's, s": number("not_memos_s", ".2f"),
+            "work that memo does not do, s": number("not_memos_s", ".2f"),
             "foreseen, s": number("foreseen_s", ".2f"),
             "longer than foreseen": number("longer", "+.0%"),
-            "without what is not memo's": number("longer_of_memos", "+.0%"),
-            "±": number("bar", ".0%"),
+            "longer than foreseen without this work": number("longer_of_memos", "+.0%"),
+            "± that memo prints": number("bar", ".0%"),
         },
         is_kind("step"),
-        text="Fitted: FlashAttention 2 on B200, to the two steps without LoRA there. Not memo's: what an RL run does "
-        "beyond a supervised one, logits of the whole sequence in fp32, and four adapters a matrix under LoRA "
-        "(benchmarks/step_sources.py). What is left of the small model is some 0.2 s a step, whatever its length "
-        "(docs/estimators.md). Attention of Hopper was chosen by memo's own steps on one H200, not by these.",
+        text="rl is reinforcement learning, and sft is supervised fine-tuning. memo does not do the following work of "
+        "a step: the additional work of an RL run, logits of the whole sequence in fp32, and four adapters a matrix "
+        "under LoRA (benchmarks/step_sources.py). Without this work the small model still takes some 0.2 s a step "
+        "longer than foreseen, whatever its length (docs/estimators.md). The efficiency of FlashAttention 2 on B200 "
+        "was fitted to the two steps without LoRA there. The efficiency of attention on Hopper was chosen by memo's "
+        "own steps on one H200, not by these steps.",
     ),
     Table(
         "step_sources",
-        "Each source left out of what is chosen or fitted",
+        "Errors on each source with efficiencies from other sources",
         {
             "source": text("source"),
             "runs": number("runs", "d"),
-            "foreseen by": text("by"),
+            "efficiencies from": text("by"),
             "mean error": number("mean", ".1%"),
-            "worst": number("worst", "+.0%"),
+            "worst error": number("worst", "+.0%"),
         },
         is_kind("left out"),
+        text="The efficiencies of a row are fitted or chosen without the runs of its source. cuDNN alone: attention is "
+        "as fast in a step as cuDNN's kernels run alone.",
     ),
     Table(
         "paper_marks",
-        "Marks of the paper: what fits, what does not",
+        "Marks of MEMO's paper: runs that fit, and runs that do not",
         {
-            "from": text("source"),
+            "source": text("source"),
             "runs": number("rows", "d"),
-            "the account of the paper's system as printed": number("paper", "d"),
-            "memo's own as printed": number("memo", "d"),
-            "memo fits where the paper did not": number("fits", "d"),
+            "marks that the account of the paper's system reproduces": number("paper", "d"),
+            "marks that memo's own account reproduces": number("memo", "d"),
+            "runs that fit in memo only": number("fits", "d"),
         },
         of=marks,
+        text="The paper prints for each run whether it fits, or runs out of GPU memory or host memory. "
+        "full_recompute+plan and full_swap+plan are rows of its table 4.",
     ),
-    Table("sweep_speed", "Swept layers against whole ones", SWEPT, is_kind("foreseen")),
+    Table("sweep_speed", "Swept and whole layers", SWEPT, is_kind("foreseen")),
     Table(
         "foreseen_plans",
         "Plans that the README and the guide quote",
@@ -144,9 +150,9 @@ FORESEEN = [
             "memo plan": lambda row: f"`{row['arguments']}`",
             "tokens": number("seq_len", ",d"),
             "tokens/GPU/s": lambda row: f"{row['choices'][0]['tgs']:,.1f}",
-            "a step, s": lambda row: f"{row['choices'][0]['step_time_s']:,.1f}",
-            "GPU, GiB": lambda row: f"{row['choices'][0]['total_gib']:.2f}",
-            "host, GiB": lambda row: f"{row['choices'][0]['host_gib']:,.0f}",
+            "step, s": lambda row: f"{row['choices'][0]['step_time_s']:,.1f}",
+            "GPU memory, GiB": lambda row: f"{row['choices'][0]['total_gib']:.2f}",
+            "host memory of a node, GiB": lambda row: f"{row['choices'][0]['host_gib']:,.0f}",
         },
     ),
 ]

@@ -4,7 +4,7 @@ from gpu_accuracy import beside_foresight
 from page_tables import Cell, Table, both_ways, gib, moved, number, status, text, thousandth
 
 _RUN: dict[str, Cell] = {
-    "s": number("seq_length", ",d"),
+    "tokens": number("seq_length", ",d"),
     "way": text("way"),
     "status": status,
     "step, s": number("step_p50_s", ".3f"),
@@ -47,7 +47,7 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
     "copies": (
         "Copies of one layer's record, GB/s: offload / prefetch",
         {
-            "s": _RUN["s"],
+            "tokens": _RUN["tokens"],
             "alpha": number("alpha", "g"),
             "record, GiB": gib("record_bytes"),
             "status": status,
@@ -61,7 +61,7 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
     "overlap": (
         "Overlap of copies and compute",
         {
-            **{name: _RUN[name] for name in ("s", "way", "status", "step, s")},
+            **{name: _RUN[name] for name in ("tokens", "way", "status", "step, s")},
             "alpha": number("alpha", "g"),
             "layers, s": number("layers_s", ".4f"),
             "copies, s": number("copies_s", ".4f"),
@@ -78,7 +78,7 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
         "Allocators",
         {
             "allocator": text("allocator"),
-            **{name: _RUN[name] for name in ("s", "status", "step, s")},
+            **{name: _RUN[name] for name in ("tokens", "status", "step, s")},
             **_MEMORY,
             "reserved / in use": number("reserved_over_allocated", ".3f"),
             "device mallocs a step": number("device_mallocs_per_step", "g"),
@@ -92,10 +92,10 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
         {**_RUN, **_MEMORY, "memo's speed over it": number("memo_speed_over_it", ".2f")},
     ),
     "kernels": (
-        "Kernels: memo's on Triton, and how many times as long the others take",
+        "Kernels: memo's on Triton, and the time of other kernels divided by memo's",
         {
             "operation": text("op"),
-            "on": text("shape"),
+            "shape": text("shape"),
             "status": status,
             "forward, ms": thousandth("forward_s"),
             "GB/s": number("forward_gb_per_s", ",.0f"),
@@ -126,31 +126,31 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
         {
             "run": text("run"),
             "dtype": text("dtype"),
-            "s": number("seq_length", ",d"),
+            "tokens": number("seq_length", ",d"),
             "steps": lambda row: str(len(row["losses"])),
             "last loss": lambda row: f"{row['losses'][-1]:.6f}",
             "largest difference among alphas": number("max_difference_among_alphas", "g"),
-            "from the plain model": number("max_difference_from_plain", "g"),
+            "largest difference from no swapping": number("max_difference_from_plain", "g"),
         },
     ),
 }
 
 FORESIGHT = Table(
     "full/gpu_accuracy",
-    "Steps beside what was foreseen of them",
+    "Steps, measured and foreseen",
     {
         "run": text("name"),
         "status": lambda row: "-" if row["status"] == "ok" else status(row),
         "tokens/s": _RUN["tokens/s"],
         "MFU causal, %": _MFU["MFU causal, %"],
         "step, s": number("step_p50_s", ".3f"),
-        "foreseen": number("foreseen_s", ".3f"),
-        "off, %": number("time_off_percent", "+.1f"),
-        "of the ideal's speed": number("of_ideal", ".3f"),
-        "hidden": number("hidden_share", ".3f"),
+        "step foreseen, s": number("foreseen_s", ".3f"),
+        "error of the foreseen step, %": number("time_off_percent", "+.1f"),
+        "share of the ideal's speed": number("of_ideal", ".3f"),
+        "copies hidden": number("hidden_share", ".3f"),
         "GPU GiB": gib("allocated_peak_bytes"),
-        "off by, %": number("memory_off_percent", "+.2f"),
-        "emulated, off by %": lambda row: (
+        "error of the foreseen GiB, %": number("memory_off_percent", "+.2f"),
+        "error of the emulated GiB, %": lambda row: (
             "-"
             if not row.get("emulated_bytes")
             else f"{100 * (row['emulated_bytes'] / row['allocated_peak_bytes'] - 1):+.3f}"
@@ -159,9 +159,9 @@ FORESIGHT = Table(
         "host GiB, activations": gib("host_records_bytes"),
     },
     of=beside_foresight,
-    text="One GPU, alone on its host. The ideal keeps everything on the device. What is off is what was foreseen, "
-    "against what was measured: time counts no messages, which a rank that runs alone does not send; memory is "
-    "torch's. Emulated is what the same program allocates on the emulated GPU.",
+    text="One GPU, alone on its host. The ideal (none) keeps everything on the device. Errors compare the foreseen "
+    "value with the measured one. The foreseen time counts no messages, because a rank that runs alone sends none. "
+    "Memory is the peak of torch's allocator; the emulated GiB are those of the same program on the emulated GPU.",
 )
 
 ON_GPU = [FORESIGHT, *(Table(f"full/{name}", title, columns) for name, (title, columns) in TABLES.items())]

@@ -1,4 +1,4 @@
-"""Tables of what was measured on CPUs and on the emulated GPU."""
+"""Tables of measurements on CPUs and on the emulated GPU."""
 
 import statistics
 
@@ -11,7 +11,7 @@ from memo.units import GIB
 
 
 def allocators(lines: list[Row]) -> list[Row]:
-    """A row for each run: what is in use at its peak, and what each allocator reserves for that."""
+    """Return a row for each run: memory in use at its peak, and memory that each allocator reserves for it."""
     found = []
     for (name,), own in grouped(lines, "name").items():
         reserved = {row["allocator"]: row["reserved_bytes"] / GIB for row in own}
@@ -20,7 +20,7 @@ def allocators(lines: list[Row]) -> list[Row]:
 
 
 def campaigns(lines: list[Row]) -> list[Row]:
-    """The sum over all flows."""
+    """Return one row with the sums over all flows."""
     return [{"flows": len(lines), **{name: sum(row[name] for row in lines) for name in _ORDERS}}]
 
 
@@ -46,7 +46,7 @@ def kills(lines: list[Row]) -> list[Row]:
 
 
 def planners(lines: list[Row]) -> list[Row]:
-    """Of memory_planner.jsonl: iterations of training by planner."""
+    """Return the iterations of memory_planner.jsonl by planner."""
     return [
         {
             "planner": planner,
@@ -60,7 +60,7 @@ def planners(lines: list[Row]) -> list[Row]:
 
 
 def timed(lines: list[Row]) -> list[Row]:
-    """The median of each machine and length suffices: the page is for people."""
+    """Return one row for each machine and length, with the median and the largest MFU of its runs."""
     return [
         {
             "hardware": hardware,
@@ -76,7 +76,7 @@ def timed(lines: list[Row]) -> list[Row]:
 ON_CPU = [
     Table(
         "memory_accuracy",
-        "Peak memory of a step: foreseen beside measured",
+        "Peak memory of a step, foreseen and measured",
         {
             "configuration": text("name"),
             "ranks": number("ranks", "d"),
@@ -88,25 +88,27 @@ ON_CPU = [
     ),
     Table(
         "sweep_memory",
-        "Device memory by length of the sequence, layers whole and swept",
+        "Device memory by length of the sequence, with whole and with swept layers",
         {
             "layers": text("granularity"),
-            "s": number("seq_length", ",d"),
+            "tokens": number("seq_length", ",d"),
             "measured, MiB": mib("measured_bytes"),
             "foreseen, MiB": mib("foreseen_bytes"),
             "bytes for each further token": number("growth_bytes_a_token", ",.1f"),
-            "of keys, values and their gradients": number("over_keys_and_values", ".3f"),
+            "in sizes of keys, values and their gradients": number("over_keys_and_values", ".3f"),
         },
+        text="layer: whole layers. tile: layers swept along the sequence. hidden: swept layers with hidden states in "
+        "host memory. The last two columns tell by how much a longer sequence needs more memory.",
     ),
     Table(
         "quarter_million",
         "One step of 262,144 tokens in 104 MiB of device memory",
         {
             "layers": text("way"),
-            "s": number("seq_length", ",d"),
+            "tokens": number("seq_length", ",d"),
             "loss": number("lm_loss", ".15f"),
             "norm of the gradient": number("grad_norm", ".17f"),
-            "slots, MiB": mib("rounding_buffers_bytes"),
+            "rounding buffers, MiB": mib("rounding_buffers_bytes"),
             "host records, MiB": mib("host_records_bytes"),
             "step, s": number("step_time_s", ".0f"),
             "refusal": text("message"),
@@ -114,7 +116,7 @@ ON_CPU = [
     ),
     Table(
         "memory_iterations",
-        "Memory plans of iterations, GiB",
+        "Memory plans of training iterations, GiB",
         {
             "model": text("model"),
             "iteration": text("what"),
@@ -122,15 +124,16 @@ ON_CPU = [
             "least possible": number("bound_gib", ".2f"),
             "planned": number("planned_gib", ".2f"),
             "proof": text("proof"),
-            "caching allocator": number("default_gib", ".2f"),
+            "torch's caching allocator": number("default_gib", ".2f"),
             "expandable segments": number("expandable_gib", ".2f"),
             "planning, s": number("plan_s", ".1f"),
         },
-        text="What the two other allocators would reserve comes from replaying the same requests.",
+        text="The planner gets the requests of an iteration to the allocator. The figures of torch's two allocators "
+        "come from a replay of the same requests.",
     ),
     Table(
         "memory_planner",
-        "Planners",
+        "Memory planners on synthetic iterations",
         {
             "planner": text("planner"),
             "iterations": number("iterations", "d"),
@@ -140,6 +143,7 @@ ON_CPU = [
         },
         lambda row: "layers_x_microbatches" in row,
         planners,
+        text="The bound is the most memory that is in use at one time: no plan can have a lower peak.",
     ),
     Table(
         "scaled_longest",
@@ -149,12 +153,13 @@ ON_CPU = [
             "tokens": number("seq_length", ",d"),
             "peak, MiB": mib("peak_bytes"),
             "bytes a token": number("bytes_a_token", ",.0f"),
-            "in sizes of a layer's input": number("in_input_sizes", ".1f"),
+            "bytes a token, in sizes of a layer's input": number("in_input_sizes", ".1f"),
         },
         of=lambda lines: sorted(lines, key=lambda row: row["seq_length"]),
-        text="whole-layers are torch's layers under autograd; all other ways compute on tiles of tokens, as on the "
-        "scaled node, above. memo-least keeps nothing but a layer's input and attention's output for backward, in host "
-        "memory; memo-swept sweeps layers along the sequence, with hidden states in host memory.",
+        text="whole-layers and whole-layers-recompute are torch's layers under autograd; all other ways compute on "
+        "tiles of tokens, as on the scaled node above. memo-least keeps only the input and the attention output of a "
+        "layer for backward, in host memory. memo-swept sweeps layers along the sequence, with hidden states in host "
+        "memory.",
     ),
     Table("swap_convergence", *TABLES["convergence"]),
     Table(
@@ -174,28 +179,32 @@ ON_CPU = [
         "Records on a disk against the disk's own rate",
         {
             "disk writes, GB/s": number("disk_write_gb_per_s", ".2f"),
-            "reads, GB/s": number("disk_read_gb_per_s", ".2f"),
+            "disk reads, GB/s": number("disk_read_gb_per_s", ".2f"),
             "bare disk, s": number("disk_s", ".2f"),
-            "records, s": number("step_s", ".2f"),
+            "records of a step, s": number("step_s", ".2f"),
             "speed over the bare disk": number("ratio", ".2f"),
         },
+        text="A step of the swap engine offloads all records to a disk and brings them back, without compute. The bare "
+        "disk writes and reads as many bytes in order.",
     ),
     Table(
         "ingestion",
-        "Texts to tokens",
+        "Speed of tokenization",
         {
             "way": text("way"),
             "MiB of texts": number("text_mib", ".0f"),
             "cores": text("cores"),
-            "s": number("seconds", ".1f"),
+            "seconds": number("seconds", ".1f"),
             "MiB a second": number("mib_per_s", ".2f"),
             "speed over `tokenizers` alone": number("ratio", ".2f"),
-            "load by others": number("load", ".1f"),
+            "load by other processes": number("load", ".1f"),
         },
+        text="`tokenizers` encodes texts that are in memory, and discards the result. `memo data build` reads a file "
+        "and writes a corpus; `datasets` reads a file too.",
     ),
     Table(
         "checkpoint_checksums",
-        "What checksums cost a checkpoint",
+        "Time that checksums add to a checkpoint",
         {
             "save, s": number("save_s", ".2f"),
             "added to a save, %": number("added_to_save_percent", "+.1f"),
@@ -210,50 +219,53 @@ EMULATED = [
         "full_size",
         "Memory that is reserved for full-size runs, GiB a rank",
         {
-            "run (tp 8 where no layout is named)": text("name"),
+            "run (tp 8 unless a layout is named)": text("name"),
             "in use at the peak": number("in_use", ".2f"),
-            "torch's allocator": number("default", ".2f"),
-            "expandable segments": number("expandable_segments", ".2f"),
-            "memo's plan": number("planned", ".2f"),
+            "reserved by torch's allocator": number("default", ".2f"),
+            "reserved with expandable segments": number("expandable_segments", ".2f"),
+            "reserved by memo's plan": number("planned", ".2f"),
         },
         of=allocators,
     ),
     Table(
         "emulated_schedules",
-        "Orders in which streams may run",
+        "Results under other orders of streams",
         {
             "flows": number("flows", "d"),
             "schedules": number("schedules", ",d"),
             "wrong results": number("faults", "d"),
         },
         of=schedules,
-        text="Every schedule gave the same bits.",
+        text="A flow is one kind of run. Each flow ran under many schedules, which are orders in which its streams may "
+        "run. Every schedule gave the same bits.",
     ),
     Table(
         "lost_orders",
-        "Orders that were taken away",
+        "Results without single waits and events",
         {
             "flows": number("flows", "d"),
             "waits and events removed": number("orders", ",d"),
-            "the result told": number("caught", ",d"),
-            "another order says the same": number("redundant", ",d"),
+            "error found": number("caught", ",d"),
+            "redundant": number("redundant", ",d"),
             "needless": number("needless", "d"),
         },
         of=campaigns,
-        text="Each event, wait and copy of the program was left out once, to see that a test would notice.",
+        text="Each wait and event of the program was left out once, and each copy was put on another stream, to see "
+        "whether a test finds the error. Redundant: other waits enforce the same order. Needless: without the wait no "
+        "two accesses conflict in this run.",
     ),
-    Table("sweep_speed", "Swept layers against whole ones, modelled time", SWEPT, is_kind("rehearsed")),
+    Table("sweep_speed", "Swept and whole layers, modelled time", SWEPT, is_kind("rehearsed")),
     Table(
         "timed_accuracy",
         "MFU of full-size programs, modelled time",
         {
-            "on": text("hardware"),
-            "s": number("seq_length", ",d"),
+            "hardware": text("hardware"),
+            "tokens": number("seq_length", ",d"),
             "runs": number("rows", "d"),
-            "MFU, median": number("mfu", ".1f"),
-            "most": number("most", ".1f"),
+            "MFU causal, median, %": number("mfu", ".1f"),
+            "largest MFU, %": number("most", ".1f"),
         },
         of=timed,
-        text="One rank of tp 8; kernels take what the model of the machine says.",
+        text="One rank of tp 8. The times of kernels are those of memo's model of the machine.",
     ),
 ]

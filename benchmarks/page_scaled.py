@@ -15,30 +15,33 @@ PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaled_node.svg"
 FILE = "scaled_node"
 PAPER = Path(__file__).parents[1] / "tests" / "golden" / "memo_table4_ablation.csv"
 
-LEAD = """A node in small: one CPU core is the GPU, and copies to host memory are held to a rate at which a layer's
-FLOPs and its activations stand to each other as on a node of A800s (29 TFLOP/s of peak for each GB/s of link), or of
-H100s (40). What hides behind compute depends on these proportions and on the sequence's length over the hidden size:
-2,048 to 16,384 tokens are run, with hidden sizes of 128 and 64, and stand for 64K to 1M tokens with a hidden size of
-4,096. The same program, plans and copies as on a GPU; real steps, real time. What an H200 took of some of these ways is
-in the last section.
+LEAD = """The scaled node is a small model of a GPU node. One CPU core stands for the GPU. Copies to host memory are
+slowed down to the proportion of compute and link on a node of A800s (29 TFLOP/s of peak for each GB/s of link) or of
+H100s (40). The share of the copies that overlaps with compute depends only on this proportion, and on the length of the
+sequence divided by the hidden size. So runs of 2,048 to 16,384 tokens with hidden sizes of 128 and 64 stand for 64K to
+1M tokens with a hidden size of 4,096. Program, plans and copies are those of a run on a GPU; steps and times are real.
+The last section has times of some of these ways on an H200.
 
-All ways compute layers by the same operations on the same 8 tiles of tokens, and differ only in what they keep, move
-and compute again (benchmarks/rivals.py):
+A way is a method to fit activations into memory. All ways compute layers by the same operations on the same 8 tiles of
+tokens. They differ only in the activations that they keep, move and recompute (benchmarks/rivals.py):
 
-- ideal: keeps everything on the device, without a limit. All others are asked to fit in half of what it takes, and one
-  that asks for more is stopped as on a full GPU: oom. Its time is then that of a run without a limit.
+- ideal: keeps everything on the device, without a limit of memory. Each other way has half of the memory that the ideal
+  takes. A way that needs more is marked oom; its time is then measured without a limit.
 - full-recompute: keeps the input of each layer, and computes the layer again up to its last product, as
   torch.utils.checkpoint does.
-- layer-input-offload: the same, with the inputs in host memory. Copies overlap with compute in both directions, and
-  inputs come back a layer ahead.
-- alst: the same, with a tiled MLP, which is computed three times; DeepSpeed's Arctic Long Sequence Training.
-- full-swap: moves everything. memo-paper: moves the share of everything that MEMO's rule allows. memo: memo's plan.
+- layer-input-offload: full-recompute with the inputs in host memory. Copies overlap with compute in both directions,
+  and each input is prefetched a layer ahead.
+- alst: layer-input-offload with a tiled MLP, which is computed three times, as in DeepSpeed's Arctic Long Sequence
+  Training.
+- full-swap: moves all activations.
+- memo-paper: moves the share of all activations that the rule of MEMO's paper allows.
+- memo: follows memo's plan.
 
-whole-layers is a second reference that is not on tiles: torch's layers under autograd, which keeps everything. A small
-layer on tiles costs a CPU more calls of short kernels, so whole layers are faster at the shortest lengths.
+whole-layers is a second reference without tiles: torch's layers under autograd, which keeps everything. A small layer
+on tiles costs a CPU more calls of short kernels, so whole layers are faster at the shortest lengths.
 
-All ways take turns, a step each, and every figure is a median over turns; ratios are of steps within one turn. The
-quartiles of a share tell how far turns differ."""
+The ways take turns: one step of each way is one turn. Every figure is a median over turns, and ratios compare steps of
+the same turn. The quartiles of a ratio tell how much turns differ."""
 
 
 def mib(name: str) -> Cell:
@@ -66,13 +69,13 @@ def in_order(lines: list[Row]) -> list[Row]:
 
 
 def stands_for(row: Row) -> str:
-    """Tokens of the node's model, in units of 1,024 or of 1,024 squared."""
+    """Return the tokens of the node's model, in units of 1,024 or of 1,024 squared."""
     thousands = row["length_over_hidden"] * NODE_HIDDEN // 1024
     return f"{thousands // 1024}M" if thousands % 1024 == 0 else f"{thousands}K"
 
 
 def of_length(lines: list[Row]) -> list[Row]:
-    """Of each node, model and length: memo's speed over each other way, as the median over turns."""
+    """Return memo's speed over each other way, as the median over turns, for each node, model and length."""
     found: dict[tuple[str, int, int], dict[str, Row]] = {}
     for row in in_order(lines):
         found.setdefault((row["node"], row["hidden_size"], row["length_over_hidden"]), {})[row["way"]] = row
@@ -93,7 +96,7 @@ def _over(other: Row, memo: Row) -> list[float]:
 
 
 def papers_ratio(thousands: int) -> float | None:
-    """MEMO's speed over full recomputation with planned memory, of its table 4; None where that has no figure."""
+    """Return the speed of MEMO's paper over full recomputation with planned memory (table 4); None without a figure."""
     with PAPER.open(encoding="utf-8") as file:
         mfu: dict[str, Any] = {
             line["method"]: line["mfu_percent"] for line in csv.DictReader(file) if line["seq_k"] == str(thousands)
@@ -103,7 +106,7 @@ def papers_ratio(thousands: int) -> float | None:
 
 
 def of_one_node(lines: list[Row]) -> list[Row]:
-    """Of each length: every way's share of the ideal's speed, or how it ends."""
+    """Return for each length every way's share of the ideal's speed, or the mark of a way that does not fit."""
     found: dict[tuple[int, int], Row] = {}
     names = ("seq_length", "hidden_size", "length_over_hidden", "device_bytes", "host_limit_bytes")
     for row in in_order(lines):
@@ -114,7 +117,7 @@ def of_one_node(lines: list[Row]) -> list[Row]:
 
 
 def errors(lines: list[Row]) -> list[Row]:
-    """Of each way: the largest error of what was foreseen, over all lengths."""
+    """Return for each way the largest errors of the foreseen values over all lengths."""
     found = []
     for way in dict.fromkeys(row["way"] for row in lines):
         own = [row for row in lines if row["way"] == way]
@@ -150,7 +153,7 @@ _LENGTH = {
 
 
 def _half(row: Row) -> bool:
-    """Whether the limit is half of what the ideal takes."""
+    """Return whether the limit is half of the ideal's memory."""
     return not row["one_node"]
 
 
@@ -166,7 +169,7 @@ _OVER_OTHERS = {
     **_LENGTH,
     "over full-recompute": number("full-recompute", ".3f"),
     "quartiles": lambda row: "{:.3f} to {:.3f}".format(*row["quartiles"]),
-    "MEMO's own": number("paper", ".2f"),
+    "over full recompute in MEMO's paper": number("paper", ".2f"),
     **{f"over {way}": number(way, ".3f") for way in SCALED_WAYS if way not in ("memo", "full-recompute")},
 }
 _EVERY_WAY = {
@@ -177,11 +180,11 @@ _EVERY_WAY = {
     "share of the ideal's speed": number("share_of_ideal", ".3f"),
     "quartiles": quartiles,
     "device MiB": mib("device_peak_bytes"),
-    "in half": lambda row: "-" if row["way"] in IDEALS else row["mark"] or "fits",
+    "in half of the ideal's memory": lambda row: "-" if row["way"] in IDEALS else row["mark"] or "fits",
     "host MiB": mib("host_bytes"),
     "copies hidden": number("hidden_share", ".3f"),
     "step foreseen, s": foreseen("step_s", ".3f"),
-    "hidden, foreseen": foreseen("hidden_share", ".3f"),
+    "copies hidden, foreseen": foreseen("hidden_share", ".3f"),
 }
 
 TABLES = [
@@ -191,17 +194,17 @@ TABLES = [
         _OVER_OTHERS,
         where=_half_of_node,
         of=of_length,
-        text="MEMO's own: what its paper measured on 8 A800s at the length that a row stands for, its speed over full "
-        "recomputation with planned memory (7B, table 4; 1M tokens do not fit there).",
+        text="The column of MEMO's paper is from its table 4: the speed of MEMO over full recomputation with planned "
+        "memory, for the 7B model on 8 A800s at the length that the row stands for. 1M tokens do not fit there.",
     ),
     Table(FILE, "Every way at every length", _EVERY_WAY, where=_half_of_node, of=in_order),
     Table(
         FILE,
         "With an H100's link: memo's speed over each other way",
-        {head: cell for head, cell in _OVER_OTHERS.items() if head != "MEMO's own"},
+        {head: cell for head, cell in _OVER_OTHERS.items() if "MEMO's paper" not in head},
         where=_half_of_others,
         of=of_length,
-        text="40 TFLOP/s for each GB/s, where an A800 has 29: less hides.",
+        text="An H100 has 40 TFLOP/s for each GB/s of link, and an A800 has 29, so fewer copies overlap with compute.",
     ),
     Table(FILE, "With an H100's link: every way", _EVERY_WAY, where=_half_of_others, of=in_order),
     Table(
@@ -215,29 +218,31 @@ TABLES = [
         },
         where=lambda row: row["one_node"],
         of=of_one_node,
-        text="Device and host memory stand to each other as 80 GB to an eighth of 2 TB. memo keeps layers whole, and "
-        "memo-swept is what takes its place where they do not fit: layers swept along the sequence, alpha 0.",
+        text="The limits of device and host memory are in the proportion of 80 GB to an eighth of 2 TB. memo runs "
+        "whole layers. If they do not fit, memo-swept replaces them: layers swept along the sequence, with alpha 0.",
     ),
     Table(
         FILE,
-        "What was foreseen, at worst over all lengths",
+        "Largest errors of the foreseen values over all lengths",
         {
             "way": text("way"),
-            "rows": number("rows", "d"),
-            "step": number("step", "+.1%"),
-            "steps within 5 %": number("within", "d"),
-            "device bytes": number("memory", "+.3%"),
-            "hidden share, points": number("hidden", "+.1f"),
-            "oom marks right": text("marks"),
+            "runs": number("rows", "d"),
+            "error of the step time": number("step", "+.1%"),
+            "step times within 5 %": number("within", "d"),
+            "error of device bytes": number("memory", "+.3%"),
+            "error of the hidden share, points": number("hidden", "+.1f"),
+            "oom foreseen rightly": text("marks"),
         },
         where=_half,
         of=errors,
+        text="The foreseen values are those of the tables above: step time, device memory, and the share of the copies "
+        "that is hidden behind compute.",
     ),
 ]
 
 
 def draw() -> Path | None:
-    """Share of the ideal's speed by length, with quartiles of two ways; a way that does not always fit is dashed."""
+    """Draw the share of the ideal's speed by length, with quartiles of two ways; dashed ways do not always fit."""
     lines = in_order([row for row in rows.read(FILE) if _half_of_node(row)])
     if not lines:
         return None
@@ -282,7 +287,7 @@ def draw() -> Path | None:
     axes.axhline(100, color="0.6", linewidth=0.8)
     axes.grid(axis="y", color="0.9")
     axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.19))
-    with pyplot.rc_context({"svg.hashsalt": "memo"}):  # the same picture of the same rows, byte by byte
+    with pyplot.rc_context({"svg.hashsalt": "memo"}):  # equal rows give equal bytes
         figure.savefig(PICTURE, metadata={"Date": None}, bbox_inches="tight")
     pyplot.close(figure)
     return PICTURE

@@ -1,4 +1,4 @@
-"""Tables of BENCHMARKS.md: cells from the fields of rows, and under each title what was run, on what, when."""
+"""Tables of BENCHMARKS.md: cells from the fields of rows, and under each title the commands, device and day."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ Cell = Callable[[Row], str]
 
 @dataclass(frozen=True)
 class Table:
-    """Of the rows of results/FILE.jsonl.
+    """A table of the rows of results/FILE.jsonl.
 
     Attributes:
-        file: without its ending.
-        columns: by heading. Columns in which every cell is empty are left out.
-        where: whether a row belongs here.
-        of: what is shown of these rows; default: each of them.
-        text: what a reader should know before.
+        file: name of the file without its ending.
+        columns: cells by heading. Columns in which every cell is empty are left out.
+        where: returns whether a row belongs to the table.
+        of: makes the rows that are shown from those of the file; default: shows each row.
+        text: introduction above the table.
     """
 
     file: str
@@ -32,7 +32,7 @@ class Table:
     text: str = ""
 
     def render(self) -> str:
-        """Empty where nothing was measured."""
+        """Return the table as Markdown; empty if nothing was measured."""
         lines = [row for row in rows.read(self.file) if self.where(row)]
         if not lines:
             return ""
@@ -46,7 +46,7 @@ class Table:
 
 
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table of a page that people write, whose figures benchmarks/page_figures.py puts in."""
+    """Return a table for a page that people write, whose figures benchmarks/page_figures.py inserts."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ("---",) * len(heads), *lines))
 
 
@@ -73,7 +73,7 @@ def text(name: str) -> Cell:
 
 
 def both_ways(company: str) -> Cell:
-    """Rates of both directions in some company."""
+    """Return a cell with the rates of both directions while `company` runs beside the copies."""
 
     def cell(row: Row) -> str:
         found = [row.get(f"{direction}_{company}_gb_per_s") for direction in ("offload", "prefetch")]
@@ -83,7 +83,7 @@ def both_ways(company: str) -> Cell:
 
 
 def moved(row: Row) -> str:
-    """Shares of the tokens that move, by group of tensors; `stays` where the plan found that nothing need move."""
+    """Return the shares of the tokens that move, by group of tensors; `stays` if the plan moves nothing."""
     if row.get("moves") is None:
         return "-"
     if not row["moves"]:
@@ -98,7 +98,7 @@ def status(row: Row) -> str:
 
 
 def _origin(lines: Sequence[Row]) -> str:
-    """What was run, on what, when."""
+    """Return the commands of rows, with the models, devices, versions and days."""
     facts = {name: sorted({str(line[name]) for line in lines if line.get(name) is not None}) for name in _FACTS}
     if any("emulated GPU" in line.get("evidence", "") for line in lines):
         facts["device"] = [f"an emulated {name}" for name in facts["device"]]
@@ -124,11 +124,11 @@ _FACTS = {
     "commit": "commit",
     "date": "on",
 }
-"""Labels of what rows share."""
+"""Labels of the fields that `_origin` shows."""
 
 
 def grouped(lines: list[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the values of these fields, in the order in which they come."""
+    """Return rows by the values of these fields, in the order in which they come."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in lines:
         found.setdefault(tuple(row.get(name) for name in names), []).append(row)
