@@ -1,13 +1,13 @@
-"""Everything that a machine with a GPU should run, in half an hour: `make gpu`.
+"""Run everything that a machine with a GPU should run, in half an hour: `make gpu`.
 
     python benchmarks/all_on_gpu.py --minutes 30
 
 1. The planned allocator is compiled for CUDA.
 2. tests/gpu and tests/kernels on the device.
-3. benchmarks/run_all.py at full size, in what time is left; BENCHMARKS.md is written after each script.
+3. benchmarks/run_all.py runs at full size in the time that is left; BENCHMARKS.md is written after each script.
 
-A step that fails does not keep the next from running; rows are on disk as soon as they are measured, and what each
-step said is in runs/gpu/. Exit status 1 when any of them failed, 2 without CUDA.
+After a step that fails the next step runs all the same. Rows are on disk as soon as they are measured, and the output
+of each step is in runs/gpu/. Exit status 1 if any step failed, 2 without CUDA.
 """
 
 import argparse
@@ -24,7 +24,7 @@ BUILD = "from memo.allocator import build; print(build.library('cuda'))"
 
 
 def steps(left_s: float) -> dict[str, tuple[list[str], float]]:
-    """By name: the command, and the seconds that it may take."""
+    """Return the steps by name: the command, and the seconds that it may take."""
     python, pytest = sys.executable, [sys.executable, "-m", "pytest", "-o", "addopts=", "-q"]
     return {
         "build": ([python, "-c", BUILD], 300.0),

@@ -1,6 +1,6 @@
-"""Bytes that torch's CPU allocator was asked for and has not got back, of all threads of this process, gloo's too.
+"""Counts the bytes that live in torch's CPU allocator, of all threads of this process, including gloo's.
 
-A small native library, built with the compiler that the planned allocator uses, lies over torch's allocator from
+A small native library, built with the compiler of the planned allocator, wraps torch's allocator from
 `AllocatedBytes.install()` until the process ends.
 """
 
@@ -16,7 +16,7 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class AllocatedBytes:
-    """Counts from its making on; blocks from before are not in it. Raises AllocatorError without a compiler."""
+    """Counts blocks that are allocated after its construction. Raises AllocatorError without a compiler."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(_built()))
@@ -26,7 +26,7 @@ class AllocatedBytes:
         self._library.allocated_install()
 
     def limit(self, num_bytes: int) -> None:
-        """From now on torch.OutOfMemoryError is raised by a request that would leave more than this alive."""
+        """Let requests that would leave more than `num_bytes` alive raise torch.OutOfMemoryError from now on."""
         self._library.allocated_limit(num_bytes)
 
     @property
@@ -34,12 +34,12 @@ class AllocatedBytes:
         return int(self._library.allocated_live_bytes())
 
     def take_peak_bytes(self) -> int:
-        """The most since the last call, or since the beginning."""
+        """Return the peak since the last call, or since the beginning."""
         return int(self._library.allocated_take_peak_bytes())
 
 
 def _built() -> Path:
-    """The library for the running torch, compiled where there is none yet; renamed into place, so ranks may race."""
+    """Return the library for the running torch, compiled if there is none; renamed into place, as ranks may race."""
     key = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:24]
     home, compiler = Path(torch.__file__).parent, find_compiler()
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"

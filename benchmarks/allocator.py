@@ -1,10 +1,11 @@
-"""Memory reserved against memory in use, and requests that reach the device in a step: three allocators.
+"""Compares three allocators: memory reserved and in use, and requests of a step that reach the device.
 
     python benchmarks/allocator.py
 
-default: torch's caching allocator. expandable_segments: the same with PYTORCH_ALLOC_CONF=expandable_segments:True.
-planned: --memory-planner auto. All under full recomputation at one length, so that they serve the same requests. A CPU
-has no caching allocator: there only the planned one tells anything, its arena and its fallbacks.
+default: torch's caching allocator. expandable_segments: this allocator with
+PYTORCH_ALLOC_CONF=expandable_segments:True. planned: --memory-planner auto. All run under full recomputation at one
+length, so that they serve the same requests. A CPU has no caching allocator: there only the planned allocator has
+figures, its arena and its fallbacks.
 """
 
 from measure import case_of, measured

@@ -1,11 +1,11 @@
-"""What the planned allocator adds to a request and its free, in nanoseconds; the bound is 200.
+"""Measures the nanoseconds that the planned allocator adds to a request and its free; the bound is 200.
 
     python benchmarks/allocator_overhead.py
 
-Builds csrc/test/core_bench.cpp with the flags of the allocator itself and runs it: the core alone, on one thread, with
-1 to 1,000 blocks alive; the native allocator's own time is not in it. The bound is for what training does at every
-request: a planned one, at each number of live blocks, and one passed on. Recording and falling back are told beside
-them. Exit status: 1 where the bound is not met. Run it on a machine that does nothing else.
+Builds csrc/test/core_bench.cpp with the flags of the allocator and runs it: only the core, on one thread, with 1 to
+1,000 live blocks; the time of the native allocator is left out. The bound is for the two kinds of request in training:
+a planned request, at each number of live blocks, and a request that is passed on. Recording and falling back are
+reported without a bound. Exit status: 1 if the bound is not met. Run it on an idle machine.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from memo.allocator import build
 
 BOUND_NS = 200.0
 BOUNDED = ("passthrough", "planned")
-"""First words of the cases that the bound is for."""
+"""First words of the cases that have the bound."""
 
 
 def measure(iterations: int) -> list[dict[str, Any]]:
-    """One row for each case of core_bench.cpp."""
+    """Return one row for each case of core_bench.cpp."""
     sources = [build.source_root() / name for name in ("core/planned_core.cpp", "test/core_bench.cpp")]
     flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC")]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""What checksums add to the saving and loading of a checkpoint; the bound is 10 % of a save.
+"""Measures the time that checksums add to saving and loading a checkpoint; the bound is 10 % of a save.
 
     python benchmarks/checkpoint_checksums.py --folder DIR
 
-One rank saves and loads `--mib` of fp32, in tensors of 64 MiB, in turn with checksums and without, `--repeats` times;
-the quickest of each are compared, as what else runs only adds. Seconds of the CPU stand beside those of the clock.
-DIR decides the result: the quicker its disk, the larger the share, and none is quicker than one in memory (/dev/shm),
-where fsync costs nothing. Exit status: 1 where the bound is not met. Run it on a machine that does nothing else.
+One rank saves and loads `--mib` of fp32, in tensors of 64 MiB, with and without checksums in turn, `--repeats` times.
+The shortest times are compared, because other processes only add to them. A row has CPU seconds beside clock seconds.
+DIR decides the result: the faster its disk, the larger the share of checksums; a disk in memory (/dev/shm), where fsync
+costs nothing, is the fastest. Exit status: 1 if the bound is not met. Run it on an idle machine.
 """
 
 import argparse
@@ -32,10 +32,10 @@ TENSOR_BYTES = 64 * MIB
 
 
 class NoChecksum:
-    """In the place of one."""
+    """A checksum that computes nothing."""
 
     def update(self, data: object) -> None:
-        """Take nothing in."""
+        """Ignore the data."""
 
     def hexdigest(self) -> str:
         return ""
@@ -43,7 +43,7 @@ class NoChecksum:
 
 @contextmanager
 def without_checksums() -> Iterator[None]:
-    """Saves within are as they would be if tensors had none."""
+    """Let saves within the context compute no checksums of tensors."""
     real, writer.checksum = writer.checksum, NoChecksum  # type: ignore[assignment]
     try:
         yield
@@ -52,7 +52,7 @@ def without_checksums() -> Iterator[None]:
 
 
 def save_and_load(folder: Path, tensors: dict[str, GlobalTensor], *, checksums: bool) -> tuple[float, float, float]:
-    """Seconds of one save, of the CPU in it, and of one load with the files in the page cache."""
+    """Return the seconds of one save, its CPU seconds, and the seconds of one load with the files in the page cache."""
     start_s, start_cpu_s = time.perf_counter(), time.thread_time()
     if checksums:
         final = write_tensors(folder, RunState(1, 0, 0, 0, 0, 0), tensors)
@@ -65,7 +65,7 @@ def save_and_load(folder: Path, tensors: dict[str, GlobalTensor], *, checksums: 
 
 
 def measure(folder: Path, num_bytes: int, repeats: int) -> dict[str, Any]:
-    """One row: the quickest of both, and what checksums add."""
+    """Return one row: the shortest times with and without checksums, and the difference."""
     count = max(1, num_bytes // TENSOR_BYTES)
     tensors = {f"master/{i}": GlobalTensor.whole(torch.rand(TENSOR_BYTES // 4096, 1024)) for i in range(count)}
     times_s: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}

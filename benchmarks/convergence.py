@@ -1,8 +1,8 @@
-"""Loss curves with every alpha against no swapping, at the size of the set (MEMO, figure 12d).
+"""Compares loss curves with every alpha and without swapping, at the size of this set of benchmarks (MEMO, figure 12d).
 
     python benchmarks/convergence.py
 
-Runs swap_convergence.py, which any other size is for; a loss that depends on alpha fails it.
+Runs swap_convergence.py, which also runs at other sizes; it fails if a loss depends on alpha.
 """
 
 import subprocess

@@ -1,11 +1,11 @@
-"""Copies of whole records between device and the run's own host memory: alone, both ways at once, and under compute.
+"""Times copies of whole records between device and host memory: alone, in both directions at once, and under compute.
 
     python benchmarks/copies.py
 
-A record is what one layer moves (memo.executor.slots) at the lengths and shares of the tokens that `overlap` trains, so
-the sizes are a run's own, and it lies where a run puts it: in the arena of memo.executor.host_pool, pinned on CUDA.
-Under compute, matrix products fill the compute stream for longer than the copies take; how much they are slowed is in
-the row too. On a CPU one thread does all of it in turn, so nothing slows a copy, and compute waits for every one.
+A record has the activations that one layer moves (memo.executor.slots) at the lengths and alphas that `overlap` trains,
+so sizes are those of a run. It lies in the host memory of a run: in the arena of memo.executor.host_pool, pinned on
+CUDA. Under compute, matrix products fill the compute stream for longer than the copies take; the row also has their
+slowdown. On a CPU one thread does all work in turn, so nothing slows a copy, and compute waits for every copy.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from memo.train.oom import is_out_of_memory
 
 REPETITIONS = 5
 _LONGER = 1.5
-"""Compute lasts so many times as long as the slower copy, so that all of both copies passes beside it."""
+"""Seconds of compute over those of the slower copy, so that both copies overlap with compute from start to end."""
 Directions = tuple[Stream, ...]
 BOTH: Directions = (Stream.OFFLOAD, Stream.PREFETCH)
 
@@ -51,9 +51,9 @@ class Times:
 
 
 class Bench:
-    """One record each way, and matrices to multiply meanwhile.
+    """One record for each direction, and matrices to multiply meanwhile.
 
-    Raises HostMemoryError, or torch's error, where memory does not hold the records.
+    Raises HostMemoryError, or torch's error, if memory does not hold the records.
     """
 
     def __init__(self, record_bytes: int, device: torch.device) -> None:
@@ -87,7 +87,7 @@ class Bench:
 
 
 def rates(record_bytes: int, device: torch.device) -> dict[str, Any]:
-    """GB/s (10^9 bytes) of each direction in each company, and what its company does to compute."""
+    """Return GB/s (10^9 bytes) of each direction alone and beside other work, and the slowdown of compute."""
     try:
         bench = Bench(record_bytes, device)
         bench.times(BOTH, 1)  # the first touch of everything
@@ -126,7 +126,7 @@ def _rates(record_bytes: int, company: str, times: dict[str, Times]) -> dict[str
 
 
 def record_bytes_of(case: Case, alpha: float) -> int:
-    """What one layer of the case moves when the first `alpha` of the tokens do (--offload-policy paper)."""
+    """Return the bytes that one layer of the case moves with this alpha (--offload-policy paper)."""
     config = dataclasses.replace(RunConfig(), model=case.model).override(
         {"seq_length": case.seq_length, "simulate_world": case.world, "params_dtype": _DTYPES[case.device]}
     )
@@ -140,7 +140,7 @@ _DTYPES = {"cpu": "fp32", "cuda": "bf16"}
 
 
 def sizes(args: Arguments) -> dict[int, tuple[int, float]]:
-    """Bytes of a record: (tokens of the sequence, alpha) that has it, each size once, the smallest first."""
+    """Return {bytes of a record: (tokens of the sequence, alpha)}, each size once, the smallest first."""
     found: dict[int, tuple[int, float]] = {}
     for seq_length in args.scale.lengths:
         case = case_of(args, "memo", args.scale.rank, seq_length, world=args.scale.world)

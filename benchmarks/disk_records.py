@@ -1,13 +1,13 @@
-"""What records on a disk cost beside the disk itself: its sequential rate, against steps of the swap engine.
+"""Compares steps of the swap engine with records on a disk with the sequential rate of the disk.
 
     python benchmarks/disk_records.py --folder DIR
 
-A step of the engine offloads every record through staging buffers to the disk and brings all of them back, checksums
-included, while layers compute nothing: so it takes what the disk takes, and whatever the engine adds. Beside it stands
-the time in which the same disk writes and reads as many bytes in order: the same reserved file and direct transfers of
-the same size, without buffers, events or checksums, by one thread or by two, whichever is quicker. Both take turns
-`--repeats` times, and medians are compared. The ratio shall be 0.8 at least; exit status 1 where it is not. Slots are
-in host memory: a GPU's copies would run beside the transfers, on a link of their own.
+A step of the engine offloads every record through staging buffers to the disk and brings all of them back, with
+checksums. Layers compute nothing, so the step takes the time of the disk and the overhead of the engine. It is compared
+with the time in which the disk writes and reads as many bytes in order: the same reserved file and direct transfers of
+the same size, without buffers, events or checksums, by one thread or two threads, whichever is faster. Both take turns
+`--repeats` times, and medians are compared. The ratio must be at least 0.8; exit status 1 if it is not. Slots are in
+host memory: a GPU's copies would run beside the transfers, on a link of their own.
 """
 
 import argparse
@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 
 
 class Engine:
-    """One stage of which all records are on disk; the layers compute nothing."""
+    """One stage with all records on disk; its layers compute nothing."""
 
     def __init__(self, folder: Path, num_records: int, record_bytes: int) -> None:
         self.plan = swap_plan(stage_ops(Pipeline(1, 1, 1), 0, num_records + 2))  # the last two layers stay
@@ -74,7 +74,7 @@ class Engine:
 
 
 def sequential_s(file: RecordFile, call: Any, num_threads: int, buffer: torch.Tensor) -> float:
-    """Seconds in which the disk moves all bytes of a file in order, in pieces from or to the same memory."""
+    """Return the seconds in which the disk moves all bytes of a file in order, in pieces from or to one buffer."""
     piece = buffer.numpy().data
 
     def transfer(start: int) -> None:
@@ -88,7 +88,7 @@ def sequential_s(file: RecordFile, call: Any, num_threads: int, buffer: torch.Te
 
 
 def measure(folder: Path, num_records: int, record_bytes: int, repeats: int) -> dict[str, Any]:
-    """One row: medians of both."""
+    """Return one row with the medians of the engine and of the bare disk."""
     buffer = HostPool(1, min(record_file.PIECE_BYTES, record_bytes), CPU).record(0).random_(0, 255)
     steps_s: list[float] = []
     alone_s: dict[tuple[str, int], list[float]] = {}

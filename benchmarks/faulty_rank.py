@@ -1,9 +1,9 @@
-"""One rank of a run that meets a fault at a given place: what benchmarks/kill_campaign.py starts for its victim.
+"""Runs one rank with a fault at a given place; benchmarks/kill_campaign.py starts it as the victim of a run.
 
     python benchmarks/faulty_rank.py PLACE CALL FAULT MARK FLAGS...
 
-At the CALL-th time that PLACE is passed the process writes the file MARK and does FAULT to itself: a signal by its
-name, `error` (one of memo's), or `bug` (any other exception).
+At the CALL-th call of PLACE the process writes the file MARK and does FAULT to itself: a signal by its name, `error`
+(one of memo's errors), or `bug` (any other exception).
 """
 
 import os
@@ -29,11 +29,11 @@ PLACES: dict[str, tuple[Any, str]] = {
     "save": (writer, "write_values"),
     "last save": (writer, "write_values"),
 }
-"""What a process passes there; "last save" counts only what goes to the checkpoint of the last iteration."""
+"""The function that is called at each place; "last save" counts only calls for the checkpoint of the last iteration."""
 
 
 def meet(fault: str, mark: Path) -> None:
-    """Never returns, unless the signal is one that a run survives for a while."""
+    """Do the fault. Returns only after a signal that a run survives for a while."""
     mark.touch()
     if fault == "error":
         raise DataError("a document of this rank is damaged: this is a fault on purpose")
@@ -43,7 +43,7 @@ def meet(fault: str, mark: Path) -> None:
 
 
 def lay(place: str, call: int, fault: Callable[[], None], last_checkpoint: str) -> None:
-    """Put the fault where it will be met."""
+    """Patch the function of a place so that its `call`-th call does the fault."""
     owner, name = PLACES[place]
     inner, calls = getattr(owner, name), 0
 

@@ -14,7 +14,7 @@ DAY_S = 24 * HOUR_S
 
 
 def row_of(name: str) -> Row:
-    """The answer to a question. Raises KeyError where it was never asked."""
+    """Return the answer to a question. Raises KeyError if the question was never asked."""
     return {row["name"]: row for row in rows.read("foreseen_plans")}[name]
 
 
@@ -24,14 +24,14 @@ def best_of(row: Row) -> Row:
 
 
 def machine(row: Row) -> str:
-    """GPUs, the share of each that is used where not all is, and what the node has beside them."""
+    """Return the GPUs, the used part of their memory unless all is used, and the other memory of the node."""
     part = f", {row['gpu_memory_gib']:g} GiB of it" if row["hardware"] == "a100-40" else ""
     disk = f", {row['nvme_gib']:,g} GiB of NVMe" if row["nvme_gib"] else ""
     return f"{row['gpus']} x {row['hardware']}{part}, {row['host_memory_gib']:,g} GiB{disk}"
 
 
 def layout(row: Row) -> str:
-    """Parallelism, sweep, and what host memory holds beside activations."""
+    """Return the parallelism, the sweep, and the states that are in host memory."""
     best = best_of(row)
     parts = [f"{axis} {best[axis]}" for axis in ("tp", "cp", "pp") if best[axis] > 1]
     parts += [f"{best['cp_comm_type']}"] if best["cp"] > 1 else []
@@ -70,7 +70,7 @@ def billion_s(row: Row) -> float:
 
 
 def limit(row: Row) -> str:
-    """What keeps a longer sequence from fitting: the resource that `memo plan` names first."""
+    """Return the resource that a longer sequence lacks: the one that `memo plan` names first."""
     told: str = row["longest"]["limit"]
     for resource in ("host memory", "GPU memory", "device memory"):
         if told.startswith(resource):
@@ -120,7 +120,7 @@ def table(columns: dict[str, Callable[[Row], str]], *names: str) -> str:
 
 
 def shown(row: Row) -> list[str]:
-    """Every cell of this row in the tables, and what is shown as it was printed."""
+    """Return every cell of this row in the tables, and the texts that pages show as they were printed."""
     columns = [_DISK]
     columns += [_LONGEST] if row["longest"] else []
     columns += [_LARGEST] if row["largest"] else []
@@ -128,7 +128,7 @@ def shown(row: Row) -> list[str]:
 
 
 def recipe() -> str:
-    """The table of the plans of a million tokens as `memo plan` prints it, and what it says of the best of them."""
+    """Return the printed table of the plans of a million tokens, and the printed lines about the best plan."""
     lines = row_of("h100x8_1m")["printed"].splitlines()
     head = next(at for at, line in enumerate(lines) if "tok/GPU/s" in line)
     told = ("= ", "  the first ", "tight: ", "best: ", "surely fits: ", "binding limit: ", "CUDA, ", "a step takes ")
@@ -138,7 +138,7 @@ def recipe() -> str:
 
 
 def recipe_choice() -> Row:
-    """The choice of the recipe's layout, tp 2 and cp 4, among the first of a million tokens."""
+    """Return the choice with the recipe's layout, tp 2 and cp 4, among the first choices for a million tokens."""
     choices: list[Row] = row_of("h100x8_1m")["choices"]
     return next(choice for choice in choices if (choice["tp"], choice["cp"], choice["pp"]) == (2, 4, 1))
 
@@ -154,7 +154,7 @@ _PARTS = {
 
 
 def recipe_parts() -> str:
-    """Memory of one GPU of the recipe by what it is."""
+    """Return the memory of one GPU of the recipe by component."""
     row, choice = row_of("h100x8_1m"), recipe_choice()
     parts = choice["parts_gib"]
     lines = [(name.replace("_", " "), f"{parts[name]:.1f} GiB", _PARTS[name]) for name in _PARTS]
@@ -167,7 +167,7 @@ def recipe_parts() -> str:
 
 
 def share_of_step(name: str, resource: str) -> str:
-    """The part of a step in which a resource is busy, or that one kind of work takes."""
+    """Return the share of a step in which a resource is busy, or which one kind of work takes."""
     best = best_of(row_of(name))
     busy = {**best["seconds"], **best["resources"]}[resource]
     return f"{busy / best['step_time_s']:.0%}".replace("%", " %")

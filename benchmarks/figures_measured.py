@@ -1,4 +1,4 @@
-"""Figures of pages that come from measurements, from the emulated GPU and from published runs, by their rows."""
+"""Figures of pages from rows of measurements, of the emulated GPU and of published runs."""
 
 import csv
 import functools
@@ -24,7 +24,7 @@ from memo.units import GIB
 Row = dict[str, Any]
 A100_NODE = 8
 LONG_OVER_HIDDEN = 16
-"""Length over hidden size from which the README speaks of: 64K tokens with a hidden size of 4,096."""
+"""Least length over hidden size of the README's figures: 64K tokens with a hidden size of 4,096."""
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -32,7 +32,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def upward(share: float, digits: int = 1) -> str:
-    """A bound: the percentage rounded away from zero."""
+    """Return a bound: the percentage rounded away from zero."""
     scale = 10.0**digits
     return f"{math.ceil(100 * share * scale - 1e-9) / scale:.{digits}f} %"
 
@@ -41,13 +41,13 @@ def upward(share: float, digits: int = 1) -> str:
 
 
 def longest(way: str) -> int:
-    """Tokens that a way trains in the device memory of benchmarks/scaled_longest.py."""
+    """Return the tokens that a way trains in the device memory of benchmarks/scaled_longest.py."""
     found: int = {row["way"]: row["seq_length"] for row in rows.read("scaled_longest")}[way]
     return found
 
 
 def reach_over(way: str) -> Callable[[], str]:
-    """How many times the tokens of a way swept layers train there."""
+    """Return a figure: the tokens that swept layers train there, divided by those of a way."""
     return lambda: f"{longest('memo-swept') / longest(way):.1f}"
 
 
@@ -56,7 +56,7 @@ def quarter_million(way: str) -> Row:
 
 
 def cpu_memory() -> list[float]:
-    """Errors of the peaks that were foreseen, against torch's on a CPU."""
+    """Return the errors of foreseen peaks against those of torch on a CPU."""
     return [row["error"] for row in rows.read("memory_accuracy")]
 
 
@@ -65,12 +65,12 @@ def cpu_memory() -> list[float]:
 
 @functools.cache
 def on_gpu() -> list[Row]:
-    """Runs beside what was foreseen of them."""
+    """Return the runs on a GPU with their foreseen values."""
     return gpu_accuracy.beside_foresight(rows.read(gpu_accuracy.FILE))
 
 
 def on_gpu_at(way: str) -> Row:
-    """One rank of the longest sequence there."""
+    """Return the row of a way for one rank at the longest sequence on a GPU."""
     return max((row for row in on_gpu() if row["way"] == way), key=lambda row: row["seq_length"])
 
 
@@ -94,13 +94,13 @@ def time_worst_on_gpu() -> str:
 
 
 def in_half() -> list[Row]:
-    """Rows of the node whose proportions are MEMO's own, where all but ideals have half of the ideal's memory."""
+    """Return rows of the node with the proportions of MEMO's own, where all ways have half of the ideal's memory."""
     lines = [row for row in rows.read("scaled_node") if not row["one_node"]]
     return [row for row in lines if row.get("node", NODE.name) == NODE.name]
 
 
 def long_lengths() -> list[Row]:
-    """memo's speed over each other way, at each length from 64K tokens on in proportion, on a node of A800s."""
+    """Return memo's speed over each other way on a node of A800s, at each length that stands for 64K tokens or more."""
     lines = page_scaled.of_length(in_half())
     return [row for row in lines if row["length_over_hidden"] >= LONG_OVER_HIDDEN]
 
@@ -111,7 +111,7 @@ def span(values: Iterable[float], form: str = ".2f") -> str:
 
 
 def over(way: str, least: int = LONG_OVER_HIDDEN) -> str:
-    """memo's speed over a way's: the least and the most over the lengths."""
+    """Return memo's speed over that of a way: the smallest and largest ratio over the lengths."""
     return span(row[way] for row in long_lengths() if row["length_over_hidden"] >= least)
 
 
@@ -126,7 +126,7 @@ def scaled_stand_for() -> str:
 
 
 def papers_own() -> str:
-    """MEMO's speed over full recomputation with planned memory, as its table 4 printed it: measured on A800."""
+    """Return MEMO's speed over full recomputation with planned memory, printed in its table 4: measured on A800."""
     with (GOLDEN / "memo_table4_ablation.csv").open(newline="", encoding="utf-8") as file:
         mfu = {(row["method"], row["seq_k"]): row["mfu_percent"] for row in csv.DictReader(file) if row["mfu_percent"]}
     lengths = [length for method, length in mfu if method == "full_recompute+plan"]
@@ -137,7 +137,7 @@ def papers_own() -> str:
 
 
 def emulated_errors() -> dict[tuple[str, str], float]:
-    """Foreseen over allocated, less 1, of each full-size run by its name and allocator."""
+    """Return the error of foreseen bytes (foreseen / allocated - 1) of each full-size run, by name and allocator."""
     return {
         (row["name"], row["allocator"]): full_size.foreseen(row).allocated / row["allocated_bytes"] - 1
         for row in rows.read("full_size")
@@ -145,7 +145,7 @@ def emulated_errors() -> dict[tuple[str, str], float]:
 
 
 def rehearsal(name: str) -> Callable[[], str]:
-    """What `memo rehearse` printed of a run."""
+    """Return a figure: the output of `memo rehearse` for a run."""
     return lambda: "\n".join(("```", {row["name"]: row for row in rows.read("rehearsals")}[name]["printed"], "```"))
 
 
@@ -158,7 +158,7 @@ def emulated_runs() -> str:
 
 
 def sweeps() -> str:
-    """How much longer a step takes with swept layers than with whole ones, by tokens of a tile."""
+    """Return by how much a step is longer with swept layers than with whole layers, by tokens of a tile."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     lines = [row for row in rows.read("sweep_speed") if row["kind"] == "foreseen"]
     for row in lines:
@@ -179,7 +179,7 @@ def runs(table: str) -> list[Row]:
 
 
 def within(errors: Sequence[float]) -> float:
-    """What nine of ten of these stay within."""
+    """Return the bound within which nine of ten errors stay."""
     return sorted(map(abs, errors))[math.ceil(0.9 * len(errors)) - 1]
 
 
@@ -192,7 +192,7 @@ _PUBLISHED = {
 
 
 def published() -> str:
-    """The simulator beside the runs that its efficiencies were fitted to."""
+    """Return the errors of the simulator on the runs to which its efficiencies were fitted."""
     told = {row["table"]: row for row in rows.read("simulator_accuracy") if is_of_published_table(row)}
     lines = []
     for label, tables in _PUBLISHED.items():
@@ -207,7 +207,7 @@ def published() -> str:
 
 
 def pairs(near: bool) -> list[bool]:
-    """Of published pairs of layouts, near each other or not: whether the one foreseen to be faster was."""
+    """Return for pairs of published layouts, `near` in foreseen speed or not, whether the foreseen order was right."""
     found = []
     for table in ("p4d 3", "p4d 4"):
         for gpus in {row["gpus"] for row in runs(table)}:
@@ -219,19 +219,19 @@ def pairs(near: bool) -> list[bool]:
 
 
 def a100(in_one_node: bool) -> list[float]:
-    """Errors in percent on A100 of layouts whose copy of the model lies in one node, or in more."""
+    """Return errors in percent on A100, of layouts whose copy of the model is in one node or spans several nodes."""
     found = [(row["error_percent"], math.prod(row["tp_cp_pp_mbs"][:3])) for row in runs("p4d 3")]
     return [error for error, ranks in found if (ranks <= A100_NODE) == in_one_node]
 
 
 def memos_own(is_of: Callable[[int], bool]) -> list[float]:
-    """Errors in percent on the runs of MEMO's tables 3 and 4, by length."""
+    """Return errors in percent on the runs of MEMO's tables 3 and 4, for some lengths."""
     lines = [row for table in _PUBLISHED[_MEMO] for row in runs(table)]
     return [row["error_percent"] for row in lines if is_of(row["seq_length"])]
 
 
 def left_out(family: str, table: str) -> Row:
-    """The summary of a table that was foreseen without having been fitted to."""
+    """Return the summary of a table that was left out of the fit."""
     lines = rows.read("simulator_accuracy")
     return next(row for row in lines if row.get("family") == family and row.get("left_out") == row["table"] == table)
 
@@ -246,7 +246,7 @@ def held_out(source: str, least_length: int = 0) -> list[Row]:
 
 
 def held_out_table() -> str:
-    """Steps of published runs to which nothing was fitted."""
+    """Return the table of published steps to which nothing was fitted."""
     all_of = "Megatron-LM on 8 B200, as SimuMax v1.2 published them: Llama 3 70B and 405B cut to 12 and 4 layers"
     long_of = "of these, 32K and 128K tokens over cp 4 and 8"
     trl = "TRL 1.13, Qwen3-8B, 1,048,576 tokens on 8 H100"
@@ -269,13 +269,13 @@ def b200() -> list[Row]:
 
 
 def b200_of_tp8() -> str:
-    """How much too short the steps of the 70B model over tp 8 are foreseen."""
+    """Return by how much the steps of the 70B model with tp 8 are foreseen as too short."""
     errors = [-row["error"] for row in b200() if row["model"] == "llama-3-70b" and row["tp_cp_pp"][0] == 8]
     return f"{100 * min(errors):.0f} to {percent(max(errors), 0)}"
 
 
 def b200_memory(name: str, digits: int = 1) -> tuple[str, str]:
-    """Mean and worst of the errors of memory, without signs."""
+    """Return the mean and the worst error of memory, without signs."""
     errors = [abs(row[name]) for row in b200()]
     return percent(statistics.mean(errors), digits), percent(max(errors), digits)
 

@@ -1,13 +1,13 @@
-"""What `memo plan` answers to every question whose answer the README or the guide quotes.
+"""Asks `memo plan` every question whose answer the README or the guide quotes.
 
     python benchmarks/foreseen_plans.py [--only NAME ...]
 
-Each question is the command line that the page gives. Its answer is kept as a row, pictures of plans are drawn, and
-then all pages are written anew from the rows, as `python benchmarks/report.py` does alone. With --only a row takes the
-place of the earlier one of its name, and pictures stay. Foreseen: no GPU has confirmed an answer. All take some four
-minutes of one core, two of them for the largest models.
+Each question is the command line on the page. Its answer is kept as a row, pictures of plans are drawn, and then all
+pages are written from the rows, as by `python benchmarks/report.py`. With --only a row replaces the earlier row of its
+name, and pictures are not drawn. All answers are predictions that no GPU has confirmed. They take some four minutes of
+one core, two of them for the largest models.
 
-Host memory is given wherever a single GPU is asked about: such a GPU is part of a node, or a machine of its own.
+Questions about a single GPU state its host memory, because the GPU may be part of a node or a machine of its own.
 """
 
 import argparse
@@ -69,7 +69,7 @@ PICTURES = {
     "one_million_tokens.svg": f"{_EIGHT_H100} --seq-len 1M --gbs 8",
 }
 RANKED = ("h100x8_1m",)
-"""Questions of which a page shows more than the best choice: the table as it is printed, and its first layouts."""
+"""Questions for which a page shows more than the best choice: the printed table, and its first layouts."""
 SHOWN = 3
 _MACHINE = (
     *("model", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "nvme_gib", "nvme_gb_per_s"),
@@ -78,7 +78,7 @@ _MACHINE = (
 
 
 def ask(name: str) -> dict[str, Any]:
-    """The row of a question: its arguments, the machine, and the best choices as `memo plan --json` tells them."""
+    """Return the row of a question: its arguments, the machine, and the best choices of `memo plan --json`."""
     arguments = shlex.split(QUESTIONS[name])
     answer = json.loads(_printed([*arguments, "--json"]))
     if not answer["choices"]:
@@ -90,12 +90,12 @@ def ask(name: str) -> dict[str, Any]:
 
 
 def draw(picture: str, path: Path) -> None:
-    """Draw what `memo plan --plot` draws for a picture of the guide."""
+    """Draw a picture of the guide by `memo plan --plot`."""
     _printed([*shlex.split(PICTURES[picture]), "--plot", str(path)])
 
 
 def _printed(arguments: list[str]) -> str:
-    """What `memo plan` prints, asked in this process from the root of the repository."""
+    """Return the output of `memo plan`, run in this process from the root of the repository."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.chdir(rows.ROOT):
         memo(["plan", *arguments])

@@ -1,4 +1,4 @@
-"""PyTorch's own way to keep weights and optimizer states on the host: FSDP2 with CPUOffloadPolicy, on one rank.
+"""Trains with weights and optimizer states on the host by PyTorch's own FSDP2 with CPUOffloadPolicy, on one rank.
 
     python benchmarks/fsdp2.py '{"num_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 512,
                                  "seq_length": 512, "device": "cpu"}'
@@ -33,7 +33,7 @@ from memo.train.oom import is_out_of_memory
 
 @dataclass(frozen=True)
 class Gpt:
-    """What is trained: `steps` measured after `warmup` others, one sequence of `seq_length` tokens each."""
+    """The model and its training: `warmup` steps, then `steps` measured ones, on one sequence of `seq_length` each."""
 
     num_layers: int
     hidden_size: int
@@ -44,12 +44,12 @@ class Gpt:
     warmup: int = 1
     steps: int = 3
     loss_chunk_size: int = 8192
-    """Tokens whose logits exist at once, as in memo."""
+    """Tokens whose logits live at once, as in memo."""
     seed: int = 0
 
 
 class Block(nn.Module):
-    """[b, s, h] -> [b, s, h]; computed again in backward from its input."""
+    """[b, s, h] -> [b, s, h]; recomputed in backward from its input."""
 
     def __init__(self, gpt: Gpt) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Block(nn.Module):
 
 
 class PlainGpt(nn.Module):
-    """tokens [b, s], targets [b, s] -> mean loss in nats, without the logits of all tokens at once."""
+    """tokens [b, s], targets [b, s] -> mean loss in nats; the logits of all tokens never live at once."""
 
     def __init__(self, gpt: Gpt) -> None:
         super().__init__()
@@ -97,9 +97,9 @@ class PlainGpt(nn.Module):
 
 
 def fsdp2_offload(gpt: Gpt) -> dict[str, Any]:
-    """Train and tell: status, seconds of steps, tgs, peaks of device and host, losses.
+    """Train; return status, seconds of steps, tgs, peaks of device and host, and losses.
 
-    Starts a process group of one rank where there is none, and ends it. What memory does not suffice for is a row with
+    Starts and ends a process group of one rank if there is none. A run for which memory does not suffice is a row with
     status oom; other errors are raised.
     """
     try:
@@ -151,7 +151,7 @@ def train_steps(gpt: Gpt, step: Callable[[Tensor], Tensor]) -> dict[str, Any]:
 
 
 def _sharded(model: PlainGpt, device: str) -> PlainGpt:
-    """Each block for itself, then what is left of the model; all of it stays on the host between uses."""
+    """Shard each block, then the rest of the model; all weights stay on the host between uses."""
     mesh = init_device_mesh(device, (1,))
     wide = device == "cpu"
     policy = MixedPrecisionPolicy() if wide else MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
@@ -162,7 +162,7 @@ def _sharded(model: PlainGpt, device: str) -> PlainGpt:
 
 
 def _states_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[int]:
-    """Weights and AdamW's states, each once; gradients are gone between steps."""
+    """Yield the bytes of weights and of AdamW's states, each once; gradients are freed between steps."""
     for parameter in model.parameters():
         yield parameter.nbytes
     for state in optimizer.state.values():

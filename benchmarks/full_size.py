@@ -1,14 +1,13 @@
-"""Memory of one rank of eight at full size: what memo foresees, beside what its program takes on the emulated GPU.
+"""Memory of one rank of eight at full size: foreseen by memo, and taken by its program on the emulated GPU.
 
     python -m memo.emulated_gpu -- python benchmarks/full_size.py [--only NAME ...] [--allocators NAME ...]
 
 Needs a CUDA build of torch and no GPU (`make emulated` installs one: .venv-emulated/bin/python). Every row is one run
 of three steps of `memo train --simulate-world tp=8`, or of another layout of eight ranks, without numbers
-(csrc/emulated_gpu/README.md): real Python, host code of operators and allocators. The rank is the one that needs most
-memory. Peaks are those of the steps after the first. Under alpha auto the layer's times and
-the links' rates, which only a GPU can measure, are those of memo's model of an H100. A row takes the place of an
-earlier one of the same run. Without --allocators every run has a plan, and those of COMPARED have torch's own
-allocators too.
+(csrc/emulated_gpu/README.md): Python, host code of operators and allocators are real. The rank is the one that needs
+most memory. Peaks are those of the steps after the first. Under alpha auto the times of a layer and the rates of links,
+which only a GPU can measure, are those of memo's model of an H100. A row replaces the earlier row of its run. Without
+--allocators every run has a plan, and the runs of COMPARED also run with torch's own allocators.
 """
 
 import argparse
@@ -32,13 +31,13 @@ from memo.units import GIB
 
 GPUS = 8
 STEPS = STEADY_STEPS
-"""That count, after the first."""
+"""Steps after the first, whose peaks count."""
 EVIDENCE = "on the emulated GPU"
 ROOMY_HOST_GIB = 2000
 ROOMY = Device(memory_gib=180, host_memory_gib=ROOMY_HOST_GIB, without_numbers=True)
-"""Holds whatever a rank needs, so that it can be seen."""
+"""A device that holds all that a rank needs, so that this can be measured."""
 H100 = dataclasses.replace(ROOMY, memory_gib=80)
-"""Where alpha auto decides by what the device has."""
+"""The device for alpha auto, which decides by the memory of the device."""
 
 BASE: dict[str, object] = {
     "mock_data": True,
@@ -61,15 +60,16 @@ WAYS: dict[str, dict[str, object]] = {
 _STREAMED: dict[str, object] = {"offload_states": "all"}
 _SWEPT: dict[str, object] = {"offload_granularity": "tile"}
 ALLOCATORS = {"default": "", "expandable_segments": "expandable_segments:True", "planned": "expandable_segments:True"}
-"""PYTORCH_ALLOC_CONF by who serves a step's memory. What no plan of memo's places is torch's under `planned`, too."""
+"""PYTORCH_ALLOC_CONF by the allocator of a step. `planned` needs it as well: torch serves all requests outside a plan.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A run; the ranks that tp and pp do not take are those of cp.
+    """A run; cp has the ranks that tp and pp do not take.
 
-    `offload_tiles` are those of swept layers, None: memo's choice, and `host_gib` is what the rank may have of its
-    node's host memory.
+    `offload_tiles`: tiles of swept layers, None: memo's choice. `host_gib`: the part of its node's host memory that the
+    rank may have.
     """
 
     model: str
@@ -106,8 +106,8 @@ class Case:
 
     @property
     def _layout(self) -> dict[str, object]:
-        """On a ring the last rank needs most: all its queries meet the keys of each other rank. Of a pipeline it is one
-        of the first stage, which has most microbatches in flight."""
+        """The layout of the rank that needs most. On a ring it is the last one, whose queries meet the keys of all
+        ranks; in a pipeline one of the first stage, which has most microbatches in flight."""
         if self.pp > 1:
             return {"simulate_world": f"tp={self.tp},cp={self.cp},pp={self.pp}"}
         if self.cp == 1:
@@ -163,11 +163,11 @@ COMPARED = (
     "gpt-7b, 256K, full recompute",
     "llama-3.1-8b, 64K, alpha 0",
 )
-"""Runs for which what torch's own allocators reserve stands beside memo's plan."""
+"""Runs that are also measured with torch's own allocators."""
 
 
 def _of_tp_alone() -> Iterator[Case]:
-    """Every way at every length; states are streamed in every second one, and in both alphas of every longest."""
+    """Yield every way at every length; every second run, and both alphas at the longest lengths, stream states."""
     for index, model in enumerate(("gpt-7b", "llama-3.1-8b")):
         for length in (64, 256, 1024):
             for way_index, way in enumerate(WAYS):
@@ -178,7 +178,7 @@ def _of_tp_alone() -> Iterator[Case]:
 
 
 def run(case: Case, allocator: str) -> dict[str, Any]:
-    """In a process of its own, which has the allocator from its start."""
+    """Run a case in a process of its own, which has the allocator from its start."""
     config = configuration(case)
     if allocator == "planned":
         config = config.override({"memory_planner": "auto"})
@@ -203,14 +203,14 @@ def configuration(case: Case) -> RunConfig:
 
 
 def foreseen(row: dict[str, Any]) -> RankMemory:
-    """Of the run of a row, by memo's account of its own program."""
+    """Return the memory of a row's run by memo's account of its own program."""
     config = dataclasses.replace(RunConfig(), model=preset(row["model"])).override(row["flags"])
     config = with_simulated_axes(config.override({"params_dtype": "bf16"}))
     return own_memory(config, GPUS, 0, moved=row["tiles"])
 
 
 def table(kept: list[dict[str, Any]]) -> str:
-    """Markdown; GiB of one rank, of a planned step where there is one. Errors are those of what is foreseen."""
+    """Return Markdown with GiB of one rank, in a planned step if there is one, and the errors of the foreseen bytes."""
     reserved_by = (f"reserved, {name}" for name in ALLOCATORS)
     heads = ("run", "foreseen", "allocated", "error", *reserved_by, "error, planned", "pinned", "error, pinned")
     lines = [heads, ("---",) * len(heads)]

@@ -1,17 +1,17 @@
-"""What torch's allocator gives a rank of Megatron-LM on Transformer Engine at the peak of a step. Nothing is fitted.
+"""Predicts the peak of torch's allocator on a rank of Megatron-LM with Transformer Engine. Nothing is fitted.
 
-memo.estimate.rank_memory has the same program with the bytes that its calibration's runs show, as if no kernels were
-fused. With Transformer Engine and --cross-entropy-loss-fusion,
+memo.estimate.rank_memory predicts Megatron-LM's memory for the runs of its calibration, whose kernels are not fused.
+With Transformer Engine and --cross-entropy-loss-fusion,
 
     SwiGLU          is one kernel, so that silu(gate) is not kept beside the product
     cross entropy   writes the gradients of the logits over the logits, which stay in bf16
-    matrices        add weight gradients to sums in fp32 within the product, and give autograd instead a tensor in bf16
-                    that nobody reads: one for each shape of a layer's matrices, which is kept, and a new one for the
-                    head
+    matrices        add weight gradients to sums in fp32 within the product, and return a bf16 tensor to autograd that
+                    nothing reads: one tensor for each shape of a layer's matrices, which is kept, and a new one for
+                    the head
 
 Known error: 0.8 % in the mean and 2.8 % at most on SimuMax's 31 runs of dense models on 8 B200
-(benchmarks/held_out_accuracy.py), on which these three were found to count. What the allocator reserves beyond what it
-gives is not counted: 2 to 9 % there.
+(benchmarks/held_out_accuracy.py); these three differences were found by these runs. Memory that the allocator reserves
+without giving it out is not counted: 2 to 9 % in these runs.
 """
 
 from memo.config import RunConfig
@@ -33,7 +33,7 @@ _LOGIT_BYTES = 2
 
 
 def fused_allocated_bytes(config: RunConfig, shape: ModelShape, world_size: int) -> int:
-    """Bytes of the rank that needs most; arguments as of memo.estimate.rank_memory.worst_rank.
+    """Return the bytes of the rank that needs most; arguments are those of memo.estimate.rank_memory.worst_rank.
 
     Raises ConfigError for a run that recomputes or swaps, or is not in bf16.
     """
@@ -49,7 +49,7 @@ def fused_allocated_bytes(config: RunConfig, shape: ModelShape, world_size: int)
 def _stage_bytes(config: RunConfig, shape: ModelShape, world_size: int, stage: int) -> int:
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     layer = layer_activation_bytes(config) - _silu_bytes(config)
-    layer_backward = layer + 2 * hidden_bytes(config)  # its input and the gradient of that, gathered over tp
+    layer_backward = layer + 2 * hidden_bytes(config)  # its input and the input's gradient, gathered over tp
     states = rank_memory(config, shape, world_size, stage).states
     unread = _NARROW_BYTES * shape_units(config, shape, stage, state_sizes(config, world_size).shards).layer.numel
     return states + unread + passes * layer + ends_bytes(config) + max(layer_backward, _loss_bytes(config, stage))
@@ -62,7 +62,7 @@ def _silu_bytes(config: RunConfig) -> int:
 
 
 def _loss_bytes(config: RunConfig, stage: int) -> int:
-    """Logits, and in the head's backward the tensor that nobody reads."""
+    """Return the bytes of logits, and in the head's backward of the tensor that nothing reads."""
     if stage != config.parallel.pp - 1:
         return 0
     rows = vocab_rows_per_rank(config.model.vocabulary, config.parallel.tp)

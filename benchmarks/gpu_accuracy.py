@@ -1,12 +1,12 @@
-"""Step time and memory on a GPU, beside what memo foresees of the same run.
+"""Step time and memory of runs on a GPU, measured and foreseen.
 
     python benchmarks/gpu_accuracy.py [--only NAME ...] [--minutes 5]
     python -m memo.emulated_gpu -- python benchmarks/gpu_accuracy.py --rehearse
 
-A row is one run in a fresh process: one rank of eight without collectives (--simulate-world), or a whole model. What
-is foreseen is worked out from the rows when their table is drawn, on memo's own machine of that name. A row takes the
-place of an earlier one of the same name on the same kind of GPU. There is no smoke size. --rehearse needs no GPU: it
-adds to each kept row what the same program allocates on the emulated GPU, without numbers.
+A row is one run in a fresh process: one rank of eight without collectives (--simulate-world), or a whole model. The
+foreseen values are computed when the table is drawn, for memo's own machine of the GPU's name. A row replaces an
+earlier row of the same name on the same kind of GPU. There is no smoke size. --rehearse needs no GPU: it adds to each
+kept row the bytes that the program allocates on the emulated GPU, without numbers.
 """
 
 import dataclasses
@@ -37,21 +37,21 @@ MODEL = "llama-3.1-8b"
 WORLD, GPUS = "tp=8", 8
 LORA: dict[str, Any] = {"lora_rank": 16}
 SOON: dict[str, Any] = {"memory_planner": "off"}
-"""Of whole models: a plan for memory would take two more steps before the first."""
+"""Flags of whole models: a memory plan would take two more steps before the first."""
 FILE = "full/gpu_accuracy"
 _AT_ONCE = 1e9
 _HOST_GIB = 125.0
-"""Of the emulated machine: that of the rows that are kept."""
+"""Host memory of the emulated machine, as on the machine of the kept rows."""
 
 
 def cases(device: str) -> dict[str, Case]:
-    """By name, in order of what matters most."""
+    """Return the cases by name, the most important first."""
 
     def whole(preset: str, seq_length: int, steps: int = 2, **flags: Any) -> Case:
         return Case("memo", preset, seq_length, device, warmup=1, steps=steps, flags={**SOON, **flags})
 
     def rank(way: str, seq_length: int, layers: int, steps: int = 2) -> tuple[str, Case]:
-        """Fewer layers than the model has, for more rows in the time that a GPU is there: each takes what it takes."""
+        """Return a case with fewer layers than the model has, so that a GPU's time suffices for more rows."""
         case = Case(way, MODEL, seq_length, device, {"num_layers": layers}, WORLD, warmup=1, steps=steps)
         return f"{MODEL} of {layers} layers, one rank of {GPUS}, {seq_length // K}K, {way}", case
 
@@ -69,10 +69,10 @@ def cases(device: str) -> dict[str, Case]:
 
 
 def foreseen(row: dict[str, Any]) -> dict[str, float]:
-    """Of the run of a row, with the tiles that it moved; nothing of ways that are not memo's own.
+    """Return the foreseen values for a row's run, with the tiles that it moved; empty for ways that are not memo's own.
 
-    What ranks would tell each other takes no time: a rank that runs alone does not send it. It has the link to the host
-    for itself as well.
+    Messages between ranks take no time, because a rank that runs alone sends none. It also has the link to the host for
+    itself.
     """
     way = WAYS[row["way"]]
     if way.start is not None or way.under_autograd:
@@ -94,7 +94,7 @@ def foreseen(row: dict[str, Any]) -> dict[str, float]:
 
 
 def beside_foresight(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with what is foreseen and how far off it is, and the share of the speed of keeping everything."""
+    """Return rows with their foreseen values and errors, and with the share of the speed of keeping everything."""
     kept_s = {_of_length(row): row["step_p50_s"] for row in lines if row["way"] == "none" and row["status"] == "ok"}
     shown = []
     for row in lines:
@@ -112,7 +112,7 @@ def beside_foresight(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rehearsed_bytes(row: dict[str, Any]) -> int:
-    """Allocated at the peak by the program of a row on the emulated GPU."""
+    """Return the peak bytes that the program of a row allocates on the emulated GPU."""
     case = cases("cuda")[row["name"]]
     machine = dataclasses.replace(find_hardware(row["device"]), host_memory_gib=_HOST_GIB)
     device = emulated_device(1, machine, timed="")

@@ -1,14 +1,14 @@
-"""How well memo foresees published runs: seconds of a step, to which nothing was fitted, and memory of a rank.
+"""Errors of memo on published runs: seconds of a step, to which nothing was fitted, and memory of a rank.
 
     python benchmarks/held_out_accuracy.py
 
-simumax b200   SimuMax's runs of Megatron-LM on 8 B200 (tests/golden/README.md), dense models, each step of 4 to 32
-               microbatches of one sequence; beside memo's error stands that of SimuMax, which measures kernels of the
-               very shapes. memo's efficiencies of B200 are round figures from those kernels, not from these steps.
-               Memory is what torch's allocator gave at most, which SimuMax foresees too, by fused_memory.py. It is not
-               held out: which requests differ from those of older runs was found by looking at these runs.
-               And, beside what was reserved, the account of Megatron-LM on kernels that are not fused, which was fitted
-               to older runs (memo.estimate.calibration).
+simumax b200   SimuMax's runs of Megatron-LM on 8 B200 (tests/golden/README.md): dense models, each step of 4 to 32
+               microbatches of one sequence. SimuMax's own errors are compared; it measures kernels of the same shapes.
+               memo's efficiencies of B200 are round figures from those kernels, not from these steps.
+               Memory is the peak of torch's allocator; SimuMax predicts it, and memo by fused_memory.py. It is not held
+               out: the requests that differ from those of older runs were found by looking at these runs.
+               The reserved memory is compared with memo's account of Megatron-LM with kernels that are not fused, which
+               was fitted to older runs (memo.estimate.calibration).
 """
 
 import argparse
@@ -39,7 +39,7 @@ GPUS = 8
 
 @dataclass(frozen=True)
 class Held:
-    """A published run as memo would run it, and what was measured; `other` is what another tool foresees."""
+    """A published run as memo would run it, and its measurements; `other` is the prediction of another tool."""
 
     source: str
     model: str
@@ -62,18 +62,18 @@ class Held:
         return predict_step(self.config, self.gpus, hardware, framework=self.framework)
 
     def longer(self, efficiency: Efficiency | None = None) -> float:
-        """Measured over foreseen seconds, less 1."""
+        """Return measured / foreseen seconds - 1."""
         return self.step_s / self.foreseen(efficiency).step_time_s - 1
 
     def parts(self) -> StepParts:
         return self.foreseen().parts
 
     def bar(self) -> float:
-        """The share of the step by which memo says that it may be off."""
+        """Return the error that memo prints for the step, as a share of it."""
         return time_error(self.machine, self.parts()).share
 
     def row(self) -> dict[str, Any]:
-        """Errors: foreseen over measured, less 1."""
+        """Return the row of the run; errors are foreseen / measured - 1."""
         parallel, training = self.config.parallel, self.config.training
         foreseen = self.foreseen()
         found: dict[str, Any] = {
@@ -127,7 +127,7 @@ def simumax() -> list[Held]:
 
 
 def summary(source: str, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all rows of a source."""
+    """Return a row with the errors over all rows of a source."""
     told: dict[str, Any] = {"summary": source, "rows": len(found)}
     for name in ("error", "memory_error", "fitted_memory_error", "other_error", "other_memory_error"):
         errors = [row[name] for row in found if name in row]

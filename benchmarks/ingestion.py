@@ -1,14 +1,13 @@
-"""How fast `memo data build` makes tokens of text, beside `tokenizers` itself on all cores; the aim is 0.7 of its rate.
+"""Compares the speed of `memo data build` with that of `tokenizers` alone on all cores; the aim is 0.7 of its rate.
 
     python benchmarks/ingestion.py --mib 64
 
-Texts are the sources of Python's standard library, again and again until there are `--mib` of them, in lines of JSON;
-the tokenizer is a byte-level BPE of 32,768 tokens that is trained on them. `tokenizers` has all texts in memory and
-makes encodings of them, which it throws away: it neither reads a file nor parses, and it writes nothing. memo reads
-the file and writes a corpus. Hugging Face's `datasets`, where it is installed, reads the file and maps the tokenizer
-over it in as many processes as there are cores, as its documentation shows. Each way runs `--repeats` times in turn, in
-a process of its own, and its quickest time counts, as what else runs only adds. Run it on a machine that does nothing
-else.
+Texts are the sources of Python's standard library, repeated up to `--mib`, in lines of JSON; the tokenizer is a
+byte-level BPE of 32,768 tokens that is trained on them. `tokenizers` encodes texts in memory and discards the
+encodings: it neither reads nor parses a file, and it writes nothing. memo reads the file and writes a corpus. Hugging
+Face's `datasets`, if it is installed, reads the file and maps the tokenizer over it in one process a core, as its
+documentation shows. Each way runs `--repeats` times in turn, in a process of its own, and its shortest time counts,
+because other processes only add to it. Run it on an idle machine.
 """
 
 import argparse
@@ -44,7 +43,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         text_mib = prepare(Path(folder), options.mib)
-        load = os.getloadavg()[0]  # before it adds its own: of a machine that does nothing else, less than 1
+        load = os.getloadavg()[0]  # before this script adds its own load; below 1 on an idle machine
         seconds = measure(Path(folder), options.repeats)
     reference = seconds["tokenizers"]
     found = [
@@ -68,7 +67,7 @@ def main() -> None:
 
 
 def prepare(folder: Path, mib: float) -> float:
-    """texts.jsonl and tokenizer.json; returns MiB of text."""
+    """Write texts.jsonl and tokenizer.json; return MiB of text."""
     texts = [path.read_bytes().decode("utf-8", errors="replace") for path in python_sources(standard_library())]
     train_bpe(texts[:400], VOCABULARY, folder / "tokenizer.json")
     num_bytes = 0
@@ -83,7 +82,7 @@ def prepare(folder: Path, mib: float) -> float:
 
 
 def measure(folder: Path, repeats: int) -> dict[str, float]:
-    """Seconds of the quickest run of each way."""
+    """Return the seconds of the fastest run of each way."""
     ways = [way for way in WAYS if way != "datasets" or importlib.util.find_spec("datasets")]
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(repeats):

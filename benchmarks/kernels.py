@@ -1,13 +1,13 @@
-"""memo's kernels beside torch's own operations, torch.compile's and Liger's, where that is installed.
+"""Compares memo's kernels with torch's operations, torch.compile and, if it is installed, Liger.
 
     python benchmarks/kernels.py
 
 A row is an operation that the model calls (memo_kernels.Ops), in bf16, on one tile of tokens of an 8B model. Forward
-alone and forward with backward are timed, medians of a tenth of a second each; backward is the difference. Bytes are
-those that must move: inputs read once, results written once. Ratios are the other's time over ours. Two rows
-more are of a gated delta net, by each of --delta-backend, with the memory that a backward asked for and what is
-foreseen. Without CUDA nothing is timed: each operation runs once in torch at a tiny size, which proves that the script
-would run.
+alone and forward with backward are timed, each as a median over a tenth of a second; backward is the difference. Bytes
+are the least that must move: inputs are read once, results are written once. Ratios are the other kernel's time over
+memo's. Two further rows are a gated delta net with each --delta-backend, with the measured and foreseen memory of a
+backward. Without CUDA nothing is timed: each operation runs once in torch at a tiny size, which proves that the script
+runs.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one tile of one rank; `vocab` are the rows of its slice of the head, `flat` the gradients of one bucket."""
+    """Sizes of one tile of one rank; `vocab`: rows of the head on this rank, `flat`: gradients of one bucket."""
 
     tokens: int = 16384
     hidden: int = 4096
@@ -51,7 +51,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Way:
-    """Forward, and forward with backward; None: there is no such thing here."""
+    """Functions that run forward, and forward with backward; None: not available."""
 
     forward: Run | None
     both: Run | None
@@ -62,9 +62,9 @@ class Work:
     """An operation on given tensors.
 
     Attributes:
-        shape: of what is read, for people.
-        of: the work in one library's operations.
-        liger: the same in Liger's; None: it has none.
+        shape: shape of the inputs, as text.
+        of: makes the work with the operations of a library.
+        liger: the work with Liger's kernels; None: Liger has none.
     """
 
     shape: str
@@ -137,7 +137,7 @@ def add_norm(make: Maker, z: Sizes) -> Work:
 
 
 def rope(make: Maker, z: Sizes) -> Work:
-    """q and k in place, as in the slot of a swap plan; the way back on their gradients."""
+    """Return the rotation of q and k in place, as in the slot of a swap plan, and of their gradients back."""
     q, k = (make.normal(z.tokens, 1, heads, z.head_dim) for heads in (z.heads, z.kv_heads))
     angles = make.normal(z.tokens, 1, 1, z.head_dim // 2, dtype=torch.float32)
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
@@ -181,7 +181,7 @@ def activation(make: Maker, z: Sizes, *, kind: str) -> Work:
 
 
 def cross_entropy(make: Maker, z: Sizes) -> Work:
-    """Sums of the logits, and their gradient in place. Liger's finds both at once: it has no forward of its own."""
+    """Return the sums of the logits, and their gradient in place; Liger computes both at once."""
     logits, lse = make.normal(z.loss_tokens, z.vocab), torch.full((z.loss_tokens,), 12.0, device=make.device)
     labels, grad = torch.arange(z.loss_tokens, device=make.device) % z.vocab, torch.ones_like(lse)
 
@@ -202,7 +202,7 @@ def cross_entropy(make: Maker, z: Sizes) -> Work:
 
 
 def merge(make: Maker, z: Sizes) -> Work:
-    """One block of ring attention into the running sums."""
+    """Return the merge of one block of ring attention into the running sums."""
     sizes = (z.tokens, 1, z.heads, z.head_dim)
     total, out = (make.normal(*sizes, dtype=dtype).permute(1, 2, 0, 3) for dtype in (torch.float32, torch.bfloat16))
     total_lse, lse = (make.normal(1, z.heads, z.tokens, dtype=torch.float32) for _ in range(2))
@@ -229,7 +229,7 @@ WORKS: dict[str, Callable[[Maker, Sizes], Work]] = {
 
 
 def compiled(ops: Ops) -> Ops:
-    """Each of them under torch.compile."""
+    """Return each operation under torch.compile."""
     functions = {field.name: getattr(ops, field.name) for field in dataclasses.fields(ops) if field.name != "name"}
     return Ops("torch.compile", **{name: torch.compile(function) for name, function in functions.items()})
 
@@ -245,7 +245,7 @@ def times(way: Way) -> dict[str, float | None]:
 
 
 def measured(work: Work) -> dict[str, Any]:
-    """On CUDA: our times and rates, and how the others compare; what of them fails is told in the message."""
+    """Return times and rates of memo's kernel on CUDA, and ratios of other kernels; failures go to the message."""
     torch_ops = select_ops("torch", torch.bfloat16)
     ours = times(work.of(select_ops("triton", torch.bfloat16)))
     row: dict[str, Any] = {"status": "ok", "forward_s": ours["forward"], "forward_bytes": work.forward_bytes}
@@ -276,7 +276,7 @@ def tried(work: Work) -> dict[str, Any]:
 
 
 def delta_net(name: str, make: Maker, z: Sizes) -> dict[str, Any]:
-    """The row of a gated delta net of one sequence, by the kernels `name`; half as many heads of keys as of values."""
+    """Return the row of a gated delta net on one sequence with the kernels `name`, with two value heads a key head."""
     heads, key_heads = z.heads, z.heads // 2
     channels = (heads + 2 * key_heads) * z.head_dim
     of = select_delta(name)(make.normal(channels, TAPS), make.normal(heads), make.normal(heads), z.head_dim)
@@ -290,7 +290,7 @@ def delta_net(name: str, make: Maker, z: Sizes) -> dict[str, Any]:
         delta_rule.forward(of, mixed, carry, place, out, after)
 
     def backward() -> None:
-        found.carry.zero_()  # else it would grow from run to run
+        found.carry.zero_()  # otherwise it would grow from run to run
         delta_rule.backward(of, grad_out, mixed, carry, place, found)
 
     forward()

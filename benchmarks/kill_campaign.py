@@ -1,16 +1,17 @@
-"""Faults at random places: does every rank end and say why, and does the run go on as if nothing had been?
+"""Tests runs with faults at random places: every rank must end with its cause, and the run must resume with equal bits.
 
     python benchmarks/kill_campaign.py                    # 40 faults: half an hour on two cores
     python benchmarks/kill_campaign.py --faults 100 --seed 7
 
-Each fault has a run of its own, of two to four ranks, each a process started by hand. One rank, at a random call of a
-random place (starting, in a step, an offload, a streamed state, a save beside training or not, the last save), kills
-itself, stops, raises, or asks the run to end (benchmarks/faulty_rank.py). Then the same command starts the run again.
+Each fault has a run of its own, with two to four ranks that are started without a launcher. One rank kills itself,
+stops, raises, or asks the run to end (benchmarks/faulty_rank.py). It does so at a random call of a random place: at the
+start, in a step, an offload, a streamed state, a save (beside training or not), or the last save. Then the same command
+starts the run again.
 
-Three bounds. Every rank has ended within 30 s of the fault; where a rank was stopped (SIGSTOP), of the time that
---distributed-timeout-minutes leaves it, and the stopped one itself is then removed, as a launcher would. Every rank
-that ended by itself names the cause on standard error or, where a signal asked for it, the run says that it stopped.
-And of loss, gradient norm, weights, moments and counters every bit is that of a run without faults.
+Three conditions must hold. First, every rank has ended within 30 s of the fault. If a rank was stopped (SIGSTOP), the
+30 s begin after --distributed-timeout-minutes, and the stopped rank is then removed, as by a launcher. Second, every
+rank that ended by itself names the cause on standard error or, if a signal asked for the end, the run says that it
+stopped. Third, every bit of loss, gradient norm, weights, moments and counters equals that of a run without faults.
 """
 
 import argparse
@@ -54,16 +55,16 @@ LAYOUTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     ),
     "tp 2 x pp 2, offload": (4, "--tp 2 --pp 2 --offload-alpha 0.5 --keep-latest-k 2", ("offload",)),
 }
-"""Ranks, flags, and the places that only these pass."""
+"""By layout: number of ranks, flags, and the places that only this layout passes."""
 PLACES = {"start": 1, "step": 5, "offload": 30, "streamed states": 60, "save": 60, "last save": 10}
-"""Places, and up to which call of them a fault comes."""
+"""Places, and the last call of each place at which a fault may come."""
 FAULTS = ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT", "error", "bug")
 ASKS = ("SIGTERM", "SIGINT")
 
 
 @dataclass
 class Outcome:
-    """One fault, and how each rank ended in the life that met it."""
+    """One fault, and how each rank ended in the process group that met it."""
 
     layout: str
     place: str
@@ -82,7 +83,7 @@ class Outcome:
 
 
 def start(layout: str, folder: Path, life: str, outcome: Outcome | None = None) -> list[subprocess.Popen[bytes]]:
-    """All ranks of one life; the victim of `outcome` runs with its fault laid."""
+    """Start all ranks of one life (one start of the run); the victim of `outcome` runs with its fault."""
     ranks, flags, _ = LAYOUTS[layout]
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
@@ -106,7 +107,7 @@ def start(layout: str, folder: Path, life: str, outcome: Outcome | None = None) 
 
 
 def told(folder: Path, life: str, rank: int) -> Path:
-    """What a rank has said; beside the run's own directory."""
+    """Return the file with the output of a rank, beside the run's own directory."""
     return folder.with_name(f"{folder.name}.{life}.{rank}.txt")
 
 
@@ -115,7 +116,7 @@ def mark_of(folder: Path) -> Path:
 
 
 def wait_for_end(processes: list[subprocess.Popen[bytes]], but: int | None = None) -> None:
-    """Of all but one; ends whoever is still there at the deadline."""
+    """Wait for all processes but one; kill those that still run at the deadline."""
     deadline_s = time.monotonic() + DEADLINE_S
     for rank, process in enumerate(processes):
         if rank != but:
@@ -127,14 +128,14 @@ def wait_for_end(processes: list[subprocess.Popen[bytes]], but: int | None = Non
 
 
 def meet_fault(outcome: Outcome, folder: Path) -> None:
-    """The life that meets the fault: fills what is known of its end."""
+    """Run the life with the fault, and fill `outcome` with how it ended."""
     processes = start(outcome.layout, folder, "fault", outcome)
     try:
         wait_for_end(processes, but=outcome.rank if outcome.fault == "SIGSTOP" else None)
         ended_s = time.time()
     finally:
         for process in processes:
-            process.kill()  # a stopped one, too
+            process.kill()  # works on a stopped process, too
             process.wait()
     outcome.statuses = [process.returncode for process in processes]
     outcome.was_met = mark_of(folder).exists()
@@ -147,7 +148,7 @@ def meet_fault(outcome: Outcome, folder: Path) -> None:
 
 
 def names_cause(outcome: Outcome, texts: list[str]) -> bool:
-    """Whether every rank that could say anything says what has happened, and ends with the status for it."""
+    """Return whether every rank that could write names the cause, and ends with the right status."""
     victim = f"rank {outcome.rank} ("
     others = [rank for rank in range(len(texts)) if rank != outcome.rank]
     if outcome.fault in ASKS:
@@ -156,7 +157,7 @@ def names_cause(outcome: Outcome, texts: list[str]) -> bool:
         is_over = is_over or f"iter_{TRAIN_ITERS:07d}" in texts[0]
         return is_over and set(outcome.statuses) == {0} and outcome.fault in texts[outcome.rank]
     if outcome.place in ("save", "last save") and outcome.fault in ("error", "bug"):
-        # What one rank cannot write, all learn in the save: each ends with that error.
+        # If one rank cannot write, all ranks learn of it in the save: each ends with this error.
         return all("could not be written" in text or "left first" in text for text in texts) and all(outcome.statuses)
     own = {"error": f"{victim}", "bug": "KeyError: 'a fault on purpose'"}.get(outcome.fault, "")
     others_know = all(f"error: {victim}" in texts[rank] and "left first: " in texts[rank] for rank in others)
@@ -164,14 +165,14 @@ def names_cause(outcome: Outcome, texts: list[str]) -> bool:
 
 
 def records(folder: Path) -> set[tuple[int, float, float]]:
-    """(iteration, loss, gradient norm) of every step that any life logged."""
+    """Return (iteration, loss, gradient norm) of every step that any life logged."""
     lines = (folder / "log.jsonl").read_text().splitlines(keepends=True)
     found = [json.loads(line) for line in lines if line.endswith("\n")]
     return {(row["iteration"], row["lm_loss"], row["grad_norm"]) for row in found if "lm_loss" in row}
 
 
 def bits(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Everything that the newest checkpoint holds."""
+    """Return the contents of the newest checkpoint."""
     final = latest_checkpoint(folder)
     state, index = open_checkpoint(final)
     values = {name: torch.empty(entry.shape, dtype=entry.torch_dtype) for name, entry in index.items()}
@@ -196,7 +197,7 @@ def is_same(folder: Path, whole: Path) -> bool:
 
 
 def draw(faults: int, dice: random.Random) -> list[Outcome]:
-    """So many faults, every kind and layout equally often."""
+    """Draw `faults` faults, with every kind and layout equally often."""
     found = []
     for number in range(faults):
         layout = list(LAYOUTS)[number % len(LAYOUTS)]

@@ -21,7 +21,7 @@ MODEL = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "2
 
 
 def measure(seq_length: int, ranks: int) -> dict[str, float | int]:
-    """Two steps on `ranks` context-parallel ranks; figures of the second, memory of rank 0."""
+    """Run two steps on `ranks` context-parallel ranks; return the figures of the second, and the memory of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

@@ -2,9 +2,9 @@
 
     python benchmarks/measure.py '{"way": "memo", "preset": "gpt-tiny", "seq_length": 512, "device": "cpu"}'
 
-The last line printed is the row. What fits is found by trying, the same for every way: the estimates that refuse a
-run of a user beforehand are not asked. Status of a row: ok; oom, of the device or of the host; refused, with memo's
-message; failed; timeout.
+The last line printed is the row. Whether a way fits is found by trying it: the estimates that would refuse a user's run
+beforehand are not asked. Status of a row: ok; oom, of the device or of the host; refused, with memo's message; failed;
+timeout.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from memo.train.watching import swap_forecast
 from memo.units import GIB
 
 HOST_RESERVE_BYTES = 2 * GIB
-"""A run that leaves less of the host than this is ended as out of memory, before the system ends something else."""
+"""A run that leaves less host memory free is ended as out of memory, before the system kills another process."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Case:
     Attributes:
         way: a name of ways.WAYS.
         shape: changed fields of the preset.
-        world: of --simulate-world; None: the whole model.
-        flags: more of the trainer's, which win over the way's.
+        world: value of --simulate-world; None: the whole model.
+        flags: further flags of the trainer, which win over those of the way.
     """
 
     way: str
@@ -77,7 +77,7 @@ def case_of(args: Arguments, way: str, shape: Shape, seq_length: int, **more: An
 
 
 def measured(args: Arguments, case: Case, variables: dict[str, str] | None = None) -> dict[str, Any]:
-    """The row of a case, from a fresh process; `variables` are added to its environment."""
+    """Return the row of a case, measured in a fresh process; `variables` are added to its environment."""
     command = [sys.executable, __file__, json.dumps(dataclasses.asdict(case))]
     row = in_fresh_process(command, min(args.scale.timeout_s, args.left_s), variables)
     return {"scale": args.scale.name, **_about(case), **row}
@@ -86,7 +86,7 @@ def measured(args: Arguments, case: Case, variables: dict[str, str] | None = Non
 def in_fresh_process(
     command: Sequence[str], timeout_s: float, variables: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """The JSON object that a program prints last, or a row that says why there is none."""
+    """Return the JSON object that a program prints last, or a row with the reason why there is none."""
     if timeout_s <= 0:
         return {"status": "skipped", "message": "no time was left"}
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -103,7 +103,7 @@ def in_fresh_process(
 
 
 def _wait(child: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any] | None:
-    """None when it has ended by itself."""
+    """Wait for a process; return None if it ended by itself, else the row of the reason for which it was ended."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -138,13 +138,13 @@ def _about(case: Case) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def tried() -> Iterator[None]:
-    """Trainers that are built here are not refused by an estimate."""
+    """Let no estimate refuse trainers that are built within the context."""
     with mock.patch.object(trainer_module, "prepare", functools.partial(prepare, must_fit=False)):
         yield
 
 
 def take(case: Case) -> dict[str, Any]:
-    """Warm up, step, and tell. An error that is a finding becomes a row; others are raised."""
+    """Warm up, run steps, and return the row. Out of memory and refusals become rows; other errors are raised."""
     way, copies = WAYS[case.way], HostCopies()
     flags = {"mock_data": True, "simulate_world": case.world, "profile_cache": "off", **way.flags, **case.flags}
     try:
@@ -188,7 +188,7 @@ def _steps(trainer: Trainer, case: Case, copies: HostCopies) -> dict[str, Any]:
 
 
 def times(records: Sequence[StepRecord], trainer: Trainer) -> dict[str, Any]:
-    """Seconds of steps, and MFU by both conventions: half of the attention's scores counted, and all."""
+    """Return the seconds of steps, and MFU by both conventions: with half of the attention's scores, and with all."""
     model, seq_length = trainer.config.model, trainer.config.data.seq_length
     causal = model_flops_per_token(model, seq_length)
     whole = 2 * causal - 6 * matmul_parameters(model)
@@ -204,7 +204,7 @@ def times(records: Sequence[StepRecord], trainer: Trainer) -> dict[str, Any]:
 
 
 def percentiles(steps_s: Sequence[float]) -> dict[str, Any]:
-    """Of few steps: the quickest, the middle one, the slowest, and all."""
+    """Return the shortest, median and longest time of a few steps, and all times."""
     return {
         "step_p0_s": min(steps_s),
         "step_p50_s": statistics.median(steps_s),
@@ -215,7 +215,7 @@ def percentiles(steps_s: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What torch's allocator counts while steps run; nothing on a CPU, which does not count."""
+    """Counters of torch's allocator while steps run; empty on a CPU, which has no counters."""
 
     device: str
     mallocs: int = 0
@@ -245,7 +245,7 @@ class DeviceMemory:
 
 
 def _memory(trainer: Trainer, last: StepRecord, copies: HostCopies) -> dict[str, Any]:
-    """Bytes of the host and of the plan; the host's peak holds all of the process, on a CPU the model too."""
+    """Return the bytes of the host and of the plan; the host's peak is that of the process, on a CPU with the model."""
     planned = trainer.parts.transients.planned if trainer.parts.transients is not None else None
     return {
         "host_peak_bytes": last.host_peak_bytes,
@@ -260,7 +260,7 @@ def _memory(trainer: Trainer, last: StepRecord, copies: HostCopies) -> dict[str,
 
 
 def _copies(trainer: Trainer, records: Sequence[StepRecord]) -> dict[str, Any]:
-    """Measured, medians of steps, beside what the plan expects; None where nothing moves."""
+    """Return the measured copies (medians of steps) and those that the plan expects; None if nothing moves."""
     chosen = trainer.parts.chosen_swap
     names = ("layers_s", "copies_s", "copy_wait_s", "hidden_share", "state_copies_s", "state_wait_s", "host_update_s")
     found = {name: [value for record in records if (value := getattr(record, name)) is not None] for name in names}

@@ -1,10 +1,10 @@
-"""Peak of allocated memory in a training step on CPU: predicted in closed form, beside what was measured.
+"""Compares the predicted and the measured peak of allocated memory in a training step on a CPU.
 
     python benchmarks/memory_accuracy.py [--only NAME ...]
 
 Each configuration is trained for three steps in fresh processes, one a rank; the first step makes the moments and does
-not count. A row is one pipeline stage, measured on its worst rank. Exits with 1 where a prediction is more than 3 %
-above or 0.5 % below.
+not count. A row is one pipeline stage, measured on its worst rank. Exits with 1 if a prediction is more than 3 % above
+or 0.5 % below.
 """
 
 import argparse
@@ -44,14 +44,14 @@ _BASE: dict[str, object] = {
     "num_threads": 1,
     "progress": False,
 }
-# Smaller, because CPUs that know bf16 by emulation alone multiply slowly.
+# Smaller, because CPUs that only emulate bf16 multiply slowly.
 _BF16 = {"params_dtype": "bf16", "seq_length": 2048, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024}
 _FOUR = {"global_batch_size": 4}
 
 _SWEEP = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles": 16}
 _STREAMED = {"num_layers": 12, "seq_length": 512}
-# When gloo's thread drops the copy of a chunk of the loss's gradient is a matter of luck, for which the account is
-# ready; with half of the other chunks it is less than the bound of what a prediction may lie above.
+# gloo's thread drops its copy of a chunk of the loss's gradient at a random time, and the account assumes the latest.
+# With chunks of half the size, this copy is smaller than the excess that a prediction may have.
 _TP = {"tp": 2, "loss_chunk_size": 256}
 CASES: dict[str, tuple[str, int, dict[str, object]]] = {
     # name: model, ranks, flags; llama has grouped heads, RMSNorm and SwiGLU, gpt2 biases and learned positions
@@ -123,7 +123,7 @@ def configuration(model: str, world_size: int, flags: dict[str, object]) -> RunC
 
 
 def measured_peak_bytes(config: RunConfig) -> int:
-    """Of this rank, in the steps after the first; `memo.Trainer` finds rank and world as under torchrun."""
+    """Return the peak of this rank after the first step; `memo.Trainer` finds rank and world as under torchrun."""
     from allocated_bytes import AllocatedBytes
 
     import memo
@@ -138,7 +138,7 @@ def measured_peak_bytes(config: RunConfig) -> int:
 
 
 def measure(name: str) -> list[int]:
-    """Peak bytes of every rank, each in a process of its own."""
+    """Return the peak bytes of every rank, each measured in a process of its own."""
     world_size = CASES[name][1]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -167,7 +167,7 @@ def measure(name: str) -> list[int]:
 
 
 def compare(name: str) -> list[dict[str, Any]]:
-    """A row for each pipeline stage."""
+    """Return a row for each pipeline stage."""
     model, world_size, flags = CASES[name]
     config = configuration(model, world_size, flags)
     peaks = measure(name)

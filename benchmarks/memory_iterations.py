@@ -1,8 +1,9 @@
-"""Plans for whole iterations of real configurations, traced on paper: peak against bound, and against PyTorch.
+"""Memory plans of whole iterations of real configurations: their peaks against the bound and PyTorch's allocators.
 
     python benchmarks/memory_iterations.py
 
-Each row: the first rank of a layout, all phases of one step. Times are of this machine, tracing and planning apart.
+The requests of an iteration are traced without running it (memo.train.paper). A row is the first rank of a layout, with
+all phases of one step. Times are those of this machine, separate for tracing and planning.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""How low and how fast: the memory planner on minimalloc's challenge and on whole iterations.
+"""Peaks and times of the memory planner on minimalloc's challenge and on whole iterations.
 
     python benchmarks/memory_planner.py --minimalloc DIR     (github.com/google/minimalloc, benchmarks/challenging)
 
-The iterations are synthetic: forwards and backwards of a GPT layer under 1F1B, with all activations kept or, as
-under swapping, with the layers' inputs alone.
+The iterations are synthetic: forwards and backwards of GPT layers under 1F1B. They keep all activations or, as under
+swapping, only the inputs of layers.
 """
 
 import argparse
@@ -31,7 +31,7 @@ IN_FLIGHT = 4
 
 
 def challenge(folder: Path, time_limit_s: float) -> Iterator[dict[str, Any]]:
-    """One row for each NAME.CAPACITY.csv, and one for all."""
+    """Yield one row for each NAME.CAPACITY.csv, and one for all files."""
     peaks = []
     for path in sorted(folder.glob("*.csv")):
         match = re.fullmatch(r"(\w)\.(\d+)\.csv", path.name)
@@ -58,7 +58,7 @@ def challenge(folder: Path, time_limit_s: float) -> Iterator[dict[str, Any]]:
 
 
 def iteration(num_layers: int, num_microbatches: int, keeps_all: bool) -> Trace:
-    """A synthetic trace, about 40 requests for each layer and microbatch."""
+    """Return a synthetic trace with about 40 requests for each layer and microbatch."""
     return Trace("cpu", "composed", tuple(_Iteration(num_layers, keeps_all).phases(num_microbatches)))
 
 
@@ -107,7 +107,7 @@ class _Iteration:
         self.kept[layer, microbatch] = kept
 
     def _backward(self, layer: int, microbatch: int) -> None:
-        """Each gradient is made while the one it follows from still lives; recomputation comes first."""
+        """Recompute first; then make each gradient while the gradient that it follows from still lives."""
         rebuilt = [] if self.keeps_all else [self._make(units) for units in KEPT.values()]
         gradient = self._make(1)
         for units in reversed(KEPT.values()):
@@ -121,7 +121,7 @@ class _Iteration:
 
 
 def whole_iterations(sizes: list[str], time_limit_s: float) -> Iterator[dict[str, Any]]:
-    """One row for each LAYERSxMICROBATCHES, kind of iteration and planner."""
+    """Yield one row for each LAYERSxMICROBATCHES, kind of iteration and planner."""
     planners: tuple[Planner, ...] = ("paper", "flat", "auto")
     for size, keeps_all, planner in itertools.product(sizes, (True, False), planners):
         trace = iteration(*map(int, size.split("x")), keeps_all=keeps_all)

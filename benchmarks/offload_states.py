@@ -1,11 +1,12 @@
-"""Models whose states are larger than the device: memo's placements beside PyTorch's and DeepSpeed's, one device.
+"""Compares ways to train models whose states exceed the device: memo's placements, PyTorch's and DeepSpeed's offload.
 
     python benchmarks/offload_states.py
 
-Every way trains the same shape, with fp32 masters and moments, on one sequence a step. memo's ways differ in
---offload-states alone. FSDP2 keeps weights, gradients and AdamW's states on the host (benchmarks/fsdp2.py), and so does
-ZeRO-Offload (ZeRO-3 with both offloads) where DeepSpeed is installed. A model that only a plan of both sides can hold
-is trained by that alone. `reach` rows are the longest sequence with the optimizer's states on the host.
+Every way trains the same shape on one device, with fp32 masters and moments, on one sequence a step. memo's ways differ
+only in --offload-states. FSDP2 keeps weights, gradients and AdamW's states on the host (benchmarks/fsdp2.py), and so
+does ZeRO-Offload (ZeRO-3 with both offloads) if DeepSpeed is installed. A model that fits neither on the device nor on
+the host is trained only with a plan that divides its states. `reach` rows have the longest sequence with the
+optimizer's states on the host.
 """
 
 import dataclasses
@@ -24,11 +25,11 @@ from scales import Arguments, Shape, parser, resolve
 
 WAYS = ("states-resident", "states-optimizer", "states-all", "states-auto")
 PEERS = {"fsdp2-cpu-offload": None, "deepspeed-zero-offload": "deepspeed"}
-"""By name: the package that it needs."""
+"""Peers by name, with the package that each needs."""
 
 
 def zero_offload(gpt: Gpt) -> dict[str, Any]:
-    """DeepSpeed's ZeRO-3 with parameters and optimizer on the host, one rank."""
+    """Train by DeepSpeed's ZeRO-3 with parameters and optimizer on the host, on one rank."""
     import deepspeed
 
     torch.manual_seed(gpt.seed)
@@ -58,12 +59,12 @@ def zero_offload(gpt: Gpt) -> dict[str, Any]:
 
 
 def take(name: str, gpt: Gpt) -> dict[str, Any]:
-    """In a fresh process."""
+    """Measure a peer; called in a fresh process."""
     return zero_offload(gpt) if name == "deepspeed-zero-offload" else fsdp2_offload(gpt)
 
 
 def compare(args: Arguments, journal: Journal, name: str, shape: Shape, ways: tuple[str, ...]) -> None:
-    """One model by memo's placements, and by its peers where these have a chance."""
+    """Train one model by memo's placements, and by peers if these can hold it."""
     cases = {way: case_of(args, way, shape, args.scale.streamed_length) for way in ways}
     ours = [journal.add({**measured(args, case), "kind": "compare", "model": name}) for case in cases.values()]
     best = min((row["step_p50_s"] for row in ours if row["status"] == "ok"), default=None)

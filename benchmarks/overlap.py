@@ -1,10 +1,10 @@
-"""Copies beside compute: what of the copies a step hides (MEMO, figures 1b, 7 and 11).
+"""Measures the share of the copies that overlaps with compute in a step (MEMO, figures 1b, 7 and 11).
 
     python benchmarks/overlap.py
 
-Steps with different shares of the tokens moved, at every length: seconds of layers, of copies, and of compute standing
-still for them, beside what the plan expects. On a CPU the copies run in the thread that computes, so nothing is ever
-hidden. The link's rates are in benchmarks/copies.py.
+Steps run at every length with several alphas. A row has the seconds of layers, of copies, and of compute that waits for
+copies, with the values that the plan expects. On a CPU the copies run in the thread that computes, so nothing is ever
+hidden. benchmarks/copies.py measures the rates of the link.
 """
 
 from measure import case_of, measured

@@ -1,13 +1,14 @@
-"""MEMO's printed marks, ok, oom (GPU memory) and oohm (host memory), against what memo's estimates say of each row.
+"""Compares the printed marks of MEMO's tables, ok, oom (GPU memory) and oohm (host memory), with memo's estimates.
 
     python benchmarks/paper_marks.py
 
-Tables 7 (strategies and marks of 7B to 65B) and 4 (full recomputation and full swapping, with a memory plan). Two
-verdicts for each: of the paper's system (`memo.papers.memo_paper`: all logits at once, each pinned block rounded up
-to a power of two, 2 TB a node), and of memo's own, whose loss is chunked and whose host memory is one slab.
+The marks are those of table 7 (strategies and marks of 7B to 65B) and table 4 (full recomputation and full swapping,
+with a memory plan). Each row gets two verdicts: one for the paper's system (`memo.papers.memo_paper`: all logits at
+once, each pinned block rounded up to a power of two, 2 TB a node), and one for memo, whose loss is chunked and whose
+host memory is one slab.
 
-A row that ran out of memory has no strategy in table 7: tp 8 and cp over the rest, at alpha 0, needs least and stands
-for it. Two marks of 64 come out otherwise, see `EXPLAINED`.
+Table 7 prints no strategy for a row that ran out of memory. Such a row counts with tp 8, cp over the remaining ranks
+and alpha 0, which need the least memory. Two of 64 marks are not reproduced, see `EXPLAINED`.
 """
 
 import csv
@@ -29,8 +30,8 @@ from memo.units import GIB
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 GPUS_PER_NODE = 8
-PAPER_CAPACITY = Capacity(80 * GIB, 2e12, "megatron-lm")  # whose layers the paper's system has
-"""Of one A800, and "2 TB" of a node."""
+PAPER_CAPACITY = Capacity(80 * GIB, 2e12, "megatron-lm")  # the paper's system has the layers of Megatron-LM
+"""Memory of one A800, and the "2 TB" of a node."""
 WORDS = {Verdict.FITS: "ok", Verdict.UNSURE: "unsure", Verdict.OOM: "oom", Verdict.OOHM: "oohm"}
 
 EXPLAINED = {
@@ -41,7 +42,7 @@ EXPLAINED = {
         1408,
     ): "not explained: alpha 0 takes 0.8 TB of the host; only from 1/4 on 2 do not suffice",
 }
-"""Marks that the estimate of the paper's system does not tell, by source, model and 1,024 tokens."""
+"""Marks that the estimate of the paper's system does not reproduce, by source, model and 1,024 tokens."""
 
 
 @dataclass(frozen=True)
@@ -63,27 +64,27 @@ class Mark:
 
     @property
     def config(self) -> RunConfig:
-        """The run, under the paper's policy; 16 sequences, as benchmarks/simulator_accuracy.py assumes."""
+        """Return the run under the paper's policy; 16 sequences, as benchmarks/simulator_accuracy.py assumes."""
         tp, cp, pp = self.layout
         values: dict[str, Any] = {"seq_length": self.seq_k << 10, "tp": tp, "cp": cp, "pp": pp, "gbs": 16}
         values |= {"offload_policy": "paper"} if self.alpha is not None else {"recompute_granularity": "full"}
         return RunConfig(model=preset(f"gpt-{self.model.lower()}")).override({**values, "device": "cuda"})
 
     def of_the_paper(self) -> tuple[Verdict, int, float]:
-        """Verdict, bytes of one GPU and of one node's host memory of the paper's system."""
+        """Return for the paper's system the verdict, bytes of one GPU, and bytes of a node's host memory."""
         config, host = self.config, 0.0
         gpu = gpu_memory(config, self.gpus, self.alpha).total
         if self.alpha is not None:
             tp, cp, _ = self.layout
             rank = host_bytes(self.config.model, self.seq_k << 10, self.alpha, tp, cp, powers_of_two=True)
             host = GPUS_PER_NODE * rank
-        # Layers come before the loss: where both memories run out, the host's, which forward fills, does first.
+        # Layers run before the loss: if both memories are too small, host memory, which forward fills, runs out first.
         shape = shape_of(config.model, self.model, config.data.seq_length)
         layers = judge(worst_rank(config, shape, self.gpus, moved=self.alpha).total, host, PAPER_CAPACITY)
         return layers if layers == Verdict.OOHM else judge(gpu, host, PAPER_CAPACITY), gpu, host
 
     def of_memo(self) -> tuple[Verdict, int, int]:
-        """The same of memo's own system, on an a800-80."""
+        """Return for memo on a800-80 the verdict, bytes of one GPU, and bytes of a node's host memory."""
         config = replace(self.config, memory=replace(self.config.memory, offload_policy="auto"))
         shape, machine = shape_of(config.model, self.model, config.data.seq_length), HARDWARE["a800-80"]
         gpu = Account("memo", shape, self.gpus).worst(config, self.alpha).total
@@ -106,7 +107,7 @@ def table7() -> list[Mark]:
 
 
 def table4() -> list[Mark]:
-    """The variants with a memory plan; without one, allocators lose memory that nothing here models."""
+    """Return the variants with a memory plan; without a plan, allocators lose memory that nothing here models."""
     found = []
     for row in _rows("memo_table4_ablation.csv"):
         if row["method"] in ("full_recompute+plan", "full_swap+plan"):
@@ -122,7 +123,7 @@ def _rows(name: str) -> Iterable[dict[str, str]]:
 
 
 def row_of(mark: Mark) -> dict[str, Any]:
-    """What is printed and kept of one mark."""
+    """Return the row of one mark."""
     (paper, paper_gpu, paper_host), (own, own_gpu, own_host) = mark.of_the_paper(), mark.of_memo()
     return {
         "source": mark.source,

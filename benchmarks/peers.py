@@ -1,16 +1,16 @@
-"""memo beside what a user would pick instead: transformers with gradient checkpointing, whole model, one device.
+"""Compares memo with alternatives: transformers with gradient checkpointing, on a whole model and one device.
 
     python benchmarks/peers.py
 
 The peers train the same shape on as many tokens, in transformers' own classes: weights and AdamW states in fp32, bf16
-products by autocast where there is CUDA (memo: bf16 weights, fp32 masters, moments and gradients), PyTorch's
-scaled-dot-product attention. Offload puts the inputs of checkpointed layers into pinned host memory on the stream that
-computes, as TRL, Unsloth and Arctic Long Sequence Training do.
+products by autocast on CUDA, and PyTorch's scaled-dot-product attention (memo: bf16 weights, fp32 masters, moments and
+gradients). Offload copies the inputs of checkpointed layers into pinned host memory on the compute stream, as TRL,
+Unsloth and Arctic Long Sequence Training do.
 
-Liger's kernels, and ALST's pieces for one device as DeepSpeed ships them (https://arxiv.org/abs/2506.13996: the MLP and
-the loss in tiles of the sequence, layer inputs offloaded), are rows where the packages are installed, and rows that say
-so where not. FSDP2 with weights and optimizer states on the host trains a GPT of about as many weights, in plain torch
-(benchmarks/fsdp2.py).
+Further rows are Liger's kernels, and ALST's parts for one device as DeepSpeed ships them
+(https://arxiv.org/abs/2506.13996: the MLP and the loss in tiles of the sequence, layer inputs offloaded). If their
+packages are missing, the rows say so. FSDP2 with weights and optimizer states on the host trains a GPT of about as many
+weights, in plain torch (benchmarks/fsdp2.py).
 
 The model is the largest of the set whose states leave room on one device for activations.
 """
@@ -48,13 +48,13 @@ PEERS = {
     FSDP2: ((), False),
 }
 _LOGITS_BYTES = 1 << 30
-"""Of one tile of ALST's loss, in fp32: what its trainer takes."""
+"""Bytes of the fp32 logits of one tile of ALST's loss, as in its trainer."""
 
 Loss = Callable[[Tensor], Tensor]
 
 
 def build(case: Case, liger: bool) -> torch.nn.Module:
-    """The case's model in transformers, in training mode with checkpointed layers."""
+    """Return the case's model in transformers, in training mode with checkpointed layers."""
     import transformers
 
     if liger:
@@ -77,15 +77,15 @@ def build(case: Case, liger: bool) -> torch.nn.Module:
 
 
 def plain_loss(model: Any) -> Loss:
-    """tokens [1, s] -> mean loss, as transformers has it."""
+    """Return the function tokens [1, s] -> mean loss, as transformers computes it."""
     return lambda tokens: model(input_ids=tokens, labels=tokens).loss
 
 
 def tiled_loss(model: Any, case: Case) -> Loss:
-    """The same, with ALST's MLP and loss; changes the model's MLPs.
+    """Return the function tokens [1, s] -> mean loss with ALST's MLP and loss; changes the model's MLPs.
 
-    Tiles of the MLP are as many tokens as the model is wide. Its functions compute again outside of autocast, so what
-    they are given turns it on.
+    A tile of the MLP has as many tokens as the model is wide. ALST's functions recompute outside of autocast, so the
+    functions that they get turn autocast on.
     """
     from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledFusedLogitsLoss, TiledMLP
 
@@ -121,7 +121,7 @@ def tiled_loss(model: Any, case: Case) -> Loss:
 
 @contextlib.contextmanager
 def layer_inputs_away(hidden_size: int, copies: HostCopies) -> Iterator[None]:
-    """What is saved in the shape of a layer's input, [1, s, h], goes to host memory until backward."""
+    """Keep saved tensors of the shape of a layer's input, [1, s, h], in host memory until backward."""
 
     def pack(x: Tensor) -> Tensor | tuple[torch.device, Tensor]:
         if x.dim() != 3 or x.shape[-1] != hidden_size:
@@ -136,7 +136,7 @@ def layer_inputs_away(hidden_size: int, copies: HostCopies) -> Iterator[None]:
 
 
 def take(name: str, case: Case) -> dict[str, Any]:
-    """In a fresh process: warm up, step, and tell."""
+    """Warm up, run steps, and return the row; called in a fresh process."""
     (packages, offload), copies = PEERS[name], HostCopies()
     if "num_threads" in case.flags:
         torch.set_num_threads(case.flags["num_threads"])
@@ -181,7 +181,7 @@ def take(name: str, case: Case) -> dict[str, Any]:
 
 
 def gpt_of(case: Case) -> Gpt:
-    """A GPT as wide and as deep; its MLP is four times as wide as the model, whatever the case's is."""
+    """Return a GPT as wide and as deep as the case's model; its MLP is always four times as wide as the model."""
     model = case.model
     return Gpt(
         num_layers=model.num_layers,
@@ -196,7 +196,7 @@ def gpt_of(case: Case) -> Gpt:
 
 
 def missing(packages: tuple[str, ...]) -> list[str]:
-    """Which of these cannot be found here."""
+    """Return the packages that are not installed."""
     return [package for package in packages if importlib.util.find_spec(package) is None]
 
 

@@ -1,12 +1,13 @@
-"""What `memo plan` chooses from 64 to 4,096 GPUs and up to 16M tokens, and where MEMO's tables print a strategy.
+"""Best plans of `memo plan` from 64 to 4,096 GPUs and up to 16M tokens, and for the rows of MEMO's tables.
 
     python benchmarks/plan_scale.py
 
-Two kinds of rows. "scale": gpt-65b (MEMO's) on a800-80, the best plan at each size, 16 sequences a step or 16M tokens,
-whichever is more; nothing but predictions, far beyond what they were fitted on. "published": each row of MEMO's table
-7 (strategies of its system, models of 7B to 65B) with the MFU of its table 3 where it prints one, beside the best plan
-for the same GPUs, length and 16 sequences a step (MEMO names no batch), and beside the prediction for the printed
-strategy. MEMO keeps all logits at once, so it runs out of memory earlier than memo, whose loss is chunked.
+There are two kinds of rows. "scale" rows have the best plan of gpt-65b (MEMO's) on a800-80 at each size, with the
+larger of 16 sequences and 16M tokens a step; they are predictions far beyond the runs to which memo was fitted.
+"published" rows are those of MEMO's table 7 (strategies of its system, models of 7B to 65B) with the MFU of its table 3
+if it prints one. Each has the best plan for the same GPUs and length with 16 sequences a step (MEMO names no batch),
+and the prediction for the printed strategy. MEMO keeps all logits at once, so it runs out of memory earlier than memo,
+whose loss is chunked.
 """
 
 import csv
@@ -31,7 +32,7 @@ MODELS = {"7B": "gpt-7b", "13B": "gpt-13b", "30B": "gpt-30b", "65B": "gpt-65b"}
 
 
 def scale() -> Iterator[dict[str, Any]]:
-    """The best plan for each number of GPUs and each length."""
+    """Yield the best plan for each number of GPUs and each length."""
     for gpus in GPUS:
         for seq_length in LENGTHS:
             batch = max(SEQUENCES, STEP_TOKENS // seq_length)
@@ -52,7 +53,7 @@ def scale() -> Iterator[dict[str, Any]]:
 
 
 def published() -> Iterator[dict[str, Any]]:
-    """Printed strategies and MFU beside the plan for the same question."""
+    """Yield printed strategies and MFU with the plan for the same question."""
     measured = {
         (row["model"], row["seq_k"]): float(row["mfu_percent"])
         for row in _golden("memo_table3_mfu_tgs")

@@ -1,10 +1,10 @@
-"""What trains a model on a few GPUs: method, batch, where states are, and the speed to expect, by `memo.plan`.
+"""Plans of `memo.plan` for training on a few GPUs: method, batch, placement of states, and expected speed.
 
     python benchmarks/plan_states.py [--seq-len 4096]
 
-Models of 7B to 70B on one GPU of 24 GB, one of 80 GB, and eight of 80 GB, in the form in which LLMem answers: of each
-machine the method, the batch, and beside it the placement of states, tokens per second, and the resource that is
-busiest. Everything is simulated (memo.simulate); nothing here was measured.
+Models of 7B to 70B are planned for one GPU of 24 GB, one of 80 GB, and eight of 80 GB. As in the tables of LLMem, each
+machine has its method and batch; further columns are the placement of states, tokens per second, and the busiest
+resource. Everything is simulated (memo.simulate); nothing was measured.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MODELS = ("gpt-7b", "llama-3.1-8b", "gpt-13b", "qwen3-32b", "llama-3.1-70b")
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs of one node; PCIe and host as of the named machine."""
+    """GPUs of one node; PCIe and host are those of the named machine."""
 
     gpus: int
     memory_gib: float
@@ -78,7 +78,7 @@ def rows(seq_len: int, batch: int) -> Iterator[dict[str, object]]:
 
 
 def cells(plan: Plan) -> dict[str, object]:
-    """Method, micro-batch, placement and speed of the best; else what binds."""
+    """Return method, micro-batch, placement and speed of the best plan, or the limit if nothing fits."""
     best = plan.best
     if best is None:
         least = min(plan.refusals, key=lambda refusal: len(refusal.text), default=None)

@@ -2,10 +2,10 @@
 
     python benchmarks/quarter_million.py --folder DIR
 
-Three runs of one step each, in fresh processes. Whole layers are refused, because they take more than is allowed.
-Layers that are swept along the sequence fit, with their records in host memory, and again with most of them on a file
-in DIR. The latter two shall give the same loss and the same norm of the gradient to the last bit; exit status 1 where
-they do not. Five to ten minutes a run on two cores: attention of so many tokens is nearly all of it.
+Three runs of one step each, in fresh processes. Whole layers are refused, because they take more memory than allowed.
+Layers that are swept along the sequence fit: in the second run with their records in host memory, in the third with
+most records in a file in DIR. Both runs must give the same loss and norm of the gradient to the last bit; exit status 1
+if they do not. A run takes five to ten minutes on two cores, nearly all of it in attention.
 """
 
 import argparse
@@ -42,7 +42,7 @@ RUN = {
 }
 SWEPT = {"offload-granularity": "tile", "offload-tiles": 256, "offload-slot-tiles": 1, "offload-hidden-states": True}
 HOST_GIB = 0.02
-"""Of host memory in the run with a disk: hidden states take 0.0156, which never go there, and records the rest."""
+"""Host memory of the run with a disk: hidden states, which never go to the disk, take 0.0156, and records the rest."""
 TIMEOUT_S = 3600
 
 
@@ -54,7 +54,7 @@ def train(log: Path, **flags: object) -> subprocess.CompletedProcess[str]:
 
 
 def refused(folder: Path) -> dict[str, Any]:
-    """Whole layers: the row says what they take by the message of the refusal."""
+    """Run whole layers; the row has the message of the refusal, with the memory that they need."""
     done = train(folder / "whole.jsonl")
     if done.returncode == 0:
         raise SystemExit(f"whole layers fit in {CAP_GIB} GiB, so nothing is shown by layers that are swept")

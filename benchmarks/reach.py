@@ -1,9 +1,9 @@
-"""The longest sequence on which a whole model trains on one device, all layers and states, by way.
+"""Finds the longest sequence on which each way trains a whole model on one device, with all layers and states.
 
     python benchmarks/reach.py
 
-Lengths are doubled from the shortest one until a step fails, and one length halfway back is tried then; every trial is
-a row. A trial that time ends is told as such: it says nothing about memory.
+Lengths are doubled from the shortest one until a step fails; then the length halfway back is tried. Every trial is a
+row. A trial that exceeds its time is marked so: it says nothing about memory.
 """
 
 from measure import case_of, measured
@@ -14,7 +14,7 @@ WAYS = ("full-recompute", "layer-input-offload", "memo")
 
 
 def longest(args: Arguments, journal: Journal, name: str, shape: Shape, way: str) -> None:
-    """Add the trials of one way, and one row with what they found."""
+    """Add the trials of one way, and one row with the longest sequence."""
     fits, length = 0, args.scale.reach_from
     status, verdict = "ok", ""
     while length <= args.scale.reach_to and status == "ok":
@@ -32,7 +32,7 @@ def longest(args: Arguments, journal: Journal, name: str, shape: Shape, way: str
 
 
 def _try(args: Arguments, journal: Journal, name: str, shape: Shape, way: str, seq_length: int) -> str:
-    # An iteration that updates makes the optimizer's states: the second one has all that ever lies on the device.
+    # The first update makes the optimizer's states, so the second iteration has everything on the device.
     case = case_of(args, way, shape, seq_length, warmup=1, steps=1)
     row = journal.add({**measured(args, case), "kind": "trial", "model": name})
     return str(row["status"])

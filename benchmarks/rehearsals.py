@@ -1,9 +1,9 @@
-"""What `memo rehearse` prints of the runs that the guide shows, kept as rows, and the pages written anew from them.
+"""Runs `memo rehearse` for the runs that the guide shows, keeps its output as rows, and writes the pages from them.
 
     python benchmarks/rehearsals.py [--python FILE]
 
-Needs an environment with a CUDA build of torch, whose Python is named, and no GPU (`make emulated` makes one). On the
-emulated GPU: memory is the program's own, times are modelled. A minute or two for each run on two cores.
+Needs the Python of an environment with a CUDA build of torch, and no GPU (`make emulated` makes such an environment).
+On the emulated GPU memory is the program's own, and times are modelled. Each run takes a minute or two on two cores.
 """
 
 import argparse

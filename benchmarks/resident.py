@@ -1,4 +1,4 @@
-"""The partner that a swapped run is compared with: the same layers on the same tiles, and nothing moves."""
+"""The reference for a swapped run: the same layers on the same tiles, without copies."""
 
 from memo import Trainer
 from memo.executor.layer import TokenwiseLayer

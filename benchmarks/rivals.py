@@ -1,22 +1,22 @@
 """Other ways to fit activations, on memo's own executor.
 
-Every way computes layers by the same operations on the same tiles as memo (memo.executor.tile_machine), and differs
-only in what it keeps, moves and computes again. So a comparison of speeds compares nothing else, and losses are equal
-to the last bit.
+Every way computes layers by the same operations on the same tiles as memo (memo.executor.tile_machine). Ways differ
+only in the activations that they keep, move and recompute. So a comparison of speeds compares nothing else, and losses
+are equal to the last bit.
 
 keep_everything        every layer has a buffer of its own, and nothing moves: the ideal
-recompute_layers       every layer keeps its input alone, and runs forward again before its backward, up to the last
-                       product, whose result nobody needs (torch.utils.checkpoint stops there too)
-offload_layer_inputs   the same, with the inputs in host memory
-tile_mlp               the same again, and the MLP is computed a third time, tile by tile: ALST
+recompute_layers       every layer keeps only its input, and runs forward again before its backward, up to the last
+                       product, whose result is not needed (torch.utils.checkpoint stops there too)
+offload_layer_inputs   recompute_layers, with the inputs in host memory
+tile_mlp               offload_layer_inputs, with the MLP computed a third time, tile by tile: ALST
 
-Copies to host memory and back overlap with compute: while a layer computes, the input of the layer before leaves, or
-that of the next one comes. That is the best that the published programs do, or better: TRL's OffloadActivations
+Copies to host memory and back overlap with compute: while a layer computes, the input of the previous layer is
+offloaded, or the input of the next layer is prefetched. Published programs overlap no better: TRL's OffloadActivations
 (trl/models/activation_offloading.py) offloads on a stream of its own, but its compute waits for each copy back, and the
 checkpoints of ALST (arctic_training/monkey_patches.py) block for both copies.
 
 ALST (arXiv 2506.13996; TiledMLP in deepspeed/runtime/sequence_parallel/ulysses_sp.py) computes the MLP tile by tile,
-keeps its input alone, and rebuilds each tile in backward. Under a checkpoint of the layer the MLP thus runs forward
+keeps only its input, and recomputes each tile in backward. Under a checkpoint of the layer the MLP thus runs forward
 three times, as its authors write. Here the third time leaves out the last product, which is in ALST's favour.
 """
 
@@ -46,31 +46,31 @@ from memo.train.swap import ChosenSwap
 
 OF_LAYERS = ("qkv", "residual", "fc1")
 OF_TILED_MLP = ("qkv", "residual")
-"""Groups of activations that a layer keeps from its second forward to its backward, all their tiles."""
+"""Groups of activations of which a layer keeps all tiles from its second forward to its backward."""
 
 
 def kept_tiles(config: RunConfig, groups: Sequence[str]) -> dict[str, int]:
-    """By group, the tiles that are kept: all of `groups`, none of the others."""
+    """Return the tiles that are kept, by group: all tiles of `groups`, and no tiles of further groups."""
     return {group: slot_dims(config).tiles if group in groups else 0 for group in OF_LAYERS}
 
 
 def input_layout(config: RunConfig) -> SlotLayout:
-    """A buffer for the input of one layer."""
+    """Return the layout of a buffer for the input of one layer."""
     place = slot_layout(config, 0.0).places["input"]
     return SlotLayout({"input": place}, None, place.num_bytes, place.num_bytes)
 
 
 def work_layout(config: RunConfig, groups: Sequence[str]) -> SlotLayout:
-    """A buffer for all that a layer computes from its input and keeps until its backward."""
+    """Return the layout of a buffer for all values that a layer computes and keeps until its backward."""
     skeleton = tuple(tensor for tensor in skeletal_tensors(config.model) if tensor.name != "input")
     return plan_slot(skeleton, slot_dims(config), kept_tiles(config, groups))
 
 
 class InputsInSlots(SwapRuntime):
-    """Slots hold the inputs of layers alone; all else lies in one buffer, which the next layer overwrites.
+    """Slots hold only the inputs of layers; all other values lie in one buffer, which the next layer overwrites.
 
-    A forward keeps nothing in it. After `recall` the layer runs forward once more, and now keeps what its backward
-    reads, so that this recomputes norms and activations alone, as any backward on tiles does.
+    A first forward keeps nothing in this buffer. After `recall` the layer runs forward once more and keeps the values
+    that its backward reads. So its backward recomputes only norms and activation functions, as any backward on tiles.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class InputsInSlots(SwapRuntime):
         device: torch.device,
         host: HostBudget,
     ) -> None:
-        """`groups`: OF_LAYERS or OF_TILED_MLP. Raises as SwapRuntime."""
+        """`groups`: OF_LAYERS or OF_TILED_MLP. Raises the errors of SwapRuntime."""
         super().__init__(plan, input_layout(config), backend, device, host)
         self.again = work_layout(config, groups)
         work = torch.empty(self.again.slot_bytes, dtype=torch.uint8, device=device)
@@ -97,7 +97,7 @@ class InputsInSlots(SwapRuntime):
         return self._recalled is not None
 
     def recall(self, layer: int) -> Tensor:
-        """The input [n, b, h] of the layer whose backward comes, once it has arrived."""
+        """Return the input [n, b, h] of the layer whose backward is next, once it has arrived."""
         self._recalled = super().begin("B", layer)
         return self._recalled["input"]
 
@@ -141,11 +141,11 @@ class RecomputedLayer(TokenwiseLayer):
 
 @dataclass(frozen=True)
 class Rival:
-    """A way, which takes the place of memo.train.swap.start: it takes the memory and replaces every plain layer.
+    """A way, which replaces memo.train.swap.start: it allocates the memory and replaces every plain layer.
 
     Attributes:
-        groups: of activations, which a layer keeps until its backward, all their tiles.
-        recomputes: whether it keeps them from a second forward on, which begins with the layer's input.
+        groups: groups of activations of which a layer keeps all tiles until its backward.
+        recomputes: whether a layer keeps them only from a second forward on, which begins with the layer's input.
         moves: whether inputs go to host memory, through two buffers; else every layer has a buffer of its own.
     """
 
@@ -173,12 +173,12 @@ class Rival:
         return runtime
 
     def plan(self, of_memo: SwapPlan) -> SwapPlan:
-        """memo's own, of two slots, or one with as many slots as nothing needs to move."""
+        """Return memo's own plan with two slots if inputs move, else a plan with so many slots that nothing moves."""
         ops = [step.op for step in of_memo.steps]
         return of_memo if self.moves else swap_plan(ops, max_slots=sum(op.kind == "F" for op in ops))
 
     def buffer_bytes(self, config: RunConfig) -> int:
-        """On the device, for one microbatch at a time."""
+        """Return the bytes of the buffers on the device, for one microbatch at a time."""
         num_slots = 2 if self.moves else config.model.num_layers
         if self.recomputes:
             return num_slots * input_layout(config).slot_bytes + work_layout(config, self.groups).slot_bytes

@@ -1,4 +1,4 @@
-"""Rows that benchmarks print and keep: one JSON object each, with what is needed to run it again."""
+"""Rows that benchmarks print and keep: one JSON object each, with its command, device and versions."""
 
 import contextlib
 import datetime
@@ -16,7 +16,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def environment() -> dict[str, Any]:
-    """Command, commit, date, device and versions of this run; on CUDA the driver and the clocks of this moment too."""
+    """Return command, commit, date, device and versions of this run; on CUDA also the driver and the current clocks."""
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False)
     return {
@@ -30,14 +30,14 @@ def environment() -> dict[str, Any]:
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
-    """Keep `rows` as results/NAME.jsonl, each with the environment, but those of an earlier run, which have theirs."""
+    """Keep `rows` as results/NAME.jsonl; rows without an environment, which are of this run, get it."""
     return _write(name, [{**environment(), **row} for row in rows])
 
 
 class Journal:
     """Rows of one script, on disk after each of them, so that none is lost when time runs out.
 
-    The file of an earlier run goes with the first row.
+    The first row replaces the file of an earlier run.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,12 +51,12 @@ class Journal:
         return self.rows[-1]
 
     def replace(self, row: dict[str, Any], *names: str) -> dict[str, Any]:
-        """In place of an earlier row with the same values of `names`; all others of the file stay."""
+        """Add a row in place of an earlier row with the same values of `names`; all further rows of the file stay."""
         self.rows = [old for old in read(self.name) if any(old[name] != row[name] for name in names)]
         return self.add(row)
 
     def amend(self, row: dict[str, Any], **values: Any) -> None:
-        """More about a row that was added: what only later rows tell, such as a ratio."""
+        """Add values to a row that was added before, such as a ratio that needs a later row."""
         row.update(values)
         self._keep()
 
@@ -65,7 +65,7 @@ class Journal:
 
 
 def read(name: str) -> list[dict[str, Any]]:
-    """The rows of results/NAME.jsonl; none where there is no such file."""
+    """Return the rows of results/NAME.jsonl; none if there is no such file."""
     path = RESULTS / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
@@ -73,20 +73,20 @@ def read(name: str) -> list[dict[str, Any]]:
 def _write(name: str, rows: list[dict[str, Any]]) -> Path:
     path = RESULTS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".partial")  # a script that is ended while it writes leaves the last file whole
+    beside = path.with_suffix(".partial")  # a script that is killed while it writes leaves the earlier file whole
     beside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     beside.replace(path)
     return path
 
 
 def _from_root(script: str) -> str:
-    """Its path in the repository, wherever that is checked out."""
+    """Return the path of a script in the repository, wherever that is checked out."""
     path = Path(script).resolve()
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else script
 
 
 def _gpu() -> dict[str, Any]:
-    """Of the first GPU, from NVML, which takes no memory of the device; torch's name where there is no NVML."""
+    """Return facts of the first GPU from NVML, which takes no device memory; without NVML only torch's name of it."""
     facts: dict[str, Any] = {"cuda": torch.version.cuda}
     with contextlib.suppress(Exception):  # pynvml raises classes of its own, and containers hide the driver's library
         import pynvml

@@ -1,4 +1,4 @@
-"""The whole set: every table in order of what matters most, then BENCHMARKS.md.
+"""Run the whole set of benchmarks, the most important table first, then write BENCHMARKS.md.
 
     make benchmark                                          # smoke size on a CPU, full size on CUDA
     python benchmarks/run_all.py --scale full --minutes 25  # each script gets its share of the time
@@ -16,7 +16,7 @@ from scales import arguments
 
 HERE = Path(__file__).parent
 SCRIPTS = {
-    # name: its share of the time that is left when its turn comes
+    # name: share of the time that is left when the script starts
     "gpu_accuracy": 0.35,
     "table3_end_to_end": 0.35,
     "table4_ablation": 0.2,

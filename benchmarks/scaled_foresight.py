@@ -1,7 +1,7 @@
-"""What memo.simulate and memo's account of memory foresee of a row of benchmarks/scaled_node.py.
+"""Predicts a row of benchmarks/scaled_node.py by memo.simulate and memo's account of memory.
 
-Times come from pieces that were measured by themselves (benchmarks/scaled_pieces.py): what is judged is how they are
-put together, by the engine and the plans of `memo plan`. Bytes come from the configuration alone.
+Times come from pieces of a step that were measured alone (benchmarks/scaled_pieces.py). So the errors are those of the
+engine and the plans of `memo plan`, which put the pieces together. Bytes come from the configuration alone.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _NOTHING_AFTER = UpdateCost(0.0, 0.0, 0.0, False, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Foreseen:
-    """`hidden_share`: of the copies; None where nothing moves."""
+    """Predicted values; `hidden_share`: share of the copies that is hidden, None if nothing moves."""
 
     step_s: float
     hidden_share: float | None
@@ -36,10 +36,10 @@ class Foreseen:
 
 
 def foresee(work: Work, node: Hardware, found: Pieces, moves: dict[str, int] | None) -> Foreseen:
-    """The row of a way.
+    """Return the predicted values of a way.
 
     Args:
-        moves: what the run's swap plan moves, which is known before its first step; None where no plan is made.
+        moves: tiles that the run's swap plan moves, which are known before the first step; None without a plan.
     """
     config = dataclasses.replace(RunConfig(), model=work.case.model).override({**work.flags, "peak_tflops": 1.0})
     link = work.bytes_per_s / 1e9
@@ -63,7 +63,7 @@ def foresee(work: Work, node: Hardware, found: Pieces, moves: dict[str, int] | N
 
 
 def _rival(work: Work, config: RunConfig, node: Hardware, found: Pieces, problem: SwapProblem) -> Foreseen:
-    """A way of benchmarks/rivals.py: its backward requests what memo's does that has the same groups in its slot."""
+    """Predict a way of benchmarks/rivals.py: its backward makes the requests of memo with the same groups in a slot."""
     rival = work.way.start
     assert rival is not None, f"{work.case.way} has no start of its own"
     again_s = 0.0
@@ -83,7 +83,7 @@ def _rival(work: Work, config: RunConfig, node: Hardware, found: Pieces, problem
 
 
 def _step(config: RunConfig, node: Hardware, times: LayerTimes, found: Pieces) -> tuple[float, float]:
-    """Seconds of a step, and what its compute waits for copies."""
+    """Return the seconds of a step, and those for which its compute waits for copies."""
     model: StepModel = dataclasses.replace(
         step_model(config, 1, node),
         times=times,

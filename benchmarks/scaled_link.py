@@ -1,4 +1,4 @@
-"""The link of the scaled node (benchmarks/scaled_node.py): copies at so many bytes a second."""
+"""The link of the scaled node (benchmarks/scaled_node.py): copies at a given number of bytes a second."""
 
 import time
 
@@ -9,7 +9,7 @@ from memo.executor.streams import Stream
 
 
 class PacedStreams(ThreadStreams):
-    """A link of so many bytes a second in each direction, for the copies of a plan."""
+    """A link with a given number of bytes a second in each direction, for the copies of a plan."""
 
     def __init__(self, bytes_per_s: float) -> None:
         super().__init__()

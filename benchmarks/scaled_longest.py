@@ -1,13 +1,13 @@
-"""The longest sequence of each way on the scaled node's device memory, measured: bytes, not times.
+"""Measures the longest sequence of each way in the scaled node's device memory: bytes, not times.
 
     python benchmarks/scaled_longest.py [--device-mib 134]
 
-What torch allocates in a step grows linearly with the sequence, but for what is as large at any length. So each way is
-measured at two short lengths, the line through them gives the longest sequence of whole KiB tokens under the limit, and
-that is trained and measured as well; the next longer one lies above the limit by the same line. Swept layers have their
-hidden states in host memory, as `--offload-granularity auto` takes them where little is free.
+The memory that torch allocates in a step is a constant and a part that grows linearly with the sequence. So each way is
+measured at two short lengths. The line through them gives the longest sequence under the limit, in multiples of 1,024
+tokens, which is trained and measured as well; by this line the next longer sequence is above the limit. Swept layers
+have their hidden states in host memory, as `--offload-granularity auto` does if little memory is free.
 
-A way's row takes the place of its earlier one.
+A way's row replaces its earlier row.
 """
 
 import argparse
@@ -23,7 +23,7 @@ WAYS = [*(way for way in SCALED_WAYS if not way.startswith("memo")), *LEAST_MEMO
 UNIT = 1024
 SHORT = (4 * UNIT, 6 * UNIT)
 ANY_RATE = 1e12
-"""Of the link: only bytes are measured."""
+"""Rate of the link, which does not matter: only bytes are measured."""
 
 
 def measured_bytes(way: str, seq_length: int) -> int:

@@ -1,4 +1,4 @@
-"""A node in small: how much of swapping and recomputation hides behind compute, measured on a CPU with a slow link.
+"""A small model of a GPU node: how much of the copies hides behind compute, measured on a CPU with a slow link.
 
     python benchmarks/scaled_node.py --over-hidden 16 --turns 10
     python benchmarks/scaled_node.py --hidden-size 64 --over-hidden 256 --turns 4
@@ -7,22 +7,24 @@
     python benchmarks/scaled_node.py --device-mib 48 --host-mib 154 --hidden-size 64 --over-hidden 64 128 256 \
         --ways full-recompute layer-input-offload alst full-swap memo memo-swept --turns 3
 
-What hides depends on two ratios alone: FLOP/s over what the link moves, and the sequence's length over the hidden size.
-So one core is the GPU, and copies run in threads that are held to a rate at which a layer's FLOPs and its activations
-stand to each other as on the node that --node names (a DMA engine costs the cores nothing: the copy is short, the rest
-is waiting). At length / hidden size of 16 to 256 these are the proportions of 64K to 1M tokens with a hidden size of
-4,096. A smaller hidden size makes the longest of them affordable: a step takes time in proportion to its cube.
+The hidden share depends on two ratios only: FLOP/s of compute over bytes/s of the link, and the sequence's length over
+the hidden size. So one core stands for the GPU, and copies run in threads that are slowed down until a layer's FLOPs
+and its activations are in the proportion of the node that --node names. Most of such a copy is waiting, so it costs the
+cores as little as a DMA engine. Lengths of 16 to 256 times the hidden size have the proportions of 64K to 1M tokens
+with a hidden size of 4,096. A smaller hidden size makes the longest runs affordable: at a given ratio the time of a
+step grows with the cube of the hidden size.
 
 All ways but whole-layers compute by the same operations on the same tiles (benchmarks/rivals.py). A core's speed drifts
-by a tenth within minutes. So each way is a process of its own, and all of them take turns, a step each, in one order
-and then in the reverse one. Ratios are medians over turns of two steps that were taken within one turn; what they
-differ by from turn to turn is kept beside them.
+by a tenth within minutes. So each way is a process of its own, and all ways take turns, one step each, in one order and
+then in the reverse order. A ratio is the median over turns of the ratio of two steps of one turn; the spread over turns
+is kept beside it.
 
-Which ways fit is found by running each of them against a limit, of half of what the ideal takes, or of --device-mib and
---host-mib, where only what fits takes turns. Beside each row stands what was foreseen from pieces that took turns as
-well (benchmarks/scaled_foresight.py). Measured on CPU, on the scaled node: no GPU has confirmed it.
+Each way runs against a limit of memory, which shows whether it fits: half of the ideal's memory, or --device-mib and
+--host-mib, with which only ways that fit take turns. Each row has the values that were foreseen from pieces of a step
+that took turns as well (benchmarks/scaled_foresight.py). Measured on a CPU, on the scaled node: no GPU has confirmed
+it.
 
-Rows of the node, the lengths, the hidden size and the kind of limit that are run take the place of earlier ones.
+Rows replace earlier rows of the same node, length, hidden size and kind of limit.
 """
 
 import argparse
@@ -59,10 +61,10 @@ DEFAULT_WAYS = [way for way in SCALED_WAYS if way not in ("ideal", "whole-layers
 
 
 def link_bytes_per_s(flops: float, hidden: int = HIDDEN, node: Hardware = NODE) -> float:
-    """The rate at which a device of `flops`, with a model of `hidden` size, has a link like the node's.
+    """Return the rate of a link that is to a device of `flops` and a model of `hidden` size as the node's link is.
 
-    Of a layer, FLOPs a token grow with the square of the hidden size and activations with the hidden size, so FLOP/s
-    over elements per second may fall with it.
+    FLOPs a token of a layer grow with the square of the hidden size, and its activations with the hidden size. So
+    FLOP/s over elements per second may fall in proportion to the hidden size.
     """
     of_node = node.peak_flops("bf16") / (node.offload_gb_per_s * 1e9 / NODE_DTYPE_BYTES)
     return flops / (of_node * hidden / NODE_HIDDEN) * DTYPE_BYTES
@@ -96,7 +98,7 @@ def main() -> None:
 
 
 def at_length(options: argparse.Namespace, node: Hardware, bytes_per_s: float, over: int) -> list[dict[str, Any]]:
-    """The rows of all ways at one length."""
+    """Return the rows of all ways at one length."""
     hidden = options.hidden_size
     shape = {**SHAPE, "hidden_size": hidden, "num_attention_heads": hidden // 64}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -115,10 +117,10 @@ def at_length(options: argparse.Namespace, node: Hardware, bytes_per_s: float, o
 
 
 class Run:
-    """The turns of one way: within its limits as long as it keeps to them, then without, unless `goes_on` is False."""
+    """The turns of one way: within its limits until it exceeds them, then without limits unless `goes_on` is False."""
 
     def __init__(self, stack: contextlib.ExitStack, work: Work, goes_on: bool = True) -> None:
-        """`stack` ends its processes."""
+        """`stack`: closes the processes of this run."""
         self.work, self.mark = work, None
         self.found: list[dict[str, Any]] = []
         self._stack, self._goes_on = stack, goes_on
@@ -129,7 +131,7 @@ class Run:
             self._begin_without_limits(error)
 
     def turn(self) -> dict[str, Any] | None:
-        """What its process answers; None where it ran out of memory and does not go on."""
+        """Take a turn; return the answer of the process, or None if the way ran out of memory and does not go on."""
         if self._process is None:
             return None
         try:
@@ -158,7 +160,7 @@ class Run:
 
 
 def take_turns(runs: Sequence[Run], pieces: Process, turns: int) -> Pieces:
-    """Every run takes as many turns, in one order and then in the reverse one; returns the median of the pieces."""
+    """Let every run take `turns` turns, in one order and then in the reverse one; return the median of the pieces."""
     foundations = []
     for turn in range(turns):
         for run in reversed(runs) if turn % 2 else runs:
@@ -168,12 +170,12 @@ def take_turns(runs: Sequence[Run], pieces: Process, turns: int) -> Pieces:
 
 
 def of_way(work: Work, way: str) -> Work:
-    """The same for another way."""
+    """Return the work of another way."""
     return dataclasses.replace(work, case=dataclasses.replace(work.case, way=way))
 
 
 def _limited(work: Work, options: argparse.Namespace, ideal: Run) -> Work:
-    """With the limits of the node."""
+    """Return the work with the limits of the node."""
     if options.device_mib is not None:
         device_bytes = int(options.device_mib * MIB)
     else:
@@ -194,7 +196,7 @@ def _row(run: Run, ideal: Run, node: Hardware, pieces: Pieces) -> dict[str, Any]
     of_ideal = [there["step_s"] / here_s for there, here_s in zip(ideal.found, steps_s, strict=True)]
     ended = run.end()
     moves = None if ended.pop("stays") else ended["moves"]
-    swept = way in LEAST_MEMORY_WAYS  # of which no piece was measured
+    swept = way in LEAST_MEMORY_WAYS  # no pieces of these ways were measured
     foreseen = None if swept else dataclasses.asdict(foresee(run.work, node, pieces, moves))
     return {
         **about,

@@ -1,5 +1,4 @@
-"""The pieces of steps on the scaled node, measured by themselves: what a step is foreseen from
-(benchmarks/scaled_foresight.py)."""
+"""Measures the pieces of steps on the scaled node, from which benchmarks/scaled_foresight.py predicts whole steps."""
 
 import contextlib
 import dataclasses
@@ -25,19 +24,19 @@ from memo.profiler.layer import median_s
 from memo.train import layer_profile
 
 _LAYERS = 3
-"""Of one layer alone, too much would still lie in the cache when its backward begins."""
+"""Layers of the measured model: with a single layer, too much would still be in the cache when its backward begins."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Seconds of what steps consist of.
+    """Seconds of the pieces of a step.
 
     Attributes:
-        forward_s, backward_s: of a layer that is not on tiles.
+        forward_s, backward_s: passes of a layer without tiles.
         beside_s: embedding, loss and optimizer.
-        on_tiles_forward_s, on_tiles_backward_s: of a layer on tiles that recomputes no group of activations.
-        last_product_s: of a layer on tiles, the last matrix product of its forward.
-        recompute_s: by group of activations, what a layer on tiles takes to compute it again.
+        on_tiles_forward_s, on_tiles_backward_s: passes of a layer on tiles that recomputes no group of activations.
+        last_product_s: the last matrix product in the forward of a layer on tiles.
+        recompute_s: recomputation by group of activations, in a layer on tiles.
     """
 
     forward_s: float
@@ -50,7 +49,7 @@ class Pieces:
 
     @classmethod
     def median(cls, found: Sequence["Pieces"]) -> "Pieces":
-        """Of each piece."""
+        """Return the median of each piece."""
         names = [field.name for field in dataclasses.fields(cls) if field.name != "recompute_s"]
         groups = {
             group: statistics.median(pieces.recompute_s[group] for pieces in found) for group in found[0].recompute_s
@@ -60,9 +59,10 @@ class Pieces:
 
 @contextlib.contextmanager
 def piece_turns(work: Work) -> Iterator[Turns]:
-    """Each turn is the pieces of one step of a model with a few layers, and the profile of a layer under a plan.
+    """Yield turns; each measures the pieces of one step of a model with few layers, and profiles a layer under a plan.
 
-    The first profile is kept as `work.profile`, for runs to plan from, with the rates of a link that it cannot see.
+    The first profile is kept as `work.profile`, from which runs plan. It gets the rates of the slowed link, which the
+    profiler cannot measure.
     """
     profile = _profiler(work)
     rates = dict.fromkeys(layer_profile.RATES, work.bytes_per_s)
@@ -73,7 +73,7 @@ def piece_turns(work: Work) -> Iterator[Turns]:
         for layer in trainer.parts.chunks[0].layers:
             _time(layer, seconds)
         last_product = _last_product(layer.layer, resolved_offload_tiles(trainer.config), work.case.seq_length)
-        trainer.step()  # which makes the moments
+        trainer.step()  # makes the moments
 
         def turn() -> dict[str, Any]:
             seconds.clear()
@@ -92,7 +92,7 @@ def piece_turns(work: Work) -> Iterator[Turns]:
 
 
 def _profiler(work: Work) -> Callable[[], LayerProfile]:
-    """What measures the profile of a layer of `memo`'s way, as often as it is called."""
+    """Return a function that measures the profile of a layer of the way `memo`."""
     asked: list[Callable[[], LayerProfile]] = []
     measure = layer_profile.measure
 
@@ -107,7 +107,7 @@ def _profiler(work: Work) -> Callable[[], LayerProfile]:
 
 
 def _last_product(layer: TransformerLayer, tiles: int, seq_length: int) -> Callable[[], float]:
-    """What measures the seconds that the last product of a layer's forward takes, on all tiles."""
+    """Return a function that measures the seconds of the last product of a layer's forward, on all tiles."""
     active = torch.randn(seq_length // tiles, 1, layer.mlp.fc2.weight.shape[1])
 
     @torch.no_grad()
@@ -118,7 +118,7 @@ def _last_product(layer: TransformerLayer, tiles: int, seq_length: int) -> Calla
 
 
 def _time(layer: nn.Module, seconds: dict[str, list[float]]) -> None:
-    """Add to `seconds` those of each forward and backward of a layer, from now on."""
+    """Let each forward and backward of a layer add its seconds to `seconds` from now on."""
     began: dict[str, float] = {}
 
     def begin(name: str) -> None:

@@ -1,7 +1,7 @@
-"""A process of the scaled node that takes a turn whenever it is asked to, so that many can take turns on one core.
+"""A process of the scaled node that takes a turn on request, so that many processes can take turns on one core.
 
-`python benchmarks/scaled_process.py JSON` is such a process; Process starts one. Each line that it reads is a request,
-"turn" or "end", which it answers with a line of JSON.
+Process starts `python benchmarks/scaled_process.py JSON`. This program answers each line that it reads, "turn" or
+"end", with a line of JSON.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ from memo.train.oom import is_out_of_memory
 
 _TIMEOUT_S = 3600
 _QUIET_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""glibc keeps what is freed, as a GPU's allocator does; fresh pages for every tensor would slow down the ideal most."""
+"""Let glibc keep freed memory, as a GPU's allocator does; new pages for every tensor would slow down the ideal most."""
 
 PIECES = "pieces"
-"""In place of a way: a process whose turns measure pieces of steps."""
+"""Name, in place of a way, of a process whose turns measure pieces of steps."""
 
 
 class NoRoom(Exception):
@@ -34,9 +34,9 @@ class NoRoom(Exception):
 
 
 class Process:
-    """Begun with the constructor, ready for the first turn when that returns; ended with the context.
+    """A process that the constructor starts and the end of the context ends; the first turn is ready after `__init__`.
 
-    Raises NoRoom where the way ends so, in any call; SystemExit with its message where it fails otherwise.
+    Every call raises NoRoom if the way runs out of memory, and SystemExit with its message if it fails otherwise.
     """
 
     def __init__(self, work: Work) -> None:
@@ -91,7 +91,7 @@ class Process:
 def main() -> None:
     given = json.loads(sys.argv[1])
     work = Work(Case(**given.pop("case")), **given)
-    answers, sys.stdout = sys.stdout, sys.stderr  # what the trainer prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # the output of the trainer is no answer
 
     def answer(found: dict[str, Any]) -> None:
         print(json.dumps(found), file=answers, flush=True)
@@ -104,7 +104,7 @@ def main() -> None:
     except HostMemoryError:
         answer({"out_of_memory": "oohm"})
     except Exception as error:
-        refused = isinstance(error, PlanError) and str(error).startswith("device memory")  # memo says so beforehand
+        refused = isinstance(error, PlanError) and str(error).startswith("device memory")  # memo raises before it runs
         if not refused and not isinstance(error, OutOfMemory) and not is_out_of_memory(error):
             raise
         answer({"out_of_memory": "oom"})

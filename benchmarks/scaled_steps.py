@@ -1,4 +1,4 @@
-"""The ways of the scaled node (benchmarks/scaled_node.py), and the steps of one of them, a turn each."""
+"""The ways of the scaled node (benchmarks/scaled_node.py), and turns of a process, each of which is a step of a way."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -29,13 +29,13 @@ SCALED_WAYS = {
     "whole-layers": WAYS["none"],
     "whole-layers-recompute": WAYS["full-recompute"],
 }
-"""All on the same tiles, but for WHOLE_LAYERS."""
+"""All ways but WHOLE_LAYERS compute on the same tiles."""
 
 IDEALS = ("ideal", "whole-layers")
-"""Nothing leaves the device, and they are asked to fit in no limit."""
+"""Ways that keep everything on the device, without a limit of memory."""
 
 WHOLE_LAYERS = ("whole-layers", "whole-layers-recompute")
-"""What autograd makes of torch's layers, the whole sequence at once, as other trainers do: a second reference."""
+"""torch's layers under autograd on the whole sequence at once, as in other trainers: a second reference."""
 
 _LEAST = {"offload_alpha": 0.0, **_MEMO}
 LEAST_MEMORY_WAYS = {
@@ -44,23 +44,23 @@ LEAST_MEMORY_WAYS = {
         {**_LEAST, "offload_granularity": "tile", "offload_slot_tiles": 1, "offload_hidden_states": True}
     ),
 }
-"""What memo takes where memory binds: layers whole, and swept along the sequence in tiles of TILE tokens."""
+"""memo's ways if memory is scarce: whole layers, and layers swept along the sequence in tiles of TILE tokens."""
 
 TILE = 512
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a fresh process is to do.
+    """The work of a fresh process.
 
     Attributes:
-        case: a row of benchmarks/measure.py, whose number of steps does not count.
-        bytes_per_s: of the link, each way.
-        profile: file of the layer's profile, which scaled_pieces.py writes and ways on tiles plan from; "": they
-            measure their own.
-        device_bytes: what memo may plan to use of the device; None: all.
-        limit_bytes: what the device has: a request above it fails, as on a full GPU; None: no limit.
-        host_bytes: what a way may keep in host memory; None: no limit.
+        case: a row of benchmarks/measure.py; its number of steps is ignored.
+        bytes_per_s: rate of the link in each direction.
+        profile: file of the layer's profile, which scaled_pieces.py writes and from which ways on tiles plan; "":
+            ways measure their own profile.
+        device_bytes: device memory for memo's plan; None: all.
+        limit_bytes: memory of the device: a request above it fails, as on a full GPU; None: no limit.
+        host_bytes: host memory of a way; None: no limit.
     """
 
     case: Case
@@ -76,7 +76,7 @@ class Work:
 
     @property
     def flags(self) -> dict[str, Any]:
-        """The trainer's."""
+        """Flags of the trainer."""
         flags: dict[str, Any] = {"mock_data": True, "profile_cache": "off", "num_threads": 1, "progress": False}
         flags |= {"seq_length": self.case.seq_length, "train_iters": 1 << 20, "device": "cpu", "params_dtype": "fp32"}
         flags |= self.way.flags | self.case.flags
@@ -93,7 +93,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Turns:
-    """What a process of the scaled node does whenever it is its turn, and what it tells at the end of all turns."""
+    """Functions of a process of the scaled node: its turn, and its answer at the end of all turns."""
 
     turn: Callable[[], dict[str, Any]]
     end: Callable[[], dict[str, Any]]
@@ -101,14 +101,14 @@ class Turns:
 
 @contextlib.contextmanager
 def way_turns(work: Work) -> Iterator[Turns]:
-    """Each turn is a step of one way, after those that warm up."""
+    """Warm up, and yield turns, each of which is a step of one way."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(build, "make_backend", lambda *_, **__: PacedStreams(work.bytes_per_s)))
         stack.enter_context(tried())
         stack.enter_context(work.way.building())
         counter = AllocatedBytes()
         trainer = stack.enter_context(Trainer(work.case.model, **work.flags))
-        if work.limit_bytes is not None:  # only now: to time a real GPU's link takes memory, which is much on this node
+        if work.limit_bytes is not None:  # set only now: timing the link takes memory that is much for this node
             counter.limit(work.limit_bytes)
         for _ in range(work.case.warmup):
             trainer.step()

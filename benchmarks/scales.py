@@ -1,4 +1,4 @@
-"""The two sizes of every benchmark of the set: smoke, which proves on a CPU that the scripts run, and full, on CUDA.
+"""The two sizes of every benchmark of the set: smoke, which proves on a CPU that scripts run, and full, on CUDA.
 
 Figures of the smoke size say nothing about speed: its models are tiny, and a CPU computes and copies with the same
 cores.
@@ -25,25 +25,25 @@ class Shape:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the scripts run.
+    """The runs of the scripts at one size. Lengths are tokens of a sequence.
 
     Attributes:
-        rank: the model of which one rank is trained alone, without communication.
-        world: of --simulate-world.
-        lengths: of sequences, tokens.
-        ablation_length: of tables 4 and of the allocator's.
+        rank: the model of which a single rank is trained, without communication.
+        world: value of --simulate-world.
+        lengths: lengths of sequences.
+        ablation_length: length in table 4 and in the table of allocators.
         alphas: shares of the tokens whose copies `overlap` times.
-        whole: models that are trained as they are, all layers on one device, by name.
-        reach_from, reach_to: the shortest and the longest sequence that `reach` tries, tokens.
+        whole: models that are trained whole, with all layers on one device, by name.
+        reach_from, reach_to: the shortest and the longest sequence that `reach` tries.
         peer: a whole model of a family that transformers has.
-        peer_lengths: at which peers run.
-        streamed: models whose states may lie in host memory, by name.
-        only_planned: models whose states neither the device nor the host can hold alone.
-        streamed_length: of their sequences, tokens.
-        steps: measured, after `warmup` others.
-        convergence_steps: of each run.
-        timeout_s: of one run in its process.
-        flags: of every run, the trainer's.
+        peer_lengths: lengths for peers.
+        streamed: models whose states may be in host memory, by name.
+        only_planned: models whose states fit neither on the device alone nor on the host alone.
+        streamed_length: length for models with streamed states.
+        steps: number of measured steps, after `warmup` steps.
+        convergence_steps: number of steps of each run for losses.
+        timeout_s: seconds after which a run is ended.
+        flags: flags of the trainer in every run.
     """
 
     name: str
@@ -119,7 +119,7 @@ SMOKE = Scale(
     steps=2,
     convergence_steps=4,
     timeout_s=120.0,
-    flags=(("num_threads", 1),),  # tiny operations: what threads tell each other would be most of a step
+    flags=(("num_threads", 1),),  # operations are tiny: synchronization of threads would be most of a step
 )
 
 SCALES = {scale.name: scale for scale in (SMOKE, FULL)}
@@ -127,7 +127,7 @@ SCALES = {scale.name: scale for scale in (SMOKE, FULL)}
 
 @dataclass(frozen=True)
 class Arguments:
-    """What every script of the set is told."""
+    """Arguments of every script of the set."""
 
     scale: Scale
     deadline_s: float
@@ -152,7 +152,7 @@ def arguments(doc: str) -> Arguments:
 
 
 def resolve(args: argparse.Namespace) -> Arguments:
-    """Ends the program with status 2 where the full size is asked for without CUDA."""
+    """Return the arguments; end the program with status 2 if the full size is asked for without CUDA."""
     name = args.scale
     if name == "auto":
         name = "full" if torch.cuda.is_available() else "smoke"

@@ -1,9 +1,9 @@
-"""How well memo.simulate foretells measured steps, and what its fitted numbers are when a table is left out.
+"""Errors of memo.simulate on measured steps, with all tables in the fit of its numbers and with each left out.
 
     python benchmarks/simulator_accuracy.py [--fit]
 
 Tables (tests/golden/README.md): the 4D paper's 3 (A100) and 4 (H100), measured with Megatron-LM; MEMO's 3, rows of
-MEMO with the strategies of its table 7, and 4, its ablation. Three things the papers leave open:
+MEMO with the strategies of its table 7, and 4, its ablation. The papers leave three things open:
 
 - The 4D paper's TFLOP/s count attention in full (Narayanan et al., 2021), memo's the causal half. The step time
   that stands behind a printed figure is compared, so the convention cancels.
@@ -12,7 +12,7 @@ MEMO with the strategies of its table 7, and 4, its ablation. Three things the p
 - Rows of plain Megatron-LM (MEMO's table 3; full_recompute in table 4) reorganize their memory several times a
   step, which nothing here models: they are shown, not counted. Rows of DeepSpeed (ZeRO-3) memo cannot run.
 
-What is measured are other systems than memo; its own kernels and schedule are assumed to be as good.
+The measured systems are not memo; memo's own kernels and schedule are assumed to be as good.
 """
 
 import argparse
@@ -38,7 +38,7 @@ GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 SEQUENCES = 16
 """Global batch assumed for MEMO's tables."""
 PEAK_TFLOPS = 312.0
-"""That MEMO's MFU is a share of."""
+"""Peak of an A800, of which MEMO's MFU is a share."""
 PAPER_4D = replace(MEGATRON_LM, order=("tp", "cp", "pp", "dp"))
 """The 4D paper does not tell the order of ranks. Its rows show this one (--use-tp-pp-dp-mapping): from 8 to 16 A100,
 tp 4 with pp 2 loses 2 % of its speed, although Megatron-LM's default would put the two stages on two nodes."""
@@ -92,17 +92,17 @@ class Measurement:
         return predict_step(self.config, self.gpus, with_efficiency(hardware, efficiency), self.alpha, self.framework)
 
     def error(self, efficiency: Efficiency | None = None) -> float:
-        """Predicted over measured throughput, less 1."""
+        """Return predicted / measured throughput - 1."""
         return self.predicted(efficiency).tflops_per_gpu / self.tflops_per_gpu - 1.0
 
 
 def parts(measured: Measurement, efficiency: Efficiency | None = None) -> StepParts:
-    """What its foreseen step consists of."""
+    """Return the parts of the predicted step."""
     return measured.predicted(efficiency).parts
 
 
 def bar(measured: Measurement, efficiency: Efficiency | None = None) -> float:
-    """The share of its step by which memo would say that it may be off."""
+    """Return the error that memo would print for the step, as a share of it."""
     hardware = with_efficiency(HARDWARE[measured.hardware], efficiency)
     return time_error(hardware, parts(measured, efficiency)).share
 
@@ -112,7 +112,7 @@ def with_efficiency(hardware: Hardware, efficiency: Efficiency | None) -> Hardwa
 
 
 def causal_share(model: ModelConfig, seq_length: int) -> float:
-    """FLOPs with the causal half of attention, of those with all of it."""
+    """Return the FLOPs with the causal half of attention, divided by those with all of it."""
     half = 6 * model.num_layers * model.num_attention_heads * model.head_dim * seq_length
     causal = model_flops_per_token(model, seq_length)
     return causal / (causal + half)
@@ -172,7 +172,7 @@ def _of_memo(
 
 
 def _rows(name: str) -> Iterable[dict[str, str]]:
-    """Rows that were measured."""
+    """Return the rows of a table that have a measurement."""
     with (GOLDEN / name).open(newline="", encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if row["status"] == "ok"]
 
@@ -183,7 +183,7 @@ def mean_error(measurements: Sequence[Measurement], efficiency: Efficiency | Non
 
 
 def regrets(measurements: Sequence[Measurement], efficiency: Efficiency | None = None) -> dict[int, float]:
-    """By number of GPUs: how much slower the layout that is predicted to be fastest was measured than the best."""
+    """Return by number of GPUs how much slower the layout predicted to be fastest was measured than the best layout."""
     found = {}
     for gpus in sorted({m.gpus for m in measurements}):
         column = [m for m in measurements if m.gpus == gpus]
@@ -193,13 +193,13 @@ def regrets(measurements: Sequence[Measurement], efficiency: Efficiency | None =
 
 
 def share_within(measurements: Sequence[Measurement], efficiency: Efficiency | None = None) -> float:
-    """The relative error that nine of ten stay within."""
+    """Return the relative error within which nine of ten measurements stay."""
     errors = sorted(abs(m.error(efficiency)) for m in measurements)
     return errors[math.ceil(0.9 * len(errors)) - 1]
 
 
 def leads(measurements: Sequence[Measurement], efficiency: Efficiency | None = None) -> list[tuple[float, bool]]:
-    """Of each pair of layouts on as many GPUs: the lead foreseen of the faster one, and whether it was the faster."""
+    """Return for each pair of layouts on equally many GPUs the predicted lead, and whether the order was right."""
     found = []
     for gpus in sorted({m.gpus for m in measurements}):
         column = [(m.predicted(efficiency).tflops_per_gpu, m.tflops_per_gpu) for m in measurements if m.gpus == gpus]
@@ -209,7 +209,7 @@ def leads(measurements: Sequence[Measurement], efficiency: Efficiency | None = N
 
 
 def rightly_ordered(pairs: Iterable[tuple[float, bool]]) -> dict[str, float]:
-    """Of `leads`: the share of rightly ordered pairs among those that memo calls ties, and among the others."""
+    """Return the share of rightly ordered pairs of `leads`, for pairs that memo calls ties and for all other pairs."""
     pairs = list(pairs)
     near = [right for lead, right in pairs if lead <= TIE_SHARE]
     far = [right for lead, right in pairs if lead > TIE_SHARE]
@@ -235,13 +235,13 @@ def summary(table: str, measurements: Sequence[Measurement], efficiency: Efficie
 
 
 def loss(measurements: Sequence[Measurement], efficiency: Efficiency) -> float:
-    """Mean error, and the size of the bias."""
+    """Return the sum of the mean error and the size of the bias."""
     errors = [m.error(efficiency) for m in measurements]
     return (sum(map(abs, errors)) + abs(sum(errors))) / len(errors)
 
 
 def fit(base: Efficiency, names: Sequence[str], tables: Sequence[Sequence[Measurement]]) -> Efficiency:
-    """Numbers within their bounds that make mean error and bias of all tables together least (Nelder-Mead)."""
+    """Return the numbers within their bounds that minimize mean error and bias of all tables together (Nelder-Mead)."""
     import numpy as np
     from scipy.optimize import minimize
 
@@ -262,7 +262,7 @@ def fit(base: Efficiency, names: Sequence[str], tables: Sequence[Sequence[Measur
 
 
 def fits() -> list[dict[str, Any]]:
-    """Fits with all tables, and with each left out; the table left out is what tells."""
+    """Return fits with all tables, and with each table left out; the errors on the left-out table are the evidence."""
     tables = {"p4d 3": p4d(3), "memo 3 memo": memo_table3(), "memo 4": memo_table4(), "p4d 4": p4d(4)}
     families = {"ampere": ("p4d 3", "memo 3 memo", "memo 4"), "hopper": ("p4d 4",)}
     found = []

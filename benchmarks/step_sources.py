@@ -1,28 +1,29 @@
-"""What the errors of foreseen steps rest on: steps of prime-rl beside what memo foresees, and each source left out.
+"""The evidence for the errors of foreseen steps: steps of prime-rl, and the errors with each source left out.
 
     python benchmarks/step_sources.py
 
-kind step       Published steps of prime-rl (tests/golden/README.md), dense models, layers recomputed. FSDP shards what
-                memo's data parallelism holds whole, and is foreseen as data parallelism.
-                `between_s` passes between two steps, where an RL run without LoRA saves its weights for inference
-                (src/prime_rl/trainer/rl/train.py): tokens a second count it, seconds of a step do not, and those are
-                compared. Three things of a step are not memo's:
-    rl          To find where documents end, the host asks the device for each token's position, one by one
+kind step       Published steps of prime-rl (tests/golden/README.md), dense models, layers recomputed. FSDP shards the
+                weights that memo's data parallelism holds whole, and is foreseen as data parallelism.
+                `between_s` is the time between two steps, in which an RL run without LoRA saves its weights for
+                inference (src/prime_rl/trainer/rl/train.py). Published tokens a second include it. Seconds of a step
+                do not, and these are compared. A step has three kinds of work that memo does not do:
+    rl          To find the ends of documents, the host asks the device for each token's position, one by one
                 (get_response_lengths in src/prime_rl/trainer/utils.py, January 2026), and the head makes
-                log-probabilities and entropies of chunks by dozens of kernels in fp32. What that takes a token is what
-                a step of kind rl takes beyond one of kind sft of the same model, device and length: two such pairs.
+                log-probabilities and entropies of chunks by dozens of kernels in fp32. The time of this work a token
+                is the difference between steps of kind rl and sft of the same model, device and length: two pairs.
     sft         Logits of the whole sequence in fp32, and a loss that is not fused (src/prime_rl/trainer/sft/train.py):
-                WHOLE_LOGITS_BYTES an element beyond those of memo's chunks.
+                WHOLE_LOGITS_BYTES an element more than memo's chunks.
     LoRA        Each adapted matrix has four adapters: the host stacks them, asks the device whether all tokens have
-                one, and scales by token (src/prime_rl/trainer/models/layers/lora/multi_linear.py). What that takes a
-                token beyond memo's one adapter is what pairs with and without LoRA of other machines say; a model of
-                which there is no such pair is left out.
+                one, and scales by token (src/prime_rl/trainer/models/layers/lora/multi_linear.py). The additional time
+                a token over memo's one adapter comes from pairs with and without LoRA on other machines; a model
+                without such a pair is left out.
 kind million    TRL 1.13's guide: Qwen3-8B, one sequence of 1,048,576 tokens on 8 H100 over a ring, layers recomputed
                 (github.com/huggingface/trl, docs/source/long_context_training.md): 380.1 s, with cuDNN's attention.
-                FSDP gathers weights, which is not counted.
-kind left out   The error on a source when what was fitted to it or chosen by it is had without it. Attention of Hopper
-                is a share of what cuDNN reaches alone: one that another source chooses. Hopper's own lies between what
-                these choose; steps of memo on an H200 chose it (benchmarks/gpu_accuracy.py).
+                FSDP's gathers of weights are not counted.
+kind left out   The error on a source with efficiencies that were fitted or chosen without this source. The efficiency
+                of attention on Hopper is then a share, chosen by another source, of the rate of cuDNN's kernels alone.
+                memo's own efficiency of Hopper lies between the choices of these sources; steps of memo on an H200
+                chose it (benchmarks/gpu_accuracy.py).
 """
 
 import argparse
@@ -46,8 +47,8 @@ from memo.simulate.framework import FSDP, FSDP_OFFLOAD
 
 NAME = "step_sources"
 WHOLE_LOGITS_BYTES = 30
-"""An element of logits: cast to fp32 (6 bytes), log-softmax (8), in backward zeros of the loss (4), log-softmax (12)
-and the cast (6), less the 6 that memo reads and writes."""
+"""Bytes that are read and written for an element of logits: cast to fp32 (6 bytes), log-softmax (8), in backward zeros
+of the loss (4), log-softmax (12) and the cast (6), less the 6 that memo reads and writes."""
 ATTENTION = "prime-rl, 64K"
 FLASH_2 = "flash_attention_2"
 _QWEN3 = replace(preset("qwen3-8b"), untie_embeddings_and_output_weights=False)
@@ -62,7 +63,7 @@ _HARDWARE = {machine.driver_name: name for name, machine in HARDWARE.items()}
 
 @dataclass(frozen=True)
 class PrimeStep:
-    """A published row; `run` as memo would run it."""
+    """A published row; `run`: the step as memo would run it."""
 
     kind: str
     attention: str
@@ -77,7 +78,7 @@ class PrimeStep:
 
     @property
     def tokens(self) -> int:
-        """Of one GPU in a step."""
+        """Tokens of one GPU in a step."""
         return self.seq_length * (self.run.config.training.global_batch_size or 0) // self.run.gpus
 
     @property
@@ -98,13 +99,13 @@ class PrimeStep:
 
     @property
     def is_memos(self) -> bool:
-        """Whether memo would train so: all weights, layers recomputed, and attention that memo takes there."""
+        """Whether memo would train in this way: all weights, layers recomputed, and memo's choice of attention."""
         is_old = self.attention == FLASH_2 and self.capability >= FIRST_BEYOND_FLASH_2
         return not self.lora and self.recomputes and not is_old
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known what of it is not memo's."""
+        """Whether the time of the work that memo does not do is known."""
         return not self.lora or bool(adapter_pairs(self))
 
     @property
@@ -139,7 +140,7 @@ class PrimeStep:
 
 @cache
 def prime_rl() -> tuple[PrimeStep, ...]:
-    """All published rows of dense models that the repository has."""
+    """Return all published rows of dense models that the repository has."""
     found = []
     with (GOLDEN / "prime_rl_measured.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -166,8 +167,9 @@ def prime_rl() -> tuple[PrimeStep, ...]:
 
 @cache
 def rl_s_a_token(capability: int) -> float:
-    """What an RL run does beyond a supervised one: of pairs that differ in nothing else, those on such a chip, or else
-    all."""
+    """Return the seconds a token of the additional work of an RL run, compared with a supervised run.
+
+    They come from pairs of steps that differ only in the kind of run: pairs on this kind of chip, or else all pairs."""
     of: dict[tuple[object, ...], dict[str, PrimeStep]] = {}
     for step in prime_rl():
         if not step.lora and step.recomputes:
@@ -179,8 +181,10 @@ def rl_s_a_token(capability: int) -> float:
 
 @cache
 def adapter_pairs(step: PrimeStep) -> tuple[tuple[PrimeStep, PrimeStep], ...]:
-    """Steps without and with LoRA that differ in nothing else, of the same model on other machines: those of the same
-    length, or else all. Before Hopper torch has no grouped products, by which adapters are multiplied."""
+    """Return pairs of steps without and with LoRA that differ only in this, of the same model on other machines.
+
+    Pairs of the same length are preferred to all pairs. Before Hopper torch has no grouped products, by which adapters
+    are multiplied."""
     others = [
         other
         for other in prime_rl()
@@ -196,7 +200,7 @@ def adapter_pairs(step: PrimeStep) -> tuple[tuple[PrimeStep, PrimeStep], ...]:
 
 
 def adapters_s_a_token(step: PrimeStep) -> float:
-    """What LoRA takes a token in prime-rl beyond what it takes in memo."""
+    """Return the seconds a token that LoRA takes longer in prime-rl than in memo."""
     return statistics.mean(
         (lora.run.step_s - full.run.step_s - lora.foreseen_s + full.foreseen_s) / lora.tokens
         for full, lora in adapter_pairs(step)
@@ -214,12 +218,12 @@ def trl() -> list[Held]:
 
 
 def attention_steps() -> list[Held]:
-    """Steps of prime-rl that attention binds."""
+    """Return the steps of prime-rl in which attention takes most time."""
     return [step.run for step in prime_rl() if step.is_memos and step.seq_length >= 65536]
 
 
 def with_attention(share: float) -> Efficiency:
-    """Hopper's, if attention reaches this share of what cuDNN does alone at 32K tokens."""
+    """Return Hopper's efficiencies if attention reaches this share of the rate of cuDNN's kernels at 32K tokens."""
     with (GOLDEN / "cudnn_attention.csv").open(newline="", encoding="utf-8") as file:
         rows_alone = [row for row in csv.DictReader(file) if row["seq_len"] == "32768"]
     h200 = HARDWARE["h200"]
@@ -230,7 +234,7 @@ def with_attention(share: float) -> Efficiency:
 
 
 def chosen_by(runs: Sequence[Held]) -> float:
-    """The share for which the mean of these runs is foreseen rightly."""
+    """Return the share for which the mean error of these runs is 0."""
 
     def longer(share: float) -> float:
         return statistics.mean(run.longer(with_attention(share)) for run in runs)
@@ -243,7 +247,7 @@ def chosen_by(runs: Sequence[Held]) -> float:
 
 
 def left_out() -> list[dict[str, Any]]:
-    """Of each source."""
+    """Return a row for each source that is left out."""
     prime, million = attention_steps(), trl()
     found = [
         _left_out(ATTENTION, prime, "TRL", with_attention(chosen_by(million))),

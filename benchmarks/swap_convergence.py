@@ -1,12 +1,12 @@
-"""Loss curves with and without swapping: does training see how much of the activations moves?
+"""Loss curves with and without swapping: does the loss depend on alpha?
 
-Trains the same small model from the same weights on the same samples, once plainly and once for each alpha:
+Trains a small model from the same weights on the same samples, once without swapping and once for each alpha:
 
     python benchmarks/swap_convergence.py --image docs/images/swap_convergence.svg
 
-Among alphas, and with the same layers when nothing moves, every loss must be equal to the last bit; the run fails
-otherwise. With --device cuda the kernels are deterministic ones: torch's flash attention, and torch's choice for all
-else. How far the plain model is from itself, trained a second time, is told beside it.
+Every loss must be equal to the last bit for all alphas, and for the same layers when nothing moves; the run fails
+otherwise. With --device cuda kernels are deterministic: torch's flash attention, and torch's choice for all other
+operations. The plain model is trained twice, and the difference between both trainings is printed.
 
 The plain model computes on whole sequences and the token-wise layers on tiles of tokens, so these two may differ by
 rounding. With one tile and one microbatch a step the operations are the same, and for models with LayerNorm so are the
@@ -36,13 +36,13 @@ TILES = 8
 
 @dataclass(frozen=True)
 class Run:
-    """One training; alpha None is the plain model."""
+    """One training; alpha None: the plain model."""
 
     name: str
     alpha: float | None
     tiles: int = TILES
     moves: bool = True
-    """False: the same layers on the same tiles, with a slot for each, so that nothing is copied or rebuilt."""
+    """False: the same layers on the same tiles, with a slot for each layer, so nothing is copied or recomputed."""
 
 
 PLAIN = Run("no swapping", None)
@@ -56,8 +56,8 @@ RUNS = (
 
 
 def train(run: Run, corpus: Path, args: argparse.Namespace) -> list[float]:
-    """The loss of every step."""
-    swapping = {} if run.alpha is None else {"offload_tiles": run.tiles}  # without a swap plan nothing reads it
+    """Train and return the loss of every step."""
+    swapping = {} if run.alpha is None else {"offload_tiles": run.tiles}  # ignored without a swap plan
     trainer = Trainer(
         args.model,
         train_data=corpus,
@@ -81,7 +81,7 @@ def train(run: Run, corpus: Path, args: argparse.Namespace) -> list[float]:
 
 
 def make_deterministic() -> None:
-    """Before the first kernel runs: cuBLAS reads its variable when it starts."""
+    """Make kernels deterministic; call it before the first kernel, because cuBLAS reads its variable when it starts."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
 
@@ -115,7 +115,7 @@ def measure(args: argparse.Namespace, corpus: Path) -> list[dict[str, object]]:
 
 
 def draw_curves(curves: Mapping[str, Sequence[float]], path: str | Path, x: str, y: str, title: str = "") -> None:
-    """A line for each name over 1, 2, 3, ...; the first lines are wider, so that lines that coincide are visible."""
+    """Draw a line for each name over 1, 2, 3, ...; the first lines are wider, so that coinciding lines are visible."""
     check_suffix(path)
     figure, (axes,) = panels(path, 6.0, 3.6)
     for index, (name, values) in enumerate(curves.items()):

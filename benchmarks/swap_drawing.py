@@ -1,4 +1,4 @@
-"""The times of a swap plan's steps drawn as text or as a picture (MEMO, Fig. 11), recorded or simulated."""
+"""Draws the times of a swap plan's steps, recorded or simulated, as text or as a picture (MEMO, Fig. 11)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ _CHARACTER_INCHES = 0.075  # of a label in 7 points
 
 
 def draw_text(spans: Sequence[SwapSpan], width: int = 120) -> str:
-    """A drawing with a line of `width` columns for each stream; a block begins with `|` and its label if it fits.
+    """Return a drawing with a line of `width` columns a stream; a block begins with `|`, and with its label if it fits.
 
     Dots are idle time. The last line has the figures.
     """
@@ -47,11 +47,11 @@ def draw_text(spans: Sequence[SwapSpan], width: int = 120) -> str:
 
 
 def summary(spans: Sequence[SwapSpan]) -> str:
-    """One line with the time of all spans, the time that compute waits, and the hidden share of the copies."""
+    """Return a line with the time of all spans, the time that compute waits, and the hidden share of the copies."""
     _, total_s = extent_s(spans)
     text = f"{total_s:.3g} s; compute waits {stalled_s(spans):.3g} s for copies"
     if copied_s(spans):
-        # Rounded down, so that 100 % means all of it.
+        # Rounded down, so that 100 % means all copies.
         text += f", which take {copied_s(spans):.3g} s, {int(hidden_share(spans) * 100 + 1e-6)} % of it under layers"
     return text
 
@@ -98,7 +98,7 @@ class _Painter:
 
     def __init__(self, axes: Any, first_s: float, seconds_per_inch: float, named: bool) -> None:
         self.axes, self.first_s, self.seconds_per_inch = axes, first_s, seconds_per_inch
-        self.named = named  # labels name the microbatch
+        self.named = named  # whether labels name the microbatch
 
     def block(
         self,
@@ -109,7 +109,7 @@ class _Painter:
         colour: Any = None,
         names: bool = True,
     ) -> None:
-        """`colour`: default: that of the layer. `names`: whether it has a label."""
+        """Draw a block. `colour`: default: that of the layer. `names`: whether the block has a label."""
         start_s, duration_s = during_s[0] - self.first_s, during_s[1] - during_s[0]
         colour = colour_of(key[1]) if colour is None else colour
         is_thin = duration_s / self.seconds_per_inch < _THIN_INCHES
@@ -119,7 +119,7 @@ class _Painter:
             _BLOCK_HEIGHT,
             left=start_s,
             color=colour,
-            edgecolor=colour if is_thin else "white",  # which would cover it
+            edgecolor=colour if is_thin else "white",  # a white edge would cover a thin block
             linewidth=0.8 if is_thin else 0.4,
         )
         label = prefix + ":".join(map(str, key if self.named else key[1:]))
@@ -128,12 +128,12 @@ class _Painter:
 
 
 def _legend_colour(span: SwapSpan) -> str:
-    """Of compute by its direction, of a copy by what it moves."""
+    """Return the colour of compute by its direction, and of a copy by the kind of data that it moves."""
     return _COMPUTE_COLOURS[span.step.op.kind] if span.row == "compute" else _KIND_COLOURS[span.kind]
 
 
 def _legend(figure: Any, spans: Sequence[SwapSpan], kinds: Sequence[Kind]) -> None:
-    """Names the colours above the drawing."""
+    """Explain the colours above the drawing."""
     from matplotlib.patches import Patch
 
     entries = [("forward", _COMPUTE_COLOURS["F"]), ("backward", _COMPUTE_COLOURS["B"])]
@@ -144,12 +144,12 @@ def _legend(figure: Any, spans: Sequence[SwapSpan], kinds: Sequence[Kind]) -> No
 
 
 def kinds_of(spans: Sequence[SwapSpan]) -> list[Kind]:
-    """What is copied, in the order of `Kind`."""
+    """Return the kinds of data that are copied, in the order of `Kind`."""
     return [kind for kind in get_args(Kind) if any(span.kind == kind and span.row != "compute" for span in spans)]
 
 
 def extent_s(spans: Sequence[SwapSpan]) -> tuple[float, float]:
-    """When the first span starts, and the seconds from then to the last end; 0 without spans."""
+    """Return when the first span starts, and the seconds from then to the last end; 0 without spans."""
     first_s = min((span.start_s for span in spans), default=0.0)
     return first_s, max((span.end_s for span in spans), default=0.0) - first_s
 

@@ -1,19 +1,19 @@
-"""What swapping costs where nothing hides it: step time and memory at alpha = 1, on a CPU.
+"""The cost of swapping if no copy overlaps with compute: step time and memory at alpha = 1, on a CPU.
 
     python benchmarks/swap_overhead.py                    # s = 16K, h = 256, 8 layers; quiet machine: half an hour
     python benchmarks/swap_overhead.py --seq-length 2048  # minutes
 
-Three ways to run the same model, timed in turn, step by step, in one process:
+Three ways to run the same model are timed in turn, step by step, in one process:
 
-    plain     no swapping: autograd keeps every activation. What a user leaves who turns swapping on
-    resident  token-wise layers with a slot for every layer: the same arithmetic as swap, and no copy
-    swap      token-wise layers, two slots, everything that may move moves
+    plain     no swapping: autograd keeps every activation
+    resident  token-wise layers with a slot for every layer: the arithmetic of swap without copies
+    swap      token-wise layers and two slots; everything that may move moves
 
-swap over resident is the price of the machinery: copies (on a CPU made by the computing cores themselves), events,
-the order of the plan. The bound is 10 % of a step. swap over plain adds what tiles and recomputation cost or save.
-
-Memory is taken of fresh processes, one a way. Held: slots, workspace and host records, counted on their storages,
-beside what the planner promised. Transient: the allocator's peak within a step above its begin.
+The ratio of swap to resident is the overhead of swapping: copies (which a CPU makes with the computing cores), events,
+and the order of the plan. Its bound is 10 % of a step. The ratio of swap to plain also has the cost or gain of tiles
+and recomputation. Memory is measured in a fresh process for each way. Held: bytes of slots, workspace and host records,
+counted on their storages, with the bytes that the planner promised. Transient: the allocator's peak within a step,
+above the begin of the step.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from memo.report.timeline import copied_s
 
 WAYS = ("plain", "resident", "swap")
 BOUND = 0.10
-"""Of a step: swap over resident."""
+"""Largest overhead of swap over resident, as a share of a step."""
 
 
 def make_trainer(way: str, args: argparse.Namespace) -> Trainer:
@@ -58,7 +58,7 @@ def make_trainer(way: str, args: argparse.Namespace) -> Trainer:
 
 
 def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Steps taken in turn. Ratios are medians over the turns, each within one turn, so slow drifts cancel."""
+    """Time steps in turn. A ratio is the median over turns of the ratio within a turn, so slow drifts cancel."""
     trainers = {way: make_trainer(way, args) for way in WAYS}
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for repetition in range(args.steps + 1):
@@ -90,7 +90,7 @@ def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def memory(way: str, args: argparse.Namespace) -> dict[str, int]:
-    """Bytes of this process; call it in a fresh one."""
+    """Return the bytes of this process; call it in a fresh process."""
     trainer = make_trainer(way, args)
     trainer.step()
     peak_rss = trainer.step().host_peak_bytes
@@ -108,7 +108,7 @@ def memory(way: str, args: argparse.Namespace) -> dict[str, int]:
 
 
 def transient_peak_bytes(trainer: Trainer) -> int:
-    """Most bytes that torch's CPU allocator holds within a step, above what it held at the begin of the step."""
+    """Return the peak of torch's CPU allocator within a step, above its bytes at the begin of the step."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         trainer.step()
     results = profiler.profiler.kineto_results
@@ -121,7 +121,7 @@ def transient_peak_bytes(trainer: Trainer) -> int:
 
 
 def in_a_fresh_process(*flags: str) -> Any:
-    """What this script prints last with these flags; nothing of earlier measurements is held."""
+    """Run this script with these flags in a fresh process; return the JSON that it prints last."""
     command = [sys.executable, *sys.argv, *flags]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 

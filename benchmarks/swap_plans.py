@@ -1,6 +1,7 @@
-"""Swap plans before there is a run: what each stage of a pipeline moves, and when, from four numbers of a layer.
+"""Swap plans without a run: the data that each stage of a pipeline moves, and when, from four numbers of a layer.
 
-docs/swapping.md shows what they print."""
+docs/swapping.md shows their output.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ class StageSwaps:
     """One stage of a pipeline in one training step.
 
     Attributes:
-        in_flight: the most microbatches, over all its chunks, that wait for their backward.
-        plan: its swap plan, which was validated.
+        in_flight: the most microbatches, over all chunks of the stage, that wait for their backward.
+        plan: the validated swap plan of the stage.
     """
 
     stage: int
@@ -52,7 +53,7 @@ def plan_stages(pipeline: Pipeline, num_layers: int) -> list[StageSwaps]:
 
 
 def stage_table(stages: Sequence[StageSwaps], record_bytes: int | None = None) -> str:
-    """A table with a line for each stage; with the bytes of a host record it also has the host memory of a rank."""
+    """Return a table with a line for each stage; with the bytes of a host record it has the host memory of a rank."""
     head = ["stage", "in flight", "passes", "offloads", "resident", "records"]
     rows = [head + (["host memory"] if record_bytes is not None else [])]
     for stage in stages:

@@ -1,14 +1,14 @@
 """The timeline of one real training step under a swap plan (MEMO, Fig. 11), drawn and as a Chrome trace.
 
-On a CPU, copies run in threads beside compute, which gets one core. A core is so slow beside its memory that copies
-would hardly be seen; on the scaled node (benchmarks/scaled_node.py) both stand to each other as on an A800:
+On a CPU, copies run in threads beside compute, which gets one core. Memory is so fast for one core that copies would
+hardly be visible; on the scaled node (benchmarks/scaled_node.py) both are in the proportion of an A800:
 
     python benchmarks/swap_timeline.py --scaled-node --hidden-size 128 --seq-length 4096 --micro-batch-size 1 \
         --alpha 0.5 --image docs/images/swap_timeline.svg --trace runs/swap_timeline.json
 
-With --tiles layers are swept, and all that moves beside their sections is drawn as well. Prints the measured timeline,
-and below it what the planner's model of the streams makes of the measured medians. https://ui.perfetto.dev opens the
-trace.
+With --tiles layers are swept, and all further copies beside their sections are drawn as well. Prints the measured
+timeline, and below it the timeline that the planner's model of the streams makes of the measured medians.
+https://ui.perfetto.dev opens the trace.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from memo.train.device import device_peak
 
 @contextlib.contextmanager
 def link(args: argparse.Namespace) -> Iterator[None]:
-    """With --scaled-node, one whose rate has the proportions of a GPU's; else the one of this machine."""
+    """Use a link with the proportions of a GPU's with --scaled-node, else the link of this machine."""
     if not args.scaled_node:
         yield
         return
@@ -50,7 +50,7 @@ def link(args: argparse.Namespace) -> Iterator[None]:
 
 
 def record_step(args: argparse.Namespace) -> tuple[Trainer, list[SwapSpan]]:
-    """The trainer, and the spans of its last step; the steps before it warm up."""
+    """Return the trainer, and the spans of its last step; the steps before it warm up."""
     shape = dataclasses.replace(
         preset("gpt-tiny"), num_layers=args.layers, hidden_size=args.hidden_size, num_attention_heads=2
     )
@@ -78,7 +78,7 @@ def record_step(args: argparse.Namespace) -> tuple[Trainer, list[SwapSpan]]:
 
 
 def swept(args: argparse.Namespace) -> dict[str, object]:
-    """The flags of layers that are swept."""
+    """Return the flags of swept layers."""
     if not args.tiles:
         return {}
     beside = {"recompute_attention_layers": args.again, "offload_hidden_states": args.hidden_on_host}
@@ -86,7 +86,7 @@ def swept(args: argparse.Namespace) -> dict[str, object]:
 
 
 def median_times(spans: list[SwapSpan], what: Kind = "activations") -> LayerTimes:
-    """Of one layer or section: what the model needs to imitate the run."""
+    """Return the median times of one layer or section, from which the model of the streams simulates the run."""
 
     def median_s(row: str, kind: str) -> float:
         found = [s.duration_s for s in spans if (s.row, s.kind, s.step.op.kind) == (row, what, kind)]
@@ -98,7 +98,7 @@ def median_times(spans: list[SwapSpan], what: Kind = "activations") -> LayerTime
 
 
 def planned(trainer: Trainer, spans: list[SwapSpan]) -> list[SwapSpan]:
-    """What the plans alone make of the measured medians."""
+    """Return the spans that the plans alone make of the measured medians."""
     chosen = trainer.parts.chosen_swap
     assert chosen is not None
     if chosen.sweep is None:

@@ -1,12 +1,11 @@
-"""Device memory of a training step against the length of the sequence: of whole layers, of layers that are swept, and
-of swept layers whose hidden states are in host memory.
+"""Device memory of a training step against the length of the sequence, for whole layers, swept layers, and swept layers
+with hidden states in host memory.
 
     python benchmarks/sweep_memory.py [--lengths 8192 16384 32768 65536] [--ways layer tile hidden]
 
 Each length is trained for two steps on a CPU, in fresh processes, and measured by torch's own allocations; the second
-step counts. Tiles of swept layers have TILE tokens at every length, so that only what is as long as the sequence grows.
-Beside each peak stands what the account foresees, and in the row of the longest sequence the bytes that one more token
-takes since the shortest.
+step counts. Tiles of swept layers have TILE tokens at every length, so only tensors as long as the sequence grow. A row
+has the measured and the foreseen peak, and the bytes of each token beyond the shortest sequence.
 """
 
 import argparse
@@ -38,9 +37,9 @@ WAYS: dict[str, dict[str, object]] = {
     "tile": {"offload_granularity": "tile", "offload_slot_tiles": 1},
     "hidden": {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_hidden_states": True},
 }
-"""The last: tiles with hidden states in host memory."""
+"""layer: whole layers. tile: swept layers. hidden: swept layers with hidden states in host memory."""
 KEY_VALUE_BYTES = 4 * HEAD_DIM * 4
-"""A token's keys, values and their gradients, fp32, one head each."""
+"""Bytes of a token's keys, values and their gradients, fp32, one head each."""
 
 
 def flags(way: str, length: int) -> dict[str, object]:
@@ -49,7 +48,7 @@ def flags(way: str, length: int) -> dict[str, object]:
 
 
 def measured(way: str, length: int) -> dict[str, Any]:
-    """In this process: a row of one run."""
+    """Run one training in this process, and return its row."""
     from allocated_bytes import AllocatedBytes
     from memory_accuracy import configuration
 
@@ -76,7 +75,7 @@ def measured(way: str, length: int) -> dict[str, Any]:
 
 
 def _part(way: str, length: int) -> str:
-    """The name of what one process has measured."""
+    """Return the name of the rows of one process."""
     return f"sweep_memory_{way}_{length}"
 
 

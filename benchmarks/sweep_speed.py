@@ -1,16 +1,16 @@
-"""What it costs to sweep layers tile by tile, against layers that are swapped whole; and what `memo plan` makes of it.
+"""The cost of sweeping layers tile by tile, compared with layers that are swapped whole; and its use by `memo plan`.
 
     python -m memo.emulated_gpu -- python benchmarks/sweep_speed.py [--only foreseen rehearsed plan]
 
 Three kinds of rows, each with the class of its evidence; no time here is measured on a GPU.
 
     foreseen    seconds of a step by memo.simulate, for each size of tiles and for whole layers, all activations moved
-    rehearsed   the same of the program itself, without numbers, on the emulated GPU's modelled clock (memo rehearse);
-                needs a CUDA build of torch. Of few layers, and not in the smallest tiles, because it takes minutes
+    rehearsed   seconds of a step of the program, without numbers, on the emulated GPU's modelled clock (memo rehearse);
+                needs a CUDA build of torch. Only with few layers and not with the smallest tiles, as it takes minutes
     plan        seconds of the step that `memo plan` answers with at a million tokens: with all sizes of tiles among
-                its candidates, with the smallest alone, and with whole layers alone
+                its candidates, with the smallest only, and with whole layers only
 
-Rows of the kinds that are run take the place of earlier ones.
+Rows replace earlier rows of the same kind.
 """
 
 import argparse
@@ -60,11 +60,11 @@ MACHINES = (
     Machine("llama-3.1-8b", 1, "h100-80"),
 )
 REHEARSALS = ((MACHINES[0], 2, LENGTHS[0]), (MACHINES[0], 4, LENGTHS[0]))
-"""With how many layers and tokens: the difference of both is what two layers add to a step."""
+"""Machine, layers and tokens of the rehearsals: their difference is the time that two layers add to a step."""
 
 
 def in_sizes(whole: RunConfig) -> Iterator[RunConfig]:
-    """The run swept in each size of tiles, at most an eighth of the sequence, with slots as `memo plan` has them."""
+    """Yield the run swept in each size of tiles, at most an eighth of the sequence, with the slots of `memo plan`."""
     swept = whole.override({"offload_granularity": "tile", "offload_slot_tiles": SLOT_TILES})
     least = resolved_offload_tiles(whole)
     for tiles in dict.fromkeys(max(least, swept_tiles(swept, tokens, SLOT_TILES)) for tokens in SWEPT_TOKENS):
@@ -110,7 +110,7 @@ def _row(kind: str, evidence: str, machine: Machine, run: RunConfig, whole_s: fl
 
 
 def _rehearse(machine: Machine, run: RunConfig) -> tuple[float, int]:
-    """Modelled seconds of a step and the most bytes that were allocated, of one rank: all are alike."""
+    """Return the modelled seconds of a step and the peak of allocated bytes of one rank; all ranks are alike."""
     flags = {
         "model": machine.model,
         "num-layers": run.model.num_layers,
@@ -135,7 +135,7 @@ def _rehearse(machine: Machine, run: RunConfig) -> tuple[float, int]:
 
 @contextmanager
 def offering(sizes: tuple[int, ...]) -> Iterator[None]:
-    """A search that knows tiles of these sizes alone; none: layers are whole."""
+    """Let the search know only tiles of these sizes; without sizes layers are whole."""
     with ExitStack() as patches:
         replaced = {"SWEPT_TOKENS": sizes} if sizes else {"sweeps": lambda *_, **__: iter(())}
         for name, value in replaced.items():
@@ -146,7 +146,7 @@ def offering(sizes: tuple[int, ...]) -> Iterator[None]:
 
 
 def _search_modules() -> list[ModuleType]:
-    """Of which each has names of its own for what it imports."""
+    """Return the modules that import the sizes under names of their own."""
     return [module for name, module in sys.modules.items() if name.startswith("memo.search.")]
 
 

@@ -1,14 +1,14 @@
-"""The times at which a layer that is swept computes and moves what it moves, simulated from its plans alone.
+"""Simulates the times at which swept layers compute and copy, from their plans alone.
 
 Sections, keys and values, inputs of layers that recompute attention, and hidden states have a plan each, and share the
-streams. They are issued as the executor issues them (memo.executor.sweep):
+streams. Their copies are issued in the order of the executor (memo.executor.sweep):
 
     forward    keys and values of the section: begin; hidden states: read; compute; hidden states: write; slot: end;
                keys and values: offload, and after the last section what follows
     backward   keys and values of all sections: begin, before the first; hidden states: read; compute; hidden states:
                write; keys and values of the section: end; slot: end
 
-Embedding and loss take no time here; what they read and write of hidden states does.
+Embedding and loss take no time here, but their copies of hidden states do.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ _NOTHING = LayerTimes(0.0, 0.0)
 
 @dataclass(frozen=True)
 class SweepTimes:
-    """Seconds of one section: its compute and its copies, and the copies of what moves beside it.
+    """Seconds of one section: its compute and its copies, and the further copies beside it.
 
-    `LayerTimes.forward_s` and `backward_s` are read of `sections` alone, `layers_in_memory` counts records.
+    `LayerTimes.forward_s` and `backward_s` are read only of `sections`; `layers_in_memory` counts records.
     """
 
     sections: LayerTimes
@@ -50,14 +50,14 @@ class _Moves(StageStreams):
         return self.plan.steps[self._at] if self._at < len(self.plan.steps) else None
 
     def begin(self) -> None:
-        """Compute waits until the slot of the next step is ready."""
+        """Let compute wait until the slot of the next step is ready."""
         step, free = self._current, self.free
         if self.slot_ready[step.slot] > free["compute"]:
             self._span("wait", step, free["compute"], self.slot_ready[step.slot])
             free["compute"] = self.slot_ready[step.slot]
 
     def offload(self) -> None:
-        """What the step has written, before its end."""
+        """Offload the data that the step has written, before the step ends."""
         step = self._current
         if step.offload and self._moves:
             assert step.record is not None
@@ -72,7 +72,7 @@ class _Moves(StageStreams):
         self._at += 1
 
     def pass_through(self) -> None:
-        """A step that takes no time."""
+        """Run a step that takes no time."""
         self.begin()
         self.end()
 
@@ -96,7 +96,7 @@ def simulate_sweep(plan: SwapPlan, beside: SweepPlans, times: SweepTimes, num_la
     """Simulate valid plans (memo.planner.swap.sweep_plans) on the streams of one stage, in the order of issue.
 
     Args:
-        num_layers: of the model.
+        num_layers: number of layers of the model.
     """
     rows, spans = Rows(times.sections.copies_overlap), list[SwapSpan]()
     sections = _Moves(plan, times.sections, rows, "activations", spans)
@@ -107,7 +107,7 @@ def simulate_sweep(plan: SwapPlan, beside: SweepPlans, times: SweepTimes, num_la
     again = _second_forwards(plan)
     for index, step in enumerate(plan.steps):
         op, section = step.op, step.op.section or 0
-        hides = hidden if index not in again else None  # a second forward begins with the layer's own input
+        hides = hidden if index not in again else None  # a second forward starts from the layer's own input
         if hides is not None:
             _catch_up(hides, op, num_layers)
         for each in _begun(keys, op, section, count):
@@ -143,14 +143,14 @@ def _begun(keys: Sequence[_Moves], op: LayerOp, section: int, count: int) -> Seq
 
 
 def _second_forwards(plan: SwapPlan) -> set[int]:
-    """Indices of the forwards of layers that recompute attention, directly before their backward."""
+    """Return the indices of second forwards, which layers that recompute attention run directly before backward."""
     ops = [step.op for step in plan.steps]
     discarded = {replace(op, discards=False) for op in ops if op.discards}
     return {index for index, op in enumerate(ops) if op in discarded}
 
 
 def _catch_up(hidden: _Moves, op: LayerOp, num_layers: int) -> None:
-    """What embedding, loss and other stages read and write before this section; see memo.spec.hidden_ops."""
+    """Run the reads and writes of embedding, loss and other stages before this section; see memo.spec.hidden_ops."""
     end = 2 * num_layers + 2
     read = op.layer if op.kind == "F" else end - op.layer - 1
     while (step := hidden.next_step) is not None:

@@ -2,9 +2,9 @@
 
     python benchmarks/table3_end_to_end.py
 
-Ratios are taken within a length. Where everything stays (`none`), nothing is recomputed or moved: that is the ideal.
-Its time at the lengths where it does not fit is extrapolated by t = a s + b s^2, fitted with least relative squares to
-those where it does. Collectives are not executed, so times are those of computing and copying.
+Ratios compare ways at the same length. The ideal is `none`, which keeps everything on the device and recomputes
+nothing. At lengths at which it does not fit its time is extrapolated by t = a s + b s^2, fitted with least relative
+squares to the lengths at which it fits. Collectives are not executed, so times are those of compute and copies.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ METHOD = "t = a s + b s^2, least relative squares, lengths where everything fits
 
 
 def fit_ideal(lengths: list[int], steps_s: list[float]) -> tuple[float, float] | None:
-    """(a, b) of t = a s + b s^2, both at least 0; None for fewer than two lengths."""
+    """Return (a, b) of t = a s + b s^2, both at least 0; None for fewer than two lengths."""
     if len(lengths) < 2:
         return None
     s, t = np.array(lengths, dtype=float), np.array(steps_s)
@@ -34,7 +34,7 @@ def fit_ideal(lengths: list[int], steps_s: list[float]) -> tuple[float, float] |
 
 
 def ratios(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
-    """Of one row to the others of its length: above 1 where it is the faster one."""
+    """Return the speed of one row over that of further rows of its length: above 1 if this row is faster."""
     if row["status"] != "ok":
         return {}
     times = {r["way"]: r["step_p50_s"] for r in rows if r["seq_length"] == row["seq_length"] and r["status"] == "ok"}

@@ -1,4 +1,4 @@
-"""What each part of MEMO gives: recomputation, planned memory, swapping, and both shares solved (MEMO, table 4).
+"""The gain of each part of MEMO: recomputation, planned memory, swapping, and both shares solved (MEMO, table 4).
 
 python benchmarks/table4_ablation.py
 """

@@ -1,15 +1,15 @@
-"""Step time and hidden copies of one rank of eight: memo's simulator beside its program on the timed emulated GPU.
+"""Step time and hidden copies of one rank of eight, by memo's simulator and by its program on the timed emulated GPU.
 
     python -m memo.emulated_gpu -- python benchmarks/timed_accuracy.py [--only NAME ...] [--hardware NAME]
 
-Needs a CUDA build of torch and no GPU. Both sides take the seconds of a kernel, a copy and a collective from the same
-model (memo.simulate.kernels) of the same hardware; what they differ in is which of them there are, and what waits for
-what. One side is memo.simulate, which `memo plan` asks; the other is the real program, `memo train` with
---simulate-world tp=8, without numbers and in virtual time (csrc/emulated_gpu/README.md). No time here is measured: all
-of it is modelled.
+Needs a CUDA build of torch and no GPU. One side is memo.simulate, which `memo plan` asks. The other side is the real
+program, `memo train` with --simulate-world tp=8, without numbers and in virtual time (csrc/emulated_gpu/README.md).
+Both sides take the seconds of a kernel, a copy and a collective from the same model (memo.simulate.kernels) of the same
+hardware. They differ in the operations that they run, and in the waits between them. All times are modelled, none is
+measured.
 
-Every row is a run of three steps, of which the last two count. Under alpha auto the program plans by a layer that it
-times itself, and the simulator is asked about the plan that came out. A row takes the place of an earlier one.
+Every row is a run of three steps, of which the last two count. Under alpha auto the program plans with times of a layer
+that it measures itself, and the simulator is asked about this plan. A row replaces an earlier row of its run.
 """
 
 import argparse
@@ -44,7 +44,7 @@ TIMEOUT_S = 3600
 KEPT = "all kept"
 WAYS: dict[str, dict[str, object]] = {KEPT: {"offload_alpha": "off"}, **full_size.WAYS}
 DEVICES = {KEPT: dataclasses.replace(full_size.ROOMY, memory_gib=2000), "alpha auto": full_size.H100}
-"""By way: what no device holds is what swapping is held against, and alpha auto decides by what there is."""
+"""Devices by way: all activations are kept on a device that holds them, and alpha auto decides by an H100's memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ def configuration(case: Case) -> RunConfig:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """In a process of its own, whose device is timed."""
+    """Run a case in a process of its own, with a timed device."""
     with tempfile.TemporaryDirectory() as folder:
         env = environment(case.device, Path(folder) / "gpu.txt", os.environ)
         command = [sys.executable, __file__, "--run", json.dumps(dataclasses.asdict(case))]
@@ -92,7 +92,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def emulate(case: Case) -> dict[str, Any]:
-    """In the process of `run`: seconds of one step."""
+    """Return the seconds of one step; called in the process of `run`."""
     import memo
     from memo.emulated_gpu.face import EmulatedGpu
 
@@ -113,7 +113,7 @@ def emulate(case: Case) -> dict[str, Any]:
 
 
 def by_kind(seconds: dict[str, float]) -> dict[str, float]:
-    """Of a row: seconds of kernels by what bounds them, and of messages and copies."""
+    """Return the seconds of a row's kernels by their bound (compute or memory), and of messages and copies."""
     kinds = dict.fromkeys((*FORESEEN, "messages", "copies"), 0.0)
     for name, taken_s in seconds.items():
         if name.partition(".")[0].removesuffix("_") in PRODUCTS:
@@ -128,8 +128,9 @@ def by_kind(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def foreseen(row: dict[str, Any]) -> dict[str, Any]:
-    """What the simulator says of the run of a row, with the seconds of its kernels by what bounds them: on the machine
-    as it was when the row was modelled, since both sides take their seconds from it."""
+    """Return the simulator's figures for the run of a row, with the seconds of its kernels by their bound.
+
+    The machine has the rates with which the row was modelled, because both sides take their seconds from it."""
     config = dataclasses.replace(RunConfig(), model=preset(row["model"])).override(row["flags"])
     config = with_simulated_axes(config.override({"params_dtype": "bf16"}))
     if row["tiles"] is None:
@@ -147,7 +148,7 @@ def foreseen(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(kept: list[dict[str, Any]]) -> str:
-    """Markdown. Kernels of one device queue, so the difference of a step is that of its kernels and of what is idle."""
+    """Return Markdown. Kernels of a device queue, so steps differ by the time of their kernels and by idle time."""
     heads = ("run", "simulator, s", "program, s", "difference", *FORESEEN, "idle", "hidden: simulator", "program")
     lines = [heads, ("---",) * len(heads)]
     for row in kept:
@@ -167,7 +168,7 @@ def table(kept: list[dict[str, Any]]) -> str:
 
 
 def ratios(kept: list[dict[str, Any]]) -> str:
-    """Markdown: the program's step with swapping against all kept on a device that holds it, and full recomputation."""
+    """Return Markdown with the program's step under swapping, compared with keeping everything and recomputing all."""
     seconds = {(row["model"], row["seq_length"], row["way"]): row["step_time_s"] for row in kept}
     heads = ("run", *WAYS, "alpha auto / all kept", "full recompute / alpha auto")
     lines = [heads, ("---",) * len(heads)]

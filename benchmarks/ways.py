@@ -1,19 +1,19 @@
 """Ways to make activations fit, all on the same model and trainer, so that a comparison compares nothing else.
 
-none                   everything stays: the ideal, where it fits
+none                   everything stays on the device: the ideal, if it fits
 full-recompute         Megatron-LM's --recompute-granularity full
 selective-recompute    Megatron-LM's selective: core attention
 full-recompute-plan    with planned memory (MEMO's ablation, table 4)
-layer-input-offload    full recomputation whose layer inputs wait in host memory (TRL, axolotl, Unsloth), on memo's
-                       tiles, with copies that overlap (benchmarks/rivals.py)
-move-everything        every saved tensor to host memory and back (torch's save_on_cpu, torchtune's
-                       OffloadActivations; on the stream that computes)
+layer-input-offload    full recomputation with layer inputs in host memory (TRL, axolotl, Unsloth), on memo's tiles,
+                       with copies that overlap (benchmarks/rivals.py)
+move-everything        every saved tensor to host memory and back on the compute stream (torch's save_on_cpu,
+                       torchtune's OffloadActivations)
 full-swap-plan         token-wise layers with alpha = 1 and planned memory (MEMO's ablation)
 memo                   alpha solved, planned memory
 states-resident        alpha solved, all states on the device; and with --offload-states:
 states-optimizer       masters and moments in host memory
 states-all             weights and gradients too
-states-auto            what a plan of both sides decides
+states-auto            the placement that a plan of device and host memory chooses
 """
 
 import contextlib
@@ -34,13 +34,13 @@ Context = contextlib.AbstractContextManager[Any]
 
 
 class HostCopies:
-    """Tensors that wait in host memory, pinned where they come from a GPU; counts the bytes of those alive."""
+    """Tensors in host memory, pinned if they come from a GPU; counts the bytes of live tensors."""
 
     def __init__(self) -> None:
         self.num_bytes = self.peak_bytes = 0
 
     def take(self, x: Tensor) -> Tensor:
-        """A copy of `x` on the host, on its way on the stream that computes."""
+        """Start a copy of `x` to the host on the compute stream, and return it."""
         waiting = self.room_for(x)
         self.num_bytes += waiting.nbytes
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
@@ -51,7 +51,7 @@ class HostCopies:
         return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
 
     def bring(self, waiting: Tensor, device: torch.device) -> Tensor:
-        """A copy of what waits, on its way to the device, on the stream that computes."""
+        """Start a copy of a waiting tensor to the device on the compute stream, and return it."""
         return waiting.to(device, non_blocking=True, copy=True)
 
     def _let_go(self, num_bytes: int) -> None:
@@ -60,11 +60,13 @@ class HostCopies:
 
 @dataclass(frozen=True)
 class Way:
-    """`flags` are the trainer's, which is built within `building`; steps run within `around`, which is given where to
-    keep what it moves by itself.
+    """One way to make activations fit.
 
-    `start`: puts layers on tiles in the place of memo.train.swap.start; None: nothing takes its place.
-    `under_autograd`: layers are torch modules, which the executor does not run, so that autograd saves tensors.
+    Attributes:
+        flags: flags of the trainer, which is built within the context of `building`.
+        around: makes the context in which steps run; its HostCopies keep the tensors that it moves by itself.
+        start: replaces memo.train.swap.start, and puts layers on tiles; None: nothing replaces it.
+        under_autograd: layers are torch modules that the executor does not run, so that autograd saves tensors.
     """
 
     flags: dict[str, Any]
@@ -80,18 +82,18 @@ class Way:
 
 @dataclass(frozen=True)
 class _Away:
-    """A saved tensor that waits in host memory."""
+    """A saved tensor in host memory."""
 
     waiting: Tensor
     device: torch.device
 
 
 _SMALL = 1024
-"""Elements below which moving does not pay (torchtune's bound)."""
+"""Elements below which a copy does not pay (torchtune's bound)."""
 
 
 def _all_saved_tensors_away(trainer: Trainer, copies: HostCopies) -> Context:
-    """Everything that autograd saves, but weights, which stay anyway, and what is small."""
+    """Move all tensors that autograd saves, except weights, which stay anyway, and small tensors."""
     weights = {
         bucket.weights.untyped_storage().data_ptr()
         for bucket in trainer.parts.data_parallel.buckets
@@ -113,7 +115,7 @@ _PLAIN = {"offload_alpha": "off"}
 _FULL = {**_PLAIN, "recompute_granularity": "full"}
 _PLANNED = {"memory_planner": "auto"}
 ON_TILES = {"offload_alpha": 0.0}
-"""Of ways with a `start`, which decides itself what moves."""
+"""Flags of ways with a `start`, which decides itself which tensors move."""
 
 WAYS = {
     "none": Way(_PLAIN),
