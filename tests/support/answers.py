@@ -1,4 +1,4 @@
-"""Samples that hold very different numbers of tokens that count in the loss."""
+"""Samples with very different numbers of tokens that count in the loss."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from memo.data.hashing import uniform
 
 
 class Answers:
-    """Mock samples of which a share of the labels counts that grows from none to all of them."""
+    """Mock samples; the share of labels that count grows from none to all."""
 
     def __init__(self, vocab_size: int, seq_length: int) -> None:
         self.seq_length = seq_length

@@ -1,4 +1,4 @@
-"""Dense attention to compare with.
+"""Dense attention as a reference.
 
 The truth in fp64, and torch's own SDPA in a given dtype for scale of error.
 """
@@ -62,7 +62,7 @@ def dense_attention(
 def torch_attention(
     inputs: list[Tensor], documents: Documents | None, scale: float, window: int | None = None
 ) -> list[Tensor]:
-    """out, dq, dk, dv from torch's SDPA in the inputs' dtype: how wrong that dtype is without us."""
+    """Return out, dq, dk, dv from torch's SDPA in the inputs' dtype: their error is that of the dtype, without memo."""
     q, k, v, grad_out = [x.permute(1, 2, 0, 3) for x in inputs]
     q, k, v = [x.detach().requires_grad_() for x in (q, k, v)]
     is_whole = documents is None and window is None

@@ -1,7 +1,7 @@
 """The table of tests/executor/test_bits.py: rows of models and layouts, and the ways to run their steps.
 
-Ways combine what moves: activations, by any share and policy, keys and values, inputs of layers that recompute
-attention, hidden states, records on a disk, and states.
+Ways combine kinds of data that move: activations (by any share and policy), keys and values, inputs of layers that
+recompute attention, hidden states, records on a disk, and states.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ TILES, STEPS = 4, 3
 TRAINING: dict[str, Any] = {"clip_grad": 0.04, "lr_warmup_iters": 1, "lr_decay_iters": STEPS, "min_lr": 1e-3}
 TRAINING |= {"lr_decay_style": "cosine", "train_iters": STEPS, "ddp_bucket_size": 2000, "profile_cache": "off"}
 
-# Three layers on one stage are the fewest of which one moves; a pipeline needs two on each.
+# On one stage a layer moves only if there are at least three; a pipeline needs two layers on each stage.
 ONE_STAGE: dict[str, Any] = {"num_layers": 3, "global_batch_size": 1}
 TWO_STAGES: dict[str, Any] = {"pp": 2, "num_layers": 4, "global_batch_size": 3}
 UNTIED: dict[str, Any] = {"untie_embeddings_and_output_weights": True}
@@ -24,7 +24,7 @@ KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "atte
 KINDS |= {"attention_output_gate": True}
 DENSE_FIRST: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*2", "ffn_hidden_size": 176, "moe_ffn_hidden_size": 48}
 DENSE_FIRST |= {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True, "rotary_percent": 0.5}
-"""Layers whose weights, and whose rows in a slot, differ."""
+"""Layers that differ in their weights, and in their rows in a slot."""
 FROZEN: dict[str, Any] = {"freeze": "*embedding.weight,layers.1.*,*mlp.fc2*"}
 GATHERED, EXCHANGED = ({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "a2a"))
 
@@ -54,7 +54,7 @@ def whole(alpha: float, policy: str, copies: Copies, disk: float = 0.0, **more: 
 def swept(
     slot_tiles: int, alpha: float, policy: str, copies: Copies, again: int = 0, disk: float = 0.0, **more: Any
 ) -> Way:
-    """`again`: layers of a stage that recompute attention, as far as it has so many."""
+    """`again`: number of layers of a stage that recompute attention, at most all of its layers."""
     values = {"offload_alpha": alpha, "offload_policy": policy, "offload_slot_tiles": slot_tiles}
     return Way("swept", {**values, "recompute_attention_layers": again, **more}, copies, disk)
 
@@ -81,7 +81,7 @@ WAYS: tuple[Way, ...] = (
     whole(0.5, "auto", "threads", disk=1.0, **ALL),
     swept(2, 1.0, "paper", "lazy", again=2, **HIDDEN, **PLACEMENTS["optimizer"]),
 )
-"""In turns of three, one of each reference."""
+"""Ways in groups of three, one way of each reference."""
 ZEROS = {"ZeRO-2": "optim_grads", "ZeRO-3": "optim_grads_params"}
 HELD: tuple[tuple[dict[str, Any], Copies], ...] = (
     ({"offload_states": "none"}, "lazy"),
@@ -101,9 +101,9 @@ class Row:
     model: str
     values: dict[str, Any]
     ways: Sequence[Way] | None = None
-    """Where they are not a share of all."""
+    """The ways of the row; None: a share of all ways."""
     refuses: tuple[Reference, ...] = ()
-    """References whose ways the row cannot run, or runs with other roundings."""
+    """References with ways that the row cannot run, or that it runs with other roundings."""
     is_full: bool = False
     tiles: int = TILES
 

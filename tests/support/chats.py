@@ -1,4 +1,4 @@
-"""Tokenizers, chat templates in three public styles, and conversations, as directories of Hugging Face have them."""
+"""Tokenizers, chat templates in three public styles, and conversations, in the form of Hugging Face directories."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ SPECIAL = (
     *("<s>", "</s>"),
 )
 
-# « and » stand where a template may mark what the assistant writes.
+# « and » stand where a template may mark the text of the assistant.
 _STYLES = {
     "chatml": (
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
@@ -74,7 +74,7 @@ def template(style: str, *, marks: bool) -> str:
 
 
 def answers(style: str, chat: list[dict[str, str]]) -> list[str]:
-    """What the assistant writes in each style, up to the token that ends it."""
+    """Return the texts of the assistant in a style, up to the token that ends each text."""
     texts = [message["content"] for message in chat if message["role"] == "assistant"]
     return {
         "chatml": [f"{text}<|im_end|>" for text in texts],
@@ -84,7 +84,7 @@ def answers(style: str, chat: list[dict[str, str]]) -> list[str]:
 
 
 def write_tokenizer(folder: Path, style: str, *, marks: bool, trim_offsets: bool = False) -> Path:
-    """tokenizer.json and tokenizer_config.json with a chat template; returns `folder`."""
+    """Write tokenizer.json and tokenizer_config.json with a chat template; return `folder`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -108,8 +108,9 @@ def write_tokenizer(folder: Path, style: str, *, marks: bool, trim_offsets: bool
 
 
 def write_llama(folder: Path, max_positions: int = 256) -> Path:
-    """A tiny Llama with random weights and a tokenizer of the style chatml, as a base model has them: its end of text
-    ends documents, and not answers. Returns `folder`."""
+    """Write a tiny Llama with random weights and a chatml tokenizer of a base model; return `folder`.
+
+    The end of text of a base model ends documents, and not answers."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -131,12 +132,12 @@ def write_llama(folder: Path, max_positions: int = 256) -> Path:
 
 
 def write_lines(path: Path, records: list[Any]) -> Path:
-    """A .jsonl file; a text stands as it is."""
+    """Write a .jsonl file; strings are written as they are."""
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
 def write_chats(path: Path) -> Path:
-    """CHATS in OpenAI's form."""
+    """Write CHATS in OpenAI's form."""
     return write_lines(path, [{"messages": chat} for chat in CHATS])

@@ -1,9 +1,9 @@
-"""Mutated command lines of all commands, with closed, full and broken standard streams.
+"""Runs mutated command lines of all commands, with closed, full and broken standard streams.
 
     .venv/bin/python tests/support/command_campaign.py --lines 300 [--first 0]
 
-Each line is a process of its own, in a folder of its own. A traceback, a minute, or a status that is neither 0, 2, 3
-nor that of a broken pipe is a failure, printed with the seed that brings it back.
+Each line is a process of its own, in a folder of its own. A line fails if it prints a traceback, takes a minute, or
+ends with a status that is neither 0, 2, 3 nor that of a broken pipe. A failure is printed with the seed of its line.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What a container is told of its limits."""
+"""Files that tell a container its limits."""
 
 from pathlib import Path
 
 
 def control_groups(folder: Path, own: str, groups: dict[str, dict[str, object]]) -> tuple[Path, Path]:
-    """A made-up /sys/fs/cgroup and /proc/self/cgroup."""
+    """Write a made-up /sys/fs/cgroup and /proc/self/cgroup, and return their paths."""
     (folder / "own").write_text(own)
     for path, values in groups.items():
         group = folder / "cgroup" / path

@@ -1,4 +1,4 @@
-"""Layers that are not in memo, for tests of --custom-layer; and that of examples/custom_model.py in plain torch."""
+"""Layers outside memo, for tests of --custom-layer, and the layer of examples/custom_model.py in plain torch."""
 
 from pathlib import Path
 
@@ -94,7 +94,7 @@ ADAPTED = f"{Path(__file__)}:AdaptedLayer"
 
 
 class AdaptedLayer(PlainLayer):
-    """With a branch that is only six wide, which 4 ranks cannot divide."""
+    """A PlainLayer with a further branch of width six, which 4 ranks cannot divide."""
 
     def __init__(self, parts: memo.LayerParts) -> None:
         super().__init__(parts)

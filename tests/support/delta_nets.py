@@ -1,4 +1,4 @@
-"""A gated delta net of a test, token by token as the paper has it, and runs of memo's own over ranges of its tokens."""
+"""Gated delta nets for tests: token by token by the paper's equations, and memo's own over ranges of tokens."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -34,7 +34,7 @@ def place(lengths: tuple[tuple[int, ...], ...]) -> Place:
 
 
 def token_by_token(of: DeltaNet, mixed: Tensor, places: Tensor) -> Tensor:
-    """The paper's equations, as they stand."""
+    """Compute the paper's equations, one token after another."""
     x, beta, decay = mixed.split([CHANNELS, HEADS, HEADS], dim=-1)
     beta, decay = beta.sigmoid(), (-of.rates.exp() * F.softplus(decay + of.biases)).exp()
     state, outs = x.new_zeros(BATCH, HEADS, DIM, DIM), []
@@ -61,7 +61,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 def run(of: DeltaNet, mixed: Tensor, place: Place, ends: Sequence[int], grad_out: Tensor) -> tuple[Tensor, Gradients]:
-    """Forward and backward of ranges that end at `ends`; each carries on from the one before."""
+    """Run forward and backward of ranges that end at `ends`; each range goes on from the carry of the previous one."""
     ranges = [slice(start, end) for start, end in zip((0, *ends), ends, strict=False)]
     out, carries = torch.empty_like(grad_out), [of.empty_carry(mixed)]
     for rows in ranges:

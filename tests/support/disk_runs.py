@@ -12,9 +12,9 @@ from memo.train import swap
 
 @contextmanager
 def shared(share: float) -> Iterator[None]:
-    """Of what is built inside, so many of the records of each kind are on disk, as if host memory held no more.
+    """Let runs that are built inside keep this share of the records of each kind on disk, as if host memory were full.
 
-    The disk is not measured: its rate decides nothing where alpha is a number.
+    The disk is not measured: its rate decides nothing if alpha is a number.
     """
 
     def split(kinds: Sequence[RecordKind], host_bytes: int) -> Split:

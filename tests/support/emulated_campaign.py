@@ -1,10 +1,10 @@
-"""Each flow of training on emulated GPUs under many random schedules: one bit or one race ends it with status 1.
+"""Runs each flow of training on emulated GPUs under many random schedules: status 1 after one wrong bit or one race.
 
     python -m memo.emulated_gpu --poison -- python tests/support/emulated_campaign.py --seeds 20 --processes 2 --keep
 
 `make emulated` runs the same flows under two seeds each (tests/emulated_gpu/test_training.py), and the layouts of
-several GPUs under one or two schedules (test_emulated_layouts.py); here all layouts for as many GPUs are one flow. One
-line a flow, so that a campaign that is stopped has told what it had seen; with --keep it goes on from there.
+several GPUs under one or two schedules (test_emulated_layouts.py); here all layouts for a number of GPUs are one flow.
+Each flow prints a line when it ends, so that a stopped campaign has its results so far; with --keep it goes on there.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PROGRAM = Path(__file__).parents[1] / "emulated_gpu" / "ranks_of_training.py"
 
 
 def faults_of(name: str, seeds: int) -> list[str]:
-    """What differs from the eager run, and what raced."""
+    """Return the differences from the eager run, and the races."""
     gpu, flow = EmulatedGpu(), FLOWS[name]
     gpu.check_races()
     gpu.clear()
@@ -47,7 +47,7 @@ def faults_of(name: str, seeds: int) -> list[str]:
 
 
 def faults_of_layouts(ranks: int, seeds: int) -> list[str]:
-    """The same of every layout for so many ranks; a race ends the program, which names it."""
+    """Return the differences of every layout for `ranks` ranks; a race ends the program, which names it."""
     schedules = ["eager:0", "lazy:0", *(f"random:{seed}" for seed in range(seeds))]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
@@ -68,7 +68,7 @@ def faults_of_layouts(ranks: int, seeds: int) -> list[str]:
 
 
 def cpu_s() -> float:
-    """Of this process and of those that it has waited for."""
+    """Return the CPU seconds of this process and of those that it has waited for."""
     uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(use.ru_utime + use.ru_stime for use in uses)
 
@@ -99,7 +99,7 @@ def main() -> int:
     options = parser.parse_args()
     if not is_emulated():
         parser.error("this is no emulated GPU: start with python -m memo.emulated_gpu --poison -- python ...")
-    os.environ["OMP_NUM_THREADS"] = "1"  # with more, how a product rounds depends on the schedule
+    os.environ["OMP_NUM_THREADS"] = "1"  # with more threads, the rounding of a product depends on the schedule
     commit, journal = rows.environment()["commit"], rows.Journal(RESULTS)
     kept = {
         row["flow"]

@@ -1,8 +1,8 @@
-"""What memo does on one device, as flows: each trains a few steps its own way and tells its numbers.
+"""Flows are kinds of runs on one device: each trains a few steps in its own way and returns its numbers.
 
-Flows of one family have the same bits, on a CPU as on a GPU, whenever the work of the device runs: swapping, streaming,
-planning, and what is done between steps change nothing. Layers on tiles add up in another order than whole ones, so
-they are a family of their own. Run by tests/emulated_gpu/test_training.py and by emulated_campaign.py.
+Flows of one family give the same bits on a CPU and on a GPU, at whatever time the device does its work: swapping,
+streaming, planning, and work between steps change nothing. Layers on tiles sum in another order than whole layers, so
+they are a family of their own. tests/emulated_gpu/test_training.py and emulated_campaign.py run the flows.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from memo.train.profile import TraceOptions, profile_run
 STEPS = 3
 SEQ_LENGTH = 64
 VOCABULARY = 257
-"""Of the bytes, as mock data has by itself."""
+"""Size of a vocabulary of bytes, as of mock data."""
 BASE: dict[str, Any] = {
     "mock_data": True,
     "num_layers": 3,
@@ -63,7 +63,7 @@ EXPERTS: dict[str, Any] = {"model": "qwen3-moe-tiny", "moe_aux_loss_coeff": 0.1,
 SOME_EXPERTS = {**EXPERTS, "moe_layer_freq": "[0]+[1]*2", "moe_ffn_hidden_size": 48}
 SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True}
 BY_SIGMOID: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1]*2", "moe_aux_loss_coeff": 0.1}
-# Adam makes whole steps of gradients that are nearly zero, also where these are rounded to the other side of it.
+# Adam makes whole steps of gradients that are nearly zero, even if rounding changes their sign.
 ACROSS_HEADS: dict[str, Any] = {"model": "olmo-3-tiny", "window_size": 11, "lr": 1e-4}
 SLIDING = {"window_size": 11}
 SINKS = {"attention_sinks": True}
@@ -71,7 +71,7 @@ WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}
 
 
 class Numbers(NamedTuple):
-    """Of one run: `steps` are the same in all flows of a family, `more` is the flow's own."""
+    """Numbers of one run: `steps` are equal in all flows of a family, `more` belongs to the flow."""
 
     steps: list[float]
     """Loss and gradient norm of each step."""
@@ -89,7 +89,7 @@ def train(model: str = "llama-tiny", **options: Any) -> Numbers:
 
 
 def packed(**options: Any) -> Numbers:
-    """Several documents in each sample."""
+    """Train with several documents in each sample."""
     documents = MockDataset(VOCABULARY, SEQ_LENGTH, seed=3, mean_document_length=23)
     assert all(len(documents.sample(index).cu_seqlens) > 2 for index in range(2)), "a sample is one document"
     with memo.Trainer("llama-tiny", train_data=documents, vocab_size=VOCABULARY, **options) as trainer:
@@ -97,7 +97,7 @@ def packed(**options: Any) -> Numbers:
 
 
 def evaluated(**options: Any) -> Numbers:
-    """Evaluations between the steps."""
+    """Train with evaluations between the steps."""
     held_out = MockDataset(VOCABULARY, SEQ_LENGTH, seed=5)
     with memo.Trainer("llama-tiny", eval_data=held_out, vocab_size=VOCABULARY, **options) as trainer:
         steps: list[float] = []
@@ -109,7 +109,8 @@ def evaluated(**options: Any) -> Numbers:
 
 
 def preferred(**options: Any) -> Numbers:
-    """DPO: two forwards before each step, one of them without adapters; log-probs go to the host and weights back."""
+    """Train by DPO: two forwards before each step, one of them without adapters; log-probs go to the host and weights
+    back."""
     with tempfile.TemporaryDirectory() as folder:
         prefix = write_pairs(Path(folder) / "pairs", some_pairs(20, VOCABULARY), VOCABULARY)
         data = {"mock_data": False, "data_path": prefix, "preference": "dpo", "lora_rank": 4}
@@ -118,7 +119,7 @@ def preferred(**options: Any) -> Numbers:
 
 
 def on_disk(act: "Callable[..., Numbers]", **options: Any) -> Numbers:
-    """All records of activations are on a disk."""
+    """Train with all records of activations on a disk."""
     with tempfile.TemporaryDirectory() as folder, shared(1.0):
         numbers = act(**options, offload_nvme_path=folder)
         assert not list(Path(folder).iterdir()), "a file was left behind"
@@ -131,7 +132,7 @@ class Injected(Exception):
 
 @contextmanager
 def during_backward(at_call: int, act: Callable[[], object]) -> Iterator[None]:
-    """`act` is called after the work of the attention's backward, in the middle of a step."""
+    """Call `act` after the work of the attention's backward, in the middle of a step."""
     calls = []
 
     def acting(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,7 +146,7 @@ def during_backward(at_call: int, act: Callable[[], object]) -> Iterator[None]:
         return wrapper
 
     with ExitStack() as stack:
-        # Of whole layers, and of layers that are swept.
+        # One function for whole layers, and one for swept layers.
         for owner, name in ((ContextAttention, "backward"), (context_sweep, "backward_rows")):
             stack.enter_context(patch.object(owner, name, acting(getattr(owner, name))))
         yield
@@ -156,7 +157,7 @@ def raise_injected() -> None:
 
 
 def interrupted(**options: Any) -> Numbers:
-    """The second step raises half-way and is taken again."""
+    """Train with a second step that raises half-way and is repeated."""
     with memo.Trainer("llama-tiny", **options) as trainer:
         steps = steps_of(trainer, 1)
         sampler = trainer.feed.sampler.state_dict()
@@ -172,7 +173,7 @@ def interrupted(**options: Any) -> Numbers:
 
 @contextmanager
 def no_memory_left() -> Iterator[None]:
-    """torch's allocator gets no more of the device, and what it has kept of it is taken."""
+    """Give torch's allocator no further device memory, and take the memory that it has kept."""
     taken = []
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.0)
@@ -191,7 +192,7 @@ def raise_memory_error() -> None:
 
 
 def out_of_memory(**options: Any) -> Numbers:
-    """Memory runs out in the second step. It ends with torch's snapshot of the memory, and is taken again."""
+    """Let memory run out in the second step, which ends with torch's snapshot of the memory and is repeated."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as shortage:
         log = Path(folder) / "log.jsonl"
         with memo.Trainer("llama-tiny", log_jsonl=str(log), **options) as trainer:
@@ -214,7 +215,7 @@ def out_of_memory(**options: Any) -> Numbers:
 
 
 def profiled(**options: Any) -> Numbers:
-    """`memo profile --attention --out --trace-out` measures on the device first; training plans from that."""
+    """Run `memo profile --attention --out --trace-out` on the device, then train with a plan from this profile."""
     with tempfile.TemporaryDirectory() as folder:
         out, trace, cache = (Path(folder) / name for name in ("profile.json", "trace.json", "cache"))
         config = dataclasses.replace(RunConfig(), model=preset("llama-tiny")).override(options)
@@ -231,7 +232,7 @@ def profiled(**options: Any) -> Numbers:
 
 
 def resumed(**options: Any) -> Numbers:
-    """A checkpoint is written beside the second step; another trainer goes on from it, to the same numbers."""
+    """Write a checkpoint beside the second step; a second trainer resumes from it, with the same numbers."""
     with tempfile.TemporaryDirectory() as folder:
         with memo.Trainer("llama-tiny", save=folder, async_save=True, **options) as trainer:
             steps = steps_of(trainer, 1)
@@ -244,7 +245,7 @@ def resumed(**options: Any) -> Numbers:
 
 
 def traced(**options: Any) -> Numbers:
-    """The second step is recorded; the file has its copies, if there are any."""
+    """Record the second step; the file has its copies, if there are any."""
     with tempfile.TemporaryDirectory() as folder, memo.Trainer("llama-tiny", **options) as trainer:
         steps, path = steps_of(trainer, 1), Path(folder) / "trace.json"
         found: list[StepRecord] = []
@@ -258,7 +259,7 @@ def traced(**options: Any) -> Numbers:
 
 
 Act = Callable[..., Numbers]
-"""Trains under the options that it is given."""
+"""A function that trains with given options."""
 
 
 @dataclass(frozen=True)
@@ -268,8 +269,8 @@ class Flow:
     act: Act = train
 
     def run(self, device: str) -> Numbers:
-        """On a CPU the attention is the CPU's, and nothing is planned, because a planned allocator stays in its
-        process."""
+        """Run the flow. On a CPU the attention is the CPU's, and memory is not planned, because a planned allocator
+        stays in its process."""
         options = {**BASE, **self.options, "device": device}
         if device == "cpu":
             options["attention_backend"] = "auto"
@@ -297,7 +298,7 @@ FLOWS: dict[str, Flow] = {
     "evaluation": Flow("whole layers", act=evaluated),
     "exception": Flow("whole layers", act=interrupted),
     "checkpoint, states": Flow("whole layers", {"offload_states": "all"}, resumed),
-    # The layer is measured by the model that will train, and nothing has to move.
+    # The model that will train measures its own layer, and nothing has to move.
     "alpha auto, measured": Flow("whole layers", {"offload_alpha": "auto", "profile_cache": "off"}),
     "preferences": Flow("preferences", act=preferred),
     "preferences, planned, states": Flow("preferences", {"offload_states": "all", **PLANNED}, preferred),
@@ -305,7 +306,7 @@ FLOWS: dict[str, Flow] = {
     "alpha 0": Flow("tiles", {"offload_alpha": 0.0}),
     "alpha 1/2": Flow("tiles", {"offload_alpha": 0.5}),
     "alpha 1/2, paper's policy": Flow("tiles", {"offload_alpha": 0.5, "offload_policy": "paper"}),
-    # One CPU kernel stands for cuDNN's and for flash, so that even these agree.
+    # One CPU kernel replaces those of cuDNN and of flash, so that even these agree.
     "alpha 1/2, cuDNN": Flow("tiles", {"offload_alpha": 0.5, "attention_backend": "cudnn"}),
     "alpha 1/2, planned, states": Flow("tiles", {"offload_alpha": 0.5, "offload_states": "all", **PLANNED}),
     "alpha 1/2, evaluation": Flow("tiles", {"offload_alpha": 0.5}, evaluated),
@@ -403,7 +404,7 @@ FLOWS: dict[str, Flow] = {
         "one rank of 16", {"simulate_world": "tp=2,cp=2,pp=2,dp=2", "simulate_rank": 15, "num_layers": 4}
     ),
 }
-"""By name; the first of each family is the one that others are compared with."""
+"""Flows by name; the first flow of each family is the reference of its family."""
 
 LAYOUT: dict[str, Any] = {**BASE, "num_layers": 4, "global_batch_size": 4, "device": "cuda"}
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
@@ -445,7 +446,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     },
     8: {"tp, cp, pp": {"tp": 2, "cp": 2, "pp": 2}, "tp, pp, dp": {"tp": 2, "pp": 2}},
 }
-"""By number of ranks; dp is what remains. What is "planned" is compared with the same without a plan."""
+"""Layouts by number of ranks; dp has the remaining ranks. A "planned" layout is compared with one without a plan."""
 
 
 def first_of(family: str) -> Flow:

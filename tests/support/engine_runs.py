@@ -1,7 +1,7 @@
 """One step of a configuration twice: simulated on the engine, and run by the executor on virtual streams.
 
-Both give the copies of one pipeline stage in the order of their issue, stream by stream. Layers of the run are stubs;
-which layer a copy belongs to is read from what it copies, so a copy of another layer's bytes shows.
+Both give the copies of one pipeline stage in the order of their issue, stream by stream. Layers of the run are stubs.
+The layer of a copy is read from the copied bytes, so a copy of a wrong layer's bytes is found.
 """
 
 import re
@@ -32,7 +32,7 @@ MACHINE = replace(HARDWARE["a800-80"], offload_gb_per_s=1e-9, prefetch_gb_per_s=
 
 @dataclass(frozen=True)
 class Copied:
-    """One copy. `of` is its layer; of activations microbatch and layer."""
+    """One copy. `of`: its layer; for activations its microbatch and layer."""
 
     kind: str
     of: int | tuple[int, int]
@@ -40,11 +40,11 @@ class Copied:
 
 
 Copies = dict[str, list[Copied]]
-"""By stream: offload, prefetch."""
+"""Copies by stream: offload, prefetch."""
 
 
 def on_engine(model: StepModel) -> list[Copies]:
-    """What the simulator issues, by stage; ends of the model left out."""
+    """Return the copies that the simulator issues, by stage, without those of embedding and head."""
     found: list[Copies] = [{"offload": [], "prefetch": []} for _ in range(model.pipeline.stages)]
     for span in sorted(simulate(model).spans, key=lambda span: span.start_s):
         if span.row in ("offload", "prefetch") and not span.name.endswith(" ends"):
@@ -62,14 +62,14 @@ def _of_span(span: Span) -> Copied:
 
 
 def on_streams(config: RunConfig, world_size: int, stage: int, model: StepModel) -> Copies:
-    """What the executor issues on a rank of a stage, of which data parallelism is simulated."""
+    """Return the copies that the executor issues on a rank of a stage; data parallelism is simulated."""
     ops = stage_ops(model.pipeline, stage, config.model.num_layers)
     return _Run(config, world_size, ops, round(model.times.offload_s)).copies()
 
 
 @dataclass
 class _Logged(Forwarding):
-    """Keeps what is copied between host and device."""
+    """A backend that keeps the copies between host and device."""
 
     run: "_Run"
     log: Copies = field(default_factory=lambda: {"offload": [], "prefetch": []})
@@ -83,7 +83,7 @@ class _Logged(Forwarding):
 
 
 class _Run(StateRun):
-    """A stub layer writes who it is into its slot of activations, and into the gradient that it adds to."""
+    """Stub layers, which write their number into their slot of activations, and into the gradient that they add to."""
 
     def __init__(self, config: RunConfig, world_size: int, ops: list[LayerOp], moved_bytes: int) -> None:
         shards, per_layer = world_size // config.parallel.pp, layer_parameters(config.model)

@@ -7,7 +7,7 @@ ALIGNMENT_BYTES = 64
 
 
 def first_fit(trace: Trace, min_bytes: int = 256) -> MemoryPlan:
-    """Requests that outlive the iteration are left to the native allocator."""
+    """Return the plan; requests that outlive the iteration are left to the native allocator."""
     wanted = [request for request in requests(trace) if request.num_bytes >= min_bytes]
     offsets: dict[int, int] = {}
     placed: list[Request] = []

@@ -1,5 +1,6 @@
-"""What memo calls of flash-linear-attention, with its shapes and names, in memo's own operations: each document by
-itself."""
+"""The functions of flash-linear-attention that memo calls, with their shapes and names, in memo's own operations.
+
+Each document is computed by itself."""
 
 from itertools import pairwise
 
@@ -21,7 +22,7 @@ def convolve(
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """x [B, T, D], weight [D, W], initial_state [N, D, W]: the tokens before, of which the first is not read."""
+    """x [B, T, D], weight [D, W], initial_state [N, D, W]: the previous tokens; the first of them is not read."""
     assert activation == "silu"
     assert initial_state.shape[1:] == weight.shape
     found = []
@@ -57,7 +58,7 @@ def compute(
         queries, keys = (delta_rule._normed(x).repeat_interleave(shared, dim=2) for x in (queries, keys))
         positions = torch.arange(1, len(values) + 1, device=values.device).unsqueeze(
             0
-        )  # each reads what was there before
+        )  # each reads the values from before the call
         given = (queries * scale, keys, values, betas, decays, positions, state.unsqueeze(0))
         out, after = delta_rule._rule(*given)
         outs.append(out.squeeze(1))

@@ -1,8 +1,8 @@
 """A server that forks programs from a process that has imported torch and memo: python fork_server.py DESCRIPTOR
 
-To import them takes three to five seconds of a core, and tests start a hundred processes. Where they run on emulated
-GPUs, that of a forked program is its own: the settings are read when they are first needed, which is never here (the
-server's own could not be read), and what torch runs when it is imported on an emulated GPU is run after the fork.
+These imports take three to five seconds of a core, and tests start a hundred processes. On emulated GPUs each forked
+program has a GPU of its own: the settings of the GPU are read when they are first needed, which is never in the server,
+and the code that torch runs at its import on an emulated GPU runs after the fork.
 
 The descriptor is a Unix socket of messages. Each asks for one process: JSON of `file`, `module` or `program`,
 `arguments`, and `environment`, with the descriptors of its standard output, of its standard errors, and of a pipe into
@@ -26,11 +26,11 @@ from ranks import PRELOAD
 from memo.emulated_gpu.launch import is_emulated
 
 MOST_BYTES = 1 << 20
-"""Of a message."""
+"""Most bytes of a message."""
 
 
 def serve(requests: socket.socket) -> dict[str, Any]:
-    """Returns in forked processes alone: what they shall run. The server ends when nobody can ask any more."""
+    """Fork on requests. Returns only in forked processes, with their request; the server ends with its socket."""
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
     while True:
@@ -58,7 +58,7 @@ def serve(requests: socket.socket) -> dict[str, Any]:
 
 
 def begin(request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-    """The forked process gets what a fresh one has: its output, its environment, its arguments."""
+    """Give a forked process the output, environment and arguments of a fresh one."""
     output, errors, told = descriptors
     os.dup2(output, 1)
     os.dup2(errors, 2)
@@ -76,7 +76,7 @@ def run(request: dict[str, Any]) -> None:
         from memo.emulated_gpu import face
 
         face.autoload()
-    # The interpreter has put this file's folder there.
+    # The interpreter has put the folder of this file first in sys.path.
     sys.path[0] = str(Path(request["file"]).parent) if "file" in request else ""
     if "file" in request:
         runpy.run_path(request["file"], run_name="__main__")

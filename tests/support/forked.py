@@ -1,6 +1,6 @@
 """Programs in processes of their own, forked by a server that has imported torch and memo (fork_server.py).
 
-They begin with the environment and the arguments of a fresh interpreter, and end as one does.
+They begin with the environment and the arguments of a fresh interpreter, and end like a fresh interpreter.
 """
 
 import atexit
@@ -24,14 +24,14 @@ SERVER = Path(__file__).with_name("fork_server.py")
 TIMEOUT_S = 840.0
 
 Kind = Literal["file", "module", "program"]
-"""What is named: a Python file, a module as `python -m` takes it, or the text of a program."""
+"""Kind of a program: a Python file, a module of `python -m`, or the text of a program."""
 
 
 class Process:
-    """What it says is in files, so that nobody has to read it meanwhile."""
+    """A forked process. Its output goes to files, so that no reader is needed while it runs."""
 
     def __init__(self, out: Path, err: Path, told: int) -> None:
-        """`told`: the descriptor that the server tells the process id through, and the exit status at the end."""
+        """`told`: the descriptor from which the process id, and at the end the exit status, are read."""
         self._out, self._err, self._told = out, err, os.fdopen(told)
         self._status: int | None = None
         self.pid = int(self._told.readline())
@@ -45,14 +45,14 @@ class Process:
         return self._err.read_text(errors="replace")
 
     def poll(self, timeout_s: float = 0.0) -> int | None:
-        """The exit status, or the negative number of the signal that ended it; None while it runs."""
+        """Return the exit status, or the negative number of the signal that ended it; None while it runs."""
         if self._status is None and select.select([self._told], [], [], timeout_s)[0]:
             self._status = int(self._told.readline())
             self._told.close()
         return self._status
 
     def wait(self, timeout_s: float = TIMEOUT_S) -> int:
-        """As `poll`. Raises AssertionError where it does not end in time, and ends it."""
+        """Wait for the end, and return as `poll`. If time runs out, end the process and raise AssertionError."""
         status = self.poll(timeout_s)
         if status is None:
             self.kill()
@@ -60,11 +60,11 @@ class Process:
         return status
 
     def fileno(self) -> int:
-        """Readable when it has ended."""
+        """Return a descriptor that is readable when the process has ended."""
         return self._told.fileno()
 
     def send_signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
+        with contextlib.suppress(ProcessLookupError):  # it may have just ended
             os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -76,7 +76,7 @@ class Process:
 def fork(
     kind: Kind, what: str | Path, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path
 ) -> Process:
-    """Start a program with nothing but this environment; what it writes goes to `out` and `err`."""
+    """Start a program with exactly this environment; its output goes to `out` and `err`."""
     request = {kind: str(what), "arguments": list(arguments), "environment": dict(environment)}
     ours, theirs = os.pipe()
     with open(out, "wb") as out_file, open(err, "wb") as err_file:
@@ -87,19 +87,19 @@ def fork(
 
 
 def world(num_ranks: int, store: TCPStore) -> list[dict[str, str]]:
-    """By rank: the variables that torchrun sets on one node, where it keeps the store."""
+    """Return by rank the variables that torchrun sets on one node whose store it keeps."""
     same = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     same |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     return [{**same, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 
 
 def own_store() -> TCPStore:
-    """A store such as torchrun keeps for its ranks, at a port that nobody else can take."""
+    """Return a store like that of torchrun for its ranks, at a port that no other process can take."""
     return TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
 def finish(ranks: Sequence[Process]) -> None:
-    """Wait for all. Raises AssertionError with the errors of the first that fails; the others are ended."""
+    """Wait for all ranks. Raises AssertionError with the errors of the first rank that fails, and ends the others."""
     try:
         running = set(ranks)
         while running:
@@ -114,9 +114,9 @@ def finish(ranks: Sequence[Process]) -> None:
 
 @functools.cache
 def _server() -> socket.socket:
-    """Its requests are messages, which stay whole. It ends with this process."""
+    """Start the server, and return the socket for requests, which keeps messages whole. It ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # torch does not touch an emulated GPU when it is imported there, and whatever else did would be refused.
+    # torch does not touch an emulated GPU at its import in the server, and any other access would be refused.
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "EMULATED_GPU": "/nonexistent", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SERVER), str(theirs.fileno())]
     server = subprocess.Popen(command, env=env, cwd=ROOT, pass_fds=[theirs.fileno()])

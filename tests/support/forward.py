@@ -15,7 +15,7 @@ from memo.train.parallel_model import ParallelModel
 
 @dataclass(frozen=True)
 class Result:
-    """Of one microbatch: logits [s, b, v], losses [s, b], and d(sum of weighted losses)/d(global tensor)."""
+    """Results of one microbatch: logits [s, b, v], losses [s, b], and d(sum of weighted losses)/d(global tensor)."""
 
     logits: Tensor
     losses: Tensor
@@ -28,7 +28,7 @@ def run_once(
 ) -> Result:
     """One forward and backward of `batch` with global `weights` (None: the initial ones of the seed).
 
-    `passes`: of several, the last; from the second on routers know the load of their experts.
+    `passes`: number of passes, of which the last counts; from the second on routers know the load of their experts.
     """
     if tp == 1:
         return run_on_rank(config, batch, weights, 1, passes)
@@ -43,7 +43,7 @@ def run_once(
 def run_on_rank(
     config: RunConfig, batch: Microbatch, weights: dict[str, Tensor] | None, tp: int, passes: int = 1
 ) -> Result:
-    """As run_once, on one of tp ranks: its columns of the logits, its pieces of the gradients."""
+    """Run as run_once on one of tp ranks; return its columns of the logits and its pieces of the gradients."""
     model, _ = make(config, tp)
     if weights is not None:
         load(model, weights)

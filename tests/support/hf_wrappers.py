@@ -1,4 +1,4 @@
-"""Tiny models of text that lie in models which see images, written by transformers."""
+"""Tiny models of text within models of text and images, written by transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", "gemma3_text", {**_TOWER, **_PATCHES}),
     "mistral3": ("Mistral3", "mistral", {**_TOWER, **_PATCHES, "head_dim": 8, "model_type": "pixtral"}),
 }
-"""By model_type: what its classes begin with, the model of CONFIGS that is its text, and the part that sees."""
+"""By model_type: the prefix of its classes, the model of CONFIGS for its text, and its part for images."""
 
 
 def wrapper_class(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Where each of our global tensors lies in a Hugging Face state dict.
+"""The place of each of memo's global tensors in a Hugging Face state dict.
 
-A mapping of plain data, {our global name: Source}. Because reading only slices and transposes, it serves
+A mapping of plain data, {memo's global name: Source}. Because reading only slices and transposes, it serves
 gradients as well as weights.
 """
 
@@ -18,13 +18,13 @@ from memo.config.model import ModelConfig
 
 
 def needs(*packages: str) -> pytest.MarkDecorator:
-    """Skips where one is missing, and imports none: the ranks of a test import its module, and peft takes seconds."""
+    """Skip a test if a package is missing. No package is imported: ranks import this mark, and peft takes seconds."""
     missing = [name for name in packages if find_spec(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 
 
 class Wide(TorchFunctionMode):
-    """Every explicit request for fp32 gives fp64."""
+    """Let every explicit request for fp32 give fp64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def widen(value: Any) -> Any:
@@ -42,10 +42,10 @@ class Source:
 
     Attributes:
         name: key in the state dict.
-        transposed: GPT-2's Conv1D keeps matrices as [in, out], we as [out, in].
-        part, num_parts: which rows of the matrix (after transposition) are meant.
+        transposed: GPT-2's Conv1D keeps matrices as [in, out], memo as [out, in].
+        part, num_parts: the rows of the matrix (after transposition) are part `part` of `num_parts` equal parts.
         alternating: whether rows of the parts take turns.
-        expert: which matrix of a tensor that has those of all experts; None: it is one matrix.
+        expert: index of the matrix in a tensor with the matrices of all experts; None: the tensor is one matrix.
     """
 
     name: str
@@ -81,13 +81,13 @@ Sources = dict[str, Source]
 
 
 def to_global(tensors: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
-    """Our global tensors (views) from a Hugging Face state dict, or from its gradients."""
+    """Return memo's global tensors (views) from a Hugging Face state dict, or from its gradients."""
     return {name: source.read(tensors) for name, source in sources.items()}
 
 
 def llama_sources(model: ModelConfig) -> Sources:
-    """Llama, Qwen2 (biases on q, k and v), Qwen3 (norms on q and k heads), Qwen3-MoE and Mixtral (experts) differ in
-    what they have."""
+    """Return the sources of Llama, Qwen2 (biases on q, k and v), Qwen3 (norms on q and k heads), Qwen3-MoE and Mixtral
+    (experts)."""
     found = {
         "embedding.weight": Source("model.embed_tokens.weight"),
         "final_norm.weight": Source("model.norm.weight"),
@@ -122,8 +122,7 @@ def llama_sources(model: ModelConfig) -> Sources:
 
 
 def glm4_moe_sources(model: ModelConfig) -> Sources:
-    """The first layers have one MLP, and the others experts of which all tokens share some, and biases of the router's
-    choice."""
+    """The first layers have one MLP. Other layers have experts, shared experts, and biases of the router's choice."""
     found = llama_sources(model)
     dense = llama_sources(replace(model, num_experts=0))
     for layer, has_experts in enumerate(model.layers_with_experts):
@@ -139,13 +138,14 @@ def glm4_moe_sources(model: ModelConfig) -> Sources:
 
 
 def qwen35_sources(model: ModelConfig) -> Sources:
-    """Gated delta nets in some layers, gates on attention's output in the others; in each head the rows of its query
-    stand before those of its gate."""
+    """Some layers have gated delta nets, and the others gates on attention's output.
+
+    In each head the rows of the query come before the rows of the gate."""
     return _delta_net_sources(model, is_grouped=False)
 
 
 def qwen3_next_sources(model: ModelConfig) -> Sources:
-    """As qwen35_sources, but all inputs of a head of keys in a delta net stand together."""
+    """As qwen35_sources, but with all inputs of a key head of a delta net side by side."""
     return _delta_net_sources(model, is_grouped=True)
 
 
@@ -214,7 +214,7 @@ def gemma3_sources(model: ModelConfig) -> Sources:
 
 
 def olmo3_sources(model: ModelConfig) -> Sources:
-    """Norms after attention and MLP alone."""
+    """Norms only after attention and MLP."""
     found = gemma3_sources(model)
     absent = tuple(
         f"layers.{layer}.{name}." for layer in range(model.num_layers) for name in ("attention_norm", "mlp_norm")

@@ -1,4 +1,4 @@
-"""How wrong a kernel may be: as torch itself, measured against fp64."""
+"""Error bounds of kernels: about the error of torch itself, measured against fp64."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,8 +12,9 @@ Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 def assert_as_exact(kernel: Function, reference: Function, inputs: Sequence[Tensor], floor: float = 2.0) -> None:
-    """Outputs and the gradients of all floating inputs: an error of at most twice that of the reference in the same
-    dtype, or of `floor` roundings of the largest value, against the reference in fp64."""
+    """Check outputs and the gradients of all floating inputs against the reference in fp64.
+
+    The error may be at most twice that of the reference in this dtype, or `floor` roundings of the largest value."""
     generator = torch.Generator(DEVICE).manual_seed(7)
     exact = _run(reference, [x.double() if x.is_floating_point() else x for x in inputs], generator)
     ours, theirs = _run(kernel, inputs, generator), _run(reference, inputs, generator)
@@ -27,7 +28,7 @@ def assert_as_exact(kernel: Function, reference: Function, inputs: Sequence[Tens
 
 
 def _run(function: Function, inputs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """Outputs, then gradients; of every call the same incoming gradients."""
+    """Return outputs, then gradients; all calls have the same incoming gradients."""
     generator.manual_seed(7)
     leaves = [x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
     outputs = function(*leaves)
@@ -43,9 +44,9 @@ def normal(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -
 
 
 def far_apart(rows: Tensor) -> Tensor:
-    """The two rows of [2, n] with 2^31 elements between them, so that their distance does not fit into 32 bits.
+    """Return the two rows of [2, n] with 2^31 elements between them, so that their distance does not fit into 32 bits.
 
-    Memory between them is never touched; a machine only promises it.
+    Memory between the rows is never touched, so the machine only reserves it.
     """
     far = torch.empty(2**31 + rows.shape[1], dtype=rows.dtype, device=rows.device).as_strided(rows.shape, (2**31, 1))
     return far.copy_(rows)

@@ -19,7 +19,7 @@ from memo.train.parallel_model import ParallelModel
 
 @dataclass
 class Outcome:
-    """What training gave: per step on any rank, tensors by global name."""
+    """Results of training: figures of each step on any rank, and tensors by global name."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -52,7 +52,7 @@ def make(config: RunConfig, world_size: int) -> tuple[ParallelModel, Feed]:
 
 
 def train_here(config: RunConfig, world_size: int, steps: int) -> Outcome:
-    """On this rank, in this process."""
+    """Train on this rank, in this process."""
     model, feed = make(config, world_size)
     outcome = Outcome()
     for step in range(steps):
@@ -67,14 +67,14 @@ def train_here(config: RunConfig, world_size: int, steps: int) -> Outcome:
 
 
 def one_step_backward(model: ParallelModel, feed: Feed) -> float:
-    """Forward and backward of one global batch and its reduction; the loss of this rank's share."""
+    """Run forward and backward of one global batch, and the reduction; return the loss of this rank's share."""
     batches = feed.next_global_batch()
     loss = model.forward_backward(batches)
     return float(loss) if model.mesh.at.tp == 0 else 0.0
 
 
 def global_pieces(model: ParallelModel, kind: str) -> dict[str, Tensor]:
-    """This rank's part of every global tensor; elsewhere NaN."""
+    """Return every global tensor with this rank's part, and NaN elsewhere."""
     found: dict[str, Tensor] = {}
     for segment in model.optimizer.segments:
         values = segment.weight.grad if kind == "grad" else segment.weight.detach()

@@ -25,7 +25,7 @@ FAMILY = "llama"
 
 
 def write_lora_model(root: Path) -> Path:
-    """`root`, with the model in root/llama and the adapter in root/adapter."""
+    """Write the model to root/llama and the adapter to root/adapter; return `root`."""
     import peft
 
     directory = write_model(FAMILY, root, torch.float64)
@@ -40,7 +40,7 @@ def write_lora_model(root: Path) -> Path:
 
 @torch.no_grad()
 def randomize_trained(model: nn.Module) -> None:
-    """Give what is trained random values, the same in every process."""
+    """Give trained parameters random values, equal in every process."""
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -61,7 +61,7 @@ def gradients_of_steps(trainer: memo.Trainer) -> dict[str, Tensor]:
 
 
 def lora_config(root: Path, **flags: Any) -> RunConfig:
-    """Of a run that begins with both."""
+    """Return the configuration of a run that starts from the model and the adapter."""
     lora = {"lora_rank": RANK, "lora_alpha": ALPHA, "lora_checkpoint": str(root / "adapter"), "clip_grad": 0.0}
     quiet = {"peak_tflops": 1.0, "num_threads": 1, "progress": False}
     config = choose_model(tiny(dtype="fp64"), root / FAMILY)
@@ -69,7 +69,7 @@ def lora_config(root: Path, **flags: Any) -> RunConfig:
 
 
 def their_model(root: Path) -> Any:
-    """The model with its adapters, which are trained; call it within `Wide`."""
+    """Return the model with its trainable adapters; call it within `Wide`."""
     import peft
 
     return peft.PeftModel.from_pretrained(
@@ -86,7 +86,9 @@ def _base(directory: Path) -> Any:
 
 
 def their_log_probs(model: Any, samples: Sequence[Sample]) -> Tensor:
-    """[samples, s], of all logits of a document at once; 0 where a label does not count. Call it within `Wide`."""
+    """Return log-probs [samples, s] from all logits of a document at once; 0 where a label does not count.
+
+    Call it within `Wide`."""
     rows = []
     for sample in samples:
         parts = []
@@ -100,7 +102,7 @@ def their_log_probs(model: Any, samples: Sequence[Sample]) -> Tensor:
 
 
 def our_gradients(root: Path, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of PEFT's parameters by our names, read as an adapter's file is."""
+    """Return gradients of PEFT's parameters by memo's names, read like an adapter's file."""
     target = root / "gradients"
     target.mkdir(exist_ok=True)
     (target / ADAPTER_CONFIG).write_bytes((root / "adapter" / ADAPTER_CONFIG).read_bytes())
@@ -109,7 +111,7 @@ def our_gradients(root: Path, gradients: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 def some_samples(num_documents: int, seq_length: int = 64) -> list[Sample]:
-    """Random prompts and completions, packed; of the completions every token counts."""
+    """Return packed random prompts and completions; every token of the completions counts."""
     random, documents = np.random.default_rng(5), []
     for _ in range(num_documents):
         prompt, completion = random.integers(1, 12, 2)

@@ -1,4 +1,4 @@
-"""Small runs on the CPU whose peak of allocated memory is measured, beside what memo's account says."""
+"""Small runs on the CPU whose peak of allocated memory is compared with memo's account."""
 
 import dataclasses
 import sys
@@ -40,7 +40,7 @@ def run_config(name: str, **overrides: object) -> RunConfig:
 
 
 def counted() -> Any:
-    """Counts what torch's allocator is asked for from here on, in this process to its end."""
+    """Count the requests to torch's allocator from now on, until this process ends."""
     from allocated_bytes import AllocatedBytes
 
     return AllocatedBytes()
@@ -50,8 +50,8 @@ class Peak(NamedTuple):
     """Bytes of one rank of a pipeline stage at the peak of a step.
 
     Attributes:
-        swap: what its layers took for swapping when they were built; None without a swap plan.
-        printed: device and host bytes of the same as the swap plan's solution, which is printed, tells them.
+        swap: bytes that the layers took for swapping when they were built; None without a swap plan.
+        printed: device and host bytes for swapping by the swap plan's solution, which is printed.
     """
 
     stage: int
@@ -64,8 +64,8 @@ class Peak(NamedTuple):
 def peak_of_training(config: RunConfig) -> Peak:
     """The peak of a step after the first, on one of the run's ranks.
 
-    gloo's threads may still hold tensors of messages that have ended, and how many is chance: in about one step of
-    sixty one more than usual. Where there are messages, the least peak of three steps is therefore taken.
+    gloo's threads may still hold tensors of messages that have ended. Their number is random: in about one step of
+    sixty it is one more than usual. So the least peak of three steps is taken if there are messages.
     """
     world_size = dist.get_world_size()
     counter = counted()

@@ -7,7 +7,7 @@ from memo.planner.memory.dsa import Block, Problem, Solution
 
 
 def blocks(*shapes: tuple[int, int, int]) -> tuple[Block, ...]:
-    """Of (lower, upper, num_bytes); ids count from 0."""
+    """Return blocks from (lower, upper, num_bytes); ids count from 0."""
     return tuple(Block(index, *shape) for index, shape in enumerate(shapes))
 
 
@@ -20,7 +20,7 @@ def at_random(chance: random.Random, num_blocks: int, duration: int, max_bytes: 
 
 
 def cut_rectangle(chance: random.Random, num_blocks: int, duration: int, num_bytes: int) -> Problem:
-    """Pieces of a rectangle of time and memory that it was cut into: its height is the lowest peak."""
+    """Cut a rectangle of time and memory into blocks: its height is the lowest possible peak."""
     pieces = [(0, duration, 0, num_bytes)]
     while len(pieces) < num_blocks:
         lower, upper, begin, end = pieces.pop(chance.randrange(len(pieces)))
@@ -37,7 +37,7 @@ def cut_rectangle(chance: random.Random, num_blocks: int, duration: int, num_byt
 
 
 def most_live_bytes(problem: Problem) -> int:
-    """By looking at the start of every block."""
+    """Return the most bytes that live at once, found at the start of every block."""
     return max(
         (
             sum(problem.aligned_bytes(other) for other in problem.blocks if other.lower <= block.lower < other.upper)
@@ -48,7 +48,7 @@ def most_live_bytes(problem: Problem) -> int:
 
 
 def is_valid(problem: Problem, solution: Solution) -> bool:
-    """By looking at every pair."""
+    """Return whether no two blocks overlap, by a check of every pair."""
     spans = {
         block.id: (solution.offsets[block.id], solution.offsets[block.id] + problem.aligned_bytes(block))
         for block in problem.blocks

@@ -2,9 +2,9 @@
 
     python tests/support/mutation_campaign.py --mutations 1000 [--parser "run log"] [--first 0]
 
-A process for each parser reads one damaged file after another, with 1 GiB of address space beyond what it has when it
-has read a whole one. Anything but a MemoError, 5 seconds of CPU time, a minute by the clock, or a process that dies is
-a failure, printed with the seed that brings it back.
+A process for each parser reads one damaged file after another, with 1 GiB more address space than it has after reading
+an undamaged file. A parser fails if it raises anything but a MemoError, takes 5 seconds of CPU time or a minute by the
+clock, or kills its process. A failure is printed with the seed of its file.
 """
 
 import argparse
@@ -35,7 +35,7 @@ LIMIT_BYTES = 1 << 30
 
 @dataclass
 class Result:
-    """What came of the damaged files of one parser."""
+    """Results of one parser on damaged files."""
 
     read: int = 0
     refused: int = 0
@@ -50,7 +50,7 @@ class Result:
 
 
 def run_parser(name: str, seeds: range) -> Result:
-    """All of `seeds`; a child that dies is replaced by one that goes on behind the seed that it died of."""
+    """Read the files of all `seeds`; if a child dies, another one goes on after the seed at which it died."""
     result, first = Result(), seeds.start
     while first < seeds.stop:
         last, lines = _child(name, range(first, seeds.stop))
@@ -72,7 +72,7 @@ def run_parser(name: str, seeds: range) -> Result:
 
 
 def _child(name: str, seeds: range) -> tuple[str, list[str]]:
-    """How a process ended that read `seeds`, and its lines."""
+    """Read the files of `seeds` in a process; return how it ended, and its lines."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -99,7 +99,7 @@ def _read_all(name: str, parser: Parser, seeds: range, out: io.TextIOBase) -> No
         parser.write(path)
         whole = path.read_bytes()
         with contextlib.redirect_stdout(io.StringIO()):
-            parser.read(path)  # imports, threads and caches are not what is measured
+            parser.read(path)  # so that imports, threads and caches are not measured
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         baseline = _resident_bytes()
         resource.setrlimit(resource.RLIMIT_AS, (_virtual_bytes() + LIMIT_BYTES, hard))

@@ -1,4 +1,4 @@
-"""Damaged copies of a file, each a function of its seed: bits, bytes, lines, values of JSON, other kinds of files."""
+"""Makes damaged copies of a file, each from a seed: in bits, bytes, lines, values of JSON, or the kind of file."""
 
 import gzip
 import json
@@ -69,7 +69,7 @@ _WORDS = [
 
 
 def mutated(content: bytes, name: str, seed: int) -> bytes:
-    """One to three damages; the same for the same arguments."""
+    """Return `content` with one to three damages, which depend only on the arguments."""
     chance = random.Random(f"{name}:{seed}")
     ways: list[Mutation] = [_flip, _delete, _double, _insert, _cut, _overwrite]
     if _documents(content) is not None:
@@ -80,7 +80,7 @@ def mutated(content: bytes, name: str, seed: int) -> bytes:
 
 
 def replace(path: Path, whole: bytes, name: str, seed: int) -> None:
-    """Put a damaged copy of `whole` under `path`; each eighth is another kind of file, or one that expands."""
+    """Put a damaged copy of `whole` under `path`; each eighth copy is another kind of file, or a file that expands."""
     if path.is_dir() and not path.is_symlink():
         path.rmdir()
     path.unlink(missing_ok=True)
@@ -102,7 +102,7 @@ def _sparse(path: Path, begin: bytes) -> None:
 
 
 def _expanding(path: Path, whole: bytes) -> None:
-    """A hundred MiB in half a MiB where the reader unpacks, else values of three bytes."""
+    """Write a hundred MiB packed in half a MiB for readers that unpack, else many values of three bytes."""
     is_packed = whole.startswith(b"\x1f\x8b")
     path.write_bytes(gzip.compress(b"," * (100 << 20), 1) if is_packed else b"[" + b"[]," * (10 << 20))
 
@@ -157,7 +157,7 @@ def _cut(chance: random.Random, content: bytes) -> bytes:
 
 
 def _documents(content: bytes) -> list[Any] | None:
-    """One value of JSON, or one a line; None for what is neither."""
+    """Parse one value of JSON, or one value a line; return None for other content."""
     for parts in ([content], content.splitlines()):
         try:
             return [json.loads(part) for part in parts]
@@ -170,12 +170,12 @@ _MARK = "\ufdd0value\ufdd0"
 
 
 def _value(chance: random.Random, content: bytes) -> bytes:
-    """Another value at one place of a document."""
+    """Replace the value at one place of a document."""
     return _with_mark(chance, content, _place)
 
 
 def _key(chance: random.Random, content: bytes) -> bytes:
-    """A key that is new, or gone."""
+    """Add or remove a key."""
     return _with_mark(chance, content, _rename)
 
 
@@ -189,7 +189,7 @@ def _with_mark(chance: random.Random, content: bytes, change: Callable[[random.R
 
 
 def _places(outer: Any) -> list[tuple[Any, Any]]:
-    """(list or object, index or key) of every value inside."""
+    """Return (list or object, index or key) of every value inside."""
     found, level = [], [outer]
     while level:
         inner = level.pop()

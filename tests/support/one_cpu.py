@@ -1,4 +1,4 @@
-"""One CPU for programs that would take all of them, beside other tests."""
+"""Limits programs that would take all CPUs to one CPU, because other tests run beside them."""
 
 import os
 import random
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def on_one_cpu() -> Iterator[None]:
-    """Processes that begin here get one: threads that wait for each other are slow where others run as well."""
+    """Give processes that start inside one CPU: threads that wait for each other are slow beside other processes."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {random.choice(sorted(before))})
     try:

@@ -1,20 +1,20 @@
-"""Which orders among streams does the emulated GPU miss when one is lost? Each is lost once.
+"""Loses each call that orders streams once, to see whether the emulated GPU finds the error.
 
     python -m memo.emulated_gpu --check-races -- python tests/support/order_campaign.py [--flow states] [--most 2]
 
-A flow trains a small model on one GPU or two, or drives the swap engine through a schedule (order_flows.py). In a step
-of its own each call by which memo orders streams is lost, and each copy of the executor goes to the other copy stream
-(orders.py). What became of it:
+A flow trains a small model on one GPU or two, or drives the swap engine through a schedule (order_flows.py). An order
+is a call by which memo orders streams, or a copy of the executor. Each order is lost in a step of its own: the call has
+no effect, or the copy goes to the other copy stream (orders.py). The outcomes are:
 
-    caught      the race checker told of it, in that step or the next; or a race or other numbers show without it
-    redundant   its clocks say that it ordered nothing new: what it waits for had happened before by other ways
-    needless    it ordered something new, but the step without it has no two accesses that nothing orders
+    caught      the race checker reported it, in this step or the next; or a race or other numbers show without it
+    redundant   by the checker's clocks it ordered nothing new: other orders already ensure that its event has happened
+    needless    it ordered something new, but the step without it has no two conflicting accesses without an order
 
-Each order that seems needless is also left out of a step altogether, and nothing must show. It is proven needless
-for this run alone, and must have a reason below. Over all flows each place with a reason is also seen to matter: an
-order of it is caught.
+Each order that seems needless is also left out of a step entirely, and no race or other number may show. This proves
+the order needless for this run only, and it must have a reason below. Over all flows an order of each place with a
+reason must also be caught, so that each place is seen to matter.
 
-Ranks lose their orders at the same time, each its own: a checker knows of its own process alone.
+All ranks lose an order at the same time, each an order of its own: a checker knows only its own process.
 """
 
 import argparse
@@ -110,7 +110,7 @@ REASONS: dict[str, str] = {
         "the device updates"
     ),
 }
-"""Why single orders may be needless, by their place."""
+"""Reasons why single orders may be needless, by their place."""
 
 FEW_IN: dict[tuple[str, str], tuple[int, str]] = {
     (
@@ -144,13 +144,14 @@ FEW_IN: dict[tuple[str, str], tuple[int, str]] = {
         )
     },
 }
-"""By flow and place, how many orders may be needless there, and why: where all others of the place must not be."""
+"""By flow and place, how many orders may be needless there, with the reason; all other orders of the place may not be.
+"""
 
 ELSEWHERE = {
     "recording states.py forget: updated = self.backend.record(Stream.COMPUTE)",
     "host wait states.py _interrupt: self.backend.synchronize()",
 }
-"""Seen to matter in tests/executor/test_failures.py, on a CPU."""
+"""Places that tests/executor/test_failures.py shows to matter, on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -162,20 +163,20 @@ class Verdict:
 
 
 class Campaign:
-    """Of one flow, in one process."""
+    """The campaign of one flow, in one process."""
 
     def __init__(self, name: str, gpu: EmulatedGpu) -> None:
         self.name, self.gpu, self.watch = name, gpu, Watch(gpu)
-        gpu.set_schedule("lazy")  # under which no question of the host's is answered yes
+        gpu.set_schedule("lazy")  # every query of the host finds work unfinished
         gpu.check_races()
         gpu.clear()
 
     def run(self, most: int | None = None) -> list[Verdict]:
-        """Loses the orders of a step, of each place at most so many.
+        """Lose the orders of a step, at most `most` of each place, and return the verdicts.
 
-        An order that seems needless is caught after all if a race or other numbers show where it is left out. What is
-        lost keeps its place in time, so that the thread that writes a checkpoint begins to copy after the update for
-        which it waits; by then the thread that trains may have waited as well, and the host has one clock.
+        An order that seems needless is caught after all if a race or other numbers show when it is left out. A lost
+        order keeps its place in time. So the thread that writes a checkpoint begins to copy after the update for which
+        it waits; by then the training thread may have waited as well, and the host has one clock.
         """
         with watched(self.watch):
             self.flow = start(self.name)
@@ -191,7 +192,7 @@ class Campaign:
     def _warm_up(self) -> list[Order]:
         for _ in range(WARM_STEPS):
             self._step()
-        watch = replace(self.watch)  # of the last step, whose waits are judged when there is more work
+        watch = replace(self.watch)  # the last step's watch: its waits are judged when there is more work
         self._step()
         assert not self.gpu.races(), self.gpu.races()
         return watch.finish()
@@ -203,7 +204,7 @@ class Campaign:
     def _lose(self, order: Order | None) -> Verdict | None:
         self._step(lost=order)
         assert order is None or any(order.is_like(seen) for seen in self.watch.orders), order
-        self._step()  # where it may show as well
+        self._step()  # the error may also show in the next step
         torch.cuda.synchronize()
         told = sorted(self.gpu.races())
         self.gpu.clear()
@@ -213,14 +214,14 @@ class Campaign:
         return Verdict(order, outcome, told[0] if told else "", int(os.environ.get("RANK", "0")))
 
     def _shows(self, orders: Sequence[Order | None]) -> str:
-        """What is seen where these are left out one by one; on any rank, since all ranks leave theirs out together."""
+        """Leave out these orders one by one; return what shows on any rank, as all ranks leave theirs out together."""
         expected, (numbers, races) = self._run([None] * len(orders)), self._run(orders)
         if numbers != expected[0]:
             return "other numbers"
         return max(races)
 
     def _run(self, left_out: Sequence[Order | None]) -> tuple[list[list[float]], list[str]]:
-        """The numbers of each rank, and a race that it saw."""
+        """Return the numbers of each rank, and the races that it saw."""
         self.flow = start(self.name)
         self._warm_up()
         for order in left_out:
@@ -237,7 +238,7 @@ class Campaign:
 
 
 def some_of(orders: Sequence[Order], most: int | None) -> list[Order]:
-    """Of each place at most so many, the first and the last among them if there is more than one; None: all."""
+    """Return at most `most` orders of each place, with the first and the last if `most` is above 1; None: all."""
     if most is None:
         return list(orders)
     last = Counter(order.place for order in orders)
@@ -248,7 +249,7 @@ def some_of(orders: Sequence[Order], most: int | None) -> list[Order]:
 
 
 def _as_long_everywhere(orders: list[Order]) -> list[Order | None]:
-    """With as many at its end that are none as make it as long as that of any rank: all take the same steps."""
+    """Append None until the list is as long as the longest of all ranks, so that all ranks take equally many steps."""
     num = torch.tensor(len(orders), device="cuda")
     if dist.is_initialized():
         dist.all_reduce(num, dist.ReduceOp.MAX)
@@ -256,7 +257,7 @@ def _as_long_everywhere(orders: list[Order]) -> list[Order | None]:
 
 
 def verdicts_of(names: Sequence[str], most: int | None = None) -> dict[str, list[Verdict]]:
-    """Of flows of one GPU in this process, of others in processes of their own, one after the other."""
+    """Return the verdicts by flow: flows of one GPU run in this process, others in processes of their own in turn."""
     gpu = EmulatedGpu()
     found = {name: Campaign(name, gpu).run(most) for name in names if name in FLOWS}
     layouts = [name for name in names if name in LAYOUTS]
@@ -294,7 +295,7 @@ def _be_a_rank(names: Sequence[str], most: int | None, folder: str) -> None:
 
 
 def unexplained(flow: str, verdicts: Sequence[Verdict]) -> list[str]:
-    """Places with needless orders and no reason for them."""
+    """Return the places with needless orders that have no reason."""
     places = Counter(v.order.place for v in verdicts if v.outcome == "needless")
     return sorted(place for place, num in places.items() if not _is_explained(flow, place, num))
 
@@ -305,7 +306,7 @@ def _is_explained(flow: str, place: str, num_needless: int) -> bool:
 
 
 def row_of(name: str, most: int | None, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """For benchmarks/results: how many orders had which outcome, in all and by place."""
+    """Return the row for benchmarks/results: the number of orders by outcome, in all and by place."""
     places: dict[str, dict[str, int]] = {}
     for (place, outcome), num in sorted(Counter((v.order.place, v.outcome) for v in verdicts).items()):
         places.setdefault(place, {})[outcome] = num
@@ -360,7 +361,7 @@ def main() -> int:
 
 
 def _tell(found: Sequence[dict[str, Any]], is_whole: bool) -> list[str]:
-    """Prints what became of each place over all flows; returns what is wrong with it."""
+    """Print the outcomes of each place over all flows; return the faults."""
     places: dict[str, Counter[str]] = {}
     for row in found:
         for place, outcomes in row["places"].items():

@@ -1,4 +1,4 @@
-"""What order_campaign.py takes apart: small runs whose every step makes the same calls."""
+"""Flows of order_campaign.py: small runs in which every step makes the same calls."""
 
 import tempfile
 from collections import ChainMap
@@ -36,7 +36,7 @@ ALL = {"offload_states": "all"}
 SWEPT = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 4, "offload_slot_tiles": 2}
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
 EXPERTS: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1]*2", "moe_aux_loss_coeff": 0.1}
-# The sum over ranks of what shared experts give would order that of the others, too.
+# The sum over ranks of the output of shared experts would also order the sum of the other experts' output.
 EXPERTS |= {"moe_shared_expert_intermediate_size": 0}
 DELTA_NETS: dict[str, Any] = {"model": "qwen3.5-tiny"}
 
@@ -45,7 +45,7 @@ class Flow(Protocol):
     def step(self) -> None: ...
 
     def numbers(self) -> list[float]:
-        """What the steps so far have computed; the same of any two runs, to the bit."""
+        """Return the numbers that the steps so far have computed; they are equal to the bit in any two runs."""
 
     def close(self) -> None: ...
 
@@ -82,7 +82,7 @@ class Evaluating(Training):
 
 
 class Interrupted(Training):
-    """Each step is taken again after an exception in its backward."""
+    """Each step is repeated after an exception in its backward."""
 
     def step(self) -> None:
         sampler = self.trainer.feed.sampler.state_dict()
@@ -133,7 +133,7 @@ class Engine:
                 slot.fill_(pattern)
             else:
                 self.num_wrong += (slot[: MOVED_BYTES // 8] != pattern).sum()
-                slot.fill_(-1)  # backwards write into their slot: they rebuild what did not move
+                slot.fill_(-1)  # a backward writes into its slot, because it recomputes activations that did not move
             self.swapper.end(op.kind, op.layer)
         if stop_after is None:
             self.swapper.next_step()
@@ -182,7 +182,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "checkpoint, states": _training(ALL, kind=Saving),
     **{name: _engine(plan) for name, plan in ENGINE.items()},
 }
-"""On one GPU."""
+"""Flows on one GPU."""
 
 TWO = {"num_layers": 2}
 SHARDED = {"data_parallel_sharding_strategy": "optim_grads_params", "global_batch_size": 4}
@@ -209,7 +209,7 @@ LAYOUTS: dict[str, Callable[[], Flow]] = {
         EXPERTS, TWO, SHARDED, ALL, moe_layer_freq="[0,1]", global_batch_size=2
     ),
 }
-"""On two GPUs, each with a process of its own."""
+"""Flows on two GPUs, each with a process of its own."""
 
 NUM_RANKS = 2
 

@@ -1,4 +1,4 @@
-"""The calls of memo that order streams, seen one by one in a training step; one of them can be lost.
+"""Observes the calls of memo that order streams, one by one in a training step; one of them can be lost.
 
     wait        a stream waits for an event
     host wait   the host waits for an event or for a stream
@@ -7,9 +7,9 @@
     issuing     a message is begun behind the work of a copy stream
     copy        the executor copies on one of its streams
 
-What is lost keeps its place in time and no order follows from it (EmulatedGpu.hidden), so the race checker judges the
-program without it while numbers stay right and ranks do not wait for each other for ever. A copy is lost to the other
-copy stream, an issuing to the compute stream, each with such hidden waits for the stream where it belongs.
+A lost call keeps its place in time, but the race checker does not see its order (EmulatedGpu.hidden). So the checker
+judges the program without the call, while numbers stay right and ranks do not wait for each other for ever. A lost copy
+runs on the other copy stream, and a lost issuing on the compute stream; hidden waits keep their place in time.
 """
 
 import contextlib
@@ -34,14 +34,14 @@ from memo.executor.streams import Stream
 
 _MEMO = str(Path(memo.__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
-# They pass on what others ask for.
+# Functions that only pass on the calls of others.
 _SHELL = {"cuda_streams.py", "recorder.py", "state_recorder.py", "checker.py", "collectives.py", "group.py"}
 _OTHER = {Stream.OFFLOAD: Stream.PREFETCH, Stream.PREFETCH: Stream.OFFLOAD}
 
 
 @dataclass(frozen=True)
 class Order:
-    """One call that orders streams, or a copy that relies on it: of those of its place in a step, number `turn`."""
+    """One call that orders streams, or a copy that relies on such a call: number `turn` of its place in a step."""
 
     place: str  # kind, file, function, source
     turn: int
@@ -53,13 +53,13 @@ class Order:
 
 @dataclass
 class Watch:
-    """Sees each order of a step, in turn; `lost` is lost, or left out altogether where `leaves_out`."""
+    """Observes each order of a step, in turn; the order `lost` is lost, or left out entirely if `leaves_out`."""
 
     gpu: EmulatedGpu
     lost: Order | None = None
     leaves_out: bool = False
     orders: list[Order] = field(default_factory=list)
-    # By place in orders: its numbers, and its event's id if it is for one that memo has recorded.
+    # By place in orders: the numbers of a wait, and the id of its event if memo has recorded it.
     waits: dict[int, tuple[range, int | None]] = field(default_factory=dict)
     recordings: dict[int, int] = field(default_factory=dict)  # place in orders of the latest, by event id
     turns: Counter[str] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class Watch:
         self.orders, self.waits, self.recordings, self.turns = [], {}, {}, Counter()
 
     def order(self, kind: str, frame: FrameType) -> tuple[int | None, bool]:
-        """Its place in orders, None where it is none of memo's; and whether it is lost."""
+        """Return the place of a call in orders, None if it is not memo's, and whether it is lost."""
         source = _place(frame)
         if source is None:
             return None, False
@@ -92,9 +92,9 @@ class Watch:
         return done
 
     def finish(self) -> list[Order]:
-        """The orders of a step that was whole, with what the checker knows of them once the next one has run.
+        """Return the orders of a whole step with the checker's findings; call it after the next step.
 
-        A recording is redundant where all waits for it are, in its own step and the next.
+        A recording is redundant if all waits for it are, in its own step and the next.
         """
         needed = set()
         for place, (numbers, event) in self.waits.items():
@@ -108,7 +108,7 @@ class Watch:
 
 
 def _place(frame: FrameType | None) -> str | None:
-    """Who asks, behind the tests, torch and the shell; None: it is not memo."""
+    """Return the place of the caller outside tests, torch and the shell; None: the caller is not memo."""
     while frame is not None:
         path, name = Path(frame.f_code.co_filename), frame.f_code.co_name
         is_memo = str(path).startswith(_MEMO)
@@ -122,7 +122,7 @@ def _place(frame: FrameType | None) -> str | None:
 
 
 def _caller() -> FrameType:
-    """Of the function that stands for one of torch's."""
+    """Return the frame of the caller of a function that replaces one of torch's."""
     return sys._getframe(2)
 
 
@@ -137,8 +137,8 @@ class _Real:
 
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """All that memo does inside goes by the watch."""
-    kept: list[torch.cuda.Event] = []  # so that no other event gets the id of one
+    """Let the watch observe all calls of memo inside."""
+    kept: list[torch.cuda.Event] = []  # keeps events alive, so that no later event gets the id of an earlier one
 
     def wait_event(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
         watch.wait("wait", _caller(), id(event), lambda: _Real.wait_event(stream, event))
@@ -179,7 +179,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
     @contextlib.contextmanager
     def _in_time(backend: CudaStreams, stream: Stream, used: Stream) -> Iterator[None]:
-        """Work on `used` comes when that of `stream` would, and the checker does not know of it."""
+        """Let work on `used` run when work on `stream` would, without an order that the checker sees."""
         right, wrong = backend._stream(stream), backend._stream(used)
 
         def follow(one: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
@@ -196,7 +196,7 @@ def watched(watch: Watch) -> Iterator[None]:
         follow(right, wrong)
 
     def synchronous(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a message that is not asynchronous: lost, it is, and nothing waits for it."""
+        """Wrap a message that is not asynchronous; a lost one is asynchronous, and nothing waits for it."""
 
         def collective(*arguments: Any, **options: Any) -> None:
             place, is_lost = watch.order("message", _caller())
@@ -212,7 +212,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
     def tolist(tensor: Tensor) -> Any:
         if tensor.device.type == "cpu":
-            tensor = tensor.clone()  # tolist() itself passes torch's dispatcher by, where the checker looks
+            tensor = tensor.clone()  # tolist() itself bypasses torch's dispatcher, in which the checker looks
         return _Real.tolist(tensor)
 
     stream, event, shell = torch.cuda.Stream, torch.cuda.Event, CudaStreams

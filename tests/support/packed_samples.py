@@ -1,4 +1,4 @@
-"""Samples whose documents end elsewhere in each."""
+"""Samples with documents of different lengths in each sample."""
 
 from collections.abc import Sequence
 

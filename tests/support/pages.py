@@ -1,4 +1,4 @@
-"""Reads pages of HTML as a browser does, as far as tests ask."""
+"""Reads pages of HTML like a browser, as far as tests need it."""
 
 import base64
 from html.parser import HTMLParser

@@ -11,11 +11,11 @@ from memo.data.facts import CorpusFacts, mask_prefix
 from memo.data.indexed import IndexedDataset
 
 Answer = tuple[NDArray[np.int64], int]
-"""Ids of prompt and answer, and how many of them are the prompt."""
+"""Token ids of prompt and answer, and the number of tokens of the prompt."""
 
 
 def some_pairs(count: int, vocab_size: int, longest: int = 14) -> list[tuple[Answer, Answer]]:
-    """Random ones: chosen and rejected of each, which have a prompt in common."""
+    """Return random pairs: a chosen and a rejected answer with a common prompt."""
     random, pairs = np.random.default_rng(8), []
     for _ in range(count):
         prompt, *lengths = random.integers(1, longest, 3)
@@ -26,7 +26,7 @@ def some_pairs(count: int, vocab_size: int, longest: int = 14) -> list[tuple[Ans
 
 
 def write_pairs(prefix: Path, pairs: list[tuple[Answer, Answer]], vocab_size: int) -> str:
-    """What `memo data pairs` writes; returns the prefix."""
+    """Write the files of `memo data pairs`; return their prefix."""
     documents = [answer for pair in pairs for answer in pair]
     with IndexedDatasetWriter(prefix, np.uint16) as tokens, IndexedDatasetWriter(mask_prefix(prefix), np.uint8) as mask:
         for ids, prompt in documents:

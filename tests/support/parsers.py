@@ -1,4 +1,4 @@
-"""Every reader of files that strangers may have written, each with a whole file to damage."""
+"""Every reader of files that may come from strangers, each with an undamaged file that tests damage."""
 
 import gzip
 import json
@@ -76,9 +76,9 @@ class Parser:
     """A reader.
 
     Attributes:
-        file: name of what is damaged, in a folder of its own.
-        write: a whole file, and those beside it, into that folder.
-        read: all of it, as a command would. Raises MemoError for what it refuses.
+        file: name of the file that is damaged, in a folder of its own.
+        write: writes an undamaged file, and further files that it needs, into this folder.
+        read: reads the whole file as a command would. Raises MemoError for a file that it refuses.
     """
 
     file: str

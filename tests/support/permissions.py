@@ -1,4 +1,4 @@
-"""Files that this process may not read or write, also where tests run as root, whom permissions do not bind."""
+"""Files that this process may not read or write, even if tests run as root, who is not bound by permissions."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ class _Data(ctypes.Structure):
 
 @contextlib.contextmanager
 def permissions_bind() -> Iterator[None]:
-    """This thread, and processes that it starts, obey permissions like any other user."""
+    """Let this thread, and processes that it starts, obey permissions like any other user."""
     header, data = _Header(_VERSION_3, 0), (_Data * 2)()
     _call("capget", header, data)
     before = data[0].effective
@@ -39,7 +39,7 @@ def permissions_bind() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forbidden(*paths: Path) -> Iterator[None]:
-    """Permissions bind, and these files and folders have none."""
+    """Take all permissions from these files and folders, and let permissions bind."""
     modes = [(path, path.stat().st_mode) for path in paths]
     with permissions_bind():
         try:

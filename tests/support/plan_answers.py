@@ -1,4 +1,4 @@
-"""What `memo plan` and other commands print; tests that ask the same question look at one answer."""
+"""Output of `memo plan` and other commands, cached for tests that ask the same question."""
 
 import contextlib
 from unittest import mock

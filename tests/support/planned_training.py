@@ -45,7 +45,7 @@ class Gpt(nn.Module):
 
 
 class Training:
-    """A model and its optimizer; the same seed gives the same losses, whoever serves the memory."""
+    """A model and its optimizer; the same seed gives the same losses with any allocator."""
 
     def __init__(self, allocator: PlannedAllocator) -> None:
         torch.manual_seed(0)
@@ -60,7 +60,7 @@ class Training:
         self.num_steps += 1
         with self.allocator.iteration():
             self.allocator.mark("embedding")
-            self.optimizer.zero_grad()  # gradients outlive their iteration: the plan leaves them to torch
+            self.optimizer.zero_grad()  # gradients outlive their iteration, so the plan leaves them to torch
             loss = self.loss(tokens)
             self.allocator.mark("backward")
             loss.backward()

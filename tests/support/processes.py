@@ -1,4 +1,4 @@
-"""Ranks as processes of their own, started by hand or by torchrun, where a test is about how they end."""
+"""Ranks as processes of their own, started by hand or by torchrun, for tests of how they end."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import psutil
 from forked import ROOT, Kind, Process, fork
 
 DEADLINE_S = 180.0
-"""Until something has happened: on a machine that is busy, torch alone takes half a minute to load."""
+"""Longest wait for an event: on a busy machine, torch alone takes half a minute to load."""
 SMALL = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 61 --mock-data --seq-len 64 "
     "--global-batch-size 4 --train-iters 100000 --lr 1e-3 --lr-decay-style constant --device cpu "
     "--num-threads 1 --peak-tflops 1 --no-progress --max-step-minutes 1000 --offload-alpha off"
 )
-"""A run that goes on until it is ended."""
+"""Flags of a run that goes on until it is ended."""
 
 
 @dataclass
 class Ended:
-    """What is left of one process."""
+    """Status and output of a process that has ended."""
 
     status: int
     errors: str
 
 
 class Ranks:
-    """Processes of one run; their standard errors are in files, so that nobody has to read them meanwhile."""
+    """Processes of one run; their standard errors go to files, so that no reader is needed while they run."""
 
     def __init__(self, processes: Sequence[Process], folder: Path) -> None:
         self.processes, self.folder = list(processes), folder
@@ -53,7 +53,7 @@ class Ranks:
         return Ended(status, self.errors(rank))
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Until something has happened in a run of which every process lives."""
+        """Wait until a condition holds; every process of the run must live until then."""
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
             dead = [i for i, process in enumerate(self.processes) if process.poll() is not None]
@@ -64,7 +64,7 @@ class Ranks:
 
 @contextmanager
 def alone(folder: Path, program: tuple[Kind, str], flags: Sequence[str]) -> Iterator[Ranks]:
-    """One process, as a user starts a program who knows of no ranks."""
+    """Start one process, like a user who knows of no ranks."""
     with _forked(folder, program, [flags], [{}]) as ranks:
         yield ranks
 
@@ -77,7 +77,7 @@ def by_hand(
     flags: Sequence[str],
     extra: dict[int, Sequence[str]] | None = None,
 ) -> Iterator[Ranks]:
-    """A program for each rank, as somebody would start them in so many terminals; `extra` flags by rank."""
+    """Start a program for each rank, as in one terminal each; `extra`: flags by rank."""
     same = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -94,7 +94,7 @@ def by_hand(
 def _forked(
     folder: Path, program: tuple[Kind, str], arguments: Sequence[Sequence[str]], variables: Sequence[dict[str, str]]
 ) -> Iterator[Ranks]:
-    """A process for each list of arguments, with these variables beside the test's own."""
+    """Start a process for each list of arguments, with these variables beside the test's own."""
     started: list[Process] = []
     try:
         for i, (own, more) in enumerate(zip(arguments, variables, strict=True)):
@@ -108,7 +108,7 @@ def _forked(
 
 @contextmanager
 def by_torchrun(world_size: int, folder: Path, command: Sequence[str], *options: str) -> Iterator[Ranks]:
-    """One process, torchrun's; what its ranks say is in its errors."""
+    """Start torchrun as one process; the output of its ranks is in its standard error."""
     arguments = ["--standalone", "--nproc-per-node", str(world_size), *options, *command]
     with agents(folder, [arguments]) as ranks:
         yield ranks
@@ -116,7 +116,7 @@ def by_torchrun(world_size: int, folder: Path, command: Sequence[str], *options:
 
 @contextmanager
 def agents(folder: Path, arguments: Sequence[Sequence[str]]) -> Iterator[Ranks]:
-    """A process of torchrun for each list of its arguments; the ranks that they start are interpreters of their own."""
+    """Start a torchrun for each list of its arguments; the ranks that they start are interpreters of their own."""
     with _forked(folder, ("module", "torch.distributed.run"), arguments, [{}] * len(arguments)) as started:
         try:
             yield started
@@ -128,9 +128,9 @@ def agents(folder: Path, arguments: Sequence[Sequence[str]]) -> Iterator[Ranks]:
 
 
 def free_port() -> int:
-    """One that is free, for ranks that have to be told one before they start.
+    """Return a free port, for ranks that need the port before they start.
 
-    It lies below those that systems give to whoever asks for any, of which another test could get it meanwhile.
+    It lies below the ports that systems give to a process that asks for any port, so no other test gets it meanwhile.
     """
     while True:
         port = random.SystemRandom().randrange(20000, 32768)

@@ -30,7 +30,7 @@ PRELOAD = [
     "memo.train.trainer",
 ]
 STACK_DUMP_S = 30.0
-"""The most that a hung rank's stacks are waited for."""
+"""Longest wait for the stacks of a hung rank."""
 TIMEOUT_S = 600.0
 """Tells of ranks that hang. Slow ones on a busy machine need a tenth of it."""
 

@@ -1,4 +1,4 @@
-"""What memo says of a command line that it refuses."""
+"""The message of memo for a command line that it refuses."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from memo.errors import EXIT_REFUSED
 
 
 def refusal(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The message, which must be all that is printed, and one line."""
+    """Run memo, and return its message; it must be one line and the only output."""
     with pytest.raises(SystemExit) as refused:
         main(argv)
     captured = capsys.readouterr()

@@ -1,11 +1,11 @@
-"""Pure functions that several tests ask the same."""
+"""A cache for pure functions that several tests call with the same arguments."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls `function` once for arguments that are told alike, which dataclasses are where all their fields are."""
+    """Call `function` once for all arguments with the same `repr`; equal dataclasses have the same `repr`."""
     results: dict[str, Any] = {}
 
     def call(*args: Any, **options: Any) -> Any:

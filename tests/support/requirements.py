@@ -1,4 +1,4 @@
-"""Which installed packages memo needs, those that they need in turn included."""
+"""The installed packages that memo needs, with the packages that these need in turn."""
 
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
@@ -12,7 +12,7 @@ PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def needed(*extras: str) -> set[str]:
-    """Names of all that memo with `extras` asks for on this machine and that is installed, without memo itself."""
+    """Return the names of installed packages that memo with `extras` needs on this machine, without memo itself."""
     seen: dict[str, set[str]] = {}
     _add(OURS, frozenset(extras), seen)
     return seen.keys() - {OURS}
@@ -35,7 +35,7 @@ def _add(name: str, extras: frozenset[str], seen: dict[str, set[str]]) -> None:
 
 
 def _ours() -> list[str]:
-    """As the metadata of an installation would say it, which may be older than pyproject.toml."""
+    """Return memo's requirements from pyproject.toml: the metadata of an installation may be older."""
     project = tomllib.loads(PROJECT.read_text())["project"]
     extras = [
         f'{text} {"and" if ";" in text else ";"} extra == "{extra}"'

@@ -1,4 +1,4 @@
-"""Logs of runs that never ran, for what reads them."""
+"""Logs of runs that never ran, for tests of their readers."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ SWAP = SwapForecast(
 
 
 def step(iteration: int, **changes: Any) -> StepRecord:
-    """An iteration of a run that swaps; loss 6 - iteration / 10."""
+    """Return an iteration of a run that swaps; its loss is 6 - iteration / 10."""
     record = StepRecord(
         iteration=iteration,
         consumed_samples=8 * iteration,
@@ -59,7 +59,7 @@ def step(iteration: int, **changes: Any) -> StepRecord:
 
 
 def old_step(iteration: int) -> dict[str, Any]:
-    """A line of a log before memory and copies were recorded."""
+    """Return a line of an old log, from before memory and copies were recorded."""
     fields = dataclasses.asdict(step(iteration))
     return {name: fields[name] for name in list(fields)[: list(fields).index("weights_bytes")]}
 
@@ -88,7 +88,7 @@ def header(**changes: Any) -> RunHeader:
 
 
 def write_log(path: Path, lines: Sequence[StepRecord | dict[str, Any] | str], head: RunHeader | None = None) -> Path:
-    """A log as memo writes it, or with lines that it does not write."""
+    """Write a log like memo's, or one with lines that memo does not write; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = [line if isinstance(line, str) else json.dumps(_plain(line)) + "\n" for line in lines]
     path.write_text("".join(texts))

@@ -1,4 +1,4 @@
-"""Checks a schedule as the runtime would run it: every action once, in an order in which nothing waits for ever."""
+"""Checks that the runtime can run a schedule: it has every action once, in an order in which nothing waits for ever."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ def _check_complete(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -
 
 
 def _check_own_order(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> None:
-    """No message carries what a stage leaves to itself, so the clock would not wait for it.
+    """Check the order of actions of a stage that depend on each other without a message, which the clock would miss.
 
-    That is its forward to a backward, and on one stage alone an action's output to the next chunk.
+    These are the forward before its backward and, on a single stage, an action before that of the next chunk.
     """
     for stage, actions in enumerate(schedules):
         done: set[tuple[Kind, int, int]] = set()
@@ -55,8 +55,8 @@ def _check_own_order(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) 
 
 
 def _check_message_order(program: Program) -> None:
-    """A link keeps the order of its messages, so they are to be awaited in the order in which they are sent."""
-    sent: dict[int, deque[int]] = defaultdict(deque)  # by link, of which each has one sender and one receiver
+    """Check that messages are awaited in the order in which they are sent, because a link keeps their order."""
+    sent: dict[int, deque[int]] = defaultdict(deque)  # by link; each link has one sender and one receiver
     link_of_message: dict[int, int] = {}
     awaited: dict[int, Action] = {}
     for ops in program.stages:
@@ -65,7 +65,7 @@ def _check_message_order(program: Program) -> None:
             if op.sends >= 0:
                 sent[op.link].append(op.sends)
                 link_of_message[op.sends] = op.link
-    for at_once in zip(*program.stages, strict=True):  # so the earliest fault is named, not what follows from it
+    for at_once in zip(*program.stages, strict=True):  # names the earliest fault, not a consequence of it
         for stage, op in enumerate(at_once):
             if op.receives >= 0:
                 first = sent[link_of_message[op.receives]].popleft()

@@ -1,4 +1,4 @@
-"""A file system with little room, where this process may mount one."""
+"""A file system with little room, if this process may mount one."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
-    """`folder`, in which there is room for so many bytes; skips the test where nothing may be mounted."""
+    """Yield `folder` with room for `num_bytes`; skip the test if nothing may be mounted."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("only root may mount a small disk; a limit on file sizes stands for it in other tests")

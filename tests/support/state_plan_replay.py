@@ -13,11 +13,11 @@ class WrongPlan(AssertionError):
 
 
 class Replay:
-    """Follows what every slot and every record of a partial sum holds through one training step.
+    """Follows the contents of every slot, and of every record of a partial sum, through one training step.
 
     Args:
-        slots: of each kind that the plan may use.
-        reduces_each: gradients are reduced in every microbatch.
+        slots: number of slots of each kind that the plan may use.
+        reduces_each: whether gradients are reduced in every microbatch.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Replay:
         self.gradient_fetches = 0
 
     def run(self) -> "Replay":
-        """Raises WrongPlan; else tells how much was fetched."""
+        """Replay the plan, and return this object with the number of fetches. Raises WrongPlan."""
         self._check([step.op for step in self.plan.steps] == self.ops, "the operations are others")
         self._check_counts()
         for index, step in enumerate(self.plan.steps):
@@ -69,7 +69,7 @@ class Replay:
         self._check_was_early(fetch)
 
     def _check_was_early(self, fetch: Fetch) -> None:
-        """One step before, every slot held what is needed before this fetch is."""
+        """Check that one step earlier every slot held data that is needed before the data of this fetch."""
         if self.index == 0:
             return
         use = self._next_use(fetch.layer, self.index)
@@ -172,9 +172,9 @@ class Replay:
 
 
 def fewest_fetches(layers: Sequence[int], slots: int) -> int:
-    """The least number of fetches of which none is late, over all ways to choose what a slot loses.
+    """Return the least number of fetches without a late one, over all choices of the slot that each fetch overwrites.
 
-    While a layer runs, the next other one must be on its way if there is a slot for it.
+    While a layer runs, the fetch of the next different layer must be under way if there is a slot for it.
     """
     ways: dict[frozenset[int], int] = {frozenset(): 0}
     for index, layer in enumerate(layers):

@@ -1,4 +1,4 @@
-"""Runs of what streams states with synthetic layers: each tells what weights it saw, and adds to its gradient."""
+"""Runs of the engine that streams states, with synthetic layers that record their weights and add to their gradient."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from memo.train.optimizer import Optimizer
 
 TRAINING = tiny(clip_grad=1.0).training
 BUCKET_SIZE = 100
-"""Elements: each layer has two buckets."""
+"""Elements of a bucket: each layer has two buckets."""
 
 
 class _Part(nn.Module):
@@ -40,7 +40,7 @@ class _Part(nn.Module):
 
 
 class _Chunk(nn.Module):
-    """An end and some layers, named as a model's."""
+    """An embedding or head and some layers, named as in a model."""
 
     def __init__(self, num_layers: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
@@ -50,27 +50,27 @@ class _Chunk(nn.Module):
 
 @dataclass
 class Seen:
-    """What a run saw.
+    """Values that a run recorded.
 
     Attributes:
-        weights: at each operation; in the end masters and moments.
-        steps: gradient norm, and whether weights were updated.
+        weights: weights at each operation; at the end masters and moments.
+        steps: gradient norm of each step, and whether weights were updated.
     """
 
     weights: list[Tensor] = field(default_factory=list)
     steps: list[tuple[float, bool]] = field(default_factory=list)
 
     def differs_from(self, other: "Seen") -> bool:
-        """In any bit; a NaN equals nothing."""
+        """Return whether any bit differs; a NaN equals nothing."""
         pairs = zip(self.weights, other.weights, strict=True)
         return self.steps != other.steps or not all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
 class StateRun:
-    """One rank's layers, data parallelism, optimizer, and what streams their states, if anything does.
+    """One rank's layers, data parallelism and optimizer, and the engine that streams their states, if any.
 
     Args:
-        ops: of one stage; their layers are numbered as they lie on this rank.
+        ops: operations of one stage; layers are numbered by their position on this rank.
         backend: None keeps all states on the device.
         sizes: elements of a layer's weights, cut into buckets of `bucket_size`.
     """
@@ -136,7 +136,7 @@ class StateRun:
 
     @torch.no_grad()
     def evaluate(self) -> None:
-        """A forward of all layers that no plan foresees."""
+        """Run a forward of all layers outside any plan."""
         self._look(self.chunk.embedding)
         for layer in self.positions:
             if self.states is not None:
@@ -146,7 +146,7 @@ class StateRun:
                 self.states.end_unplanned(layer)
 
     def finish(self) -> Seen:
-        """All copies come to an end; masters and moments are seen too."""
+        """Wait for all copies; record masters and moments, and return all records."""
         if self.states is not None:
             self.states.backend.synchronize()
         found = {(s.segment.slot.name, s.segment.start): kinds for s, kinds in self.optimizer.segment_states()}
@@ -179,7 +179,7 @@ def run(
     mesh: Mesh,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Seen:
-    """Two steps with an evaluation between them and one behind."""
+    """Run two steps with an evaluation after each."""
     work = StateRun(ops, placement, backend, mesh, dtype)
     for _ in range(2):
         work.step()

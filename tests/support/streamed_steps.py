@@ -1,4 +1,4 @@
-"""Training steps with states in host memory or in slots, on the rank that runs them, and what they gave."""
+"""Training steps with states in host memory or in slots, on the rank that runs them, and their results."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,17 +20,17 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "no weight copy": {**ALL, "offload_weight_copy": False},
 }
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "seq_length": 32, "ddp_bucket_size": 500}
-"""Several buckets a layer."""
+"""Flags of a small model whose layers have several buckets each."""
 
 
 @dataclass
 class Course:
-    """What a run gave on one rank.
+    """Results of a run on one rank.
 
     Attributes:
         figures: by step the loss of this rank's share, the gradient norm, and whether weights were updated;
-            after some steps the loss of an evaluation.
-        states: masters and moments in the end, by kind and place.
+            after some steps also the loss of an evaluation.
+        states: masters and moments at the end, by kind and place.
     """
 
     figures: list[tuple[float, ...]]
@@ -38,7 +38,7 @@ class Course:
 
 
 def states_of(model: ParallelModel) -> dict[str, Tensor]:
-    """This rank's masters and moments, copied; their cut into segments depends on no placement."""
+    """Return copies of this rank's masters and moments; their cut into segments does not depend on the placement."""
     return {
         f"{kind} {owner.segment.slot.name} {owner.segment.start}": value.clone()
         for owner, kinds in model.optimizer.segment_states()
@@ -47,7 +47,7 @@ def states_of(model: ParallelModel) -> dict[str, Tensor]:
 
 
 def run_course(model: ParallelModel, feed: Feed, config: RunConfig, steps: int, evaluated: tuple[int, ...]) -> Course:
-    """Steps with the schedule of `config`, from a fresh model and its feed."""
+    """Run steps with the schedule of `config`, from a fresh model and its feed."""
     figures: list[tuple[float, ...]] = []
     for iteration in range(1, steps + 1):
         batches = feed.next_global_batch()
@@ -59,7 +59,7 @@ def run_course(model: ParallelModel, feed: Feed, config: RunConfig, steps: int, 
 
 
 def unlike(actual: Course, expected: Course) -> list[str]:
-    """What is not equal to the last bit; a NaN equals nothing."""
+    """Return the names of values that are not equal to the last bit; a NaN equals nothing."""
     assert actual.states.keys() == expected.states.keys()
     found = [
         f"figures {i}: {ours} != {theirs}"

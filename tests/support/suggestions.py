@@ -1,4 +1,4 @@
-"""Commands that texts of memo suggest, and whether memo would take them."""
+"""Commands that texts of memo suggest, and whether memo accepts them."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ class Parsed(Exception):
 
 
 def suggested(text: str) -> list[str]:
-    """Command lines in a text of memo: between backticks, or from the ': ' behind a label to the end of its line."""
+    """Return the command lines in a text of memo: between backticks, or after the ': ' of a label."""
     quoted = re.findall(rf"`({_COMMAND}[^`]*)`", text)
     labelled = re.findall(rf"^(?!error)[a-z][a-z ]*: ({_COMMAND}.*)$", text, re.MULTILINE)
     started = re.findall(r"^error: .*: (torchrun .*)$", text, re.MULTILINE)
@@ -31,7 +31,7 @@ def suggested(text: str) -> list[str]:
 
 
 def words_of(line: str) -> tuple[list[str], int]:
-    """The arguments of memo in a command line, and how many ranks it starts."""
+    """Return the arguments of memo in a command line, and the number of ranks that it starts."""
     words, ranks = shlex.split(line.partition(" > ")[0], comments=True), 1
     while "=" in words[0]:
         words.pop(0)
@@ -46,7 +46,7 @@ def words_of(line: str) -> tuple[list[str], int]:
 
 @contextmanager
 def only_parsed() -> Iterator[None]:
-    """Commands raise Parsed once their flags are read, by the parsers that they always have."""
+    """Let commands raise Parsed once their usual parsers have read their flags."""
     real = command_line.read_values
 
     def read(line: CommandLine, argv: Sequence[str]) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def only_parsed() -> Iterator[None]:
 
 
 def check_parses(line: str, where: str) -> None:
-    """Fails unless memo takes the flags of a command line; `...` stands for some that are left out.
+    """Fail unless memo accepts the flags of a command line; `...` stands for flags that are left out.
 
-    Where a command is only named, without a flag, its help is asked for.
+    If the line only names a command, without a flag, its help is asked for.
     """
     line = line.replace("--model DIR", "--model llama-tiny")
     arguments, ranks = words_of(f"{line} --help" if re.fullmatch(r"memo( [a-z]+)+", line) else line)

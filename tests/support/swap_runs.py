@@ -41,7 +41,7 @@ def breadth_first_ops(microbatches: int, num_layers: int) -> list[LayerOp]:
 
 
 def peak_records(plan: SwapPlan) -> int:
-    """Most records in use at once: from the issue of an offload to the issue of its prefetch."""
+    """Return the most records in use at once: each from the issue of an offload to the issue of its prefetch."""
     used = peak = 0
     for step in plan.steps:
         used += step.offload
@@ -70,7 +70,7 @@ OWN_PLAN = SwapPlan(
     num_slots=2,
     num_records=1,
 )
-"""A prefetch right behind its own offload: sound, but not what memo plans."""
+"""A plan with a prefetch directly after its own offload: valid, but memo does not make such plans."""
 
 
 class Layers:
@@ -81,7 +81,7 @@ class Layers:
         self.wrong: list[LayerOp] = []
 
     def step(self, stop_after: int | None = None) -> None:
-        """The operations of one training step in the plan's order, perhaps cut short."""
+        """Run the operations of one training step in the plan's order; `stop_after` cuts the step short."""
         for step in self.swapper.plan.steps[:stop_after]:
             op = step.op
             slot = self.swapper.slots[self.swapper.begin(op.kind, op.layer)].view(torch.int64)
@@ -92,12 +92,12 @@ class Layers:
                 valid = slot[: MOVED_BYTES // 8] if step.prefetch else slot
                 if not bool((valid == pattern).all()):
                     self.wrong.append(op)
-                slot.fill_(-1)  # backwards write into their slot: they rebuild what did not move
+                slot.fill_(-1)  # a backward writes into its slot, because it recomputes activations that did not move
             self.swapper.end(op.kind, op.layer)
 
 
 def make_swapper(plan: SwapPlan, backend: StreamBackend, poison: bool = False, device: torch.device = CPU) -> Swapper:
-    """`poison`: what is not valid is NaN."""
+    """Return a swapper; `poison`: fill invalid memory with NaN."""
     backend = Poisoned(backend) if poison else backend
     slots = [torch.zeros(SLOT_BYTES, dtype=torch.uint8, device=device) for _ in range(plan.num_slots)]
     return Swapper(plan, slots, MOVED_BYTES, HostRecords(plan, MOVED_BYTES, device, backend), backend)
@@ -112,7 +112,7 @@ def on_disk(
     poison: bool = True,
     device: torch.device = CPU,
 ) -> Swapper:
-    """A swapper of which so many records are on a real disk, all others in memory."""
+    """Return a swapper with a number of records on a real disk, and all others in memory."""
     backend = Poisoned(backend) if poison else backend
     host = HostBudget(2**30, "a test", disk=DiskBudget(str(directory), 2**30))
     records = HostRecords(plan, MOVED_BYTES, device, backend, host, disk_plan(plan, count, num_buffers))
@@ -133,7 +133,7 @@ def run_steps(
 
 
 def reuse_record(plan: SwapPlan) -> SwapPlan:
-    """Record 1's tenant goes to record 0, whose own has not come back."""
+    """Move the content of record 1 to record 0, whose own content has not come back."""
     steps = tuple(
         SwapStep(s.op, s.slot, s.offload, s.prefetch, 0 if s.record == 1 else s.record, s.next_prefetch)
         for s in plan.steps
@@ -149,7 +149,7 @@ class Forwarding(PassingBackend):
 
 
 class Poisoned(PassingBackend):
-    """Fills what is declared not to be valid with NaN, by the stream from whose present point on it is not."""
+    """Fills memory that is declared invalid with NaN, on the stream from whose current point on it is invalid."""
 
     def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
         content = buffer.view(torch.uint8)
@@ -161,7 +161,7 @@ class Poisoned(PassingBackend):
 
 @dataclass
 class DroppedWait(Forwarding):
-    """Skips the wait with this index, counting those that wait for an event; None skips none."""
+    """Skips the wait with this index among the waits for an event; None skips none."""
 
     index: int | None
     num_waits: int = 0
@@ -218,7 +218,7 @@ class DroppedCopy(Forwarding):
 
 @dataclass
 class Logged(Forwarding):
-    """Keeps a line for each call, to see what an engine asks for."""
+    """Keeps a line for each call of an engine."""
 
     calls: list[str] = field(default_factory=list)
     on_copy: Callable[[], None] | None = None

@@ -31,12 +31,12 @@ CPU = torch.device("cpu")
 SEED = 7
 
 Copies = Literal["eager", "lazy", "random", "threads"]
-"""When copies run: as VirtualStreams' policies, or in threads of their own."""
+"""When copies run: by a policy of VirtualStreams, or in threads of their own."""
 
 
 @dataclass
 class Step:
-    """What one step gave on one rank.
+    """Results of one step on one rank.
 
     Attributes:
         gradients: every main gradient by local name: the rank's shard reduced, the rest as the rank summed it.
@@ -49,7 +49,7 @@ class Step:
 
 
 def differences(actual: Step, expected: Step) -> list[str]:
-    """Names of what is not equal to the last bit; a NaN equals nothing."""
+    """Return the names of values that are not equal to the last bit; a NaN equals nothing."""
     assert actual.gradients.keys() == expected.gradients.keys()
     found = [] if torch.equal(actual.loss, expected.loss) else ["loss"]
     return found + [
@@ -59,7 +59,7 @@ def differences(actual: Step, expected: Step) -> list[str]:
 
 @contextmanager
 def observed(poison: bool = True, copies: Copies = "lazy") -> Iterator[None]:
-    """What moves activations or states, started inside, keeps NaN where nothing is valid and checks all accesses."""
+    """Let engines that start inside fill invalid memory with NaN, and check all accesses."""
     with patch.object(building, "make_backend", lambda *_, **__: _backend(poison, copies)):
         yield
 
@@ -75,7 +75,7 @@ class Injected(Exception):
 
 @contextmanager
 def counted(owner: object, name: str, raises_at: int | None = None) -> Iterator[list[int]]:
-    """Inside, the calls at `name` of `owner` are counted from 0, and one of them raises when it has done its work."""
+    """Count the calls of `name` of `owner` from 0; the call `raises_at` raises when it has done its work."""
     function = getattr(owner, name)
     calls: list[int] = []
 
@@ -92,7 +92,7 @@ def counted(owner: object, name: str, raises_at: int | None = None) -> Iterator[
 
 @contextmanager
 def profiled_once() -> Iterator[None]:
-    """Models built inside share the first one's profile: of a given alpha it decides nothing."""
+    """Let models that are built inside share the first model's profile, which decides nothing if alpha is given."""
     obtain: Callable[..., Any] = swap.obtain
     kept: list[Any] = []
 
@@ -109,12 +109,12 @@ class Workplace:
     """Builds models of one layout on one mesh, and feeds them all the same packed documents."""
 
     def __init__(self, config: RunConfig, world_size: int) -> None:
-        """`config` says everything but what swaps and in which dtype."""
+        """`config`: the run, except for the swapping and the dtype of each model."""
         self.config, self.world_size = config, world_size
         self.mesh = build_mesh(config, dist.get_rank() if dist.is_initialized() else 0, world_size)
 
     def batches(self, tiles: int = 1, swept: bool = False) -> list[Microbatch]:
-        """The first global batch, in the order of tokens that so many tiles of whole or of swept layers ask for."""
+        """Return the first global batch, in the order of tokens for `tiles` tiles of whole or of swept layers."""
         return self.feed(tiles, swept).next_global_batch()
 
     def feed(self, tiles: int = 1, swept: bool = False) -> Feed:
@@ -130,7 +130,7 @@ class Workplace:
         return build(config, self.mesh, torch_dtype(str(config.training.params_dtype)), CPU)
 
     def step(self, model: ParallelModel, batches: list[Microbatch]) -> Step:
-        """Forward and backward; the weights stay."""
+        """Run forward and backward; the weights stay."""
         loss = model.forward_backward(batches)
         sharded = model.data_parallel
         trained = {name: p for name, p in sharded.parameters.items() if p.requires_grad}
@@ -139,11 +139,11 @@ class Workplace:
         return Step(loss, gradients, pieces | {"loss": self._global(loss)})
 
     def _global(self, loss: Tensor) -> Tensor:
-        """The ranks' shares added up; tp ranks hold the same share."""
+        """Return the sum of the ranks' shares; tp ranks hold the same share."""
         return all_reduce(loss.detach().double() * (self.mesh.at.tp == 0), self.mesh.world)
 
 
 def copy_weights(target: ParallelModel, source: ParallelModel) -> None:
-    """The same weights in another dtype: with fp64 as target, what rounding is judged by."""
+    """Copy the weights to a model of another dtype; a model in fp64 is the reference for rounding."""
     for ours, theirs in zip(target.data_parallel.buckets, source.data_parallel.buckets, strict=True):
         ours.weights.copy_(theirs.weights)
