@@ -92,26 +92,6 @@ def test_version_and_missing_command(capsys: pytest.CaptureFixture[str]) -> None
     assert captured.out == "" and captured.err.startswith("usage: memo COMMAND")
 
 
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["xyz"], "memo: there is no command 'xyz': use one of train, profile, "),
-        (["data", "biuld"], "memo data: there is no command 'biuld': did you mean 'memo data build'?"),
-        (["data", "build"], "memo data build: IN... OUT is not given: give it (.jsonl, "),
-        (["data", "demo"], "OUT"),
-        (["data", "demo", "x", "--tokeniser", "bpe"], "--tokenizer"),
-        (["data", "demo", "x", "--vocab-size", "300"], "vocab-size = 300, but tokenizer = byte has its own"),
-        (["data", "demo", "x", "--eval-fraction", "2"], "--eval-fraction (split_eval in Python) is 2.0"),
-        (["data", "build", "nowhere", "x"], "nowhere"),
-    ],
-)
-def test_refused(
-    argv: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("memo.data.corpus_builder.standard_library", lambda: tmp_path)
-    assert says in refusal(argv, capsys)
-
-
 def test_data_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"content": "hé"}\n{"content": "du"}\n', encoding="utf-8")
     (tmp_path / "b.txt").write_text("text")

@@ -21,7 +21,6 @@ from memo.cli.doctor_ranks import (
     nodes_of,
     reductions_of,
 )
-from memo.cli.main import main
 from memo.errors import EXIT_FAILED
 
 SLURM = {
@@ -163,9 +162,3 @@ def test_a_rank_that_does_not_come_stops_a_run(tmp_path: Path) -> None:
         process.kill()
     found = findings(files[0].read_text())
     assert found["ranks"]["found"] == "1 of 2 are missing: node 1 of 2, counted from 0 (rank 1 of its 1)"
-
-
-def test_a_wait_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        main(["doctor", "--wait-s", "0"])
-    assert refused.value.code == 2 and "--wait-s is 0: give seconds above 0, up to 3600" in capsys.readouterr().err

@@ -52,7 +52,6 @@ def test_an_exported_model_writes_the_same(run: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--model", "llama-tiny", "--prompt", "a"], "there are no weights: give --model DIR"),
         (["--load", "RUN"], "--prompt is not given: give a text"),
         (["--load", "RUN", "--prompt", "a", "--top-p", "2"], "top_p = 2.0: give a share"),
         (["--load", "RUN", "--prompt", "a", "--hidden-size", "33"], "--hidden-size 33"),

@@ -61,17 +61,3 @@ def test_the_file_of_a_machine_describes_it_again(name: str, tmp_path: Path, cap
     path = tmp_path / f"{name}.toml"
     path.write_text(printed([name, "--toml"], capsys))
     assert read_hardware(path) == HARDWARE[name]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--toml"], "--toml prints one machine, but none is named: give its name, such as memo hardware h100-80"),
-        (["l40x"], "memo hardware l40x: no such machine: did you mean 'l40'? `memo hardware` lists all"),
-    ],
-)
-def test_refusals(argv: list[str], message: str, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["hardware", *argv])
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err

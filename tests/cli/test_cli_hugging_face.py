@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hf_directories import CONFIGS, VOCAB, write_model
-from refusals import refusal
 from safetensors.torch import load_file
 
 from memo import Trainer
@@ -55,15 +54,6 @@ def test_import_and_export(published: Path, tmp_path: Path, capsys: pytest.Captu
     small = ["--mock-data", "--seq-length", "32", "--train-iters", "1", "--offload-alpha", "off"]
     assert main(["train", *resume, *small]) == 0
     assert "loaded checkpoint" in capsys.readouterr().out
-
-
-def test_refusals(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing = str(tmp_path / "missing")
-    assert f"hf download ORG/NAME --local-dir {missing}" in refusal(["import", missing, "--out", "x"], capsys)
-    assert "--out" in refusal(["import", missing], capsys)
-    for size in ("0", "-1", "inf", "nan"):
-        message = refusal(["export", missing, "--out", "x", "--max-shard-gib", size], capsys)
-        assert f"--max-shard-gib is {float(size)}" in message
 
 
 def test_a_tokenizer_goes_along(published: Path, tmp_path: Path) -> None:

@@ -175,11 +175,6 @@ def test_the_largest_model(capsys: Capture) -> None:
     assert "; by definition it is near the line of what fits\nbeyond it: host memory binds" in shown
     assert "assumed: 1 of a node's 8 GPUs, with 128 of its 2,048 GiB" in shown and "--clip-grad 0 would add 2." in shown
     assert " --offload-states all --optimizer-offload-fraction 0." in shown and "\nbusiest: " in shown
-    assert "--family gpt fights with --objective tgs" in refusal(argv, capsys)
-    assert "--family gpt fights with --model gpt-7b" in refusal(
-        [*argv, "--model", "gpt-7b", "--objective", "max-model-size"], capsys
-    )
-    assert "--model is not given" in refusal(["--gpus", "1"], capsys)
 
 
 def test_one_layout_explained(capsys: Capture) -> None:
@@ -239,59 +234,6 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
     ((plan, commands, path, tell),) = written
     assert isinstance(plan, Plan) and path == "plan.html" and "torchrun" in commands.best
     assert callable(tell)
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (
-            [*LONG, "--explain", "tp1", "--html", "a"],
-            "--html a fights with --explain tp1, which only explains: drop one",
-        ),
-        (["--model", "gpt-8b", "--gpus", "8"], "--model gpt-8b: no such preset: did you mean 'gpt-7b'?"),
-        (["--model", "gpt-7b", "--gpus", "0"], "--gpus is 0: give a whole number above 0, such as 8"),
-        (["--model", "gpt-7b", "--gpus", "12"], "--gpus 12 do not fill nodes of 8 (--hardware a800-80): use --gpus 8"),
-        (["--model", "gpt-7b", "--gpus", "8", "--seq-len", "-1"], "--seq-len is -1: give a whole number above 0"),
-        (["--model", "gpt-7b", "--gpus", "8", "--gbs", "0"], "--global-batch-size is 0: give a whole number above 0"),
-        (["--model", "gpt-7b", "--gpus", "8", "--gpu-memory-gib", "0"], "--gpu-memory-gib is 0.0: give GiB above 0"),
-        (["--model", "gpt-7b", "--gpus", "8", "--host-memory-gib", "nan"], "--host-memory-gib is nan: give GiB above"),
-        (["--model", "gpt-7b", "--gpus", "8", "--hardware", "h1000"], "--hardware h1000: no such machine: "),
-        (["--model", "gpt-7b", "--gpus", "8", "--hardware", "no.toml"], "--hardware no.toml: the file does not exist"),
-        (["--model", "gpt-7b", "--gpus", "8", "--top", "0"], "--top is 0: give 1 or more"),
-        (["--model", "gpt-7b"], "--gpus is not given: say how many there are, such as 8, or --compare machines"),
-        ([*LONG, "--price-per-gpu-hour", "0"], "--price-per-gpu-hour is 0: give dollars above 0, such as 2.5"),
-        ([*LONG, "--compare", "h200x8"], "--gpus 8 fights with --compare h200x8, which shows one line a machine: drop"),
-        (
-            ["--model", "gpt-7b", "--compare", "h200x8,b200"],
-            "--compare h200x8,b200: 'b200' is no machine with its number",
-        ),
-        (
-            ["--model", "gpt-7b", "--compare", "h200x8@cheap"],
-            "--compare h200x8@cheap: 'h200x8@cheap' is no machine with its number of GPUs: write NAMExGPUS,",
-        ),
-        (
-            ["--model", "gpt-7b", "--compare", "h200x8@0"],
-            "--compare h200x8: --price-per-gpu-hour is 0: give dollars above 0",
-        ),
-        (["--model", "gpt-7b", "--compare", "h200x8,q9x2"], "--compare q9x2: --hardware q9: no such machine: "),
-        ([*LONG, "--objective", "max-seq-len"], "--seq-len 262144 fights with --objective max-seq-len, which finds it"),
-        ([*LONG, "--min-tgs", "500"], "--min-tgs 500 fights with --objective tgs, which is as fast"),
-        (
-            ["--model", "gpt-7b", "--gpus", "8", "--objective", "max-seq-len", "--min-tgs", "-1"],
-            "--min-tgs is -1: give tokens per GPU and second above 0",
-        ),
-        ([*LONG, "--data-path", "d"], "--data-path d goes into the run's file, but --out is not given: give both"),
-        ([*LONG, "--explain", "tp1", "--json"], "--json fights with --explain tp1, which only explains: drop one"),
-        (
-            [*LONG, "--explain", "tp1", "--trace-out", "a"],
-            "--trace-out a fights with --explain tp1, which only explains",
-        ),
-        ([*LONG, "--explain", "dp1"], "--explain 'dp1': 'dp1' is no part of a layout: write it as the table does"),
-        ([*LONG, "--plot", "a.bmp"], "a drawing goes to a.bmp, but its suffix must be one of .svg, .png, .pdf"),
-    ],
-)
-def test_bad_flags(argv: list[str], says: str, capsys: Capture) -> None:
-    assert refusal(argv, capsys).startswith(says)
 
 
 def test_positions_that_the_model_lacks(tmp_path: Path, capsys: Capture) -> None:

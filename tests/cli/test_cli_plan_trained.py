@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import refusals
 from plan_answers import answered
 
 Capture = pytest.CaptureFixture[str]
@@ -50,19 +49,3 @@ def test_an_estimate_counts_what_is_trained(capsys: Capture) -> None:
     assert lora["gradients"] == 4 * 41_943_040 < 0.01 * whole["gradients"]
     assert 0.25 * whole["weights"] < coded["weights"] < 0.4 * lora["weights"]
     assert whole["weights"] == half["weights"] and 0.5 < half["gradients"] / whole["gradients"] < 0.6
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--quantize", "nf4"], "--quantize nf4 is of frozen matrices, and everything is trained: give --lora-rank 16"),
-        (["--train-as", "full,dora"], "--train-as full,dora names dora: give some of full, lora, qlora"),
-        (["--train-as", "full", "--freeze", "layers.*"], "--freeze layers.* fights with --train-as full"),
-        (["--freeze", "layer.*"], "--freeze layer.* matches no parameter: the model has embedding.weight, "),
-        (["--freeze", "layers.*.attention.q.*"], "which memo has in one matrix: name both or neither"),
-        (["--freeze", "layers.0.*", "--objective", "max-model-size"], "fights with --objective max-model-size"),
-    ],
-    ids=str,
-)
-def test_what_makes_no_sense_is_refused(flags: list[str], message: str, capsys: Capture) -> None:
-    assert message in refusals.refusal([*LLAMA, *flags], capsys)

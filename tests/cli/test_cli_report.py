@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from refusals import refusal
 from run_logs import step, write_log
 
 from memo.artifacts.run_log import RunLog
@@ -48,24 +47,3 @@ def test_names_with_dollars_are_no_formulas(tmp_path: Path, monkeypatch: pytest.
         write_log(tmp_path / name / "log.jsonl", [step(1)])
     monkeypatch.chdir(tmp_path)
     assert main(["report", "a$b{$", "c$x_$", "--out", "both"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "got runs None and --memory None, but draws one or the other: give the directories of runs, or --memory"),
-        (["a", "--memory", "plan.json"], "got runs a and --memory plan.json"),
-        (["a", "a/"], "got a a/, one of them twice: leave it out"),
-        (["nowhere"], "nowhere: the file does not exist: give the --save directory of a run"),
-    ],
-)
-def test_refusals(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_log(tmp_path / "a" / "log.jsonl", [step(1)])
-    monkeypatch.chdir(tmp_path)
-    assert message in refusal(["report", *arguments], capsys)

@@ -92,30 +92,6 @@ def test_capacity_that_may_yet_be_met(
     assert "timed out" in captured.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("", "--trace is None and --csv is None, but one of them is what to solve: give exactly one"),
-        ("--trace {trace} --csv {blocks}", "give exactly one"),
-        ("--trace {trace} --capacity 5", "--capacity is 5, but --trace has none"),
-        ("--csv {blocks} --planner flat", "--planner is flat, but --csv has no phases"),
-        ("--csv {blocks} --min-bytes 5", "--min-bytes is 5, but --csv"),
-        ("--csv {blocks} --time-limit 0", "--time-limit is 0.0: give a number of seconds above 0"),
-        ("--csv {blocks} --capacity -5", "capacity_bytes is -5"),
-        ("--csv {trace}", "has the columns"),
-        ("--trace {blocks}", "is not JSON"),
-        ("--trace {trace} --min-bytes 0", "min_bytes is 0"),
-    ],
-)
-def test_bad_input_ends_with_one_message(
-    arguments: str, message: str, trace: str, blocks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    filled = [part.format(trace=trace, blocks=blocks) for part in arguments.split()]
-    assert message in refusal(["solve", "--out", str(out), *filled], capsys)
-    assert not out.exists()
-
-
 def trace_of(length: int, file: Path, run: dict[str, int] | None = None) -> str:
     events = (Malloc(0, 1024 * length), Malloc(1, 512 * length), Free(0), Free(1))
     phases = (Phase("layer_forward", 0, 0, events),)

@@ -1,6 +1,10 @@
-"""Wrong configurations through the real parser: each message names the flags, both values and a way out."""
+"""Configurations through the real parser: what is accepted and derived, and fields that nothing reads.
 
-from dataclasses import dataclass, fields, replace
+Wrong ones are in tests/cli/refusals.txt.
+"""
+
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -15,228 +19,16 @@ from memo.config.derived import (
     resolved_lr,
     resolved_lr_warmup_iters,
     resolved_lr_wsd_decay_iters,
+    resolved_memory_planner,
     resolved_offload_tiles,
     vocab_rows_per_rank,
 )
 from memo.config.flag import ReadWith, reading_marks
 from memo.config.flag_table import entries_of
 from memo.config.flags import load_run, parse_run
-from memo.config.run import section_of
+from memo.config.run import read_toml, section_of
 from memo.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """Flags that must be refused on `ranks` ranks, and what the message must contain."""
-
-    flags: str
-    says: tuple[str, ...]
-    ranks: int = 1
-    data: str = "--mock-data"
-
-
-WRONG = [
-    # Ranges.
-    Wrong("--num-layers 0", ("--num-layers is 0: give a whole number from 1 to 65536, or the default 4",)),
-    Wrong("--vocab-size -5", ("--vocab-size is -5: give a whole number from 1 to 268435456, or leave it out",)),
-    Wrong("--norm-epsilon 0", ("--norm-epsilon is 0.0", "above 0", "1e-05")),
-    Wrong("--lr -1", ("--lr is -1.0: give a number above 0, or leave it out",)),
-    Wrong("--lr nan", ("--lr is nan", "finite")),
-    Wrong("--clip-grad -0.5", ("--clip-grad is -0.5: give a number of 0 or more, or the default 1.0",)),
-    Wrong("--train-iters 0", ("--train-iters is 0", "default 100")),
-    Wrong("--loss-chunk-size 0", ("--loss-chunk-size is 0", "default 1024")),
-    Wrong("--ddp-bucket-size 0", ("--ddp-bucket-size is 0", "default 40000000")),
-    Wrong("--mbs 0", ("--micro-batch-size is 0", "default 1")),
-    Wrong("--kv-channels 0", ("--kv-channels is 0: give a whole number from 1 to 65536",)),
-    # The model.
-    Wrong(
-        "--hidden-size 130",
-        ("--hidden-size 130", "--num-attention-heads 4", "--hidden-size 128 or 132", "--kv-channels"),
-    ),
-    Wrong("--hidden-size 36", ("--hidden-size 36 / --num-attention-heads 4", "9 channels", "such as 10")),
-    Wrong("--kv-channels 33", ("--kv-channels", "33 channels", "even --kv-channels such as 34")),
-    Wrong("--num-query-groups 3", ("--num-attention-heads 4", "--num-query-groups 3", "1, 2 or 4")),
-    Wrong(
-        "--rope-scaling-type yarn --rope-scaling-factor 0.5",
-        ("--rope-scaling-factor is 0.5: give a number from 1 to 1000000000",),
-    ),
-    Wrong(
-        "--rope-scaling-type llama3 --rope-low-freq-factor 8",
-        ("--rope-low-freq-factor 8.0", "--rope-high-freq-factor 4.0", "use 1 and 4"),
-    ),
-    Wrong(
-        "--rope-scaling-type yarn --rope-beta-slow 64",
-        ("--rope-beta-slow 64.0", "--rope-beta-fast 32.0", "use 1 and 32"),
-    ),
-    Wrong("--window-size 64 --layer-types sliding,none", ("--layer-types", "'sliding,none'", "such as sliding,full")),
-    Wrong(
-        "--model glm-4.5-tiny --moe-router-num-groups 3",
-        ("--num-experts 8", "--moe-router-num-groups 3", "of at least two experts: give a divisor"),
-    ),
-    Wrong("--model glm-4.5-tiny --moe-router-num-groups 8", ("--num-experts 8", "--moe-router-num-groups 8")),
-    Wrong(
-        "--model glm-4.5-tiny --moe-router-group-topk 5",
-        ("--moe-router-group-topk 5", "--moe-router-num-groups 4", "give as many or fewer"),
-    ),
-    Wrong(
-        "--model glm-4.5-tiny --moe-router-group-topk 1 --moe-router-topk 3",
-        ("--moe-router-topk 3", "--moe-router-group-topk 1 of --moe-router-num-groups 4", "or more groups"),
-    ),
-    Wrong(
-        "--model qwen3-moe-tiny --norm-placement around",
-        ("--norm-placement around", "--num-experts 8", "leave one of the two out"),
-    ),
-    Wrong("--layer-types sliding,full", ("--layer-types sliding,full", "--window-size 0", "give both, or neither")),
-    Wrong(
-        "--model gpt2-tiny --max-position-embeddings 512",
-        ("--seq-length 1024", "--max-position-embeddings 512", "as many tokens or fewer"),
-    ),
-    # The layout.
-    Wrong(
-        "--distributed-timeout-minutes 1e300",
-        ("--distributed-timeout-minutes is 1e+300", "give a number from 0.05 to 525600"),
-    ),
-    Wrong(
-        "--distributed-timeout-minutes 1e-9",
-        ("--distributed-timeout-minutes is 1e-09", "give a number from 0.05 to 525600"),
-    ),
-    Wrong("--tp 3", ("1 ranks", "--tp 3 x --cp 1 x --pp 1 = 3", "start 3 ranks")),
-    Wrong("--tp 2 --cp 2", ("6 ranks", "= 4", "start 4 or 8 ranks", "1, 2, 3 or 6"), ranks=6),
-    Wrong("--tp 8", ("--num-attention-heads 4", "--tp 8", "use --tp 1, 2 or 4"), ranks=8),
-    Wrong("--tp 4 --num-query-groups 2", ("--num-query-groups 2", "--tp 4", "use --tp 1 or 2"), ranks=4),
-    Wrong(
-        "--tp 4 --ffn-hidden-size 510",
-        ("--ffn-hidden-size 510", "--tp 4", "--ffn-hidden-size 508 or 512", "--tp 1 or 2"),
-        ranks=4,
-    ),
-    Wrong("--tp 4 --vocab-size 3", ("--vocab-size 3", "--tp 4", "give as many or more"), ranks=4),
-    Wrong("--tp 2 --seq-len 1023", ("--seq-length 1023", "--tp 2", "--seq-length 1022 or 1024"), ranks=2),
-    Wrong(
-        "--tp 2 --cp 2 --seq-len 1028",
-        ("--seq-length 1028", "2 x --cp 2 x --tp 2 = 8", "--seq-length 1024 or 1032"),
-        ranks=4,
-    ),
-    Wrong(
-        "--cp 8 --cp-comm-type a2a",
-        ("--cp-comm-type a2a", "--num-attention-heads 4 / --tp 1 = 4", "--cp 8", "--cp 1, 2 or 4", "a2a+p2p"),
-        ranks=8,
-    ),
-    Wrong(
-        "--cp 4 --cp-comm-type a2a --num-query-groups 2",
-        ("--num-query-groups 2 / --tp 1 = 2", "--cp 4", "--cp 1 or 2"),
-        ranks=4,
-    ),
-    Wrong(
-        "--cp 4 --cp-comm-type a2a+p2p --cp-a2a-size 3",
-        ("--cp-a2a-size 3", "--cp 4", "use --cp-a2a-size 1, 2 or 4"),
-        ranks=4,
-    ),
-    Wrong(
-        "--cp 8 --cp-comm-type a2a+p2p --cp-a2a-size 8 --tp 2",
-        ("--num-attention-heads 4 / --tp 2 = 2", "--cp-a2a-size 8", "use --cp-a2a-size 1 or 2"),
-        ranks=16,
-    ),
-    Wrong("--pp 3", ("--num-layers 4", "--pp 3 x --vpp 1 = 3", "--num-layers 3 or 6", "1, 2 or 4"), ranks=3),
-    Wrong("--vpp 2", ("--vpp 2", "with --pp 1 there is one", "--pp 2 or more")),
-    Wrong("--pp 2 --vpp 4", ("--num-layers 4", "--pp 2 x --vpp 4 = 8", "--num-layers 8"), ranks=2),
-    # The batch.
-    Wrong(
-        "--gbs 6 --mbs 2",
-        ("--global-batch-size 6", "--micro-batch-size 2 x dp 2 = 4", "--global-batch-size 4 or 8"),
-        ranks=2,
-    ),
-    Wrong("--gbs 1", ("--global-batch-size 1", "dp 4 = 4", "use --global-batch-size 4"), ranks=4),
-    Wrong(
-        "--pp 2 --vpp 2 --gbs 3",
-        ("--vpp 2", "--pp 2", "--global-batch-size 3", "= 3", "--global-batch-size 2 or 4"),
-        ranks=2,
-    ),
-    # Optimizer and schedule.
-    Wrong("--min-lr 1 --lr 0.5", ("--min-lr 1.0", "--lr 0.5", "give 0.5 or less")),
-    Wrong(
-        "--exp-avg-sq-dtype bf16 --adam-beta2 0.999",
-        ("--exp-avg-sq-dtype bf16", "--adam-beta2 0.999", "would never decay", "--adam-beta2 0.95", "dtype fp32"),
-    ),
-    Wrong(
-        "--exp-avg-dtype bf16 --adam-beta1 0.997",
-        ("--exp-avg-dtype bf16", "--adam-beta1 0.997", "--adam-beta1 0.9, or --exp-avg-dtype fp32"),
-    ),
-    Wrong("--adam-beta2 1", ("--adam-beta2 is 1.0: give a number of 0 or more and below 1, or the default 0.95",)),
-    Wrong("--lr-warmup-iters 101", ("--lr-warmup-iters 101", "--train-iters 100", "100 or less")),
-    Wrong(
-        "--lr-warmup-iters 30 --lr-decay-iters 20",
-        ("--lr-warmup-iters 30", "--lr-decay-iters 20", "give 20 or less"),
-    ),
-    Wrong(
-        "--lr-decay-style WSD --lr-wsd-decay-iters 60 --lr-warmup-iters 50",
-        ("--lr-wsd-decay-iters 60", "--lr-warmup-iters 50", "step 100", "give 50 or less"),
-    ),
-    # Data, checkpoints, devices.
-    Wrong("--data-path corpus", ("--mock-data", "--data-path corpus", "leave one of the two out")),
-    Wrong("", ("--data-path is not given", "--mock-data is off", "memo data demo"), data=""),
-    Wrong("--eval-data-path c --eval-interval 5", ("--mock-data", "--eval-data-path c", "leave one")),
-    Wrong(
-        "--data-path c --eval-interval 5",
-        ("--eval-interval 5", "--eval-data-path is not given", "--eval-interval 0"),
-        data="",
-    ),
-    Wrong("--save-interval-minutes -1 --save a", ("--save-interval-minutes is -1.0", "0 or more")),
-    Wrong("--min-lr 1e-4 --pretrained-checkpoint a", ("--min-lr 0.0001", "--lr 1e-05", "1e-05 or less")),
-    Wrong("--save x --keep-latest-k -1", ("--keep-latest-k is -1: give a whole number from 0 to ",)),
-    Wrong("--simulate-world tp=2 --tp 2 --save x", ("--simulate-world tp=2", "--save x", "leave")),
-    Wrong("--delta-backend torch", ("--delta-backend torch", "linear", "not given", "leave --delta-backend out")),
-    Wrong(
-        "--model qwen3.5-tiny --delta-backend fla --device cpu",
-        ("--delta-backend fla", "--device cpu", "--delta-backend auto or torch", "--device cuda"),
-    ),
-    Wrong(
-        "--model qwen3.5-tiny --delta-backend fla --params-dtype fp32",
-        ("--delta-backend fla", "--params-dtype is fp32", "--params-dtype bf16", "--delta-backend auto"),
-    ),
-    Wrong(
-        "--model qwen3.5-tiny --delta-backend fla --deterministic",
-        ("--delta-backend fla", "--deterministic", "by their speed", "leave --deterministic out"),
-    ),
-    Wrong("--kernels triton --device cpu", ("--kernels triton", "--device cpu", "--kernels torch", "--device cuda")),
-    Wrong(
-        "--device cuda --attention-backend cpu",
-        ("--attention-backend cpu", "--device cuda", "--attention-backend auto", "--device cpu"),
-    ),
-    Wrong(
-        "--device cpu --attention-backend cudnn",
-        ("--attention-backend cudnn", "--device cpu", "auto or cpu"),
-    ),
-    Wrong(
-        "--deterministic --attention-backend cudnn",
-        ("--attention-backend cudnn", "--deterministic", "same bits each time never", "--attention-backend auto"),
-    ),
-    Wrong(
-        "--deterministic-mode --attention-backend flash_attn_4 --kv-channels 192",
-        ("--attention-backend flash_attn_4", "only for heads of up to 128", "heads are of 192"),
-    ),
-    Wrong(
-        "--attention-backend flash --params-dtype fp64",
-        ("--attention-backend flash", "fp64", "--params-dtype bf16"),
-    ),
-    Wrong(
-        "--device cuda --params-dtype fp32",
-        ("--params-dtype fp32", "--device cuda", "use --params-dtype bf16", "--device cpu"),
-    ),
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.flags or "nothing")
-def test_refused(wrong: Wrong, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("WORLD_SIZE", str(wrong.ranks))
-    with pytest.raises(SystemExit) as refused:
-        load_run([*wrong.data.split(), *wrong.flags.split()])
-    captured = capsys.readouterr()
-    assert refused.value.code == 2
-    assert captured.out == ""
-    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
-    for part in wrong.says:
-        assert part in captured.err
-
+from memo.spec.parameters import check_patterns_of
 
 MARKED = [
     (section.name, name, mark)
@@ -307,11 +99,36 @@ def test_a_field_that_nothing_reads(section: str, name: str, mark: ReadWith) -> 
         ("--lr-decay-style WSD --train-iters 3", 1),
         ("--eval-interval 5", 1),
         ("--device cuda --attention-backend flash", 1),
+        # Memory.
+        ("--offload-alpha off", 1),
+        ("--offload-alpha off --recompute-granularity full", 1),
+        ("--offload-alpha off --seq-length 1001", 1),
+        ("--offload-alpha 0", 1),
+        ("--offload-alpha 1 --offload-policy paper", 1),
+        ("--offload-alpha 0.5 --offload-tiles 5 --seq-length 1000", 1),
+        ("--offload-alpha 0.5 --seq-length 1088 --cp 2 --tp 2", 4),
+        ("--offload-alpha auto --offload-backend virtual --offload-check-races", 1),
+        ("--offload-alpha off --profile-cache cache", 1),
+        ("--layer-profile p.json --profile-cache off", 1),
+        ("--offload-alpha auto --offload-backend cuda --device cuda", 1),
+        ("--offload-alpha auto --offload-backend threads --device cpu --offload-host-memory-gib 0.5", 1),
+        ("--memory-planner-min-bytes 64", 1),
+        ("--memory-planner-min-bytes 64 --device cuda", 1),
+        ("--memory-planner-min-bytes 64 --device cpu --memory-planner flat", 1),
+        # What is trained.
+        ("--model llama-tiny --freeze embedding.weight,layers.[01].*", 1),
+        ("--model llama-tiny --freeze layers.*.attention.[qkv].weight", 1),
+        ("--model llama-tiny --train-only *norm.weight", 1),
+        ("--model llama-tiny --lora-rank 4 --train-only embedding.weight", 1),
+        ("--model gpt2-tiny --lora-rank 4 --lora-alpha 8 --lora-use-rslora --lora-target-modules q_proj,up_proj", 1),
+        ("--model qwen3-moe-tiny --lora-rank 4 --lora-target-modules gate_proj", 1),
+        ("--model qwen3.5-tiny --lora-rank 4 --lora-target-modules q_proj", 1),
+        ("--model qwen3-moe-tiny --freeze layers.1.mlp.experts.*", 1),
     ],
 )
 def test_accepted(flags: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    load_run(["--mock-data", *flags.split()])
+    check_patterns_of(load_run(["--mock-data", "--vocab-size", "61", *flags.split()]))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -394,3 +211,31 @@ def test_derived_sizes() -> None:
 def test_the_learning_rate_that_nobody_names(flags: str, rate: tuple[float, int]) -> None:
     run = parse_run([*flags.split(), "--data-path", "x"], prog="test")
     assert (resolved_lr(run), resolved_lr_warmup_iters(run)) == rate
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("off", "off"), ("auto", "auto"), ("0", 0.0), ("1", 1.0), ("0.125", 0.125)]
+)
+def test_alpha_is_a_word_or_a_number_and_survives_toml(word: str, value: str | float, tmp_path: Path) -> None:
+    config = parse_run(["--offload-alpha", word, "--mock-data"], prog="test")
+    assert config.memory.offload_alpha == value and type(config.memory.offload_alpha) is type(value)
+    assert config.memory.swaps == (word != "off")
+    (tmp_path / "run.toml").write_text(config.to_toml())
+    assert RunConfig().override(read_toml(tmp_path / "run.toml")) == config
+
+
+@pytest.mark.parametrize(
+    ("flags", "on_cuda", "on_cpu"),
+    [
+        ("", "auto", "off"),
+        ("--memory-planner off", "off", "off"),
+        ("--data-path c", "auto", "off"),
+        ("--data-path c --no-packing", "auto", "off"),
+        ("--data-path c --memory-planner flat", "flat", "flat"),
+    ],
+)
+def test_memory_is_planned_by_default_on_cuda(flags: str, on_cuda: str, on_cpu: str) -> None:
+    config = parse_run([*flags.split(), "--mock-data"], prog="test")
+    assert (resolved_memory_planner(config, "cuda"), resolved_memory_planner(config, "cpu")) == (on_cuda, on_cpu)
+    assert config.memory.plans == (on_cpu != "off")  # the default is not known yet
+    assert config.override({"memory_planner": on_cuda}).memory.plans == (on_cuda != "off")
