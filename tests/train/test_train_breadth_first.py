@@ -9,8 +9,6 @@ from ranks import run_ranks
 from torch import Tensor
 
 from memo.config import RunConfig
-from memo.config.checks import check
-from memo.errors import ConfigError
 from memo.train.parallel_model import ParallelModel
 
 STEPS = 3
@@ -74,11 +72,3 @@ def test_states_are_fetched_once_a_step() -> None:
     assert depth is not None and breadth is not None
     assert breadth.plan.num_fetches == 4
     assert depth.plan.num_fetches > 4 * 4
-
-
-def test_a_pipeline_is_refused() -> None:
-    config = tiny("llama-tiny", "fp32", pp=2, gradient_accumulation_order="breadth_first")
-    with pytest.raises(
-        ConfigError, match=r"--gradient-accumulation-order breadth_first .* but --pp 2 has .*: use --pp 1"
-    ):
-        check(config, 2)

@@ -14,7 +14,7 @@ from ranks import run_ranks
 from trainers import tiny_trainer
 
 import memo
-from memo.errors import ConfigError, DiskError, HostMemoryError
+from memo.errors import DiskError, HostMemoryError
 from memo.executor import disk_rate
 from memo.executor.record_file import RecordFile
 from memo.units import GIB, MIB
@@ -114,23 +114,6 @@ def test_what_cannot_hold_records_is_refused_with_its_figures(
 ) -> None:
     message = run_ranks(1, refused, error, **flags, offload_nvme_path=str(tmp_path / folder))[0]
     assert all(each in message for each in told), message
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"offload_nvme_gib": 1.0}, "--offload-nvme-gib 1.0 has no use where --offload-nvme-path is not given"),
-        ({"offload_nvme_path": ""}, "offload_nvme_path is '': give a string that is not empty"),
-        (
-            {"offload_nvme_path": "/tmp", "offload_alpha": "off"},
-            "/tmp has no use where --offload-alpha is off",
-        ),
-        ({"offload_nvme_path": "/tmp", "offload_nvme_gib": -1.0}, "offload_nvme_gib is -1.0: give a number above 0"),
-    ],
-)
-def test_flags_that_do_not_suit_are_refused(overrides: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        trainer(**overrides)
 
 
 def failing(directory: str, limit_gib: float) -> str:

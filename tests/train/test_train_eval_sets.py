@@ -156,20 +156,6 @@ def test_names_of_sets() -> None:
         assert says in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"split": "9,1", "mock_data": True}, "--split 9,1 has no use where --data-path is not given"),
-        ({"split": "9,1", "data_path": "a", "eval_data_path": "b"}, "--split 9,1 fights with --eval-data-path b"),
-        ({"split": "9,0,1", "data_path": "a", "eval_interval": 5}, "give --eval-data-path PREFIX, --split 98,2 or"),
-    ],
-)
-def test_what_fights_with_a_split(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check(RunConfig().override(fields), 1)
-    assert says in str(refused.value)
-
-
 def test_memo_evaluate_reads_what_was_not_trained_on(prefix: str) -> None:
     split = RunConfig().override({"data_path": prefix, "split": "9,1", "load": "runs/a"})
     assert for_evaluation(split, 1).data == split.data

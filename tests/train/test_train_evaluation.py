@@ -302,8 +302,6 @@ def test_every_evaluation_is_told_and_logged(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_what_cannot_be_evaluated_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--eval-positions has no use where .* 0: give --eval-interval 100"):
-        trainer(eval_positions=True)
     of = trainer()
     for evaluation in (of.evaluate, of.evaluate_positions, lambda n: of.evaluate_needles(NEEDLES, n)):
         for iters in (0, -1):

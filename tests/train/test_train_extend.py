@@ -180,7 +180,6 @@ def test_the_exported_model_is_the_trained_one(
 def test_refusals(run: Callable[..., str], few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here, new, save = tmp_path, tmp_path / "new", tmp_path / "run"
     for flags, message in (
-        ({"model": "llama-tiny"}, "there is nothing to extend: give --model DIR"),
         ({"pretrained_checkpoint": here, "out": new}, f"--out {new} is written from a checkpoint: give --save DIR"),
         ({"pretrained_checkpoint": here, "out": here, "save": save}, f"--out {here} exists"),
     ):

@@ -174,44 +174,21 @@ def test_two_ranks_under_a_plan_are_the_same_run(
     ("flags", "message"),
     [
         (["--save", "OUT"], "error: --data-path None is no corpus of `memo data chat`: give one, or --train-data"),
-        (["--train-data", "IN"], "error: --model DIR and --save OUT are needed"),
         (["--train-data", "IN", "--save", "DONE"], "hf exists: choose another directory"),
+        (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
         (["--train-data", "IN", "--save", "OUT", "--plan", "auto", "--tp", "2"], "--plan auto fights with flags of"),
         (
             ["--train-data", "IN", "--save", "OUT", "--plan", "auto"],
             "name the machine to plan for with --plan-hardware",
         ),
         (
-            ["--train-data", "IN", "--save", "OUT", "--tp", "2"],
-            "torchrun --nproc-per-node 2 -m memo finetune --model",
-        ),
-        (
             ["--train-data", "EIGHT", "--save", "OUT"],
             "error: --eval-fraction (split_eval in Python) is 0.05, which leaves 8 documents to train on and 0 to "
             "evaluate on; give a larger share, or more documents",
         ),
-        (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
         (
             ["--save", "OUT", "--preference", "dpo", "--lora-rank", "4"],
             "error: --data-path None is no corpus of `memo data pairs`: give one, or --train-data",
-        ),
-        (
-            ["--train-data", "IN", "--save", "OUT", "--preference", "ipo", "--reference-log-probs", "file"],
-            "error: --lora-rank 0 leaves no reference in memory",
-        ),
-        (
-            [
-                *("--train-data", "IN", "--save", "OUT", "--preference", "ipo"),
-                "--lora-rank",
-                "4",
-                "--chat-form",
-                "prompt",
-            ],
-            "error: --chat-form prompt fights with --preference ipo, whose pairs have other forms: leave it out",
-        ),
-        (
-            ["--train-data", "IN", "--save", "OUT", "--epoch", "2"],
-            "no flag --epoch: did you mean --num-epochs?",
         ),
     ],
 )

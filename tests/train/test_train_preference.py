@@ -139,29 +139,6 @@ def test_the_log_has_the_rewards_by_their_names(
     assert _scalars(record)["rewards/accuracies"] == record.rewards_accuracies  # as trackers show it
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (
-            {"preference_beta": 0.2, "preference": None},
-            "0.2 has no use where --preference is not given",
-        ),
-        (
-            {"reference_log_probs": "x", "preference": None},
-            "--reference-log-probs x has no use where --preference is not given",
-        ),
-        ({"lora_rank": 0}, "--preference needs a reference.*: give --lora-rank 16 without --train-only, or"),
-        ({"train_only": "head.weight"}, "--preference needs a reference"),
-        ({"data_path": None, "mock_data": True}, "--preference dpo fights with --mock-data: mock data has no pairs"),
-        ({"eval_positions": True, "eval_interval": 1, "eval_data_path": "x"}, "dpo fights with --eval-positions"),
-        ({"global_batch_size": 3}, "but --global-batch-size is 3: give an even number"),
-    ],
-)
-def test_what_cannot_be_is_refused(prefix: str, flags: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        tiny_trainer(**{**LORA, "data_path": prefix, **flags})
-
-
 def test_other_data_and_other_files_are_refused(prefix: str, tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"--preference dpo learns from pairs of answers, but train_data holds none"),

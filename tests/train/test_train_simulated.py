@@ -7,9 +7,6 @@ import torch
 from ranks import run_ranks
 
 import memo
-from memo.config import RunConfig
-from memo.config.simulated_world import run_world_size, with_simulated_axes
-from memo.errors import ConfigError
 
 RUN = {
     "mock_data": True,
@@ -60,25 +57,3 @@ def test_a_simulated_rank_has_what_the_real_one_has(name: str) -> None:
 def test_four_axes_in_one_process() -> None:
     found = facts(simulate_world="tp=2,cp=2,pp=2,dp=2", simulate_rank=11, tp=2)
     assert found[-2:] == (True, 2)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"simulate_world": "8"}, "--simulate-world '8' names no axes"),
-        ({"simulate_world": "tp=2,tp=4"}, "'tp=2,tp=4' names no axes"),
-        ({"simulate_world": "tp=0"}, "'tp=0' names no axes"),
-        ({"simulate_world": "tp=4", "tp": 2}, "--tp is 2, but --simulate-world tp=4 has tp=4"),
-        ({"simulate_world": "tp=4", "simulate_rank": 4}, "--simulate-rank 4 is not among the 4 ranks"),
-    ],
-)
-def test_what_is_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        run_world_size(with_simulated_axes(RunConfig().override(values)).parallel)
-    assert message in str(error.value)
-
-
-def test_a_started_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="runs one rank alone, but 2 processes were started"):
-        run_world_size(RunConfig().override({"simulate_world": "tp=2"}).parallel)

@@ -149,8 +149,6 @@ def test_an_id_that_the_model_has_no_row_for_is_told_by_every_rank_that_reads_it
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"tp": 2}, r"= 2 ranks hold one copy of the model, but this is one process: .* torchrun --nproc-per-node 2 "),
-        ({"sequence_length": 64}, "there is no field 'sequence_length': did you mean 'seq_length'"),
         ({"load": "/nowhere/at/all"}, "latest_checkpointed_iteration.txt is not there"),
         (
             {"train_data": "/nowhere/corpus"},
@@ -160,7 +158,7 @@ def test_an_id_that_the_model_has_no_row_for_is_told_by_every_rank_that_reads_it
         ({"save": f"{__file__}/x/y"}, r"--save .*/x/y: .*\.py is no directory that can be written"),
         ({"log_jsonl": str(Path(__file__).parent)}, r"--log-jsonl .* is no file that can be written"),
     ],
-    ids=["world", "field", "load", "corpus", "save", "save-below", "log"],
+    ids=["load", "corpus", "save", "save-below", "log"],
 )
 def test_refusals_come_before_training(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(MemoError, match=message):
