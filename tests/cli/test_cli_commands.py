@@ -21,18 +21,11 @@ def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *args], check=False, capture_output=True, text=True, env=env, timeout=600)
 
 
-@pytest.mark.parametrize(
-    ("flags", "ranks", "says"),
-    [
-        ("--tpp 2", "1", "error: there is no flag --tpp: did you mean --tp?"),
-        ("--mock-data --seq-length 1000 --tp 16", "16", "error: --num-attention-heads 4 does not divide by --tp 16"),
-        ("--config nowhere.toml", "1", "error: --config nowhere.toml: the file does not exist"),
-    ],
-)
-def test_train_refuses_in_a_process_of_its_own(flags: str, ranks: str, says: str) -> None:
-    process = python("-m", "memo", "train", *flags.split(), WORLD_SIZE=ranks)
-    assert process.returncode == 2
-    assert process.stdout == ""
+def test_train_refuses_in_a_process_of_its_own() -> None:
+    """As it does in this process for every row of refusals.txt."""
+    process = python("-m", "memo", "train", "--mock-data", "--seq-length", "1000", "--tp", "16", WORLD_SIZE="16")
+    assert (process.returncode, process.stdout) == (2, "")
+    says = "error: --num-attention-heads 4 does not divide by --tp 16"
     assert process.stderr.startswith(says) and process.stderr.count("\n") == 1
 
 
@@ -128,9 +121,7 @@ def test_data_demo_passes_its_flags_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "demo-tokenizer.json").exists()
 
 
-@pytest.mark.parametrize(
-    "args", [["--version"], ["--help"], ["plan", "--help"], ["estimate", "--model", "gpt-7b", "--gpus", "8"]]
-)
+@pytest.mark.parametrize("args", [["--version"], ["estimate", "--model", "gpt-7b", "--gpus", "8"]])
 def test_output_that_nobody_reads_ends_a_command_quietly(args: list[str]) -> None:
     """As `memo ... | head` does: a pipe whose reader has gone, and the status that a shell shows of `cat` then."""
     reader, writer = os.pipe()

@@ -47,13 +47,12 @@ def test_a_command_needs_only_its_output(redirections: str, tmp_path: Path) -> N
     assert status == 0 and printed.startswith("memo ")
 
 
-@pytest.mark.parametrize("redirections", [ALL_CLOSED, ">/dev/full"])
-def test_training_goes_on_without_a_console(redirections: str, tmp_path: Path) -> None:
+def test_training_goes_on_without_a_console(tmp_path: Path) -> None:
+    """tests/train/test_train_sinks.py has one whose output breaks."""
     args = ["train", *SMALL.split(), "--train-iters", "1", "--save", "run"]
-    status, printed = memo(args, redirections, tmp_path)
-    assert status == 0, printed
+    status, printed = memo(args, ALL_CLOSED, tmp_path)
+    assert (status, printed) == (0, "")
     assert (tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text().strip() == "1"
-    assert printed.count("warning: standard output cannot be written") == (redirections != ALL_CLOSED)
 
 
 def test_a_refusal_keeps_its_status_where_output_is_left_unwritten(tmp_path: Path) -> None:

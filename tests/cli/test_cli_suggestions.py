@@ -5,10 +5,7 @@ tests/meta/test_docs.py parses those of all messages and of all help.
 
 import importlib.util
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -102,7 +99,7 @@ def demo() -> ModuleType:
 
 
 def test_the_demo(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
-    """What it prints at its end is run by a shell, as a reader would; long steps are made short by a flag behind."""
+    """What it prints at its end works as it stands; long steps are made short by a flag behind."""
     module = demo()
     monkeypatch.setattr(module, "STEPS", 24)
     monkeypatch.setattr(module, "build_demo", lambda out, split_eval: build_demo(out, split_eval=0.2))
@@ -114,17 +111,7 @@ def test_the_demo(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -
     assert Path("runs", "demo", "report", "index.html").exists()
     pairs = [{"prompt": f"{n} + 1", "completion": f"{n + 1}"} for n in range(60)]
     (home / "chats.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    commands = module.NEXT.replace("\\\n", " ").splitlines()
-    commands = [line for line in commands if line.startswith(("python ", "memo "))]
+    commands = [line for line in module.NEXT.replace("\\\n", " ").splitlines() if line.startswith(("python ", "memo "))]
     assert [line.split()[1] for line in commands] == ["finetune", "generate", "plan"]
-    commands[0] += " --train-iters 2"
-    folder = home / "bin"
-    folder.mkdir()
-    for name, program in (("python", ""), ("memo", " -m memo")):
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{program} "$@"\n')
-        (folder / name).chmod(0o755)
-    (home / "examples").symlink_to(ROOT / "examples")
-    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    script = "\n".join(["set -euo pipefail", *commands])
-    done = subprocess.run(["bash", "-c", script], env=environment, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    for line, more in zip(commands, (" --train-iters 2", "", ""), strict=True):
+        told_by(line + more, capfd)
