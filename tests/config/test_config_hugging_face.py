@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden import GOLDEN
 
 from memo.config import PRESETS, ModelConfig, RunConfig
 from memo.config.checks import check
@@ -17,59 +18,11 @@ from memo.config.to_hugging_face import write_config
 from memo.errors import ConfigError
 from memo.spec.stack import kinds_of
 
-# The published config.json of meta-llama/Llama-3.1-8B and Qwen/Qwen3-8B, as far as it decides the mathematics.
-LLAMA_31_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
-QWEN3_8B: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 12288,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 36,
-    "model_type": "qwen3",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
+PUBLISHED = {path.stem: json.loads(path.read_text()) for path in sorted((GOLDEN / "published_configs").glob("*.json"))}
+"""By preset: the config.json that its makers published, as far as it decides the mathematics."""
+LLAMA_31_8B, QWEN3_8B, GEMMA_3_1B = PUBLISHED["llama-3.1-8b"], PUBLISHED["qwen3-8b"], PUBLISHED["gemma-3-1b"]
+GEMMA_3_4B, GLM_45_AIR, OLMO_3_7B = PUBLISHED["gemma-3-4b"], PUBLISHED["glm-4.5-air"], PUBLISHED["olmo-3-7b"]
+QWEN25_7B, QWEN35_27B = PUBLISHED["qwen2.5-7b"], PUBLISHED["qwen3.5-27b"]
 WINDOWED: dict[str, Any] = {"sliding_window": 4096, "use_sliding_window": True}
 MISTRAL: dict[str, Any] = {**LLAMA_31_8B, "model_type": "mistral", "rope_scaling": None, "sliding_window": None}
 GPT2: dict[str, Any] = {
@@ -90,192 +43,9 @@ def write(directory: Path, content: object) -> Path:
     return directory
 
 
-# Of Qwen/Qwen3-32B, Qwen/Qwen2.5-7B-Instruct and meta-llama/Llama-3.2-1B, what differs.
-QWEN3_32B = {
-    **QWEN3_8B,
-    "hidden_size": 5120,
-    "intermediate_size": 25600,
-    "max_window_layers": 64,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 64,
-}
-QWEN25_7B: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_act": "silu",
-    "hidden_size": 3584,
-    "initializer_range": 0.02,
-    "intermediate_size": 18944,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 28,
-    "model_type": "qwen2",
-    "num_attention_heads": 28,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "sliding_window": 131072,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "vocab_size": 152064,
-}
-LLAMA_32_1B = {
-    **LLAMA_31_8B,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "rope_scaling": {**LLAMA_31_8B["rope_scaling"], "factor": 32.0},
-    "tie_word_embeddings": True,
-}
-GEMMA_3_1B: dict[str, Any] = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "attention_bias": False,
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 1152,
-    "initializer_range": 0.02,
-    "intermediate_size": 6912,
-    "max_position_embeddings": 32768,
-    "model_type": "gemma3_text",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 26,
-    "num_key_value_heads": 1,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-06,
-    "rope_local_base_freq": 10000,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": 512,
-    "sliding_window_pattern": 6,
-    "vocab_size": 262144,
-}
-GLM_45_AIR: dict[str, Any] = {
-    "architectures": ["Glm4MoeForCausalLM"],
-    "attention_bias": True,
-    "attention_dropout": 0.0,
-    "first_k_dense_replace": 1,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 10944,
-    "max_position_embeddings": 131072,
-    "model_type": "glm4_moe",
-    "moe_intermediate_size": 1408,
-    "n_group": 1,
-    "n_routed_experts": 128,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 96,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 46,
-    "num_key_value_heads": 8,
-    "num_nextn_predict_layers": 1,
-    "partial_rotary_factor": 0.5,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "routed_scaling_factor": 1.0,
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "use_qk_norm": False,
-    "vocab_size": 151552,
-}
-OLMO_3_7B: dict[str, Any] = {
-    "architectures": ["Olmo3ForCausalLM"],
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 11008,
-    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 8,
-    "max_position_embeddings": 65536,
-    "model_type": "olmo3",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": {
-        "attention_factor": 1.2079441541679836,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "yarn",
-    },
-    "rope_theta": 500000,
-    "sliding_window": 4096,
-    "tie_word_embeddings": False,
-    "vocab_size": 100278,
-}
-_WITH_ROPE = {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default", "rope_theta": 10000000}
-QWEN35_27B: dict[str, Any] = {
-    "architectures": ["Qwen3_5ForConditionalGeneration"],
-    "image_token_id": 248056,
-    "model_type": "qwen3_5",
-    "text_config": {
-        "attention_bias": False,
-        "attn_output_gate": True,
-        "dtype": "bfloat16",
-        "full_attention_interval": 4,
-        "head_dim": 256,
-        "hidden_act": "silu",
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48,
-        "linear_value_head_dim": 128,
-        "max_position_embeddings": 262144,
-        "model_type": "qwen3_5_text",
-        "mtp_num_hidden_layers": 1,
-        "num_attention_heads": 24,
-        "num_hidden_layers": 64,
-        "num_key_value_heads": 4,
-        "output_gate_type": "swish",
-        "rms_norm_eps": 1e-06,
-        "rope_parameters": {**_WITH_ROPE, "partial_rotary_factor": 0.25},
-        "vocab_size": 248320,
-    },
-    "tie_word_embeddings": False,
-    "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5"},
-}
-GEMMA_3_4B: dict[str, Any] = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "eos_token_id": [1, 106],
-    "image_token_index": 262144,
-    "model_type": "gemma3",
-    "text_config": {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    },
-    "torch_dtype": "bfloat16",
-    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
-}
-PUBLISHED = [
-    (QWEN35_27B, "qwen3.5-27b"),
-    (GEMMA_3_4B, "gemma-3-4b"),
-    (GLM_45_AIR, "glm-4.5-air"),
-    (OLMO_3_7B, "olmo-3-7b"),
-    (GEMMA_3_1B, "gemma-3-1b"),
-    (LLAMA_31_8B, "llama-3.1-8b"),
-    (QWEN3_8B, "qwen3-8b"),
-    (QWEN3_32B, "qwen3-32b"),
-    (QWEN25_7B, "qwen2.5-7b"),
-    (LLAMA_32_1B, "llama-3.2-1b"),
-]
-
-
-@pytest.mark.parametrize(("content", "name"), PUBLISHED, ids=[name for _, name in PUBLISHED])
-def test_published_files_are_the_presets(content: dict[str, Any], name: str, tmp_path: Path) -> None:
-    assert read_config(write(tmp_path, content)).model == PRESETS[name]
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_the_presets(name: str, tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, PUBLISHED[name])).model == PRESETS[name]
 
 
 @pytest.mark.parametrize("name", PRESETS)
