@@ -34,31 +34,23 @@ CUSTOM_LAYERS = {CUSTOM: PARALLEL, SANDWICHED: SANDWICH}
 KINDS = "llama-tiny, layers with and without a window, all with sinks"
 
 Layout = tuple[str, int, dict[str, object]]
-# Every axis, every pair of two, and three together.
+# Every axis, every pair of two, and three together; every kind of model in one of them.
 LAYOUTS: list[Layout] = [
     # one axis
     (GPT2, 2, {"tp": 2}),
-    (QWEN, 2, {"tp": 2}),
-    (EXPERTS, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (DELTA, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (GLM, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (KINDS, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "a2a"}),
     (KINDS, 4, {"cp": 4, "cp_comm_type": "a2a+p2p"}),
     (GPT, 2, {"pp": 2, "vpp": 2}),
-    (ADAPTED, 2, {"pp": 2}),
-    (ADAPTED, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (FROZEN, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     *((CODED, 2, {axis: 2}) for axis in ("tp", "pp")),
-    (OLMO, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
-    (OLMO, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
-    (CUSTOM, 2, {"pp": 2}),
     (CODED, 2, {"data_parallel_sharding_strategy": "optim_grads_params", "offload_states": "all"}),
     # pairs
     (ADAPTED, 4, {"tp": 2, "cp": 2}),
     (FROZEN, 4, {"tp": 2, "pp": 2}),
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
-    (GPT, 4, {"tp": 2, "pp": 2}),
     (OLMO, 4, {"tp": 2, "pp": 2}),
     (CUSTOM, 4, {"tp": 2, "cp": 2}),
     (OSS, 4, {"tp": 2, "cp": 2}),
@@ -67,14 +59,21 @@ LAYOUTS: list[Layout] = [
     (DELTA, 4, {"cp": 2, "pp": 2, "cp_comm_type": "a2a"}),
     (DELTA_EXPERTS, 4, {"tp": 2, "cp": 2, "cp_comm_type": "a2a"}),
     (GPT2, 4, {"tp": 2}),
-    (KINDS, 4, {"cp": 2, "pp": 2}),
     (QWEN, 4, {"cp": 2, "cp_comm_type": "all_gather"}),
     # all together
     (KINDS, 8, {"tp": 2, "cp": 2, "pp": 2}),
 ]
 # Axes of four ranks; pairs again, with what one axis shows alone (exchanges of cp, chunks of a stage), and three axes
-# with a fourth.
+# with a fourth; kinds of models again.
 MORE_LAYOUTS: list[Layout] = [
+    (QWEN, 2, {"tp": 2}),
+    (ADAPTED, 2, {"pp": 2}),
+    (ADAPTED, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
+    (OLMO, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
+    (OLMO, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
+    (CUSTOM, 2, {"pp": 2}),
+    (GPT, 4, {"tp": 2, "pp": 2}),
+    (KINDS, 4, {"cp": 2, "pp": 2}),
     (GPT, 4, {"tp": 4}),
     (LLAMA, 4, {"pp": 4}),
     (GPT, 4, {"micro_batch_size": 1}),

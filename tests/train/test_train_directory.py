@@ -63,8 +63,8 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path: Path, world_siz
     assert latest_checkpoint(tmp_path).name == "iter_0000002"
 
 
-@RANKS
-def test_a_checkpoint_is_not_trained_over_without_load(tmp_path: Path, world_size: int) -> None:
+def test_a_checkpoint_is_not_trained_over_without_load(tmp_path: Path) -> None:
+    world_size = 2
     run_ranks(world_size, _train, tmp_path)
     log = (tmp_path / "log.jsonl").read_text()
     for other in ({}, {"load": str(tmp_path / "other")}):
@@ -80,13 +80,12 @@ def test_a_checkpoint_is_not_trained_over_without_load(tmp_path: Path, world_siz
     assert run_ranks(world_size, _train, tmp_path, **both) == [6] * world_size
 
 
-@RANKS
-def test_a_lost_pointer_does_not_start_anew(tmp_path: Path, world_size: int) -> None:
-    run_ranks(world_size, _train, tmp_path, save_interval=2)
+def test_a_lost_pointer_does_not_start_anew(tmp_path: Path) -> None:
+    run_ranks(1, _train, tmp_path, save_interval=2)
     (tmp_path / POINTER).unlink()
-    ((kind, message), *_) = run_ranks(world_size, _refusal, tmp_path)
+    ((kind, message),) = run_ranks(1, _refusal, tmp_path)
     assert kind == "ConfigError" and "holds iter_0000004 of an earlier run" in message
-    printed = run_ranks(world_size, _go_on, tmp_path, train_iters=5)
+    printed = run_ranks(1, _go_on, tmp_path, train_iters=5)
     missing = f"loaded checkpoint {tmp_path} at iteration 4, the newest whole one there: {POINTER} is missing"
     assert missing in printed[0].splitlines()
     assert (tmp_path / POINTER).read_text() == "5\n"

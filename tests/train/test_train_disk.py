@@ -44,7 +44,7 @@ def trained(**overrides: Any) -> tuple[list[float], int, int]:
         return losses, swap.host_bytes, swap.disk_bytes
 
 
-@pytest.mark.parametrize("kind", ["layers", "tiles", pytest.param("tp2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["layers", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("tiles", "tp2"))])
 def test_losses_are_those_of_the_run_in_memory(
     kind: str, tmp_path: Path, in_memory: tuple[list[float], int, int]
 ) -> None:

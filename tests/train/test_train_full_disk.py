@@ -62,8 +62,7 @@ def _check(folder: Path, results: list[tuple[int | str | None, str]], cause: str
     assert not list(folder.glob("*.partial"))
 
 
-@pytest.mark.parametrize("save", ["--async-save", "--no-async-save"])
-@pytest.mark.parametrize("limited_rank", [0, 1])
+@pytest.mark.parametrize(("save", "limited_rank"), [("--async-save", 0), ("--no-async-save", 1)])
 def test_one_rank_whose_files_cannot_grow(tmp_path: Path, save: str, limited_rank: int) -> None:
     results = run_ranks(2, _run, [*FLAGS.split(), save, "--save", str(tmp_path)], limited_rank)
     _check(tmp_path, results, "File too large", whole=2)
