@@ -58,7 +58,14 @@ def test_a_tied_embedding_sums_its_gradients_in_another_order(way: str) -> None:
         assert found == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("layout", [{"tp": 2}, {"cp": 2}, {"data_parallel_sharding_strategy": "optim_grads_params"}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tp": 2},
+        {"data_parallel_sharding_strategy": "optim_grads_params"},
+        pytest.param({"cp": 2}, marks=pytest.mark.full),
+    ],
+)
 def test_orders_agree_on_two_ranks(layout: dict[str, Any]) -> None:
     config = tiny("llama-tiny", "fp32", num_layers=3, **layout, **STREAM)
     assert all(run_ranks(2, both_orders, config, 2))

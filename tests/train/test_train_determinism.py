@@ -45,7 +45,7 @@ def train(**flags: Any) -> Bits:
 @pytest.mark.parametrize(
     "flags",
     [
-        {"params_dtype": "bf16"},
+        pytest.param({"params_dtype": "bf16"}, marks=pytest.mark.full),
         {"params_dtype": "fp32", "offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 4},
     ],
     ids=["plain", "swept"],

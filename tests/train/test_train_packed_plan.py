@@ -79,7 +79,9 @@ def test_every_packing_is_served_by_one_plan(name: str) -> None:
     assert any(phase.kind == ATTENTION for phase in plan.phases)
 
 
-@pytest.mark.parametrize("cp_comm_type", ["p2p", "all_gather", "a2a"])
+@pytest.mark.parametrize(
+    "cp_comm_type", ["all_gather", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("p2p", "a2a"))]
+)
 def test_context_parallel_ranks_train_as_without_a_plan(cp_comm_type: str) -> None:
     """Threads that send messages hold their memory for a while, which may then lie in a block: counted."""
     options = {"params_dtype": "fp32", "cp": 2, "cp_comm_type": cp_comm_type}
@@ -90,7 +92,7 @@ def test_context_parallel_ranks_train_as_without_a_plan(cp_comm_type: str) -> No
         assert found.hits >= 0.75 * (found.requests - found.native) > 0
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [3, pytest.param(0, marks=pytest.mark.full)])
 @pytest.mark.parametrize("cp_comm_type", ["p2p", "all_gather", "a2a", "a2a+p2p"])
 def test_every_packing_is_served_on_context_parallel_ranks(cp_comm_type: str, rank: int) -> None:
     """One rank alone, so that no thread sends messages, whose numbers mean nothing."""

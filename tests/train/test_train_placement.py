@@ -60,7 +60,11 @@ CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+IN_FULL = {"none, then all", "dp2: all under ZeRO-3, then none"}
+"""The same placements in the other order."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name in IN_FULL)) for name in CASES])
 def test_a_run_goes_on_under_another_placement_to_the_last_bit(name: str, tmp_path: Path) -> None:
     world_size, layout, source, target = CASES[name]
     ranks = run_ranks(world_size, parts_of_one_run, layout, source, target, tmp_path)

@@ -95,7 +95,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+IN_FULL = {"bf16 tp2 dp2", "bf16 adapters, tp2, ZeRO-3"}
+"""What others show in part each."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name in IN_FULL)) for name in LAYOUTS])
 def test_the_same_command_line_again_and_again_is_one_run_to_the_last_bit(tmp_path: Path, name: str) -> None:
     """Losses and gradient norms of every step; and at the end weights, moments, the sampler's and all counters.
 
@@ -123,8 +127,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("world_size", "layout"),
-    [(1, {}), (4, {}), (4, {"pp": 2, "cp": 2}), (2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2})],
-    ids=["one rank", "dp4", "pp2-cp2", "tp2-swap"],
+    [
+        (1, {}),
+        (2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),
+        pytest.param(4, {}, marks=pytest.mark.full),
+        pytest.param(4, {"pp": 2, "cp": 2}, marks=pytest.mark.full),
+    ],
+    ids=["one rank", "tp2-swap", "dp4", "pp2-cp2"],
 )
 def test_another_number_of_ranks_or_layout_goes_on_with_the_same_samples(
     folder: Path, world_size: int, layout: dict[str, Any]

@@ -40,9 +40,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp": ("tp=2", {"tp": 2}),
     "cp": ("cp=2", {"cp": 2}),
     "pp": ("pp=2", {"pp": 2}),
-    "ZeRO-3": ("dp=2", ZERO3),
-    "ZeRO-3, states in host memory": ("dp=2", {**ZERO3, "offload_states": "all"}),
-    "ZeRO-3, half of them": ("dp=2", {**ZERO3, "offload_states": "all", "optimizer_offload_fraction": 0.5}),
+    "ZeRO-3, half on the host": (
+        "dp=2",
+        {**ZERO3, "offload_states": "all", "optimizer_offload_fraction": 0.5},
+    ),
 }
 
 
