@@ -10,8 +10,8 @@ with one another in fp64 to 1e-12 of the largest value; in fp32 and bf16 those o
 as plain ones against fp64.
 
 One model on one process runs in every way in each dtype. What moves is a matter of one rank and of bytes, so the other
-rows share the ways: each takes a few of them, and another few in the other dtype. The packed documents of the mock data
-cross tiles, sections and ranks.
+rows share the ways and the dtypes: each takes a few of them, and in the full tests another few in the other dtype. The
+packed documents of the mock data cross tiles, sections and ranks.
 """
 
 import contextlib
@@ -57,10 +57,10 @@ DTYPES = ("fp64", "bf16")
 
 
 def dtypes_of(name: str) -> tuple[str, ...]:
-    """fp64 and bf16 show what fp32 would, in which one row runs. Rows of several ranks take turns."""
+    """fp64 and bf16 show what fp32 would, in which one row runs. Other rows take turns."""
     if name == EVERY_WAY:
         return ("fp64", "fp32", "bf16")
-    return DTYPES if ROWS[name].world_size == 1 else DTYPES[list(ROWS).index(name) % 2 :][:1]
+    return DTYPES[list(ROWS).index(name) % 2 :][:1]
 
 
 def ways_of(name: str, dtype: str) -> Sequence[Way]:
@@ -68,7 +68,7 @@ def ways_of(name: str, dtype: str) -> Sequence[Way]:
     row = ROWS[name]
     if row.ways is not None:
         return row.ways
-    turn = list(ROWS).index(name) + 3 * (dtype != dtypes_of(name)[0])
+    turn = list(ROWS).index(name) // 2 + 3 * (dtype != dtypes_of(name)[0])
     return [way for way in WAYS[3 * (turn % 6) :][:3] if way.of not in row.refuses]
 
 
