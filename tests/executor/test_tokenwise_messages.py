@@ -94,7 +94,7 @@ def watch_backward(config: RunConfig) -> dict[float, Seen]:
     return seen
 
 
-@pytest.mark.parametrize("model", ["gpt2-tiny", "llama-tiny"])
+@pytest.mark.parametrize("model", [pytest.param("gpt2-tiny", marks=pytest.mark.full), "llama-tiny"])
 def test_messages_of_a_backward_are_under_way_while_products_run(model: str) -> None:
     config = tiny(model, tp=2, num_layers=3, global_batch_size=1, overlap_grad_reduce=False)
     for seen in run_ranks(2, watch_backward, config):

@@ -501,7 +501,13 @@ def _summary(found: dict[str, float]) -> dict[str, float]:
     return kinds | {"gradients": math.sqrt(sum(error**2 for error in found.values()) / len(found))}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_oss", "glm4_moe", "gemma3_text", "qwen3_5_moe_text", "olmo3"])
+IN_FULL = ("gpt_oss", "glm4_moe", "qwen3_5_moe_text", "olmo3")
+"""Families whose tp 2 equals one process in tests/distributed/test_layouts.py."""
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gemma3_text", *(pytest.param(name, marks=pytest.mark.full) for name in IN_FULL)]
+)
 def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""
     truth, weights = run_theirs(name, torch.float64, wide=True)

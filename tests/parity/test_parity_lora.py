@@ -61,14 +61,14 @@ OF_EXPERTS = {
     "experts of Mixtral": ["q_proj", "w1", "w2", "w3"],
 }
 """Their names of matrices with adapters."""
-LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
+LAYOUTS: list[Any] = [
     ("q and v", 1, {}),
     ("fused", 1, {}),
     ("delta nets", 1, {}),
     ("4 bits", 2, {"pp": 2}),
     ("llama", 2, {"tp": 2}),
-    ("llama", 2, {"cp": 2}),
-    ("llama", 2, {"pp": 2}),
+    pytest.param("llama", 2, {"cp": 2}, marks=pytest.mark.full),
+    pytest.param("llama", 2, {"pp": 2}, marks=pytest.mark.full),
     ("llama", 2, {"data_parallel_sharding_strategy": "optim_grads_params", "micro_batch_size": 1}),
     ("llama", 1, {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 8, "offload_slot_tiles": 2}),
 ]

@@ -131,16 +131,19 @@ ROWS: dict[str, Row] = {
     "4 bits": Row(1, "qwen3-tiny", {**ONE_STAGE, "lora_rank": 3, "quantize": "nf4"}),
     "8 bits": Row(1, "llama-tiny", {**ONE_STAGE, "lora_rank": 3, "quantize": "int8", "global_batch_size": 2}),
     "frozen layers": Row(1, "gpt2-tiny", {**ONE_STAGE, **FROZEN}),
-    "custom layer": Row(1, "llama-tiny", {**ONE_STAGE, "custom_layer": PARALLEL}),
+    # Its two halves round otherwise than the whole, so a plain way may not cut it.
+    "custom layer": Row(1, "llama-tiny", {**ONE_STAGE, "custom_layer": PARALLEL}, WAYS[-3:]),
     "custom layer of two halves": Row(
         1, "llama-tiny", {**ONE_STAGE, "custom_layer": SANDWICH}, refuses=("plain",), is_full=True
     ),
     "tp2": Row(2, "llama-tiny", {"tp": 2, **ONE_STAGE, "global_batch_size": 2}),
-    "tp2 norms across heads": Row(2, "olmo-3-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
-    "tp2 experts by sigmoid": Row(2, "glm-4.5-tiny", {"tp": 2, **ONE_STAGE, "moe_layer_freq": "[0]+[1]*2"}),
+    "tp2 norms across heads": Row(2, "olmo-3-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}, is_full=True),
+    "tp2 experts by sigmoid": Row(
+        2, "glm-4.5-tiny", {"tp": 2, **ONE_STAGE, "moe_layer_freq": "[0]+[1]*2"}, is_full=True
+    ),
     "tp2 experts with biases": Row(2, "gpt-oss-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "tp2 delta nets": Row(2, "qwen3.5-tiny", {"tp": 2, **ONE_STAGE, "num_layers": 4}, is_full=True),
-    "tp2 frozen layers": Row(2, "gpt2-tiny", {"tp": 2, **ONE_STAGE, **FROZEN}),
+    "tp2 frozen layers": Row(2, "gpt2-tiny", {"tp": 2, **ONE_STAGE, **FROZEN}, is_full=True),
     "tp2 custom layer": Row(
         2, "llama-tiny", {"tp": 2, **ONE_STAGE, "custom_layer": PARALLEL}, refuses=("plain",), is_full=True
     ),
@@ -164,7 +167,7 @@ ROWS: dict[str, Row] = {
         },
     ),
     "dp2, experts in some layers": Row(2, "qwen3-moe-tiny", {**ONE_STAGE, **DENSE_FIRST, "global_batch_size": 2}),
-    "dp2, adapters": Row(2, "qwen3-tiny", {**ONE_STAGE, "global_batch_size": 4, "lora_rank": 3}),
+    "dp2, adapters": Row(2, "qwen3-tiny", {**ONE_STAGE, "global_batch_size": 4, "lora_rank": 3}, is_full=True),
     "dp2, sharded": Row(2, "llama-tiny", {**ONE_STAGE, "global_batch_size": 2}, SHARDED),
     "tp2 cp2 gathered": Row(4, "gpt-tiny", {"tp": 2, **GATHERED, **ONE_STAGE}),
     "tp2 cp2 exchanged, adapters": Row(

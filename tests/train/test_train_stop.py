@@ -97,7 +97,9 @@ def two_ranks(launcher: str, folder: Path) -> Iterator[tuple[Ranks, psutil.Proce
 
 
 @pytest.mark.parametrize(
-    ("number", "launcher"), [(signal.SIGTERM, "torchrun"), (signal.SIGINT, "by hand")], ids=["SIGTERM", "SIGINT"]
+    ("number", "launcher"),
+    [pytest.param(signal.SIGTERM, "torchrun", marks=pytest.mark.full), (signal.SIGINT, "by hand")],
+    ids=["SIGTERM", "SIGINT"],
 )
 def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(
     tmp_path: Path, number: signal.Signals, launcher: str
