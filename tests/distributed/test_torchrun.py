@@ -32,8 +32,8 @@ FLAGS = [
 ]
 LAYOUTS = (
     (2, "--tp 2"),
-    pytest.param(8, "--tp 2 --cp 2 --pp 2", marks=pytest.mark.full),
-    pytest.param(8, "--tp 2 --pp 2", marks=pytest.mark.full),  # leaves dp 2
+    (8, "--tp 2 --cp 2 --pp 2"),
+    (8, "--tp 2 --pp 2"),  # leaves dp 2
 )
 BOUNDS = {"fp64": 1e-10, "fp32": 5e-6}
 
@@ -51,7 +51,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["lm_loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module", params=["fp64", pytest.param("fp32", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=["fp64", "fp32"])
 def dtype(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -71,6 +71,7 @@ def of_ranks(num_ranks: int, folder: Path, flags: list[str]) -> list[float]:
     return losses(folder)
 
 
+@pytest.mark.full  # test_two_nodes.py has three steps of two ranks
 @pytest.mark.parametrize(("num_ranks", "layout"), LAYOUTS)
 def test_ranks_log_the_losses_of_one(
     num_ranks: int, layout: str, dtype: str, one_process: list[float], tmp_path: Path

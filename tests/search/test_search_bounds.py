@@ -34,7 +34,7 @@ def swap(question: Question, layout: Layout) -> SwapChoice:
     ("model", "gpus", "seq_len", "batch", "hardware"),
     [
         ("llama-3.1-8b", 4, 8192, 8, "h100-94"),
-        ("gpt-7b", 4, 1 << 18, 8, "h100-80"),
+        pytest.param("gpt-7b", 4, 1 << 18, 8, "h100-80", marks=pytest.mark.full),
         ("gpt-tiny", 8, 1024, 32, "a100-40"),
     ],
 )
