@@ -81,35 +81,6 @@ def test_an_unknown_preset_lists_all(capsys: pytest.CaptureFixture[str]) -> None
     assert listed() in message
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[training]\nseq_length = 4\n", "seq_length stands in [training] but belongs in [data]: move it there"),
-        ("[trainin]\nlr = 1\n", "no section [trainin]: did you mean [training]?"),
-        ("[training]\nlrr = 1\n", "no field 'lrr': did you mean 'lr'?"),
-        ("lrr = 1\n", "no field 'lrr': did you mean 'lr'?"),
-        ("seq_length = 'long'\n", "seq_length is 'long': give a whole number of tokens, such as 131072 or 128K"),
-        ("seq_length = 4.5\n", "seq_length is 4.5 (a number): give a whole number"),
-        ("mock_data = 1\n", "mock_data is 1 (a whole number): give true or false"),
-        ("num_layers = true\n", "num_layers is True (a boolean): give a whole number"),
-        ("activation = 'relu'\n", 'activation is \'relu\' (a string): give one of "gelu", "gelu_tanh", "swiglu"'),
-        ("save = 3\n", "save is 3 (a whole number): give a string"),
-        ("model = 7\n", "--model 7: no such preset"),
-        ("tp = 2\n[parallel]\ntensor_model_parallel_size = 4\n", "given twice (2, 4): keep one"),
-        ("a = = b\n", "not valid TOML"),
-        ("learning_rate = 1e-4\n", "there is no field 'learning_rate': memo calls it lr"),
-        ("save = '\udcff'", "is not text in UTF-8"),
-    ],
-)
-def test_bad_toml(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = toml(tmp_path, text)
-    message = refusal(["--config", str(path)], capsys)
-    assert message.startswith("error: ") and message.count("\n") == 1
-    assert says in message
-    if "preset" not in says:
-        assert str(path) in message
-
-
 @pytest.mark.parametrize("name", ["none.toml", "."])
 def test_a_config_that_cannot_be_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refusal(["--config", str(tmp_path / name)], capsys)

@@ -17,7 +17,6 @@ from memo.data import BlendedDataset, GlobalBatchSampler, IndexedDatasetWriter, 
 from memo.data import blended as order_module
 from memo.data.blended import BlendOrder
 from memo.data.epochs import with_epochs
-from memo.errors import ConfigError
 from memo.parallel.zigzag import token_indices
 from memo.train.feed import Feed
 
@@ -197,28 +196,6 @@ def test_words_that_are_blends() -> None:
     assert read_blend("--data-path", ["a", "b", "c"]) == Blend(("a", "b", "c"))
     assert read_blend("--data-path", ["2024_01"]) == Blend(("2024_01",))
     assert read_blend("--data-path", ["1e-3", "./0.7", "0", "b"]) == Blend(("./0.7", "b"), (1e-3, 0.0))
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ("0.7 a 0.3", "--data-path has the weight 0.3, but ends after it: give the prefix of a corpus after each"),
-        ("0.7", "(one that is called 0.7 is written ./0.7)"),
-        ("0.7 0.3 a b", "--data-path has the weight 0.7, but goes on with 0.3"),
-        ("0.7 a b", "--data-path gives b no weight, but there is a weight 0.7"),
-        ("a 0.3 b", "--data-path gives a no weight, but there is a weight 0.3"),
-        ("-1 a 2 b", "--data-path gives a the weight -1: give a number from 0 on"),
-        ("nan a 2 b", "--data-path gives a the weight nan: give a number from 0 on"),
-        ("1e999 a 2 b", "--data-path gives a the weight 1e999"),
-        ("0 a 0.0 b", "--data-path gives all of a, b the weight 0, so there is nothing to read"),
-        ("1 a 2 a", "--data-path names a twice"),
-        ("", "--data-path is given without a corpus"),
-    ],
-)
-def test_words_that_are_none(words: str, says: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        read_blend("--data-path", words.split())
-    assert says in str(refused.value)
 
 
 def test_neighbouring_samples_are_of_different_corpora_where_weights_are_equal() -> None:

@@ -129,29 +129,6 @@ def test_weight_zero_is_not_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"messages": [', r"in.jsonl, line 2: is not JSON"),
-        ("[1]", r"line 2: found a list of 1 where a conversation should be"),
-        ({"text": "x", "a": 1}, r"line 2: no conversation, found the fields \['a', 'text'\]; give messages, or"),
-        ({"messages": []}, r"line 2: messages is \[\]"),
-        ({"messages": "x"}, r"line 2: messages is 'x'"),
-        ({"messages": [QUESTION, 5]}, r"line 2: messages\[1\] is 5"),
-        ({"messages": [{"content": "x"}]}, r"line 2: messages\[0\].role is missing or null"),
-        ({"messages": [QUESTION, {"role": "assistant"}]}, r"line 2: messages\[1\].content is missing or null"),
-        ({"messages": [QUESTION, {**ANSWER, "content": None}]}, r"messages\[1\].content is missing or null"),
-        ({"messages": [{**QUESTION, "content": {"a": 1}}, ANSWER]}, r"messages\[0\].content is an object of 1"),
-        (
-            {"messages": [{**QUESTION, "content": [{"type": "image_url"}]}, ANSWER]},
-            r"messages\[0\].content\[0\] is image_url; memo trains on texts",
-        ),
-        ({"messages": [QUESTION]}, r"line 2: no message of the role assistant to learn from"),
-        ({"messages": [QUESTION, {**ANSWER, "weight": 0}]}, r"line 2: no message of the role assistant to learn"),
-        ({"messages": [QUESTION, {**ANSWER, "weight": 0.5}]}, r"messages\[1\].weight is 0.5; give 0 or 1"),
-        ({"messages": [QUESTION, ANSWER], "tools": {"a": 1}}, r"line 2: tools is an object of 1; give a list"),
-        ({"instruction": "x"}, r"line 2: output is missing or null; give a text"),
-        ({"instruction": 1, "output": "y"}, r"line 2: instruction is 1"),
-        ({"instruction": "x", "input": True, "output": "y"}, r"line 2: input is True"),
-        ({"prompt": "x", "completion": ["y"]}, r"line 2: completion is a list of 1"),
-        ({"prompt": "\ud800", "completion": "y"}, r"line 2: half of a surrogate pair"),
         (
             {"messages": [{**QUESTION, "role": "tutor"}, ANSWER]},
             r"line 2: .* refuses the conversation \(no role tutor\)",
@@ -159,7 +136,8 @@ def test_weight_zero_is_not_learned(tmp_path: Path) -> None:
         ({"messages": [ANSWER, QUESTION, {**ANSWER, "content": "\ufdd0"}]}, r"line 2: .* marks answers with U\+FDD0"),
     ],
 )
-def test_refused_lines(tmp_path: Path, line: Any, message: str) -> None:
+def test_conversations_that_a_template_refuses(tmp_path: Path, line: Any, message: str) -> None:
+    """tests/cli/refusals.txt has those that are none."""
     lines = write_lines(tmp_path / "in.jsonl", [{"messages": [QUESTION, ANSWER]}, line])
     with pytest.raises(DataError, match=message):
         build(tmp_path, "headers", marks=True, chats=lines)
@@ -379,32 +357,6 @@ def test_sharegpt_is_openai_under_other_names(tmp_path: Path) -> None:
     read = list(read_conversations([write_lines(tmp_path / "in.jsonl", lines)]))
     assert [list(each.messages) for each in read] == [chat] * 6
     assert [each.learned for each in read] == [(True, True)] * 5 + [(True, False)]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            {"conversations": [{"from": "alien", "value": "x"}]},
-            r"conversations\[0\].from is 'alien'; give one of human",
-        ),
-        ({"conversations": [{"from": 3, "value": "x"}]}, r"conversations\[0\].from is 3; give one of"),
-        ({"conversations": [{"from": "human"}]}, r"conversations\[0\].content is missing or null"),
-        ({"conversations": []}, r"conversations is \[\]"),
-        (
-            {"messages": [QUESTION, ANSWER], "conversations": []},
-            r"line 1: it may be read in 2 ways, as it has messages and conversations; say which with --chat-form",
-        ),
-        (
-            {"instruction": "i", "output": "o", "prompt": "p", "completion": "c"},
-            r"--chat-form instruction or --chat-form",
-        ),
-        ({"instruction": "i", "prompt": "p", "completion": 5}, r"completion is 5"),
-    ],
-)
-def test_records_of_no_form_or_of_two(tmp_path: Path, line: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        list(read_conversations([write_lines(tmp_path / "in.jsonl", [line])]))
 
 
 def test_the_form_can_be_named_and_what_cannot_be_read_left_out(

@@ -60,7 +60,3 @@ def test_what_has_no_end_is_refused(corpus: str) -> None:
 
     with pytest.raises(ConfigError, match="the given dataset has no samples_per_epoch"):
         with_epochs(run(corpus, num_epochs=2), 1, Endless())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"--num-epochs 2.* fights with --mock-data"):
-        check(RunConfig().override({"mock_data": True, "num_epochs": 2}), 1)
-    with pytest.raises(ConfigError, match="num_epochs is 0: give a number above 0"):
-        check(run(corpus, num_epochs=0), 1)

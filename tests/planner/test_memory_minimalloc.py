@@ -21,29 +21,6 @@ def test_solution_is_read_back_without_its_offsets(tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_text() == 'id,lower,upper,size,offset\nx,0,3,4,5\n"a,b",1,9,5,0\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "has the columns none, but id, lower, upper, size are needed"),
-        ("id,lower,size\n", "has the columns 'id', 'lower', 'size', but"),
-        ("id,lower,upper,size,gaps\n", "has the columns 'id', 'lower', 'upper', 'size', 'gaps', but"),
-        ("id,lower,upper,size\n1,0,2\n", "line 2 has 3 fields, but the first line names 4"),
-        ("id,lower,upper,size\n1,0,2,3,4\n", "line 2 has 5 fields"),
-        ("id,lower,upper,size\n1,0,2,4\n2,0,2,4.5\n", "line 3: size is '4.5', not a whole number"),
-        ("id,lower,upper,size\n1,x,2,4\n", "line 2: lower is 'x'"),
-        ("id,lower,upper,size\n1,2,2,4\n", r"in\.csv: block 1 lives from 2 to 2"),
-        ("id,lower,upper,size\n1,0,2,-4\n", r"in\.csv: block 1 has -4 bytes"),
-        ("id,lower,upper,size\n1,0,2,4\n1,0,2,4\n", r"in\.csv: two blocks have the id 1"),
-        ('id,lower,upper,size\n"1,0,2,4\n', "is no CSV"),
-    ],
-)
-def test_what_is_no_problem_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "in.csv"
-    path.write_text(text)
-    with pytest.raises(ArtifactError, match=message):
-        read_csv(path)
-
-
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"none\.csv: the file does not exist"):
         read_csv(tmp_path / "none.csv")

@@ -76,13 +76,6 @@ def test_corpora_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
         trainer([tmp_path / "bytes", tmp_path / "words"], vocab_size=None)
 
 
-def test_words_are_refused_before_anything_starts(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--data-path has the weight 0\.3, but ends after it"):
-        trainer([0.7, folder / "a", 0.3])
-    with pytest.raises(ConfigError, match=r"--data-path gives .* the weight -1"):
-        trainer([-1, folder / "a", 1, folder / "b"])
-
-
 def test_ranks_may_have_copies_elsewhere_but_not_other_weights() -> None:
     def flags(*words: str) -> dict[str, object]:
         return _fields(tiny(data_path=list(words), mock_data=False))
