@@ -27,7 +27,7 @@ def _compiler() -> str:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("name", SANITIZERS)
+@pytest.mark.parametrize("name", ["rules", pytest.param("stress", marks=pytest.mark.full), "races"])
 def test_core_under_sanitizers(name: str, tmp_path: Path) -> None:
     source, sanitizer = SANITIZERS[name]
     program = tmp_path / name
@@ -55,6 +55,7 @@ def test_cpu_allocator_in_c10(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_benchmark_runs(tmp_path: Path) -> None:
     program = tmp_path / "bench"
     sources = [str(CSRC / "core" / "planned_core.cpp"), str(CSRC / "test" / "core_bench.cpp")]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import fla_stand_in
 import pytest
 import torch
-from delta_nets import BATCH, CHANNELS, DIM, DOCUMENTS, HEADS, TOKENS, error, net, place, positions, run, token_by_token
+from delta_nets import BATCH, CHANNELS, DIM, DOCUMENTS, HEADS, TOKENS, expected, net, place, run
 from layouts import tiny, train_here
 from swapped_steps import profiled_once
 from torch import nn
@@ -49,16 +49,9 @@ def test_what_is_put_around_fla(
 ) -> None:
     monkeypatch.setattr(delta_kernels, "group_tokens", lambda heads, batch: group)
     monkeypatch.setattr(delta_kernels, "FLA_DOCUMENTS", most)
-    of, lengths = net(FlaDeltaNet), DOCUMENTS[documents or "one"]
-    mixed = torch.randn(TOKENS, BATCH, CHANNELS + 2 * HEADS, dtype=torch.float64)
-    leaves = [x.clone().requires_grad_() for x in (mixed, *of[:3])]
-    expected = token_by_token(DeltaNet(*leaves[1:], DIM), leaves[0], positions(lengths))
-    grad_out = torch.randn_like(expected)
-    gradients = torch.autograd.grad(expected, leaves, grad_out)
-    out, found = run(of, mixed, Place(None, 0) if documents is None else place(lengths), ends, grad_out)
-    assert error(out, expected.detach()) <= BOUND
-    for gradient, wanted in zip((found.mixed, *found[2:]), gradients, strict=True):
-        assert error(gradient, wanted) <= BOUND
+    wanted = expected(documents or "one")
+    where = Place(None, 0) if documents is None else place(DOCUMENTS[documents])
+    assert wanted.is_found(*run(net(FlaDeltaNet), wanted.mixed, where, ends, wanted.grad_out), BOUND)
 
 
 def test_a_call_has_few_documents() -> None:

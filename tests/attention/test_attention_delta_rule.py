@@ -3,7 +3,7 @@ largest; with documents that end anywhere, in any number of groups and of ranges
 
 import pytest
 import torch
-from delta_nets import BATCH, CHANNELS, DIM, DOCUMENTS, HEADS, TOKENS, error, net, place, positions, run, token_by_token
+from delta_nets import BATCH, CHANNELS, DIM, DOCUMENTS, HEADS, TOKENS, expected, net, place, run
 
 from memo.attention import delta_rule
 from memo.attention.delta_rule import DeltaNet
@@ -18,16 +18,9 @@ def test_chunks_compute_what_tokens_one_after_the_other_do(
     documents: str, ends: tuple[int, ...], group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_rule, "group_tokens", lambda heads, batch: group)
-    of, lengths = net(), DOCUMENTS[documents]
-    mixed = torch.randn(TOKENS, BATCH, CHANNELS + 2 * HEADS, dtype=torch.float64)
-    leaves = [x.clone().requires_grad_() for x in (mixed, *of[:3])]
-    expected = token_by_token(DeltaNet(*leaves[1:], DIM), leaves[0], positions(lengths))
-    grad_out = torch.randn_like(expected)
-    gradients = torch.autograd.grad(expected, leaves, grad_out)
-    out, found = run(of, mixed, place(lengths), ends, grad_out)
-    assert error(out, expected.detach()) <= BOUND
-    for gradient, wanted in zip((found.mixed, *found[2:]), gradients, strict=True):
-        assert error(gradient, wanted) <= BOUND
+    wanted = expected(documents)
+    found = run(net(), wanted.mixed, place(DOCUMENTS[documents]), ends, wanted.grad_out)
+    assert wanted.is_found(*found, BOUND)
 
 
 def test_other_documents_change_no_bit() -> None:

@@ -52,7 +52,7 @@ def everything(question: Question) -> list[Choice]:
     ("model", "seq_len", "memory_gib"),
     [
         ("llama-3.1-8b", 8192, 94),
-        ("gpt-7b", 1 << 18, 80),
+        pytest.param("gpt-7b", 1 << 18, 80, marks=pytest.mark.full),
         pytest.param("llama-3.1-8b", 1 << 17, 80, marks=pytest.mark.full),
     ],
 )

@@ -50,7 +50,7 @@ def test_nothing_that_fits_is_said_to_lack_memory(question: Question) -> None:
     "question",
     [
         ask("gpt-7b", 4, seq_len=32768, global_batch_size=16, gpu_memory_gib=24),
-        ask("llama-3.1-70b", 8, seq_len=32768, hardware="h100-80"),
+        pytest.param(ask("llama-3.1-70b", 8, seq_len=32768, hardware="h100-80"), marks=pytest.mark.full),
     ],
 )
 def test_of_several_microbatches_none_fit_where_the_least_do_not(question: Question) -> None:

@@ -1,7 +1,9 @@
 """Gated delta nets for tests: token by token by the paper's equations, and memo's own over ranges of tokens."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +56,31 @@ def token_by_token(of: DeltaNet, mixed: Tensor, places: Tensor) -> Tensor:
         state = state + k.unsqueeze(-1) * new.unsqueeze(-2)
         outs.append((state * q.unsqueeze(-1)).sum(-2) / DIM**0.5)
     return torch.stack(outs).flatten(2)
+
+
+class Expected(NamedTuple):
+    """Of a net's input with documents: what token by token gives, and the gradients of a gradient of it."""
+
+    mixed: Tensor
+    grad_out: Tensor
+    out: Tensor
+    gradients: tuple[Tensor, ...]
+    """Of the input, the kernels, the rates and the biases."""
+
+    def is_found(self, out: Tensor, gradients: Gradients, bound: float) -> bool:
+        pairs = [(out, self.out), *zip((gradients.mixed, *gradients[2:]), self.gradients, strict=True)]
+        return all(error(*pair) <= bound for pair in pairs)
+
+
+@cache
+def expected(documents: str) -> Expected:
+    """Computed once in a process, whatever chunks are compared with it."""
+    of = net()
+    mixed = torch.randn(TOKENS, BATCH, CHANNELS + 2 * HEADS, dtype=torch.float64)
+    leaves = [x.clone().requires_grad_() for x in (mixed, *of[:3])]
+    out = token_by_token(DeltaNet(*leaves[1:], DIM), leaves[0], positions(DOCUMENTS[documents]))
+    grad_out = torch.randn_like(out)
+    return Expected(mixed, grad_out, out.detach(), torch.autograd.grad(out, leaves, grad_out))
 
 
 def error(found: Tensor, expected: Tensor) -> float:
