@@ -23,7 +23,7 @@ from memo.config import RunConfig, preset
 from memo.config.simulated_world import with_simulated_axes
 from memo.emulated_gpu.launch import Device
 from memo.estimate.machines import find_hardware
-from memo.estimate.own_memory import own_memory, reserved_under_plan
+from memo.estimate.memory_account import memory_account, reserved_under_plan
 from memo.estimate.rank_memory import RankMemory
 from memo.rehearsal.request import STEADY_STEPS, RehearsalRequest
 from memo.rehearsal.start import start
@@ -206,7 +206,7 @@ def foreseen(row: dict[str, Any]) -> RankMemory:
     """Return the memory of a row's run by memo's account of its own program."""
     config = dataclasses.replace(RunConfig(), model=preset(row["model"])).override(row["flags"])
     config = with_simulated_axes(config.override({"params_dtype": "bf16"}))
-    return own_memory(config, GPUS, 0, moved=row["tiles"])
+    return memory_account(config, GPUS, 0, moved=row["tiles"])
 
 
 def table(kept: list[dict[str, Any]]) -> str:

@@ -27,8 +27,8 @@ from memo.config import RunConfig, preset
 from memo.config.simulated_world import with_simulated_axes
 from memo.emulated_gpu.launch import environment as emulated
 from memo.estimate.machines import find_hardware
+from memo.estimate.memory_account import memory_account
 from memo.estimate.node_share import with_lone_link
-from memo.estimate.own_memory import own_memory
 from memo.rehearsal.request import emulated_device
 from memo.simulate.predict import predict_step
 
@@ -89,7 +89,7 @@ def foreseen(row: dict[str, Any]) -> dict[str, float]:
     silent = dataclasses.replace(hardware.efficiency, collective_s=0.0)
     hardware = dataclasses.replace(hardware, node_gb_per_s=_AT_ONCE, network_gb_per_s=_AT_ONCE, efficiency=silent)
     step = predict_step(config, gpus, hardware, tiles)
-    memory = own_memory(config, gpus, 0, moved=tiles)
+    memory = memory_account(config, gpus, 0, moved=tiles)
     return {"step_s": step.step_time_s, "allocated_bytes": memory.allocated}
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from memo.planner.swap import SwapPlan, SwapStep, SweepPlans
 from memo.report.timeline import Kind, Row, SwapSpan
-from memo.simulate.rows import Rows
+from memo.simulate.resources import Resources
 from memo.simulate.streams import Copy, LayerTimes, StageStreams
 from memo.spec.layer_ops import LayerOp
 
@@ -40,7 +40,13 @@ class _Moves(StageStreams):
     """The copies of one plan, whose operations begin and end when the sections do."""
 
     def __init__(
-        self, plan: SwapPlan, times: LayerTimes, rows: Rows, kind: Kind, spans: list[SwapSpan], part: int | None = None
+        self,
+        plan: SwapPlan,
+        times: LayerTimes,
+        rows: Resources,
+        kind: Kind,
+        spans: list[SwapSpan],
+        part: int | None = None,
     ) -> None:
         super().__init__(plan, times, rows)
         self._kind, self._spans, self._part, self._at = kind, spans, part, 0
@@ -98,7 +104,7 @@ def simulate_sweep(plan: SwapPlan, beside: SweepPlans, times: SweepTimes, num_la
     Args:
         num_layers: number of layers of the model.
     """
-    rows, spans = Rows(times.sections.copies_overlap), list[SwapSpan]()
+    rows, spans = Resources(times.sections.copies_overlap), list[SwapSpan]()
     sections = _Moves(plan, times.sections, rows, "activations", spans)
     count = 1 + max((step.op.section or 0 for step in plan.steps), default=0)
     keys = [_Moves(beside.keys, times.keys, rows, "keys and values", spans, part) for part in range(count)]

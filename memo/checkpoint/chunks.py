@@ -86,7 +86,7 @@ def global_chunks(segment: Segment, shard: Shard, values: Tensor) -> dict[str, t
     """
     found: dict[str, tuple[tuple[int, ...], list[Any]]] = {}
     consumed = 0
-    for offset, shape in rectangles(segment.slot.shape, segment.start, segment.stop):
+    for offset, shape in rectangles(segment.range.shape, segment.start, segment.stop):
         count = math.prod(shape)
         local = values[consumed : consumed + count].view(shape)
         consumed += count

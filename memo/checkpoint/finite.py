@@ -44,7 +44,7 @@ def _first_not_finite(segments: Sequence[SegmentState]) -> str | None:
                     for name, (_, parts) in global_chunks(owner.segment, owner.shard, values).items()
                     if any(_has_not_finite(part) for _, part in parts)
                 ]
-                return f"{kind}/{(names or [owner.segment.slot.name])[0]}"
+                return f"{kind}/{(names or [owner.segment.range.name])[0]}"
     return None
 
 

@@ -76,7 +76,7 @@ class _Options(Job):
     """Share of the tokens whose activations move to the host, 0 to 1; auto: the best share within memory and time; off
     (default): none."""
     recompute: str | None = None
-    """none (default), selective or full; fights with alpha."""
+    """none (default), selective or full; conflicts with alpha."""
     loss_chunk_size: Annotated[int | None, TOKENS] = None
     """Tokens whose logits exist at once; default: 1024, as in the trainer; for megatron-lm without alpha 0: all."""
     method: str | None = None
@@ -126,7 +126,7 @@ def _case(options: _Options) -> None:
     for name, why in (("memory_plan", "has its own account"), ("trace_out", "simulates no step")):
         require(
             case.method in COUNTED or getattr(options, name) is None,
-            f"{dashed(name)} fights with --method {case.method}, which {why}: drop one",
+            f"{dashed(name)} conflicts with --method {case.method}, which {why}: drop one",
         )
     result = _located("memo estimate", case, options)
     print(json.dumps(_as_object(case, result), indent=1) if options.json else _text(case, result))
@@ -139,13 +139,13 @@ def _table(cases: str, options: _Options) -> None:
         raise ConfigError(f"--cases {cases} needs a file for the answers, but --out is not given: give both")
     for name in changed(options):
         if name not in ("cases", "out", "llmem_corrected"):
-            is_column, fights = name in COLUMNS, f"{dashed(name)} fights with --cases {cases}"
+            is_column, conflicts = name in COLUMNS, f"{dashed(name)} conflicts with --cases {cases}"
             remedy = (
                 ", whose rows say it: make it a column, or drop it"
                 if is_column
                 else ": it is for one case given by flags: drop one"
             )
-            raise ConfigError(fights + remedy)
+            raise ConfigError(conflicts + remedy)
     rows = _answered(Path(cases), options)
     names, num_cases = list(next(rows)), 0
     added = [name for name in ADDED if name not in names]

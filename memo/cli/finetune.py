@@ -137,13 +137,13 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
 
 
 def _check_preference(config: RunConfig, options: Options) -> None:
-    """Raises ConfigError for flags that fight with --preference in this command only."""
+    """Raises ConfigError for flags that conflict with --preference in this command only."""
     from memo.train.log_probs import check_reference
 
     if options.chat_form is not None:
         raise ConfigError(
-            f"--chat-form {options.chat_form} fights with --preference {config.training.preference}, whose pairs have "
-            "other forms: leave it out"
+            f"--chat-form {options.chat_form} conflicts with --preference {config.training.preference}, whose pairs "
+            "have other forms: leave it out"
         )
     check_reference(config.model)  # held-out pairs are compared with it
 

@@ -190,7 +190,7 @@ _OF_ONE_WAY = {
 
 def _check(options: _Options) -> None:
     given, everything = changed(options), {field.name for field in fields(_Options)}
-    modes = (  # (flag of a mode, flags that fight with it, why)
+    modes = (  # (flag of a mode, flags that conflict with it, why)
         ("method", everything - _OF_LLMEM if options.method == "llmem" else set(), "whose paper does not know it"),
         (
             "compare",
@@ -203,10 +203,10 @@ def _check(options: _Options) -> None:
     for mode, strangers, why in modes:
         for name in (name for name in given if mode in given and name in strangers):
             value = "" if given[name] is True else f" {given[name]}"
-            raise ConfigError(f"{dashed(name)}{value} fights with {dashed(mode)} {given[mode]}, {why}: drop one")
+            raise ConfigError(f"{dashed(name)}{value} conflicts with {dashed(mode)} {given[mode]}, {why}: drop one")
     require(
         options.method == "llmem" or not options.llmem_corrected,
-        "--llmem-corrected fights with --method memo, which has no such formulas: give --method llmem",
+        "--llmem-corrected conflicts with --method memo, which has no such formulas: give --method llmem",
     )
     require(
         not options.hardware.isdecimal(),
@@ -218,7 +218,7 @@ def _check(options: _Options) -> None:
     )
     require(
         options.objective != "max-seq-len" or options.seq_len == DEFAULT_SEQ_LEN,
-        f"--seq-len {options.seq_len} fights with --objective max-seq-len, which finds it: leave one of both out",
+        f"--seq-len {options.seq_len} conflicts with --objective max-seq-len, which finds it: leave one of both out",
     )
     require(
         options.data_path is None or options.out is not None,

@@ -19,7 +19,7 @@ from memo.config.require import either, require
 from memo.config.run import RunConfig, section_of
 from memo.errors import ConfigError
 
-Fight = tuple[str, tuple[str, ...], str]
+Conflict = tuple[str, tuple[str, ...], str]
 """A field, others that cannot be given beside it, and why."""
 Condition = tuple[Callable[[RunConfig], object], str]
 """A condition that must hold, and the message if it does not."""
@@ -55,13 +55,13 @@ def check_values(config: RunConfig, *sections: str) -> None:
                 checked(types[entry.name], value, dashed(entry.name), Source("", ConfigError, remedy))
 
 
-def check_fights(config: RunConfig, fights: Iterable[Fight]) -> None:
+def check_conflicts(config: RunConfig, conflicts: Iterable[Conflict]) -> None:
     """Raises ConfigError where two fields are given that cannot be together."""
-    for name, others, why in fights:
+    for name, others, why in conflicts:
         for other in others if given(config, name) else ():
             require(
                 not given(config, other),
-                f"{given(config, name)} fights with {given(config, other)}: {why}; leave one of the two out",
+                f"{given(config, name)} conflicts with {given(config, other)}: {why}; leave one of the two out",
             )
 
 

@@ -26,7 +26,7 @@ _MASTERS = (
 _CONDITIONS: tuple[Condition, ...] = (
     (
         lambda c: c.memory.offload_alpha in ("auto", "off") or c.memory.recompute_granularity == "none",
-        "{recompute_granularity} fights with {offload_alpha}, which decides by itself what is recomputed: use "
+        "{recompute_granularity} conflicts with {offload_alpha}, which decides by itself what is recomputed: use "
         "--offload-alpha off, or --recompute-granularity none",
     ),
     (

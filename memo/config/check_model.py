@@ -1,12 +1,12 @@
 """Rules about the shape of the model, and about which of its parameters are trained."""
 
-from memo.config.check_fields import Condition, Fight, check_conditions, check_fields, check_fights
+from memo.config.check_fields import Condition, Conflict, check_conditions, check_conflicts, check_fields
 from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
 from memo.config.require import divisors, neighbours, require, require_divides
 from memo.config.run import RunConfig
 
 _OWN = "that is for memo's own layer"
-_FIGHTS: tuple[Fight, ...] = (
+_CONFLICTS: tuple[Conflict, ...] = (
     ("custom_layer", ("pretrained_checkpoint", "quantize", "lora_rank", "num_experts", "norm_placement"), _OWN),
     ("custom_layer", ("apply_layernorm_1p", "attention_sinks", "attention_output_gate"), _OWN),
     ("norm_placement", ("num_experts",), "memo has norms of the outputs of one MLP for all tokens"),
@@ -45,7 +45,7 @@ _CONDITIONS: tuple[Condition, ...] = (
     ),
     (
         lambda c: not c.model.layer_types or (SLIDING in _words(c)) == (c.model.window_size > 0),
-        f"{{layer_types}} fights with {{window_size}}, which is of layers that are {SLIDING}: give both, or neither",
+        f"{{layer_types}} conflicts with {{window_size}}, which is of layers that are {SLIDING}: give both, or neither",
     ),
     (
         lambda c: {*_words(c)} != {LINEAR},
@@ -53,7 +53,7 @@ _CONDITIONS: tuple[Condition, ...] = (
     ),
     (
         lambda c: LINEAR not in _words(c) or not (c.model.qkv_bias or c.model.custom_layer),
-        f"--add-bias-linear, --add-qkv-bias and --custom-layer fight with {{layer_types}}: memo has {LINEAR} layers "
+        f"--add-bias-linear, --add-qkv-bias and --custom-layer conflict with {{layer_types}}: memo has {LINEAR} layers "
         "without them",
     ),
     (
@@ -107,7 +107,7 @@ def check_model(config: RunConfig) -> None:
     memo.spec.parameters."""
     check_fields(config, "model")
     _check_heads(config.model)
-    check_fights(config, _FIGHTS)
+    check_conflicts(config, _CONFLICTS)
     check_conditions(config, _CONDITIONS)
 
 

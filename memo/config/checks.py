@@ -7,7 +7,7 @@ broken rule ends the check.
 
 from memo.config.attention_kernels import DETERMINISTIC_HEAD_DIM, largest_deterministic
 from memo.config.blend import read_blend, read_eval_sets
-from memo.config.check_fields import Fight, check_fields, check_fights, given
+from memo.config.check_fields import Conflict, check_conflicts, check_fields, given
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
@@ -26,7 +26,7 @@ from memo.config.run import RunConfig
 from memo.config.split import read_split
 from memo.config.training import TrainingConfig
 
-_FIGHTS: tuple[Fight, ...] = (
+_CONFLICTS: tuple[Conflict, ...] = (
     ("num_epochs", ("train_iters",), "each says how long the run is"),
     ("num_epochs", ("mock_data",), "mock data never ends"),
     ("mock_data", ("data_path",), "each says what is trained on"),
@@ -45,7 +45,7 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True, needs_
     own passes needs_data=False, one with evaluation datasets of its own needs_eval_data=False; the configuration then
     need not name them.
     """
-    check_fights(config, _FIGHTS)
+    check_conflicts(config, _CONFLICTS)
     check_fields(config, "parallel", "training", "data", "checkpoint", "logging", "hardware")
     check_model(config)
     check_layout(config, world_size)
@@ -71,8 +71,8 @@ def _check_optimizer(config: RunConfig) -> None:
         decay = 1 - getattr(training, beta)
         require(
             getattr(training, name) != "bf16" or decay >= _LEAST_DECAY_IN_BF16,
-            f"{dashed(name)} bf16 fights with {dashed(beta)} {getattr(training, beta)}: a step takes {decay:.2g} of a "
-            f"moment, and bf16 rounds changes below {_LEAST_DECAY_IN_BF16:.2g} away, so it would never decay: give "
+            f"{dashed(name)} bf16 conflicts with {dashed(beta)} {getattr(training, beta)}: a step takes {decay:.2g} of "
+            f"a moment, and bf16 rounds changes below {_LEAST_DECAY_IN_BF16:.2g} away, so it would never decay: give "
             f"{dashed(beta)} {getattr(TrainingConfig, beta)}, or {dashed(name)} fp32",
         )
     if training.lr_decay_style == "constant" or training.num_epochs is not None:  # asked again, once steps are known
@@ -167,13 +167,13 @@ def _check_hardware(config: RunConfig) -> None:
     )
     require(
         not (hardware.delta_backend == "fla" and hardware.deterministic),
-        "--delta-backend fla fights with --deterministic: it chooses its kernels by their speed at each start: use "
+        "--delta-backend fla conflicts with --deterministic: it chooses its kernels by their speed at each start: use "
         "--delta-backend auto, or leave --deterministic out",
     )
     if hardware.deterministic and backend != "auto":
         require(
             config.model.head_dim <= DETERMINISTIC_HEAD_DIM[backend],
-            f"--attention-backend {backend} fights with --deterministic: its gradients have the same bits each time "
+            f"--attention-backend {backend} conflicts with --deterministic: its gradients have the same bits each time "
             f"{largest_deterministic(backend)}, and heads are of {config.model.head_dim}: use --attention-backend "
             "auto, or leave --deterministic out",
         )

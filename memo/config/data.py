@@ -33,7 +33,7 @@ class DataConfig:
     tokenizer: str | None = None
     """`byte`, or a tokenizer.json; default: the one that the corpus was built with."""
     mock_data: bool = False
-    """Train on generated tokens; fights with data-path."""
+    """Train on generated tokens; conflicts with data-path."""
     packing: bool = True
     """Keep attention, positions and loss inside documents. Off: each sample is one long text, or one conversation."""
     long_conversations: LongConversations = "truncate"

@@ -30,8 +30,8 @@ def torchrun_nodes(nodes: int, per_node: int) -> str:
     """The launcher itself with its flags; with several nodes, to be run on each of them."""
     if nodes == 1:
         return f"torchrun --nproc-per-node {per_node}"
-    meeting = "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
-    return f"torchrun --nnodes {nodes} --nproc-per-node {per_node} {meeting}"
+    rendezvous = "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
+    return f"torchrun --nnodes {nodes} --nproc-per-node {per_node} {rendezvous}"
 
 
 def wanted_ranks(config: RunConfig) -> int:

@@ -27,7 +27,7 @@ class MemoryConfig:
     offload_alpha: OffloadAlpha = "auto"
     """Share of the tokens, 0 to 1, whose activations are offloaded to host memory; those of the other tokens are
     recomputed. auto: planned from link rates and memory; the plan may offload nothing. off: no swapping. A number
-    fights with --recompute-granularity full or selective, under which auto means off."""
+    conflicts with --recompute-granularity full or selective, under which auto means off."""
     offload_policy: Annotated[OffloadPolicy, _SWAPPED, _ALONE] = "auto"
     """auto: one share for each tensor, chosen by recompute time saved per byte; paper: one share for all tensors, as in
     MEMO."""

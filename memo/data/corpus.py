@@ -62,7 +62,7 @@ def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int, par
         return PackedDataset(indexed, data.seq_length, seed, packing=data.packing)
     if facts.num_pairs is not None and part != WHOLE:
         raise ConfigError(
-            f"--split {data.split} fights with {name}, which holds pairs of preferences: hold some out with the "
+            f"--split {data.split} conflicts with {name}, which holds pairs of preferences: hold some out with the "
             "--eval-fraction of `memo data pairs`, and name them with --eval-data-path"
         )
     return (PackedConversations if facts.num_pairs is None else PreferencePairs)(

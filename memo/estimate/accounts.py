@@ -1,6 +1,6 @@
 """One interface to the two memory accounts: that of memo itself, and that of Megatron-LM.
 
-memo          memo.estimate.own_memory     every request is counted, nothing is fitted
+memo          memo.estimate.memory_account     every request is counted, nothing is fitted
 megatron-lm   memo.estimate.rank_memory    a few terms are fitted to published runs (memo.estimate.calibration)
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from memo.config import RunConfig
-from memo.estimate.own_memory import own_memories, worst_stages
+from memo.estimate.memory_account import own_memories, worst_stages
 from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, worst_rank
 from memo.estimate.unseen_memory import FAST_NODE, NOTHING, Links, Unseen, unseen_memory
 from memo.estimate.verdict import Program

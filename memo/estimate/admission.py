@@ -1,7 +1,7 @@
 """Refuses a run that cannot fit or finish, before it allocates anything.
 
-The estimates have errors (see memo.estimate.own_memory and estimate_step_s): a run near the limit may be admitted and
-fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with all
+The estimates have errors (see memo.estimate.memory_account and estimate_step_s): a run near the limit may be admitted
+and fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with all
 activations on the device or with as few as possible. On a CPU, device and host share one memory; there
 --device-memory-gib limits the bytes that torch allocates (memo.estimate.program).
 """
@@ -12,8 +12,8 @@ from typing import NamedTuple
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, sequence_step
 from memo.errors import ResourceError
+from memo.estimate.memory_account import possible_memory, worst_device_bytes
 from memo.estimate.node_memory import most_of_a_node, node_host_bytes
-from memo.estimate.own_memory import possible_memory, worst_device_bytes
 from memo.estimate.rank_memory import RankMemory, components
 from memo.estimate.unseen_memory import FAST_NODE, Links
 from memo.spec.flops import step_flops

@@ -119,7 +119,7 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
     method, recompute = read.choice("method", METHODS), read.choice("recompute", RECOMPUTE)
     if alpha is not None and recompute != "none":
         raise read.refusal(
-            "recompute", f"fights with alpha {alpha}, which decides what is recomputed: empty one of both"
+            "recompute", f"conflicts with alpha {alpha}, which decides what is recomputed: empty one of both"
         )
     trained: dict[str, Any] = {
         "lora_rank": 0 if read.text["lora_rank"] == "0" else read.count("lora_rank", 0),

@@ -20,8 +20,8 @@ from typing import Literal
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.hardware import visible_gib
 from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
+from memo.estimate.memory_account import LOST_PAGES_BYTES
 from memo.estimate.memory_errors import FULL_SIZE
-from memo.estimate.own_memory import LOST_PAGES_BYTES
 from memo.estimate.unseen_memory import FAST_NODE, NOTHING, Links, Unseen
 from memo.units import GIB
 

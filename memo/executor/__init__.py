@@ -5,7 +5,7 @@ Files:
 activations    runtime.py (owns all memory), swapper.py (the engine), staging.py (records on a disk);
                in a sweep also key_values.py, section_stream.py and hidden_states.py
 layers         layer.py (all tokens at once), sweep.py (section by section), resident.py (nothing moves),
-               halves.py (custom layers); layer_on_tiles.py and tile_machine.py run the operations of a tile
+               custom_layer.py (custom layers); layer_on_tiles.py and tile_machine.py run the operations of a tile
 states         states.py (the engine), layer_states.py, state_buffers.py, state_slots.py
 host memory    host_budget.py, host_pool.py, host_records.py; on a disk record_file.py
 streams        streams.py (the interface), cuda_streams.py, cpu_streams.py, checker.py (finds races)

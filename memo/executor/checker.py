@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from memo.errors import RaceError
-from memo.executor.passing import PassingBackend
+from memo.executor.delegating import DelegatingBackend
 from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
 
 _VERB = {"r": "reads", "w": "writes"}
@@ -44,7 +44,7 @@ class _CheckedEvent:
     clock: dict[Stream, int]
 
 
-class Checked(PassingBackend):
+class Checked(DelegatingBackend):
     """A backend that checks every copy and every declared access, and passes them to another backend."""
 
     def __init__(self, backend: StreamBackend) -> None:

@@ -19,7 +19,7 @@ from memo.executor.tile_machine import Context, Rope, Tile, TileMachine
 from memo.parallel.context import ContextAttention
 from memo.program.kinds import Kind
 from memo.program.walk import Step, backward, forward, gradient, rebuilt
-from memo.spec.slots import WHOLE_GROUP, SlotLayout
+from memo.spec.slots import NEEDS_FULL_ROOM, SlotLayout
 
 
 class SelfAttention(Protocol):
@@ -90,7 +90,7 @@ class LayerOnTiles(nn.Module):
     def own(self, slot: dict[str, Tensor]) -> dict[str, Tensor]:
         """This layer's tensors in a slot; tensors of a narrower kind take the first part of their places."""
         workspace = self.layout.workspace
-        places = self.layout.places if workspace is None else {**self.layout.places, WHOLE_GROUP: workspace}
+        places = self.layout.places if workspace is None else {**self.layout.places, NEEDS_FULL_ROOM: workspace}
         return {
             name: x if x.shape == place.shape else x.view(-1)[: math.prod(place.shape)].view(place.shape)
             for name, place in places.items()
@@ -148,7 +148,7 @@ class LayerOnTiles(nn.Module):
                 for its sum with the gradient through attention.
         """
         machine = TileMachine(self, kept, tile, context)
-        walk = backward(self.kind.before, machine.kept | {WHOLE_GROUP}, frozenset({self.kind.met, "input"}))
+        walk = backward(self.kind.before, machine.kept | {NEEDS_FULL_ROOM}, frozenset({self.kind.met, "input"}))
         machine.live |= {gradient(self.kind.met): grads, gradient("input"): grad_input[0]}
         machine.places["input"] = grad_input[1]
         machine.run(walk.steps)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memo.executor.halves import HalvesOperations
+from memo.executor.custom_layer import CustomLayerOperations
 from memo.executor.layer import WholeLayer
 from memo.executor.layer_on_tiles import ExplicitLayer
 from memo.executor.tile_machine import Context
@@ -61,7 +61,7 @@ class ResidentLayer(WholeLayer):
             kept.pop(name, None)
 
 
-class ResidentHalvesLayer(HalvesOperations, ResidentLayer):
+class ResidentCustomLayer(CustomLayerOperations, ResidentLayer):
     """A custom layer that keeps only its input."""
 
 

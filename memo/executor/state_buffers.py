@@ -141,7 +141,7 @@ def given(tensor: Tensor | None) -> Tensor:
 
 def name_of(kind: str, bucket: Bucket) -> str:
     """The name of a bucket's memory for the race checker."""
-    return f"{kind} of {bucket.plan.slots[0].name}"
+    return f"{kind} of {bucket.plan.ranges[0].name}"
 
 
 def source_name(bucket: Bucket) -> str:

@@ -4,7 +4,7 @@ import time
 
 from torch import Tensor
 
-from memo.executor.passing import PassingBackend
+from memo.executor.delegating import DelegatingBackend
 from memo.executor.streams import Event, Stream, StreamBackend, Timestamp
 
 
@@ -29,7 +29,7 @@ class _Spans:
         return taken_s
 
 
-class StateRecorder(PassingBackend):
+class StateRecorder(DelegatingBackend):
     """A backend that passes all calls to another backend, and takes timestamps around copies and waits of compute.
 
     Work that the device has not reached when the times are read, such as the copies of weights that the optimizer has

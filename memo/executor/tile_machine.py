@@ -39,7 +39,7 @@ from memo.parallel.replayed import Replayed
 from memo.program import operations as op
 from memo.program.operations import Operation
 from memo.program.walk import Machine, Step, graph
-from memo.spec.slots import WHOLE_GROUP
+from memo.spec.slots import NEEDS_FULL_ROOM
 
 
 class Rope(Protocol):
@@ -111,7 +111,7 @@ class TileMachine(Machine):
         """The memory to write the value to; None: it needs new memory."""
         if name in self.places:
             return self.places[name]
-        return self.in_slot(name) if name == WHOLE_GROUP or name in self.kept else None
+        return self.in_slot(name) if name == NEEDS_FULL_ROOM or name in self.kept else None
 
     def put(self, name: str, found: str) -> None:
         """Copy the live value `found` to the place that is given for `name`, unless it is already there."""
@@ -206,7 +206,7 @@ def _rotated_heads(machine: TileMachine, operation: Operation, qkv: Tensor) -> M
 
 
 def _half(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
-    on: Any = machine.on  # memo.executor.halves.HalvesOperations
+    on: Any = machine.on  # memo.executor.custom_layer.CustomLayerOperations
     made = on.run_half(machine, operation, *x)
     place = machine.place(operation.makes[0])
     return (made if place is None else place.copy_(made), *(None for _ in operation.makes[1:]))
@@ -263,7 +263,7 @@ def _heads_backward(machine: TileMachine, operation: op.Heads, grads: tuple[Tens
 
 
 def _half_backward(machine: TileMachine, operation: Operation, grad: Tensor, *x: Tensor) -> Made:
-    on: Any = machine.on  # memo.executor.halves.HalvesOperations
+    on: Any = machine.on  # memo.executor.custom_layer.CustomLayerOperations
     made: Made = on.run_half_backward(machine, operation, grad, *x)
     return made
 

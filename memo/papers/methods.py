@@ -79,7 +79,7 @@ def _by_paper_alpha(case: Case, capacity: Capacity) -> Answer:
     """Answer with the given alpha, else with `_paper_alpha`; pinned blocks are rounded up to powers of two."""
     if case.hardware.device == "cpu" or case.recompute != "none":
         named = "--hardware cpu" if case.hardware.device == "cpu" else f"recompute {case.recompute}"
-        raise ConfigError(f"{named} fights with --method paper-alpha, whose system swaps on GPUs: use --method memo")
+        raise ConfigError(f"{named} conflicts with --method paper-alpha, whose system swaps on GPUs: use --method memo")
     config = run_config(replace(case, alpha="auto" if case.alpha is None else case.alpha, nvme_gib=0.0))
     config = replace(config, memory=replace(config.memory, offload_policy="paper"))
     tokens, ranks = case.seq_len * case.mbs, case.hardware.local_ranks(case.gpus)

@@ -120,8 +120,8 @@ class ShardedDataParallel:
         for bucket in (each for unit in self.units for each in unit.coded):
             flat = torch.zeros(bucket.plan.size, dtype=torch.float32, device=self.device)
             self._bind(bucket, flat)
-            for slot in bucket.plan.slots:
-                fill(self.parameters[slot.name])
+            for span in bucket.plan.ranges:
+                fill(self.parameters[span.name])
             bucket.encode(flat)
             self._bind(bucket, None)
 
@@ -131,9 +131,9 @@ class ShardedDataParallel:
             self._bind(bucket, None if flats is None else flats[index])
 
     def _bind(self, bucket: Bucket | CodedBucket, flat: Tensor | None) -> None:
-        for slot in bucket.plan.slots:
-            value = self._nothing.expand(slot.shape) if flat is None else slot.view(flat)
-            self.parameters[slot.name].data = value
+        for span in bucket.plan.ranges:
+            value = self._nothing.expand(span.shape) if flat is None else span.view(flat)
+            self.parameters[span.name].data = value
 
     @contextlib.contextmanager
     def scratch(self, unit: Unit) -> Iterator[list[Tensor]]:
@@ -172,7 +172,7 @@ class ShardedDataParallel:
             weight = nn.Parameter(bucket.master[part], requires_grad=not bucket.plan.frozen)
             weight.grad = None if bucket.plan.frozen else bucket.gradient_shard[part]
             moments = None if bucket.moments is None else (bucket.moments[0][part], bucket.moments[1][part])
-            shard = self.parameters[segment.slot.name].shard
+            shard = self.parameters[segment.range.name].shard
             segments.append(MasterSegment(segment, shard, weight, moments))
         return segments
 
@@ -216,11 +216,11 @@ class ShardedDataParallel:
         """
         parts = [bucket.gradients for bucket in unit.trained] if flats is None else flats
         for bucket, part in zip(unit.trained, parts, strict=True):
-            for slot in bucket.plan.slots:
-                self.parameters[slot.name].main_grad = None if part is None else slot.view(part)
+            for span in bucket.plan.ranges:
+                self.parameters[span.name].main_grad = None if part is None else span.view(part)
 
     def _parameters_of(self, unit: Unit) -> list[ShardedParameter]:
-        return [self.parameters[slot.name] for bucket in unit.buckets for slot in bucket.plan.slots]
+        return [self.parameters[span.name] for bucket in unit.buckets for span in bucket.plan.ranges]
 
     def _replaced(self, named: dict[str, ShardedParameter]) -> dict[str, ShardedParameter]:
         """Replace the model's parameters by new ones, which are returned by name."""
@@ -228,9 +228,9 @@ class ShardedDataParallel:
         plans = [b.plan for unit in self.units for b in unit.buckets]
         plans += [b.plan for unit in self.units for b in unit.coded]
         for plan in plans:
-            for slot in plan.slots:
-                unseen = self._nothing.expand(slot.shape)
-                placed[slot.name] = ShardedParameter(unseen, named[slot.name].shard, slot.name)
+            for span in plan.ranges:
+                unseen = self._nothing.expand(span.shape)
+                placed[span.name] = ShardedParameter(unseen, named[span.name].shard, span.name)
         for module in self.model.modules():
             for key, parameter in list(module.named_parameters(recurse=False)):
                 assert isinstance(parameter, ShardedParameter)

@@ -158,7 +158,7 @@ class MainGradients:
         """Start the reductions of complete buckets in a fixed order: all ranks must issue the same collectives."""
         while self._next_bucket < len(self._reduced_here):
             bucket = self._reduced_here[self._next_bucket]
-            if any(self._missing[slot.name] for slot in bucket.plan.slots):
+            if any(self._missing[span.name] for span in bucket.plan.ranges):
                 return
             self._start_reduction(bucket)
             self._next_bucket += 1

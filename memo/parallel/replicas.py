@@ -75,12 +75,12 @@ def _copies(data_parallel: ShardedDataParallel, group: ProcessGroup) -> Iterator
         if group not in (mesh.dp_cp, replica_group):
             continue
         if bucket.weights is not None:
-            for slot in bucket.plan.slots:
-                yield _name(data_parallel, slot.name), bucket.weights[slot.offset : slot.offset + slot.numel]
+            for span in bucket.plan.ranges:
+                yield _name(data_parallel, span.name), bucket.weights[span.offset : span.offset + span.numel]
         if group is replica_group:
             for part in bucket.plan.segments(group_rank(data_parallel.group)):
                 values = bucket.master[part.shard_offset : part.shard_offset + part.stop - part.start]
-                yield f"master of {_name(data_parallel, part.slot.name)}", values
+                yield f"master of {_name(data_parallel, part.range.name)}", values
 
 
 def _name(data_parallel: ShardedDataParallel, local: str) -> str:

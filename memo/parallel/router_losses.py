@@ -33,7 +33,7 @@ from memo.parallel.collectives import all_reduce
 from memo.parallel.experts import ExpertRows
 from memo.parallel.shards import Shard, whole
 from memo.parallel.units import MasterSegment
-from memo.spec.buckets import Segment, Slot
+from memo.spec.buckets import ParameterRange, Segment
 from memo.spec.shapes import EXPERT_BIAS
 
 
@@ -116,7 +116,10 @@ class RouterLosses:
         for layer in self._places if self.biases is not None else ():
             name, bias = f"layers.{layer}.{EXPERT_BIAS}", self.bias_of(layer)
             assert bias is not None
-            slot, shard = Slot(name, tuple(bias.shape), 0), Shard((whole(name, tuple(bias.shape)),), replicated="all")
+            slot, shard = (
+                ParameterRange(name, tuple(bias.shape), 0),
+                Shard((whole(name, tuple(bias.shape)),), replicated="all"),
+            )
             found.append(MasterSegment(Segment(slot, 0, len(bias), 0), shard, nn.Parameter(bias, requires_grad=False)))
         return found
 

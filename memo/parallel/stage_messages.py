@@ -6,8 +6,8 @@ Whole messages go from device to device while actions run. At most two receives 
 flight, so the buffers of a step do not grow with the number of microbatches; `memo.spec.clock.run` checks that a
 schedule does not deadlock under exactly these rules.
 
-If hidden states are in host memory, both stages wait for each other at each message (memo.spec.meetings), and a device
-never holds a whole message:
+If hidden states are in host memory, both stages wait for each other at each message (memo.spec.rendezvous), and a
+device never holds a whole message:
 
     sender      record -> section on the device -> message | next section
     receiver                        message -> section on the device -> record | next section
@@ -25,7 +25,7 @@ from memo.mesh import Mesh
 from memo.parallel.collectives import receive, send
 from memo.parallel.entrance import Entrance, enter
 from memo.parallel.hidden import HiddenInPlan
-from memo.spec.meetings import Meeting, items_in_evaluation, items_in_training
+from memo.spec.rendezvous import Rendezvous, items_in_evaluation, items_in_training
 from memo.spec.schedule import Action, Pipeline
 
 
@@ -120,17 +120,17 @@ class MessagesInSections:
         self.stand_in = hidden.begin(wire.shape, torch.empty(0, dtype=wire.dtype, device=wire.device))
         items = (items_in_training if training else items_in_evaluation)(pipeline)[self.stage]
         self.actions: list[Action] = []
-        self.before: list[list[Meeting]] = [[]]  # meetings before each action, and before the end
+        self.before: list[list[Rendezvous]] = [[]]  # rendezvous before each action, and before the end
         for item in items:
-            if isinstance(item, Meeting):
+            if isinstance(item, Rendezvous):
                 self.before[-1].append(item)
             else:
                 self.actions.append(item)
                 self.before.append([])
 
     def receive(self, index: int) -> Tensor | None:
-        for meeting in self.before[index]:
-            self._meet(meeting)
+        for rendezvous in self.before[index]:
+            self._meet(rendezvous)
         return None if self.pipeline.source(self.stage, self.actions[index]) is None else self.stand_in
 
     def enter(self, received: Tensor) -> tuple[Tensor, Entrance]:
@@ -141,18 +141,18 @@ class MessagesInSections:
         """Do nothing: the output is in host memory already."""
 
     def finish(self) -> None:
-        for meeting in self.before[-1]:
-            self._meet(meeting)
+        for rendezvous in self.before[-1]:
+            self._meet(rendezvous)
 
-    def _meet(self, meeting: Meeting) -> None:
-        group = _group(self.mesh, meeting.sent, meeting.awaited)
+    def _meet(self, rendezvous: Rendezvous) -> None:
+        group = _group(self.mesh, rendezvous.sent, rendezvous.awaited)
         for section in self.hidden.sections:
-            if meeting.source == self.stage:
+            if rendezvous.source == self.stage:
                 part = self.hidden.take(self.stand_in, section.index)
-                send(part, group, meeting.target).wait()
+                send(part, group, rendezvous.target).wait()
             else:
                 part = self.hidden.room(self.stand_in, section.index)
-                receive(part, group, meeting.source).wait()
+                receive(part, group, rendezvous.source).wait()
                 self.hidden.put(part, section.index)
 
 

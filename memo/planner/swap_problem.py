@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
-from memo.estimate.own_memory import own_memory
+from memo.estimate.memory_account import memory_account
 from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
 from memo.planner.problem import KEY_VALUE, Link, SwapGroup, SwapProblem
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind
 from memo.spec.skeleton import LayerBytes, SlotDims, layer_bytes, skeletal_tensors
-from memo.spec.slots import WHOLE_GROUP, plan_slot, slot_dims
+from memo.spec.slots import NEEDS_FULL_ROOM, plan_slot, slot_dims
 from memo.spec.stack import attending_layers
 from memo.spec.sweep import key_value_layout, key_value_records
 
@@ -46,7 +46,7 @@ def activation_limits(
     possible and so recomputes most; a plan that recomputes less may need less.
     """
     plain = replace(config, memory=replace(config.memory, offload_alpha="off"))
-    stays, swapped = own_memory(plain, world_size, stage), own_memory(config, world_size, stage, moved={})
+    stays, swapped = memory_account(plain, world_size, stage), memory_account(config, world_size, stage, moved={})
     beside = swapped.activations - swapped.rounding_buffers
     return ActivationLimits(max(0, device_bytes - beside), max(0, host_bytes), stays.activations - beside, disk)
 
@@ -131,7 +131,7 @@ def swap_groups(
     groups = []
     for name, num_bytes in sizes.groups.items():
         added = _buffer_bytes(model, dims, num_slots, {name: dims.tiles}) - fixed
-        entry, gradual = (added, 0) if name == WHOLE_GROUP else (0, added)
+        entry, gradual = (added, 0) if name == NEEDS_FULL_ROOM else (0, added)
         groups.append(SwapGroup(name, num_bytes, recompute_s.get(name, 0.0), gradual, entry))
     return tuple(groups)
 

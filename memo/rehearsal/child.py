@@ -19,7 +19,7 @@ from memo.config.grid import rank_grid
 from memo.emulated_gpu.face import EmulatedGpu
 from memo.errors import HostMemoryError, PlanError, ResourceError, exit_on_error
 from memo.estimate.host_memory import total_host_bytes
-from memo.estimate.own_memory import own_memory
+from memo.estimate.memory_account import memory_account
 from memo.estimate.rank_memory import RankMemory
 from memo.estimate.unseen_memory import communicator_memory, links_of
 from memo.mesh import local_device
@@ -84,7 +84,7 @@ class Rehearsal:
         self.found = dataclasses.replace(self.found, **values)  # type: ignore[arg-type]
 
     def _foreseen(self, tiles: dict[str, int] | None) -> RankMemory:
-        return own_memory(self.config, self.world_size, self.stage, moved=tiles, links=links_of(self.hardware))
+        return memory_account(self.config, self.world_size, self.stage, moved=tiles, links=links_of(self.hardware))
 
     def _take_communicators(self) -> None:
         """Allocate the memory of NCCL's communicators, because a lone rank does not connect any.

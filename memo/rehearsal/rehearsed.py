@@ -90,7 +90,7 @@ class Rehearsed(Artifact):
     Attributes:
         device_bytes: memory of the emulated GPU, as torch reports it.
         host_bytes: the rank's share of the host memory of the emulated node.
-        foreseen: memo's forecast for this rank (memo.estimate.own_memory).
+        foreseen: memo's forecast for this rank (memo.estimate.memory_account).
         tiles: tiles that a swap plan moves, by group; None if nothing moves.
         layer_times: source of the times on which --offload-alpha auto is based; "" if none are needed.
         refusal: why `memo train` would not start the run without --no-admission; None if it would.

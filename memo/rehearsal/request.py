@@ -57,16 +57,16 @@ def checked_run(config: RunConfig, gpus: int) -> RunConfig:
     Raises ConfigError for flags that memo train refuses, for a device other than CUDA, and for --simulate-world.
     """
     parallel, device = config.parallel, config.hardware.device
-    require(device != "cpu", "--device cpu fights with memo rehearse, which rehearses on a GPU: leave it out")
+    require(device != "cpu", "--device cpu conflicts with memo rehearse, which rehearses on a GPU: leave it out")
     require(
         parallel.simulate_world is None and parallel.simulate_rank == 0,
-        f"--simulate-world {parallel.simulate_world} and --simulate-rank {parallel.simulate_rank} fight with --gpus "
+        f"--simulate-world {parallel.simulate_world} and --simulate-rank {parallel.simulate_rank} conflict with --gpus "
         f"{gpus}, of which memo rehearse runs one rank after the other: leave them out, and choose with --rank",
     )
     path = config.memory.offload_nvme_path
     require(
         path is None,
-        f"--offload-nvme-path {path} fights with memo rehearse, whose GPU has no numbers to write: leave it out and "
+        f"--offload-nvme-path {path} conflicts with memo rehearse, whose GPU has no numbers to write: leave it out and "
         "raise --offload-host-memory-gib by what lies on the disk",
     )
     started = world_size_from_env()

@@ -10,7 +10,7 @@ from memo.config.derived import global_batch_size
 from memo.config.grid import rank_grid
 from memo.config.model import LINEAR
 from memo.estimate.hardware import Hardware
-from memo.estimate.own_memory import reserved_under_plan
+from memo.estimate.memory_account import reserved_under_plan
 from memo.estimate.unseen_memory import links_of, unseen_memory
 from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.rehearsal.rehearsed import Rehearsed, Steady, Times

@@ -19,7 +19,7 @@ from memo.search.plan import Choice, Plan, speed_error
 from memo.search.planning import Tell, plans_by_length, silent
 from memo.search.question import Question
 from memo.search.tables import Commands, about_best, cells, errors, title
-from memo.simulate.rows import ROWS
+from memo.simulate.resources import ROWS
 from memo.simulate.trace import Span, simulate_step
 
 MOST_BLOCKS = 4000

@@ -2,7 +2,7 @@
 
 Pure functions of a `Question` (`ask` reads one); nothing here imports torch.
 
-Known error: the errors of `memo.estimate.own_memory` (docs/memory.md) and of `memo.simulate`
+Known error: the errors of `memo.estimate.memory_account` (docs/memory.md) and of `memo.simulate`
 (benchmarks/simulator_accuracy.py). Among the layouts measured in the 4D paper's tables 3 and 4, the first choice was
 within 5 % of the best in ten columns of eleven. In the eleventh column the best is 6 % faster, and the search calls it
 unsure.

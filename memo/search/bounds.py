@@ -90,7 +90,7 @@ class Bounds:
             layout.mbs,
             kind,
             strategy.tiles,
-            (strategy.again, layout.pp * layout.vpp),  # which layers recompute attention
+            (strategy.recompute_attention_layers, layout.pp * layout.vpp),  # which layers recompute attention
             strategy.hidden_on_host,
         )
         if key not in self._layers:

@@ -60,7 +60,7 @@ class Strategy:
 
     Attributes:
         tiles: in which a layer is swept, its slots holding SLOT_TILES of them; 0: slots hold layers.
-        again: layers of a pipeline chunk, the first ones, that recompute attention; they are swept.
+        recompute_attention_layers: layers of a pipeline chunk that recompute attention; they are swept.
         hidden_on_host: whether the hidden states between layers are in host memory; they are swept.
         order: of microbatches and layers; breadth first is tried where states stream.
         placement: of states, where not all of them are whole on the device.
@@ -69,7 +69,7 @@ class Strategy:
     alpha: OffloadAlpha = "off"
     recompute: RecomputeGranularity = "none"
     tiles: int = 0
-    again: int = 0
+    recompute_attention_layers: int = 0
     hidden_on_host: bool = False
     order: AccumulationOrder = "depth_first"
     sharding: DataParallelSharding = "optim"
@@ -81,7 +81,9 @@ class Strategy:
 
     @property
     def sweep(self) -> Sweep:
-        return Sweep(self.tiles, SLOT_TILES, self.again, self.hidden_on_host) if self.tiles else WHOLE
+        return (
+            Sweep(self.tiles, SLOT_TILES, self.recompute_attention_layers, self.hidden_on_host) if self.tiles else WHOLE
+        )
 
     def __str__(self) -> str:
         if self.swaps:

@@ -20,9 +20,9 @@ from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
 from memo.estimate.disks import NVME_PATH
 from memo.estimate.hardware import Hardware
+from memo.estimate.memory_account import cpu_context_bytes
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.node_memory import node_bytes
-from memo.estimate.own_memory import cpu_context_bytes
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, components
 from memo.estimate.unseen_memory import NOTHING, Unseen, links_of
@@ -233,8 +233,8 @@ def _on_cpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[An
         )
     if arena_bytes is not None:
         raise ConfigError(
-            f"--memory-plan fights with --hardware {case.hardware.name}, where the step is counted tensor by tensor: "
-            "drop one"
+            f"--memory-plan conflicts with --hardware {case.hardware.name}, where the step is counted tensor by "
+            "tensor: drop one"
         )
     config = run_config(case)
     stages = range(config.parallel.pp)

@@ -113,11 +113,11 @@ def base_model(model: str | None, family: Family | None, objective: Objective) -
         raise ConfigError(f"--family is {family!r}: use {' or '.join(BASES)}")
     if objective != "max-model-size":
         raise ConfigError(
-            f"--family {family} fights with --objective {objective}, which asks about one --model: name it"
+            f"--family {family} conflicts with --objective {objective}, which asks about one --model: name it"
         )
     if model:
         raise ConfigError(
-            f"--family {family} fights with --model {model}, whose shape would be scaled: give one of both"
+            f"--family {family} conflicts with --model {model}, whose shape would be scaled: give one of both"
         )
     return BASES[family]
 
@@ -138,13 +138,13 @@ def answer(
         value = getattr(question.model.sizes, name)
         if value:
             raise ConfigError(
-                f"{dashed(name)} {value} fights with --objective max-model-size, {why}: ask for tgs or max-seq-len"
+                f"{dashed(name)} {value} conflicts with --objective max-model-size, {why}: ask for tgs or max-seq-len"
             )
     if top < 1:
         raise ConfigError(f"--top is {top}: give 1 or more")
     if min_tgs is not None and objective == "tgs":
         raise ConfigError(
-            f"--min-tgs {min_tgs:g} fights with --objective tgs, which is as fast as it can be: give --objective "
+            f"--min-tgs {min_tgs:g} conflicts with --objective tgs, which is as fast as it can be: give --objective "
             "max-seq-len or max-model-size"
         )
     if min_tgs is not None and not 0 < min_tgs < math.inf:

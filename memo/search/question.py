@@ -280,7 +280,7 @@ def planned_model(name: str, seq_len: int, changes: Mapping[str, Any]) -> Planne
     if model.run is None:
         key, value = next(iter(changes.items()))
         raise ConfigError(
-            f"{dashed(key)} {value} fights with --model {name}, which memo can only plan for: give a preset, or a "
+            f"{dashed(key)} {value} conflicts with --model {name}, which memo can only plan for: give a preset, or a "
             "model that memo trains"
         )
     sizes, run = (replace(each, **changes) for each in (model.sizes, model.run))

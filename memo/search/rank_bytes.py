@@ -11,7 +11,7 @@ from math import ceil
 
 from memo.config import RunConfig
 from memo.estimate.accounts import Account
-from memo.estimate.own_memory import device_bytes, worst_stages
+from memo.estimate.memory_account import device_bytes, worst_stages
 from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.estimate.unseen_memory import Links, page_table_bytes
 from memo.spec.buckets import rank_units

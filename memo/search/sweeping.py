@@ -10,8 +10,8 @@ from memo.config.derived import SLOT_TILES, SWEPT_TOKENS, layers_per_chunk, sequ
 from memo.config.memory import OffloadAlpha
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.estimate.accounts import Account
+from memo.estimate.memory_account import worst_device_bytes
 from memo.estimate.node_memory import node_host_bytes
-from memo.estimate.own_memory import worst_device_bytes
 from memo.estimate.verdict import MemoryLimits
 from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.question import Question
@@ -27,7 +27,12 @@ def sweeps(
     """Strategies of a layout that sweep its layers; `sizes`: as of `ways_to_sweep`."""
     config = config_of(question, layout, Strategy(alpha))
     for sweep in ways_to_sweep(config, question.gpus, question.limits, sizes):
-        yield Strategy(alpha, tiles=sweep.tiles, again=sweep.again, hidden_on_host=sweep.hidden_on_host)
+        yield Strategy(
+            alpha,
+            tiles=sweep.tiles,
+            recompute_attention_layers=sweep.recompute_attention_layers,
+            hidden_on_host=sweep.hidden_on_host,
+        )
 
 
 def ways_to_sweep(
@@ -95,7 +100,7 @@ def _with_attention_again(config: RunConfig, world_size: int, limits: MemoryLimi
     if beside_all:
         alone = _fewest_again(config, world_size, limits, whole)
         fewest = {alone, beside_all, per_stage // config.parallel.vpp}
-        yield from (replace(whole, again=again) for again in sorted(fewest - {0}))
+        yield from (replace(whole, recompute_attention_layers=again) for again in sorted(fewest - {0}))
 
 
 def _fits_on_device(config: RunConfig, world_size: int, limits: MemoryLimits, sweep: Sweep) -> bool:
@@ -113,7 +118,7 @@ def _fewest_again(config: RunConfig, world_size: int, limits: MemoryLimits, whol
     moved: Moved = {} if isinstance(alpha, str) else alpha
 
     def is_enough(again: int) -> bool:
-        swept = with_sweep(config, replace(whole, again=again))
+        swept = with_sweep(config, replace(whole, recompute_attention_layers=again))
         needed_bytes = node_host_bytes(swept, world_size, limits.local_ranks, moved, limits.disk_bytes)
         return needed_bytes <= limits.host_bytes
 

@@ -132,7 +132,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "dp": question.gpus // layout.ranks,
         **_named(strategy, "alpha recompute order sharding"),
         "swept_tiles": strategy.tiles,
-        "recompute_attention_layers": strategy.again,
+        "recompute_attention_layers": strategy.recompute_attention_layers,
         "hidden_states_in_host_memory": strategy.hidden_on_host,
         # Layers of a rank in host memory by kind of state, and all of its layers.
         "states_in_host_memory": at and _named(at, "optimizer gradients weights layers weight_copy"),
@@ -279,8 +279,8 @@ def _how(question: Question, choice: Choice) -> str:
         return "keep everything on the GPU: no swapping, no recomputation"
     config = config_of(question, choice.layout, choice.strategy)
     sweep = f"--offload-granularity tile, {choice.strategy.tiles} tiles; " if choice.strategy.tiles else ""
-    if choice.strategy.again:
-        sweep += f"attention recomputed in {choice.strategy.again} of {layers_per_chunk(config)} layers; "
+    if again := choice.strategy.recompute_attention_layers:
+        sweep += f"attention recomputed in {again} of {layers_per_chunk(config)} layers; "
     sweep += "hidden states in host memory; " if choice.strategy.hidden_on_host else ""
     if choice.moved is not None:
         tiles = slot_dims(config).tiles

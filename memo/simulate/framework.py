@@ -49,5 +49,5 @@ MEGATRON_LM = Framework(waits_for_messages=True)
 """Megatron-LM's 1F1B without interleaving: after each forward and each backward a stage sends, receives and waits for
 both (megatron/core/pipeline_parallel/p2p_communication.py).
 
-Known error: the simulator places these waits where stages wait for each other least (memo.spec.meetings).
+Known error: the simulator places these waits where stages wait for each other least (memo.spec.rendezvous).
 """

@@ -25,7 +25,7 @@ from memo.simulate.tile_clock import TileClock
 from memo.spec.quantized import CHUNK, KERNELS, passed_bytes
 from memo.spec.shapes import shape_of
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
-from memo.spec.slots import WHOLE_GROUP, resident
+from memo.spec.slots import NEEDS_FULL_ROOM, resident
 from memo.spec.stack import layers_with_attention_again, runs_of_kinds, stack_of
 from memo.spec.sweep import key_value_layout
 
@@ -112,7 +112,7 @@ def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
     """Return the cost of a layer that memo.executor.resident runs."""
     shape, of = LayerShape(config, kernels, resident_tiles(config)), resident(config)
     kept = frozenset(of.layout.places)
-    again = _qkv(shape, kept) if WHOLE_GROUP in of.dropped else NOTHING
+    again = _qkv(shape, kept) if NEEDS_FULL_ROOM in of.dropped else NOTHING
     if "attention_out" in of.dropped:
         again += _attention(shape, backward=False)
     return LayerCost(_forward(shape, kept), again + _backward(shape, kept))
@@ -125,13 +125,15 @@ def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
     more and fetches it."""
     config, cp = shape.config, Group(shape.config.parallel.cp, shape.tp.size)
     if shape.kind.is_linear:  # tile by tile it does the same work as at once
-        again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + Cost(elementwise=shape.hidden_s(4))
+        again = (
+            whole.recompute[NEEDS_FULL_ROOM] + _attention(shape, backward=False) + Cost(elementwise=shape.hidden_s(4))
+        )
         return replace(whole, attention_again=again)
     gathered_from = cp.size if config.parallel.cp_comm_type == "all_gather" else 1
     met = 2 * shape.kv * shape.tokens * gathered_from
     swept = SweptAttention(shape.kernels, shape.tiles, shape.q * shape.tokens, met, gathered_from, shape.window is None)
     forward, backward = (each + _slides(shape, back) for each, back in ((swept.forward, False), (swept.backward, True)))
-    again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + forward
+    again = whole.recompute[NEEDS_FULL_ROOM] + _attention(shape, backward=False) + forward
     again += Cost(elementwise=shape.hidden_s(4))
     if gathered_from > 1 and not key_value_layout(config).slides:
         again += gathered_keys(shape, cp) * -1  # its backward uses the keys and values that this forward has gathered
@@ -169,7 +171,7 @@ def _attention(shape: LayerShape, backward: bool) -> Cost:
 
 def _backward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
     """Return the cost of a backward that finds queries, keys, values and attention's output on the device."""
-    of_qkv = backward(shape.kind.before, kept | {WHOLE_GROUP}, frozenset({shape.kind.met, "input"})).steps
+    of_qkv = backward(shape.kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({shape.kind.met, "input"})).steps
     cost = _after_backward(shape, kept) + _attention(shape, backward=True) + _on_tiles(shape, kept, of_qkv)
     if shape.tiles > 1 and not shape.sweeps:
         cost += _copied_outputs(shape)  # attention takes the gradients of all tiles as one tensor
@@ -209,11 +211,11 @@ def _recompute(shape: LayerShape, groups: dict[str, Kept], everything: Kept) -> 
     So the sum over all groups is exact. The sum over some groups is not: messages overlap with the recomputation of
     other groups.
     """
-    kept, found = everything, {WHOLE_GROUP: _qkv(shape, everything)}
+    kept, found = everything, {NEEDS_FULL_ROOM: _qkv(shape, everything)}
     before = _after_backward(shape, kept)
     for name, values in groups.items():
         kept -= values
-        if name != WHOLE_GROUP:
+        if name != NEEDS_FULL_ROOM:
             after = _after_backward(shape, kept)
             found[name], before = after + before * -1, after
     return {name: found[name] for name in groups}

@@ -20,7 +20,7 @@ from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes
 from memo.simulate.swapping import choose, layer_times, machine_limits, modelled_problem, on_disk
 from memo.spec.clock import Program, program
-from memo.spec.meetings import meeting_program
+from memo.spec.rendezvous import rendezvous_program
 from memo.spec.schedule import Action, Pipeline, pipeline_of
 
 _Of = TypeVar("_Of")
@@ -35,7 +35,7 @@ class StepModel:
         recompute: cost of that recomputation in the backward of one layer.
         embedding, loss: cost of embedding and loss for one microbatch.
         message_s: seconds of a message between neighbouring stages.
-        meets: whether stages meet for their messages (memo.spec.meetings).
+        meets: whether stages meet for their messages (memo.spec.rendezvous).
         times: seconds of one layer and of its copies, which take 0 s if nothing moves.
         updates, states: by stage; None in `states` for stages whose states are all whole on the device.
         peak_flops: of one rank, FLOP/s.
@@ -67,7 +67,7 @@ class StepModel:
 
     def program(self, pipeline: Pipeline) -> Program:
         """For the clock: the schedules of this pipeline, perhaps with fewer microbatches."""
-        return meeting_program(pipeline) if self.meets else program(pipeline)
+        return rendezvous_program(pipeline) if self.meets else program(pipeline)
 
     @property
     def layers_per_chunk(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from memo.simulate.model import StepModel
-from memo.simulate.rows import Record, Rows
+from memo.simulate.resources import Record, Resources
 from memo.simulate.state_streams import StateStreams
 from memo.simulate.state_traffic import stage_state_plan
 from memo.simulate.streams import StageStreams
@@ -37,7 +37,7 @@ class Stage:
 
     def __init__(self, index: int, model: StepModel, pipeline: Pipeline, record: Record | None = None) -> None:
         self.index, self.model, self.record = index, model, record
-        rows, times = Rows(model.times.copies_overlap), model.states[index]
+        rows, times = Resources(model.times.copies_overlap), model.states[index]
         self.update, self.states = model.updates[index], None
         if times is not None:
             self.states = StateStreams(times, stage_state_plan(pipeline, index, times.placement), rows, record)

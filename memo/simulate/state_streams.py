@@ -15,7 +15,7 @@
 from dataclasses import dataclass
 
 from memo.planner.state_plan import Fetch, StatePlan, StateStep
-from memo.simulate.rows import Record, Rows
+from memo.simulate.resources import Record, Resources
 from memo.simulate.states import StateTimes
 from memo.spec.placement import NUM_STATE_SLOTS
 
@@ -46,7 +46,7 @@ class _Reduction:
 class StateStreams:
     """Executes the steps of a state plan on the rows that activations use too."""
 
-    def __init__(self, times: StateTimes, plan: StatePlan, rows: Rows, record: Record | None = None) -> None:
+    def __init__(self, times: StateTimes, plan: StatePlan, rows: Resources, record: Record | None = None) -> None:
         self.times, self.plan, self.rows, self.record = times, plan, rows, record
         order = sorted({step.op.layer for step in plan.steps})
         self._places = {layer: times.placement.of_layer(position) for position, layer in enumerate(order)}
@@ -91,8 +91,8 @@ class StateStreams:
         if step.end == "reduce":
             self._start_reduction(step, slot, end_s)
         elif step.end == "offload" and slot is not None:
-            left_s = self._work("offload", f"gradient {step.op.layer}", end_s, self.times.whole_out_s)
-            self._away_s[step.op.layer] = slot.free_s = left_s
+            offloaded_s = self._work("offload", f"gradient {step.op.layer}", end_s, self.times.whole_out_s)
+            self._away_s[step.op.layer] = slot.free_s = offloaded_s
 
     def finish_gradients(self) -> float:
         """Wait for the pending reduction, and move its shard to where the masters are; return when it ended."""

@@ -12,7 +12,7 @@ from typing import Literal
 
 from memo.planner.disk_plan import longest_waiting
 from memo.planner.swap import SwapPlan, SwapStep
-from memo.simulate.rows import Rows
+from memo.simulate.resources import Resources
 from memo.simulate.state_streams import StateStreams
 from memo.spec.schedule import Kind
 
@@ -95,10 +95,10 @@ class StageStreams:
     """
 
     def __init__(
-        self, plan: SwapPlan, times: LayerTimes, rows: Rows | None = None, states: StateStreams | None = None
+        self, plan: SwapPlan, times: LayerTimes, rows: Resources | None = None, states: StateStreams | None = None
     ) -> None:
         self.plan, self.times, self.states = plan, times, states
-        self.rows = rows or Rows(times.copies_overlap)
+        self.rows = rows or Resources(times.copies_overlap)
         self.slot_ready = [0.0] * plan.num_slots  # end of the last copy out of or into the slot
         self.record_ready = [0.0] * plan.num_records
         self.stall_s = 0.0

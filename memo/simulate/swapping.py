@@ -10,7 +10,7 @@ from memo.config.derived import resolved_sections
 from memo.errors import PlanError
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
-from memo.estimate.own_memory import PROCESS_BYTES
+from memo.estimate.memory_account import PROCESS_BYTES
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.swap_memory import beside_slots
 from memo.estimate.unseen_memory import links_of, unseen_memory

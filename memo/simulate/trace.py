@@ -14,7 +14,7 @@ from memo.config.derived import num_microbatches
 from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.simulate.model import StepModel, step_model
-from memo.simulate.rows import ROWS
+from memo.simulate.resources import ROWS
 from memo.simulate.stage import run_stages, update_stages
 
 MOST_PASSES = 1 << 19

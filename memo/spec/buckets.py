@@ -1,7 +1,7 @@
-"""Places of parameters in the flat buffers: buckets, slots and shards as plain data.
+"""Places of parameters in the flat buffers: buckets, ranges and shards as plain data.
 
-    bucket   | slot: embedding | slot: layers.3.mlp.fc2 | ... | padding |
-    shards   |   rank 0   |   rank 1   |   rank 2   |   rank 3          |      (dp x cp ranks)
+    bucket   | embedding    | layers.3.mlp.fc2      | ... | padding |
+    shards   |   rank 0   |   rank 1   |   rank 2   |   rank 3      |      (dp x cp ranks)
 
 One reduce-scatter moves one bucket. The size of a bucket is a multiple of the number of shards, so a shard may begin in
 the middle of a parameter. A bucket closes once it is full and at the end of each module, so that the states of one
@@ -32,7 +32,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Slot:
+class ParameterRange:
     """One parameter's place in a bucket, in elements."""
 
     name: str
@@ -50,14 +50,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Segment:
-    """The part of a slot that lies in one shard.
+    """The part of a span that lies in one shard.
 
     Attributes:
         start, stop: range in the flattened local parameter.
         shard_offset: where `start` lies within the shard.
     """
 
-    slot: Slot
+    range: ParameterRange
     start: int
     stop: int
     shard_offset: int
@@ -65,10 +65,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Slots of one bucket. All share `replicated`, so that one extra reduction serves the whole bucket; and either all
-    are trained, or all are `frozen`; a frozen bucket may be `coded`."""
+    """The parameters of one bucket. All share `replicated`, so that one extra reduction serves the whole bucket. Either
+    all are trained, or all are `frozen`; a frozen bucket may be `coded`."""
 
-    slots: tuple[Slot, ...]
+    ranges: tuple[ParameterRange, ...]
     size: int
     num_shards: int
     replicated: Replicated
@@ -78,7 +78,7 @@ class BucketPlan:
     @property
     def numel(self) -> int:
         """Elements of the parameters, without padding."""
-        return sum(slot.numel for slot in self.slots)
+        return sum(span.numel for span in self.ranges)
 
     @property
     def shard_size(self) -> int:
@@ -88,10 +88,10 @@ class BucketPlan:
         """The parts of parameters that shard number `shard` holds."""
         first, last = shard * self.shard_size, (shard + 1) * self.shard_size
         parts = []
-        for slot in self.slots:
-            start, stop = max(first, slot.offset), min(last, slot.offset + slot.numel)
+        for span in self.ranges:
+            start, stop = max(first, span.offset), min(last, span.offset + span.numel)
             if start < stop:
-                parts.append(Segment(slot, start - slot.offset, stop - slot.offset, start - first))
+                parts.append(Segment(span, start - span.offset, stop - span.offset, start - first))
         return parts
 
 
@@ -117,14 +117,14 @@ def plan_buckets(parameters: Sequence[Laid], bucket_size: int, num_shards: int) 
     that both stages shard it alike.
     """
     closed: list[BucketPlan] = []
-    open_slots: dict[tuple[Replicated, bool, bool], list[Slot]] = {}
+    open_ranges: dict[tuple[Replicated, bool, bool], list[ParameterRange]] = {}
     for laid in parameters:
-        slots = open_slots.setdefault(laid.kind, [])
-        slot = Slot(laid.name, laid.shape, _end(slots))
-        slots.append(slot)
-        if _end(slots) >= bucket_size:
-            closed.append(_close(open_slots.pop(laid.kind), num_shards, *laid.kind))
-    return closed + [_close(slots, num_shards, *kind) for kind, slots in open_slots.items() if slots]
+        ranges = open_ranges.setdefault(laid.kind, [])
+        span = ParameterRange(laid.name, laid.shape, _end(ranges))
+        ranges.append(span)
+        if _end(ranges) >= bucket_size:
+            closed.append(_close(open_ranges.pop(laid.kind), num_shards, *laid.kind))
+    return closed + [_close(ranges, num_shards, *kind) for kind, ranges in open_ranges.items() if ranges]
 
 
 class Unit(NamedTuple):
@@ -161,7 +161,7 @@ class RankUnits:
 
     @cached_property
     def layer(self) -> Unit:
-        """The largest of all layers in each number; slots have room for it."""
+        """The largest of all layers in each number; ranges have room for it."""
         return Unit(*map(max, zip(*self.layers, strict=True)))
 
     def first(self, count: int) -> Unit:
@@ -243,13 +243,15 @@ def _unit(buckets: Sequence[BucketPlan]) -> Unit:
     return Unit(sum(sizes), numel, max(sizes, default=0), frozen, sum(coded), max(coded, default=0))
 
 
-def _end(slots: list[Slot]) -> int:
-    if not slots:
+def _end(ranges: list[ParameterRange]) -> int:
+    if not ranges:
         return 0
-    return round_up(slots[-1].offset + slots[-1].numel, ALIGNMENT)
+    return round_up(ranges[-1].offset + ranges[-1].numel, ALIGNMENT)
 
 
-def _close(slots: list[Slot], num_shards: int, replicated: Replicated, frozen: bool, coded: bool) -> BucketPlan:
-    """A bucket of these slots; coded buckets are not sharded."""
+def _close(
+    ranges: list[ParameterRange], num_shards: int, replicated: Replicated, frozen: bool, coded: bool
+) -> BucketPlan:
+    """A bucket of these ranges; coded buckets are not sharded."""
     shards = 1 if coded else num_shards
-    return BucketPlan(tuple(slots), round_up(_end(slots), ALIGNMENT * shards), shards, replicated, frozen, coded)
+    return BucketPlan(tuple(ranges), round_up(_end(ranges), ALIGNMENT * shards), shards, replicated, frozen, coded)

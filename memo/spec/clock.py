@@ -9,7 +9,7 @@ on streams).
     stage 0  | F0 | F1 | B0 ...         arrival = max(output is there, receive is posted) + message
     stage 1       | F0 | B0 | ...
 
-Where stages meet for their messages (memo.spec.meetings), a message is an operation of its own on both stages: the
+Where stages meet for their messages (memo.spec.rendezvous), a message is an operation of its own on both stages: the
 receiver posts its receive when it comes to the operation, and the sender waits until the message has arrived.
 """
 

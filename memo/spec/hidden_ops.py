@@ -9,7 +9,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from memo.spec.layer_ops import LayerOp
-from memo.spec.meetings import Item, Meeting, items_in_evaluation, items_in_training
+from memo.spec.rendezvous import Item, Rendezvous, items_in_evaluation, items_in_training
 from memo.spec.schedule import Action, Kind, Pipeline
 
 
@@ -44,7 +44,7 @@ def hidden_ops(pipeline: Pipeline, stage: int, num_layers: int, items: Sequence[
         as            0           i + 1     n + 1           n + 2            2 n + 2 - i
         read by       layer 0     the next layer, the loss: forward, then backward, layers downward, the embedding
 
-    A meeting of two stages reads on the one stage the output of its `sent`, and writes it on the other stage. The
+    A rendezvous of two stages reads on the one stage the output of its `sent`, and writes it on the other stage. The
     forward of the loss writes its input again for its backward; in an evaluation it only reads. Every module and
     message reads a section before it writes that section.
     """
@@ -56,7 +56,7 @@ def hidden_ops(pipeline: Pipeline, stage: int, num_layers: int, items: Sequence[
     for _, group in groupby(items, key=alike):
         same = list(group)
         for item in same:
-            if isinstance(item, Meeting):
+            if isinstance(item, Rendezvous):
                 at = item.sent if item.source == stage else item.awaited
                 writer.meet(at, pipeline.layers(stage, at.chunk, num_layers), reads=item.source == stage)
         writer.act([item for item in same if isinstance(item, Action)], pipeline, stage)
@@ -72,7 +72,7 @@ class _Writer:
         self.found: list[LayerOp] = []
 
     def meet(self, at: Action, layers: range, reads: bool) -> None:
-        """Add the message of a meeting at an action of the chunk that has `layers`: its input, or its output if it
+        """Add the message of a rendezvous at an action of the chunk that has `layers`: its input, or its output if it
         `reads`."""
         below, above = layers.start, layers.stop
         made, needed = (above, below) if at.kind == "F" else (self.end - below, self.end - above)

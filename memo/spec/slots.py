@@ -23,7 +23,7 @@ from memo.units import DTYPE_BYTES
 
 SLOT_ALIGNMENT_BYTES = 512
 
-WHOLE_GROUP = "qkv"
+NEEDS_FULL_ROOM = "qkv"
 """The group that needs room for all of its tiles as soon as one of them moves."""
 
 
@@ -117,10 +117,12 @@ def own_layout(config: RunConfig, slots: SlotLayout) -> SlotLayout:
     widths = {tensor.name: local_size(tensor, dims)[1] for tensor in skeletal_tensors(config.model)}
     places = {
         name: replace(place, shape=(*place.shape[:2], widths[name]))
-        for name, place in (slots.places | ({} if slots.workspace is None else {WHOLE_GROUP: slots.workspace})).items()
+        for name, place in (
+            slots.places | ({} if slots.workspace is None else {NEEDS_FULL_ROOM: slots.workspace})
+        ).items()
         if name in widths
     }
-    workspace = None if slots.workspace is None else places.pop(WHOLE_GROUP)
+    workspace = None if slots.workspace is None else places.pop(NEEDS_FULL_ROOM)
     return replace(slots, places=places, workspace=workspace)
 
 
@@ -150,10 +152,12 @@ def resident(config: RunConfig) -> Resident:
     granularity, skeleton = config.memory.recompute_granularity, skeletal_tensors(config.model)
     whole = {} if granularity == "full" else {tensor.group: 1 for tensor in skeleton if tensor.kind == "token_wise"}
     layout = plan_slot(skeleton, replace(slot_dims(config), tiles=1), whole)  # all rows or none
-    made = {**layout.places, **({} if layout.workspace is None else {WHOLE_GROUP: layout.workspace})}
+    made = {**layout.places, **({} if layout.workspace is None else {NEEDS_FULL_ROOM: layout.workspace})}
     del made["input"]
     of_attention = frozenset(name for name in ("attention_out", "lse") if name in made)
-    dropped = {"none": frozenset[str](), "selective": of_attention, "full": of_attention | {WHOLE_GROUP}}[granularity]
+    dropped = {"none": frozenset[str](), "selective": of_attention, "full": of_attention | {NEEDS_FULL_ROOM}}[
+        granularity
+    ]
     return Resident(layout, made, dropped)
 
 
@@ -166,20 +170,20 @@ def plan_slot(
     """Lay out one layer. `tiles_moved` gives, by group, how many of the T tiles move (0 for absent groups)."""
     always = [t for t in skeleton if t.kind == "always"]
     partial = [t for t in skeleton if t.kind != "always" and tiles_moved.get(t.group, 0) > 0]
-    partial.sort(key=lambda t: t.group == WHOLE_GROUP)  # qkv last, the others in order of execution
+    partial.sort(key=lambda t: t.group == NEEDS_FULL_ROOM)  # qkv last, the others in order of execution
     places: dict[str, Place] = {}
     end = moved = 0
     for tensor in [*always, *partial]:
         rows, width, dtype = local_size(tensor, dims)
         saved = rows if tensor.kind == "always" else rows * tiles_moved[tensor.group] // dims.tiles
-        kept = rows if tensor.group == WHOLE_GROUP else saved
+        kept = rows if tensor.group == NEEDS_FULL_ROOM else saved
         start = -(-end // alignment_bytes) * alignment_bytes
         row_bytes = dims.batch * width * DTYPE_BYTES[dtype]
         places[tensor.name] = Place(tensor.name, (kept, dims.batch, width), dtype, start, saved)
         moved, end = start + saved * row_bytes, start + kept * row_bytes
     workspace = None
-    if tiles_moved.get(WHOLE_GROUP, 0) == 0:
-        tensor = next(t for t in skeleton if t.group == WHOLE_GROUP)
+    if tiles_moved.get(NEEDS_FULL_ROOM, 0) == 0:
+        tensor = next(t for t in skeleton if t.group == NEEDS_FULL_ROOM)
         rows, width, dtype = local_size(tensor, dims)
         workspace = Place(tensor.name, (rows, dims.batch, width), dtype, 0, 0)
     return SlotLayout(places, workspace, moved, end)

@@ -56,12 +56,12 @@ class Sweep:
 
     tiles: int = 0
     slot_tiles: int = 1
-    again: int = 0
+    recompute_attention_layers: int = 0
     hidden_on_host: bool = False
 
     def __str__(self) -> str:
-        text = f"swept in {self.tiles} tiles" if self.tiles else "whole"
-        text += f", attention again in {self.again} layers" if self.again else ""
+        text, again = f"swept in {self.tiles} tiles" if self.tiles else "whole", self.recompute_attention_layers
+        text += f", attention recomputed in {again} layers" if again else ""
         return text + (", hidden states in host memory" if self.hidden_on_host else "")
 
 
@@ -75,7 +75,7 @@ def with_sweep(config: RunConfig, sweep: Sweep) -> RunConfig:
         offload_granularity="tile" if sweep.tiles else "layer",
         offload_tiles=sweep.tiles or config.memory.offload_tiles,
         offload_slot_tiles=sweep.slot_tiles if sweep.tiles else None,
-        recompute_attention_layers=sweep.again,
+        recompute_attention_layers=sweep.recompute_attention_layers,
         offload_hidden_states=sweep.hidden_on_host,
     )
     return replace(config, memory=memory)

@@ -83,7 +83,11 @@ def _granularity(config: RunConfig, prepared: Prepared) -> str:
     sweep, flags = sweep_of(config), "--offload-granularity layer"
     if sweep.tiles:
         flags = f"--offload-granularity tile --offload-tiles {sweep.tiles} --offload-slot-tiles {sweep.slot_tiles}"
-        flags += f" --recompute-attention-layers {sweep.again}" if sweep.again else ""
+        flags += (
+            f" --recompute-attention-layers {sweep.recompute_attention_layers}"
+            if sweep.recompute_attention_layers
+            else ""
+        )
         flags += " --offload-hidden-states" if sweep.hidden_on_host else ""
     return f"layers: {sweep} (--offload-granularity auto chose {flags})\n"
 

@@ -68,7 +68,7 @@ def agreed(config: RunConfig, mesh: Mesh, device: torch.device) -> RunConfig:
     in their free memory; rank 0 if all choices are equal.
     """
     group, size = None if mesh.is_alone else mesh.world, mesh.grid.world_size
-    rank_last = torch.tensor(_thrift(config) * size + size - 1 - mesh.rank, device=device)
+    rank_last = torch.tensor(_memory_saving_rank(config) * size + size - 1 - mesh.rank, device=device)
     source = size - 1 - int(all_reduce(rank_last, group, "max").item()) % size
     return replace(config, memory=from_rank(source, lambda: config.memory, group))
 
@@ -132,12 +132,16 @@ def _is_held(config: RunConfig, world_size: int, device: torch.device) -> bool:
     return would_hold(config, world_size, room_of(config, device))
 
 
-def _thrift(config: RunConfig) -> int:
+def _memory_saving_rank(config: RunConfig) -> int:
     """Order choices for --offload-granularity auto by the device memory they save; 0 while nothing is chosen."""
     if is_undecided(config):
         return 0
     sweep = sweep_of(config)
-    return 1 + (bool(sweep.tiles) + sweep.hidden_on_host) * (config.model.num_layers + 1) + sweep.again
+    return (
+        1
+        + (bool(sweep.tiles) + sweep.hidden_on_host) * (config.model.num_layers + 1)
+        + sweep.recompute_attention_layers
+    )
 
 
 def _device_room(device: torch.device) -> tuple[int, int]:

@@ -136,7 +136,9 @@ class Persistence:
 
     def _other_tiles(self, then: RunConfig) -> str:
         """A clause if layers ran on other tiles in the run `then`, because their rounding differs; else ""."""
-        until, since = (replace(sweep_of(each), again=0, hidden_on_host=False) for each in (then, self.config))
+        until, since = (
+            replace(sweep_of(each), recompute_attention_layers=0, hidden_on_host=False) for each in (then, self.config)
+        )
         if until.tiles == since.tiles:
             return ""
         return f"; layers were {until} until there and are {since} from here on, which rounds differently"

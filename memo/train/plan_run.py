@@ -35,7 +35,9 @@ def plan_run(config: RunConfig, model: str, gpus: int, hardware: str | None = No
     Raises ConfigError for flags that the plan would overrule, for an unknown machine, and if nothing fits.
     """
     if has_own_layout(config):
-        raise ConfigError("--plan auto fights with flags of layout, recomputation or swapping: leave one of both out")
+        raise ConfigError(
+            "--plan auto conflicts with flags of layout, recomputation or swapping: leave one of both out"
+        )
     training = config.training
     machine = hardware or gpu_machine()
     of_pairs = gpus % 2 if training.preference is not None else 0

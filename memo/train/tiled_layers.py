@@ -14,10 +14,10 @@ from memo.config.derived import (
     stays_under_autograd,
 )
 from memo.executor.coded_weights import CodedWeights
-from memo.executor.halves import HalvesLayer, SweptHalvesLayer
+from memo.executor.custom_layer import SweptCustomLayer, TokenwiseCustomLayer
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.pieces import GradientSink
-from memo.executor.resident import DeviceMemory, ResidentHalvesLayer, ResidentLayer
+from memo.executor.resident import DeviceMemory, ResidentCustomLayer, ResidentLayer
 from memo.executor.runtime import ScratchMemory, SwapRuntime, SweepRuntime, scratch_memory
 from memo.executor.states import StateStreamer
 from memo.executor.streamed import LayerStates, StreamedLayer
@@ -86,7 +86,7 @@ def on_device(
     """Wrap one layer to run without a swap plan."""
     run = run_of_layer(config, index)
     tiles = make_tiles(rank_length(config), config.parallel.tp, resident_tiles(config))
-    resident_type, of = ResidentHalvesLayer if isinstance(layer, CustomLayer) else ResidentLayer, resident(run)
+    resident_type, of = ResidentCustomLayer if isinstance(layer, CustomLayer) else ResidentLayer, resident(run)
     memory = DeviceMemory(of, device)
     return resident_type(layer, kind_of(run.model), index, tiles, of.layout, memory, sink, tp_group)
 
@@ -109,11 +109,11 @@ def on_tiles(
     (sections, tiles), kind, layout = _cuts(config), kind_of(run.model), own_layout(run, memory.layout)
     is_custom = isinstance(layer, CustomLayer)
     if not config.memory.sweeps:
-        whole = HalvesLayer if is_custom else TokenwiseLayer
+        whole = TokenwiseCustomLayer if is_custom else TokenwiseLayer
         return whole(layer, kind, index, tiles, layout, memory, sink, tp_group)
     assert isinstance(memory, SweepRuntime | ScratchMemory)
     hidden = HiddenOnDevice(hidden_sections(config)) if hidden is None else hidden
-    swept = SweptHalvesLayer if is_custom else SweptLayer
+    swept = SweptCustomLayer if is_custom else SweptLayer
     return swept(layer, kind, index, sections, tiles, layout, memory, sink, tp_group, hidden, recomputes_attention)
 
 

@@ -18,19 +18,19 @@ from memo.train.console import say
 from memo.train.data_sources import DataSource, EvalSource, evaluated_now
 from memo.train.ending import check_skips
 from memo.train.evaluation import Evaluated
+from memo.train.evaluation_api import EvaluationApi
 from memo.train.events import Callback, Events
 from memo.train.header import describe_start
 from memo.train.history import History
 from memo.train.log_probs import GivenSamples, LossOfLogProbs, batches_on_samples, check_samples
 from memo.train.metrics import BenchmarkResult, StepRecord
-from memo.train.questions import Questions
 from memo.train.setup import field_keywords, prepare
 from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
 from memo.train.watching import run_header
 
 
-class Trainer(Questions):
+class Trainer(EvaluationApi):
     """Trains a model under plain python or torchrun; every rank builds one.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 
 from memo import __version__
 from memo.artifacts.run_log import RunHeader, SwapForecast
-from memo.estimate.own_memory import PROCESS_BYTES, own_memory
+from memo.estimate.memory_account import PROCESS_BYTES, memory_account
 from memo.estimate.program.memory import program_memory
 from memo.executor.state_recorder import StateRecorder
 from memo.report.timeline import copied_s, hidden_share, stalled_s
@@ -146,7 +146,7 @@ def memory_forecast(parts: ParallelModel) -> dict[str, int]:
     """Foreseen bytes of this rank by component at the peak of a step, from the second step on.
 
     They are the requests to torch's allocator (memo.estimate.program.memory) under the swap plan. On a CPU `runtime` is
-    the process itself. On CUDA `context` is memory outside torch's allocator (memo.estimate.own_memory).
+    the process itself. On CUDA `context` is memory outside torch's allocator (memo.estimate.memory_account).
     """
     config, chosen = parts.config, parts.chosen_swap
     stage, world_size = parts.mesh.at.pp, parts.mesh.grid.world_size
@@ -155,7 +155,7 @@ def memory_forecast(parts: ParallelModel) -> dict[str, int]:
     buffers, host = (0, 0) if solution is None else (solution.device_bytes, solution.host_bytes)
     plain = config if solution is not None else config.override({"offload_alpha": "off"})
     if parts.device.type == "cuda":
-        rank = own_memory(plain, world_size, stage, moved=moved)
+        rank = memory_account(plain, world_size, stage, moved=moved)
         states = {"weights": rank.weights, "gradients": rank.gradients, "optimizer": rank.optimizer}
         transient = rank.skeletal + rank.transient + rank.communication
         other = {"context": rank.context}

@@ -8,7 +8,7 @@ import torch
 
 from memo.checkpoint.chunks import global_chunks, rectangles
 from memo.parallel.shards import Piece, Shard
-from memo.spec.buckets import Segment, Slot
+from memo.spec.buckets import ParameterRange, Segment
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -35,7 +35,7 @@ def test_a_fused_parameter_is_cut_into_its_global_tensors(start: int, stop: int)
             Piece("k", (4, 4), (1, 0), (3, 0), (2, 4)),
         )
     )
-    segment = Segment(Slot("qk", (6, 4), 0), start, stop, 0)
+    segment = Segment(ParameterRange("qk", (6, 4), 0), start, stop, 0)
     values = torch.arange(float(start), float(stop))
     found = global_chunks(segment, shard, values)
     whole = {"q": torch.full((6, 4), -1.0), "k": torch.full((4, 4), -1.0)}

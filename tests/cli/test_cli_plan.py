@@ -305,10 +305,13 @@ def test_llmem_chooses_a_method_of_fine_tuning(tmp_path: Path, capsys: Capture) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--top", "3"], "--top 3 fights with --method llmem, whose paper does not know it: drop one"),
-        (["--all"], "--all fights with --method llmem, whose paper does not know it: drop one"),
-        (["--gbs", "8"], "--global-batch-size 8 fights with --method llmem, whose paper does not know it: drop one"),
-        (["--method", "memo", "--llmem-corrected"], "--llmem-corrected fights with --method memo, which has no such"),
+        (["--top", "3"], "--top 3 conflicts with --method llmem, whose paper does not know it: drop one"),
+        (["--all"], "--all conflicts with --method llmem, whose paper does not know it: drop one"),
+        (["--gbs", "8"], "--global-batch-size 8 conflicts with --method llmem, whose paper does not know it: drop one"),
+        (
+            ["--method", "memo", "--llmem-corrected"],
+            "--llmem-corrected conflicts with --method memo, which has no such",
+        ),
     ],
 )
 def test_llmem_takes_no_flag_that_its_paper_does_not_know(

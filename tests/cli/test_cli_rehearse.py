@@ -17,7 +17,7 @@ from memo.config.run import CheckpointConfig
 from memo.emulated_gpu.launch import Device
 from memo.errors import EXIT_FAILED, EXIT_REFUSED, EmulatorError
 from memo.estimate.hardware import visible_gib
-from memo.estimate.own_memory import own_memory, reserved_under_plan
+from memo.estimate.memory_account import memory_account, reserved_under_plan
 from memo.estimate.unseen_memory import CONTEXT
 from memo.rehearsal import start
 from memo.rehearsal.rehearsed import Planned, RehearsalShortage, Rehearsed, Steady, Times, Waits
@@ -53,7 +53,7 @@ class Stage:
             stage=0,
             device_bytes=79 * GIB,
             host_bytes=256 * GIB,
-            foreseen=own_memory(config, 8, 0),
+            foreseen=memory_account(config, 8, 0),
             parameters=1_000_000,
             attention="cudnn",
             took_s=3.0,

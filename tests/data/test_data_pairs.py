@@ -194,7 +194,7 @@ def test_corpora_of_pairs_are_neither_blended_nor_split(tmp_path: Path) -> None:
         ConfigError, match=r"names 2 corpora, but .*one holds pairs of preferences, which are not blend"
     ):
         open_corpora("--data-path", words, data, 1)
-    with pytest.raises(ConfigError, match=r"--split 50,50 fights with .*one, which holds pairs.*--eval-fraction"):
+    with pytest.raises(ConfigError, match=r"--split 50,50 conflicts with .*one, which holds pairs.*--eval-fraction"):
         open_corpus(first, data, 1, read_split("50,50").train)
 
 

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from packed_samples import PackedSamples
 
 import memo
-from memo.estimate.own_memory import own_memory, reserved_under_plan
+from memo.estimate.memory_account import memory_account, reserved_under_plan
 
 VOCABULARY = 1000
 NUM_PACKINGS = 3
@@ -68,7 +68,7 @@ def main() -> None:
             trainer.step()
         stats, found = torch.cuda.memory_stats(), transients.statistics() if transients is not None else None
         told = {name: stats[f"{name}_bytes.all.peak"] for name in ("allocated", "reserved")}
-        memory = own_memory(
+        memory = memory_account(
             trainer.config.override({"data_path": ("of the program",)}), trainer.mesh.grid.world_size, 0
         )
         told["foreseen"] = reserved_under_plan(memory)

@@ -12,7 +12,7 @@ from memo.config import RunConfig, preset
 from memo.errors import ResourceError
 from memo.estimate.admission import Room, admit, estimate_step_s
 from memo.estimate.host_memory import available_host_bytes, total_host_bytes
-from memo.estimate.own_memory import own_memory
+from memo.estimate.memory_account import memory_account
 from memo.estimate.unseen_memory import CONTEXT
 from memo.train.device import PeakFlops
 from memo.train.setup import _admit, prepare
@@ -34,7 +34,7 @@ def advice(message: str) -> int:
 def test_a_small_run_is_admitted_with_its_estimate() -> None:
     config = run()
     admission = admit(config, 1, Room(8 * GIB, 8 * GIB), LAPTOP_FLOPS)
-    assert admission.worst_rank == own_memory(config, 1, 0)
+    assert admission.worst_rank == memory_account(config, 1, 0)
     assert admission.shared_bytes == admission.worst_rank.total
     assert admission.step_s == estimate_step_s(config, 1, LAPTOP_FLOPS)
 
@@ -44,7 +44,7 @@ def test_a_million_tokens_on_a_laptop() -> None:
     with pytest.raises(ResourceError) as refused:
         admit(config, 1, Room(16 * GIB, 16 * GIB), LAPTOP_FLOPS)
     message = str(refused.value)
-    memory = own_memory(config, 1, 0)
+    memory = memory_account(config, 1, 0)
     assert "--seq-length 1048576 is too large" in message
     assert f"a rank needs {format_bytes(memory.total)}" in message
     assert f"skeletal {format_bytes(memory.skeletal)}" in message
@@ -67,7 +67,7 @@ def test_the_advised_length_is_the_longest_that_fits(values: dict[str, object]) 
 def test_a_full_machine_is_told_who_holds_its_memory() -> None:
     """56 tokens are not the cause, and no shorter sequence is the remedy."""
     config = run(seq_length=56)
-    needed = own_memory(config, 1, 0).total
+    needed = memory_account(config, 1, 0).total
     with pytest.raises(ResourceError) as refused:
         admit(config, 1, Room(needed - 1, 64 * GIB), LAPTOP_FLOPS)
     message = str(refused.value)
@@ -92,7 +92,7 @@ def test_the_context_of_this_process_is_no_other_process(
 ) -> None:
     """What a run needs has the context in it, which lies on the device already when the run asks what is free."""
     config = run(device="cuda", params_dtype="bf16", seq_length=1 << 16, offload_alpha="off")
-    total = own_memory(config, 1, 0).total
+    total = memory_account(config, 1, 0).total
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (total - taken_bytes, total))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     asked = (config, 1, torch.device("cuda"), PeakFlops(1e15, "assumed"))
@@ -133,7 +133,7 @@ def test_too_large_at_any_length() -> None:
 def test_ranks_of_one_node_share_its_memory() -> None:
     """Both stages fit a node of their own, and one memory of the size of both, but no smaller one."""
     config = run(seq_length=16384, pp=2, gbs=4)
-    stages = [own_memory(config, 2, stage).total for stage in (0, 1)]
+    stages = [memory_account(config, 2, stage).total for stage in (0, 1)]
     assert stages[0] > stages[1]
     assert admit(config, 2, Room(sum(stages), sum(stages), 2), LAPTOP_FLOPS).shared_bytes == sum(stages)
     assert admit(config, 2, Room(stages[0], stages[0]), LAPTOP_FLOPS).shared_bytes == stages[0]

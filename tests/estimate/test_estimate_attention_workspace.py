@@ -7,7 +7,7 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.config.run import HardwareConfig
 from memo.estimate.cases import read_case
-from memo.estimate.own_memory import own_memory
+from memo.estimate.memory_account import memory_account
 from memo.estimate.program.attention import attention_backward
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.passes import layer_passes
@@ -80,7 +80,7 @@ def test_a_sweep_takes_the_workspace_of_a_tile() -> None:
 
 
 def test_auto_counts_as_what_it_takes_on_the_machine() -> None:
-    assert own_memory(tiny(), 1, 0) == own_memory(tiny(attention_backend="cudnn"), 1, 0)
+    assert memory_account(tiny(), 1, 0) == memory_account(tiny(attention_backend="cudnn"), 1, 0)
     for hardware, kernels in (("h100-80", "cudnn"), ("b200", "cudnn"), ("a100-80", "flash")):
         assert ask("llama-3.1-8b", 8, hardware=hardware).base.hardware.attention_backend == kernels
         case = read_case(

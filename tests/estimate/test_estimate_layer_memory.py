@@ -8,7 +8,7 @@ from torch import Tensor
 from memo.attention.select import select_backend
 from memo.config import RunConfig, preset
 from memo.config.model import ModelConfig
-from memo.estimate.own_memory import own_memory
+from memo.estimate.memory_account import memory_account
 from memo.estimate.rank_memory import layer_activation_bytes
 from memo.model.layer import TransformerLayer
 from memo.model.parts import LayerContext, ModelParts
@@ -106,7 +106,7 @@ def test_activations_are_split_by_tp_and_cp() -> None:
 
 def test_a_large_vocabulary_is_held_by_the_last_stage() -> None:
     config = run("gpt-tiny", vocab_size=1 << 20, pp=2, params_dtype="fp32", offload_alpha="off")
-    first, last = (own_memory(config, 2, stage).transient for stage in (0, 1))
+    first, last = (memory_account(config, 2, stage).transient for stage in (0, 1))
     logits = 1024 * (1 << 20) * 4
     assert logits <= last <= 2.5 * logits
     assert first < last / 9
@@ -116,11 +116,11 @@ def test_a_large_vocabulary_is_held_by_the_last_stage() -> None:
 def test_what_stays_is_judged_by_the_same_account_as_what_moves(device: str) -> None:
     config = run("llama-tiny", device=device, seq_length=4096, pp=2, gbs=8, params_dtype="bf16", offload_alpha="auto")
     found = activation_limits(config, 2, 0, GIB, 2 * GIB)
-    plain, swapped = own_memory(config, 2, 0), own_memory(config, 2, 0, moved={})
+    plain, swapped = memory_account(config, 2, 0), memory_account(config, 2, 0, moved={})
     beside = GIB - found.device_bytes
     assert beside == swapped.allocated - swapped.states - swapped.rounding_buffers > 0
     assert found.resident_bytes is not None and beside + found.resident_bytes == plain.allocated - plain.states
-    assert own_memory(config, 2, 0, moved={"qkv": 4}).host > swapped.host > 0
+    assert memory_account(config, 2, 0, moved={"qkv": 4}).host > swapped.host > 0
 
 
 def test_the_account_covers_measured_resident_sets() -> None:
@@ -134,5 +134,5 @@ def test_the_account_covers_measured_resident_sets() -> None:
     ]
     for peak_mib, name, values in measured:
         config = run(name, **{"vocab_size": 257, "offload_alpha": "off", **values})
-        ratio = own_memory(config, 1, 0).total / (peak_mib * MIB)
+        ratio = memory_account(config, 1, 0).total / (peak_mib * MIB)
         assert 0.995 <= ratio <= 1.2, (name, values, ratio)

@@ -14,7 +14,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
 from memo.estimate.cases import read_case
-from memo.estimate.own_memory import cpu_context_bytes
+from memo.estimate.memory_account import cpu_context_bytes
 from memo.estimate.program.attention_calls import Call, fused_row, within_reach
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.memory import Program, program_memory
@@ -293,7 +293,7 @@ def stage_layout(config: RunConfig, world_size: int, stage: int) -> list[Any]:
 def test_a_ledger_knows_its_worst_moment() -> None:
     ledger = Ledger(at="one")
     first = ledger.make("a", 10)
-    ledger.pulse(("b", 5), ("b", 1))
+    ledger.scratch(("b", 5), ("b", 1))
     ledger.free(first, None)
     ledger.at = "two"
     ledger.make("c", 15)
@@ -322,7 +322,7 @@ def test_memo_estimate_answers_for_a_cpu() -> None:
     ("cells", "arena_bytes", "message"),
     [
         ({"loss_chunk_size": "0"}, None, "loss_chunk_size is 0.* give a number of tokens"),
-        ({}, 1 << 20, "--memory-plan fights with --hardware cpu"),
+        ({}, 1 << 20, "--memory-plan conflicts with --hardware cpu"),
         ({"alpha": "auto"}, None, "--offload-alpha auto is decided by measuring"),
     ],
 )

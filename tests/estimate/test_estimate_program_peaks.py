@@ -7,7 +7,7 @@ import pytest
 
 from memo.config import RunConfig
 from memo.config.memory import OffloadStates
-from memo.estimate.own_memory import own_memories
+from memo.estimate.memory_account import own_memories
 from memo.estimate.program.memory import Program, program_memory
 from memo.estimate.program.passes import LayerPasses, _layer_passes
 from memo.estimate.program.sizes import layer_sizes

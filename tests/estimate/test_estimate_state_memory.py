@@ -128,7 +128,7 @@ def test_buckets_close_at_the_end_of_each_module() -> None:
     modules, layer = stage_modules(config, 0), shape_of(config.model, "", 0).layer_weights
     plans = [module_buckets(tuple(weights), 1, 1 << 40, 1) for weights in reversed(modules)]
     assert [len(of_module) for of_module in plans] == [2, 2, 2, 2, 2, 2, 2, 1]
-    names = [[slot.name for slot in plan.slots] for plan in plans[4]]
+    names = [[slot.name for slot in plan.ranges] for plan in plans[4]]
     whole = [weight.name for weight in reversed(layer) if weight.split == "whole"]
     assert sorted(names) == sorted([whole, [weight.name for weight in reversed(layer) if weight.split != "whole"]])
 

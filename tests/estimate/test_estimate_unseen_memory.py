@@ -6,7 +6,7 @@ import pytest
 
 from memo.config import RunConfig, preset
 from memo.estimate.hardware_files import HARDWARE
-from memo.estimate.own_memory import own_memory
+from memo.estimate.memory_account import memory_account
 from memo.estimate.unseen_memory import (
     CONTEXT,
     FAST_NODE,
@@ -87,8 +87,8 @@ def test_page_tables_are_two_mib_for_each_gib_of_pinned_memory() -> None:
 
 def test_the_account_has_it_with_its_host_memory() -> None:
     config = run(cp=8, cp_comm_type="a2a", seq_length=1 << 17, offload_alpha=0.5)
-    memory = own_memory(config, 8, 0)
+    memory = memory_account(config, 8, 0)
     assert memory.host > 0
     assert memory.context == unseen_memory(config, 8, FAST_NODE, memory.host).foreseen
-    slow = own_memory(config, 8, 0, links=Links(8, False))
+    slow = memory_account(config, 8, 0, links=Links(8, False))
     assert slow.context < memory.context and slow.allocated == memory.allocated

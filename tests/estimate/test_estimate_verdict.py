@@ -4,8 +4,8 @@ import pytest
 from capacity import gpu_bytes_for
 
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
+from memo.estimate.memory_account import LOST_PAGES_BYTES
 from memo.estimate.memory_errors import FULL_SIZE
-from memo.estimate.own_memory import LOST_PAGES_BYTES
 from memo.estimate.unseen_memory import NOTHING, Unseen
 from memo.estimate.verdict import TIGHT_BYTES, Capacity, Verdict, judge, room_for_unseen
 from memo.units import GIB

@@ -273,7 +273,7 @@ def gradients(model: ParallelModel, batches: Any) -> Tensors:
     model.forward_backward(batches)
     if model.states is not None:
         model.states.await_gradients()
-    return {f"{s.segment.slot.name} {s.segment.start}": s.weight.grad.clone() for s in model.optimizer.segments}
+    return {f"{s.segment.range.name} {s.segment.start}": s.weight.grad.clone() for s in model.optimizer.segments}
 
 
 @pytest.mark.parametrize("layout", [{}, pytest.param({"cp": 2}, marks=pytest.mark.full)], ids=["dp2", "cp2"])

@@ -26,7 +26,7 @@ from memo.parallel.context import ContextAttention
 from memo.parallel.context_delta import ContextDelta
 from memo.parallel.stage_messages import MessagesInSections
 from memo.spec.delta import TAPS
-from memo.spec.meetings import Meeting
+from memo.spec.rendezvous import Rendezvous
 
 TILES = 4
 SWEPT: dict[str, Any] = {
@@ -202,7 +202,7 @@ def sends_rows_in_another_order(right: Callable[..., Any], x: Tensor, *of: Any) 
     return right(x.roll(1, 0), *of)
 
 
-def puts_all_sections_in_one(right: Callable[..., Any], messages: MessagesInSections, meeting: Meeting) -> None:
+def puts_all_sections_in_one(right: Callable[..., Any], messages: MessagesInSections, rendezvous: Rendezvous) -> None:
     """Each section that is received is the first one."""
     hidden = messages.hidden
     first: list[Tensor] = []
@@ -212,7 +212,7 @@ def puts_all_sections_in_one(right: Callable[..., Any], messages: MessagesInSect
         type(hidden).put(hidden, first[0], section)
 
     with patch.object(hidden, "put", put):
-        right(messages, meeting)
+        right(messages, rendezvous)
 
 
 Fault = tuple[Any, str, Callable[..., Any]]

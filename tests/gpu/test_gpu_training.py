@@ -40,7 +40,7 @@ def test_two_runs_have_the_same_bits() -> None:
     (first, weights, backend), (second, others, _) = train(plan=0.5), train(plan=0.5)
     assert first == second and torch.equal(weights, others)
     assert backend != "cudnn"
-    with pytest.raises(ConfigError, match="--attention-backend cudnn fights with --deterministic"):
+    with pytest.raises(ConfigError, match="--attention-backend cudnn conflicts with --deterministic"):
         train(attention_backend="cudnn")
 
 

@@ -17,7 +17,7 @@ from memo.simulate.streams import LayerTimes
 from memo.spec.schedule import Pipeline
 
 QUICK = ("h100x8_512k_512gib", "h100x8_longest", "h100x1_longest", "24gib_128k_disk", "h200x1_largest_gpt")
-"""Questions that `memo plan` answers within seconds, of every kind; the others are asked in `make test-full`."""
+"""EvaluationApi that `memo plan` answers within seconds, of every kind; the others are asked in `make test-full`."""
 
 
 @pytest.mark.parametrize("page", page_figures.PAGES, ids=lambda page: page.stem)

@@ -119,9 +119,9 @@ class Twice(_Parallel):  # type: ignore[misc, valid-type]
 
 def test_what_fights_with_a_custom_layer_is_refused() -> None:
     config = config_of(PARALLEL)
-    with pytest.raises(ConfigError, match=r"fights with --pretrained-checkpoint dir.*leave one"):
+    with pytest.raises(ConfigError, match=r"conflicts with --pretrained-checkpoint dir.*leave one"):
         check(config.override({"pretrained_checkpoint": "dir"}), 1)
-    with pytest.raises(ConfigError, match=r"fights with --attention-sinks: that is for memo's own layer; leave one"):
+    with pytest.raises(ConfigError, match=r"conflicts with --attention-sinks: that is for memo's own layer; leave one"):
         check(config.override({"attention_sinks": True}), 1)
     with pytest.raises(ConfigError, match=r"cannot be exported: read its checkpoint"):
         write_config(config.model, 64, None)

@@ -115,7 +115,10 @@ def test_where_no_alpha_meets_the_equations_it_is_0_and_says_why(
 
 @pytest.mark.parametrize(
     ("cells", "says"),
-    [({"hardware": "cpu", "gpus": "8"}, "--hardware cpu fights"), ({"recompute": "full"}, "recompute full fights")],
+    [
+        ({"hardware": "cpu", "gpus": "8"}, "--hardware cpu conflicts"),
+        ({"recompute": "full"}, "recompute full conflicts"),
+    ],
 )
 def test_cases_that_the_papers_system_does_not_run_are_refused(cells: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -27,19 +27,19 @@ def test_segments_partition_every_parameter(seed: int) -> None:
     buckets = plan_buckets(parameters, bucket_size, num_shards)
     for bucket in buckets:
         taken: set[int] = set()
-        for slot in bucket.slots:
-            place = set(range(slot.offset, slot.offset + slot.numel))
+        for span in bucket.ranges:
+            place = set(range(span.offset, span.offset + span.numel))
             assert not place & taken
             taken |= place
         pieces = [(shard, s) for shard in range(num_shards) for s in bucket.segments(shard)]
-        for slot in bucket.slots:
-            ours = [(shard, s) for shard, s in pieces if s.slot == slot]
+        for span in bucket.ranges:
+            ours = [(shard, s) for shard, s in pieces if s.range == span]
             covered = [flat for _, s in ours for flat in range(s.start, s.stop)]
-            assert covered == list(range(slot.numel))  # once each, and in the order of the shards
+            assert covered == list(range(span.numel))  # once each, and in the order of the shards
             for shard, s in ours:
-                assert shard * bucket.shard_size + s.shard_offset == slot.offset + s.start
+                assert shard * bucket.shard_size + s.shard_offset == span.offset + s.start
                 assert s.shard_offset >= 0 and s.shard_offset + s.stop - s.start <= bucket.shard_size
-    placed = {Laid(slot.name, slot.shape, b.replicated, b.frozen) for b in buckets for slot in b.slots}
+    placed = {Laid(span.name, span.shape, b.replicated, b.frozen) for b in buckets for span in b.ranges}
     assert placed == set(parameters)
 
 
@@ -49,8 +49,8 @@ def test_parameters_and_shards_are_aligned_and_padding_is_small(num_shards: int)
     for bucket in plan_buckets(parameters, 3000, num_shards):
         assert bucket.size == bucket.shard_size * num_shards
         assert bucket.shard_size % ALIGNMENT == 0
-        assert all(slot.offset % ALIGNMENT == 0 for slot in bucket.slots)
-        used = sum(-(-slot.numel // ALIGNMENT) * ALIGNMENT for slot in bucket.slots)
+        assert all(span.offset % ALIGNMENT == 0 for span in bucket.ranges)
+        used = sum(-(-span.numel // ALIGNMENT) * ALIGNMENT for span in bucket.ranges)
         assert used <= bucket.size < used + ALIGNMENT * num_shards
 
 
@@ -64,7 +64,7 @@ def test_a_bucket_closes_once_it_is_full_and_kinds_never_mix() -> None:
         Laid("c", (64,)),
     ]
     buckets = plan_buckets(parameters, 256, 1)
-    assert [[slot.name for slot in bucket.slots] for bucket in buckets] == [
+    assert [[span.name for span in bucket.ranges] for bucket in buckets] == [
         ["a", "b"],
         ["tied"],
         ["norm"],

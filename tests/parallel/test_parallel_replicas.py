@@ -41,7 +41,7 @@ def _flip(model: ParallelModel, rank: int, kind: str, of_master: bool = False) -
     if dist.get_rank() != rank:
         return
     (bucket, *_) = [b for b in model.data_parallel.buckets if b.plan.replicated == kind]
-    slot = bucket.plan.slots[0]
+    slot = bucket.plan.ranges[0]
     flat = bucket.master if of_master else bucket.weights
     word = flat.view(torch.int64 if flat.element_size() == 8 else torch.int16)
     word[0 if of_master else slot.offset + (slot.numel - 1 if rank == 0 else 0)] ^= 1

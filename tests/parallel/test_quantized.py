@@ -12,7 +12,7 @@ from torch import Tensor
 from memo.config.model import Quantization
 from memo.parallel.quantized import CodedBucket, Decoder
 from memo.spec import quantized
-from memo.spec.buckets import BucketPlan, Slot
+from memo.spec.buckets import BucketPlan, ParameterRange
 from memo.train.watching import MemoryUse
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "nf4.json").read_text())
@@ -21,7 +21,7 @@ WIDE = {"hidden_size": 128, "kv_channels": 32, "ffn_hidden_size": 256, "num_laye
 
 
 def coded(values: Tensor, quantize: Quantization) -> CodedBucket:
-    plan = BucketPlan((Slot("w", (len(values),), 0),), len(values), 1, "", frozen=True, coded=True)
+    plan = BucketPlan((ParameterRange("w", (len(values),), 0),), len(values), 1, "", frozen=True, coded=True)
     bucket = CodedBucket(plan, quantize, CPU)
     bucket.encode(values)
     return bucket

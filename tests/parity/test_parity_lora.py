@@ -37,7 +37,7 @@ from memo.config.model_name import choose_model
 from memo.errors import ConfigError
 from memo.model.transformer import Microbatch
 from memo.parallel.quantized import CodedBucket, Decoder
-from memo.spec.buckets import BucketPlan, Slot
+from memo.spec.buckets import BucketPlan, ParameterRange
 
 pytestmark = needs("transformers", "peft")
 torch.set_num_threads(1)
@@ -123,7 +123,9 @@ def _write_in_bits(directory: Path, quantize: Quantization) -> None:
     tensors = load_file(directory / "model.safetensors")
     for name, weight in tensors.items():
         if name.endswith("_proj.weight"):
-            plan = BucketPlan((Slot("w", tuple(weight.shape), 0),), weight.numel(), 1, "", frozen=True, coded=True)
+            plan = BucketPlan(
+                (ParameterRange("w", tuple(weight.shape), 0),), weight.numel(), 1, "", frozen=True, coded=True
+            )
             bucket = CodedBucket(plan, quantize, torch.device("cpu"))
             bucket.encode(weight.flatten())
             Decoder(weight.numel(), torch.device("cpu")).decode(bucket, weight.view(-1))

@@ -36,7 +36,7 @@ def test_tensor_parallelism_that_its_matrices_do_not_divide_by_is_no_candidate()
 
 
 def test_what_cannot_be_asked_of_a_custom_layer(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=r"fights with --objective max-model-size.*ask for tgs or max-seq-len"):
+    with pytest.raises(ConfigError, match=r"conflicts with --objective max-model-size.*ask for tgs or max-seq-len"):
         memo.plan("gpt-7b", gpus=2, objective="max-model-size", custom_layer=PARALLEL)
     with pytest.raises(SystemExit):
         main(["plan", "--model", "gpt-7b", "--gpus", "2", "--custom-layer", "nowhere.py:Layer"])

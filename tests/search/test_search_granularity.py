@@ -50,13 +50,19 @@ def test_a_way_to_sweep_is_one_of_the_plans_own(tokens: int) -> None:
 def test_as_few_layers_as_host_memory_asks_for_recompute_attention() -> None:
     at = 1 << 22
     found = sweep_of(resolved(run(at)))
-    assert 0 < found.again < 32 and not found.hidden_on_host
+    assert 0 < found.recompute_attention_layers < 32 and not found.hidden_on_host
     needed = [
-        node_host_bytes(with_sweep(run(at), replace(found, again=found.again - less)), 8, 8, moved={}) / GIB
+        node_host_bytes(
+            with_sweep(run(at), replace(found, recompute_attention_layers=found.recompute_attention_layers - less)),
+            8,
+            8,
+            moved={},
+        )
+        / GIB
         for less in (0, 1)
     ]
     assert needed[0] <= 1843 < needed[1]
-    assert sweep_of(resolved(run(at), host_gib=4 * 1843)).again == 0
+    assert sweep_of(resolved(run(at), host_gib=4 * 1843)).recompute_attention_layers == 0
 
 
 def test_hidden_states_leave_only_where_the_device_lacks_room() -> None:
@@ -76,7 +82,7 @@ def test_states_are_placed_for_the_layers_that_were_chosen() -> None:
 
 
 def test_the_tiles_of_a_checkpoint_come_first_where_they_fit() -> None:
-    at, before = 1 << 20, Sweep(64, 2, again=3, hidden_on_host=True)
+    at, before = 1 << 20, Sweep(64, 2, recompute_attention_layers=3, hidden_on_host=True)
     assert sweep_of(resolved(run(at), before=before)) == Sweep(64, 2)  # what does not round is chosen anew
     assert sweep_of(resolved(run(at), before=WHOLE)) == WHOLE
     assert sweep_of(resolved(run(1 << 22), before=WHOLE)).tiles == 128
@@ -96,4 +102,4 @@ def test_any_other_configuration_stays_as_it_is() -> None:
 
 def test_what_must_not_fit_is_what_needs_least() -> None:
     found = sweep_of(resolved(run(1 << 24), must_fit=False))
-    assert found.again == 32
+    assert found.recompute_attention_layers == 32

@@ -10,8 +10,8 @@ from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.errors import ResourceError
 from memo.estimate.hardware_files import HARDWARE
+from memo.estimate.memory_account import own_memories, worst_device_bytes
 from memo.estimate.node_memory import node_host_bytes
-from memo.estimate.own_memory import own_memories, worst_device_bytes
 from memo.estimate.verdict import MemoryLimits
 from memo.search.bounds import Bounds
 from memo.search.candidates import SHARDINGS, Layout, config_of

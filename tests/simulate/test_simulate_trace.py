@@ -10,7 +10,7 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.errors import ArtifactError
 from memo.estimate.hardware_files import HARDWARE
-from memo.simulate.rows import ROWS
+from memo.simulate.resources import ROWS
 from memo.simulate.trace import SimulatedStep, simulate_step, write_trace
 
 

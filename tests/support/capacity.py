@@ -1,8 +1,8 @@
 """GPUs with just enough memory for a given number of bytes to fit surely."""
 
 from memo.estimate.hardware import DRIVER_GIB, DRIVER_SHARE
+from memo.estimate.memory_account import LOST_PAGES_BYTES
 from memo.estimate.memory_errors import FULL_SIZE
-from memo.estimate.own_memory import LOST_PAGES_BYTES
 from memo.units import GIB
 
 

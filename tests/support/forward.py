@@ -65,7 +65,7 @@ def run_on_rank(
 def load(model: ParallelModel, weights: dict[str, Tensor]) -> None:
     """Give every parameter its part of the global `weights`; raises KeyError for one that is missing."""
     for segment in model.data_parallel.constants:
-        segment.weight.copy_(weights[segment.segment.slot.name])
+        segment.weight.copy_(weights[segment.segment.range.name])
     for parameter in model.data_parallel.parameters.values():
         for piece in parameter.shard.pieces:
             source = weights[piece.name]

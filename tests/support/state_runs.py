@@ -149,7 +149,7 @@ class StateRun:
         """Wait for all copies; record masters and moments, and return all records."""
         if self.states is not None:
             self.states.backend.synchronize()
-        found = {(s.segment.slot.name, s.segment.start): kinds for s, kinds in self.optimizer.segment_states()}
+        found = {(s.segment.range.name, s.segment.start): kinds for s, kinds in self.optimizer.segment_states()}
         for where in sorted(found):  # the order of updates depends on the placement
             self.seen.weights += [value.clone() for value in found[where].values()]
         return self.seen

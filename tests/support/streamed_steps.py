@@ -40,7 +40,7 @@ class Course:
 def states_of(model: ParallelModel) -> dict[str, Tensor]:
     """Return copies of this rank's masters and moments; their cut into segments does not depend on the placement."""
     return {
-        f"{kind} {owner.segment.slot.name} {owner.segment.start}": value.clone()
+        f"{kind} {owner.segment.range.name} {owner.segment.start}": value.clone()
         for owner, kinds in model.optimizer.segment_states()
         for kind, value in kinds.items()
     }

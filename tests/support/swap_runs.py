@@ -10,10 +10,10 @@ from torch import Tensor
 from memo.errors import RaceError
 from memo.executor.checker import Checked
 from memo.executor.cpu_streams import VirtualStreams
+from memo.executor.delegating import DelegatingBackend
 from memo.executor.disk_budget import DiskBudget
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_records import HostRecords
-from memo.executor.passing import PassingBackend
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import disk_plan
@@ -142,13 +142,13 @@ def reuse_record(plan: SwapPlan) -> SwapPlan:
 
 
 @dataclass
-class Forwarding(PassingBackend):
+class Forwarding(DelegatingBackend):
     """A backend that hands everything to another one; faults override one call."""
 
     backend: StreamBackend
 
 
-class Poisoned(PassingBackend):
+class Poisoned(DelegatingBackend):
     """Fills memory that is declared invalid with NaN, on the stream from whose current point on it is invalid."""
 
     def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:

@@ -178,7 +178,7 @@ def test_two_ranks_under_a_plan_are_the_same_run(
         (["--save", "OUT"], "error: --data-path None is no corpus of `memo data chat`: give one, or --train-data"),
         (["--train-data", "IN", "--save", "DONE"], "hf exists: choose another directory"),
         (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
-        (["--train-data", "IN", "--save", "OUT", "--plan", "auto", "--tp", "2"], "--plan auto fights with flags of"),
+        (["--train-data", "IN", "--save", "OUT", "--plan", "auto", "--tp", "2"], "--plan auto conflicts with flags of"),
         (
             ["--train-data", "IN", "--save", "OUT", "--plan", "auto"],
             "name the machine to plan for with --plan-hardware",
@@ -245,7 +245,7 @@ def test_plan_run_takes_the_plan_and_keeps_the_rest() -> None:
     assert planned.memory.offload_alpha == choice.strategy.alpha
     assert (planned.training.lr, planned.training.seed, planned.data) == (1e-5, 3, config.data)
     assert has_own_layout(planned) and not has_own_layout(config)
-    with pytest.raises(ConfigError, match="fights with flags of layout"):
+    with pytest.raises(ConfigError, match="conflicts with flags of layout"):
         plan_run(planned, "gpt-7b", 8, "a800-80")
     with pytest.raises(ConfigError, match=r"nothing fits on 1 x a800-80: see `memo plan`"):
         plan_run(RunConfig().override({"seq_length": 1 << 24}), "gpt-65b", 1, "a800-80")  # states might go to the host

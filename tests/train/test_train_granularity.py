@@ -16,7 +16,7 @@ import memo
 from memo.config import RunConfig
 from memo.config.run import read_toml
 from memo.errors import ResourceError
-from memo.estimate.own_memory import device_bytes
+from memo.estimate.memory_account import device_bytes
 from memo.search import sweeping
 from memo.spec.sweep import WHOLE, Sweep, sweep_of, with_sweep
 from memo.units import GIB

@@ -77,7 +77,7 @@ def test_a_run_goes_on_under_another_placement_to_the_last_bit(name: str, tmp_pa
 def masters(run: memo.Trainer) -> dict[str, Tensor]:
     """On this rank, and what a forward of it says."""
     return {
-        f"{kind} {owner.segment.slot.name}": value.clone()
+        f"{kind} {owner.segment.range.name}": value.clone()
         for owner, kinds in run.parts.optimizer.segment_states()
         for kind, value in kinds.items()
     }

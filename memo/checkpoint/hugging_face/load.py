@@ -93,7 +93,7 @@ def _read_masters(weights: PretrainedWeights, data_parallel: ShardedDataParallel
     parts = [
         (name, tuple(offset), values)
         for owner in data_parallel.master_segments()
-        if not is_of_adapter(owner.segment.slot.name)
+        if not is_of_adapter(owner.segment.range.name)
         for name, (_, chunks) in global_chunks(owner.segment, owner.shard, owner.weight.detach()).items()
         for offset, values in chunks
     ]

@@ -78,7 +78,7 @@ def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
 
 def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> tuple[Block, Block]:
     found = _attended(ledger, z, rows_calls(z, before), placed)
-    _pulse_sinks(ledger, z, backward=False)
+    _sinks_scratch(ledger, z, backward=False)
     return found
 
 
@@ -113,11 +113,11 @@ def _with_exchange(
     first all-to-all carries, as one tensor.
     """
     if z.a2a == 1:
-        _pulse_sinks(ledger, z, backward=True)
+        _sinks_scratch(ledger, z, backward=True)
         return backward(z, fused_row(z))
     inner = exchanged(z)
     heads = split_heads(ledger, width * z.tokens * z.narrow)
-    _pulse_sinks(ledger, inner, backward=True)
+    _sinks_scratch(ledger, inner, backward=True)
     inner_grads = backward(inner, max(fused_row(inner), z.batch * width // z.a2a))
     grads = join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
     ledger.free(*inner_grads, heads)
@@ -132,17 +132,17 @@ def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
     return ledger.make(out.name, 0)
 
 
-def _pulse_sinks(ledger: Ledger, z: LayerSizes, backward: bool) -> None:
+def _sinks_scratch(ledger: Ledger, z: LayerSizes, backward: bool) -> None:
     """Scratch memory to join the sinks (memo.attention.sinks). CPUs cast the factors; a backward casts on its own."""
     tokens, casts = min(SINK_TOKENS, z.tokens), z.mixed * (not z.on_cuda)
     copies = 1 + z.mixed + casts if backward else 2 * casts
     if z.sinks:
-        ledger.pulse(("sinks", copies * tokens * z.q * z.wide), ("weights of sinks", lse_bytes(z, tokens)))
+        ledger.scratch(("sinks", copies * tokens * z.q * z.wide), ("weights of sinks", lse_bytes(z, tokens)))
 
 
 def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
     found = _without_sinks(ledger, z, placed)
-    _pulse_sinks(ledger, z, backward=False)
+    _sinks_scratch(ledger, z, backward=False)
     return found
 
 
@@ -291,7 +291,7 @@ def _sum_calls(ledger: Ledger, z: LayerSizes, calls: Iterable[Call], row: int) -
         previous = parts
         if z.mixed:
             for part in parts:
-                ledger.pulse(("wide part", part.num_bytes // z.narrow * z.wide))
+                ledger.scratch(("wide part", part.num_bytes // z.narrow * z.wide))
     ledger.free(*previous)
 
 

@@ -30,7 +30,7 @@ def _outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
 
 def _kernel_outputs(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
     out, lse = _outputs(ledger, z, call)
-    _pulse_scratch(ledger, z, call)
+    _kernel_scratch(ledger, z, call)
     return out, lse
 
 
@@ -48,9 +48,9 @@ def kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
         sequences, rows, keys = call.shape(z.batch)
         rows += padding_rows(z.attention) if z.packed and call.causal and not call.strip else 0
         kernel_call = AttentionCall(sequences, rows, keys, *sizes)
-        ledger.pulse(*backward_workspace(z.attention, kernel_call, z.deterministic).items())
+        ledger.scratch(*backward_workspace(z.attention, kernel_call, z.deterministic).items())
     else:
-        _pulse_scratch(ledger, z, call)
+        _kernel_scratch(ledger, z, call)
     ledger.free(copies, lse, grad_out)
     turned = [ledger.make(each.name, each.num_bytes) for each in grads] if call.flipped else []
     ledger.free(saved, *(grads if turned else ()))
@@ -69,7 +69,7 @@ def _copied_bytes(z: LayerSizes, call: Call) -> int:
     return {"cpu": 1, "flash": 2}.get(z.attention, 0) * of_queries if z.batch > 1 or z.a2a > 1 else 0
 
 
-def _pulse_scratch(ledger: Ledger, z: LayerSizes, call: Call) -> None:
+def _kernel_scratch(ledger: Ledger, z: LayerSizes, call: Call) -> None:
     """Request the scratch memory of torch's flash kernel on CPUs: an upper bound.
 
     Each thread works on a block of queries and a block of keys. The forward counts as much as the backward: scores and
@@ -78,7 +78,7 @@ def _pulse_scratch(ledger: Ledger, z: LayerSizes, call: Call) -> None:
     _, queries, keys = call.shape(z.batch)
     queries, keys = min(256 if queries >= 768 else 64 if queries >= 192 else 32, queries), min(512, keys)
     scores = 2 * queries * keys * (z.wide + (z.narrow if z.mixed else 0))
-    ledger.pulse(("attention scratch", z.threads * (scores + queries * (2 + z.head_dim) * z.wide)))
+    ledger.scratch(("attention scratch", z.threads * (scores + queries * (2 + z.head_dim) * z.wide)))
 
 
 def q_bytes(z: LayerSizes) -> int:

@@ -60,7 +60,7 @@ def _carry_bytes(z: LayerSizes) -> int:
 def _run_forward(ledger: Ledger, z: LayerSizes) -> None:
     """Run the forward of `z.tokens` tokens, with all heads that this rank has."""
     carries = ledger.make("carries", 2 * _carry_bytes(z))
-    ledger.pulse(("group of a delta net", _group_bytes(z, backward=False)))
+    ledger.scratch(("group of a delta net", _group_bytes(z, backward=False)))
     ledger.free(carries)
 
 
@@ -69,6 +69,6 @@ def _run_backward(ledger: Ledger, z: LayerSizes) -> Block:
     grad = ledger.make("delta net gradient", z.tokens * z.qkv * z.narrow)
     groups = -(-z.tokens // _group(z))
     carries = ledger.make("carries", (groups + 2) * _carry_bytes(z))
-    ledger.pulse(("group of a delta net", _group_bytes(z, backward=True)))
+    ledger.scratch(("group of a delta net", _group_bytes(z, backward=True)))
     ledger.free(carries)
     return grad

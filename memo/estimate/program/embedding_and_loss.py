@@ -83,9 +83,9 @@ def embedding_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
         chunk = _embedding_chunk(z)
         rows = [ledger.make("rows", chunk * _TOKEN_BYTES), ledger.make("foreign", chunk)]
         embedded = ledger.make("embedded", hidden_bytes(z, chunk))
-        ledger.pulse(("gloo", hidden_bytes(z, chunk) if z.tp > 1 else 0))
+        ledger.scratch(("gloo", hidden_bytes(z, chunk) if z.tp > 1 else 0))
         if z.sections and ends.positions:
-            ledger.pulse(("positions", hidden_bytes(z, chunk) // z.tp))
+            ledger.scratch(("positions", hidden_bytes(z, chunk) // z.tp))
         ledger.free(embedded, *rows)
     if ends.positions and not z.sections:
         looked_up = ledger.make("positions", z.between_layers)
@@ -140,16 +140,16 @@ def embedding_backward(
         ledger.free(grad)
     ledger.free(of_head)  # added in place
     if z.mixed:
-        ledger.pulse(("wide embedding gradient", size * z.wide))
+        ledger.scratch(("wide embedding gradient", size * z.wide))
     ledger.free(*tables)
 
 
 def _add_rows(ledger: Ledger, z: LayerSizes, tokens: int, size: int) -> None:
     """Sum the gradients of a chunk by row of a table of `size` elements, and add them to those of other chunks."""
     part = ledger.make("embedding gradient", size * z.narrow)
-    ledger.pulse(("sums of segments", _segment_bytes(z, tokens, size // z.hidden)))
+    ledger.scratch(("sums of segments", _segment_bytes(z, tokens, size // z.hidden)))
     if z.mixed:
-        ledger.pulse(("wide embedding gradient", size * z.wide))
+        ledger.scratch(("wide embedding gradient", size * z.wide))
     ledger.free(part)
 
 
@@ -224,10 +224,10 @@ def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> 
     ledger.free(lse)
     if not waits:
         if z.mixed:
-            ledger.pulse(("wide head gradient", size * z.wide))
+            ledger.scratch(("wide head gradient", size * z.wide))
         ledger.free(gradient)
     ledger.free(gradients)
-    ledger.begin_tail()
+    ledger.mark_reduction_start()
     return gradient if waits else None
 
 
@@ -244,7 +244,7 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     grad_normed = scattered(ledger, z.tp, "hidden gradient", grad_gathered)
     weight = ledger.make("head gradient of a chunk", size * z.narrow)
     if z.mixed:
-        ledger.pulse(("wide head gradient", size * z.wide))
+        ledger.scratch(("wide head gradient", size * z.wide))
     ledger.free(weight, logits, gathered if z.tp > 1 else None)
     grad_x = norm_backward(ledger, z, norm)
     ledger.free(grad_x, norm.out, grad_normed, of_tokens)
@@ -269,4 +269,4 @@ def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
 def _softmax(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     """Request the tensors of softmax or its gradient: a wide copy of narrow logits, and labels in two forms."""
     wide = ends.chunk * ends.rows * z.wide if z.mixed else 0
-    ledger.pulse(("wide logits", wide), ("local labels", ends.chunk * (2 * _INDEX_BYTES + z.wide)))
+    ledger.scratch(("wide logits", wide), ("local labels", ends.chunk * (2 * _INDEX_BYTES + z.wide)))

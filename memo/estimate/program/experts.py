@@ -20,7 +20,7 @@ def route(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
     """Compute the router's scores and choice; the routing is copied to existing memory."""
     scores = ledger.make("scores", tokens * z.experts * z.wide)
     _wide_inputs(ledger, z, tokens)
-    ledger.pulse(
+    ledger.scratch(
         ("choice", tokens * z.top_k * _INT64), *(("routing", tokens * n * z.top_k * z.wide) for n in (1, 1, 2))
     )
     ledger.free(scores)
@@ -29,13 +29,13 @@ def route(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
 def _wide_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
     """Cast the inputs of the router's products, which are in the wide dtype."""
     if z.mixed:
-        ledger.pulse(("wide tokens", tokens * z.hidden * z.wide), ("wide router", z.experts * z.hidden * z.wide))
+        ledger.scratch(("wide tokens", tokens * z.hidden * z.wide), ("wide router", z.experts * z.hidden * z.wide))
 
 
 def expert_rows(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
     """Return the order of the rows, with each row's place."""
     num_bytes = tokens * z.top_k * _INT64
-    ledger.pulse(*(("order of rows", num_bytes),) * 5)
+    ledger.scratch(*(("order of rows", num_bytes),) * 5)
     return ledger.make("order of rows", 2 * num_bytes)
 
 
@@ -50,7 +50,7 @@ def of_tokens(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
 def sums(ledger: Ledger, z: LayerSizes, tokens: int, rows: Block) -> Block:
     """Return the sums of each token's rows. Frees the rows."""
     found = ledger.make("sums of rows", hidden_bytes(z, tokens))
-    ledger.pulse(("order of rows", 2 * tokens * _INT64))
+    ledger.scratch(("order of rows", 2 * tokens * _INT64))
     ledger.free(rows)
     return found
 
@@ -69,7 +69,7 @@ def _adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapte
     if adapter is not None:
         rows = tokens * z.top_k
         narrow = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
-        ledger.pulse(("adapter output", rows * adapter.b[0] // adapter.parts * z.narrow))
+        ledger.scratch(("adapter output", rows * adapter.b[0] // adapter.parts * z.narrow))
         ledger.free(narrow)
 
 
@@ -82,7 +82,7 @@ def _adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: Adapt
     if adapter.parts > 1:
         grad = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
         ledger.free(parts)
-    ledger.pulse(("adapter output", rows * adapter.a[1] * z.narrow))
+    ledger.scratch(("adapter output", rows * adapter.a[1] * z.narrow))
     return grad
 
 
@@ -104,7 +104,7 @@ def first_forward(
     rows, elements = of_tokens(ledger, z, tokens), tokens * z.fc1
     out = None if is_placed else ledger.make("fc1", elements * z.narrow)
     if is_placed and z.on_cuda:
-        ledger.pulse(("fc1", elements * z.narrow))
+        ledger.scratch(("fc1", elements * z.narrow))
     _products(ledger, z, elements)
     _adapter_forward(ledger, z, tokens, adapter)
     ledger.free(rows)
@@ -115,14 +115,14 @@ def first_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int, adap
     """Return the gradient of the sharded input; `matrix`: elements of fc1."""
     of_router = ledger.make("wide router", z.experts * z.hidden * z.wide)
     of_tokens_wide = ledger.make("wide tokens", tokens * z.hidden * z.wide)
-    ledger.pulse(*(("scores", tokens * z.experts * z.wide),) * 3)
+    ledger.scratch(*(("scores", tokens * z.experts * z.wide),) * 3)
     _wide_inputs(ledger, z, tokens)
     rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
     _products(ledger, z, tokens * z.top_k * z.hidden)
     narrow = _adapter_backward(ledger, z, tokens, adapter)
     whole = sums(ledger, z, tokens, rows)
     if z.mixed:
-        ledger.pulse(("wide part", tokens * z.hidden * z.wide))
+        ledger.scratch(("wide part", tokens * z.hidden * z.wide))
     grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", whole)
     rows = of_tokens(ledger, z, tokens)
     _add_gradients(ledger, z, matrix)
@@ -149,7 +149,7 @@ def activate_backward(ledger: Ledger, z: LayerSizes, tokens: int, saved: tuple[B
     """Return the gradient of fc1's output; the gradient of the routing weights is small."""
     plain, *kept = saved
     grad = ledger.make("activation term", plain.num_bytes)
-    ledger.pulse(("activation term", plain.num_bytes))
+    ledger.scratch(("activation term", plain.num_bytes))
     ledger.free(plain)
     made = activation_backward(ledger, z, tokens, tuple(kept))
     ledger.free(grad)

@@ -17,7 +17,7 @@ class Block:
 
 
 @dataclass(eq=False)
-class Moment:
+class Snapshot:
     """The tensors that live at one moment.
 
     Attributes:
@@ -52,10 +52,10 @@ class Pass:
         end: the pass's own tensors after it; with a tail only.
     """
 
-    start: Moment
-    peak: Moment
-    tail: Moment | None = None
-    end: Moment | None = None
+    start: Snapshot
+    peak: Snapshot
+    tail: Snapshot | None = None
+    end: Snapshot | None = None
 
     @cached_property
     def transient(self) -> dict[str, int]:
@@ -76,7 +76,7 @@ class Pass:
         return 0 if self.tail is None or self.end is None else self.tail.num_bytes - self.end.num_bytes
 
 
-def _change(start: Moment, moment: Moment) -> dict[str, int]:
+def _change(start: Snapshot, moment: Snapshot) -> dict[str, int]:
     change = Counter(moment.alive)
     change.subtract(start.alive)
     return dict(change)
@@ -98,7 +98,7 @@ class Ledger:
     peak_bytes: int = 0
     _events: list[tuple[Block, int]] = field(default_factory=list)
     _late: list[Block] = field(default_factory=list)
-    _tail: Moment | None = None
+    _tail: Snapshot | None = None
     _peak_event: int = 0
     _peak_at: str = ""
 
@@ -136,10 +136,10 @@ class Ledger:
         self.peak_bytes, self._peak_event, self._peak_at = self.live_bytes, len(self._events), self.at
 
     @property
-    def now(self) -> Moment:
+    def now(self) -> Snapshot:
         """This moment, at which other threads have freed what they had to."""
         self._free_late_ones()
-        return Moment(self.at, self.live_bytes, self._events, len(self._events))
+        return Snapshot(self.at, self.live_bytes, self._events, len(self._events))
 
     def free(self, *blocks: Block | None) -> None:
         """End the lives of blocks; None and empty blocks are ignored."""
@@ -156,13 +156,13 @@ class Ledger:
         late, self._late = self._late, []
         self.free(*late)
 
-    def begin_tail(self) -> None:
+    def mark_reduction_start(self) -> None:
         """From here on the requests are the `tail`; an earlier beginning is forgotten."""
         self._tail = self.now
 
     @property
-    def tail(self) -> Moment | None:
-        """The moment since `begin_tail` at which live tensors take most; None without a beginning."""
+    def tail(self) -> Snapshot | None:
+        """The moment since `mark_reduction_start` at which live tensors take most; None without a beginning."""
         if self._tail is None:
             return None
         worst, live_bytes = self._tail, self._tail.num_bytes
@@ -170,10 +170,10 @@ class Ledger:
             block, sign = self._events[index]
             live_bytes += sign * block.num_bytes
             if live_bytes > worst.num_bytes:
-                worst = Moment(self.at, live_bytes, self._events, index + 1)
+                worst = Snapshot(self.at, live_bytes, self._events, index + 1)
         return worst
 
-    def pulse(self, *sizes: tuple[str, int]) -> None:
+    def scratch(self, *sizes: tuple[str, int]) -> None:
         """Make blocks one after the other and free them in reverse order, as kernels do with scratch memory."""
         blocks = [
             self._add(Block(name, num_bytes)) for name, num_bytes in sizes if num_bytes and name not in self.never
@@ -182,5 +182,5 @@ class Ledger:
             self.free(*reversed(blocks))
 
     @property
-    def peak(self) -> Moment:
-        return Moment(self._peak_at, self.peak_bytes, self._events, self._peak_event)
+    def peak(self) -> Snapshot:
+        return Snapshot(self._peak_at, self.peak_bytes, self._events, self._peak_event)

@@ -24,7 +24,7 @@ from memo.config import ParallelConfig, RunConfig
 from memo.errors import ConfigError
 from memo.estimate.program.course import Course
 from memo.estimate.program.embedding_and_loss import batch_bytes, end_sizes, order_bytes, rope_frequency_bytes
-from memo.estimate.program.ledger import Ledger, Moment
+from memo.estimate.program.ledger import Ledger, Snapshot
 from memo.estimate.program.passes import EndPasses, LayerPasses, end_passes, layer_passes
 from memo.estimate.program.peaks import peak_bytes
 from memo.estimate.program.reductions import Gradients, gradients_of
@@ -70,7 +70,7 @@ class ProgramMemory:
         return self.states.device + self.rounding_buffers + self.moment_bytes
 
     @cached_property
-    def moment(self) -> Moment:
+    def moment(self) -> Snapshot:
         return self.step.peak
 
     @property

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from memo.config import RunConfig
 from memo.config.derived import stays_under_autograd
+from memo.estimate.program.custom_layer import custom_layer_backward, custom_layer_forward
 from memo.estimate.program.embedding_and_loss import (
     EndSizes,
     embedding_backward,
@@ -18,8 +19,7 @@ from memo.estimate.program.embedding_and_loss import (
     loss_forward,
     rope_table,
 )
-from memo.estimate.program.halves import halves_backward, halves_forward
-from memo.estimate.program.ledger import Block, Ledger, Moment, Pass
+from memo.estimate.program.ledger import Block, Ledger, Pass, Snapshot
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tiles import (
     Kept,
@@ -48,7 +48,7 @@ class LayerPasses:
 
     forward: Pass
     backward: Pass
-    between: Moment
+    between: Snapshot
     keeps_input: bool
     in_place: bool
     hidden_bytes: int
@@ -102,8 +102,8 @@ def _run_forward(
         y, filled = resident_forward(ledger, z, kind, how, x)
         return y, lambda grad: resident_backward(ledger, z, kind, how, x, filled, grad), True
     if how is None:
-        y, halves = halves_forward(ledger, z)
-        return y, lambda grad: halves_backward(ledger, z, halves, x), True
+        y, halves = custom_layer_forward(ledger, z)
+        return y, lambda grad: custom_layer_backward(ledger, z, halves, x), True
     if z.sections:
         swept_forward(ledger, z, kind, how)
         return x, lambda grad: swept_backward(ledger, z, kind, how), False

@@ -14,7 +14,7 @@ from itertools import count
 from operator import itemgetter, mul
 
 from memo.estimate.program.course import Course
-from memo.estimate.program.ledger import Block, Ledger, Moment, Pass
+from memo.estimate.program.ledger import Block, Ledger, Pass, Snapshot
 from memo.estimate.program.passes import EndPasses, LayerPasses
 from memo.estimate.program.reductions import Gradients, Reduced
 from memo.estimate.program.step import Step
@@ -57,7 +57,7 @@ def _symbolic(course: Course) -> tuple[list[LayerPasses], EndPasses, Gradients]:
         return next(powers)
 
     def run(late: bool = False) -> Pass:
-        return Pass(_moment(0), _moment(symbol()), _moment(symbol()) if late else None, _moment(0))
+        return Pass(_snapshot(0), _snapshot(symbol()), _snapshot(symbol()) if late else None, _snapshot(0))
 
     def reduced(is_trained: bool) -> Reduced | None:
         module = Reduced(symbol(), 0, symbol())  # NCCL asks torch's allocator for nothing
@@ -72,14 +72,14 @@ def _symbolic(course: Course) -> tuple[list[LayerPasses], EndPasses, Gradients]:
     of_ends = reduced(embedding_trained), reduced(head_trained)
     kinds, layers = [], []
     for is_trained in of_kinds:
-        between = _moment(symbol() + (hidden if course.keeps_input else 0))
+        between = _snapshot(symbol() + (hidden if course.keeps_input else 0))
         kinds.append(LayerPasses(run(), run(course.has_tails), between, course.keeps_input, course.in_place, hidden))
         layers.append(reduced(is_trained))
     return kinds, ends, Gradients(tuple(layers), *of_ends, norm, sent, 0)
 
 
-def _moment(num_bytes: int) -> Moment:
-    return Moment("", num_bytes, (), 0)
+def _snapshot(num_bytes: int) -> Snapshot:
+    return Snapshot("", num_bytes, (), 0)
 
 
 class _Symbols(Ledger):

@@ -142,11 +142,11 @@ class Reductions:
         for (_, module, on_host), blocks in zip(self._whole, self._reducing, strict=True):
             ledger.free(*blocks)
             if on_host:
-                ledger.pulse(("squares", module.squares))
+                ledger.scratch(("squares", module.squares))
         ledger.at = "gradient norm"
-        ledger.pulse(("squares", self._gradients.norm))
+        ledger.scratch(("squares", self._gradients.norm))
         ledger.at = "weights"
-        ledger.pulse(("weights to send", self._gradients.sent), ("gloo", self._gradients.gathered))
+        ledger.scratch(("weights to send", self._gradients.sent), ("gloo", self._gradients.gathered))
 
     # Driven layers: those whose states are in slots or in host memory.
 
@@ -165,7 +165,7 @@ class Reductions:
         """Wait for the reduction; gradients that leave the device are squared while gloo's copies still live."""
         if self._pending_squares:
             self._ledger.at = "reduction"
-            self._ledger.pulse(("squares", self._pending_squares))
+            self._ledger.scratch(("squares", self._pending_squares))
         self._ledger.free(self._pending)
         self._pending, self._pending_owner, self._pending_squares = None, None, 0
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from memo.estimate.program import experts
-from memo.estimate.program.halves import half_again, half_forward
+from memo.estimate.program.custom_layer import half_again, half_forward
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import (
     AdapterSizes,
@@ -234,7 +234,7 @@ def _column_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     machine.add_weight_gradient(operation)
     adapter_gradients(ledger, z, machine.tokens, adapter, narrow)
-    ledger.begin_tail()  # unless a norm stands before it
+    ledger.mark_reduction_start()  # unless a norm stands before it
     ledger.free_late(copy)
     return (grad_x,)
 

@@ -27,7 +27,7 @@ from memo.estimate.program.tokenwise import heads_forward, rope_in_place
 from memo.program.kinds import Kind
 from memo.program.walk import backward, forward
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
-from memo.spec.slots import WHOLE_GROUP, Moved, resident, slot_dims
+from memo.spec.slots import NEEDS_FULL_ROOM, Moved, resident, slot_dims
 
 Kept = frozenset[str]
 """The values of which a slot holds all tiles. Others are rebuilt in some tile, whose backward needs most memory."""
@@ -104,7 +104,7 @@ def resident_backward(
 ) -> None:
     """Frees all that is given."""
     filled = filled | {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes if name in of.dropped}
-    if WHOLE_GROUP in of.dropped:
+    if NEEDS_FULL_ROOM in of.dropped:
         _before(ledger, _tile(z), kind, of.kept)
     if "attention_out" in of.dropped:
         _attend(ledger, _whole(z), kind, _NONE)
@@ -129,7 +129,7 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, x: Bloc
 
 def tiled_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> None:
     """Frees `grad`."""
-    if WHOLE_GROUP not in kept:
+    if NEEDS_FULL_ROOM not in kept:
         _before(ledger, _tile(z), kind, kept)
     grad_residual, grad_out = _after_gradients(ledger, z, kind, kept, grad)
     grads = _attention_gradients(ledger, _whole(z), kind, _NONE)
@@ -169,7 +169,7 @@ def swept_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> Non
     tile, before = _last_tile(z)
     table = _positions(ledger, z)
     gather_rows(ledger, tile)
-    if WHOLE_GROUP not in kept:
+    if NEEDS_FULL_ROOM not in kept:
         _before(ledger, _tile(z), kind, kept)
     grad_out = _after_backward(ledger, _tile(z), kind, kept)
     heads = _attention_inputs(ledger, z, tile.tokens)
@@ -226,7 +226,7 @@ def _whole(z: LayerSizes) -> LayerSizes:
 
 @_shared
 def _before(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    TileLedger(ledger, z, z.tokens, {WHOLE_GROUP}).run(forward(kind.before, frozenset({kind.attended}), kept))
+    TileLedger(ledger, z, z.tokens, {NEEDS_FULL_ROOM}).run(forward(kind.before, frozenset({kind.attended}), kept))
     return []
 
 
@@ -248,7 +248,7 @@ def _after_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> li
 
 @_shared
 def _before_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    walk = backward(kind.before, kept | {WHOLE_GROUP}, frozenset({kind.met, "input"}))
+    walk = backward(kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({kind.met, "input"}))
     TileLedger(ledger, z, z.tokens).run(walk.steps)
     return []
 

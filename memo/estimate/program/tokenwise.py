@@ -34,12 +34,12 @@ def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int
         kept = [ledger.make("normalized", wide), ledger.make("statistics", rows * z.wide)]
         if z.mixed:
             kept.append(ledger.make("wide input", wide))
-            ledger.pulse(("norm scratch", wide))
+            ledger.scratch(("norm scratch", wide))
     else:
         kept = [ledger.make("statistics", rows * z.statistic) for _ in range(1 if z.rms else 2)]
         if z.widens_norm:
             kept.append(ledger.make("wide input", rows * width * z.wide))
-            ledger.pulse(("wide norm", rows * width * z.wide))
+            ledger.scratch(("wide norm", rows * width * z.wide))
     if z.norms_from_zero:
         kept.append(ledger.make("norm factor", width * z.wide))
     if graph:
@@ -55,18 +55,20 @@ def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
     """
     rows, width, wide = saved.rows, saved.width, saved.rows * saved.width * z.wide
     if not z.composes_norm:
-        ledger.pulse(("wide norm", 2 * wide if z.widens_norm else 0))
+        ledger.scratch(("wide norm", 2 * wide if z.widens_norm else 0))
         grad_x = ledger.make("norm gradient", rows * width * z.narrow)
-        ledger.pulse(("norm weight gradients", 2 * width * z.narrow), ("norm scratch", 2 * z.threads * width * z.wide))
+        ledger.scratch(
+            ("norm weight gradients", 2 * width * z.narrow), ("norm scratch", 2 * z.threads * width * z.wide)
+        )
         ledger.free(*saved.kept)
-        ledger.begin_tail()
+        ledger.mark_reduction_start()
         return grad_x
-    ledger.pulse(("norm scratch", (3 if z.mixed else 2) * wide + width * z.wide))
-    ledger.begin_tail()
+    ledger.scratch(("norm scratch", (3 if z.mixed else 2) * wide + width * z.wide))
+    ledger.mark_reduction_start()
     normalized, *kept = saved.kept
     ledger.free(normalized)
     grad_x = ledger.make("norm gradient", rows * width * z.narrow)
-    ledger.pulse(("norm scratch", (5 if z.mixed else 4) * wide))  # the terms of the gradient through the mean
+    ledger.scratch(("norm scratch", (5 if z.mixed else 4) * wide))  # the terms of the gradient through the mean
     ledger.free(*kept)
     return grad_x
 
@@ -99,11 +101,11 @@ def heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> He
 def _split_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
     """Return norms over a width that tp splits (memo.parallel.split_norm). CPUs cast narrow inputs and outputs."""
     scratch = [tokens * width * z.wide if z.mixed else 0 for width in (z.q, z.kv)]
-    ledger.pulse(*(("norm scratch", size) for size in scratch[:1]))
+    ledger.scratch(*(("norm scratch", size) for size in scratch[:1]))
     statistics, made = ledger.make("statistics", 4 * tokens * z.wide), []
     for name, width, size in zip("qk", (z.q, z.kv), scratch, strict=True):
         made.append(Normed(tokens, width, ledger.make(f"normed {name}", tokens * width * z.narrow)))
-        ledger.pulse(("norm scratch", size), ("norm scratch", size))
+        ledger.scratch(("norm scratch", size), ("norm scratch", size))
     if graph:
         return Heads(Normed(tokens, z.q, made[0].out, (statistics,)), made[1])
     ledger.free(statistics)
@@ -114,7 +116,7 @@ def _split_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) ->
     """Return the gradients of q and k; two wide terms of q and k live beside them."""
     assert heads.q is not None
     terms = [ledger.make("norm terms", tokens * (z.q + z.kv) * z.wide) for _ in range(2)]
-    ledger.pulse(("norm gradient terms", 2 * tokens * z.q * z.wide))
+    ledger.scratch(("norm gradient terms", 2 * tokens * z.q * z.wide))
     grads = [ledger.make("norm gradient", tokens * width * z.narrow) for width in (z.q, z.kv)]
     ledger.free(*terms, *heads.q.kept)
     return grads
@@ -138,7 +140,7 @@ def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
     """Rotate q and then k, or their gradients, in place; the new low half and one product live at the same time."""
     for heads in (z.heads, z.kv_heads):
         half = tokens * heads * z.rotary_dim * z.narrow // 2
-        ledger.pulse(("rope half", half), ("rope term", half))
+        ledger.scratch(("rope half", half), ("rope term", half))
 
 
 def activation_forward(

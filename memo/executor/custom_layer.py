@@ -43,7 +43,7 @@ class _Running:
     again: bool
 
 
-class HalvesOperations(LayerOnTiles):
+class CustomLayerOperations(LayerOnTiles):
     """The operations of a custom layer on a tile, which replace those of memo's own layer."""
 
     def __init__(self, layer: Any, *how: Any) -> None:
@@ -107,25 +107,25 @@ class HalvesOperations(LayerOnTiles):
             self.running = None
 
 
-class HalvesLayer(HalvesOperations, TokenwiseLayer):
+class TokenwiseCustomLayer(CustomLayerOperations, TokenwiseLayer):
     """A custom layer whose slot holds all tokens of this rank."""
 
 
-class SweptHalvesLayer(HalvesOperations, SweptLayer):
+class SweptCustomLayer(CustomLayerOperations, SweptLayer):
     """A custom layer that is swept along the sequence."""
 
 
 class _Tiled(nn.Module):
     """A matrix of a custom layer; outside of tiles, in an evaluation, it calls the plain matrix."""
 
-    def __init__(self, linear: Any, name: str, layer: HalvesOperations) -> None:
+    def __init__(self, linear: Any, name: str, layer: CustomLayerOperations) -> None:
         super().__init__()
         self.linear: Any = linear
         self.name = name
         self.layer_of = (layer,)  # in a tuple, so that torch does not register the layer as a child of its matrix
 
     @property
-    def layer(self) -> HalvesOperations:
+    def layer(self) -> CustomLayerOperations:
         return self.layer_of[0]
 
 

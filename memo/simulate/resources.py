@@ -12,7 +12,7 @@ Record = Callable[[str, str, float, float], None]
 
 
 @dataclass
-class Rows:
+class Resources:
     """The time at which each row of a stage is free, and how long it was busy; `overlap`: copies run beside compute."""
 
     overlap: bool

@@ -42,7 +42,7 @@ _KEPT_SHARE = 0.25
 bytes that malloc adds by rounding up, by keeping freed memory and by fragmentation."""
 
 
-def own_memory(
+def memory_account(
     config: RunConfig, world_size: int, stage: int, *, moved: Moved | None = None, links: Links = FAST_NODE
 ) -> RankMemory:
     """Peak memory of the rank of pipeline stage `stage` that needs most, from the second step on.
@@ -85,13 +85,13 @@ def own_memories(
 
 
 def possible_memory(config: RunConfig, world_size: int, stage: int, links: Links = FAST_NODE) -> list[RankMemory]:
-    """What a rank may take: one `own_memory`, but two under --offload-alpha auto, whose choice is not yet made.
+    """What a rank may take: one `memory_account`, but two under --offload-alpha auto, whose choice is not yet made.
 
     Those two are with all activations on the device, and with as few as possible there.
     """
     is_open = config.memory.swaps and config.memory.offload_alpha == "auto"
     choices: list[Moved | None] = [None, {}] if is_open else [None]
-    return [own_memory(config, world_size, stage, moved=moved, links=links) for moved in choices]
+    return [memory_account(config, world_size, stage, moved=moved, links=links) for moved in choices]
 
 
 def cpu_context_bytes(allocated_bytes: int, world_size: int) -> int:
@@ -118,12 +118,12 @@ def reserved_under_plan(memory: RankMemory) -> int:
 
 
 def device_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> int:
-    """What --device-memory-gib limits of a rank of `stage`; arguments as of `own_memory`.
+    """What --device-memory-gib limits of a rank of `stage`; arguments as of `memory_account`.
 
     On a GPU this includes what torch does not see. On a CPU it is what torch's allocator is asked for. The process,
     host records and the states in the host arena are not part of that.
     """
-    return _on_device(config, own_memory(config, world_size, stage, moved=moved))
+    return _on_device(config, memory_account(config, world_size, stage, moved=moved))
 
 
 def worst_device_bytes(config: RunConfig, world_size: int) -> int:

@@ -9,8 +9,8 @@ import pytest
 
 from memo.config import RunConfig, preset
 from memo.config.simulated_world import run_world_size, with_simulated_axes
+from memo.estimate.memory_account import memory_account, reserved_under_plan
 from memo.estimate.memory_errors import FULL_SIZE
-from memo.estimate.own_memory import own_memory, reserved_under_plan
 from memo.estimate.rank_memory import RankMemory
 from memo.estimate.unseen_memory import unseen_memory
 from memo.units import GIB, MIB
@@ -31,7 +31,7 @@ def foreseen(row: dict[str, Any]) -> RankMemory:
     config = dataclasses.replace(RunConfig(), model=preset(row["model"])).override(row["flags"])
     world_size = run_world_size(config.parallel)
     config = with_simulated_axes(config.override({"params_dtype": "bf16"}))
-    return own_memory(config, world_size, 0, moved=row["tiles"])
+    return memory_account(config, world_size, 0, moved=row["tiles"])
 
 
 def test_rows_are_of_one_commit_and_cover_models_lengths_ways_and_layouts() -> None:
@@ -80,14 +80,14 @@ def tiny(name: str, **overrides: object) -> RunConfig:
 
 def test_parts_add_up_and_what_torch_does_not_see_lies_beside() -> None:
     config = tiny("llama-tiny", offload_alpha="off")
-    memory = own_memory(config, 1, 0)
+    memory = memory_account(config, 1, 0)
     assert memory.total == memory.allocated + unseen_memory(config, 1).foreseen
     assert memory.skeletal > 0 and memory.transient > 0 and memory.host == memory.rounding_buffers == 0
-    swapped = own_memory(config.override({"offload_alpha": 0.5}), 1, 0)
+    swapped = memory_account(config.override({"offload_alpha": 0.5}), 1, 0)
     assert swapped.skeletal == 0 and swapped.host > 0 and swapped.rounding_buffers > 0
 
 
 def test_alpha_auto_counts_as_off_until_it_is_decided() -> None:
     config = tiny("gpt-tiny", offload_alpha="auto")
-    assert own_memory(config, 1, 0) == own_memory(config.override({"offload_alpha": "off"}), 1, 0)
-    assert own_memory(config, 1, 0, moved={}).total < own_memory(config, 1, 0).total + GIB
+    assert memory_account(config, 1, 0) == memory_account(config.override({"offload_alpha": "off"}), 1, 0)
+    assert memory_account(config, 1, 0, moved={}).total < memory_account(config, 1, 0).total + GIB

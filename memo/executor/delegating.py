@@ -8,7 +8,7 @@ from torch import Tensor
 from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
 
 
-class PassingBackend:
+class DelegatingBackend:
     """A memo.executor.streams.StreamBackend; subclasses override the calls that they intercept."""
 
     def __init__(self, backend: StreamBackend) -> None:

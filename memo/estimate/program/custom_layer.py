@@ -16,7 +16,7 @@ from memo.spec.custom_layer import Half
 
 
 @dataclass
-class HalvesKept:
+class CustomLayerKept:
     """Blocks that the forward keeps for the backward."""
 
     first: Block
@@ -27,14 +27,14 @@ class HalvesKept:
 def half_forward(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
     """Request the peak of the forward of a half; nothing stays allocated."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tokens))
-    ledger.pulse(("half of the layer", half.forward.of(tokens, z.tp)))
+    ledger.scratch(("half of the layer", half.forward.of(tokens, z.tp)))
     ledger.free(gathered)
 
 
 def half_backward(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
     """Request the peak of the backward of a half, above the kept blocks."""
     gathered = [all_gather(ledger, z.tp, name, hidden_bytes(z, tokens)) for name in ("gathered", "gathered gradient")]
-    ledger.pulse(("gradients in half of the layer", half.backward.of(tokens, z.tp)))
+    ledger.scratch(("gradients in half of the layer", half.backward.of(tokens, z.tp)))
     ledger.free(*gathered)
 
 
@@ -46,7 +46,7 @@ def half_again(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
     ledger.free(kept)
 
 
-def halves_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, HalvesKept]:
+def custom_layer_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, CustomLayerKept]:
     """Return (output, blocks that are kept besides the input)."""
     assert z.halves is not None
     first, second = z.halves
@@ -55,10 +55,10 @@ def halves_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, HalvesKept]:
     attended = attention_forward(ledger, z)
     half_forward(ledger, z, second, z.tokens)
     after = ledger.make("kept after attention", second.kept.of(z.tokens, z.tp))
-    return ledger.make("layer output", z.between_layers), HalvesKept(before, attended, after)
+    return ledger.make("layer output", z.between_layers), CustomLayerKept(before, attended, after)
 
 
-def halves_backward(ledger: Ledger, z: LayerSizes, kept: HalvesKept, x: Block) -> None:
+def custom_layer_backward(ledger: Ledger, z: LayerSizes, kept: CustomLayerKept, x: Block) -> None:
     """Run the backward of the layer, and free the kept blocks and `x`.
 
     The gradient of the input overwrites the gradient of the output."""
@@ -70,6 +70,6 @@ def halves_backward(ledger: Ledger, z: LayerSizes, kept: HalvesKept, x: Block) -
     grad_out = ledger.make("output gradient", z.tokens * z.q * z.narrow)
     grads = attention_backward(ledger, z)
     ledger.free(grad_out, *kept.attended)
-    ledger.begin_tail()
+    ledger.mark_reduction_start()
     half_backward(ledger, z, first, z.tokens)
     ledger.free(kept.first, *grads, grad_x, x)

@@ -1,4 +1,4 @@
-"""Questions to a model between training steps: evaluation losses, recall of needles, log-probs, generated text."""
+"""EvaluationApi to a model between training steps: evaluation losses, recall of needles, log-probs, generated text."""
 
 import os
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from memo.train.preference import mean_preference_loss
 from memo.train.run import Run
 
 
-class Questions(Run):
+class EvaluationApi(Run):
     """The part of a Trainer that evaluates and generates. Only forwards run, on all ranks; no state changes."""
 
     def evaluate(self, iters: int | None = None, name: str | None = None) -> float:

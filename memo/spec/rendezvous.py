@@ -7,11 +7,11 @@ records.
     stage 0  | F0 | F1 -- M -- B0 ...          M: the gradient that B0 needs
     stage 1       | F0 | B0 M F1 ...
 
-The clock of the schedule with whole messages (memo.spec.clock) decides where meetings stand among a stage's actions. A
-meeting is placed between the action that sends and the action that awaits, at the time at which the two stages wait
-least for each other; of several such times it is the last. All lists are sorted by that time, and meetings stand before
-the actions that begin then. So the earliest meeting or action that is not done yet can always be done: no schedule
-deadlocks.
+The clock of the schedule with whole messages (memo.spec.clock) decides where rendezvous stand among a stage's actions.
+A rendezvous is placed between the action that sends and the action that awaits, at the time at which the two stages
+wait least for each other; of several such times it is the last. All lists are sorted by that time, and rendezvous stand
+before the actions that begin then. So the earliest rendezvous or action that is not done yet can always be done: no
+schedule deadlocks.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,11 +23,11 @@ from memo.spec.clock import Op, Program, program_of, run
 from memo.spec.schedule import Action, Pipeline, forward_only, link_of, stage_actions
 
 _DURATION = {"F": 1.0, "B": 2.0}
-"""Durations of actions with which meetings are placed: a backward has twice the products of a forward. No result
+"""Durations of actions with which rendezvous are placed: a backward has twice the products of a forward. No result
 depends on them."""
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """One message: the output of action `sent` on stage `source`, which action `awaited` needs on stage `target`."""
 
     source: int
@@ -36,23 +36,23 @@ class Meeting(NamedTuple):
     awaited: Action
 
 
-Item = Action | Meeting
+Item = Action | Rendezvous
 
 
 @lru_cache(maxsize=64)
 def items_in_training(pipeline: Pipeline) -> tuple[tuple[Item, ...], ...]:
-    """The actions and meetings of each stage in one training step, in order."""
-    return with_meetings(pipeline, [stage_actions(pipeline, stage) for stage in range(pipeline.stages)])
+    """The actions and rendezvous of each stage in one training step, in order."""
+    return with_rendezvous(pipeline, [stage_actions(pipeline, stage) for stage in range(pipeline.stages)])
 
 
 @lru_cache(maxsize=64)
 def items_in_evaluation(pipeline: Pipeline) -> tuple[tuple[Item, ...], ...]:
-    """The actions and meetings of each stage in an evaluation, which runs forwards only."""
-    return with_meetings(pipeline, [forward_only(pipeline)] * pipeline.stages)
+    """The actions and rendezvous of each stage in an evaluation, which runs forwards only."""
+    return with_rendezvous(pipeline, [forward_only(pipeline)] * pipeline.stages)
 
 
-def with_meetings(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> tuple[tuple[Item, ...], ...]:
-    """The actions of each stage, with the meetings between them; a single stage has none."""
+def with_rendezvous(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> tuple[tuple[Item, ...], ...]:
+    """The actions of each stage, with the rendezvous between them; a single stage has none."""
     if pipeline.stages == 1:
         return tuple(map(tuple, schedules))
     calendars = _calendars(pipeline, schedules)
@@ -67,9 +67,9 @@ def with_meetings(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> 
                 continue
             target, awaited = to
             latest = calendars[target].begins[calendars[target].place[awaited]]
-            at = _meeting_time(ends, latest, calendars[stage], calendars[target])
+            at = _rendezvous_time(ends, latest, calendars[stage], calendars[target])
             for each in (stage, target):  # sorted alike on both stages: by time, then by the stage that sends
-                found[each].append(((at, 0, stage), Meeting(stage, sent, target, awaited)))
+                found[each].append(((at, 0, stage), Rendezvous(stage, sent, target, awaited)))
     return tuple(tuple(item for _, item in sorted(items)) for items in found)
 
 
@@ -106,7 +106,7 @@ def _calendars(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> lis
     ]
 
 
-def _meeting_time(earliest: float, latest: float, sender: _Calendar, receiver: _Calendar) -> float:
+def _rendezvous_time(earliest: float, latest: float, sender: _Calendar, receiver: _Calendar) -> float:
     def waiting(at: float) -> float:
         return max(sender.busy_until(at), receiver.busy_until(at)) - at
 
@@ -115,9 +115,9 @@ def _meeting_time(earliest: float, latest: float, sender: _Calendar, receiver: _
 
 
 @lru_cache(maxsize=256)
-def meeting_program(pipeline: Pipeline) -> Program:
-    """The schedules of a training step with their meetings, for the clock."""
-    messages: dict[Meeting, int] = {}
+def rendezvous_program(pipeline: Pipeline) -> Program:
+    """The schedules of a training step with their rendezvous, for the clock."""
+    messages: dict[Rendezvous, int] = {}
     links: dict[tuple[object, ...], int] = {}
 
     def op_of(stage: int, item: Item) -> Op:
