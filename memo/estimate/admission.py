@@ -1,8 +1,8 @@
 """Refuses a run that cannot fit or finish, before it allocates anything.
 
 The estimates have errors (see memo.estimate.memory_account and estimate_step_s): a run near the limit may be admitted
-and fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with all
-activations on the device or with as few as possible. On a CPU, device and host share one memory; there
+and fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with
+all activations on the device or with as few as possible. On a CPU, device and host share one memory; there
 --device-memory-gib limits the bytes that torch allocates (memo.estimate.program).
 """
 
