@@ -72,8 +72,8 @@ def plan(
         host_memory_gib: host memory of each node for the run; default: the GPUs' share of that of the hardware.
         family: gpt or llama, whose law of width and depth scales the model (memo.search.largest); only with the
             objective max-model-size.
-        place_states: whether ZeRO-2, ZeRO-3 and states in host memory are tried: if nothing fits without them
-            (needed), always, or never.
+        place_states: whether ZeRO-2, ZeRO-3 and states in host memory are tried: if nothing fits without them and
+            leaves room (needed), always, or never.
         min_tgs: tokens per GPU and second with which the longest sequence, or the largest model, must train.
         nvme_gib: space on a node's disks for activations that host memory does not hold; default: that of the
             hardware, if any.

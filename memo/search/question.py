@@ -74,7 +74,7 @@ class Question:
         host_memory_gib: host memory of each node for the run.
         host_is_given: whether the user stated the host memory, so that the run is bounded to it.
         place_states: whether ZeRO-2, ZeRO-3 and states in host memory are tried: only if no layout fits without them
-            (needed), for each layout that does not fit without them (always), or never.
+            and leaves room (needed), for each layout of which nothing does (always), or never.
         nvme_path: directory of the node's disks in a run that needs them, if the hardware has disks.
         price: price of a GPU; None if none is known.
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.

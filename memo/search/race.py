@@ -112,11 +112,12 @@ class Race:
         return self._first(entries, num, below_s, by_grid=not self.everything)
 
     def run_placed(self, num: int, below_s: float) -> list[Timed]:
-        """The same of layouts of which nothing fits without, their states placed."""
+        """The same with states placed, of layouts of which nothing fits without and leaves room."""
         entries = []
         for _, layout in self._layouts:
             found = self.judged.get(layout, {})
-            if layout.vpp == 1 and not any(sized.verdict == Verdict.FITS for sized in found.values()):
+            leaves_room = any(each.verdict == Verdict.FITS and not each.is_tight for each in found.values())
+            if layout.vpp == 1 and not leaves_room:
                 for strategy in placed_strategies(self.question, layout):
                     bound_s = self.bounds.least_placed_s(layout, strategy) * _handicap(strategy)
                     entries.append(self._entry(bound_s, layout, partial(self._place, layout, strategy, bound_s)))

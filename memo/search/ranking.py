@@ -37,7 +37,8 @@ def search(question: Question, *, top: int = 10, everything: bool = False, below
     if not everything:
         fastest = sorted((_refined(race, choice) for choice in fastest), key=step_s)
     choices = [_sized(question, each) for each in fastest]
-    wanted = {"needed": not choices, "always": True, "never": False}[question.place_states]
+    is_needed = all(choice.sized.is_tight for choice in choices)  # also if there is none
+    wanted = {"needed": is_needed, "always": True, "never": False}[question.place_states]
     with_placed = race.run_placed(top, min([below_s, *map(step_s, choices)])) if wanted else []
     choices = _best_of_grids([*choices, *(_sized(question, each) for each in with_placed)], None if everything else top)
     best_s = min(map(step_s, choices), default=inf)
