@@ -1,8 +1,8 @@
 """Models by name: the paper's, published ones, and tiny ones of each family for tests.
 
-Sources: MEMO table 2 (gpt-7b .. gpt-65b); for all others the published config.json, for Qwen2.5 that of the -Instruct
-models, for Mistral 7B that of v0.3, for Mistral Small that of 2501. Each is written with the keys of that file; its
-family says the rest (memo.config.hugging_face_families).
+Sources: MEMO table 2 (gpt-7b .. gpt-65b); for all other models the published config.json: for Qwen2.5 of the -Instruct
+models, for Mistral 7B of v0.3, for Mistral Small of 2501. Each preset uses the keys of this file; the model's family
+supplies all other fields (memo.config.hugging_face_families).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,19 +18,19 @@ _Arguments = ParamSpec("_Arguments")
 
 
 def _later(make: Callable[_Arguments, ModelConfig]) -> Callable[_Arguments, Callable[[], ModelConfig]]:
-    """A shape is made when it is asked for, since a command needs one of sixty."""
+    """Delay `make` until the model is asked for, since a command needs one model of sixty."""
     return partial(partial, make)
 
 
 @_later
 def _paper_gpt(num_layers: int, hidden_size: int, heads: int) -> ModelConfig:
-    """The paper counts P = 12 n h^2 + v h: tied embedding, no biases, no position table (rotary)."""
+    """Return a GPT of the paper, with P = 12 n h^2 + v h: tied embedding, no biases, no position table (rotary)."""
     return ModelConfig(num_layers=num_layers, hidden_size=hidden_size, num_attention_heads=heads, vocab_size=50257)
 
 
 @_later
 def _sized(family: _Keys, layers: int, hidden: int, heads: int, groups: int, ffn: int, **others: Any) -> ModelConfig:
-    """A model of a family in these sizes; `ffn` is the width of each expert in a family with experts."""
+    """Return a model of a family in these sizes; `ffn` is the width of one expert in a family with experts."""
     width = "moe_intermediate_size" if "num_experts" in family else "intermediate_size"
     sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
     return model_of({**family, **sizes, "num_key_value_heads": groups, width: ffn, **others}, "preset")
@@ -38,7 +38,7 @@ def _sized(family: _Keys, layers: int, hidden: int, heads: int, groups: int, ffn
 
 @_later
 def _tiny(family: _Keys, ffn: int = 352, **others: Any) -> ModelConfig:
-    """Four layers of four heads, of whatever vocabulary the data have."""
+    """Return a model of four layers with four heads, whose vocabulary is taken from the data."""
     model = _sized(family, 4, 128, 4, 2, ffn, **{"vocab_size": 1, **others})()
     return replace(model, vocab_size=None, kv_channels=others.get("head_dim"))
 
@@ -68,7 +68,7 @@ _GPT_OSS = {
     },
 }
 _GEMMA_3 = {"model_type": "gemma3_text", "sliding_window": 512, "max_position_embeddings": 32768, "vocab_size": 262144}
-_GEMMA_3_SEEING = {  # the text of models that see images
+_GEMMA_3_SEEING = {  # the text model of models that read images
     "model_type": "gemma3_text",
     "sliding_window": 1024,
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
@@ -216,7 +216,7 @@ PUBLISHED = [name for name in PRESETS if not name.endswith("-tiny")]
 
 
 def listed() -> str:
-    """The published presets; after a family's first one only the sizes: llama-2-7b, -13b."""
+    """Return the published presets; after the first of a family only the sizes: llama-2-7b, -13b."""
     parts, last = [], ""
     for name in PUBLISHED:
         family, _, size = name.rpartition("-")
@@ -226,5 +226,5 @@ def listed() -> str:
 
 
 def preset_name(name: str) -> str | None:
-    """The name of the preset, for `name` in letters of any case; None where there is none."""
+    """Return the name of the preset for `name` in upper or lower case; None if there is none."""
     return next((each for each in (name, name.lower()) if each in PRESETS), None)

@@ -1,4 +1,4 @@
-"""One interface to the two memory accounts: that of memo itself, and that of Megatron-LM.
+"""One interface to the two memory accounts: the account of memo itself, and the account of Megatron-LM.
 
 memo          memo.estimate.memory_account     every request is counted, nothing is fitted
 megatron-lm   memo.estimate.rank_memory    a few terms are fitted to published runs (memo.estimate.calibration)
@@ -24,9 +24,9 @@ class Account:
     Attributes:
         program: the program that runs.
         shape: the model whose parameters are counted for Megatron-LM; for memo the configuration has them.
-        logit_bytes: of each logit where Megatron-LM's loss keeps those of all tokens at once, else None; memo's loss
-            never does.
-        links: between GPUs, which decide what NCCL takes of memo's runs.
+        logit_bytes: bytes of one logit if Megatron-LM's loss keeps the logits of all tokens at once, else None; memo's
+            loss never keeps them all.
+        links: links between GPUs; they decide how much memory NCCL takes in memo's runs.
     """
 
     program: Program
@@ -36,7 +36,9 @@ class Account:
     links: Links = FAST_NODE
 
     def stages(self, config: RunConfig, moved: Moved | None = None) -> Mapping[int, RankMemory]:
-        """Memory of the rank that needs most of each stage that may need most; of Megatron-LM of the worst stage alone.
+        """Return by stage the memory of the rank that needs most, for the stages that may need most.
+
+        For Megatron-LM the result has the worst stage alone, under the key 0.
 
         `moved` is what a swap plan moves; by default it is what a number in --offload-alpha moves.
         """
@@ -50,7 +52,10 @@ class Account:
         return max(self.stages(config, moved).values(), key=lambda rank: rank.total)
 
     def unseen(self, config: RunConfig, rank: RankMemory) -> Unseen:
-        """What torch does not see of a rank of memo's, with its range; Megatron-LM's is fitted with all else."""
+        """Return the memory of a memo rank that torch does not see, with its range.
+
+        It is NOTHING for Megatron-LM, whose account includes this memory in its fitted terms.
+        """
         if self.program != "memo":
             return NOTHING
         return unseen_memory(config, self.world_size, self.links, rank.host)
@@ -60,7 +65,7 @@ _Key = float | frozenset[tuple[str, int]] | None
 
 
 def _key(moved: Moved | None) -> _Key:
-    """A hashable form of `moved`, the same whether groups of which nothing moves are named or not."""
+    """Return a hashable form of `moved`; groups without moved tiles do not change it."""
     if isinstance(moved, Mapping):
         return frozenset((name, tiles) for name, tiles in moved.items() if tiles)
     return moved

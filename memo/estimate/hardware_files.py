@@ -1,6 +1,6 @@
-"""Machines as TOML files: those that memo knows by name, and a user's (--hardware FILE.toml).
+"""Machines as TOML files: the machines that memo knows by name, and a user's own machine (--hardware FILE.toml).
 
-A file has fields of `memo.estimate.hardware.Hardware`; it takes other fields from the machine in `like`.
+A file has fields of `memo.estimate.hardware.Hardware`; it takes all missing fields from the machine in `like`.
 
 like = "h100-80"
 memory_gib = 94
@@ -40,7 +40,7 @@ _SHARES = (
 
 
 class _KnownMachines(Mapping[str, Hardware]):
-    """Reads a machine's file when it is asked for, since most commands need one of thirty."""
+    """Reads the file of a machine when that machine is asked for, since most commands need one machine of thirty."""
 
     def __getitem__(self, name: str) -> Hardware:
         if name not in _names():
@@ -69,9 +69,9 @@ def _known(name: str) -> Hardware:
 
 
 def read_hardware(path: str | Path) -> Hardware:
-    """The machine that a file describes; its name is by default that of the file.
+    """Return the machine that a file describes; its name is by default the name of the file.
 
-    The peak in bf16 is by default that of the GPU that the file names, if memo knows this GPU.
+    The peak in bf16 is by default the peak of the GPU in `driver_name`, if memo knows this GPU.
 
     Raises ConfigError for a file that cannot be read, an unknown field or base, and a value of a wrong type or range.
     """
@@ -95,7 +95,7 @@ def read_hardware(path: str | Path) -> Hardware:
         return Hardware(peak_tflops=peaks, efficiency=Efficiency(**shares), **values)
     base = _base(like, source)
     if not {"offload_gb_per_s", "prefetch_gb_per_s"}.isdisjoint(values):
-        values.setdefault("alone_gb_per_s", 0.0)  # the base's is that of another link
+        values.setdefault("alone_gb_per_s", 0.0)  # the base's value was measured on its own link
     return replace(
         base,
         peak_tflops={**base.peak_tflops, **peaks},
@@ -133,8 +133,10 @@ def _require_known(given: Mapping[str, object], known: Iterable[str], source: st
 
 
 def _checked(section: type, name: str, value: object, source: str) -> Any:
-    """The value, if it has the type of the field; numbers must be above 0 unless a device may lack them, and shares
-    at most 1."""
+    """Return the value if it has the type of the field.
+
+    Numbers must be above 0, unless a device may lack what they count. Shares must be at most 1.
+    """
     hint = field_types(section)[name]
     if section is Efficiency and name in _SHARES:
         hint = _SHARE

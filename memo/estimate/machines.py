@@ -12,12 +12,12 @@ DEFAULT = "a800-80"
 
 
 def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
-    """The GPU machine of that name, with or without `gb`, or of a GPU whose driver reports that name.
+    """Return the GPU machine of that name, with or without `gb`, or the machine whose GPU driver reports that name.
 
-    A name without memory takes the machine with `memory_gib`, which may be the nominal figure.
+    If the name has no memory size, `memory_gib` selects the machine; it may be the nominal size.
 
     A name that ends in .toml is a file of `memo.estimate.hardware_files`. Raises ConfigError with the nearest name, or
-    with what is wrong in the file.
+    with the error in the file.
     """
     if name.endswith(".toml"):
         return read_hardware(name)
@@ -42,7 +42,7 @@ def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
 
 
 def named_hardware(flag: str, name: str, memory_gib: float | None = None) -> Hardware:
-    """The machine that `find_hardware` finds; its error names the flag that gave the name."""
+    """Return the machine that `find_hardware` finds; an error names the flag that gave the name."""
     try:
         return find_hardware(name, memory_gib)
     except ConfigError as error:
@@ -60,9 +60,10 @@ def require_full_nodes(flag: str, gpus: int, machine: Hardware) -> None:
 
 
 def machine_of_gpu(driver_name: str, memory_gib: float) -> Hardware | None:
-    """The known machine whose GPU's driver reports this name; of several the one nearest in memory.
+    """Return the known machine whose GPU driver reports this name; None for a GPU that no known machine has.
 
-    Parts of names would mislead: see memo.estimate.gpu_peaks. None for a GPU that no known machine has.
+    If several machines have this GPU, the one nearest in memory is returned. Names are compared whole, because parts of
+    names would mislead: see memo.estimate.gpu_peaks.
     """
     same = [
         machine
@@ -73,7 +74,7 @@ def machine_of_gpu(driver_name: str, memory_gib: float) -> Hardware | None:
 
 
 def nearest_hardware(device_name: str, memory_gib: float) -> Hardware:
-    """The known machine of this GPU, else the one whose GPU is nearest in memory; for "cpu" the known CPU."""
+    """Return the known machine with this GPU, else the machine whose GPU is nearest in memory; for "cpu" the CPU."""
     if device_name == "cpu":
         return HARDWARE["cpu"]
     machines = [machine for machine in HARDWARE.values() if machine.device == "cuda"]
@@ -82,10 +83,10 @@ def nearest_hardware(device_name: str, memory_gib: float) -> Hardware:
 
 
 def _is_about(one: float, other: float) -> bool:
-    """Drivers report up to 5 % less or more than the nominal memory, in GB or in GiB."""
+    """Return whether two sizes agree within 5 %: drivers report so much less or more than the nominal memory."""
     return abs(one - other) <= 0.05 * other
 
 
 def _bare(driver_name: str) -> str:
-    """The name in small letters without the maker's name, which older drivers leave out."""
+    """Return the name in lower case without the maker's name, which older drivers leave out."""
     return driver_name.lower().removeprefix("nvidia ")

@@ -1,22 +1,22 @@
-"""Memory of one rank of memo itself, by the same components as memo.estimate.rank_memory uses for Megatron-LM.
+"""Memory of one rank of memo itself, in the components that memo.estimate.rank_memory uses for Megatron-LM.
 
 Every request to torch's allocator is counted (memo.estimate.program), so nothing is fitted:
 
     weights .. state_slots   weights, gradients and optimizer states on the device, as the placement says
     rounding_buffers         slots of a swap plan
-    skeletal                 what layers keep between forward and backward, except the layer that runs
-    transient                everything else that lives when a step needs most, including cuBLAS's workspaces
-    context                  what torch does not see (memo.estimate.unseen_memory); on a CPU the process, messages
-                             between processes, and freed memory that malloc keeps
+    skeletal                 tensors that layers keep between forward and backward, except the layer that runs
+    transient                everything else that lives at the peak of a step, including cuBLAS's workspaces
+    context                  memory that torch does not see (memo.estimate.unseen_memory); on a CPU the process,
+                             messages between processes, and freed memory that malloc keeps
 
-Known error: memo.estimate.memory_errors has that of allocated bytes, on the emulated GPU (benchmarks/full_size.py,
-docs/memory.md). The workspace of attention is that of its kernels' sources (memo.spec.attention_workspace). context is
-of published figures, with a range. What the allocator reserves in addition depends on the allocator (docs/memory.md):
-under a memory plan some tens of MiB, and all that it reserves is foreseen within 1.5 % (reserved_under_plan); with
-expandable_segments alone 1 to 5 %, by default up to 20 %. On a CPU the total is 1.00 to 1.19 times the peak resident
-set of a rank, measured in 20 runs with torch 2.13: GPT, GPT-2, Llama and Qwen3, fp32, fp64 and bf16, 15 MiB to 3 GiB
-of tensors, alone and with tp, cp, pp or dp of 2. memo.estimate.program.memory states the error of allocated bytes on
-CPUs.
+Known error: memo.estimate.memory_errors states the error of allocated bytes, on the emulated GPU
+(benchmarks/full_size.py, docs/memory.md). The workspace of attention follows the sources of its kernels
+(memo.spec.attention_workspace). context is taken from published figures, with a range. The allocator reserves more than
+it allocates (docs/memory.md): under a memory plan some tens of MiB, and the reserved bytes are foreseen within 1.5 %
+(reserved_under_plan); with expandable_segments alone 1 to 5 %; by default up to 20 %. On a CPU the total is 1.00 to
+1.19 times the peak resident set of a rank, measured in 20 runs with torch 2.13: GPT, GPT-2, Llama and Qwen3, fp32, fp64
+and bf16, 15 MiB to 3 GiB of tensors, alone and with tp, cp, pp or dp of 2. memo.estimate.program.memory states the
+error of allocated bytes on CPUs.
 """
 
 import math
@@ -38,20 +38,20 @@ PROCESS_BYTES = 352 * MIB
 _FIRST_STEP_BYTES = 88 * MIB
 _MESSAGES_BYTES = 90 * MIB
 _KEPT_SHARE = 0.25
-"""Measured on a CPU: what the first step loads, what gloo takes if there are other ranks, and the share of torch's
-bytes that malloc adds by rounding up, by keeping freed memory and by fragmentation."""
+"""Measured on a CPU, in this order: bytes that the first step loads, bytes that gloo takes if there are several ranks,
+and the share of torch's bytes that malloc adds by rounding up, by keeping freed memory and by fragmentation."""
 
 
 def memory_account(
     config: RunConfig, world_size: int, stage: int, *, moved: Moved | None = None, links: Links = FAST_NODE
 ) -> RankMemory:
-    """Peak memory of the rank of pipeline stage `stage` that needs most, from the second step on.
+    """Return the peak memory of the rank of pipeline stage `stage` that needs most, from the second step on.
 
     Args:
         config: a checked configuration with a vocabulary; --device auto counts as cpu.
         moved: what a swap plan moves; by default what a number in --offload-alpha moves. auto without `moved` counts
             as off.
-        links: between GPUs, which decide what NCCL takes.
+        links: links between GPUs; they decide how much memory NCCL takes.
     """
     return own_memories(config, world_size, [stage], moved=moved, links=links)[stage]
 
@@ -59,7 +59,7 @@ def memory_account(
 def own_memories(
     config: RunConfig, world_size: int, stages: Iterable[int], *, moved: Moved | None = None, links: Links = FAST_NODE
 ) -> dict[int, RankMemory]:
-    """The same of several stages, which share most of the counting."""
+    """Return `memory_account` of each of several stages; they share most of the counting."""
     config, moved = _moving(config, moved)
     program, is_gpu, found = Program(config, world_size, moved), config.hardware.device == "cuda", {}
     unseen = unseen_memory(config, world_size, links).foreseen if is_gpu else 0
@@ -85,9 +85,9 @@ def own_memories(
 
 
 def possible_memory(config: RunConfig, world_size: int, stage: int, links: Links = FAST_NODE) -> list[RankMemory]:
-    """What a rank may take: one `memory_account`, but two under --offload-alpha auto, whose choice is not yet made.
+    """Return what a rank may take: one `memory_account`, or two under --offload-alpha auto, which has not chosen yet.
 
-    Those two are with all activations on the device, and with as few as possible there.
+    The first of the two has all activations on the device, the second has as few as possible there.
     """
     is_open = config.memory.swaps and config.memory.offload_alpha == "auto"
     choices: list[Moved | None] = [None, {}] if is_open else [None]
@@ -95,39 +95,39 @@ def possible_memory(config: RunConfig, world_size: int, stage: int, links: Links
 
 
 def cpu_context_bytes(allocated_bytes: int, world_size: int) -> int:
-    """Bytes of a process on a CPU in addition to those that torch allocates."""
+    """Return the bytes of a process on a CPU in addition to the bytes that torch allocates."""
     messages = _MESSAGES_BYTES if world_size > 1 else 0
     return PROCESS_BYTES + _FIRST_STEP_BYTES + messages + math.ceil(_KEPT_SHARE * allocated_bytes)
 
 
 LOST_PAGES_BYTES = 2 * LARGE_SEGMENT_BYTES + 2 * SMALL_SEGMENT_BYTES
-"""What the allocator loses to pages that are not full under a memory plan: see `reserved_under_plan`; 13 to 51 MiB were
-lost at full size."""
+"""Bytes that the allocator loses to partly filled pages under a memory plan: see `reserved_under_plan`. At full size 13
+to 51 MiB were lost."""
 
 
 def reserved_under_plan(memory: RankMemory) -> int:
-    """Bytes that torch's allocator reserves of the device for `memory` under a memory plan, with expandable segments.
+    """Return the device bytes that torch's allocator reserves under a memory plan, with expandable segments.
 
     It reserves whole pages and keeps a page while any block lies in it, so each group of large blocks may leave part
     of its last page unused. At full size 1 to 3 pages of large blocks were lost in this way (tensors made before the
-    plan, what recording the plan left behind, the plan's own block). Small blocks, of which only the sum is known, took
-    1 to 9 pages. Two pages of each kind are foreseen; the first one of large blocks comes from rounding up.
+    plan, tensors left behind by recording the plan, the plan's own block). Small blocks took 1 to 9 pages; only the sum
+    of their bytes is known. Two pages of each kind are foreseen; rounding up gives the first page of large blocks.
     """
     num_large = math.ceil(memory.allocated / LARGE_SEGMENT_BYTES) + 1
     return num_large * LARGE_SEGMENT_BYTES + 2 * SMALL_SEGMENT_BYTES
 
 
 def device_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> int:
-    """What --device-memory-gib limits of a rank of `stage`; arguments as of `memory_account`.
+    """Return the bytes of a rank of `stage` that --device-memory-gib limits; arguments as in `memory_account`.
 
-    On a GPU this includes what torch does not see. On a CPU it is what torch's allocator is asked for. The process,
-    host records and the states in the host arena are not part of that.
+    On a GPU they include the memory that torch does not see. On a CPU they are the bytes requested from torch's
+    allocator, without the process, host records and the states in the host arena.
     """
     return _on_device(config, memory_account(config, world_size, stage, moved=moved))
 
 
 def worst_device_bytes(config: RunConfig, world_size: int) -> int:
-    """Bytes of the rank that needs most, over all stages; under --offload-alpha auto the least that it can do with."""
+    """Return the bytes of the rank that needs most, over all stages; under --offload-alpha auto its least bytes."""
     return max(
         min(_on_device(config, memory) for memory in possible_memory(config, world_size, stage))
         for stage in worst_stages(config)
@@ -139,17 +139,17 @@ def _on_device(config: RunConfig, memory: RankMemory) -> int:
 
 
 def worst_stages(config: RunConfig) -> list[int]:
-    """Stages of which one needs most memory.
+    """Return the stages that may need most memory: one of them does.
 
-    The first has the most microbatches in flight. The second has nearly as many, and receives hidden states and sends
-    gradients as well. The last one has the head.
+    The first stage has the most microbatches in flight. The second has nearly as many, and it also receives hidden
+    states and sends gradients. The last stage has the head.
     """
     last = config.parallel.pp - 1
     return sorted({0, min(1, last), last})
 
 
 def _moving(config: RunConfig, moved: Moved | None) -> tuple[RunConfig, Moved | None]:
-    """The configuration, with --offload-alpha off if what auto moves is not known, and what moves."""
+    """Return the configuration and what moves; --offload-alpha is off if the choice of auto is not known."""
     if moved is not None or not config.memory.swaps:
         return config, moved
     if isinstance(config.memory.offload_alpha, str):

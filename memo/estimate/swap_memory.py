@@ -1,22 +1,22 @@
 """Memory of the layers under a swap plan, in closed form: rounding buffers, host records, working set.
 
-    device     num_slots x slot  +  one workspace for qkv if none of it moves  +  working set of one layer
+    device     num_slots x slot  +  one workspace for qkv if qkv does not move  +  working set of one layer
                where layers are swept  +  keys and values of one layer, and the sums of their gradients; two sections of
                an input if layers recompute attention; three of hidden states if these are in host memory
     records    the moved prefix of a slot, once for each layer (in a sweep, each section) and microbatch that lies in
-               host memory, and keys and values of layers that have them; only the input for layers that recompute
-               attention; hidden states of each microbatch that is between two layers or waits on this stage
+               host memory; keys and values of layers that have them; for layers that recompute attention the input
+               alone; hidden states of each microbatch that is between two layers or waits on this stage
     host       all records; with a disk, the records that are not on the disk, and staging buffers
 
 Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values, to the byte), memo.executor.layer
 (working set), memo.planner.swap (records).
-Known error: none for slots, nor for host records in most schedules. Where chunks of a stage differ in how many layers
-have keys and values, each chunk counts as the one with most. One record too many (of keys and values, those of one
-layer) is counted on the last stage of interleaved 1F1B with as many microbatches as stages. Where slots hold layers,
-this also holds for breadth first with 2 microbatches, and for interleaved 1F1B with 2 stages, 2 microbatches and one
-layer of a chunk that does not recompute attention. One input too many may be counted where a layer has fewer than three
-sections, and one hidden state too many where a layer has one section and the pipeline is interleaved. The working set
-is an upper bound, and was not measured on GPUs.
+Known error: none for slots, nor for host records in most schedules. If chunks of a stage differ in the number of layers
+with keys and values, each chunk counts as the chunk with most. One record too many (or the keys and values of one layer
+too many) is counted on the last stage of interleaved 1F1B with as many microbatches as stages. If slots hold layers,
+one record too many is also counted for breadth first with 2 microbatches, and for interleaved 1F1B with 2 stages, 2
+microbatches and one layer of a chunk that does not recompute attention. One input too many may be counted if a layer
+has fewer than three sections, and one hidden state too many if a layer has one section and the pipeline is interleaved.
+The working set is an upper bound, and was not measured on GPUs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,7 +48,7 @@ class SwapBytes:
     """Bytes of one rank of one stage.
 
     Attributes:
-        host: the least bytes of host memory: with --offload-nvme-path, if the disk holds all that it can.
+        host: the least bytes of host memory; with --offload-nvme-path, the disk then holds as much as it can.
         records: bytes of all records, in host memory or on the disk.
     """
 
@@ -61,12 +61,12 @@ NO_SWAP = SwapBytes(0, 0, 0)
 
 
 def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> SwapBytes:
-    """Device and host bytes of a rank of `stage`."""
+    """Return the device and host bytes of a rank of `stage`."""
     return laid_out_bytes(config, world_size, stage, slot_layout(config, moved))
 
 
 def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> SwapBytes:
-    """Device and host bytes of a rank of `stage` for a known layout, which all stages share."""
+    """Return the device and host bytes of a rank of `stage` for a known layout, which all stages share."""
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     buffers = layout.buffer_bytes(min(2, passes * resolved_sections(config)))
     if config.memory.sweeps:
@@ -82,9 +82,9 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
 def host_records(
     config: RunConfig, world_size: int, stages: Iterable[int], layout: SlotLayout
 ) -> Iterator[tuple[list[RecordKind], int]]:
-    """(kinds of host records that may go to a disk, bytes of records that never do) of a rank of each stage.
+    """Yield, for a rank of each stage, the kinds of records that may go to a disk, and the bytes of all other records.
 
-    Where layers are swept, the kinds are keys and values, inputs, and slots; else slots alone. Hidden states in host
+    If layers are swept, the kinds are keys and values, inputs, and slots; otherwise slots alone. Hidden states in host
     memory (--offload-hidden-states) never go to a disk.
     """
     keys, input_bytes = key_value_layout(config) if config.memory.sweeps else None, layout.places["input"].num_bytes
@@ -97,7 +97,7 @@ def host_records(
 
 
 def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_bytes: float = inf) -> list[int]:
-    """Host bytes of a rank of each stage; `moved`: None if there is no swap plan.
+    """Return the host bytes of a rank of each stage; `moved` is None if there is no swap plan.
 
     Args:
         disk_bytes: bytes of one rank's records on the disk of --offload-nvme-path; default: all of them.
@@ -111,7 +111,7 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
 
 
 def disk_bytes(config: RunConfig, world_size: int, moved: Moved, rank_host_bytes: list[float]) -> list[int]:
-    """Bytes on the disk of a rank of each stage; `rank_host_bytes`: host memory that its records may take."""
+    """Return a rank's disk bytes by stage; `rank_host_bytes`: host memory that its records may take, by stage."""
     records = host_records(config, world_size, range(config.parallel.pp), slot_layout(config, moved))
     found = []
     for (kinds, stays), host in zip(records, rank_host_bytes, strict=True):
@@ -121,11 +121,11 @@ def disk_bytes(config: RunConfig, world_size: int, moved: Moved, rank_host_bytes
 
 
 def num_records(config: RunConfig, world_size: int, stage: int) -> int:
-    """Number of host records in use at once, each of one layer (or section of it) and microbatch.
+    """Return the number of host records in use at once, each of one layer (or section of a layer) and microbatch.
 
     Each layer and microbatch in flight has a record, except the last one or two, which are still in their slots: two if
-    a backward directly follows its forward, else one. Nothing moves where at most two layers are in flight. Only one of
-    the layers that recompute attention is in flight at a time; it takes records that the layers after it have freed.
+    a backward directly follows its forward, else one. Nothing moves if at most two layers are in flight. Layers that
+    recompute attention are in flight one at a time; each takes records that later layers have freed.
     """
     return next(_in_use(config, world_size, (stage,)))[0]
 
@@ -151,25 +151,25 @@ NOTHING_BESIDE = BesideSlots()
 
 
 def beside_slots(config: RunConfig, world_size: int, stage: int) -> BesideSlots:
-    """The most records and sections that a rank of `stage` has in use at once.
+    """Return the most records and sections that a rank of `stage` has in use at once.
 
-    Keys and values have one slot, and a record holds all sections of a layer; where their store slides, they move in
+    Keys and values have one slot, and a record holds all sections of a layer; if their store slides, they move in
     sections. All sections of inputs but one have a record, as the input written last is freed first. All sections of
-    hidden states have a record, except the section that was just written; on the device they have slots, and one
-    section in which modules work and messages arrive.
+    hidden states have a record, except the section that was just written. On the device, hidden states have two slots
+    and one section in which modules work and messages arrive.
     """
     return next(_in_use(config, world_size, (stage,)))[1]
 
 
 def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterator[tuple[int, BesideSlots]]:
-    """(`num_records`, `beside_slots`) of each stage."""
+    """Yield (`num_records`, `beside_slots`) for each stage."""
     sections, microbatches = resolved_sections(config), num_microbatches(config, world_size)
     in_chunk, again = layers_per_chunk(config), config.memory.recompute_attention_layers
     hides = config.memory.sweeps and config.memory.offload_hidden_states
     keys_slide = config.memory.sweeps and key_value_layout(config).slides
     for stage in stages:
         in_flight = layers_in_flight(config, microbatches, stage)
-        kept = in_flight // in_chunk * (in_chunk - again)  # do not recompute attention
+        kept = in_flight // in_chunk * (in_chunk - again)  # layers in flight that do not recompute attention
         turns_at_once = _turns_at_once(config, microbatches, stage)
         records = _records(sections, kept, turns_at_once)
         with_keys = in_flight // in_chunk * _most_with_keys(config, stage)
@@ -188,14 +188,14 @@ def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterat
 
 
 def _records(sections: int, layers: int, turns_at_once: bool) -> int:
-    """Records of sections, or of whole layers, while `layers` layers that do not recompute attention are in flight."""
-    if not layers:  # one at a time has a second forward
+    """Return the records in use while `layers` layers that do not recompute attention are in flight."""
+    if not layers:  # layers recompute attention one at a time, so the sections of a single layer count
         return max(0, sections - 2)
     return max(0, sections * layers - (2 if turns_at_once or (sections == 1 and layers <= 2) else 1))
 
 
 def _most_with_keys(config: RunConfig, stage: int) -> int:
-    """The most layers with keys and values in a chunk, among those that do not recompute attention."""
+    """Return the most layers of a chunk that have keys and values and do not recompute attention."""
     pipeline = Pipeline(config.parallel.pp, config.parallel.vpp, 1)
     keeping = attending_layers(config.model) - layers_with_attention_again(config)
     chunks = (pipeline.layers(stage, chunk, config.model.num_layers) for chunk in range(pipeline.chunks))
@@ -203,7 +203,7 @@ def _most_with_keys(config: RunConfig, stage: int) -> int:
 
 
 def _turns_at_once(config: RunConfig, microbatches: int, stage: int) -> bool:
-    """Whether the last forward is followed by its own backward, when most layers are in flight."""
+    """Return whether the last forward is followed by its own backward when most layers are in flight."""
     parallel = config.parallel
     if microbatches == 1:
         return True
@@ -213,9 +213,9 @@ def _turns_at_once(config: RunConfig, microbatches: int, stage: int) -> bool:
 
 
 def working_set_bytes(config: RunConfig) -> int:
-    """Bytes of a layer's backward in addition to the slots.
+    """Return the bytes of a layer's backward in addition to the slots.
 
-    These are the gradients of input, residual and attention's output, and the larger of two: dq, dk and dv with
+    They are the gradients of input, residual and attention's output, and the larger of two sums: dq, dk and dv with
     attention's fp32 sums, or one tile of the MLP with its activations, their gradients and one weight's gradient.
     """
     model, parallel = config.model, config.parallel

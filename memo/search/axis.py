@@ -1,7 +1,8 @@
-"""How far one thing can be varied: whether anything fits, which memory it lacks, and how fast it is, along an axis.
+"""How far one number can be raised: whether any layout fits, which memory is short, and how fast the run is.
 
-An axis is a row of questions by a number, of which a larger one needs more of everything. The last one that fits is
-found by doubling and bisection; one that must also be fast enough from there downwards, as small ones are slow as well.
+An axis is a series of questions by a number, such as the sequence length; a larger number needs more of every resource.
+Doubling and bisection find the last number that fits. If the run must also be fast enough, the search goes downwards
+from there, because small numbers are slow as well.
 """
 
 import math
@@ -23,19 +24,19 @@ from memo.search.states import least_excess, moves_any, shortage
 from memo.search.sweeping import sweeps
 
 _FRUGAL = (GRID[0], FULL, SELECTIVE)
-"""What needs least: all else lies between, in GPU memory and in host memory."""
+"""Strategies that need least GPU memory or host memory: all other strategies lie between them."""
 _ROUNDING = 1e-9
-"""A speed that is exactly reached counts."""
+"""Tolerance, so that a speed that is reached exactly counts."""
 _MOST_DOUBLINGS = 6
-"""So much more of one thing is looked at; who needs more has another model in mind."""
+"""Doublings of one resource that are tried: up to 64 times as much."""
 
 
 class Axis:
-    """Whether the questions of an axis fit, and how fast they are; the layout that held the last one is tried first."""
+    """The questions of an axis: whether they fit, and how fast they are. The last fitting layout is tried first."""
 
     def __init__(self, questions: Callable[[int], Sequence[Question]], parts: float = math.inf) -> None:
-        """`questions`: by number, alternatives, of which one suffices; `parts`: of a number, to which an answer is
-        exact."""
+        """`questions`: gives alternatives for a number, of which one must fit; `parts`: an answer is exact to 1 / parts
+        of its number."""
         self.questions, self._parts = cache(questions), parts
         self._last: Layout | None = None
         self.fastest = cache(self._find_fastest)
@@ -48,8 +49,10 @@ class Axis:
         return self._last is not None
 
     def last_fitting(self, low: int = 0, stride: int = 1, most: float = math.inf) -> tuple[int, int]:
-        """The last number from `low` (which fits, or is 0) to `most` that fits, and the next one, which does not;
-        `stride`: to the number that is tried first, doubled as long as numbers fit."""
+        """Return the last number from `low` to `most` that fits, and the next one, which does not fit.
+
+        `low` fits, or is 0. `stride` leads to the number that is tried first, and doubles while numbers fit.
+        """
         high = low + stride
         while high <= most and self.fitting(high):
             stride *= 2 if low else 1
@@ -57,8 +60,10 @@ class Axis:
         return self._between(lambda number: self.fitting(number) is not None, low, high)
 
     def last_fast(self, high: int, min_tgs: float) -> tuple[int, int]:
-        """The last number below `high`, which is too slow, that trains at `min_tgs`, and the next one; (0, 1) if none
-        does."""
+        """Return the last number below `high` that trains at `min_tgs`, and the next one; (0, 1) if there is none.
+
+        `high` itself is too slow.
+        """
 
         def is_fast(number: int) -> bool:
             return self.fastest(number, min_tgs)[0] >= min_tgs
@@ -69,13 +74,15 @@ class Axis:
         return self._between(is_fast, low, high) if low else (0, high)
 
     def _find_fastest(self, number: int, least_tgs: float = 0.0) -> tuple[float, Question]:
-        """(tokens per GPU and second, of which question); where none has `least_tgs`, the answer is quicker, and may
-        be 0."""
+        """Return (tokens per GPU and second, question) of the fastest alternative.
+
+        If no alternative reaches `least_tgs`, the answer comes sooner, and its speed may be 0.
+        """
         found = ((speed(question, least_tgs), question) for question in self.questions(number))
         return max(found, key=lambda pair: pair[0])
 
     def _between(self, holds: Callable[[int], bool], low: int, high: int) -> tuple[int, int]:
-        """`low`, which holds, and `high`, which does not, moved towards each other."""
+        """Bisect between `low`, which holds, and `high`, which does not; return both as neighbours."""
         step = max(1, int(low // self._parts))
         while high - low > step:
             middle = low + (high - low) // (2 * step) * step
@@ -84,14 +91,14 @@ class Axis:
 
 
 def _below(number: int) -> int:
-    """The power of two below a number; 0 below 2."""
+    """Return the largest power of two below a number; 0 if the number is below 2."""
     return 1 << (number - 1).bit_length() - 1 if number > 1 else 0
 
 
 def speed(question: Question, least_tgs: float = 0.0) -> float:
-    """Tokens per GPU and second of the fastest layout that fits; 0 where none does.
+    """Return the tokens per GPU and second of the fastest layout that fits; 0 if none fits.
 
-    Where that is less than `least_tgs`, the answer is quicker, and may be 0 as well.
+    If this speed is less than `least_tgs`, the answer comes sooner, and may also be 0.
     """
     below_s = (1.0 + _ROUNDING) * question.tokens / question.gpus / least_tgs if least_tgs else math.inf
     best = search(question, top=1, below_s=below_s).best
@@ -103,12 +110,12 @@ def too_slow(what: str, tgs: float, min_tgs: float) -> str:
 
 
 def single_layouts(question: Question) -> Iterator[Layout]:
-    """Micro-batches of 1, and stages of one chunk: several hold more."""
+    """Yield the layouts with micro-batches of 1 and stages of one chunk, which need least memory."""
     return (layout for grid, why in grids(question) if not why for layout in exchanges(question, grid))
 
 
 def fitting_layout(question: Question, first: Layout | None = None) -> Layout | None:
-    """Some layout that fits; states may move, unless the question forbids that. `first` is tried before all others."""
+    """Return some layout that fits; states may move unless the question forbids it. `first` is tried first."""
     known = [] if first is None or refusal(question, first) else [first]
     for layout in chain(known, single_layouts(question)):
         if may_fit(question, layout) and any(_holds(question, layout, way) for way in _frugal(question, layout)):
@@ -117,7 +124,7 @@ def fitting_layout(question: Question, first: Layout | None = None) -> Layout | 
 
 
 def _frugal(question: Question, layout: Layout) -> Iterator[Strategy]:
-    """The strategies that need least."""
+    """Return the strategies that need least memory."""
     if question.place_states != "never":
         return frugal_strategies(question, layout)
     return chain(sweeps(question, layout, 0.0, SWEPT_TOKENS[-1:]), _FRUGAL)  # the smallest tiles take least
@@ -130,9 +137,9 @@ def _holds(question: Question, layout: Layout, strategy: Strategy) -> bool:
 
 
 def shortage_of(question: Question) -> str:
-    """What comes nearest to fitting, and of which memory it lacks how much.
+    """Return a text with the candidate that comes nearest to fitting, the memory that is short, and by how much.
 
-    Raises ConfigError where the GPUs cannot be laid out.
+    Raises ConfigError if no layout is possible on these GPUs.
     """
     pairs = [(layout, strategy) for layout in single_layouts(question) for strategy in _frugal(question, layout)]
     if not pairs:
@@ -149,9 +156,10 @@ def shortage_of(question: Question) -> str:
 
 
 def least_doubling(vary: Callable[[int], Question]) -> Question | None:
-    """The first of the questions with 2, 4, 8, ... times as much of one thing that fits; None if none does.
+    """Return the first question with 2, 4, 8, ... times as much of one resource that fits; None if none fits.
 
-    From the most downwards, because what fits is soon found, but that nothing does only once all has been tried.
+    The search goes downwards from the most: a layout that fits is found soon, but that none fits is known only after
+    all layouts have been tried.
     """
     questions = (vary(1 << power) for power in range(_MOST_DOUBLINGS, 0, -1))
     return next(reversed(list(takewhile(fitting_layout, questions))), None)
@@ -162,7 +170,7 @@ def with_host(question: Question, times: int) -> Question:
 
 
 def with_gpus(question: Question, times: int) -> Question:
-    """Of full nodes, and no fewer sequences in a step than GPUs that each take one alone."""
+    """Return the question for `times` as many GPUs, in full nodes; a step has at least one sequence for each GPU."""
     per_node = question.hardware.gpus_per_node
     gpus = question.gpus * times
     if gpus > per_node:

@@ -1,12 +1,12 @@
-"""Seconds that a step of a candidate takes at least: cheap, and never more than what is simulated.
+"""Lower bounds of the seconds of a candidate's step: cheap, and never above the simulated time.
 
     stage 0       | embedding F0 | ................................ | B embedding | update
     last stage         fill  | F0 loss B0 | F1 loss B1 | ...   | drain
                              |<-- microbatches x (layers, loss) -->|
 
-Fill and drain are one chunk of layers and one message for each stage before the last. One stage alone does it all,
-which is what is simulated, but for copies that do not hide. Left out: those, recomputation of what moves where it is
-not yet known what moves, gradients that are reduced late, and every wait of one stage for another.
+Fill and drain are one chunk of layers and one message for each stage before the last. With one stage the bound equals
+the simulated time, except for copies that do not hide. The bound leaves out: copies that do not hide, recomputation as
+long as the swap plan is not known, gradients that are reduced late, and every wait between stages.
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ from memo.simulate.outside_layers import embedding_cost, loss_cost, update_cost
 from memo.simulate.states import state_times
 
 _ENDLESS_S = 1e9
-"""A backward under which everything hides."""
+"""A backward so long that every reduction hides under it."""
 _ROUNDING = 1e-9
-"""The simulation adds the same numbers in another order."""
+"""Tolerance: the simulation adds the same numbers in another order."""
 
 
 @dataclass(frozen=True)
 class _Ends:
-    """Of a microbatch, forward and backward: both ends of the model, and a message there and back."""
+    """Seconds of one microbatch, forward and backward: embedding, loss, and a message to the next stage and back."""
 
     embedding_s: float
     loss_s: float
@@ -39,26 +39,26 @@ class _Ends:
 
 
 class Bounds:
-    """Bounds for one question; what candidates share is worked out once."""
+    """Bounds for one question; costs that candidates share are computed once."""
 
     def __init__(self, question: Question) -> None:
         self.question, self.kernels = question, Kernels(with_attention_of(question.hardware, question.base), "bf16")
-        # Each is asked about the layout and the strategy that have nothing but what it depends on.
+        # Each cached function gets a layout and a strategy reduced to the fields that it depends on.
         self._ends, self._update_s = cache(self._time_ends), cache(self._time_update)
         self._gather_s = cache(self._time_gathers)
         self._layers: dict[object, LayerCost] = {}
 
     def least_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> float:
-        """Seconds of a step; `swap`, of alpha auto, adds recomputation and copies."""
+        """Return the least seconds of a step; `swap`, the choice of alpha auto, adds recomputation and copies."""
         link_s = 0.0 if swap is None else swap.link_s
         least_s = max(self._pipeline_s(layout, strategy, swap), link_s) + self._update_s(Layout(*layout.grid))
         return (1.0 - _ROUNDING) * least_s
 
     def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
-        """The same where states may be anywhere: nothing but the pipeline, and ZeRO-3's gathers, is sure.
+        """Return the least seconds of a step if states may be anywhere: the pipeline and ZeRO-3's gathers alone.
 
-        Under alpha auto all activations may stay. Where layers are swept that is left out: whole layers are a
-        candidate of their own, which has the same activations then.
+        Under alpha auto all activations may stay on the device. For swept layers this case is left out: with all
+        activations on the device, whole layers are a candidate of their own.
         """
         question, parallel = self.question, layout.tp * layout.pp
         stays = strategy.alpha == "auto" and not strategy.tiles
@@ -69,7 +69,7 @@ class Bounds:
         return (1.0 - _ROUNDING) * max(computed_s, self._gather_s(*alone))
 
     def _pipeline_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None) -> float:
-        """From the first forward to the last backward."""
+        """Return the seconds from the first forward to the last backward."""
         question = self.question
         microbatches = num_microbatches(question, layout)
         layer_s = self._layer_s(layout, strategy) if swap is None else swap.layer_s
@@ -81,7 +81,7 @@ class Bounds:
         return microbatches * (stage_s + ends.loss_s) + (layout.pp - 1) * hop_s + ends.embedding_s
 
     def layer(self, layout: Layout, strategy: Strategy) -> LayerCost:
-        """One layer of a microbatch."""
+        """Return the cost of one layer for one microbatch."""
         kind = "swap" if strategy.swaps else strategy.recompute
         key = (
             layout.tp,
@@ -99,7 +99,7 @@ class Bounds:
         return self._layers[key]
 
     def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
-        """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""
+        """Return the seconds of one layer's forward and backward, without recomputation and copies of a swap plan."""
         layer = self.layer(layout, strategy)
         return layer.forward.total_s + layer.backward.total_s + layer.attention_again.total_s
 
@@ -113,7 +113,7 @@ class Bounds:
         )
 
     def _time_update(self, layout: Layout) -> float:
-        """Reduction that nothing hides, optimizer and new weights, on the slower end of the pipeline."""
+        """Return the seconds of exposed reduction, optimizer and new weights, on the slower end of the pipeline."""
         config = config_of(self.question, layout, KEEP)
         layers = config.model.num_layers // layout.pp
         ends = (update_cost(config, self.kernels, self.question.gpus, stage) for stage in {0, layout.pp - 1})

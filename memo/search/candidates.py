@@ -1,8 +1,8 @@
-"""What the search chooses from: layouts that memo can run, and what each may do with its activations.
+"""The candidates of a search: layouts that memo can run, and strategies for their activations and states.
 
     layout     tp x cp (how attention exchanges) x pp (x chunks: interleaved) x micro-batch; dp is the rest, with ZeRO-1
     strategy   keep | recompute selective | recompute full | swap at alpha: auto, or a share of all groups
-    states     whole on the device | ZeRO-2, ZeRO-3 | of so many layers in host memory       (memo.search.states)
+    states     whole on the device | ZeRO-2, ZeRO-3 | of some layers in host memory          (memo.search.states)
 
 ZeRO-1 is no choice: memo always shards the optimizer over dp x cp.
 """
@@ -25,7 +25,7 @@ from memo.spec.placement import StatePlacement, with_placement
 from memo.spec.sweep import WHOLE, Sweep, with_sweep
 
 MOST_CHUNKS = 8
-"""Of a stage: more of them only multiply messages and activations in flight."""
+"""Most chunks of a stage: more chunks only add messages and activations in flight."""
 
 
 @dataclass(frozen=True, order=True)
@@ -48,7 +48,7 @@ class Layout:
         return self.tp, self.cp, self.pp
 
     def __str__(self) -> str:
-        """As `parse_layout` reads it."""
+        """Return the text that `parse_layout` reads."""
         chunks = f" vpp{self.vpp}" if self.vpp > 1 else ""
         exchange = f" {self.cp_comm_type}" if self.cp > 1 else ""
         return f"tp{self.tp} cp{self.cp} pp{self.pp}{chunks} mbs{self.mbs}{exchange}"
@@ -56,14 +56,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Where a layer's activations are between forward and backward, and its states.
+    """Places of a layer's activations between forward and backward, and of its states.
 
     Attributes:
-        tiles: in which a layer is swept, its slots holding SLOT_TILES of them; 0: slots hold layers.
-        recompute_attention_layers: layers of a pipeline chunk that recompute attention; they are swept.
-        hidden_on_host: whether the hidden states between layers are in host memory; they are swept.
-        order: of microbatches and layers; breadth first is tried where states stream.
-        placement: of states, where not all of them are whole on the device.
+        tiles: number of tiles of a swept layer, whose slots hold SLOT_TILES tiles; 0: slots hold layers.
+        recompute_attention_layers: layers of a pipeline chunk that recompute attention; only with swept layers.
+        hidden_on_host: whether the hidden states between layers are in host memory; only with swept layers.
+        order: order of microbatches and layers; breadth first is tried if states stream.
+        placement: placement of states; None if all states are whole on the device.
     """
 
     alpha: OffloadAlpha = "off"
@@ -95,7 +95,10 @@ class Strategy:
         return ", ".join([activations, *order, *self._states()])
 
     def _states(self) -> Iterator[str]:
-        """Such as `ZeRO-3` and `host 18+18+16/32`: optimizers, gradients and weights of how many layers."""
+        """Yield the sharding, such as `ZeRO-3`, and the layers with states in host memory, such as `host 18+18+16/32`.
+
+        The four numbers count optimizers, gradients, weights, and all layers.
+        """
         if self.sharding != "optim":
             yield "ZeRO-2" if self.sharding == "optim_grads" else "ZeRO-3"
         at = self.placement
@@ -112,7 +115,7 @@ GRID = tuple(Strategy(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0))
 
 
 def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> RunConfig:
-    """The run, not yet checked; made once, as a search asks for it at each of its steps."""
+    """Return the run, not yet checked; it is made once, as a search asks for it at each of its steps."""
     made, key = question.runs, (layout, strategy)
     found = made.get(key)
     if found is not None:
@@ -121,7 +124,7 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
         made[strategy] = _under(question, strategy)
     config = made[strategy]
     spread = Strategy(sharding=strategy.sharding, order=strategy.order)
-    if strategy != spread:  # only its memory differs
+    if strategy != spread:  # the two runs differ in their memory fields alone
         found = replace(config_of(question, layout, spread), memory=config.memory)
     else:
         parallel = replace(
@@ -139,7 +142,7 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
 
 
 def _under(question: Question, strategy: Strategy) -> RunConfig:
-    """The run of a strategy without a layout."""
+    """Return the run of a strategy without a layout."""
     base = question.base
     config = replace(
         base,
@@ -160,7 +163,7 @@ def _under(question: Question, strategy: Strategy) -> RunConfig:
 
 
 def grids(question: Question) -> Iterator[tuple[Layout, str]]:
-    """Every tp, cp and pp whose product divides the GPUs, with why memo cannot run it, or an empty text."""
+    """Yield each tp, cp and pp whose product divides the GPUs, and why memo cannot run it (empty if it can)."""
     for tp in divisors(question.gpus):
         for cp in divisors(question.gpus // tp):
             for pp in divisors(question.gpus // (tp * cp)):
@@ -169,7 +172,7 @@ def grids(question: Question) -> Iterator[tuple[Layout, str]]:
 
 
 def refusal(question: Question, layout: Layout) -> str:
-    """Why memo cannot run a layout, whatever its memory; empty where it can."""
+    """Return why memo cannot run a layout, whatever its memory; empty if it can."""
     config = config_of(question, layout)
     try:
         check_layout(config, question.gpus)
@@ -182,14 +185,14 @@ def refusal(question: Question, layout: Layout) -> str:
 
 
 def layouts_of(question: Question, grid: Layout) -> Iterator[Layout]:
-    """All layouts of a grid, those that need less before those that need more of the same."""
+    """Yield all layouts of a grid; a layout that needs less memory comes before a similar one that needs more."""
     for pipeline in pipelines(question, grid):
         for batch in batches(question, pipeline):
             yield from exchanges(question, batch)
 
 
 def pipelines(question: Question, grid: Layout) -> Iterator[Layout]:
-    """A grid's stages in one chunk, then in several."""
+    """Yield a grid with one chunk per stage, then with several."""
     yield grid
     if grid.pp > 1:
         per_stage = question.model.sizes.num_layers // grid.pp
@@ -197,7 +200,7 @@ def pipelines(question: Question, grid: Layout) -> Iterator[Layout]:
 
 
 def batches(question: Question, pipeline: Layout) -> Iterator[Layout]:
-    """Micro-batches of 1, 2, 4, ... sequences that divide what one copy of the model gets, smallest first."""
+    """Yield micro-batches of 1, 2, 4, ... sequences that divide the sequences of one model copy, smallest first."""
     sequences = num_microbatches(question, replace(pipeline, mbs=1))
     size = 1
     while size <= sequences and sequences % size == 0:
@@ -207,12 +210,12 @@ def batches(question: Question, pipeline: Layout) -> Iterator[Layout]:
 
 
 def num_microbatches(question: Question, layout: Layout) -> int:
-    """Of one copy of the model in a step."""
+    """Return the number of microbatches of one copy of the model in a step."""
     return question.global_batch_size // (question.gpus // layout.ranks * layout.mbs)
 
 
 def exchanges(question: Question, layout: Layout) -> list[Layout]:
-    """The ways of attention under cp that differ for these heads, in time and in memory."""
+    """Return the layout with each exchange of attention under cp that differs for these heads in time or memory."""
     if layout.cp == 1:
         return [layout]
     heads, groups = question.model.sizes.num_attention_heads // layout.tp, question.model.sizes.kv_heads // layout.tp
@@ -225,12 +228,12 @@ def exchanges(question: Question, layout: Layout) -> list[Layout]:
 
 
 def can_tile(question: Question, layout: Layout) -> bool:
-    """Whether the tiles of a given alpha divide the sequence; auto takes fewer tiles where they do not."""
+    """Return whether the tiles of a given alpha divide the sequence; auto takes fewer tiles if they do not."""
     return question.seq_len % (sequence_step(layout.tp, layout.cp) * DEFAULT_TILES) == 0
 
 
 def parse_layout(text: str) -> Layout:
-    """`tp4 cp2 pp1 mbs1 a2a`, also with commas and equals signs; what is left out is 1. Raises ConfigError."""
+    """Parse `tp4 cp2 pp1 mbs1 a2a`, also with commas and equals signs; missing sizes are 1. Raises ConfigError."""
     sizes: dict[str, int] = {}
     exchange: CpCommType = "p2p"
     for word in text.replace(",", " ").split():
@@ -248,6 +251,6 @@ def parse_layout(text: str) -> Layout:
 
 
 def divisors(number: int) -> list[int]:
-    """Ascending."""
+    """Return the divisors of a number, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]

@@ -1,4 +1,4 @@
-"""The answer of a search: the choices that fit, ranked, and what was refused."""
+"""The answer of a search: the choices that fit, ranked, and the refused layouts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,20 +15,20 @@ from memo.text_table import html_table
 from memo.units import GIB
 
 TRIAL_GAIN = TIE_SHARE
-"""Of the best one's speed: what a start that may fail is worth. Less would be a tie."""
+"""Least gain in speed over the best choice that is worth a start that may fail. A smaller gain would be a tie."""
 _NOTEBOOK = ("layout", "dp", "activations", "tok/GPU/s", "MFU %", "step s", "GPU GiB", "host GiB", "verdict")
 """Columns of a table in a notebook."""
 
 
 @dataclass(frozen=True)
 class Longest:
-    """The answer.
+    """The longest sequence that fits.
 
     Attributes:
-        seq_len: tokens; 0 where not even one unit fits.
-        unit: lengths are multiples of it.
-        limit: why the next length does not fit: the layout that comes nearest, and the memory it lacks; or what
-            the model forbids.
+        seq_len: tokens; 0 if not even one unit fits.
+        unit: tokens; lengths are multiples of it.
+        limit: why the next length does not fit: the layout that comes nearest and the memory that it lacks, or the
+            limit of the model.
     """
 
     seq_len: int
@@ -38,13 +38,13 @@ class Longest:
 
 @dataclass(frozen=True)
 class Largest:
-    """The answer.
+    """The largest model that fits.
 
     Attributes:
-        parameters: 0 where not even the smallest fits.
-        limit: why the next one does not fit, or trains too slowly.
-        unclipped_parameters: of the largest model with --clip-grad 0, whose gradients need no room in host memory; the
-            same where speed is what binds.
+        parameters: number of parameters; 0 if not even the smallest model fits.
+        limit: why the next model does not fit, or trains too slowly.
+        unclipped_parameters: parameters of the largest model with --clip-grad 0, whose gradients need no room in host
+            memory; equal to `parameters` if speed is the limit.
     """
 
     family: str
@@ -66,7 +66,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A layout that no strategy makes fit; `tell` gives `text`, which takes long, so only what is shown is asked."""
+    """A layout that fits under no strategy. `tell` computes `text`, which takes long, so only for shown refusals."""
 
     layout: Layout
     reason: Reason
@@ -74,7 +74,7 @@ class Refusal:
 
     @property
     def text(self) -> str:
-        """Why, of the strategy that needs least."""
+        """The reason in words, for the strategy that needs least memory."""
         return self.tell()
 
 
@@ -83,8 +83,8 @@ class Timed:
     """A candidate with its simulated step.
 
     Attributes:
-        limit: what kept it from a faster strategy.
-        moved: tiles by group under alpha auto.
+        limit: the limit that prevents a faster strategy.
+        moved: tiles that move, by group, under alpha auto; None otherwise.
     """
 
     layout: Layout
@@ -100,25 +100,25 @@ def step_s(choice: Timed | None) -> float:
 
 @dataclass(frozen=True)
 class Choice(Timed):
-    """With its memory: only of candidates that are shown all bytes are counted."""
+    """A candidate with its memory: all bytes are counted only for candidates that are shown."""
 
     sized: Sized
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer.
+    """The answer of a search.
 
     Attributes:
-        choices: that fit; of each tp x cp x pp the fastest, or all where all were asked for. The first is the best, as
-            of `_best_first`, and the others follow by speed.
-        unsure: those that would be faster but whose verdict is unsure; never among the choices.
-        refusals: layouts that memo cannot run, and those that were looked at and do not fit: all that are not slower
-            than what is shown.
-        num_candidates: layouts x strategies whose memory was looked at.
-        num_fitting: those of them that fit.
-        longest: where the longest sequence was asked for; the question is then at that length.
-        largest: where the largest model was asked for; the question is then about it.
+        choices: candidates that fit: the fastest of each tp x cp x pp, or all if all were asked for. The best comes
+            first (`ranking._best_first`), then the rest by speed.
+        unsure: candidates that would be faster but whose verdict is unsure; never among the choices.
+        refusals: layouts that memo cannot run, and layouts that were judged and do not fit. Layouts that are slower
+            than the shown choices were not judged.
+        num_candidates: number of pairs of layout and strategy whose memory was judged.
+        num_fitting: number of these pairs that fit.
+        longest: set if the longest sequence was asked for; `question` then has that length.
+        largest: set if the largest model was asked for; `question` is then about that model.
     """
 
     question: Question
@@ -139,7 +139,7 @@ class Plan:
         return f"<Plan: {self._asked()}: {found}; {len(self.choices)} choices, {len(self.refusals)} layouts refused>"
 
     def _repr_html_(self) -> str:
-        """The ranked choices as a notebook shows them; what to try before them, if anything, comes first."""
+        """Return the ranked choices as a notebook shows them, after the trial if there is one."""
         rows = [cells_of(self.question, choice) for choice in self.shown]
         return html_table([_NOTEBOOK, *([row[head] for head in _NOTEBOOK] for row in rows)], self._asked())
 
@@ -154,10 +154,10 @@ class Plan:
 
     @property
     def trial(self) -> Choice | None:
-        """What to try before those that fit: the fastest that is unsure, where it is more than TRIAL_GAIN faster.
+        """The choice to try before the fitting ones: the fastest unsure one, if it is more than TRIAL_GAIN faster.
 
-        Only of GPU memory may it be unsure: the first step then tells, and nothing but the start is lost. Host memory
-        that runs out takes the node's other processes with it.
+        Only its GPU memory may be unsure: the first step shows whether it fits, and a failure costs only the start. If
+        host memory ran out, other processes of the node would die too.
         """
         if self.best is None or not self.unsure:
             return None
@@ -167,7 +167,7 @@ class Plan:
 
     @property
     def shown(self) -> tuple[Choice, ...]:
-        """What to try first, where there is such a choice, then all that surely fits."""
+        """The trial if there is one, then all choices that surely fit."""
         return self.choices if self.trial is None else (self.trial, *self.choices)
 
     @property
@@ -176,22 +176,22 @@ class Plan:
         return min(map(step_s, self.choices))
 
     def ties(self) -> tuple[Choice, ...]:
-        """The choices that are as good as the fastest, which is among them: nobody can foresee which is faster."""
+        """Return the choices as good as the fastest, which is included: the prediction cannot tell which is faster."""
         return as_good(self.choices, TIE_SHARE)
 
     def counts(self) -> dict[Reason, int]:
-        """Refused layouts by reason."""
+        """Return the number of refused layouts by reason."""
         reasons = [refused.reason for refused in self.refusals]
         return {reason: reasons.count(reason) for reason in Reason if reason in reasons}
 
 
 def speed_error(question: Question, choice: Timed) -> TimeError:
-    """How far the speed foreseen for a choice may lie from a measured one."""
+    """Return how far the predicted speed of a choice may lie from a measured speed."""
     return time_error(question.hardware, choice.step.parts)
 
 
 def cells_of(question: Question, choice: Choice) -> dict[str, str]:
-    """A choice's row of a table, by the heads of its columns in their order."""
+    """Return a choice's row of a table: cells by column head, in the order of the columns."""
     step, sized = choice.step, choice.sized
     dollars = question.dollars(billion_tokens_s(question, step))
     return {
@@ -212,6 +212,6 @@ def cells_of(question: Question, choice: Choice) -> dict[str, str]:
 
 
 def as_good(choices: Sequence[Choice], share: float) -> tuple[Choice, ...]:
-    """Those whose step takes no more than such a share longer than the fastest one's."""
+    """Return the choices whose step is at most the share `share` longer than the fastest step."""
     most_s = (1.0 + share) * min(map(step_s, choices), default=0.0)
     return tuple(choice for choice in choices if step_s(choice) <= most_s)

@@ -1,11 +1,11 @@
-"""Candidates in the order of what a step of them takes at least, until none that is left can win any more.
+"""A best-first search over candidates, ordered by lower bounds of their step time, until no candidate left can win.
 
     layout     a bound that holds for all its strategies   opened: the memory of each strategy is judged
-    strategy   its own bound                               opened: simulated; under alpha auto what moves is chosen
+    strategy   its own bound                               opened: simulated; under alpha auto the swap plan is chosen
                                                            first, which gives a better bound
     placed     ZeRO-2, ZeRO-3, states in host memory       opened: whether any placement fits, then the fastest one
 
-So of slow layouts nothing is counted at all, and nothing that is faster is missed.
+So the memory of slow layouts is never counted, and no faster candidate is missed.
 """
 
 import heapq
@@ -47,18 +47,18 @@ from memo.simulate import predict_step
 from memo.simulate.cost import LayerCost
 
 STRATEGIES = (KEEP, AUTO, SELECTIVE, FULL)
-"""That are tried on every layout."""
+"""Strategies that are tried on every layout."""
 NOTHING_BINDS = "nothing: all activations stay on the GPU"
 _PLACED = (AUTO, FULL)
-"""Uses of activations beside states that move; alpha auto includes keeping all of them on the device."""
+"""Uses of activations that are tried when states move; alpha auto may also keep all activations on the device."""
 _LEAST_GAIN = 0.005
-"""Of a step, for which breadth first is worth its memory: it keeps the activations of all microbatches at once."""
+"""Least share of a step that breadth first must save: it keeps the activations of all microbatches at once."""
 _TOO_LARGE = (Verdict.OOM, Verdict.OOHM)
 _REASONS = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
 
 
 class Entry(NamedTuple):
-    """A candidate that may still win, or several; `open` makes more of it, being told what it must take less than."""
+    """One or several candidates that may still win; `open` refines them, given the seconds that they must undercut."""
 
     bound_s: float
     number: int
@@ -67,21 +67,21 @@ class Entry(NamedTuple):
 
 
 class Race:
-    """The search for one question; what is known of a candidate is kept between its runs.
+    """The search for one question; results about candidates are kept between its runs.
 
     Attributes:
         num_looked_at: candidates whose memory was counted.
-        fitting: those that fit and were not slower by their bound than what was found before.
+        fitting: candidates that fit and whose bound was not above the results found before.
     """
 
     def __init__(self, question: Question, everything: bool = False) -> None:
-        """`everything`: also under given alphas, and each candidate for itself instead of the best of each grid."""
+        """`everything`: try given alphas too, and rank each candidate instead of the best of each grid."""
         self.question, self.everything, self.bounds = question, everything, Bounds(question)
         self.num_looked_at, self.fitting = 0, set[tuple[Layout, Strategy]]()
         self.judged: dict[Layout, dict[Strategy, Sized]] = {}
         self.ways = cache(self._find_ways)
         self._numbers = count()
-        self._too_large: dict[tuple[Layout, Strategy], int] = {}  # micro-batches with which no placement fits
+        self._too_large: dict[tuple[Layout, Strategy], int] = {}  # least micro-batch with which no placement fits
         self._short_of: dict[Layout, Costs] = {}
         self._costs_if_fits = cache(self._placeable)
 
@@ -91,8 +91,11 @@ class Race:
 
     @cached_property
     def _layouts(self) -> list[tuple[float, Layout]]:
-        """All that memo can run, with what any strategy takes at least: the fastest keeps everything, or goes tile by
-        tile, which hides messages of tp, and recomputes nothing."""
+        """All layouts that memo can run, each with a lower bound of its seconds under any strategy.
+
+        The fastest strategy keeps everything, or works tile by tile, which hides messages of tp, and recomputes
+        nothing.
+        """
         least_s, found = self.bounds.least_s, []
         for grid, why in self.grids:
             ways = (KEEP, AUTO) if grid.tp > 1 else (KEEP,)
@@ -103,8 +106,10 @@ class Race:
     def run(
         self, num: float, below_s: float = inf, verdict: Verdict = Verdict.FITS, *, leaves_room: bool = False
     ) -> list[Timed]:
-        """The best of `num` grids, fastest first; only those that take less than `below_s`, and, if asked for, that
-        are not tight."""
+        """Return the best candidates of `num` grids, fastest first.
+
+        Only steps shorter than `below_s` count; with `leaves_room`, only candidates that are not tight.
+        """
         entries = [
             self._entry(bound_s, layout, partial(self._strategies, layout, verdict, leaves_room))
             for bound_s, layout in self._layouts
@@ -112,7 +117,7 @@ class Race:
         return self._first(entries, num, below_s, by_grid=not self.everything)
 
     def run_placed(self, num: int, below_s: float) -> list[Timed]:
-        """The same with states placed, of layouts of which nothing fits without and leaves room."""
+        """Return the best candidates with placed states, for layouts on which nothing else fits and leaves room."""
         entries = []
         for _, layout in self._layouts:
             found = self.judged.get(layout, {})
@@ -173,10 +178,10 @@ class Race:
             yield timed(self.question, layout, strategy, swap, self.bounds.layer(layout, strategy))
 
     def _find_ways(self, layout: Layout) -> list[Strategy]:
-        """The strategies of a layout that may be its fastest, of which some may not fit; none where nothing fits.
+        """Return the strategies that may be a layout's fastest; some may not fit, and none are left if nothing fits.
 
-        Where keeping everything fits, nothing else can be faster; other strategies are for what leaves no room then.
-        Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
+        If keeping everything fits and leaves room, no other strategy can be faster. Swept layers move more bytes, in
+        smaller kernels, so they are tried only if nothing else fits.
         """
         kept = self.judge(layout, KEEP)
         if kept.verdict == Verdict.FITS and not kept.is_tight:
@@ -190,21 +195,26 @@ class Race:
         return [way for way in ways if self.judge(layout, way).verdict not in _TOO_LARGE]
 
     def _sweeps(self, layout: Layout) -> list[Strategy]:
-        """Up to the first that fits, in tiles of all sizes that do: larger ones take less time, smaller ones leave room
-        for activations that are recomputed otherwise."""
+        """Return the ways to sweep up to the first one that fits, in all tile sizes with which it fits.
+
+        Larger tiles take less time; smaller tiles leave room for activations that would otherwise be recomputed.
+        """
         found: list[Strategy] = []
         for strategy in sweeps(self.question, layout, sizes=SWEPT_TOKENS[::-1]):
             alike = [way for way in found if replace(way, tiles=strategy.tiles) == strategy]
             fitting = [way for way in found if self.judge(layout, way).verdict == Verdict.FITS]
             if any(way not in alike for way in fitting):
                 break
-            if all(way in fitting for way in alike):  # else larger tiles, which take more memory, do not fit either
+            if all(way in fitting for way in alike):  # else smaller tiles did not fit, and these need more
                 found.append(strategy)
         return found
 
     def judge(self, layout: Layout, strategy: Strategy) -> Sized:
-        """Its memory. What surely does not fit with half the micro-batch, or in one chunk, is not counted again: it
-        is at least that."""
+        """Return the memory of a candidate.
+
+        If it surely does not fit with half the micro-batch, or in one chunk, that smaller memory is returned as a lower
+        bound, without counting again.
+        """
         found, smaller = self.judged.setdefault(layout, {}), _smaller(layout)
         if strategy not in found:
             below = None if smaller is None else self.judge(smaller, strategy)
@@ -217,7 +227,7 @@ class Race:
 
     @property
     def refusals(self) -> Iterator[Refusal]:
-        """Layouts that memo cannot run, and of those that were judged the ones of which nothing fits."""
+        """The layouts that memo cannot run, and the judged layouts on which no strategy fits."""
         yield from (Refusal(grid, Reason.LAYOUT, why.__str__) for grid, why in self.grids if why)
         for _, layout in self._layouts:
             found = self.judged.get(layout, {})
@@ -233,11 +243,12 @@ class Race:
 
     def _place(self, layout: Layout, strategy: Strategy, bound_s: float, limit_s: float) -> Iterator[Timed]:
         self.num_looked_at += 1
-        # The ways of attention under cp take about as much, but where layers are swept: there some gather all keys.
+        # The exchanges of attention under cp need about the same memory, except in swept layers: some gather all keys.
         alike = replace(layout, mbs=1, cp_comm_type=layout.cp_comm_type if strategy.tiles else "p2p")
         if self._too_large.get((alike, strategy), inf) <= layout.mbs:
             return
-        # Neither larger micro-batches nor breadth first fit where this does not; one microbatch alone adds nothing up.
+        # If micro-batches of 1, depth first, do not fit, neither larger ones nor breadth first do. A single microbatch
+        # accumulates no gradients, so this does not hold for it.
         least = replace(layout, mbs=1), replace(strategy, order="depth_first")
         may_fit_here = num_microbatches(self.question, layout) == 1 or self._costs_if_fits(*least) is not None
         costs = self._costs_if_fits(layout, strategy) if may_fit_here else None
@@ -250,7 +261,7 @@ class Race:
                 yield found
 
     def _placeable(self, layout: Layout, strategy: Strategy) -> Costs | None:
-        """The costs of a layout under a strategy; None where no placement fits."""
+        """Return the costs of a layout under a strategy; None if no placement fits."""
         if not may_fit(self.question, layout):
             return None
         costs = costs_of(self.question, layout, strategy)
@@ -264,7 +275,7 @@ def timed(
     swap: SwapChoice | None = None,
     layer: LayerCost | None = None,
 ) -> Timed:
-    """A candidate simulated, fitting or not; `swap` is of alpha auto, and `layer`, where they are known already."""
+    """Simulate a candidate, fitting or not; `swap` (the choice of alpha auto) and `layer` may be given if known."""
     moved: dict[str, int] | None = None
     limit = NOTHING_BINDS if strategy == KEEP else "device memory"
     if strategy.alpha == "auto":
@@ -281,9 +292,9 @@ def swap_choice(question: Question, layout: Layout, strategy: Strategy, layer: L
 
 
 def costs_of(question: Question, layout: Layout, strategy: Strategy, leaves_room: bool = False) -> Costs:
-    """The costs of a layout under the activations and the sharding of a strategy.
+    """Return the costs of a layout under the activations and the sharding of a strategy.
 
-    `leaves_room`: on a GPU that is smaller by what a run that is not tight leaves free.
+    `leaves_room`: take the GPU as smaller by the memory that a run must leave free in order not to be tight.
     """
     config, limits = config_of(question, layout, strategy), question.limits
     if leaves_room:
@@ -293,9 +304,9 @@ def costs_of(question: Question, layout: Layout, strategy: Strategy, leaves_room
 
 
 def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None) -> Timed | None:
-    """The fastest placement under the activations and the sharding of a strategy; None if none fits.
+    """Return the fastest placement under the activations and the sharding of a strategy; None if none fits.
 
-    Where some leave room for more of what torch does not see, it is the fastest of these.
+    If some placements leave room for memory that torch does not see, the fastest of them is returned.
     """
     roomy = costs_of(question, layout, strategy, leaves_room=True)
     found = place(roomy if fits(roomy) else costs or costs_of(question, layout, strategy))
@@ -307,7 +318,7 @@ def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs 
 
 
 def placed_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
-    """Those to try with states placed. Breadth first needs one stage, and differs only with several microbatches."""
+    """Yield strategies to try with placed states. Breadth first needs one stage and several microbatches."""
     is_choice = layout.pp == 1 and num_microbatches(question, layout) > 1
     orders = get_args(AccumulationOrder) if is_choice else ("depth_first",)
     uses = (*_PLACED, *sweeps(question, layout))
@@ -316,19 +327,19 @@ def placed_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
 
 
 def frugal_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
-    """Those that need least: without breadth first and ZeRO-2, which only need more, and with the smallest tiles."""
+    """Yield the strategies that need least: the smallest tiles, without breadth first and ZeRO-2, which need more."""
     uses = (*_PLACED, *sweeps(question, layout, sizes=SWEPT_TOKENS[-1:]))
     shardings = (sharding for sharding in _shardings(question, layout) if sharding != "optim_grads")
     return (replace(use, sharding=sharding) for use, sharding in product(uses, shardings))
 
 
 def _shardings(question: Question, layout: Layout) -> Sequence[DataParallelSharding]:
-    """With one rank in dp x cp there is nothing to shard, so ZeRO-2 and ZeRO-3 are left out."""
+    """Return the shardings to try; with one rank in dp x cp there is nothing to shard, so only ZeRO-1."""
     return SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
 
 
 def _raced_s(choice: Timed) -> float:
-    """Seconds of a step by which candidates are compared."""
+    """Return the seconds of a step by which candidates are compared: breadth first has a handicap."""
     return choice.step.step_time_s * _handicap(choice.strategy)
 
 
@@ -337,7 +348,7 @@ def _handicap(strategy: Strategy) -> float:
 
 
 def _smaller(layout: Layout) -> Layout | None:
-    """One that needs no more memory: with half the micro-batch, or its stages in one chunk."""
+    """Return a layout that needs no more memory: with half the micro-batch, or with one chunk per stage."""
     if layout.mbs > 1:
         return replace(layout, mbs=layout.mbs // 2)
     return replace(layout, vpp=1) if layout.vpp > 1 else None

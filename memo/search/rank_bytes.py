@@ -1,7 +1,7 @@
-"""Bytes of a run's ranks with any placement of their states: the states themselves, and all of a device.
+"""Bytes of a run's ranks with any placement of their states: bytes of the states, and bytes of a whole device.
 
-Nothing here refers to the costs that ask, and so to itself: what a search has refused is freed at once, without a
-garbage collection.
+Objects here hold no reference to the `Costs` that use them, so there is no cycle: refused candidates of a search are
+freed at once, without garbage collection.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ DeviceBytes = Callable[[StatePlacement], int]
 
 
 class RankBytes:
-    """Of the stages that may need most.
+    """Bytes of the ranks of the stages that may need most.
 
     Attributes:
-        sizes: what a rank's states are made of.
+        sizes: sizes of a rank's states.
         none: the placement of all states on the device.
-        states: bytes by placement and stage.
+        states: function from placement and stage to the bytes of the states.
     """
 
     def __init__(self, config: RunConfig, world_size: int, device: str, links: Links) -> None:
@@ -41,7 +41,7 @@ class RankBytes:
         self.states = cache(lambda placement, stage: placed_bytes(units[stage], placement, sizes))
 
     def of_device(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
-        """On the stage that needs most, under a use of activations."""
+        """Return a function from placement to device bytes on the stage that needs most, under a use of activations."""
         if self._device == "cpu":
             return cache(
                 lambda placement: max(
@@ -52,10 +52,12 @@ class RankBytes:
         return self._beside_states(config, moved)
 
     def _beside_states(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
-        """Besides its states, a rank's bytes are known with all states on the device, and with all optimizers in host
-        memory. For placements between the two, memo's own account decreases with the number of reduced gradients that
-        wait on the device for their update. At each moment of a step these are as many as there are layers left on the
-        device, or none; so the peak lies below the straight line between the two values.
+        """Return a function from placement to the device bytes of a GPU, by interpolation.
+
+        The bytes besides the states are computed for two placements: all states on the device, and all optimizers in
+        host memory. Between these, the bytes decrease with the number of reduced gradients that wait on the device for
+        their update. At each moment of a step the gradients of all layers left on the device wait, or none; so the peak
+        lies below the straight line between the two values.
         """
         none, every = self.none, replace(self.none, optimizer=self.none.layers)
 
@@ -77,6 +79,6 @@ class RankBytes:
         return cache(needed)
 
     def _states_bytes(self, placement: StatePlacement, stage: int) -> int:
-        """Of a GPU: the states that are on it, and the page tables of those in host memory."""
+        """Return the GPU bytes of states: states on the GPU, and page tables of states in host memory."""
         states = self.states(placement, stage)
         return states.device + page_table_bytes(states.host)

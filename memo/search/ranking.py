@@ -1,11 +1,11 @@
-"""The fastest layouts that fit: the race of all candidates (memo.search.race), and what follows from it.
+"""The fastest layouts that fit: the race of all candidates (memo.search.race), and the steps after it.
 
-what moves at alpha auto     -> a given alpha tried instead, from the grid
-the fastest                  -> of those as good as the best the one with most room comes first, and none that is tight
-                                before another within its error; where a tight one stands for its grid, another of the
-                                candidates that leaves room is looked for
-what is unsure and faster    -> shown; one that is faster by more than TRIAL_GAIN as what to try first, its risk beside
-what fits under no strategy  -> ZeRO-2, ZeRO-3 and states in host memory, if nothing else fits
+alpha auto                   -> the given alphas of GRID are tried in its place
+the fastest                  -> among choices as good as the fastest, the one with most room comes first; a tight choice
+                                does not come before a roomy one whose speed is within the error; if a tight choice
+                                represents its grid, a roomy candidate is searched for
+unsure and faster            -> shown; if faster by more than TRIAL_GAIN, as the choice to try first, with its risk
+nothing fits                 -> ZeRO-2, ZeRO-3 and states in host memory are tried
 """
 
 from math import inf
@@ -21,16 +21,16 @@ from memo.search.swap_choice import SwapChoice, given_swaps
 from memo.search.sweeping import sweeps
 
 NUM_UNSURE = 3
-"""Shown of those that may or may not fit."""
+"""Number of unsure candidates that are shown."""
 ENOUGH_SHARE = 0.1
-"""Of a GPU's memory: room that no plan needs more of. What torch does not see has been foreseen wrongly by 3 GiB at
-most (NCCL issue 1685: 4.34 GB where 1.06 were expected), and more room is no reason to take a slower plan."""
+"""Share of a GPU's memory beyond which more room does not count. Predictions of the memory that torch does not see were
+wrong by 3 GiB at most (NCCL issue 1685: 4.34 GB where 1.06 were expected); more room is no reason for a slower plan."""
 
 
 def search(question: Question, *, top: int = 10, everything: bool = False, below_s: float = inf) -> Plan:
-    """The `top` best grids that fit, or `everything` that fits. Raises ConfigError for a machine without bf16.
+    """Return the `top` best grids that fit, or `everything` that fits. Raises ConfigError for a machine without bf16.
 
-    `below_s`: where states must move, only steps that take less are looked for, which is quicker.
+    `below_s`: if states must move, only steps shorter than this are searched for, which is quicker.
     """
     race = Race(question, everything)
     fastest = race.run(inf if everything else top)
@@ -58,12 +58,12 @@ def search(question: Question, *, top: int = 10, everything: bool = False, below
 
 
 def evaluate(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> Choice:
-    """One candidate in full, fitting or not; `swap` is of alpha auto, where it is known already."""
+    """Return one candidate with time and memory, fitting or not; `swap`: the choice of alpha auto, if known."""
     return _sized(question, timed(question, layout, strategy, swap))
 
 
 def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
-    """One layout under every strategy, fastest first; or, with nothing else, why memo cannot run it."""
+    """Return ("", choices): one layout under every strategy, fastest first; or (why memo cannot run it, [])."""
     why = refusal(question, layout)
     if why:
         return why, []
@@ -80,8 +80,10 @@ def _sized(question: Question, each: Timed) -> Choice:
 
 
 def _refined(race: Race, choice: Timed) -> Timed:
-    """The best of alpha auto and of the given ones that fit on its layout, and leave room unless alpha auto could not
-    either; any other choice as it is."""
+    """Return the best of a choice of alpha auto and of given alphas on its layout; all other choices unchanged.
+
+    A given alpha must fit, and must leave room if alpha auto does.
+    """
     question, layout = race.question, choice.layout
     if choice.strategy != AUTO or not can_tile(question, layout):
         return choice
@@ -98,7 +100,7 @@ def _refined(race: Race, choice: Timed) -> Timed:
 
 
 def _best_of_grids(choices: list[Choice], count: int | None) -> list[Choice]:
-    """Fastest first; all of them where no count is given."""
+    """Return the fastest choice of each of the first `count` grids, fastest first; all choices if `count` is None."""
     ranked = sorted(choices, key=step_s)
     if count is None:
         return ranked
@@ -109,11 +111,11 @@ def _best_of_grids(choices: list[Choice], count: int | None) -> list[Choice]:
 
 
 def _best_first(question: Question, choices: list[Choice]) -> list[Choice]:
-    """`choices`, fastest first, but for the best, which comes before all.
+    """Return `choices`, which are sorted by speed, with the best one moved to the front.
 
-    It is the one with most room on the GPU among those that are as good as the fastest, where room beyond ENOUGH_SHARE
-    counts no more and the faster one wins. If all of them are tight, it is the fastest one that is not, as far as the
-    error of its speed allows that it is the fastest.
+    The best has most room on the GPU among the choices as good as the fastest. Room beyond ENOUGH_SHARE does not count,
+    and with equal room the faster choice wins. If all these choices are tight, the best is the fastest roomy choice, as
+    long as the error of its speed allows that it is the fastest.
     """
     if not choices:
         return choices
@@ -126,8 +128,11 @@ def _best_first(question: Question, choices: list[Choice]) -> list[Choice]:
 
 
 def _with_room(question: Question, choices: list[Choice], race: Race) -> list[Choice]:
-    """`choices`, best first; where a tight one stands for its grid and no slower than the best, perhaps another of the
-    candidates leaves room and is faster than the best, or near it if that is tight as well."""
+    """Return `choices`, best first, with a roomy candidate added if there is a better one.
+
+    It is searched for if a tight choice, no slower than the best, represents its grid. It must be faster than the best,
+    or, if the best is tight, within the error of its speed.
+    """
     if not choices or not any(each.sized.is_tight for each in choices if step_s(each) <= step_s(choices[0])):
         return choices
     most_s = step_s(choices[0])

@@ -21,13 +21,14 @@ class Sized:
     """A candidate's memory.
 
     Attributes:
-        memory: of the worst rank, bytes.
-        host_bytes: of one node: all records, as far as they surely fit beside the states; the rest is on its disk.
-        disk_bytes: of one node.
-        gpu_excess, host_excess: what is needed over what surely fits.
-        room_bytes: of the GPU, up to what surely fits; below 0 where that is exceeded.
-        is_tight: it fits, but would not if somewhat more than foreseen were taken of what torch does not see.
-        is_exact: else it is that of a candidate that needs no more, and does not fit either.
+        memory: bytes of the worst rank.
+        host_bytes: host memory of one node: states, and records as far as they surely fit beside these; the remaining
+            records are on its disk.
+        disk_bytes: disk of one node.
+        gpu_excess, host_excess: bytes needed, divided by the bytes that surely fit.
+        room_bytes: bytes of the GPU that are free up to the bytes that surely fit; negative if these are exceeded.
+        is_tight: whether it fits, but would not if the memory that torch does not see were somewhat larger.
+        is_exact: False if the memory is copied from a candidate that needs no more and does not fit either.
     """
 
     memory: RankMemory
@@ -50,7 +51,7 @@ class Sized:
         return max(self.gpu_excess, self.host_excess)
 
     def shortage(self, question: Question) -> str:
-        """Which memory is short, by how much, and the largest parts of it."""
+        """Return a text: which memory is short, by how much, and its largest parts."""
         is_host = self.verdict == Verdict.UNSURE and self.host_excess > self.gpu_excess
         if is_host or self.verdict == Verdict.OOHM:
             sure_gib = HOST_FITS_SHARE * question.host_memory_gib
@@ -67,8 +68,10 @@ class Sized:
 
 
 def may_fit(question: Question, layout: Layout) -> bool:
-    """Whether a layout may fit under any strategy, by a part of what it takes that costs little to count: a step's
-    batch on the device, and the input of each layer for one microbatch, wherever that waits."""
+    """Return whether a layout may fit under any strategy, judged by a part of its memory that is cheap to count.
+
+    This part is the batch of a step on the device, and the input of each layer for one microbatch in any memory.
+    """
     config, limits = config_of(question, layout), question.limits
     z = layer_sizes(runs_of_kinds(config)[0], 0, 1)
     batch = num_microbatches(question, layout) * batch_bytes(z)
@@ -83,10 +86,10 @@ def size(
     strategy: Strategy,
     moved: Mapping[str, int] | None = None,
 ) -> Sized:
-    """Memory of a layout under a strategy.
+    """Return the memory of a layout under a strategy.
 
     Args:
-        moved: tiles by group, for alpha auto; default: none, the least that a swap plan can do with.
+        moved: tiles by group, for alpha auto; default: none, the least memory of a swap plan.
     """
     config = config_of(question, layout, strategy)
     what: Moved | None = None

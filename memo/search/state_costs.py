@@ -41,9 +41,9 @@ class ActivationUse:
     Attributes:
         config: the run, with --offload-alpha off if nothing moves under auto.
         moved: tiles by group under --offload-alpha auto; None: nothing moves, or what the configuration says.
-        device_bytes: bytes of a rank's device under a given placement, on the stage that needs most.
-        host_bytes: by stage, bytes of host memory of one rank without its states.
-        simulate: a step of the run, its states wherever its configuration has them.
+        device_bytes: function from placement to bytes of a rank's device, on the stage that needs most.
+        host_bytes: bytes of host memory of one rank without its states, by stage.
+        simulate: function that simulates a step of a run, with states where the run's configuration places them.
     """
 
     config: RunConfig
@@ -59,7 +59,7 @@ class ActivationUse:
 
     @cached_property
     def after_s(self) -> float:
-        """Seconds of that step after its last backward."""
+        """Seconds of `step` after its last backward."""
         return self.step.seconds["data"] + self.step.seconds["optimizer"]
 
 
@@ -90,7 +90,7 @@ def _placement_costs(config: RunConfig, kernels: Kernels, world_size: int, place
 
 @dataclass
 class Costs:
-    """Costs of one run under any placement; what placements share is computed once.
+    """Costs of one run under any placement; costs that placements share are computed once.
 
     Args:
         config: its --offload-states is not read.
@@ -112,8 +112,11 @@ class Costs:
 
     @cached_property
     def frugal_uses(self) -> list[ActivationUse]:
-        """The uses that need least: nothing moves, which needs least host memory; and, under alpha auto, only what
-        always moves does, which needs least of the device."""
+        """The uses that need least memory.
+
+        The first moves nothing and needs least host memory. Under alpha auto a second one moves only the activations
+        that always move, and needs least device memory.
+        """
         memory = self.config.memory
         if not self._is_auto:
             alpha = memory.offload_alpha if memory.swaps and isinstance(memory.offload_alpha, float) else None
@@ -124,8 +127,8 @@ class Costs:
 
     @cached_property
     def uses(self) -> list[ActivationUse]:
-        """The frugal uses, and others that move more, up to everything. On a CPU only the frugal ones, because there
-        each is counted tensor by tensor."""
+        """The frugal uses, and uses that move more, up to everything. On a CPU the frugal uses alone, because each use
+        is counted tensor by tensor there."""
         if not self._is_auto or self.hardware.device == "cpu":
             return self.frugal_uses
         step = ceil(len(self._moves) / _MOST_USES)
@@ -142,8 +145,9 @@ class Costs:
         return ways_to_move(modelled_problem(self.config, self.world_size, self.hardware, layer))
 
     def rough_s(self, placement: StatePlacement, use: ActivationUse) -> float:
-        """An estimate of the seconds of a step, whether it fits or not, to compare placements before they are
-        simulated.
+        """Return an estimate of the seconds of a step, to compare placements before they are simulated.
+
+        The step need not fit.
 
         Known error: it assumes that a backward lasts twice a forward, and that copies wait for their link alone.
         """
@@ -153,11 +157,11 @@ class Costs:
         pipeline_s = step.step_time_s - use.after_s
         is_breadth_first = self.config.parallel.gradient_accumulation_order == "breadth_first"
         parts = 1 if is_breadth_first else num_microbatches(self.config, self.world_size)
-        last_s = pipeline_s * 2 / 3 / parts  # the backwards under which reduced gradients leave
+        last_s = pipeline_s * 2 / 3 / parts  # backward time that hides the offload of reduced gradients
         return max(pipeline_s + max(0.0, costs.last_d2h_s - last_s) + after_s, *links, costs.cpu_s)
 
     def best_use(self, placement: StatePlacement) -> tuple[float, ActivationUse | None]:
-        """(seconds, use) of the fastest use that fits; infinite seconds and None if none does."""
+        """Return (seconds, use) of the fastest use that fits; infinite seconds and None if none fits."""
         found: tuple[float, ActivationUse | None] = inf, None
         if placement in self._best:
             return self._best[placement]
@@ -173,23 +177,23 @@ class Costs:
         return list(self._best)
 
     def needed(self, placement: StatePlacement, use: ActivationUse) -> tuple[int, int]:
-        """Bytes of a rank's device, on the stage that needs most, and bytes of host memory of a node."""
+        """Return the bytes of a rank's device, on the stage that needs most, and of a node's host memory."""
         return use.device_bytes(placement), self._host_bytes(placement, use)
 
     def excess(self, placement: StatePlacement, use: ActivationUse) -> tuple[float, float]:
-        """(device, host): what is needed, divided by what there is."""
+        """Return (device, host): bytes needed, divided by bytes available."""
         device, host = self.needed(placement, use)
         return device / max(1.0, self.limits.device_bytes), host / max(1.0, self.limits.host_bytes)
 
     def _host_bytes(self, placement: StatePlacement, use: ActivationUse) -> int:
-        """Of a node."""
+        """Return the bytes of host memory of a node."""
         last = self.config.parallel.pp - 1
         kinds = [0, *[1] * (last - 1), last] if last else [0]
         ranks = map(add, (self._ranks.states(placement, kind).host for kind in kinds), use.host_bytes)
         return most_of_a_node(ranks, self.world_size // self.config.parallel.pp, self.limits.local_ranks)
 
     def holds(self, placement: StatePlacement, use: ActivationUse) -> bool:
-        """Whether both fit."""
+        """Return whether a placement and a use fit together, on the device and in host memory."""
         return self.fits_host(placement, use) and self.fits_device(placement, use)
 
     def fits_host(self, placement: StatePlacement, use: ActivationUse) -> bool:

@@ -2,8 +2,8 @@
 
 A local search starts from the fewest layers whose states must go to host memory, and from all layers. It changes the
 number of layers of each kind (optimizers, gradients, weights; with or without a copy of the weights) in ever smaller
-steps, as long as `memo.search.state_costs` says that this makes the step shorter. The local optima, and the best
-placements met on the way, are then simulated in full.
+increments, as long as `memo.search.state_costs` estimates a shorter step. The local optima, and the best placements met
+on the way, are then simulated in full.
 
 Known error: at most 3 % slower than the best of a grid of quarters, in the cases of the tests.
 """
@@ -38,7 +38,7 @@ _EXCHANGES = (
     {"gradients": 1, "weights": -1},
     {"gradients": -1, "weights": 1},
 )
-"""Changes of the number of layers in host memory. More layers of one kind alone never make a step shorter."""
+"""Changes of the number of layers in host memory. More layers of a single kind never make a step shorter."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Placed:
     """A placement with a use of activations, and the simulated step.
 
     Attributes:
-        moved: tiles of activations that move, by group; None: none, or as configured.
+        moved: tiles of activations that move, by group; None: nothing moves, or what the configuration says.
     """
 
     placement: StatePlacement
@@ -55,13 +55,13 @@ class Placed:
 
 
 def resolve_states(config: RunConfig, world_size: int, hardware: Hardware, limits: MemoryLimits) -> RunConfig:
-    """`config` with --offload-states auto replaced by what is fastest and fits; any other configuration as it is.
+    """Return `config` with --offload-states auto replaced by the fastest placement that fits.
 
-    Where everything fits on the device, nothing moves.
+    Any other configuration is returned unchanged. If everything fits on the device, nothing moves.
 
     Args:
-        config: checked, its device resolved.
-        limits: of the device the lesser of what is free and --device-memory-gib.
+        config: a checked configuration with a resolved device.
+        limits: memory limits; for the device, the lesser of its free memory and --device-memory-gib.
 
     Raises ResourceError if no placement fits; the message says which memory is short.
     """
@@ -79,7 +79,7 @@ def resolve_states(config: RunConfig, world_size: int, hardware: Hardware, limit
 
 
 def place(costs: Costs) -> Placed | None:
-    """The fastest placement; None where nothing fits."""
+    """Return the fastest placement; None if none fits."""
     if costs.holds(costs.none, costs.uses[0]):  # everything stays
         return _simulated(costs.none, costs.uses[0])
     ranked = sorted(starts(costs), key=partial(_rank, costs))
@@ -97,13 +97,13 @@ def place(costs: Costs) -> Placed | None:
 
 
 def fits(costs: Costs, given: StatePlacement | None = None) -> bool:
-    """Whether any placement fits, whatever its speed: that which comes nearest, or the given one."""
+    """Return whether any placement fits, or the given one, whatever its speed."""
     uses = [use for use in costs.frugal_uses if costs.fits_host(given or costs.none, use)]  # states there only add
     return any(costs.holds(start, use) for start, use in product(_least(costs, given, uses), uses))
 
 
 def shortage(costs: Costs, given: StatePlacement | None = None) -> str:
-    """Which memory is short, for the placement that comes nearest to fitting, or for the given one."""
+    """Return a text that says which memory is short, for the placement nearest to fitting or the given one."""
     at, use = _nearest(costs, given)
     device, host = costs.needed(at, use)
     limits = costs.limits
@@ -117,17 +117,17 @@ def shortage(costs: Costs, given: StatePlacement | None = None) -> str:
 
 
 def moves_any(costs: Costs) -> bool:
-    """Whether states move to host memory under the placement that comes nearest to fitting."""
+    """Return whether states move to host memory under the placement that comes nearest to fitting."""
     return _nearest(costs, None)[0].optimizer > 0
 
 
 def least_excess(costs: Costs) -> float:
-    """What the placement nearest to fitting needs of the scarcer memory, divided by what there is."""
+    """Return the bytes that the placement nearest to fitting needs of the scarcer memory, over the bytes available."""
     return max(costs.excess(*_nearest(costs, None)))
 
 
 def _nearest(costs: Costs, given: StatePlacement | None) -> tuple[StatePlacement, ActivationUse]:
-    """The placement, or the given one, and the use of activations that need least of the scarcer memory."""
+    """Return the placement (or the given one) and the use of activations that need least of the scarcer memory."""
 
     def excess(pair: tuple[StatePlacement, ActivationUse]) -> tuple[float, float]:
         both = costs.excess(*pair)
@@ -137,11 +137,11 @@ def _nearest(costs: Costs, given: StatePlacement | None) -> tuple[StatePlacement
 
 
 def _least(costs: Costs, given: StatePlacement | None, uses: list[ActivationUse]) -> list[StatePlacement]:
-    """The placements that need least memory relative to what there is, or the given one.
+    """Return the placements that need least memory relative to the available memory, or the given placement.
 
     They put all states of the fewest possible layers in host memory, and cast weights from the masters instead of
-    keeping a copy. Gradients that are summed whole in host memory take space of their own there; for these, the
-    placement that leaves gradients on the device is tried as well.
+    keeping a copy. Gradients that are summed whole in host memory take additional space there, so a placement
+    that leaves gradients on the device is then tried as well.
     """
     if given is not None:
         return [given]
@@ -152,8 +152,11 @@ def _least(costs: Costs, given: StatePlacement | None, uses: list[ActivationUse]
 
 
 def least_s(costs: Costs, computed_s: float) -> float:
-    """Seconds that a step takes at least under any placement that fits: its compute, given, and the CPU's update of the
-    fewest layers that must be in host memory."""
+    """Return a lower bound of the seconds of a step under any placement that fits.
+
+    It combines `computed_s` with the CPU's update of the fewest layers that must be in host memory: their sum if
+    gradients are clipped, else their maximum.
+    """
     cpu_s = min(
         costs.of(_with_optimizers(shape, _fewest(costs, shape, costs.frugal_uses))).cpu_s for shape in _shapes(costs)
     )
@@ -161,10 +164,11 @@ def least_s(costs: Costs, computed_s: float) -> float:
 
 
 def starts(costs: Costs) -> list[StatePlacement]:
-    """Starting points of the local search, which lie far apart.
+    """Return starting points of the local search, which lie far apart.
 
-    For each choice of what goes to host memory with a layer's optimizer (gradients, weights, a copy of the weights):
-    the fewest layers with which the run fits, for each frugal use of activations, and all layers.
+    Each shape says which states go to host memory with a layer's optimizer (gradients, weights, a copy of the weights).
+    For each shape, the starting points have the fewest layers with which the run fits, for each frugal use of
+    activations, and all layers.
     """
     shapes = _shapes(costs)
     counts = {shape: {_fewest(costs, shape, [use]) for use in costs.frugal_uses} for shape in shapes}
@@ -179,7 +183,7 @@ def _shapes(costs: Costs) -> list[StatePlacement]:
 
 
 def _shape(costs: Costs, gradients: int, weights: int, copy: bool) -> StatePlacement:
-    """A placement of one layer in host memory: what goes there besides its optimizer, each 0 or 1."""
+    """Return a placement of one layer in host memory; `gradients` and `weights` are 0 or 1: whether they go there."""
     return replace(costs.none, gradients=gradients, weights=weights, weight_copy=copy)
 
 
@@ -189,7 +193,7 @@ def _with_optimizers(shape: StatePlacement, count: int) -> StatePlacement:
 
 
 def _regular(placement: StatePlacement) -> StatePlacement:
-    """At most as many layers of gradients and weights as of optimizers; exactly as many if ZeRO keeps all in slots."""
+    """Limit the layers of gradients and weights to those of optimizers; equal numbers if ZeRO keeps all in slots."""
     most = placement.optimizer
     return replace(
         placement,
@@ -199,18 +203,18 @@ def _regular(placement: StatePlacement) -> StatePlacement:
 
 
 def _fewest(costs: Costs, shape: StatePlacement, uses: list[ActivationUse]) -> int:
-    """The fewest layers in host memory with which some use of activations fits on the device; all if none does."""
+    """Return the fewest layers in host memory with which some use fits on the device; all layers if none fits."""
 
     def is_enough(count: int) -> bool:
         placement = _with_optimizers(shape, count)
-        return any(costs.fits_device(placement, use) for use in reversed(uses))  # the last one needs least
+        return any(costs.fits_device(placement, use) for use in reversed(uses))  # the last use needs least
 
     every = costs.none.layers
     return bisect_left(range(every), True, key=is_enough) if is_enough(every) else every
 
 
 def _climb(costs: Costs, start: StatePlacement) -> StatePlacement:
-    """The local optimum from `start`: no change makes the step shorter, or equally short with fewer states moved."""
+    """Return the local optimum from `start`: no change makes the step shorter, or moves fewer states in equal time."""
     best, step = start, max(1, start.layers // 4)
     while step:
         faster = min(_around(best, step, costs.sizes.has_masters), key=partial(_rank, costs))
@@ -222,7 +226,7 @@ def _climb(costs: Costs, start: StatePlacement) -> StatePlacement:
 
 
 def _rank(costs: Costs, placement: StatePlacement) -> tuple[float, int]:
-    """The order of placements: by the time of a step, then by the number of states in host memory."""
+    """Return the sort key of placements: the time of a step, then the number of states in host memory."""
     return costs.best_use(placement)[0], placement.optimizer + placement.gradients + placement.weights
 
 

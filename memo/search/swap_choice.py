@@ -22,7 +22,7 @@ from memo.spec.slots import SLOT_ALIGNMENT_BYTES
 
 @dataclass(frozen=True)
 class SwapChoice:
-    """Which activations of every layer move, and what that costs.
+    """Which activations of every layer move, and the costs of moving them.
 
     Attributes:
         tiles: number of tiles that move, by group of `memo.spec.skeleton`.
@@ -40,14 +40,14 @@ class SwapChoice:
 def choose_swap(
     config: RunConfig, account: Account, hardware: Hardware, capacity: Capacity, layer: LayerCost | None = None
 ) -> SwapChoice:
-    """Choose what a rank moves, from the simulator's times, such that the verdict on device and host is still "fits".
+    """Choose the activations that a rank moves, from simulated times, so that the verdict on its memory is "fits".
 
-    If a run does not fit even when only what always moves does, that minimum is returned; the account of its memory
-    then tells how much is lacking.
+    If the run does not even fit when only the activations move that always do, this least choice is returned; the
+    account of its memory then tells how much is missing.
 
     Args:
         config: a configuration with --offload-alpha auto and --device cuda.
-        layer: of `memo.simulate.layer.swapped_layer`, where it is known.
+        layer: the result of `memo.simulate.layer.swapped_layer`, if it is known.
     """
     world_size = account.world_size
     free = modelled_problem(config, world_size, hardware, layer or _layer(config, hardware))
@@ -56,11 +56,12 @@ def choose_swap(
         ((rank.total - rank.rounding_buffers, rank) for rank in account.stages(config, nothing).values()),
         key=lambda pair: pair[0],
     )
-    # Whatever moves is pinned. Some room is left, if it can be, as nothing says exactly what torch does not see.
+    # Host memory of moved activations is pinned, which takes page tables. Some room is left, as the memory that torch
+    # does not see is not known exactly.
     moved_host = swap_bytes(config, world_size, 0, free.uniform(free.tiles)).host
     room = page_table_bytes(moved_host) + room_for_unseen(account.unseen(config, rank))
-    padding = 2 * len(free.groups) * SLOT_ALIGNMENT_BYTES  # of both slots
-    # As a disk is filled to its last record, what is lost between the tensors of records must not be forgotten.
+    padding = 2 * len(free.groups) * SLOT_ALIGNMENT_BYTES  # for both slots
+    # With a disk, host memory is filled to its last record, so the padding between the tensors of records counts.
     disk = disk_of_rank(config, world_size, hardware)
     lost_bytes = 0 if disk is None else free.num_records * len(free.always | free.never) * SLOT_ALIGNMENT_BYTES
     host_bytes = capacity.sure_host_bytes // hardware.local_ranks(world_size)
@@ -86,7 +87,7 @@ def choose_swap(
 def given_swaps(
     config: RunConfig, world_size: int, hardware: Hardware, alphas: Iterable[float], layer: LayerCost | None = None
 ) -> list[SwapChoice]:
-    """What each of the given shares moves and what that costs, whether it fits or not; as of `choose_swap`."""
+    """Return the choice for each of the given alphas, fitting or not; arguments as in `choose_swap`."""
     problem = modelled_problem(config, world_size, hardware, layer or _layer(config, hardware))
     return [_choice(problem, hardware, choose(problem, alpha).tiles, Limit.REQUEST) for alpha in alphas]
 

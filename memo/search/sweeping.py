@@ -1,5 +1,5 @@
-"""Ways to sweep layers along the sequence: in which tiles, in how many layers attention is recomputed, and where hidden
-states are."""
+"""Ways to sweep layers along the sequence: the size of tiles, the layers that recompute attention, and the place of
+hidden states."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from memo.spec.sweep import Sweep, with_sweep
 def sweeps(
     question: Question, layout: Layout, alpha: OffloadAlpha = "auto", sizes: Sequence[int] | None = None
 ) -> Iterator[Strategy]:
-    """Strategies of a layout that sweep its layers; `sizes`: as of `ways_to_sweep`."""
+    """Yield the strategies of a layout that sweep its layers; `sizes` as in `ways_to_sweep`."""
     config = config_of(question, layout, Strategy(alpha))
     for sweep in ways_to_sweep(config, question.gpus, question.limits, sizes):
         yield Strategy(
@@ -42,16 +42,17 @@ def ways_to_sweep(
     sizes: Sequence[int] | None = None,
     before: Sweep | None = None,
 ) -> Iterator[Sweep]:
-    """Layers swept in tiles of about so many tokens on a rank; none in rings, or where there are not two slots of them.
+    """Yield ways to sweep layers, in tiles of about `sizes` tokens on a rank.
 
-    Where host memory may not hold the activations, also with attention recomputed: in as few layers as make
-    activations fit alone, in as few as make them fit beside all states, and in all layers. Where the device does not
-    hold hidden states, the same with these in host memory. All that is found for the smallest tiles, and then offered
-    in each of `sizes`, in their order.
+    There are none for rings, or if the sequence does not fill two slots of tiles. If host memory may not hold the
+    activations, some ways recompute attention: in the fewest layers with which activations alone fit, in the fewest
+    with which they fit beside all states, and in all layers. If the device does not hold hidden states, these ways are
+    also yielded with hidden states in host memory. All ways are found for the smallest tiles, and each is then yielded
+    in all `sizes`, in their order.
 
     Args:
         sizes: tokens of a tile; default: SWEPT_TOKENS.
-        before: a sweep whose tiles and slots are to be kept, instead of those of `sizes`.
+        before: a sweep whose tiles and slots are kept; `sizes` is then ignored.
     """
     if before is not None:
         step = sequence_step(config.parallel.tp, config.parallel.cp) * before.tiles
@@ -73,7 +74,7 @@ def _ways(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep
 
 
 def swept_refusal(config: RunConfig) -> str:
-    """Why the layers of a run cannot be swept in tiles of SWEPT_TOKENS; empty where they can."""
+    """Return why the layers of a run cannot be swept in tiles of SWEPT_TOKENS; empty if they can."""
     ring, least = ring_refusal(config), min(SWEPT_TOKENS)
     if ring or swept_tiles(config, least, SLOT_TILES):
         return ring
@@ -85,7 +86,7 @@ def swept_refusal(config: RunConfig) -> str:
 
 
 def ring_refusal(config: RunConfig) -> str:
-    """Why the exchange of a run does not go with layers that are swept; empty where it does."""
+    """Return why the exchange of attention under cp excludes swept layers; empty if it does not."""
     kind = config.parallel.cp_comm_type
     if config.parallel.cp == 1 or kind in SWEPT_CP_COMM_TYPES:
         return ""
@@ -104,7 +105,7 @@ def _with_attention_again(config: RunConfig, world_size: int, limits: MemoryLimi
 
 
 def _fits_on_device(config: RunConfig, world_size: int, limits: MemoryLimits, sweep: Sweep) -> bool:
-    """Whether a device holds what a run takes at least, its states included."""
+    """Return whether a device holds the least memory of a run, states included."""
     swept = with_sweep(config, sweep)
     if config.hardware.device != "cuda":
         return worst_device_bytes(swept, world_size) <= limits.device_bytes
@@ -113,7 +114,7 @@ def _fits_on_device(config: RunConfig, world_size: int, limits: MemoryLimits, sw
 
 
 def _fewest_again(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep) -> int:
-    """The fewest layers of a chunk that must recompute attention for a node's host memory; all, if that is too few."""
+    """Return the fewest layers of a chunk that must recompute attention to fit in host memory, or all layers."""
     alpha = config.memory.offload_alpha
     moved: Moved = {} if isinstance(alpha, str) else alpha
 

@@ -1,7 +1,7 @@
 """The cost of one layer on one rank: plain, recomputed, or under a swap plan.
 
 memo.simulate.tile_clock times the steps of memo.program.walk on one tile; all tiles cost alike. The cost of attention
-comes from memo.simulate.attention; swept layers add that of memo.simulate.sweep.
+comes from memo.simulate.attention; swept layers add the cost of memo.simulate.sweep.
 
 Other frameworks run plain layers under autograd, whose backward recomputes nothing, not even norms and activation
 functions.
@@ -124,7 +124,7 @@ def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
     `attention_again` is the second forward of a layer that recomputes attention: it offloads the layer's input once
     more and fetches it."""
     config, cp = shape.config, Group(shape.config.parallel.cp, shape.tp.size)
-    if shape.kind.is_linear:  # tile by tile it does the same work as at once
+    if shape.kind.is_linear:  # linear attention does the same work tile by tile as at once
         again = (
             whole.recompute[NEEDS_FULL_ROOM] + _attention(shape, backward=False) + Cost(elementwise=shape.hidden_s(4))
         )
@@ -136,7 +136,7 @@ def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
     again = whole.recompute[NEEDS_FULL_ROOM] + _attention(shape, backward=False) + forward
     again += Cost(elementwise=shape.hidden_s(4))
     if gathered_from > 1 and not key_value_layout(config).slides:
-        again += gathered_keys(shape, cp) * -1  # its backward uses the keys and values that this forward has gathered
+        again += gathered_keys(shape, cp) * -1  # backward uses the keys and values that this forward gathered
     return LayerCost(whole.forward + forward, whole.backward + backward, whole.recompute, attention_again=again)
 
 
@@ -146,7 +146,7 @@ def _slides(shape: LayerShape, backward: bool) -> Cost:
     if not layout.slides:
         return NOTHING
     width = kernels.narrow + (kernels.wide if backward else 0)  # wide: sums of gradients
-    num_bytes = 2 * (layout.slid_elements * width + layout.part_bytes)  # the part goes to a slot, or comes from it
+    num_bytes = 2 * (layout.slid_elements * width + layout.part_bytes)  # the part is copied to a slot, or from it
     return Cost(elementwise=kernels.memory_s(layout.sections * num_bytes, 2 * layout.sections * layout.held))
 
 
@@ -206,7 +206,7 @@ def _groups(config: RunConfig) -> dict[str, Kept]:
 
 
 def _recompute(shape: LayerShape, groups: dict[str, Kept], everything: Kept) -> dict[str, Cost]:
-    """Return by how much backward grows for each group that did not move, if no group before it moved either.
+    """Return for each group the cost that it adds to backward if neither it nor any group before it moved.
 
     So the sum over all groups is exact. The sum over some groups is not: messages overlap with the recomputation of
     other groups.

@@ -1,6 +1,6 @@
-"""The sizes of one layer on one rank, from which the times of its pieces follow.
+"""The sizes of one layer on one rank, which determine the times of its parts.
 
-Shapes: t = s b / cp tokens gathered over tp, of which a rank of tp has t / tp between matrices.
+Shapes: t = s b / cp tokens gathered over tp; between matrices a rank of tp has t / tp of them.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,10 @@ class LayerShape:
     """One layer of a run.
 
     Attributes:
-        tiles: parts of the sequence that are computed at a time.
-        sweeps: whether attention too is computed tile by tile (memo.executor.sweep).
-        under_autograd: whether torch's autograd runs the backward, which keeps what norms and activations make.
+        tiles: number of parts of the sequence that are computed one after the other.
+        sweeps: whether attention is also computed tile by tile (memo.executor.sweep).
+        under_autograd: whether torch's autograd runs the backward; it keeps the outputs of norms and activation
+            functions.
     """
 
     config: RunConfig
@@ -50,7 +51,7 @@ class LayerShape:
 
     @cached_property
     def window(self) -> int | None:
-        """Of sliding-window attention, where it leaves anything out."""
+        """Tokens of the attention window; None if attention does not slide, or the window covers the sequence."""
         return self.config.model.window(self.config.data.seq_length)
 
     @cached_property
@@ -63,7 +64,7 @@ class LayerShape:
 
     @cached_property
     def kv(self) -> float:
-        """Width of k, which is also that of v."""
+        """Width of k on this rank, and also of v."""
         return self.config.model.kv_heads * self.config.model.head_dim / self.tp.size
 
     @property
@@ -77,15 +78,15 @@ class LayerShape:
         return self.kernels.adds_in_products and not (self.under_autograd and self.kernels.hardware.device == "cpu")
 
     def matrix(self, module: str) -> tuple[int, ...]:
-        """Outputs and inputs of a module's matrix on this rank, or of that of one expert."""
+        """Return outputs and inputs of a module's matrix on this rank, or of one expert's matrix."""
         return self._local_sizes[module]
 
     def is_frozen(self, module: str) -> bool:
-        """Whether a module's matrix is not trained."""
+        """Return whether a module's matrix is not trained."""
         return self._matrices[module].frozen
 
     def adapter(self, module: str) -> tuple[str, ...]:
-        """The two matrices of LoRA beside that of a module, if it has them."""
+        """Return the names of the two LoRA matrices of a module; empty if it has none."""
         names = tuple(f"{module}.adapter.{part}" for part in "ab")
         return names if names[0] in self._matrices else ()
 
@@ -103,29 +104,29 @@ class LayerShape:
 
     @property
     def experts(self) -> int:
-        """Of a layer, where their matrices are many."""
+        """Number of experts of a layer; 0 if it is dense."""
         return self.config.model.num_experts
 
     def experts_s(self, dense_s: float) -> float:
-        """Seconds of a product of each expert, of which a dense one of its sizes takes `dense_s`."""
+        """Return the seconds of a product over all experts; `dense_s`: a dense product of one expert's sizes."""
         return self.experts * dense_s / self.kernels.hardware.efficiency.expert_matmul
 
     @property
     def expert_rows(self) -> float:
-        """Rows of a tile on which experts work: each token once for each of its experts."""
+        """Rows of a tile on which experts work: one for each token and each of its experts."""
         return self.tile_tokens * self.config.model.moe_router_topk
 
     def value_bytes(self, *names: str) -> float:
-        """Bytes of values on this rank, for the tokens of a tile: tp splits either the tokens or the width."""
+        """Return the bytes of values on this rank for the tokens of a tile: tp splits either tokens or width."""
         width = sum(self._widths.get(name, self.config.model.hidden_size) for name in names)
         return self.tile_tokens * width / self.tp.size * self.kernels.narrow
 
     def hidden_s(self, passes: float) -> float:
-        """Seconds of so many passes over the hidden states of all tokens of this rank."""
+        """Return the seconds of `passes` passes over the hidden states of all tokens of this rank."""
         num_bytes = passes * self.tokens / self.tp.size * self.config.model.hidden_size * self.kernels.narrow
         return self.kernels.memory_s(num_bytes, self.tiles)
 
     @cached_property
     def _widths(self) -> dict[str, int]:
-        """Elements a token of the values that are not hidden states."""
+        """Elements per token of each value that is not a hidden state."""
         return {tensor.name: tensor.width for tensor in skeletal_tensors(self.config.model)}

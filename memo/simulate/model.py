@@ -1,4 +1,4 @@
-"""All costs that decide the time of a step: the common input of the prediction and of the trace."""
+"""All costs that decide the time of a step: the common input of prediction and trace."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,20 +31,20 @@ class StepModel:
     """The costs of one step on every stage.
 
     Attributes:
-        layer: cost of one layer on the average, without the recomputation of skeletal activations under a swap plan.
-        recompute: cost of that recomputation in the backward of one layer.
+        layer: cost of an average layer, without the recomputation of skeletal activations under a swap plan.
+        recompute: cost of this recomputation in the backward of one layer.
         embedding, loss: cost of embedding and loss for one microbatch.
         message_s: seconds of a message between neighbouring stages.
         meets: whether stages meet for their messages (memo.spec.rendezvous).
         times: seconds of one layer and of its copies, which take 0 s if nothing moves.
-        updates, states: by stage; None in `states` for stages whose states are all whole on the device.
-        peak_flops: of one rank, FLOP/s.
-        swap: what moves (planned for the first stage); None where no swap plan runs.
-        spared: cost of the recomputation that the backward of one layer would have if nothing moved but what always
-            does.
-        always_share: of the bytes that move, those that always do.
-        has_unmeasured_host: as of the framework.
-        has_slow_attention: as of StepParts.
+        updates, states: costs by stage; None in `states` for stages whose states are all whole on the device.
+        peak_flops: peak of one rank, FLOP/s.
+        swap: what moves (planned for the first stage); None if no swap plan runs.
+        spared: cost of the recomputation that moving saves in the backward of one layer, compared with moving only the
+            activations that always move.
+        always_share: bytes that always move, as a share of the moved bytes.
+        has_unmeasured_host: as in Framework.
+        has_slow_attention: as in StepParts.
     """
 
     pipeline: Pipeline
@@ -66,7 +66,7 @@ class StepModel:
     has_slow_attention: bool = False
 
     def program(self, pipeline: Pipeline) -> Program:
-        """For the clock: the schedules of this pipeline, perhaps with fewer microbatches."""
+        """Return the schedules of `pipeline` for the clock; it may have fewer microbatches than the step."""
         return rendezvous_program(pipeline) if self.meets else program(pipeline)
 
     @property
@@ -78,16 +78,16 @@ class StepModel:
         return self.num_layers // self.pipeline.stages
 
     def embedding_s(self, stage: int, action: Action) -> float:
-        """Seconds of the embedding in an action; 0 if the action does not contain it."""
+        """Return the seconds of the embedding in an action; 0 if the action does not contain it."""
         return _end_s(self.embedding, action) if self.pipeline.virtual_stage(stage, action.chunk) == 0 else 0.0
 
     def loss_s(self, stage: int, action: Action) -> float:
-        """Seconds of the loss in an action; 0 if the action does not contain it."""
+        """Return the seconds of the loss in an action; 0 if the action does not contain it."""
         is_last = self.pipeline.virtual_stage(stage, action.chunk) == self.pipeline.last_virtual_stage
         return _end_s(self.loss, action) if is_last else 0.0
 
     def action_s(self, stage: int, action: Action) -> float:
-        """Seconds of an action that waits for no copy."""
+        """Return the seconds of an action that waits for no copy."""
         layers = self.pipeline.layers(stage, action.chunk, self.num_layers)
         layers_s = sum(self.times.computed_s(action.kind, layer) for layer in layers)
         return layers_s + self.embedding_s(stage, action) + self.loss_s(stage, action)
@@ -101,7 +101,7 @@ def step_model(
     framework: Framework = MEMO,
     layer: LayerCost | None = None,
 ) -> StepModel:
-    """Arguments and errors as of `memo.simulate.predict.predict_step`; --peak-tflops replaces the machine's peak."""
+    """Arguments and errors as in `memo.simulate.predict.predict_step`; --peak-tflops replaces the machine's peak."""
     dtype = resolved_dtype(config, hardware.device)
     if config.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
@@ -137,12 +137,13 @@ def stage_message_s(
     from_host: bool = False,
     order: tuple[str, ...] = AXES,
 ) -> float:
-    """Seconds to send the hidden states of one microbatch to the next pipeline stage, or their gradient back.
+    """Return the seconds to send one microbatch's hidden states to the next pipeline stage, or their gradient back.
 
-    `from_host`: from host memory to host memory, section by section, of which one is copied while another is sent.
+    `from_host`: the message goes from host memory to host memory, section by section; a section is copied while the
+    section before it is sent.
 
-    Known error: the copies of the first section, to the device, and of the last one, from the other device, are not
-    counted.
+    Known error: two copies are not counted: the first section to the sender's device, and the last section from the
+    receiver's device.
     """
     parallel, sections = config.parallel, resolved_sections(config) if from_host else 1
     wire_bytes = _hidden_bytes(config, kernels) / sections
@@ -155,13 +156,13 @@ def stage_message_s(
 
 
 def _hidden_bytes(config: RunConfig, kernels: Kernels) -> int:
-    """Of the hidden states between two layers, of one microbatch."""
+    """Return the bytes of the hidden states of one microbatch between two layers."""
     return rank_tokens(config) // config.parallel.tp * config.model.hidden_size * kernels.narrow
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer as it is executed; attributes as of StepModel."""
+    """A layer as it is executed; attributes as in StepModel."""
 
     cost: LayerCost
     times: LayerTimes
@@ -179,7 +180,7 @@ def _layer(
     framework: Framework,
     known: LayerCost | None,
 ) -> _Layer:
-    """Plain, or under a swap plan with its recomputation and copies."""
+    """Return the layer: plain, or under a swap plan with its recomputation and copies."""
     asked: float | str | Mapping[str, int] = config.memory.offload_alpha if alpha is None else alpha
     if asked != "off" and (alpha is not None or config.memory.swaps):
         layer = known if known is not None and config.memory.swaps else swapped_layer(config, kernels, framework)
@@ -210,7 +211,7 @@ def _layer(
 
 
 def _by_stage(config: RunConfig, of_stage: Callable[[int], _Of]) -> tuple[_Of, ...]:
-    """Stages between the first and the last are alike."""
+    """Return a value for each stage; it is computed three times at most, as stages between first and last are alike."""
     stages = config.parallel.pp
     first, last = of_stage(0), of_stage(stages - 1)
     if stages <= 2:

@@ -1,4 +1,4 @@
-"""What a foreseen step consists of, for its error (memo.estimate.time_errors)."""
+"""The parts of a predicted step, from which its error is estimated (memo.estimate.time_errors)."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from memo.simulate.swapping import moves_and_records
 def step_parts(
     seconds: Mapping[str, float], resources: Mapping[str, float], model: StepModel, config: RunConfig
 ) -> StepParts:
-    """Of a step that takes `seconds` and uses `resources`, as of `memo.simulate.predict.StepPrediction`."""
+    """Return the parts of a step; `seconds` and `resources` as in `memo.simulate.predict.StepPrediction`."""
     passes = model.layers_per_stage * model.pipeline.microbatches
     again = model.recompute * passes
     return StepParts(
@@ -31,7 +31,10 @@ def step_parts(
 
 
 def _copies(model: StepModel, config: RunConfig, passes: int) -> Copies:
-    """Of the first stage, which moves most. Where states move too, or alpha is given, the plan leaves nothing out."""
+    """Return the copies of the first stage, which moves most.
+
+    If states move too, or alpha is given, moved activations count as always moved: the plan would not drop any.
+    """
     times = model.times
     moves, _ = moves_and_records(model.pipeline, 0, model.num_layers) if times.offload_s or times.prefetch_s else (0, 0)
     plans_anew = config.memory.offload_alpha == "auto" and not any(model.states)

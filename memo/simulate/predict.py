@@ -21,11 +21,11 @@ from memo.spec.schedule import Pipeline
 from memo.spec.steady import steady_microbatches, steady_period_s
 
 _MOST_BREADTH_FIRST = 64
-"""Microbatches that are run breadth first before the rest is added as multiples of the last one."""
+"""Most microbatches that are run breadth first; all further ones add the time of the last one."""
 
 _LAG = 6
-"""Microbatches for each stage that are run besides where actions wait for copies: these fall behind little by little,
-until their rate alone counts."""
+"""Additional microbatches per stage that are run if actions wait for copies: copies fall behind little by little, until
+their rate alone counts."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class StepPrediction:
     Attributes:
         tflops_per_gpu, mfu_percent, tgs: as training logs them: model FLOPs with the causal half of attention,
             nothing recomputed counted; MFU against the machine's peak; tokens per GPU and second.
-        bubble_share: of the time of the pipeline, what its stages spend waiting for each other, on average.
-        hidden_share: of the time that copies to host memory and back take, what passes under compute; 1 without.
-        seconds: step_time_s by what it is spent on, averaged over the stages; they add up to it: matmul, attention,
-            elementwise, tensor and context (collectives of tp and cp), host (waiting for it to start kernels),
-            recompute (all of these), copies (waiting for them), pipeline (waiting for other stages), data (collectives
-            of dp), optimizer.
-        resources: seconds that each is busy in a step, of the stage that is busiest with it: compute, h2d and d2h
-            (copies from and to host memory), cpu optimizer, dp link (collectives of dp), disk where activations lie on
-            one. They overlap.
-        parts: what its error rests on (memo.estimate.time_errors).
-        swap: what moves to host memory, planned for the first stage; None where no swap plan runs.
+        bubble_share: share of the pipeline's time that its stages spend waiting for each other, on average.
+        hidden_share: share of the time of copies to and from host memory that passes under compute; 1 without copies.
+        seconds: parts of step_time_s, averaged over the stages; they add up to it: matmul, attention, elementwise,
+            tensor and context (collectives of tp and cp), host (waiting until the host starts kernels), recompute (all
+            recomputation), copies (waiting for copies), pipeline (waiting for other stages), data (collectives of dp),
+            optimizer.
+        resources: seconds that each resource is busy in a step, on the stage that uses it most: compute, h2d and d2h
+            (copies from and to host memory), cpu optimizer, dp link (collectives of dp), disk if activations lie on a
+            disk. They overlap.
+        parts: the parts from which its error is estimated (memo.estimate.time_errors).
+        swap: what moves to host memory, planned for the first stage; None if no swap plan runs.
     """
 
     step_time_s: float
@@ -61,7 +61,7 @@ class StepPrediction:
 
     @property
     def binding(self) -> str:
-        """The resource that is busy longest: no step is shorter."""
+        """The resource that is busy longest; no step can be shorter than its time."""
         return max(self.resources, key=lambda name: self.resources[name])
 
 
@@ -75,22 +75,24 @@ def predict_step(
 ) -> StepPrediction:
     """Predict one optimizer step of a checked configuration on `world_size` ranks of a machine.
 
-    Only as many microbatches are run through the schedule as its steady phase takes to show, the others add their
-    period; where copies always hide, an action is one event. `memo.simulate.trace.simulate_step` runs everything.
+    The schedule runs just enough microbatches to reach its steady phase; each further microbatch adds one period.
+    If copies always hide, an action is one event. `memo.simulate.trace.simulate_step` runs every microbatch and layer.
 
     Args:
-        alpha: share of the tokens whose activations move, or by group how many tiles, fitting or not; default: what
-            config.memory says.
-        framework: what runs the step.
-        layer: as of `memo.simulate.layer`, swapped where config.memory swaps; default: computed.
+        alpha: share of the tokens whose activations move, or number of tiles by group, fitting or not; default: as in
+            config.memory.
+        framework: the framework that runs the step.
+        layer: a result of `memo.simulate.layer`, swapped if config.memory swaps; default: computed.
 
     Known error: measured by benchmarks/simulator_accuracy.py. Not modelled: allocators that reorganize their
     memory, collectives that slow compute down, stragglers, data loading.
 
     Raises:
         ConfigError: the machine has no peak for the run's dtype.
-        HostMemoryError, PlanError: under --offload-alpha auto, what always has to move does not fit in the node's
-            host memory, or the rounding buffers not on the device; an alpha outside [0, 1].
+        HostMemoryError: under --offload-alpha auto, the activations that always move do not fit in the node's host
+            memory.
+        PlanError: under --offload-alpha auto, the rounding buffers do not fit on the device; or alpha is outside
+            [0, 1].
     """
     model = step_model(config, world_size, hardware, alpha, framework, layer)
     timed = _time_pipeline(model)
@@ -99,7 +101,7 @@ def predict_step(
     flops_per_s = tokens * model_flops_per_token(config.model, config.data.seq_length) / world_size / step_s
     compute_s = _compute_s(model)
     computing_s = sum(compute_s.values())
-    stall_s = min(timed.stall_s, max(0.0, timed.seconds - computing_s))  # a first copy waits once, not each time
+    stall_s = min(timed.stall_s, max(0.0, timed.seconds - computing_s))  # a first copy is waited for only once
     busy_s = computing_s + stall_s
     compute_s |= {
         "copies": stall_s,
@@ -124,11 +126,13 @@ def predict_step(
 
 @dataclass(frozen=True)
 class _Timed:
-    """One step: seconds of the pipeline, and what follows it: reductions, and the update with the new weights.
+    """The times of one step.
 
     Attributes:
-        stall_s, copies_s: waiting for copies and copies in both directions, averaged over stages.
-        activations_s: of these copies, those of activations in one direction on the busiest stage.
+        seconds: the pipeline.
+        data_s, optimizer_s: reductions, and the update with the new weights, after the pipeline.
+        stall_s, copies_s: waiting for copies, and copies in both directions, averaged over stages.
+        activations_s: copies of activations by direction (offload, prefetch), on the busiest stage.
     """
 
     seconds: float
@@ -160,7 +164,7 @@ def _time_pipeline(model: StepModel) -> _Timed:
 
 
 def _breadth_first(model: StepModel, timed: Callable[[StepModel, Pipeline], _Timed]) -> _Timed:
-    """From as many microbatches as a layer's states take to hide under; each one more adds what the last one added."""
+    """Run as many microbatches as hide the states of a layer; each further one adds as much as the last one added."""
     full, times = model.pipeline, model.times
     state_s = max((max(states.most_of_a_layer_s) for states in model.states if states is not None), default=0.0)
     spare_s = max(1e-9, times.forward_s - max(times.offload_s, times.prefetch_s))
@@ -181,13 +185,13 @@ def _breadth_first(model: StepModel, timed: Callable[[StepModel, Pipeline], _Tim
 
 
 def _constantly(model: StepModel, short: Pipeline) -> _Timed:
-    """Where no action waits for a copy, each is one event."""
+    """Time the pipeline with one event for each action, if no action waits for a copy."""
     clock = run(model.program(short), _constant(model), model.message_s)
     return _with_update(model, _extended(model.pipeline, short, clock))
 
 
 def _with_update(model: StepModel, pipeline_s: float, stall_s: float = 0.0) -> _Timed:
-    """Reductions and update in closed form."""
+    """Add reductions and update in closed form."""
     reduce_s = [update.exposed_s(model.layers_per_stage, model.times.backward_s) for update in model.updates]
     gather_s = [update.gather_s for update in model.updates]
     ends_s = [left + update.optimizer_s + update.gather_s for left, update in zip(reduce_s, model.updates, strict=True)]
@@ -196,7 +200,7 @@ def _with_update(model: StepModel, pipeline_s: float, stall_s: float = 0.0) -> _
 
 
 def _simulated(model: StepModel, short: Pipeline) -> _Timed:
-    """Layer by layer, on the streams of each stage."""
+    """Time the pipeline layer by layer, on the streams of each stage."""
     full, stages = model.pipeline, range(model.pipeline.stages)
     workers, clock = run_stages(model, short)
     streams = [worker.streams for worker in workers]
@@ -233,7 +237,7 @@ def _resources(model: StepModel, timed: _Timed, compute_s: float) -> dict[str, f
 
 
 def _constant(model: StepModel) -> Callable[[int, Op, float], float]:
-    """Executes an action in the time that it always takes."""
+    """Return a function that executes an action in a constant time."""
     durations: dict[tuple[int, str, int], float] = {}
 
     def execute(stage: int, op: Op, ready_s: float) -> float:
@@ -246,13 +250,13 @@ def _constant(model: StepModel) -> Callable[[int, Op, float], float]:
 
 
 def _extended(full: Pipeline, short: Pipeline, clock: Clock, skip: int = 0) -> float:
-    """The makespan of all microbatches from a run of the first ones; `skip` as of `steady_period_s`."""
+    """Return the makespan of all microbatches from a run of the first ones; `skip` as in `steady_period_s`."""
     missing = full.microbatches - short.microbatches
     return clock.makespan_s + (missing * steady_period_s(short, clock, skip) if missing else 0.0)
 
 
 def _compute_s(model: StepModel) -> dict[str, float]:
-    """Seconds of compute in one step by component, averaged over the stages."""
+    """Return the seconds of compute in one step by component, averaged over the stages."""
     layers = model.layers_per_stage
     total = (model.layer.forward + model.layer.backward) * layers
     for end in (model.embedding, model.loss):

@@ -1,4 +1,4 @@
-"""Which share of the activations a simulated run moves, and the times of its layers and copies with this share."""
+"""The share of activations that a simulated run moves, and the times of its layers and copies with this share."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ from memo.units import GIB
 
 
 class Sweeping(NamedTuple):
-    """How layers are swept: in how many sections, and which layers recompute attention."""
+    """How layers are swept: the number of sections, and the layers that recompute attention (`again`)."""
 
     sections: int = 1
     again: frozenset[int] = frozenset()
@@ -62,7 +62,7 @@ def moves_and_records(
 ) -> tuple[int, ...]:
     """Return the number of offloads and of host records in a stage's plan over all microbatches.
 
-    Both grow linearly from two sections on, so the plans of 2 and 3 sections give the numbers of any more.
+    Both grow linearly from two sections on, so the plans of 2 and 3 sections give the numbers for more sections.
     """
     if sweep.sections > 3:
         two, three = (
@@ -196,8 +196,8 @@ def choose(problem: SwapProblem, alpha: float | str | Mapping[str, int]) -> Swap
 def ways_to_move(problem: SwapProblem) -> list[dict[str, int]]:
     """Return all choices of tiles in order, from the least to everything, without regard to limits.
 
-    The first choice moves only the activations that always move. Each next one adds a tile, of the groups that are
-    worth most first."""
+    The first choice moves only the activations that always move. Each further choice adds a tile; the groups with the
+    highest worth come first."""
     ways = [problem.uniform(0)]
     for groups in bundles_of(problem):
         for count in range(1, problem.tiles + 1):

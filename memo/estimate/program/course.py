@@ -1,4 +1,4 @@
-"""The course of a step on one stage: all that decides in which order its requests follow each other, but no bytes."""
+"""The course of a step on one stage: everything that decides the order of its memory requests, without their bytes."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,16 @@ class Course(NamedTuple):
     """One stage in a step.
 
     Attributes:
-        microbatches: of which those beyond a schedule's steady phase are left out, except breadth first.
-        kinds: of each layer of the stage, chunk by chunk, that of its passes.
-        in_place, keeps_input: as of memo.estimate.program.passes.LayerPasses.
-        placement: of the states.
-        shards: whether gradients are reduced over other ranks.
-        reduces_each: of every microbatch.
-        overlaps: the reductions of the last microbatch begin during its backward.
-        trained: the kinds of layers, the embedding and the head: whether any of their weights are.
-        has_tails: whether the reductions of layers begin in their backwards.
+        microbatches: number that is walked through; microbatches beyond a schedule's steady phase are left out, except
+            breadth first.
+        kinds: kind of each layer of the stage, chunk by chunk; layers of one kind have the same passes.
+        in_place, keeps_input: as in memo.estimate.program.passes.LayerPasses.
+        placement: placement of the states.
+        shards: whether gradients are reduced over several ranks.
+        reduces_each: whether the gradients of every microbatch are reduced.
+        overlaps: whether the reductions of the last microbatch begin during its backward.
+        trained: whether any weight is trained, for each kind of layer, the embedding and the head.
+        has_tails: whether the reduction of a layer begins within its backward.
         on_cuda: whether the device is a GPU.
     """
 
@@ -39,10 +40,10 @@ class Course(NamedTuple):
 
     @property
     def layers(self) -> int:
-        """Of a chunk."""
+        """Number of layers of a chunk."""
         return len(self.kinds) // self.vpp
 
-    # Modules are numbered as in memo.spec.buckets.stage_modules: of each chunk embedding, layers, head.
+    # Modules are numbered as in memo.spec.buckets.stage_modules: embedding, layers and head of each chunk.
 
     @property
     def num_modules(self) -> int:
@@ -52,7 +53,7 @@ class Course(NamedTuple):
         return 1 <= owner % (self.layers + 2) <= self.layers
 
     def _position(self, owner: int) -> int:
-        """Of a layer among those of the stage."""
+        """Return the position of a layer among the layers of the stage."""
         chunk, within = divmod(owner, self.layers + 2)
         return chunk * self.layers + within - 1
 
@@ -60,7 +61,7 @@ class Course(NamedTuple):
         return self.kinds[self._position(owner)]
 
     def places(self, owner: int) -> LayerPlaces:
-        """Where the states of a module are."""
+        """Return the places of the states of a module."""
         if self.is_layer(owner):
             return self.placement.of_layer(self._position(owner))
         return self.placement.of_ends

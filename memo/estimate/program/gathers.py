@@ -1,7 +1,7 @@
-"""Weights that are gathered into a slot before their layer runs, and the copies that gloo has meanwhile (on CPUs).
+"""Weights that are gathered into a slot before their layer runs, and gloo's copies during the gather (on CPUs).
 
-As memo.planner.state_plan decides: each operation begins with fetching those layers that no slot holds of the next ones
-that need one. A gather ends when its layer runs.
+The order follows memo.planner.state_plan: each operation first fetches the next layers that need a slot and are in no
+slot yet. A gather ends when its layer runs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ class Gathers:
         self._under_way: dict[int, Block] = {}
 
     def begin(self, owner: int) -> None:
-        """Begin an operation of a layer: start to gather the layers that come next, and wait for its own weights."""
+        """Begin an operation of a layer: start to gather the next layers, and wait for this layer's weights."""
         if owner not in self._sizes:
             return
         wanted = next(self._wanted)

@@ -1,4 +1,4 @@
-"""Requests to an allocator, as names and bytes, and the moment at which the live tensors take most bytes."""
+"""Requests to an allocator, as names and bytes, and the moment at which live tensors take most bytes."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from itertools import islice
 
 
 class Block:
-    """One tensor while it lives, or several with the same lifespan; `parts` then gives their bytes by name."""
+    """One live tensor, or several with the same lifespan; `parts` then returns their bytes by name."""
 
     __slots__ = ("name", "num_bytes", "parts")
 
@@ -22,8 +22,8 @@ class Snapshot:
 
     Attributes:
         at: the part of the step, such as "layer backward".
-        num_bytes: bytes of all of them.
-        num_events: how many events of the ledger lie before it.
+        num_bytes: bytes of all live tensors.
+        num_events: number of events of the ledger before this moment.
     """
 
     at: str
@@ -33,7 +33,7 @@ class Snapshot:
 
     @cached_property
     def alive(self) -> dict[str, int]:
-        """Bytes by name; those of equal names add up. Computed on demand, as most callers only need `num_bytes`."""
+        """Live bytes by name; blocks of equal names add up. Computed on demand: most callers only need `num_bytes`."""
         alive: Counter[str] = Counter()
         for block, sign in islice(self._events, self.num_events):
             for name, num_bytes in ((block.name, block.num_bytes),) if block.parts is None else block.parts().items():
@@ -46,10 +46,11 @@ class Pass:
     """One pass, or a piece of one.
 
     Attributes:
-        start: its own tensors before it: its input; in backward, what forward kept and the output's gradient.
+        start: the pass's own tensors before it: its input; in backward, what forward kept and the output's gradient.
         peak: all tensors at the moment at which they take most.
-        tail: the same from the last weight gradient on, when the reduction of the module's gradients has started.
-        end: the pass's own tensors after it; with a tail only.
+        tail: all tensors at the worst moment after the last weight gradient, when the reduction of the module's
+            gradients has started.
+        end: the pass's own tensors after it; only with a tail.
     """
 
     start: Snapshot
@@ -59,12 +60,12 @@ class Pass:
 
     @cached_property
     def transient(self) -> dict[str, int]:
-        """Bytes by name at the peak less those at the start; negative for tensors that were freed before the peak."""
+        """Bytes by name at the peak less the bytes at the start; negative for tensors freed before the peak."""
         return _change(self.start, self.peak)
 
     @cached_property
     def late(self) -> dict[str, int]:
-        """Bytes by name at the worst moment of the tail less those at the end; none without a tail."""
+        """Bytes by name at the worst moment of the tail less the bytes at the end; empty without a tail."""
         return {} if self.tail is None or self.end is None else _change(self.end, self.tail)
 
     @property
@@ -84,12 +85,12 @@ def _change(start: Snapshot, moment: Snapshot) -> dict[str, int]:
 
 @dataclass(eq=False, slots=True)
 class Ledger:
-    """Requests of a piece of code, in their order. Bytes are those that are asked for, without rounding.
+    """Requests of a piece of code, in order. Bytes are the requested ones, without the allocator's rounding.
 
     Attributes:
         at: the part of the step that runs; it names the moments.
         never: names of requests that do not occur on this device; they are left out.
-        live_bytes, peak_bytes: bytes that live now, and the most that did since the beginning or `restart`.
+        live_bytes, peak_bytes: bytes that live now, and the most live bytes since the beginning or `restart`.
     """
 
     at: str = ""
@@ -103,17 +104,17 @@ class Ledger:
     _peak_at: str = ""
 
     def make(self, name: str, num_bytes: int) -> Block:
-        """A tensor that begins to live; an empty one leaves no event."""
+        """Begin the life of a tensor; an empty tensor leaves no event."""
         if not num_bytes or name in self.never:
             return Block(name, 0)
         return self._add(Block(name, num_bytes))
 
     def make_all(self, num_bytes: int, parts: Callable[[], Mapping[str, int]]) -> Block:
-        """Several tensors as one block, which is freed at once; `parts` gives their bytes by name if it is asked."""
+        """Begin the lives of several tensors as one block, freed at once; `parts` returns their bytes by name."""
         return self._add(Block("", num_bytes, parts))
 
     def reach(self, num_bytes: int, parts: Callable[[], Mapping[str, int]], at: str = "") -> None:
-        """The worst moment of a piece of code that leaves what it finds; it is written down if it is the peak."""
+        """Add the worst moment of a piece of code that leaves nothing behind; it is recorded only if it is the peak."""
         if self.live_bytes + num_bytes > self.peak_bytes:
             self.at = at or self.at
             self.free(self.make_all(num_bytes, parts))
@@ -128,7 +129,7 @@ class Ledger:
         return block
 
     def copy(self) -> "Ledger":
-        """Another ledger with the same blocks and the same past, to which other requests may follow."""
+        """Return a ledger with the same blocks and events, to which other requests may be added."""
         return replace(self, _events=[*self._events], _late=[*self._late])
 
     def restart(self) -> None:
@@ -137,7 +138,7 @@ class Ledger:
 
     @property
     def now(self) -> Snapshot:
-        """This moment, at which other threads have freed what they had to."""
+        """The present moment, after other threads have freed their blocks."""
         self._free_late_ones()
         return Snapshot(self.at, self.live_bytes, self._events, len(self._events))
 
@@ -149,7 +150,7 @@ class Ledger:
                 self.live_bytes -= block.num_bytes
 
     def free_late(self, *blocks: Block | None) -> None:
-        """End the lives of blocks that another thread frees: they may still live when the next request is made."""
+        """End the lives of blocks that another thread frees: they may still live at the next request."""
         self._late += [block for block in blocks if block is not None]
 
     def _free_late_ones(self) -> None:
@@ -157,12 +158,12 @@ class Ledger:
         self.free(*late)
 
     def mark_reduction_start(self) -> None:
-        """From here on the requests are the `tail`; an earlier beginning is forgotten."""
+        """Begin the `tail` at the next request; an earlier beginning is forgotten."""
         self._tail = self.now
 
     @property
     def tail(self) -> Snapshot | None:
-        """The moment since `mark_reduction_start` at which live tensors take most; None without a beginning."""
+        """The moment since `mark_reduction_start` at which live tensors take most; None if it was not called."""
         if self._tail is None:
             return None
         worst, live_bytes = self._tail, self._tail.num_bytes

@@ -1,18 +1,19 @@
-"""Peak of allocated memory of one rank in a training step of memo, and what it consists of.
+"""Peak of allocated memory of one rank in a training step of memo, by component.
 
     states            weights, gradients, masters, moments: memo.estimate.state_memory, to the byte
     state_slots       rounding buffers and staging buffers of weights and gradients in slots: to the byte
     rounding_buffers  slots of a swap plan, their workspace, and the store of keys and values where layers are swept:
                       memo.estimate.swap_memory, to the byte
-    the moment        all else that lives when a step needs most: batches, activations, transients, messages
+    the moment        all other tensors that live at the peak: batches, activations, transients, messages
 
-This holds from the second step on, as the first has no optimizer moments yet. Counted are the requests to torch's
-allocator of the device; host records of a swap plan and states in host memory are mapped without it. On CPUs scratch
-memory of kernels is a stated bound, as it depends on the CPU. On GPUs cuBLAS has two workspaces for the whole run.
+The peak holds from the second step on, as the first step has no optimizer moments yet. Requests to torch's allocator of
+the device are counted; host records of a swap plan and states in host memory are mapped without this allocator. On CPUs
+scratch memory of kernels is a stated bound, as it depends on the CPU. On GPUs cuBLAS has two workspaces for the whole
+run.
 
-Known error: at most 3 % above the measured peak and 0.5 % below in the runs of benchmarks/memory_accuracy.py (CPU,
-torch 2.13, gloo), and on GPUs that of memo.estimate.memory_errors (on the emulated GPU, NCCL, kernels of torch).
-Sequences are taken as one document each.
+Known error: at most 3 % above the measured peak and 0.5 % below it in the runs of benchmarks/memory_accuracy.py (CPU,
+torch 2.13, gloo). For GPUs memo.estimate.memory_errors states the error (on the emulated GPU, NCCL, kernels of torch).
+Each sequence is taken as one document.
 """
 
 from collections.abc import Sequence
@@ -40,11 +41,11 @@ from memo.spec.stack import kinds_of_stage, num_rotations, runs_of_kinds
 from memo.units import MIB
 
 CUBLAS_WORKSPACES_BYTES = 2 * 32 * MIB
-"""What torch gives cuBLAS for the whole run on compute capability 9.0 and above; before that it is 2 x 8 MiB.
+"""Workspaces that torch gives cuBLAS for a whole run on compute capability 9.0 and above; below it they are 2 x 8 MiB.
 
-Each thread that multiplies has its own: the one that runs forward, and autograd's, which runs backward."""
+Each thread that multiplies has its own workspace: the thread that runs forward, and autograd's, which runs backward."""
 _STEADY = 2
-"""So many microbatches after the warm-up a schedule repeats itself; all others only add to the batch."""
+"""Microbatches after the warm-up until a schedule repeats itself; all further ones only add to the batch."""
 _MAIN_SHARE = 0.01
 """Share of the total from which on a component is named on its own."""
 
@@ -55,8 +56,8 @@ class ProgramMemory:
 
     Attributes:
         moment_bytes: bytes of the moment.
-        kept_bytes: what one layer keeps of one microbatch between its forward and its backward; part of the moment.
-        step: all requests of the step, from which `moment` is computed on demand.
+        kept_bytes: bytes that one layer keeps of one microbatch between forward and backward; part of the moment.
+        step: all requests of the step; `moment` is computed from them on demand.
     """
 
     states: StateBytes
@@ -75,7 +76,7 @@ class ProgramMemory:
 
     @property
     def components(self) -> dict[str, int]:
-        """All bytes by name: states, buffers, then what lives at the moment, in order of size."""
+        """All bytes by name: states, buffers, then the tensors of the moment in order of size."""
         states = self.states
         alive = dict(sorted(self.moment.alive.items(), key=lambda item: -item[1]))
         return {
@@ -90,7 +91,7 @@ class ProgramMemory:
 
     @property
     def main_components(self) -> dict[str, float]:
-        """States, buffers and what takes at least a hundredth of the total by name; "other" is the sum of the rest."""
+        """Bytes of states, buffers and all tensors of at least a hundredth of the total; "other" sums up the rest."""
         components = self.components
         least = _MAIN_SHARE * self.total
         main = {name: float(n) for name, n in components.items() if n >= least or (n and name not in self.moment.alive)}
@@ -98,7 +99,7 @@ class ProgramMemory:
 
 
 class Rank(NamedTuple):
-    """What a walk through a step takes, as of `Step`."""
+    """Arguments of a walk through a step, as in `Step`."""
 
     course: Course
     kinds: Sequence[LayerPasses]
@@ -107,16 +108,16 @@ class Rank(NamedTuple):
 
 
 class Program:
-    """The step of a run, and what it takes on each stage; shared by all stages is counted once.
+    """The step of a run, and its memory on each stage; memory that all stages share is counted once.
 
     Attributes:
-        sizes, placement: of its states.
-        slots: of its swap plan; None without one.
-        lasting: what lives during all of a step besides states and rounding buffers.
+        sizes, placement: sizes and placement of the states.
+        slots: layout of the swap plan's slots; None without a swap plan.
+        lasting: tensors that live during all of a step, besides states and rounding buffers.
     """
 
     def __init__(self, config: RunConfig, world_size: int, moved: Moved | None = None) -> None:
-        """Arguments and errors as of `program_memory`."""
+        """Arguments and errors as in `program_memory`."""
         alpha = config.memory.offload_alpha
         if moved is None and config.memory.swaps:
             if isinstance(alpha, str):
@@ -132,8 +133,8 @@ class Program:
         of_kinds = [
             (run, layer_sizes(run, 0, threads), None if moved is None else kept_values(run, moved)) for run in runs
         ]
-        self.z = z = of_kinds[-1][1]  # what is asked of it below is the same for all kinds
-        # Ranks of a ring differ in their attention calls; the first or the last one needs most.
+        self.z = z = of_kinds[-1][1]  # the sizes read below are the same for all kinds
+        # Ranks of a ring differ in their attention calls; the first or the last rank needs most.
         self._kinds = [
             [layer_passes(run, sizes._replace(ring_rank=rank), kept) for run, sizes, kept in of_kinds]
             for rank in sorted({0, z.ring - 1})
@@ -155,17 +156,17 @@ class Program:
         return NO_SWAP if self.slots is None else laid_out_bytes(self.config, self.world_size, stage, self.slots)
 
     def kept_bytes(self, stage: int) -> int:
-        """Bytes that one layer keeps at most of one microbatch between forward and backward."""
+        """Return the most bytes that one layer keeps of one microbatch between forward and backward."""
         return max(self._kinds[0][kind].between.num_bytes for kind in {*self._course_kinds(stage)})
 
     def peak_bytes(self, stage: int) -> int:
-        """At the peak of a step, without states and rounding buffers, on the rank of a stage that needs most."""
+        """Return the peak bytes of a step, without states and rounding buffers, on the stage's rank that needs most."""
         if not self.z.on_cuda:
             return self.walk(stage).peak_bytes
         return self.lasting.live_bytes + max(peak_bytes(*rank) for rank in self.ranks(stage))
 
     def walk(self, stage: int) -> Ledger:
-        """All requests of that rank."""
+        """Return all requests of the rank of a stage that needs most."""
         found = []
         for rank in self.ranks(stage):
             ledger = self.lasting.copy()
@@ -173,7 +174,7 @@ class Program:
         return max(found, key=lambda ledger: ledger.peak_bytes)
 
     def ranks(self, stage: int) -> list[Rank]:
-        """Those of a stage of which one needs most."""
+        """Return the ranks of a stage that may need most: one of them does."""
         parallel, sizes, kinds = self.config.parallel, self.sizes, self._course_kinds(stage)
         has_ends = stage == 0, stage == parallel.pp - 1
         gradients = gradients_of(self._units(stage), kinds, len(self._kinds[0]), has_ends, self.placement, sizes)
@@ -204,7 +205,7 @@ class Program:
         return rank_units(self.config, self.world_size, stage)
 
     def _gathered(self, course: Course, stage: int) -> dict[int, int]:
-        """Of each layer of a CPU whose weights are gathered into a slot, the bytes of gloo's copies."""
+        """Return the bytes of gloo's copies by layer, for layers on a CPU whose weights are gathered into a slot."""
         if self.z.on_cuda or self.sizes.shards == 1:
             return {}
         owners = [owner for owner in range(course.num_modules) if course.is_layer(owner)]
@@ -213,13 +214,13 @@ class Program:
 
 
 def _walked(microbatches: int, parallel: ParallelConfig, stage: int) -> int:
-    """Those of a schedule up to where it repeats itself."""
+    """Return the number of microbatches after which a schedule repeats itself."""
     warm_up = parallel.pp - stage if parallel.vpp == 1 else 2 * parallel.pp
     return min(microbatches, warm_up + (_STEADY if parallel.vpp == 1 else 0))
 
 
 def program_memory(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> ProgramMemory:
-    """Peak memory of the rank of pipeline stage `stage` that needs most.
+    """Return the peak memory of the rank of pipeline stage `stage` that needs most.
 
     Args:
         config: a checked configuration with a vocabulary; --device auto counts as cpu. On a CPU attention has scratch

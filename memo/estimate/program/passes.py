@@ -1,6 +1,6 @@
-"""Forward and backward passes of a layer, of the embedding and of the loss: what each keeps, and its peak.
+"""Forward and backward passes of a layer, of the embedding and of the loss: the tensors each keeps, and its peak.
 
-A step has many layers and microbatches but few different passes, so each is counted once.
+A step has many layers and microbatches but few different passes, so each pass is counted once.
 """
 
 from collections.abc import Callable
@@ -42,8 +42,8 @@ class LayerPasses:
     Attributes:
         between: tensors between forward and backward, without the output; the input only if it stays.
         keeps_input: whether the input stays.
-        in_place: whether the output takes the place of the input, and the gradient of the input that of the output's.
-        hidden_bytes: bytes of the input on the device; the output and the gradients of both have as many.
+        in_place: whether the output overwrites the input, and the input's gradient overwrites the output's gradient.
+        hidden_bytes: bytes of the input on the device; the output and both gradients have the same size.
     """
 
     forward: Pass
@@ -65,7 +65,7 @@ class LayerPasses:
 
 
 def layer_passes(config: RunConfig, z: LayerSizes, kept: Kept | None) -> LayerPasses:
-    """The passes of one layer; `kept`: the values that a swap plan keeps whole, None without a swap plan."""
+    """Return the passes of one layer; `kept`: the values that a swap plan keeps whole, None without a swap plan."""
     how: Kept | Residents | None = kept
     if kept is None and not stays_under_autograd(config):
         how = residents(config)
@@ -96,8 +96,11 @@ def _layer_passes(z: LayerSizes, kind: Kind, how: Kept | Residents | None) -> La
 def _run_forward(
     ledger: Ledger, z: LayerSizes, kind: Kind, how: Kept | Residents | None, x: Block
 ) -> tuple[Block, Callable[[Block], None], bool]:
-    """(output, the backward, whether x is kept): under a swap plan, without one, or, if `how` is None, of a custom
-    layer under autograd. The backward takes the gradient of the output, and leaves as much for that of the input."""
+    """Run the forward and return (output, backward, whether x is kept).
+
+    `how` selects the executor: `Kept` under a swap plan, `Residents` without one, None for a custom layer under
+    autograd. The backward takes the gradient of the output, and leaves the same bytes for the gradient of the input.
+    """
     if isinstance(how, Residents):
         y, filled = resident_forward(ledger, z, kind, how, x)
         return y, lambda grad: resident_backward(ledger, z, kind, how, x, filled, grad), True
@@ -118,10 +121,10 @@ class EndPasses:
     Attributes:
         rope, embedding, loss: the forwards that compute RoPE's table of all tokens, the first hidden states and the
             loss.
-        loss_backward: writes the gradient of the last layer's output over that output.
-        embedding_backward, held_embedding_backward: from the gradient of the first layer's input, while a tied head's
-            gradient is kept; the second if that gradient is still held by the caller.
-        rope_bytes, of_head_bytes: of RoPE's table and of a tied head's gradient; 0 where there is none.
+        loss_backward: the backward that overwrites the last layer's output with its gradient.
+        embedding_backward, held_embedding_backward: backwards that start from the gradient of the first layer's input,
+            while a tied head's gradient is kept; in the second, the caller still holds the input's gradient.
+        rope_bytes, of_head_bytes: bytes of RoPE's table and of a tied head's gradient; 0 if there is none.
         loss_kept: bytes by name between the loss and its backward, besides the hidden states.
     """
 
@@ -137,18 +140,18 @@ class EndPasses:
 
 
 def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
-    """The passes of a stage that has both embedding and head.
+    """Return the passes of a stage that has both embedding and head.
 
-    `head_waits`: the gradient of a tied head is kept until that of the embedding is added to it.
+    `head_waits`: whether the gradient of a tied head is kept until the embedding's gradient is added to it.
     """
-    # They do not depend on attention, nor on tiles but where layers are swept.
+    # These passes do not depend on attention. They depend on tiles only if layers are swept.
     alike = z._replace(ring=1, ring_rank=0, a2a=1, gathers_kv=False)
     return _end_passes(alike if z.sections else alike._replace(tiles=1), ends, head_waits)
 
 
 @lru_cache(maxsize=4096)
 def _end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
-    """Cached, as `_layer_passes`."""
+    """Cached for the same reason as `_layer_passes`."""
     hidden = z.between_layers
 
     def record(work: Callable[[Ledger], _Made]) -> tuple[Pass, _Made]:
@@ -157,7 +160,7 @@ def _end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
         made = work(ledger)
         return Pass(before, ledger.peak), made
 
-    tables = 0 if z.sections else ends.rotations  # a sweep makes one for each section
+    tables = 0 if z.sections else ends.rotations  # a sweep computes a table for each section
     rope, table = record(lambda ledger: sum(rope_table(ledger, z).num_bytes for _ in range(tables)))
     embedding, _ = record(lambda ledger: embedding_forward(ledger, z, ends))
     ledger = Ledger(never=z.never)

@@ -1,11 +1,11 @@
-"""The peak of a step without walking through it: a walk is made once for each course, on symbols instead of bytes.
+"""The peak of a step without a walk for each candidate: one walk for each course uses symbols instead of bytes.
 
     bytes that live at one moment = 2 x a layer's kept + 3 x hidden states + 1 x the transient of a backward + ...
 
-Which tensors live together depends on the course of a step alone, and how many bytes they are on the candidate. So
-memo.estimate.program.step walks with a power of a large base in the place of each number of bytes: what lives at a
-moment is then a sum whose digits say how often it has which. Those moments at which no other has as much of everything
-are kept, and the peak of a candidate is the largest of them with its own numbers.
+The course of a step alone decides which tensors live together; the candidate decides how many bytes they have. So
+memo.estimate.program.step walks with a power of a large base in the place of each number of bytes. The live bytes at a
+moment are then a sum whose digits count how often each tensor lives. A moment is dropped if another moment has at least
+as much of every tensor. The peak of a candidate is the largest remaining moment, evaluated with the candidate's bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,18 +21,18 @@ from memo.estimate.program.step import Step
 
 _Moment = tuple[Callable[[list[int]], tuple[int, ...]], tuple[int, ...]]
 _DIGIT_BITS = 48
-"""Of the base: no tensor lives half as often at once, so that the highest bit of a digit tells whether it was borrowed
-from."""
+"""Bits of one digit of the base. No tensor lives 2^47 times at once, so the highest bit of a digit tells whether a
+subtraction borrowed from it."""
 
 
 def peak_bytes(course: Course, kinds: Sequence[LayerPasses], ends: EndPasses, gradients: Gradients) -> int:
-    """The most that a step of GPUs takes at once besides what lives during all of it; arguments as of `Step`."""
+    """Return the peak bytes of a step on GPUs, without tensors that live during all of it; arguments as in `Step`."""
     numbers = _numbers(course, kinds, ends, gradients)
     return max(sum(map(mul, counts, of_numbers(numbers))) for of_numbers, counts in _worst_moments(course))
 
 
 def _numbers(course: Course, kinds: Sequence[LayerPasses], ends: EndPasses, gradients: Gradients) -> list[int]:
-    """All that a walk asks of them, in the order of `_symbolic`."""
+    """Return all bytes that a walk reads from the arguments, in the order of the symbols of `_symbolic`."""
     none = Reduced(0, 0, 0)
     forwards, backward = (ends.rope, ends.embedding, ends.loss), ends.loss_backward
     of_embedding = (ends.embedding_backward, ends.held_embedding_backward)
@@ -50,7 +50,7 @@ def _numbers(course: Course, kinds: Sequence[LayerPasses], ends: EndPasses, grad
 
 
 def _symbolic(course: Course) -> tuple[list[LayerPasses], EndPasses, Gradients]:
-    """The same with a power of the base in the place of each number."""
+    """Return the arguments of a walk with a power of the base in the place of each number of `_numbers`."""
     powers = (1 << _DIGIT_BITS * place for place in count())
 
     def symbol() -> int:
@@ -83,7 +83,7 @@ def _snapshot(num_bytes: int) -> Snapshot:
 
 
 class _Symbols(Ledger):
-    """Keeps what lives after each request, of which none is larger than another."""
+    """Collects the live symbols after each request: sums of symbols have no order, so there is no single peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class _Symbols(Ledger):
 
 @lru_cache(maxsize=4096)
 def _worst_moments(course: Course) -> list[_Moment]:
-    """Of the moments that may be the peak, which numbers are in what lives then, and how often."""
+    """Return, for each moment that may be the peak, a getter of its numbers, and how often each number counts."""
     ledger = _Symbols()
     kinds, ends, gradients = _symbolic(course)
     Step(ledger, course, kinds, ends, gradients, {}).run()
@@ -118,5 +118,5 @@ def _worst_moments(course: Course) -> list[_Moment]:
     for moment in worst:
         digits = [moment >> _DIGIT_BITS * place & (1 << _DIGIT_BITS) - 1 for place in places]
         counts = {place: digit for place, digit in enumerate(digits) if digit}
-        found.append((itemgetter(0, *counts), (0, *counts.values())))  # of a single place it would give no tuple
+        found.append((itemgetter(0, *counts), (0, *counts.values())))  # with 0 first, itemgetter returns a tuple
     return found

@@ -1,7 +1,7 @@
-"""What reducing gradients, computing their norm and publishing weights take in a step besides states and slots.
+"""Memory of reducing gradients, computing their norm and publishing weights in a step, besides states and slots.
 
 Layers whose states are in slots or in host memory are driven (memo.executor.states): their gradients are reduced layer
-by layer, while the next operation runs. All others are reduced bucket by bucket, as memo.parallel.data does it.
+by layer, while the next operation runs. All other gradients are reduced bucket by bucket, as in memo.parallel.data.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,17 @@ from memo.spec.buckets import RankUnits, Unit
 from memo.spec.placement import StatePlacement
 
 NORM_CHUNK = 1 << 20
-"""Gradients that are cast to fp64 at a time when their squares are summed (memo_kernels.squared_norm)."""
+"""Number of gradients cast to fp64 at a time when their squares are summed (memo_kernels.squared_norm)."""
 
 
 class Reduced(NamedTuple):
-    """Bytes of the gradients of one module: this rank's shards of them, gloo's copies, and a part of a shard in
-    fp64."""
+    """Bytes for the gradients of one module.
+
+    Attributes:
+        shards: this rank's shards of the gradients.
+        copies: gloo's copies.
+        squares: a part of a shard in fp64.
+    """
 
     shards: int
     copies: int
@@ -27,12 +32,12 @@ class Reduced(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Bytes of what ends a step; None for modules that are not trained, or not there.
+    """Bytes for the reductions and the update that end a step; None for modules that are absent or not trained.
 
     Attributes:
-        layers: by kind.
-        norm: a part of the largest shard that stays on the device, in fp64.
-        sent, gathered: of weights that are published, this rank's shard and gloo's buffer.
+        layers: reduction of a layer, by kind.
+        norm: bytes in fp64 of a part of the largest shard that stays on the device.
+        sent, gathered: bytes of this rank's shard of published weights, and of gloo's buffer for them.
     """
 
     layers: tuple[Reduced | None, ...]
@@ -51,19 +56,19 @@ def gradients_of(
     placement: StatePlacement,
     sizes: StateSizes,
 ) -> Gradients:
-    """Of the stage that has these units, whose layers are of these `kinds`; `ends`: whether it has embedding, head."""
+    """Return the gradients of the stage with these units and `kinds` of layers; `ends`: (has embedding, has head)."""
     shards, (has_embedding, has_head) = sizes.shards, ends
 
     def squares(elements: int) -> int:
-        """Of a shard of so many elements in all; gradients in fp64 need no copy."""
+        """Return the fp64 bytes for a tensor that has `elements` over all shards; fp64 gradients need no copy."""
         return 0 if sizes.wide == 8 else 8 * min(NORM_CHUNK, elements // shards)
 
     def reduced(unit: Unit) -> Reduced | None:
         whole = unit.size * sizes.wide if shards > 1 else 0
         return Reduced(whole // shards, whole, squares(unit.largest)) if unit.size else None
 
-    stays: tuple[Unit, ...] = (units.layer,)  # weights outside of slots
-    updated = stays  # on the device
+    stays: tuple[Unit, ...] = (units.layer,)  # units whose weights are not in slots
+    updated = stays  # units that are updated on the device
     if placement.streams:
         placed = [(unit, placement.of_layer(position)) for position, unit in enumerate(units.layers)]
         stays = tuple(unit for unit, at in placed if not at.weights_in_slot)
@@ -88,7 +93,7 @@ class Reductions:
         self._driven: dict[int, Reduced] = {}
         self._whole: list[
             tuple[int, Reduced, bool]
-        ] = []  # in the order in which they are complete; updated on the host
+        ] = []  # (owner, gradients, whether updated on the host), in order of completion
         for owner in range(course.num_modules)[::-1]:
             module = self._of(owner)
             if module is None:
@@ -97,7 +102,7 @@ class Reductions:
                 self._driven[owner] = module
             else:
                 self._whole.append((owner, module, course.places(owner).optimizer_on_host))
-        self._reducing: list[tuple[Block, Block]] = []  # for each in `_whole` its shards and gloo's copies
+        self._reducing: list[tuple[Block, Block]] = []  # shards and gloo's copies of each module in `_whole`
         self._pending: Block | None = None  # gloo's copies for the driven layer whose gradients are being reduced
         self._pending_owner: int | None = None
         self._pending_squares = 0
@@ -113,7 +118,7 @@ class Reductions:
     # Called before and after the operations of a layer.
 
     def before_backward(self, owner: int) -> None:
-        """If the layer needs the slot in which its own gradients are still being reduced, that must end first."""
+        """Finish the reduction of this layer's own gradients if they are still in the slot that its backward needs."""
         if owner == self._pending_owner and self._course.places(owner).gradients_in_slot:
             self._finish_pending()
 
@@ -121,11 +126,11 @@ class Reductions:
         self._finish_pending()
 
     def after_backward(self, owner: int, is_last_microbatch: bool) -> bool:
-        """Start to reduce the gradients of a driven layer, or all others that are complete.
+        """Start to reduce the gradients of a driven layer, or the complete gradients of all other modules.
 
         ZeRO-2 and 3 reduce the gradients of each microbatch, ZeRO-1 their sum; the next operation hides the messages.
-        Returns whether reductions of complete gradients have started. They start with the last weight gradient of the
-        module, beside the tail of its backward.
+        Returns whether bucket reductions have started. They start with the last weight gradient of the module, and
+        overlap with the tail of its backward.
         """
         if self._course.is_layer(owner):
             self._finish_pending()
@@ -134,7 +139,7 @@ class Reductions:
         return is_last_microbatch and self._course.overlaps and self._start_complete(owner)
 
     def finish(self) -> None:
-        """After the last operation: reduce what is left, compute the norm, and publish the updated weights."""
+        """After the last operation, reduce the remaining gradients, compute the norm, and publish the new weights."""
         ledger = self._ledger
         self._finish_pending()
         ledger.at = "reduction"
@@ -148,7 +153,7 @@ class Reductions:
         ledger.at = "weights"
         ledger.scratch(("weights to send", self._gradients.sent), ("gloo", self._gradients.gathered))
 
-    # Driven layers: those whose states are in slots or in host memory.
+    # Driven layers, whose states are in slots or in host memory.
 
     def _start_pending(self, owner: int, is_last_microbatch: bool) -> None:
         module = self._driven[owner]
@@ -158,7 +163,7 @@ class Reductions:
             self._pending = self._ledger.make("gloo", module.copies)
         if self._course.places(owner).optimizer_on_host and is_last_microbatch:
             self._pending_squares = module.squares
-        if not self._course.shards:  # there is no message that an operation could hide
+        if not self._course.shards:  # there is no message that the next operation could hide
             self._finish_pending()
 
     def _finish_pending(self) -> None:
@@ -172,8 +177,10 @@ class Reductions:
     # All other modules.
 
     def _start_complete(self, owner: int) -> bool:
-        """Start to reduce the buckets that are complete after the backward of module `owner`, in their order; whether
-        there was a message to start."""
+        """Start to reduce the buckets that are complete after the backward of module `owner`, in their order.
+
+        Returns whether a message was started.
+        """
         before = len(self._reducing)
         while len(self._reducing) < len(self._whole) and self._whole[len(self._reducing)][0] >= owner:
             module = self._whole[len(self._reducing)][1]

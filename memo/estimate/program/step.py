@@ -1,8 +1,8 @@
-"""One training step of one rank, action by action: what lives between the layers, and the peak.
+"""One training step of one rank, action by action: the tensors between layers, and the peak.
 
-How long a tensor lives follows memo.parallel.pipeline and memo.parallel.stage_messages: a variable keeps its tensor
-until it is assigned again, a message keeps its tensor until the next message on the same link, and a microbatch in
-flight keeps the input of its chunk. Stages that meet for their messages have them in buffers that last.
+Lifespans follow memo.parallel.pipeline and memo.parallel.stage_messages: a variable keeps its tensor until it is
+assigned again, a message keeps its tensor until the next message on the same link, and a microbatch in flight keeps the
+input of its chunk. Stages that meet for their messages keep them in buffers that last for the run.
 """
 
 from collections import Counter
@@ -23,13 +23,13 @@ class _Flight:
 
     entered: Block | None
     rope: Block | None
-    layers: list[tuple[int, list[Block]]]  # groups of layers from the first: their number, and what they keep
+    layers: list[tuple[int, list[Block]]]  # (number of layers, kept blocks) of each group, first layer first
     hidden: Block | None = None  # before the loss; its backward overwrites them
     loss: Block | None = None
 
 
 class Step:
-    """Walks through a step and records its requests in `ledger`, without states and rounding buffers."""
+    """A walk through a step that records its requests in `ledger`, without states and rounding buffers."""
 
     def __init__(
         self,
@@ -40,24 +40,24 @@ class Step:
         gradients: Gradients,
         gathered: Mapping[int, int],
     ) -> None:
-        """`kinds`: the passes of each kind of layers; `gathered`: as of `Gathers`."""
+        """`kinds`: the passes of each kind of layers; `gathered`: the `sizes` of `Gathers`."""
         self.ledger, self.course, self.kinds, self.ends = ledger, course, kinds, ends
         self.layers = course.layers
-        self.passes: LayerPasses = kinds[course.kinds[0]]  # for what all kinds have in common
+        self.passes: LayerPasses = kinds[course.kinds[0]]  # for facts that all kinds share
         self._holders: Counter[Block] = Counter()
         self._names: dict[str, Block | None] = {}  # variables and links of memo.parallel.pipeline
         self._posted: dict[Action, Block] = {}
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._gathered = gathered
         self._reductions = Reductions(ledger, course, gradients)
-        # Layers of one kind are alike unless some of them also request gloo's copies of their states, or, where the
-        # last gradients are reduced, have their states in other places.
+        # Layers of one kind are alike, with two exceptions: some may also request gloo's copies of their states, and
+        # some may have their states in other places, which matters when the last gradients are reduced.
         places = {*map(course.placement.of_layer, range(len(course.kinds)))} if course.placement.streams else set()
         self._alike = len({*course.kinds}) == 1 and (course.on_cuda or not any(place.in_slot for place in places))
         self._alike_at_last = self._alike and len(places) < 2
 
     def _of(self, owner: int) -> LayerPasses:
-        """Of a layer, by its number among the modules of the stage."""
+        """Return the passes of a layer, by its number among the modules of the stage."""
         return self.kinds[self.course.kind_of(owner)]
 
     def run(self) -> Ledger:
@@ -79,7 +79,7 @@ class Step:
                 self._post_receive(upcoming)
             received = self._posted.pop(action, None)
             self._name("received", received)
-            self._drop(received)  # the message no longer keeps it
+            self._drop(received)  # the message no longer keeps its tensor
             is_last_microbatch = action.microbatch == count - 1
             if action.kind == "F":
                 self._forward(action, received, self._groups(is_last_microbatch))
@@ -91,8 +91,8 @@ class Step:
     def _run_breadth_first(self) -> None:
         """Run all microbatches through one module before the next (memo.train.breadth_first).
 
-        Microbatches are alike, so the step needs most in the forward of the last one, in the backward of the first one,
-        or when the gradients of the last one are reduced. All others are walked through at once.
+        Microbatches are alike, so the peak is in the forward of the last microbatch, in the backward of the first one,
+        or where the gradients of the last one are reduced. All microbatches between are walked through at once.
         """
         ledger, groups = self.ledger, self._alike_microbatches()
         owners = range(1, self.layers + 1)
@@ -130,12 +130,12 @@ class Step:
         ledger.free(*ropes)
 
     def _alike_microbatches(self) -> list[int]:
-        """Numbers of microbatches to walk through at once."""
+        """Return groups of microbatches to walk through at once, as their sizes."""
         between = self.course.microbatches - 2
         return [1, between, 1] if between > 0 else [1] * self.course.microbatches
 
     def _layer_forward(self, owner: int, x: Block, count: int, kept: list[list[Block]]) -> Block:
-        """The output for `count` microbatches; x is freed or becomes part of what the layer keeps, added to `kept`."""
+        """Return the output for `count` microbatches; x is freed, or joins the blocks that `kept` receives."""
         self._play(self._of(owner).forward, "layer forward")
         self.ledger.at = "layer forward"
         keeps_input = self.passes.keeps_input
@@ -151,7 +151,7 @@ class Step:
         return output
 
     def _owners(self, action: Action) -> Sequence[int]:
-        """The layers of an action's chunk, in the order in which it runs them."""
+        """Return the layers of an action's chunk, in the order in which they run."""
         first = action.chunk * (self.layers + 2) + 1
         owners = range(first, first + self.layers)
         return owners if action.kind == "F" else owners[::-1]
@@ -159,11 +159,11 @@ class Step:
     # Passes.
 
     def _groups(self, is_last_microbatch: bool) -> list[int]:
-        """Numbers of layers of a chunk to walk through at once, from the first layer on.
+        """Return groups of a chunk's layers to walk through at once, as their sizes, from the first layer on.
 
-        What layers keep adds up in forward and is freed in backward, so the chunk needs most at one of its last two
-        layers. Reduced gradients add up in the backward of the last microbatch, which may so need most at the first
-        layer. All layers between are one group, unless they request something else.
+        Kept tensors add up in forward and are freed in backward, so the chunk has its peak at one of its last two
+        layers. Reduced gradients add up in the backward of the last microbatch, so its peak may be at the first layer.
+        All layers between are one group, unless their requests differ.
         """
         first = [1] if is_last_microbatch else []
         between = self.layers - len(first) - 2
@@ -181,7 +181,7 @@ class Step:
             self._play(self._of(owner).forward, "layer forward")
             ledger.at = "layer forward"
             output = x if self.passes.in_place else ledger.make("input", hidden_bytes)
-            blocks = [self._keep(owner, count, num_inputs=count - 1)]  # without that of the first, which x is
+            blocks = [self._keep(owner, count, num_inputs=count - 1)]  # x is the input of the first layer
             if x not in (received, output):
                 if self.passes.keeps_input:
                     blocks.append(x)
@@ -195,7 +195,7 @@ class Step:
         if self._virtual(action) == self.course.pp * self.course.vpp - 1:
             flight.hidden, flight.loss = x, self._loss()
         else:
-            self._send(action, x)  # backward needs the node that made it, not the tensor
+            self._send(action, x)  # backward needs the autograd node of x, not its tensor
 
     def _backward(self, action: Action, received: Block | None, *, is_last_microbatch: bool) -> None:
         ledger = self.ledger
@@ -221,7 +221,7 @@ class Step:
             self._reduce(owner, is_last_microbatch, backward)
         ledger.free(flight.rope)
         assert grad is not None
-        if flight.entered is not None and grad is received:  # autograd copies what its caller still has
+        if flight.entered is not None and grad is received:  # autograd copies a gradient that its caller still holds
             grad = ledger.make("gradient", self.passes.hidden_bytes)
         if flight.entered is None:
             self._embedding_backward(grad, of_head)
@@ -239,27 +239,29 @@ class Step:
         return self.ledger.make("input", self.passes.hidden_bytes)
 
     def _loss(self) -> Block:
-        """What the loss keeps besides the hidden states."""
+        """Return the tensors that the loss keeps besides the hidden states."""
         self._play(self.ends.loss, "loss forward")
-        kept = self.ends.loss_kept  # not this step, which has the ledger: what nobody asks any more is gone at once
+        kept = self.ends.loss_kept  # a lambda with self would form a cycle through the ledger, and delay its freeing
         return self.ledger.make_all(sum(kept.values()), lambda: kept)
 
     def _loss_backward(self, kept: Block) -> Block | None:
-        """The head's gradient if a tied embedding adds its own to it."""
+        """Return the head's gradient if a tied embedding adds its gradient to it, else None."""
         self._play(self.ends.loss_backward, "loss backward")
         self.ledger.free(kept)
         return self.ledger.make("head gradient", self.ends.of_head_bytes) if self.ends.of_head_bytes else None
 
     def _embedding_backward(self, grad: Block, of_head: Block | None) -> None:
-        """Frees both gradients, but not one that was received."""
+        """Run the embedding's backward and free both gradients, except a received one."""
         is_held = self._holders[grad] > 0
         backward = self.ends.held_embedding_backward if is_held else self.ends.embedding_backward
         self._play(backward, "embedding backward")
         self.ledger.free(None if is_held else grad, of_head)
 
     def _keep(self, owner: int, count: int, num_inputs: int = 0) -> Block:
-        """What `count` layers as this one, or microbatches of it, keep between forward and backward, with so many
-        inputs if they stay."""
+        """Return the tensors that `count` layers like this one keep between forward and backward.
+
+        `count` may also be microbatches of this layer; `num_inputs` inputs are added if inputs stay.
+        """
         passes = self._of(owner)
         of_inputs = num_inputs * passes.hidden_bytes if passes.keeps_input else 0
 
@@ -270,15 +272,15 @@ class Step:
         return self.ledger.make_all(count * passes.kept_bytes + of_inputs, parts)
 
     def _play(self, recorded: Pass, at: str) -> None:
-        """Add the worst moment of a pass; the tensors that it starts from are in the ledger already."""
+        """Add the worst moment of a pass; the tensors of its start are in the ledger already."""
         self.ledger.reach(recorded.transient_bytes, lambda: recorded.transient, at)
 
     def _reduce(self, owner: int, is_last_microbatch: bool, backward: Pass) -> None:
-        """What `Reductions` starts after the backward of a module, beside the backward's tail."""
+        """Start the reductions that follow a module's backward; they overlap with the tail of that backward."""
         if self._reductions.after_backward(owner, is_last_microbatch):
             self.ledger.reach(backward.late_bytes, lambda: backward.late)
 
-    # Messages, and what keeps a tensor alive.
+    # Messages, and the holders that keep a tensor alive.
 
     def _virtual(self, action: Action) -> int:
         return action.chunk * self.course.pp + self.course.stage
@@ -293,7 +295,10 @@ class Step:
         self._posted[action] = block
 
     def _send(self, action: Action, block: Block) -> None:
-        """There are four links: forward and backward, to the neighbour or from the last stage to the first."""
+        """Keep `block` on its link until the next message there.
+
+        There are four links: forward and backward, each to the neighbour or between the last stage and the first.
+        """
         step = 1 if action.kind == "F" else -1
         target = self._virtual(action) + step
         self._name(f"sent {action.kind} {target // self.course.pp != action.chunk}", block)

@@ -1,9 +1,9 @@
 """One layer as the executor runs it, forward and backward, tensor by tensor, without slots and keys.
 
-Layers without a swap plan (memo.executor.resident), layers whose slot holds all of them (memo.executor.layer), and
-layers that are swept along the sequence (memo.executor.sweep). Tiles are alike, so one of them is walked through. In a
-sweep it is the last one, which has most keys before it: hidden states and their gradients are overwritten where they
-lie, so a layer takes no more than this.
+There are three executors: of layers without a swap plan (memo.executor.resident), of layers whose slot holds the whole
+layer (memo.executor.layer), and of layers swept along the sequence (memo.executor.sweep). Tiles are alike, so one tile
+is walked through. In a sweep it is the last tile, which has most keys before it. A swept layer takes no more than this
+tile, because hidden states and their gradients are overwritten in place.
 """
 
 from collections.abc import Callable
@@ -30,15 +30,16 @@ from memo.spec.skeleton import moves_in_part, skeletal_tensors
 from memo.spec.slots import NEEDS_FULL_ROOM, Moved, resident, slot_dims
 
 Kept = frozenset[str]
-"""The values of which a slot holds all tiles. Others are rebuilt in some tile, whose backward needs most memory."""
+"""Values whose slot holds all tiles. Other values are rebuilt in some tile, whose backward needs most memory."""
 _Blocks = dict[str, Block]
 _NONE: Kept = frozenset()
 _Work = Callable[[Ledger, LayerSizes, Kind, Kept], list[Block]]
-"""A piece of a pass that frees nothing of its caller's; returns what it leaves, without what stays to the end."""
+"""A piece of a pass that frees no tensor of its caller. It returns the tensors that its caller frees; tensors that stay
+until the end of the pass are not returned."""
 
 
 def _shared(work: _Work) -> _Work:
-    """On GPUs, where no thread frees late, a piece is recorded once, as many passes have it in common."""
+    """Record a piece once on GPUs, because many passes share it; there no thread frees tensors late."""
 
     @lru_cache(maxsize=4096)
     def recorded(z: LayerSizes, kind: Kind, kept: Kept) -> tuple[Pass, dict[str, int], list[tuple[str, int]]]:
@@ -63,7 +64,7 @@ def _shared(work: _Work) -> _Work:
 
 
 def kept_values(config: RunConfig, moved: Moved) -> Kept:
-    """What a slot holds of all tiles when `moved` moves."""
+    """Return the values whose slot holds all tiles when `moved` moves."""
     tiles, policy = slot_dims(config).tiles, config.memory.offload_policy
 
     def moves_whole(group: str) -> bool:
@@ -75,7 +76,7 @@ def kept_values(config: RunConfig, moved: Moved) -> Kept:
 
 @dataclass(frozen=True)
 class Residents:
-    """What a layer without a swap plan fills beside its input (memo.spec.slots.Resident), in bytes."""
+    """Tensors that a layer without a swap plan fills beside its input (memo.spec.slots.Resident), in bytes."""
 
     num_bytes: tuple[tuple[str, int], ...]
     kept: Kept
@@ -89,7 +90,7 @@ def residents(config: RunConfig) -> Residents:
 
 
 def resident_forward(ledger: Ledger, z: LayerSizes, kind: Kind, of: Residents, x: Block) -> tuple[Block, _Blocks]:
-    """(output, what stays with the input)."""
+    """Return (output, tensors that stay with the input)."""
     filled = {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes}
     _before(ledger, _tile(z), kind, of.kept)
     _attend(ledger, _whole(z), kind, _NONE)
@@ -102,7 +103,7 @@ def resident_forward(ledger: Ledger, z: LayerSizes, kind: Kind, of: Residents, x
 def resident_backward(
     ledger: Ledger, z: LayerSizes, kind: Kind, of: Residents, x: Block, filled: _Blocks, grad: Block
 ) -> None:
-    """Frees all that is given."""
+    """Run the backward and free `x`, `filled` and `grad`."""
     filled = filled | {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes if name in of.dropped}
     if NEEDS_FULL_ROOM in of.dropped:
         _before(ledger, _tile(z), kind, of.kept)
@@ -118,7 +119,7 @@ def resident_backward(
 
 
 def tiled_forward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, x: Block) -> Block:
-    """Output of the layer; x is freed."""
+    """Return the output of the layer; x is freed."""
     _before(ledger, _tile(z), kind, kept)
     _attend(ledger, _whole(z), kind, _NONE)
     y = ledger.make("layer output", hidden_bytes(z, z.tokens) // z.tp)
@@ -128,7 +129,7 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, x: Bloc
 
 
 def tiled_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> None:
-    """Frees `grad`."""
+    """Run the backward and free `grad`."""
     if NEEDS_FULL_ROOM not in kept:
         _before(ledger, _tile(z), kind, kept)
     grad_residual, grad_out = _after_gradients(ledger, z, kind, kept, grad)
@@ -138,7 +139,7 @@ def tiled_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: 
 
 
 def _after_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> tuple[Block, list[Block]]:
-    """Gradients of the layer's input beside attention, and of attention's output, which tiles are gathered in."""
+    """Return the residual's gradient and the gradient of attention's output, which gathers the tiles."""
     grad_residual = ledger.make("residual gradient", grad.num_bytes)
     if z.tiles == 1:
         return grad_residual, _after_backward(ledger, _tile(z), kind, kept)
@@ -148,7 +149,7 @@ def _after_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad
 
 
 def _before_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, ends: tuple[Block, ...]) -> None:
-    """The gradient of the input, beside `ends`, which are freed."""
+    """Compute the gradient of the input while `ends` live, then free `ends`."""
     ledger.make("input gradient", ends[0].num_bytes)
     _before_backward(ledger, _tile(z), kind, kept)
     ledger.free(*ends)
@@ -181,13 +182,13 @@ def swept_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> Non
 
 
 def _last_tile(z: LayerSizes) -> tuple[LayerSizes, int]:
-    """This rank's sizes of it, and the number of tokens of all context-parallel ranks before it."""
+    """Return this rank's sizes of the last tile, and the number of tokens before it on all context-parallel ranks."""
     tokens = z.tokens // z.tiles
     return z._replace(tokens=tokens), (z.tokens - tokens) * z.ring * z.a2a
 
 
 def _positions(ledger: Ledger, z: LayerSizes) -> Block | None:
-    """RoPE's table of a section, which is made while that of the section before is still there."""
+    """Return RoPE's table of a section; it is computed while the table of the previous section still lives."""
     if not z.rope:
         return None
     section = z._replace(tokens=z.tokens // z.sections)
@@ -199,7 +200,7 @@ def _positions(ledger: Ledger, z: LayerSizes) -> Block | None:
 
 @_shared
 def _attend(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    """Attention, whose output and log-sum-exp have their places."""
+    """Run attention; its output and log-sum-exp are written into tensors that exist already."""
     heads = _attention_inputs(ledger, z, z.tokens)
     _, lse = attention_forward(ledger, z, placed=True)
     ledger.free(lse, *heads)
@@ -215,12 +216,12 @@ def _attention_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) 
 
 
 def _tile(z: LayerSizes) -> LayerSizes:
-    """The sizes of a tile, whose token-wise work does not depend on attention."""
+    """Return the sizes of a tile, for token-wise work, which does not depend on attention."""
     return _whole(z)._replace(tokens=z.tokens // z.tiles, ring=1, ring_rank=0, a2a=1, gathers_kv=False)
 
 
 def _whole(z: LayerSizes) -> LayerSizes:
-    """The sizes for attention, which takes all tiles at once."""
+    """Return the sizes for attention, which takes all tiles at once."""
     return z._replace(tiles=1, sections=0)
 
 
@@ -239,7 +240,7 @@ def _after(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]
 
 @_shared
 def _after_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    """The gradient of attention's output."""
+    """Return the gradient of attention's output."""
     walk, machine = backward(kind.after, kept, frozenset({"layer_output"})), TileLedger(ledger, z, z.tokens)
     machine.run(walk.steps)
     made = machine.live[walk.gradients["attention_out"]]
@@ -254,7 +255,7 @@ def _before_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> l
 
 
 def _attention_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, ...]:
-    """q and k of these tokens if they are normed; else the slot holds them."""
+    """Return q and k of these tokens if they have norms; otherwise the slot holds q and k, and nothing is made."""
     heads = heads_forward(ledger, z, tokens, graph=False)
     if z.rope and z.qk_norm:
         rope_in_place(ledger, z, tokens)
