@@ -17,13 +17,13 @@ from memo.checkpoint import writer
 from memo.errors import DataError
 from memo.executor.states import StateStreamer
 from memo.executor.swapper import Swapper
-from memo.parallel.data import ShardedDataParallel
+from memo.parallel.main_gradients import MainGradients
 from memo.train.entry import main
 from memo.train.trainer import Trainer
 
 PLACES: dict[str, tuple[Any, str]] = {
     "start": (Trainer, "_load"),
-    "step": (ShardedDataParallel, "finish_reduction"),
+    "step": (MainGradients, "finish_reduction"),
     "offload": (Swapper, "end"),
     "streamed states": (StateStreamer, "end"),
     "save": (writer, "write_values"),

@@ -90,7 +90,7 @@ from pathlib import Path
 
 from memo.checkpoint.directory import has_checkpoint
 from memo.checkpoint import writer
-from memo.parallel.data import ShardedDataParallel
+from memo.parallel.main_gradients import MainGradients
 from memo.train.entry import main
 
 folder = Path(sys.argv[1])
@@ -113,7 +113,7 @@ def rank_1_dies_at(moment, call, owner, name):
 
 
 if not (folder / "in a step").exists():
-    rank_1_dies_at("in a step", 3, ShardedDataParallel, "finish_reduction")
+    rank_1_dies_at("in a step", 3, MainGradients, "finish_reduction")
 elif not (folder / "in a save").exists():
     rank_1_dies_at("in a save", 20, writer, "write_values")
 raise SystemExit(main(sys.argv[2:]))

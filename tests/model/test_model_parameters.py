@@ -81,7 +81,7 @@ KINDS = {
         m.num_experts > 0,
         m.norms,
     ): name
-    for name, m in reversed(PRESETS.items())
+    for name, m in reversed(list(PRESETS.items()))
 }
 NAMES = sorted({*KINDS.values(), "llama-3.1-8b", "llama-3.1-70b", "gpt-7b", "gpt-65b", "mistral-small-24b"})
 """A preset of each kind, and some of odd sizes."""

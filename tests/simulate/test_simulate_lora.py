@@ -7,7 +7,7 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.node_share import with_lone_link
-from memo.estimate.time_errors import TimeError, time_error
+from memo.estimate.time_errors import FLASH_2, TimeError, time_error
 from memo.simulate.framework import FSDP, FSDP_OFFLOAD, Framework
 from memo.simulate.predict import predict_step
 from memo.spec.flops import model_flops_per_token
@@ -60,9 +60,9 @@ def test_attention_of_b200_under_flash_attention_2_is_foreseen_for_other_models(
     """Steps are 7 % and 20 % longer, within the error that is printed."""
     step_s, error = foreseen("b200", 8, run(8, model=model, lora_rank=16, attention_backend="flash"), FSDP)
     assert 0.05 < MIXTURES[model] / step_s - 1 < error.share < 0.27
-    assert "by FlashAttention 2 where others are quicker" in str(error)
+    assert FLASH_2 in error.evidence
     by_cudnn_s, told = foreseen("b200", 8, run(8, model=model, lora_rank=16, attention_backend="cudnn"), FSDP)
-    assert step_s > 2.5 * by_cudnn_s and "FlashAttention 2" not in str(told)
+    assert step_s > 2.5 * by_cudnn_s and FLASH_2 not in told.evidence
 
 
 def test_a_frozen_model_spares_the_products_of_weight_gradients() -> None:

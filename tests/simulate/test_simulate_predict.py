@@ -232,7 +232,8 @@ def test_a_framework_that_waits_for_its_messages_loses_their_time_in_each_microb
     here, there = (predict_step(run, 16, slow, framework=way) for way in (FSDP, MEGATRON_LM))
     assert there.step_time_s - here.step_time_s == pytest.approx(2 * 15 * 0.005, rel=0.1)
     alone = checked(16, tp=8, gbs=16, seq_length=8192)
-    assert predict_step(alone, 16, slow, framework=MEGATRON_LM) == predict_step(alone, 16, slow, framework=FSDP)
+    megatron, fsdp = (predict_step(alone, 16, slow, framework=framework) for framework in (MEGATRON_LM, FSDP))
+    assert replace(megatron, parts=fsdp.parts) == fsdp
 
 
 def test_the_order_of_ranks_decides_which_messages_leave_a_node() -> None:
