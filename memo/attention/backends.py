@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,9 +108,13 @@ def boundaries_on(cu_seqlens: tuple[int, ...], device: torch.device) -> tuple[Te
     return numbers_on(cu_seqlens, device), max(stop - start for start, stop in pairwise(cu_seqlens))
 
 
-def numbers_on(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return an int32 tensor on the device. It is copied from pinned memory, so that the host need not wait."""
-    found = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
+def numbers_on(
+    numbers: Sequence[int] | Sequence[Sequence[int]] | np.ndarray,
+    device: torch.device,
+    dtype: torch.dtype = torch.int32,
+) -> Tensor:
+    """Return whole numbers on the device. They are copied from pinned memory, so that the host need not wait."""
+    found = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
     return found.to(device, non_blocking=True)
 
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memo.attention.backends import numbers_on
 from memo.attention.blocks import Documents
 from memo.spec.delta import CHUNK, TAPS, carry_size, group_tokens
 from memo_kernels import wide_dtype
@@ -46,7 +47,7 @@ class Place(NamedTuple):
             return torch.arange(self.start, self.start + len(like), device=like.device).expand(like.shape[1], -1)
         tokens = np.arange(self.start, self.start + len(like))
         begins = [bounds[np.searchsorted(bounds, tokens, "right") - 1] for bounds in map(np.asarray, self.documents)]
-        return torch.from_numpy(tokens - np.stack(begins)).to(like.device)
+        return numbers_on(tokens - np.stack(begins), like.device, torch.int64)
 
 
 class _Parameters(NamedTuple):

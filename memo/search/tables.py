@@ -6,7 +6,6 @@ from typing import Any
 
 from memo.config.derived import layers_per_chunk
 from memo.config.model import CHOICES_OF_TRAINED, LINEAR
-from memo.estimate.hardware import Hardware
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.rank_memory import components
 from memo.estimate.time_errors import TIE_SHARE
@@ -223,14 +222,9 @@ def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
     if any(choice.sized.is_tight for choice in shown):
         lines.append(f"tight: the plan fails if CUDA and NCCL take {TIGHT_BYTES / GIB:g} GiB more than foreseen")
     found = {str(speed_error(plan.question, choice)) for choice in shown}
-    lines += [f"{each} ({sources(plan.question.hardware)})" for each in sorted(found)]
+    lines += [f"{each} (sources: memo hardware {plan.question.hardware.name})" for each in sorted(found)]
     kernels = [FORESEEN_KERNELS] if LINEAR in plan.question.base.model.types_of_layers else []
     return [*lines, str(FULL_SIZE), *kernels]
-
-
-def sources(machine: Hardware) -> str:
-    """Return the command that prints the evidence for the errors of a machine."""
-    return f"sources: memo hardware {machine.name}"
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:

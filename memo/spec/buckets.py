@@ -19,8 +19,8 @@ from operator import sub
 from typing import Any, NamedTuple
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import data_parallel_size, layers_per_chunk, num_position_embeddings
-from memo.spec.parameters import end_weights, shape_of_run
+from memo.config.derived import data_parallel_size, num_position_embeddings
+from memo.spec.parameters import end_weights
 from memo.spec.placement import spread
 from memo.spec.shapes import shape_of
 from memo.spec.stack import of_stage, stack_of
@@ -218,20 +218,6 @@ def module_buckets(weights: tuple[Weight, ...], tp: int, bucket_size: int, num_s
     """The buckets of one layer or one end, from its last parameter to its first, as gradients appear."""
     layout = [Laid(w.name, w.local_shape(tp), w.replicated, w.frozen, w.coded) for w in reversed(weights)]
     return tuple(plan_buckets(layout, bucket_size, num_shards))
-
-
-def stage_modules(config: RunConfig, stage: int) -> list[Sequence[Weight]]:
-    """Weights of each module of a stage, in order: for each chunk embedding, layers, head; empty where absent."""
-    parallel, shape = config.parallel, shape_of_run(config)
-    embedding, head = end_weights(shape, parallel.pp, stage)
-    kinds = of_stage(stack_of(config.model), parallel.pp, parallel.vpp, stage)
-    layers, each = [shape_of(kind, "", 0).layer_weights for kind in kinds], layers_per_chunk(config)
-    modules: list[Sequence[Weight]] = []
-    for chunk in range(parallel.vpp):
-        first, last = chunk == 0, chunk == parallel.vpp - 1
-        of_chunk = layers[chunk * each : (chunk + 1) * each]
-        modules += [embedding if first else (), *of_chunk, head if last else ()]
-    return modules
 
 
 def _unit(buckets: Sequence[BucketPlan]) -> Unit:

@@ -50,8 +50,10 @@ def recomputing_layers(model: ModelConfig, chunks: int, in_each: int) -> frozens
 
 def layers_with_attention_again(config: RunConfig) -> frozenset[int]:
     """The layers of a run that recompute attention (--recompute-attention-layers)."""
-    chunks = config.parallel.pp * config.parallel.vpp
-    return recomputing_layers(config.model, chunks, config.memory.recompute_attention_layers)
+    in_each = config.memory.recompute_attention_layers
+    return (
+        recomputing_layers(config.model, config.parallel.pp * config.parallel.vpp, in_each) if in_each else frozenset()
+    )
 
 
 def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:

@@ -15,7 +15,7 @@ from memo.estimate.program.memory import Program, program_memory
 from memo.estimate.rank_memory import rank_memory
 from memo.estimate.state_memory import StateBytes, checkpoint_bytes, state_bytes
 from memo.search.estimating import answer
-from memo.spec.buckets import module_buckets, rank_units, stage_modules
+from memo.spec.buckets import rank_units
 from memo.spec.parameters import count_parameters
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import shape_of
@@ -120,17 +120,6 @@ def test_checkpoints_and_estimates_follow_the_moments() -> None:
         assert checkpoint_bytes(config, 8) == each * count_parameters(config)
         optimizer = answer(read_case({**asked, **dtypes}, "a test")).parts["optimizer"]
         assert optimizer == pytest.approx(each * 8.03e9 / 8, rel=1e-3)
-
-
-def test_buckets_close_at_the_end_of_each_module() -> None:
-    """However much room is left: of six layers, an embedding and a head, each has its own, the last module first."""
-    config = run(num_layers=6, ddp_bucket_size=1 << 40, untie_embeddings_and_output_weights=True)
-    modules, layer = stage_modules(config, 0), shape_of(config.model, "", 0).layer_weights
-    plans = [module_buckets(tuple(weights), 1, 1 << 40, 1) for weights in reversed(modules)]
-    assert [len(of_module) for of_module in plans] == [2, 2, 2, 2, 2, 2, 2, 1]
-    names = [[slot.name for slot in plan.ranges] for plan in plans[4]]
-    whole = [weight.name for weight in reversed(layer) if weight.split == "whole"]
-    assert sorted(names) == sorted([whole, [weight.name for weight in reversed(layer) if weight.split != "whole"]])
 
 
 @pytest.mark.parametrize("shares", [{}, {"offload_states": "optimizer"}, {"offload_states": "all"}])

@@ -104,6 +104,25 @@ def _finish_reduction(config: RunConfig, world_size: int) -> list[tuple[str, str
     return messages.seen
 
 
+def _names_of_buckets(config: RunConfig) -> list[list[list[str]]]:
+    model, _ = make(config, 1)
+    return [
+        [[span.name for span in bucket.plan.ranges] for bucket in unit.trained] for unit in model.data_parallel.units
+    ]
+
+
+def test_buckets_close_at_the_end_of_each_module() -> None:
+    """However much room is left: an embedding, six layers and a head each have their own, the last module first."""
+    untied: dict[str, Any] = {"untie_embeddings_and_output_weights": True}
+    config = tiny("llama-tiny", num_layers=6, ddp_bucket_size=1 << 40, **untied)
+    (units,) = run_ranks(1, _names_of_buckets, config)
+    modules = [
+        {".".join(name.split(".")[:3]) for bucket in unit for name in bucket if ".layers." in name} for unit in units
+    ]
+    assert [sorted(each) for each in modules] == [[], *([f"0.layers.{layer}"] for layer in range(6)[::-1]), []]
+    assert [len(unit) for unit in units[1:-1]] == [2] * 6  # norms, which all tp ranks hold, are apart
+
+
 def test_gradients_that_all_tp_ranks_hold_are_summed_in_one_message() -> None:
     """Norms and late biases of all layers."""
     config = tiny("gpt2-tiny", tp=2, num_layers=4)

@@ -43,7 +43,7 @@ class Course(NamedTuple):
         """Number of layers of a chunk."""
         return len(self.kinds) // self.vpp
 
-    # Modules are numbered as in memo.spec.buckets.stage_modules: embedding, layers and head of each chunk.
+    # Modules of a stage are numbered in order: of each chunk the embedding, the layers and the head.
 
     @property
     def num_modules(self) -> int:

@@ -86,7 +86,7 @@ def gradients_of(
 
 
 class Reductions:
-    """The reductions of one step; modules are numbered as in memo.spec.buckets.stage_modules."""
+    """The reductions of one step; modules are numbered as memo.estimate.program.course does."""
 
     def __init__(self, ledger: Ledger, course: Course, gradients: Gradients) -> None:
         self._ledger, self._course, self._gradients = ledger, course, gradients
