@@ -92,9 +92,10 @@ def test_what_is_told_is_what_the_run_takes(flow: str, tmp_path: Path, capsys: p
     expected = json.loads(done.stdout.splitlines()[-1])
     steady = found["steady"]
     assert steady["allocated_bytes"] == expected["allocated_bytes"] > 8 * MIB
-    # Measuring a layer, which a rehearsal does not, leaves up to one more of the blocks of 20 MiB that torch takes for
-    # tensors of 1 to 10 MiB.
-    assert steady["reserved_bytes"] == pytest.approx(expected["reserved_bytes"], abs=20 * MIB)
+    # A rehearsal does not measure a layer. Measuring leaves up to one more of the blocks of 20 MiB that torch takes for
+    # tensors of 1 to 10 MiB, and, by the time at which Python collects garbage (3 runs of 32, none with it disabled),
+    # one more of the blocks of 2 MiB for smaller tensors.
+    assert steady["reserved_bytes"] == pytest.approx(expected["reserved_bytes"], abs=(20 + 2) * MIB)
     assert steady["reserved_bytes"] >= steady["allocated_bytes"]
     assert expected["pinned_bytes"] == steady["pinned_bytes"]
     assert steady["times"]["step_time_s"] == pytest.approx(expected["step_time_s"], rel=1e-3)
