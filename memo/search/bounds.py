@@ -83,6 +83,7 @@ class Bounds:
     def layer(self, layout: Layout, strategy: Strategy) -> LayerCost:
         """Return the cost of one layer for one microbatch."""
         kind = "swap" if strategy.swaps else strategy.recompute
+        again = strategy.recompute_attention_layers
         key = (
             layout.tp,
             layout.cp,
@@ -90,7 +91,7 @@ class Bounds:
             layout.mbs,
             kind,
             strategy.tiles,
-            (strategy.recompute_attention_layers, layout.pp * layout.vpp),  # which layers recompute attention
+            (again, layout.pp * layout.vpp if again else 0),  # which layers recompute attention
             strategy.hidden_on_host,
         )
         if key not in self._layers:
