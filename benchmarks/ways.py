@@ -113,7 +113,7 @@ def _all_saved_tensors_away(trainer: Trainer, copies: HostCopies) -> Context:
 
 _PLAIN = {"offload_alpha": "off"}
 _FULL = {**_PLAIN, "recompute_granularity": "full"}
-_PLANNED = {"memory_planner": "auto"}
+_PLANNED = {"memory_planner": "auto", "memory_planner_from": "rehearsal"}
 ON_TILES = {"offload_alpha": 0.0}
 """Flags of ways with a `start`, which decides itself which tensors move."""
 

@@ -47,7 +47,7 @@ def check_memory(config: RunConfig) -> None:
     # The default planner depends on the device: it is checked once that is known.
     if (memory.memory_planner or device != "auto") and resolved_memory_planner(config, device) == "off":
         off = "--memory-planner is off (the default on a CPU)"
-        _refuse_unread(config, off, "--memory-planner auto", "memory_planner_min_bytes")
+        _refuse_unread(config, off, "--memory-planner auto", "memory_planner_min_bytes", "memory_planner_from")
     if memory.swaps:
         _check_tiles(config)
     elif not memory.offloads_states and not config.parallel.shards_gradients:

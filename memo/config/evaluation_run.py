@@ -40,6 +40,7 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
             config.memory,
             memory_planner="off",
             memory_planner_min_bytes=MemoryConfig.memory_planner_min_bytes,
+            memory_planner_from=MemoryConfig.memory_planner_from,
         ),
         data=replace(read, reference_log_probs=None),
         training=replace(

@@ -12,6 +12,7 @@ OffloadGranularity = Literal["layer", "tile", "auto"]
 OffloadBackend = Literal["auto", "cuda", "virtual", "threads"]
 RecomputeGranularity = Literal["none", "full", "selective"]
 MemoryPlanner = Literal["off", "auto", "paper", "flat"]
+MemoryPlannerFrom = Literal["training", "rehearsal"]
 OffloadStates = Literal["auto", "none", "optimizer", "all"]
 
 _SWAPPED = ReadWith("offload_alpha", but=("off",), use="--offload-alpha auto")
@@ -96,13 +97,17 @@ class MemoryConfig:
     recompute_granularity: RecomputeGranularity = "none"
     """As in Megatron-LM: full keeps only the input of each layer, selective recomputes attention alone."""
     memory_planner: MemoryPlanner | None = None
-    """Serve the allocations of a step from addresses planned before training, so that memory does not fragment; needs a
-    C++ compiler on first use. paper: plan in two levels, layer by layer; flat: plan all requests at once; auto: the
+    """Serve the allocations of a step from planned addresses, so that memory does not fragment; needs a C++ compiler on
+    first use. paper: plan in two levels, layer by layer; flat: plan all requests at once; auto: the
     better of the two plans; off: torch's allocator. Default: auto on CUDA, else off. Where the CUDA part cannot be
     built, torch's allocator serves all requests. On CUDA torch's allocator has expandable_segments, unless
     PYTORCH_ALLOC_CONF says otherwise or off is given."""
     memory_planner_min_bytes: Annotated[PositiveInt, BYTES] = 1 << 20
     """Smaller requests are left to torch's allocator."""
+    memory_planner_from: MemoryPlannerFrom = "training"
+    """The steps whose allocations are recorded for the plan. training: the second step of training, or the second and
+    third on a CPU; the plan serves the steps after them, and no time is lost. rehearsal: two to four steps before the
+    first, which change nothing; the plan is known before training."""
 
     @property
     def plans(self) -> bool:

@@ -8,11 +8,15 @@
 All these requests are scratch: the results of attention are allocated before (memo.parallel.context). The block holds
 the scratch of the most demanding packing that was recorded, served as csrc/core/planned_core.h serves it. It is planned
 like any request: other phases use its memory.
+
+A layer calls attention several times in a microbatch, as often and in the same order in every microbatch. The same call
+gets a block of one size in all microbatches, so a packing may be recorded in one of them alone.
 """
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 
 from memo.artifacts.memory_trace import ATTENTION, Event, Free, Malloc, Phase, Trace, requests
 from memo.errors import TraceError
@@ -23,32 +27,51 @@ _MARGIN = 1000
 (memo.attention.blocks), so a block is larger by this part."""
 
 
-def with_blocks(traces: Sequence[Trace], min_bytes: int, alignment_bytes: int) -> list[Trace]:
+_Call = tuple[int, int]
+"""A call of attention: the layer, and its number among the calls of the layer in a microbatch."""
+
+
+def with_blocks(
+    traces: Sequence[Trace], min_bytes: int, alignment_bytes: int, parts: Sequence[Trace] = ()
+) -> list[Trace]:
     """The traces, whose phases ATTENTION request nothing but one block each, of the same size in all traces.
 
-    The traces are of one iteration under several packings, as recorded. The native allocator serves requests of
-    attention below `min_bytes`. Raises TraceError as `check_trace`, and for numbers of phases that differ.
+    The traces are of one iteration, as recorded under the same packing or under several. `parts` are of single
+    microbatches under further packings; only their attention counts. The native allocator serves requests of attention
+    below `min_bytes`. Raises TraceError as `check_trace`, and for numbers of phases that differ.
     """
     if len({len(trace.phases) for trace in traces}) > 1:
         numbers = ", ".join(str(len(trace.phases)) for trace in traces)
         raise TraceError(f"iterations of other packings have {numbers} phases: what runs depends on the data")
-    needs = [
-        [_needed_bytes(phase, min_bytes, alignment_bytes) if phase.kind == ATTENTION else 0 for phase in trace.phases]
-        for trace in traces
-    ]
-    block_bytes = [max(min_bytes, most + most // _MARGIN) for most in map(max, zip(*needs, strict=True))]
+    most: defaultdict[_Call, int] = defaultdict(int)
+    for trace in chain(traces, parts):
+        for phase, call in zip(trace.phases, _calls(trace), strict=True):
+            if call is not None:
+                most[call] = max(most[call], _needed_bytes(phase, min_bytes, alignment_bytes))
+    block_bytes = {call: max(min_bytes, needed + needed // _MARGIN) for call, needed in most.items()}
     return [_with_blocks(trace, block_bytes) for trace in traces]
 
 
-def _with_blocks(trace: Trace, block_bytes: Sequence[int]) -> Trace:
+def _calls(trace: Trace) -> Iterator[_Call | None]:
+    """For each phase of a trace, the call of attention that it is; None: it is none."""
+    seen = Counter[tuple[int, int]]()
+    for phase in trace.phases:
+        if phase.kind != ATTENTION:
+            yield None
+        else:
+            yield phase.layer, seen[phase.layer, phase.microbatch]
+            seen[phase.layer, phase.microbatch] += 1
+
+
+def _with_blocks(trace: Trace, block_bytes: Mapping[_Call, int]) -> Trace:
     made = requests(trace)
     ids = count(1 + max(request.id for request in made))
     scratch = {request.id for request in made if trace.phases[request.phase].kind == ATTENTION}
     phases = []
-    for phase, num_bytes in zip(trace.phases, block_bytes, strict=True):
+    for phase, call in zip(trace.phases, _calls(trace), strict=True):
         events: list[Event] = [event for event in phase.events if event.id not in scratch]
-        if phase.kind == ATTENTION:
-            block = Malloc(next(ids), num_bytes)
+        if call is not None:
+            block = Malloc(next(ids), block_bytes[call])
             events = [block, Free(block.id), *events]
         phases.append(replace(phase, events=tuple(events)))
     return replace(trace, phases=tuple(phases))

@@ -108,7 +108,10 @@ class Rehearsal:
 
     def _run_steps(self, trainer: Trainer) -> None:
         gpu = EmulatedGpu()
-        self._step(trainer)
+        transients = trainer.parts.transients
+        while transients is not None and transients.is_learning:
+            self._step(trainer)
+        self._step(trainer)  # torch's allocator has given its cached memory back for the plan's
         gpu.clear()
         torch.cuda.reset_peak_memory_stats(self.device)
         num_retries = torch.cuda.memory_stats(self.device)["num_alloc_retries"]

@@ -34,7 +34,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Steady:
-    """Measurements of the steps after the first.
+    """Measurements of the steps after the first ones, in which memory is allocated for good and planned.
 
     Attributes:
         allocated_bytes, reserved_bytes: peaks of device memory, from torch.cuda.memory_stats.

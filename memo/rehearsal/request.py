@@ -17,7 +17,8 @@ from memo.estimate.unseen_memory import CONTEXT
 from memo.units import GIB
 
 STEADY_STEPS = 2
-"""Steps that are measured, after a first step in which libraries and the optimizer allocate memory that they keep."""
+"""Steps that are measured, after a first step in which libraries and the optimizer allocate memory that they keep, and
+after those from which memory is planned and the first that is served as planned."""
 
 MOST_MINUTES = 10_000.0
 """Time-out of messages: a step on the emulated GPU may take many minutes, and no other rank can be lost."""

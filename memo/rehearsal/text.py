@@ -73,7 +73,8 @@ def _rank(run: Run, found: Rehearsed) -> list[str]:
     alike = ", as all others" if run.gpus > 1 else ""
     if stages > 1:
         alike = f", as all of pipeline stage {found.stage} of 0 to {stages - 1}"
-    lines = [f"rank {found.rank}{alike}: {1 + STEADY_STEPS} steps on the emulated GPU, in {found.took_s:.0f} s here"]
+    num_steps = STEADY_STEPS + (1 if found.planned is None else 3)
+    lines = [f"rank {found.rank}{alike}: {num_steps} steps on the emulated GPU, in {found.took_s:.0f} s here"]
     if found.steady is not None:
         lines += [_row(name, value) for name, value in _steady(run, found, found.steady)]
     lines += [_row(name, value) for name, value in _plans(run, found)]
@@ -111,7 +112,7 @@ def _steady(run: Run, found: Rehearsed, steady: Steady) -> Iterator[tuple[str, s
     yield "host, pinned", f"{pinned}, of {format_bytes(found.host_bytes)} that are this rank's"
     retries = f"; {steady.num_alloc_retries} times nothing was free and all that lay unused was given back"
     retries = retries if steady.num_alloc_retries else ""
-    yield "device mallocs", f"{steady.num_device_mallocs} in {STEADY_STEPS} steps after the first{retries}"
+    yield "device mallocs", f"{steady.num_device_mallocs} in the last {STEADY_STEPS} steps{retries}"
     yield from _waits(steady)
 
 

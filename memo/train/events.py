@@ -1,7 +1,8 @@
 """The events that the training loop announces, and who listens; nothing else in the loop prints or writes a log.
 
     event                      the loop says                  who listens
-    a step was taken           stepped(record)                console, log, trackers; the history; callbacks
+    a step was taken           stepped(record)                console, log, trackers; the history; callbacks; after
+                                                              the first steps the plan of memory is told
     losses on held-out data    evaluated(iteration, found)    console, log, trackers; the history
     a checkpoint               saved(iteration, path)         the last line of the run
     no more steps              `with` ends                    console, log, trackers close
@@ -11,13 +12,14 @@ The time and memory of a step are watched inside it: memo.train.oom, memo.train.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import methodcaller
 from pathlib import Path
 from typing import Protocol
 
-from memo.artifacts.run_log import RunHeader, StepRecord, default_log
+from memo.artifacts.run_log import RunHeader, StepRecord, default_log, header_path
 from memo.errors import tell
 from memo.train.console import Console, describe_end, say
 from memo.train.ending import stopped
@@ -25,6 +27,7 @@ from memo.train.evaluation import Evaluated, loss_of
 from memo.train.history import History
 from memo.train.metrics import JsonLines, TensorBoard, WandB
 from memo.train.parallel_model import ParallelModel
+from memo.train.planned_memory import Transients
 
 Callback = Callable[[StepRecord], None]
 
@@ -53,6 +56,7 @@ class Events:
         self.saved_at: int | None = None
         self._saved: Path | None = None
         self._sinks: list[Sink] = []
+        self._tell_plan: Callable[[], None] | None = None
         self._warned: set[str] = set()
 
     def open_log(self, header: Callable[[], RunHeader] | None = None) -> None:
@@ -71,6 +75,8 @@ class Events:
         """
         config, logging = self._parts.config, self._parts.config.logging
         self.open_log(header)
+        if self._parts.transients is not None and self._parts.transients.is_learning:
+            self._tell_plan = functools.partial(self._planned, self._parts.transients, header)
         self._sinks.append(Console(config, done))
         if (folder := logging.tensorboard_dir) is not None:
             self._open(f"--tensorboard-dir {folder}", lambda name: TensorBoard(name, folder))
@@ -80,9 +86,22 @@ class Events:
     def stepped(self, record: StepRecord) -> None:
         """A step of train() has been taken. Raises what callbacks raise."""
         self._tell(methodcaller("stepped", record))
+        if self._tell_plan is not None:
+            self._tell_plan()
         self.history.add(record)
         for callback in self._callbacks:
             callback(record)
+
+    def _planned(self, transients: Transients, header: Callable[[], RunHeader]) -> None:
+        """Tell the plan of memory once it is made from the first steps; the header of the log gets it too."""
+        if transients.is_learning:
+            return
+        self._tell_plan = None
+        say(f"memory of a step: {transients.headline()}")
+        config = self._parts.config
+        if (log := default_log(config.checkpoint.save, config.logging.log_jsonl)) is not None:
+            with self._going_on(f"the log {log}"):
+                header().save(header_path(log))
 
     def evaluated(self, iteration: int, found: Mapping[str, Evaluated], at_end: bool = False) -> None:
         """Evaluations by the name of their set, which may be ""; the history keeps the first set, except `at_end`."""

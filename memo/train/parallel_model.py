@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -64,8 +64,7 @@ class ParallelModel:
         `agreement` shares the loss and requests among the ranks, with the same wait as the gradient norm. Returns
         (this rank's share of the loss, gradient norm before clipping, whether the weights were updated).
         """
-        iteration = nullcontext() if self.transients is None else self.transients.iteration()
-        with iteration, self.optimizer.updating(lr) as update:
+        with self._iteration(), self.optimizer.updating(lr) as update:
             loss_sum = self.forward_backward(batches, update)
             self._begin_phase("optimizer")
             with self.mesh.watch.work("optimizer"):
@@ -81,28 +80,44 @@ class ParallelModel:
 
         `update`: updates layers with states in host memory during backward.
         """
-        if self.states is not None:
-            self.states.next_step(update)
-        tied = tied_weight(self.chunks[0])
-        is_breadth_first = self.config.parallel.gradient_accumulation_order == "breadth_first"
-        adds_twice = tied is not None and (is_breadth_first or own_sum(tied) is not None)
-        self.data_parallel.main_gradients.begin_step(len(batches), tied if adds_twice else None)
-        if self.swap is not None:
-            self.swap.next_step()
-        if self.router_losses is not None:
-            self.router_losses.begin_step()
-        if is_breadth_first:
+        self._begin_step(batches, update)
+        if self._is_breadth_first:
             (chunk,) = self.chunks
             loss_sum = run_breadth_first(chunk, batches, self._begin_microbatch)
         else:
-            enter = None if self.transients is None else self.transients.phases.enter
-            loss_sum = self._run(one_f_one_b(self.pipeline, self.mesh.at.pp), batches, enter)
+            loss_sum = self._run(one_f_one_b(self.pipeline, self.mesh.at.pp), batches, self._enter)
         self._begin_phase("reduction")
         with self.mesh.watch.work("reduction"):
             if self.router_losses is not None:
                 self.router_losses.finish_step(self.mesh.world, self.mesh.at.tp)
             self.data_parallel.main_gradients.finish_reduction(self.states)
         return loss_sum
+
+    def rehearse_attention(self, batches: list[Microbatch]) -> None:
+        """Make the requests for memory that attention makes in a step on `batches`; call it in `rehearsing`.
+
+        All microbatches make the same ones, so only the first runs, and the step is dropped as after an exception. With
+        several stages or breadth first, microbatches do not run one after the other, and the whole step runs.
+        """
+        if self.pipeline.stages > 1 or self._is_breadth_first or len(batches) == 1:
+            self.train_step(batches, lr=0.0)
+            return
+        with self._iteration(), self.optimizer.updating(0.0) as update:
+            self._begin_step(batches, update)
+            forward_and_backward = one_f_one_b(self.pipeline, self.mesh.at.pp)[:2]
+            self._run(forward_and_backward, batches, self._enter)
+        self._begin_step(batches, None)  # waits for everything that the dropped step has left running
+
+    def _begin_step(self, batches: list[Microbatch], update: Update | None) -> None:
+        if self.states is not None:
+            self.states.next_step(update)
+        tied = tied_weight(self.chunks[0])
+        adds_twice = tied is not None and (self._is_breadth_first or own_sum(tied) is not None)
+        self.data_parallel.main_gradients.begin_step(len(batches), tied if adds_twice else None)
+        if self.swap is not None:
+            self.swap.next_step()
+        if self.router_losses is not None:
+            self.router_losses.begin_step()
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -147,6 +162,17 @@ class ParallelModel:
     def sum_over_ranks(self, share: Tensor) -> Tensor:
         """The sum over all ranks of the results of `read`; tp ranks have equal results, so only the first counts."""
         return all_reduce(share * (self.mesh.at.tp == 0), self.mesh.world)
+
+    @property
+    def _is_breadth_first(self) -> bool:
+        return self.config.parallel.gradient_accumulation_order == "breadth_first"
+
+    @property
+    def _enter(self) -> Enter | None:
+        return None if self.transients is None else self.transients.phases.enter
+
+    def _iteration(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.transients is None else self.transients.iteration()
 
     def _begin_phase(self, kind: str) -> None:
         if self.transients is not None:

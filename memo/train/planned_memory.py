@@ -1,10 +1,16 @@
-"""Gives the transient memory of a step fixed addresses: records an iteration, makes a plan, and obeys it."""
+"""Gives the transient memory of a step fixed addresses: records an iteration, makes a plan, and obeys it.
+
+    --memory-planner-from training     step 1, step 2 recorded, attention of other packings, plan, step 3 as planned
+    --memory-planner-from rehearsal    steps that change nothing, plan, step 1 as planned
+
+Libraries and the optimizer allocate memory that they keep in the first step, so it is not recorded.
+"""
 
 import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,15 +71,19 @@ def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, An
     return {**sections, **lengths, "world_size": world_size, "stage": stage}
 
 
-def batches_to_record(config: RunConfig, batches: list[Microbatch], on_cuda: bool) -> list[list[Microbatch]]:
-    """The global batches whose steps are recorded: this batch, or if documents may be packed, its most demanding
-    packings.
+def num_recordings(on_cuda: bool) -> int:
+    """The number of alike steps to record.
 
-    On a CPU the batch is recorded twice, and the smaller trace is kept: autograd adds in place only to tensors that no
-    thread of gloo holds at that moment.
+    On a CPU the smaller of two traces is kept: autograd adds in place only to tensors that no thread of gloo holds at
+    that moment.
     """
+    return 1 if on_cuda else 2
+
+
+def demanding_batches(config: RunConfig, batches: list[Microbatch]) -> list[list[Microbatch]]:
+    """The global batch in its most demanding packings; none if documents are not packed."""
     if not config.data.may_pack:
-        return [batches] if on_cuda else [batches, batches]
+        return []
     tiles = resolved_offload_tiles(config) if config.memory.sweeps else 1
     call_tokens = config.data.seq_length // (ring_size(config) * tiles)
     packings = demanding_packings(config.data.seq_length, config.training.micro_batch_size, call_tokens)
@@ -100,6 +110,10 @@ class Transients:
         self.planned: PlannedMemory | None = None
         self.reason = ""
         self.allocator: PlannedAllocator | None = None
+        self._run: dict[str, Any] = {}
+        self._num_to_record = 0
+        self._is_warm = False
+        self._traces: list[Trace] = []
         try:
             self.allocator = PlannedAllocator.install("cuda" if device_type == "cuda" else "cpu")
         except AllocatorError as error:
@@ -108,7 +122,61 @@ class Transients:
 
     def iteration(self) -> contextlib.AbstractContextManager[None]:
         """A context around one step: forwards, backwards, reduction and optimizer."""
-        return contextlib.nullcontext() if self.allocator is None else self.allocator.iteration()
+        if self.allocator is None:
+            return contextlib.nullcontext()
+        if self.is_learning and self._is_warm:
+            return self._recorded_iteration(self.allocator)
+        return self.allocator.iteration()
+
+    @contextlib.contextmanager
+    def _recorded_iteration(self, allocator: PlannedAllocator) -> Iterator[None]:
+        try:
+            with allocator.record(self._run) as recording, allocator.iteration():
+                yield
+        except TraceError as error:  # the step itself is complete
+            self.reason = str(error)
+        else:
+            self._traces.append(recording.trace)
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether steps of training are still to be recorded for a plan."""
+        return self._num_to_record > 0
+
+    def learn(self, run: dict[str, Any]) -> None:
+        """Record steps of training, after a first one that updates the weights; `run` describes the run."""
+        self._run, self._num_to_record = run, num_recordings(self.on_cuda)
+        self.reason = self.reason or "training ended before a step was recorded and planned"
+
+    def stepped(self, updated: bool) -> bool:
+        """Take note of a complete step of training, and whether it has updated the weights.
+
+        Returns whether the plan is due: call `plan_learned` then. The answer is the same on all ranks, also on those
+        that have no allocator.
+        """
+        if not self.is_learning:
+            return False
+        if self._is_warm:
+            self._num_to_record -= 1
+            return not self.is_learning
+        self._is_warm = updated
+        return False
+
+    def plan_learned(self, rehearsals: Sequence[Callable[[], object]]) -> None:
+        """Make a plan from the recorded steps, and serve all later iterations from it.
+
+        `rehearsals` make attention's requests for further packings (memo.train.parallel_model). Collective.
+        """
+        if self.allocator is None:  # the other ranks may have an allocator, and communicate
+            for run_rehearsal in rehearsals:
+                run_rehearsal()
+            return
+        parts = [self._recorded(self.allocator, run_rehearsal, self._run) for run_rehearsal in rehearsals]
+        traces, self._traces = self._traces, []
+        if traces:
+            self.reason = ""
+            self._make(self.allocator, traces, parts)
+            self._obey(self.allocator)
 
     def managed_memory(self, oversubscribe: bool) -> contextlib.AbstractContextManager[None]:
         """A context around iterations that may exceed the device's memory; see PlannedAllocator.managed_memory."""
@@ -117,12 +185,16 @@ class Transients:
     def plan(self, iterations: Sequence[Callable[[], object]], run: dict[str, object]) -> None:
         """Make a plan with `foresee`, and serve all later iterations from it."""
         self.foresee(iterations, run)
-        if self.planned is None or self.allocator is None:
+        if self.allocator is not None:
+            self._obey(self.allocator)
+
+    def _obey(self, allocator: PlannedAllocator) -> None:
+        if self.planned is None:
             return
-        if self.allocator.device == "cuda":
+        if allocator.device == "cuda":
             torch.cuda.empty_cache()  # free the unused memory of the recording before the arena is allocated
         try:
-            self.allocator.use(self.planned.plan)
+            allocator.use(self.planned.plan)
         except PlanError as error:
             self.planned, self.reason = None, str(error)
 
@@ -138,11 +210,15 @@ class Transients:
                 run_iteration()
             return
         traces = [self._recorded(self.allocator, run_iteration, run) for run_iteration in iterations]
-        min_bytes, alignment_bytes = self.config.memory_planner_min_bytes, ALIGNMENT_BYTES[self.allocator.device]
+        self._make(self.allocator, traces)
+
+    def _make(self, allocator: PlannedAllocator, traces: Sequence[Trace], parts: Sequence[Trace] = ()) -> None:
+        """Make a plan from traces of whole steps, and traces of parts that show what attention requests."""
+        min_bytes, alignment_bytes = self.config.memory_planner_min_bytes, ALIGNMENT_BYTES[allocator.device]
         planner = self.config.memory_planner
         assert planner is not None and planner != "off"
         try:
-            trace = self._agreed(with_blocks(traces, min_bytes, alignment_bytes))
+            trace = self._agreed(with_blocks(traces, min_bytes, alignment_bytes, parts))
             plan = solve_trace(trace, planner, min_bytes, alignment_bytes).plan
             self.planned = PlannedMemory(plan, trace)
         except (TraceError, PlanError) as error:
@@ -175,6 +251,8 @@ class Transients:
         return self._told(plan_headline, "; ")
 
     def _told(self, tell: Callable[[MemoryPlan, Trace], str], between: str) -> str:
+        if self.is_learning:
+            return "torch's own allocator serves the first steps; a plan is made from them, for the steps after"
         if self.planned is None:
             segments = _segments() if self.on_cuda else ""
             return f"not planned, torch's own allocator serves it{segments}: {self.reason}"

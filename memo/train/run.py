@@ -17,6 +17,7 @@ from memo.data import PreferencePairs
 from memo.data.pairs_of_run import check_learned
 from memo.errors import ClosedError
 from memo.mesh import Mesh, World, init_distributed, local_device
+from memo.model.transformer import Microbatch
 from memo.train.agreement import Agreement, on_any_rank
 from memo.train.build import build, build_mesh
 from memo.train.console import say
@@ -29,7 +30,7 @@ from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.parallel_model import ParallelModel
 from memo.train.persistence import Persistence, own_directory
-from memo.train.planned_memory import batches_to_record, describe_run
+from memo.train.planned_memory import demanding_batches, describe_run, num_recordings
 from memo.train.preference import PreferenceSteps
 from memo.train.same_flags import check_same_flags
 from memo.train.setup import Prepared
@@ -102,16 +103,30 @@ class Run:
         self._plan_transients()
 
     def _plan_transients(self) -> None:
-        """Record and plan the memory requests of the next step; nothing is updated, and no sample is consumed."""
+        """Plan the memory requests of steps, from steps of training that are still to come or from rehearsed ones.
+
+        In a rehearsal nothing is updated, and no sample is consumed.
+        """
         parts, transients = self.parts, self.parts.transients
         if transients is None or not on_any_rank(transients.allocator is not None, parts.mesh, parts.device):
             return  # no rank has an allocator to plan for
-        steps = [
-            functools.partial(parts.train_step, batches, 0.0, self._still_open.agreement)
-            for batches in batches_to_record(self.config, self.feed.peek(), transients.on_cuda)
-        ]
+        run = describe_run(self.config, parts.mesh.grid.world_size, parts.mesh.at.pp)
+        if self.config.memory.memory_planner_from == "training":
+            transients.learn(run)
+            return
+        batches = self.feed.peek()
+        recorded = demanding_batches(self.config, batches) or [batches] * num_recordings(transients.on_cuda)
+        steps = [functools.partial(parts.train_step, each, 0.0, self._still_open.agreement) for each in recorded]
         with parts.rehearsing(), explained(parts, self._meter, self.iteration + 1):
-            transients.plan(steps, describe_run(self.config, parts.mesh.grid.world_size, parts.mesh.at.pp))
+            transients.plan(steps, run)
+
+    def _plan_learned_transients(self, batches: list[Microbatch]) -> None:
+        """Plan the memory requests of steps from those of the last one, which trained on `batches`."""
+        parts = self.parts
+        assert parts.transients is not None
+        packed = demanding_batches(self.config, batches)
+        with parts.rehearsing(), explained(parts, self._meter, self.iteration + 1):
+            parts.transients.plan_learned([functools.partial(parts.rehearse_attention, each) for each in packed])
 
     def _draw(self, iteration: int) -> Drawn:
         """Draw this rank's microbatches of the next step, from texts or (--preference) from pairs."""
@@ -145,6 +160,9 @@ class Run:
             opened.persistence.finish()
         opened.watchdog.complete(iteration)
         step_time_s = time.perf_counter() - start_s
+        is_last = iteration >= self.config.training.train_iters
+        if parts.transients is not None and parts.transients.stepped(updated) and not is_last:
+            self._plan_learned_transients(batches)
         return StepRecord(
             iteration=iteration,
             consumed_samples=state.consumed_samples,

@@ -173,7 +173,7 @@ def test_lines_for_people(stage: Stage, capsys: pytest.CaptureFixture[str]) -> N
     assert rows["device, allocated"].startswith("40.00 GiB, foreseen ")
     assert rows["device, reserved"] == "44.00 GiB of 76.84 GiB"
     assert rows["host, pinned"].endswith(", of 256.00 GiB that are this rank's")
-    assert rows["device mallocs"] == "0 in 2 steps after the first"
+    assert rows["device mallocs"] == "0 in the last 2 steps"
     assert rows["host waits"] == "1 in a step"
     assert "1 x loss, gradient norm, stop and failure come to the host together" in captured.out
     assert rows["verdict"] == "fits: 32.84 GiB of the device are left"

@@ -3,8 +3,8 @@
     packed_steps.py MODEL SEQ_LENGTH BACKEND ALPHA NUM_LAYERS WORLD COMM_TYPE ROWS PLANNER
 
 ROWS of a micro-batch are packed alike, and then, where there are several, each in another way. Prints as JSON: bytes
-allocated and reserved at most in the steps after the first, those that memo foresees to be reserved under a plan, and
-of a plan its requests and fallbacks in these steps.
+allocated and reserved at most in the steps after the first two, from which memory is planned; the bytes that memo
+foresees to be reserved under a plan; and of a plan its requests and fallbacks in these steps.
 """
 
 import itertools
@@ -23,6 +23,7 @@ from memo.estimate.memory_account import memory_account, reserved_under_plan
 
 VOCABULARY = 1000
 NUM_PACKINGS = 3
+FIRST_STEPS = 2
 
 
 def packings(seq_length: int) -> tuple[list[int], ...]:
@@ -49,7 +50,7 @@ def main() -> None:
         "micro_batch_size": int(rows),
         "global_batch_size": int(rows),
         "vocab_size": VOCABULARY,
-        "train_iters": 1 + len(of_steps),
+        "train_iters": FIRST_STEPS + len(of_steps),
         "simulate_world": world,
         "cp_comm_type": comm_type,
         "device": "cuda",
@@ -61,7 +62,8 @@ def main() -> None:
     options = {name: value for name, value in options.items() if value is not None}
     with memo.Trainer(model, train_data=samples, **options) as trainer:
         transients = trainer.parts.transients
-        trainer.step()
+        for _ in range(FIRST_STEPS):
+            trainer.step()
         before = transients.statistics() if transients is not None else None
         torch.cuda.reset_peak_memory_stats()
         for _ in of_steps:

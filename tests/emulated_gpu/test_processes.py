@@ -142,7 +142,8 @@ def test_memory_is_poisoned_when_it_is_new_and_when_it_is_freed(tmp_path, schedu
 PLANNED_STEP = """
     import memo
     with memo.Trainer("llama-tiny", mock_data=True, seq_length=64, num_layers=2, device="cuda", offload_alpha=0.5,
-                      memory_planner="auto", memory_planner_min_bytes=4096, progress=False) as trainer:
+                      memory_planner="auto", memory_planner_min_bytes=4096, memory_planner_from="rehearsal",
+                      progress=False) as trainer:
         print(trainer.step().iteration)
 """
 REHEARSAL = """

@@ -30,6 +30,8 @@ THE_SAME_RUN = """
     options = dict(mock_data=True, seq_length=16384, simulate_world="tp=2", global_batch_size=2, clip_grad=1e6,
                    num_threads=1, profile_cache="off", device="cuda", progress=False, admission=False, FLOW)
     with memo.Trainer("llama-tiny", **options) as trainer:
+        while trainer.parts.transients and trainer.parts.transients.is_learning:
+            trainer.step()
         trainer.step()
         EmulatedGpu().clear()
         torch.cuda.reset_peak_memory_stats()

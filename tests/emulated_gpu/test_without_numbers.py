@@ -197,7 +197,8 @@ STEPS = """
 """
 FLOWS = {
     "half": "offload_alpha=0.5, memory_planner='off'",
-    "states, planned": "offload_alpha=1.0, offload_states='all', memory_planner='auto', memory_planner_min_bytes=4096",
+    "states, planned": "offload_alpha=1.0, offload_states='all', memory_planner='auto', memory_planner_min_bytes=4096, "
+    "memory_planner_from='rehearsal'",
 }
 
 

@@ -17,7 +17,7 @@ from memo.artifacts.memory_plan import MemoryPlan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-STEPS = 4
+STEPS = 5
 RUN: dict[str, Any] = {
     "mock_data": True,
     "vocab_size": 1024,
@@ -34,12 +34,12 @@ Found = tuple[list[float], int, int, MemoryPlan | None, Statistics | None]
 
 
 def train(**run: Any) -> Found:
-    """Losses; device mallocs after the first step; bytes reserved at most; plan and statistics."""
+    """Losses; device mallocs after the first steps; bytes reserved at most; plan and statistics."""
     dist.destroy_process_group()  # run_ranks' own
     with memo.Trainer("llama-tiny", **RUN, **run) as trainer:
-        losses = [trainer.step().lm_loss]
+        losses = [trainer.step().lm_loss for _ in range(3)]
         before = torch.cuda.memory_stats()["num_device_alloc"]
-        losses += [trainer.step().lm_loss for _ in range(STEPS - 1)]
+        losses += [trainer.step().lm_loss for _ in range(STEPS - 3)]
         mallocs = torch.cuda.memory_stats()["num_device_alloc"] - before
         transients = trainer.parts.transients
         plan = None if transients is None or transients.planned is None else transients.planned.plan
@@ -48,10 +48,11 @@ def train(**run: Any) -> Found:
         return losses, mallocs, torch.cuda.max_memory_reserved(), plan, found
 
 
-@pytest.mark.parametrize("alpha", ["off", 0.5])
-def test_every_request_is_at_its_address_and_no_bit_changes(alpha: str | float) -> None:
+@pytest.mark.parametrize(("alpha", "planned_from"), [("off", "rehearsal"), (0.5, "training")])
+def test_every_request_is_at_its_address_and_no_bit_changes(alpha: str | float, planned_from: str) -> None:
     plain: Found = run_ranks(1, train, timeout_s=240, offload_alpha=alpha, memory_planner="off")[0]
-    planned: Found = run_ranks(1, train, timeout_s=240, offload_alpha=alpha, memory_planner_min_bytes=1 << 16)[0]
+    options = {"offload_alpha": alpha, "memory_planner_min_bytes": 1 << 16, "memory_planner_from": planned_from}
+    planned: Found = run_ranks(1, train, timeout_s=240, **options)[0]
     losses, mallocs, _, plan, found = planned
     assert losses == plain[0]
     assert plan is not None and found is not None

@@ -54,6 +54,24 @@ def test_the_block_holds_the_scratch_of_each_packing() -> None:
     merge(whole, parts)
 
 
+def test_a_packing_of_one_microbatch_counts_in_all() -> None:
+    """Only its attention counts, and call by call."""
+    second = tuple(replace(phase, microbatch=1) for phase in layer(Malloc(13, 400), Free(13)).phases)
+    trace = replace(WHOLE, phases=(*WHOLE.phases, *map(_renumbered, second)))
+    one = replace(PARTS, phases=PARTS.phases[:2])
+    (found,) = with_blocks([trace], MIN_BYTES, ALIGNMENT_BYTES, [one])
+    blocks = [phase.events[0] for phase in found.phases if phase.kind == ATTENTION]
+    assert [block.num_bytes for block in blocks if isinstance(block, Malloc)] == 2 * [int(MARGIN * (5056 + 300))]
+
+
+def _renumbered(phase: Phase) -> Phase:
+    events = (
+        Malloc(100 + event.id, event.num_bytes) if isinstance(event, Malloc) else Free(100 + event.id)
+        for event in phase.events
+    )
+    return replace(phase, events=tuple(events))
+
+
 def test_attention_that_asks_for_nothing_large_has_a_block_all_the_same() -> None:
     (trace,) = with_blocks([layer(Malloc(3, 10), Free(3))], MIN_BYTES, ALIGNMENT_BYTES)
     assert [e.num_bytes for e in trace.phases[1].events if isinstance(e, Malloc)] == [MIN_BYTES]

@@ -53,7 +53,9 @@ BASE: dict[str, Any] = {
     "params_dtype": "bf16",
     "memory_planner": "off",
 }
-PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
+PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096, "memory_planner_from": "rehearsal"}
+PLANNED_FROM_TRAINING = {**PLANNED, "memory_planner_from": "training"}
+"""The third step is served as planned; packings are rehearsed before it."""
 SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles": 8}
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
@@ -340,6 +342,12 @@ FLOWS: dict[str, Flow] = {
     ),
     "packed, swept": Flow("packed, swept", {**SWEPT, "offload_alpha": 0.0}, packed),
     "packed, swept, planned": Flow("packed, swept", {**SWEPT, "offload_alpha": 1.0, **PLANNED}, packed),
+    "packed, alpha 1/2, states, planned from training": Flow(
+        "packed tiles", {"offload_alpha": 0.5, "offload_states": "all", **PLANNED_FROM_TRAINING}, packed
+    ),
+    "packed, swept, hidden states, planned from training": Flow(
+        "packed, swept", {**SWEPT, **HIDDEN, "offload_alpha": 1.0, **PLANNED_FROM_TRAINING}, packed
+    ),
     "window": Flow("window", WINDOW),
     "window, recompute": Flow("window", {**WINDOW, "recompute_granularity": "full", **PLANNED}),
     "window, alpha 0": Flow("window on tiles", {**WINDOW, "offload_alpha": 0.0}),

@@ -122,6 +122,14 @@ FEW_IN: dict[tuple[str, str], tuple[int, str]] = {
         "before a second forward reads them, compute waits for offloads that were issued later",
     ),
     **{
+        (flow, "copy swapper.py _copy: self.backend.copy(stream, dst, src, dst_name, src_name)"): (
+            num,
+            "copies of hidden states, of keys and values and of activations share two streams; a copy on the other "
+            "stream comes before a later copy there for which the same operation waits",
+        )
+        for flow, num in (("swept, hidden states", 56), ("pp, hidden states", 28))
+    },
+    **{
         ("states, not clipped", place): (
             1,
             "a thread updates each layer as soon as its gradient is in host memory: where it waits for that before the "

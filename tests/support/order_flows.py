@@ -34,7 +34,7 @@ BASE: dict[str, Any] = {
 HALF = {"offload_alpha": 0.5, "offload_tiles": 2}
 ALL = {"offload_states": "all"}
 SWEPT = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 4, "offload_slot_tiles": 2}
-PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
+PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096, "memory_planner_from": "rehearsal"}
 EXPERTS: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1]*2", "moe_aux_loss_coeff": 0.1}
 # The sum over ranks of the output of shared experts would also order the sum of the other experts' output.
 EXPERTS |= {"moe_shared_expert_intermediate_size": 0}

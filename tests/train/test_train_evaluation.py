@@ -244,7 +244,7 @@ def with_and_without(**overrides: Any) -> tuple[list[float], list[float], bool]:
     return losses[0], losses[1], all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
-PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 1024}
+PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 1024, "memory_planner_from": "rehearsal"}
 BETWEEN: dict[str, tuple[int, dict[str, Any]]] = {
     "plain": (1, {}),
     "alpha-half": (1, {**SWAPPING, "offload_check_races": True}),

@@ -25,7 +25,11 @@ PACKINGS = ((), (63,), (1,), (5, 9, 30, 31), (40, 50), tuple(range(1, SEQ_LENGTH
 STEPS = len(PACKINGS)
 RUN: dict[str, Any] = {**SMALL_RUN, "global_batch_size": 2, "train_iters": 100, "vocab_size": VOCABULARY}
 RUN |= {"model": "llama-tiny", "offload_alpha": "off"}
-PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": MIN_BYTES}
+PLANNED = {
+    "memory_planner": "auto",
+    "memory_planner_min_bytes": MIN_BYTES,
+    "memory_planner_from": "rehearsal",  # all steps of training are then served
+}
 TILES = {"offload_tiles": 4, "profile_cache": "off"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": {},

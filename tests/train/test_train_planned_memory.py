@@ -28,6 +28,7 @@ RUN: dict[str, Any] = {
     "train_iters": 100,
     "mock_data": True,
     "memory_planner_min_bytes": 1024,
+    "memory_planner_from": "rehearsal",  # all steps of training are then served
 }
 SWAP: dict[str, Any] = {"plan": 0.5, "offload_tiles": 2}
 CLIP_GRAD = 0.7  # of gradient norms from 0.4 to 1.1
@@ -38,7 +39,7 @@ STEPS = 8
 def trainer(planner: str, **overrides: Any) -> memo.Trainer:
     values = {**RUN, **overrides, "memory_planner": planner}
     if planner == "off":
-        del values["memory_planner_min_bytes"]
+        del values["memory_planner_min_bytes"], values["memory_planner_from"]
     return memo.Trainer("llama-tiny", **values)
 
 

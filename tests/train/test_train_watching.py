@@ -129,7 +129,7 @@ def test_what_keeps_everything_is_foreseen_as_it_is(dtype: str) -> None:
 
 
 def test_planned_memory_stands_in_the_log(tmp_path: Path) -> None:
-    trainer = small(save=str(tmp_path), memory_planner="auto", memory_planner_min_bytes=4096, train_iters=2)
+    trainer = small(save=str(tmp_path), memory_planner="auto", memory_planner_min_bytes=4096, train_iters=4)
     trainer.train()
     log, transients = RunLog.load(tmp_path), trainer.parts.transients
     assert log.header is not None and transients is not None
