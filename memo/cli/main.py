@@ -22,7 +22,7 @@ class Command:
 
 
 COMMANDS = (
-    Command("train", "train a model, on one rank or under torchrun", "memo.cli.train"),
+    Command("train", "train a model, on one rank or under torchrun", "memo.train.entry"),
     Command("profile", "measure one layer and the link, and print the plan for a run", "memo.cli.profile"),
     Command("finetune", "fine-tune a model on the answers of conversations, or on preferences", "memo.cli.finetune"),
     Command("extend", "extend a model to longer texts than it was made for", "memo.cli.extend"),

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from memo.cli import evaluate, extend, finetune, generate, profile, rehearse, train
+from memo.cli import evaluate, extend, finetune, generate, profile, rehearse
 from memo.cli.main import main
 from memo.config import command_line
 from memo.config.flag_table import CommandLine
-from memo.config.flags import parse_run
+from memo.config.flags import load_run, parse_run
 
 _COMMAND = r"(?:(?:python -m )?memo|torchrun|python examples/\w+\.py) (?!COMMAND)"
-_load_run = train.load_run
 
 
 class Parsed(Exception):
@@ -77,7 +76,7 @@ def check_parses(line: str, where: str) -> None:
     """
     line = line.replace("--model DIR", "--model llama-tiny")
     arguments, ranks = words_of(f"{line} --help" if re.fullmatch(r"memo( [a-z]+)+", line) else line)
-    load: Callable[..., Any] = parse_run if "..." in arguments else _load_run
+    load: Callable[..., Any] = parse_run if "..." in arguments else load_run
     arguments = [word for word in arguments if word != "..."]
     with pytest.MonkeyPatch.context() as patch, only_parsed():
         patch.setenv("WORLD_SIZE", str(ranks))
