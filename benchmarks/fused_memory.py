@@ -15,7 +15,7 @@ without giving it out is not counted: 2 to 9 % in these runs.
 """
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, rank_tokens, vocab_rows_per_rank
+from memo.config.derived import rank_tokens, vocab_rows_per_rank
 from memo.errors import ConfigError
 from memo.estimate.rank_memory import (
     ends_bytes,
@@ -26,6 +26,7 @@ from memo.estimate.rank_memory import (
 )
 from memo.estimate.state_memory import state_sizes
 from memo.spec.layer_ops import layers_in_flight
+from memo.spec.schedule import pipeline_of
 from memo.spec.shapes import ModelShape
 
 _NARROW_BYTES = 2
@@ -47,7 +48,7 @@ def fused_allocated_bytes(config: RunConfig, shape: ModelShape, world_size: int)
 
 
 def _stage_bytes(config: RunConfig, shape: ModelShape, world_size: int, stage: int) -> int:
-    passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
+    passes = layers_in_flight(pipeline_of(config, world_size), config.model.num_layers, stage)
     layer = layer_activation_bytes(config) - _silu_bytes(config)
     layer_backward = layer + 2 * hidden_bytes(config)  # its input and the input's gradient, gathered over tp
     states = rank_memory(config, shape, world_size, stage).states

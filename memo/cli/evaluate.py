@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
         argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES, reads_run=True
     )
     check_values(config)
-    config = for_evaluation(config, wanted_ranks(config))
+    config = for_evaluation(config, wanted_ranks(config.parallel))
     _check_options(config, options)
     check_ranks(config, "memo evaluate", argv)
     from memo.train.outputs import check_writable

@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot start, if possible before torch is loaded."""
     config, options = parse_command(argv, Options(), prog="memo finetune", about=ABOUT, examples=EXAMPLES)
     if options.plan != "auto":  # a plan refuses flags of layout
-        require_started(config, "memo finetune", argv)
+        require_started(config.parallel, "memo finetune", argv)
     model, save = config.checkpoint.pretrained_checkpoint, config.checkpoint.save
     if model is None or save is None:
         raise ConfigError("--model DIR and --save OUT are needed: a Hugging Face directory, and where to write")

@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         argv, _Options(), prog="memo generate", about=ABOUT, examples=EXAMPLES, reads_run=True
     )
     check_values(config)
-    config = _without_data(for_evaluation(config, wanted_ranks(config)))
+    config = _without_data(for_evaluation(config, wanted_ranks(config.parallel)))
     _check(config, options)
     check_ranks(config, "memo generate", argv)
     from memo.train.generate import Sampling

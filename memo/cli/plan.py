@@ -135,7 +135,8 @@ def main(argv: Sequence[str]) -> None:
             family=options.family,
             min_tgs=options.min_tgs,
         )
-    if plan.question.model.run is not None and (beyond := unscaled_length(plan.question.base)):
+    base = plan.question.base
+    if plan.question.model.run is not None and (beyond := unscaled_length(base.model, base.data.seq_length)):
         tell(f"warning: {beyond}")
     commands = _write(plan, options)
     if options.plot is not None:

@@ -98,7 +98,7 @@ def _trace_on_paper(config: RunConfig, options: _Options, num_gpus: int) -> None
     )
     stages = config.parallel.pp
     require(0 <= options.stage < stages, f"--stage is {options.stage}, but --pp {stages} has 0 to {stages - 1}")
-    config = config.override({"device": "cpu", "vocab_size": resolved_vocab_size(config, None)})
+    config = config.override({"device": "cpu", "vocab_size": resolved_vocab_size(config.model, None)})
     config = config.override({"params_dtype": config.training.params_dtype or "bf16"})
     check(config, num_gpus)
     from memo.train.paper import write_paper_trace

@@ -69,18 +69,17 @@ def check_conditions(config: RunConfig, conditions: Iterable[Condition]) -> None
     """Raises ConfigError for the first condition that does not hold."""
     for holds, message in conditions:
         if not holds(config):
-            raise ConfigError(filled(message, lambda name: _written(config, name)))
+            raise ConfigError(filled(message, lambda name: _written(name, _value(config, name))))
 
 
 def given(config: RunConfig, name: str) -> str:
     """The flag and its value as they were given; empty for a field that has its default, or an empty value where the
     default is None."""
     value, default = _value(config, name), getattr(type(getattr(config, section_of(name, ""))), name)
-    return "" if value == default or (default is None and not value) else _written(config, name)
+    return "" if value == default or (default is None and not value) else _written(name, value)
 
 
-def _written(config: RunConfig, name: str) -> str:
-    value = _value(config, name)
+def _written(name: str, value: object) -> str:
     if isinstance(value, bool):
         return dashed(name) if value else f"--no-{dashed(name)[2:]}"
     return f"{dashed(name)} {' '.join(value) if isinstance(value, tuple) else value}"

@@ -1,8 +1,9 @@
 """Rules about spreading the model, the sequence and the batch over the ranks."""
 
 from memo.config.check_fields import Condition, check_conditions
-from memo.config.derived import data_parallel_size, global_batch_size, num_microbatches, sequence_step
-from memo.config.model import LINEAR
+from memo.config.derived import global_batch_size, num_microbatches, sequence_step
+from memo.config.model import LINEAR, ModelConfig
+from memo.config.parallel import ParallelConfig
 from memo.config.require import divisors, neighbours, require, require_divides
 from memo.config.run import RunConfig
 
@@ -37,16 +38,15 @@ def check_layout(config: RunConfig, world_size: int) -> None:
         f"{p.pp} = {need}: start {neighbours(world_size, need)} ranks with torchrun, or choose --tp, --cp and --pp "
         f"whose product is {divisors(world_size)}",
     )
-    _check_tensor(config)
-    _check_sequence(config)
+    _check_tensor(config.model, p.tp)
+    _check_sequence(config.model, p, config.data.seq_length)
     check_conditions(config, _CONDITIONS)
     layers, stages = config.model.num_layers, p.pp * p.vpp
     use = f"--num-layers {neighbours(layers, stages)}, or --pp and --vpp whose product is {divisors(layers)}"
     require_divides("--num-layers", layers, f"--pp {p.pp} x --vpp {p.vpp} = {stages}", stages, use)
 
 
-def _check_tensor(config: RunConfig) -> None:
-    model, tp = config.model, config.parallel.tp
+def _check_tensor(model: ModelConfig, tp: int) -> None:
     heads, groups, ffn = model.num_attention_heads, model.kv_heads, model.ffn_size
     for flag, count in (("--num-attention-heads", heads), ("--num-query-groups", groups)):
         require_divides(flag, count, f"--tp {tp}", tp, f"--tp {divisors(heads, groups, ffn)}")
@@ -59,10 +59,9 @@ def _check_tensor(config: RunConfig) -> None:
         require_divides(flag, size, f"--tp {tp}", tp, use)
 
 
-def _check_sequence(config: RunConfig) -> None:
+def _check_sequence(model: ModelConfig, p: ParallelConfig, seq_length: int) -> None:
     """Zigzag context parallelism gives every cp rank two pieces; tp splits each between matrices. Ulysses deals out
     heads; so do gated delta nets, as their recurrence cannot be split along the sequence."""
-    model, p, seq_length = config.model, config.parallel, config.data.seq_length
     cp, tp, kind, size = p.cp, p.tp, p.cp_comm_type, p.cp_a2a_size
     step, use = sequence_step(tp, cp), f"--seq-length {neighbours(seq_length, sequence_step(tp, cp))}"
     require_divides("--seq-length", seq_length, f"{piece(tp, cp)}{'' if cp == 1 else f' = {step}'}", step, use)
@@ -89,7 +88,7 @@ def piece(tp: int, cp: int) -> str:
 def check_batch(config: RunConfig, world_size: int) -> None:
     """Raises ConfigError; the layout is known to fit the world size."""
     parallel, micro = config.parallel, config.training.micro_batch_size
-    dp, batch = data_parallel_size(config, world_size), global_batch_size(config, world_size)
+    dp, batch = parallel.dp(world_size), global_batch_size(config, world_size)
     step, flag = micro * dp, "--global-batch-size"
     each = f"--micro-batch-size {micro} x dp {dp}"
     by = f"{each} = {step} (dp = {world_size} ranks / (tp x cp x pp))"

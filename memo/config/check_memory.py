@@ -3,19 +3,19 @@
 from memo.config.check_fields import Condition, check_conditions, check_fields, given
 from memo.config.check_layout import piece
 from memo.config.derived import (
-    layers_per_chunk,
     resolved_memory_planner,
     resolved_offload_tiles,
     resolved_slot_tiles,
     sequence_step,
 )
+from memo.config.memory import MemoryConfig
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.config.require import either, neighbours, require, require_divides, require_most
 from memo.config.run import RunConfig
 
 
-def _has_masters(config: RunConfig, share: float | None) -> bool:
-    most = config.memory.optimizer_offload_fraction
+def _has_masters(memory: MemoryConfig, share: float | None) -> bool:
+    most = memory.optimizer_offload_fraction
     return most is None or share is None or share <= most
 
 
@@ -34,8 +34,8 @@ _CONDITIONS: tuple[Condition, ...] = (
         "{cp} with {cp_comm_type} does not run with {offload_granularity}: its rings would pass all keys and values "
         f"round for every tile: use --cp-comm-type {either(SWEPT_CP_COMM_TYPES)}, or --offload-granularity layer",
     ),
-    (lambda c: _has_masters(c, c.memory.gradient_offload_fraction), f"{{gradient_offload_fraction}} {_MASTERS}"),
-    (lambda c: _has_masters(c, c.memory.weight_offload_fraction), f"{{weight_offload_fraction}} {_MASTERS}"),
+    (lambda c: _has_masters(c.memory, c.memory.gradient_offload_fraction), f"{{gradient_offload_fraction}} {_MASTERS}"),
+    (lambda c: _has_masters(c.memory, c.memory.weight_offload_fraction), f"{{weight_offload_fraction}} {_MASTERS}"),
 )
 
 
@@ -45,7 +45,7 @@ def check_memory(config: RunConfig) -> None:
     check_conditions(config, _CONDITIONS)
     check_fields(config, "memory")
     # The default planner depends on the device: it is checked once that is known.
-    if (memory.memory_planner or device != "auto") and resolved_memory_planner(config, device) == "off":
+    if (memory.memory_planner or device != "auto") and resolved_memory_planner(config.memory, device) == "off":
         off = "--memory-planner is off (the default on a CPU)"
         _refuse_unread(config, off, "--memory-planner auto", "memory_planner_min_bytes", "memory_planner_from")
     if memory.swaps:
@@ -72,7 +72,7 @@ def _check_tiles(config: RunConfig) -> None:
     if memory.offload_alpha != "auto" or memory.sweeps:
         require_divides("--seq-length", seq_length, f"{piece(tp, cp)} x --offload-tiles {tiles} = {step}", step, use)
     if memory.sweeps:
-        in_slot, most = resolved_slot_tiles(config), layers_per_chunk(config)
+        in_slot, most = resolved_slot_tiles(config), config.parallel.layers_per_chunk(config.model.num_layers)
         again = "--recompute-attention-layers"
         require_most(again, memory.recompute_attention_layers, f"the {most} layers of a pipeline chunk", most)
         use = f"--offload-slot-tiles 1, or --offload-tiles {neighbours(tiles, in_slot)}"

@@ -15,23 +15,23 @@ _CONFLICTS: tuple[Conflict, ...] = (
 )
 
 
-def _words(config: RunConfig) -> list[str]:
-    return config.model.layer_types.split(",")
+def _words(model: ModelConfig) -> list[str]:
+    return model.layer_types.split(",")
 
 
-def _has_even_groups(config: RunConfig) -> bool:
-    experts, groups = config.model.num_experts, config.model.moe_router_num_groups
+def _has_even_groups(model: ModelConfig) -> bool:
+    experts, groups = model.num_experts, model.moe_router_num_groups
     return groups == 1 or (experts % groups == 0 and experts >= 2 * groups)
 
 
-def _has_enough_in_groups(config: RunConfig) -> bool:
-    m, groups = config.model, config.model.moe_router_num_groups
+def _has_enough_in_groups(m: ModelConfig) -> bool:
+    groups = m.moe_router_num_groups
     return groups == 1 or m.moe_router_topk * groups <= m.moe_router_group_topk * m.num_experts
 
 
-def _has_delta_heads(config: RunConfig) -> bool:
-    keys, values = config.model.linear_num_key_heads, config.model.linear_num_value_heads
-    return LINEAR not in _words(config) or (keys > 0 and values > 0 and values % keys == 0)
+def _has_delta_heads(model: ModelConfig) -> bool:
+    keys, values = model.linear_num_key_heads, model.linear_num_value_heads
+    return LINEAR not in _words(model) or (keys > 0 and values > 0 and values % keys == 0)
 
 
 _CONDITIONS: tuple[Condition, ...] = (
@@ -44,20 +44,20 @@ _CONDITIONS: tuple[Condition, ...] = (
         "{rope_beta_slow} is not below {rope_beta_fast}, so no dimension lies between them: use 1 and 32",
     ),
     (
-        lambda c: not c.model.layer_types or (SLIDING in _words(c)) == (c.model.window_size > 0),
+        lambda c: not c.model.layer_types or (SLIDING in _words(c.model)) == (c.model.window_size > 0),
         f"{{layer_types}} conflicts with {{window_size}}, which is of layers that are {SLIDING}: give both, or neither",
     ),
     (
-        lambda c: {*_words(c)} != {LINEAR},
+        lambda c: {*_words(c.model)} != {LINEAR},
         f"{{layer_types}} has no layer with attention: name at least one {FULL}, such as {LINEAR},{FULL}",
     ),
     (
-        lambda c: LINEAR not in _words(c) or not (c.model.qkv_bias or c.model.custom_layer),
+        lambda c: LINEAR not in _words(c.model) or not (c.model.qkv_bias or c.model.custom_layer),
         f"--add-bias-linear, --add-qkv-bias and --custom-layer conflict with {{layer_types}}: memo has {LINEAR} layers "
         "without them",
     ),
     (
-        _has_delta_heads,
+        lambda c: _has_delta_heads(c.model),
         "{linear_num_value_heads} does not divide by {linear_num_key_heads}: each head of keys serves as many of "
         "values, such as 32 for 16",
     ),
@@ -66,7 +66,7 @@ _CONDITIONS: tuple[Condition, ...] = (
         "{moe_router_topk} is above {num_experts}: give as many or fewer",
     ),
     (
-        _has_even_groups,
+        lambda c: _has_even_groups(c.model),
         "{num_experts} does not divide by {moe_router_num_groups} into groups of at least two experts: give a divisor "
         "of it, no more than its half",
     ),
@@ -75,7 +75,7 @@ _CONDITIONS: tuple[Condition, ...] = (
         "{moe_router_group_topk} is above {moe_router_num_groups}: give as many or fewer",
     ),
     (
-        _has_enough_in_groups,
+        lambda c: _has_enough_in_groups(c.model),
         "{moe_router_topk} is more than {moe_router_group_topk} of {moe_router_num_groups} groups hold of "
         "{num_experts}: give fewer, or more groups",
     ),
@@ -132,10 +132,9 @@ def _check_heads(model: ModelConfig) -> None:
     require_divides("--num-attention-heads", heads, f"--num-query-groups {model.kv_heads}", model.kv_heads, use)
 
 
-def unscaled_length(config: RunConfig) -> str:
+def unscaled_length(model: ModelConfig, seq_length: int) -> str:
     """A warning if sequences are longer than the model was made for and nothing stretches its RoPE; else an empty
     text."""
-    model, seq_length = config.model, config.data.seq_length
     made_for = model.max_position_embeddings
     if model.position_embedding_type != "rope" or model.rope_scaling_type != "none":
         return ""

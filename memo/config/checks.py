@@ -77,11 +77,11 @@ def _check_optimizer(config: RunConfig) -> None:
         )
     if training.lr_decay_style == "constant" or training.num_epochs is not None:  # asked again, once steps are known
         return
-    warmup, ends = resolved_lr_warmup_iters(config), resolved_lr_decay_iters(config)
+    warmup, ends = resolved_lr_warmup_iters(config), resolved_lr_decay_iters(training)
     flag = "--train-iters" if training.lr_decay_iters is None else "--lr-decay-iters"
     require_most("--lr-warmup-iters", warmup, f"{flag} {ends}, where the decay ends", ends)
     if training.lr_decay_style == "WSD":
-        decay, room = resolved_lr_wsd_decay_iters(config), f"the steps from --lr-warmup-iters {warmup} to step {ends}"
+        decay, room = resolved_lr_wsd_decay_iters(training), f"the steps from --lr-warmup-iters {warmup} to step {ends}"
         require_most("--lr-wsd-decay-iters", decay, room, ends - warmup)
 
 

@@ -3,11 +3,12 @@
 import os
 from dataclasses import dataclass
 
-from memo.config.memory import MemoryPlanner
+from memo.config.memory import MemoryConfig, MemoryPlanner
 from memo.config.model import ModelConfig
+from memo.config.parallel import ParallelConfig
 from memo.config.require import require
 from memo.config.run import RunConfig
-from memo.config.training import Dtype
+from memo.config.training import Dtype, TrainingConfig
 
 DEFAULT_TILES = 8
 """Tiles in which layers are computed under a swap plan. They bound the memory of a layer besides its slot, and are long
@@ -88,21 +89,16 @@ def _from_env(name: str, default: int, least: int) -> int:
     return int(given)
 
 
-def data_parallel_size(config: RunConfig, world_size: int) -> int:
-    """Copies of the model: world size / (tp x cp x pp)."""
-    return world_size // config.parallel.model_ranks
-
-
 def global_batch_size(config: RunConfig, world_size: int) -> int:
     """Sequences in one optimizer step over all ranks."""
-    one_microbatch_each = config.training.micro_batch_size * data_parallel_size(config, world_size)
+    one_microbatch_each = config.training.micro_batch_size * config.parallel.dp(world_size)
     is_odd_of_pairs = config.training.preference is not None and one_microbatch_each % 2
     return config.training.global_batch_size or one_microbatch_each * (2 if is_odd_of_pairs else 1)
 
 
 def num_microbatches(config: RunConfig, world_size: int) -> int:
     """Forward and backward passes of one model copy in one optimizer step."""
-    one_microbatch_each = config.training.micro_batch_size * data_parallel_size(config, world_size)
+    one_microbatch_each = config.training.micro_batch_size * config.parallel.dp(world_size)
     return global_batch_size(config, world_size) // one_microbatch_each
 
 
@@ -116,23 +112,22 @@ def rank_tokens(config: RunConfig) -> int:
     return rank_length(config) * config.training.micro_batch_size
 
 
-def resolved_dtype(config: RunConfig, device: str) -> Dtype:
+def resolved_dtype(training: TrainingConfig, device: str) -> Dtype:
     """Dtype of weights and activations on a device type ("cpu" or "cuda")."""
-    return config.training.params_dtype or ("bf16" if device == "cuda" else "fp32")
+    return training.params_dtype or ("bf16" if device == "cuda" else "fp32")
 
 
-def resolved_memory_planner(config: RunConfig, device: str) -> MemoryPlanner:
+def resolved_memory_planner(memory: MemoryConfig, device: str) -> MemoryPlanner:
     """The memory planner on a device type ("cpu" or "cuda"). By default nothing is planned on a CPU."""
-    return config.memory.memory_planner or ("auto" if device == "cuda" else "off")
+    return memory.memory_planner or ("auto" if device == "cuda" else "off")
 
 
-def resolved_a2a_size(config: RunConfig) -> int:
+def resolved_a2a_size(model: ModelConfig, parallel: ParallelConfig) -> int:
     """Ranks of one Ulysses all-to-all group inside cp: 1 for rings, cp for pure all-to-all.
 
     a2a+p2p without --cp-a2a-size takes the largest divisor of cp that deals out the query heads
     and the key/value heads of one tp rank evenly.
     """
-    parallel, model = config.parallel, config.model
     if parallel.cp_comm_type == "a2a":
         return parallel.cp
     if parallel.cp_comm_type != "a2a+p2p":
@@ -146,14 +141,14 @@ def resolved_a2a_size(config: RunConfig) -> int:
     )
 
 
-def ring_size(config: RunConfig) -> int:
+def ring_size(model: ModelConfig, parallel: ParallelConfig) -> int:
     """Ranks of one ring of cp."""
-    return config.parallel.cp // resolved_a2a_size(config)
+    return parallel.cp // resolved_a2a_size(model, parallel)
 
 
-def resolved_vocab_size(config: RunConfig, tokenizer_vocab_size: int | None = None) -> int:
+def resolved_vocab_size(model: ModelConfig, tokenizer_vocab_size: int | None = None) -> int:
     """--vocab-size, else the tokenizer's, else bytes."""
-    return config.model.vocab_size or tokenizer_vocab_size or BYTE_VOCAB_SIZE
+    return model.vocab_size or tokenizer_vocab_size or BYTE_VOCAB_SIZE
 
 
 def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
@@ -162,13 +157,6 @@ def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
     The same on every rank, and a multiple of 64 so that logits stay aligned for tensor cores.
     """
     return -(-vocab_size // (64 * tp)) * 64
-
-
-def num_position_embeddings(config: RunConfig) -> int:
-    """Rows of the learned position table; 0 for RoPE."""
-    if config.model.position_embedding_type != "learned_absolute":
-        return 0
-    return config.model.max_position_embeddings or config.data.seq_length
 
 
 def default_lr(config: RunConfig) -> LearningRate:
@@ -195,7 +183,7 @@ def resolved_lr(config: RunConfig) -> float:
 def resolved_lr_warmup_iters(config: RunConfig) -> int:
     """Steps of warm-up; the default is rounded down, and so is 0 for a short decay."""
     given = config.training.lr_warmup_iters
-    return resolved_lr_decay_iters(config) // default_lr(config).warmup_part if given is None else given
+    return resolved_lr_decay_iters(config.training) // default_lr(config).warmup_part if given is None else given
 
 
 def resolved_save_interval_minutes(config: RunConfig) -> float:
@@ -206,14 +194,14 @@ def resolved_save_interval_minutes(config: RunConfig) -> float:
     return 0.0 if checkpoint.save_interval else SAVE_INTERVAL_MINUTES
 
 
-def resolved_lr_decay_iters(config: RunConfig) -> int:
+def resolved_lr_decay_iters(training: TrainingConfig) -> int:
     """Step at which --min-lr is reached."""
-    return config.training.lr_decay_iters or config.training.train_iters
+    return training.lr_decay_iters or training.train_iters
 
 
-def resolved_lr_wsd_decay_iters(config: RunConfig) -> int:
+def resolved_lr_wsd_decay_iters(training: TrainingConfig) -> int:
     """WSD: steps of the final decay; a tenth of the whole, at least one."""
-    return config.training.lr_wsd_decay_iters or max(1, resolved_lr_decay_iters(config) // 10)
+    return training.lr_wsd_decay_iters or max(1, resolved_lr_decay_iters(training) // 10)
 
 
 def sequence_step(tp: int, cp: int) -> int:
@@ -274,11 +262,6 @@ def resolved_slot_tiles(config: RunConfig) -> int:
     if given is not None:
         return given
     return next((count for count in range(SLOT_TILES, 1, -1) if tiles % count == 0 and tiles > count), 1)
-
-
-def layers_per_chunk(config: RunConfig) -> int:
-    """Layers of one pipeline chunk."""
-    return config.model.num_layers // (config.parallel.pp * config.parallel.vpp)
 
 
 def resolved_sections(config: RunConfig) -> int:

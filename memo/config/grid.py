@@ -7,8 +7,7 @@ they are the most likely to sit in one node. Pure arithmetic, no torch.
 import math
 from dataclasses import dataclass
 
-from memo.config.derived import data_parallel_size
-from memo.config.run import RunConfig
+from memo.config.parallel import ParallelConfig
 
 AXES = ("tp", "cp", "dp", "pp")
 
@@ -64,7 +63,6 @@ class RankGrid:
         return list(sets.values())
 
 
-def rank_grid(config: RunConfig, world_size: int, order: tuple[str, ...] = AXES) -> RankGrid:
+def rank_grid(parallel: ParallelConfig, world_size: int, order: tuple[str, ...] = AXES) -> RankGrid:
     """The grid of a checked run; memo itself has its ranks in the order of `AXES`."""
-    p = config.parallel
-    return RankGrid(tp=p.tp, cp=p.cp, dp=data_parallel_size(config, world_size), pp=p.pp, order=order)
+    return RankGrid(parallel.tp, parallel.cp, parallel.dp(world_size), parallel.pp, order)

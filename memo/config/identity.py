@@ -9,7 +9,6 @@ is added; a checkpoint from before that day is taken to have its default.
 import dataclasses
 from collections.abc import Collection, Mapping
 
-from memo.config.derived import num_position_embeddings
 from memo.config.flag import reading_marks
 from memo.config.model import ModelConfig
 from memo.config.run import RunConfig, canonical_name
@@ -27,7 +26,7 @@ def model_identity(config: RunConfig) -> dict[str, Fact]:
     """{field of ModelConfig: fact} of a configuration whose vocabulary is known."""
     facts = model_facts(config.model)
     if config.model.position_embedding_type != "rope":
-        facts["max_position_embeddings"] = num_position_embeddings(config)
+        facts["max_position_embeddings"] = config.model.position_rows(config.data.seq_length)
     return facts
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from memo.config.checks import check
+from memo.config.parallel import ParallelConfig
 from memo.config.require import require
 from memo.config.run import RunConfig
 from memo.config.simulated_world import run_world_size
@@ -34,29 +35,29 @@ def torchrun_nodes(nodes: int, per_node: int) -> str:
     return f"torchrun --nnodes {nodes} --nproc-per-node {per_node} {rendezvous}"
 
 
-def wanted_ranks(config: RunConfig) -> int:
+def wanted_ranks(parallel: ParallelConfig) -> int:
     """Ranks of this run: as started, or as --simulate-world names them; if no launcher has started this process, the
     ranks of one copy of the model."""
-    ranks = run_world_size(config.parallel)
-    return ranks if ranks != 1 or "WORLD_SIZE" in os.environ else max(1, config.parallel.model_ranks)
+    ranks = run_world_size(parallel)
+    return ranks if ranks != 1 or "WORLD_SIZE" in os.environ else max(1, parallel.model_ranks)
 
 
 def check_ranks(
     config: RunConfig, prog: str, argv: Sequence[str], *, needs_data: bool = True, needs_eval_data: bool = True
 ) -> None:
     """Checks a run against its ranks. Raises ConfigError as `check` and `require_started`."""
-    check(config, wanted_ranks(config), needs_data=needs_data, needs_eval_data=needs_eval_data)
-    require_started(config, prog, argv)
+    check(config, wanted_ranks(config.parallel), needs_data=needs_data, needs_eval_data=needs_eval_data)
+    require_started(config.parallel, prog, argv)
 
 
-def require_started(config: RunConfig, prog: str, argv: Sequence[str]) -> None:
+def require_started(parallel: ParallelConfig, prog: str, argv: Sequence[str]) -> None:
     """Raises ConfigError, with the torchrun command, where one copy of the model needs several ranks and nothing has
     started this process.
 
     Args:
         prog, argv: of this program, as `torchrun` takes them.
     """
-    needed, parallel = wanted_ranks(config), config.parallel
+    needed = wanted_ranks(parallel)
     where = "" if needed <= GPUS_PER_NODE else ", on each node (docs/launching.md)"
     require(
         needed == run_world_size(parallel),

@@ -249,6 +249,11 @@ class ModelConfig:
         """Channels of a head that are rotated."""
         return int(self.head_dim * self.rotary_percent)
 
+    def position_rows(self, seq_length: int) -> int:
+        """Rows of the learned position table; 0 for RoPE."""
+        is_learned = self.position_embedding_type == "learned_absolute"
+        return (self.max_position_embeddings or seq_length) if is_learned else 0
+
     def window(self, seq_length: int) -> int | None:
         """Tokens of the sliding window; None if it leaves out nothing of a sequence of `seq_length` tokens.
 

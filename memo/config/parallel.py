@@ -85,3 +85,11 @@ class ParallelConfig:
     def model_ranks(self) -> int:
         """Ranks that together hold one copy of the model and work on one sample."""
         return self.tp * self.cp * self.pp
+
+    def dp(self, world_size: int) -> int:
+        """Copies of the model."""
+        return world_size // self.model_ranks
+
+    def layers_per_chunk(self, num_layers: int) -> int:
+        """Layers of one pipeline chunk."""
+        return num_layers // (self.pp * self.vpp)

@@ -65,7 +65,7 @@ def admit(config: RunConfig, world_size: int, room: Room, peak_flops: float) -> 
     Args:
         peak_flops: peak of one rank, FLOP/s.
     """
-    machine = _Machine(world_size, _capped(config, room), peak_flops)
+    machine = _machine(config, world_size, room, peak_flops)
     room, admission = machine.room, machine.estimate(config)
     limit_s = 60.0 * config.training.max_step_minutes
     fits = admission.shared_bytes <= room.available_bytes
@@ -88,7 +88,7 @@ def admit(config: RunConfig, world_size: int, room: Room, peak_flops: float) -> 
         cause = f"--seq-length {config.data.seq_length} is too {'slow' if fits else 'large'} for this machine"
         remedy = _remedy(config, machine, only_time=fits)
     raise ResourceError(
-        f"{cause}: a rank needs {format_bytes(_needed_bytes(config, memory))} ({parts}); the ranks that share this "
+        f"{cause}: a rank needs {format_bytes(machine.needed_bytes(memory))} ({parts}); the ranks that share this "
         f"memory ({room.local_ranks}) need {format_bytes(admission.shared_bytes)}, available are "
         f"{format_bytes(room.available_bytes)}; one step takes about {step_s}, {within} --max-step-minutes "
         f"{config.training.max_step_minutes:g}: {remedy}"
@@ -97,15 +97,7 @@ def admit(config: RunConfig, world_size: int, room: Room, peak_flops: float) -> 
 
 def would_hold(config: RunConfig, world_size: int, room: Room) -> bool:
     """Whether `admit` would find enough memory, however long a step takes."""
-    return _Machine(world_size, _capped(config, room), 1.0).holds(config)
-
-
-def _capped(config: RunConfig, room: Room) -> Room:
-    """`room` with no more than --device-memory-gib of a GPU."""
-    cap = _cap(config, is_device=True)
-    if cap is None:
-        return room
-    return room._replace(available_bytes=min(room.available_bytes, cap), total_bytes=min(room.total_bytes, cap))
+    return _machine(config, world_size, room, 1.0).holds(config)
 
 
 def estimate_step_s(config: RunConfig, world_size: int, peak_flops: float) -> float:
@@ -124,23 +116,35 @@ def estimate_step_s(config: RunConfig, world_size: int, peak_flops: float) -> fl
 
 @dataclass(frozen=True)
 class _Machine:
-    """The memory and speed of the machine; see the arguments of `admit`."""
+    """The memory and speed of the machine; see the arguments of `admit`.
+
+    Attributes:
+        cap_bytes: --device-memory-gib where it limits torch's memory on a CPU; on a GPU it limits `room`.
+    """
 
     world_size: int
     room: Room
     peak_flops: float
+    is_gpu: bool
+    cap_bytes: int | None
+
+    def needed_bytes(self, memory: RankMemory) -> int:
+        """Bytes of the memory that ranks share. On a CPU it also holds host records and the states in host memory."""
+        return memory.total + (0 if self.is_gpu else memory.host)
 
     def estimate(self, config: RunConfig) -> Admission:
-        stages = [_memory(config, self.world_size, stage, self.room.links) for stage in range(config.parallel.pp)]
+        choices = (
+            possible_memory(config, self.world_size, stage, self.room.links) for stage in range(config.parallel.pp)
+        )
         # Which stages share a node depends on the launcher: assume the most demanding ranks do.
-        stages.sort(key=lambda memory: _needed_bytes(config, memory), reverse=True)
-        needed = [_needed_bytes(config, memory) for memory in stages]
+        stages = sorted((min(each, key=self.needed_bytes) for each in choices), key=self.needed_bytes, reverse=True)
+        needed = [self.needed_bytes(memory) for memory in stages]
         shared = most_of_a_node(needed, self.world_size // config.parallel.pp, self.room.local_ranks)
         return Admission(stages[0], shared, estimate_step_s(config, self.world_size, self.peak_flops))
 
     def holds(self, config: RunConfig) -> bool:
         """Whether a run fits both on its devices and in host memory."""
-        cap = _cap(config, is_device=False)
+        cap = self.cap_bytes
         return (
             self.estimate(config).shared_bytes <= self.room.available_bytes
             and (cap is None or worst_device_bytes(config, self.world_size) <= cap)
@@ -153,14 +157,16 @@ class _Machine:
         return node_host_bytes(config, self.world_size, self.room.host_ranks, moved)
 
 
-def _cap(config: RunConfig, *, is_device: bool) -> int | None:
-    """--device-memory-gib in bytes if it applies, else None: to a GPU (`is_device`), or to torch's memory on a CPU."""
-    given = config.memory.device_memory_gib
-    return None if given is None or is_device != (config.hardware.device == "cuda") else int(given * GIB)
+def _machine(config: RunConfig, world_size: int, room: Room, peak_flops: float) -> _Machine:
+    given, is_gpu = config.memory.device_memory_gib, config.hardware.device == "cuda"
+    cap = None if given is None else int(given * GIB)
+    if is_gpu and cap is not None:
+        room = room._replace(available_bytes=min(room.available_bytes, cap), total_bytes=min(room.total_bytes, cap))
+    return _Machine(world_size, room, peak_flops, is_gpu, None if is_gpu else cap)
 
 
 def _check_cap(config: RunConfig, machine: _Machine) -> None:
-    cap = _cap(config, is_device=False)
+    cap = machine.cap_bytes
     if cap is None:
         return
     needed = worst_device_bytes(config, machine.world_size)
@@ -185,15 +191,6 @@ def _check_host(config: RunConfig, machine: _Machine) -> None:
             f"{_states_remedy(config, machine)}"
             "raise --offload-host-memory-gib if the node has more, or use more nodes"
         )
-
-
-def _memory(config: RunConfig, world_size: int, stage: int, links: Links) -> RankMemory:
-    return min(possible_memory(config, world_size, stage, links), key=lambda rank: _needed_bytes(config, rank))
-
-
-def _needed_bytes(config: RunConfig, memory: RankMemory) -> int:
-    """Bytes of the memory that ranks share. On a CPU it also holds host records and the states in host memory."""
-    return memory.total + (0 if config.hardware.device == "cuda" else memory.host)
 
 
 def _remedy(config: RunConfig, machine: _Machine, only_time: bool) -> str:

@@ -28,6 +28,7 @@ from memo.estimate.program.memory import Program
 from memo.estimate.rank_memory import RankMemory
 from memo.estimate.unseen_memory import FAST_NODE, Links, page_table_bytes, unseen_memory
 from memo.spec.layer_ops import layers_in_flight
+from memo.spec.schedule import pipeline_of
 from memo.spec.slots import Moved
 from memo.spec.torch_segments import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 from memo.units import MIB
@@ -60,13 +61,15 @@ def own_memories(
     config: RunConfig, world_size: int, stages: Iterable[int], *, moved: Moved | None = None, links: Links = FAST_NODE
 ) -> dict[int, RankMemory]:
     """Return `memory_account` of each of several stages; they share most of the counting."""
-    config, moved = _moving(config, moved)
+    if moved is None and config.memory.swaps and config.memory.offload_alpha == "auto":  # nothing is chosen yet
+        config = replace(config, memory=replace(config.memory, offload_alpha="off"))
     program, is_gpu, found = Program(config, world_size, moved), config.hardware.device == "cuda", {}
     unseen = unseen_memory(config, world_size, links).foreseen if is_gpu else 0
+    pipeline = pipeline_of(config, world_size)
     for stage in stages:
         states, swap = program.states(stage), program.swap(stage)
         allocated = states.device + swap.rounding_buffers + program.peak_bytes(stage)
-        in_flight = layers_in_flight(config, program.sizes.microbatches, stage)
+        in_flight = layers_in_flight(pipeline, config.model.num_layers, stage)
         found[stage] = RankMemory(
             weights=states.weights,
             gradients=states.gradients,
@@ -146,12 +149,3 @@ def worst_stages(config: RunConfig) -> list[int]:
     """
     last = config.parallel.pp - 1
     return sorted({0, min(1, last), last})
-
-
-def _moving(config: RunConfig, moved: Moved | None) -> tuple[RunConfig, Moved | None]:
-    """Return the configuration and what moves; --offload-alpha is off if the choice of auto is not known."""
-    if moved is not None or not config.memory.swaps:
-        return config, moved
-    if isinstance(config.memory.offload_alpha, str):
-        return replace(config, memory=replace(config.memory, offload_alpha="off")), None
-    return config, float(config.memory.offload_alpha)

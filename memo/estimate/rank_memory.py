@@ -27,8 +27,6 @@ from dataclasses import asdict, dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import (
-    layers_per_chunk,
-    num_microbatches,
     rank_tokens,
     resolved_dtype,
     vocab_rows_per_rank,
@@ -41,6 +39,7 @@ from memo.spec.buckets import RankUnits, Unit, layer_unit
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.parameters import end_weights
 from memo.spec.placement import StatePlacement, placement_of
+from memo.spec.schedule import pipeline_of
 from memo.spec.shapes import ModelShape
 from memo.spec.skeleton import skeletal_tensors
 from memo.spec.slots import Moved
@@ -212,7 +211,7 @@ class _Layers:
 
 
 def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None) -> _Layers:
-    passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
+    passes = layers_in_flight(pipeline_of(config, world_size), config.model.num_layers, stage)
     layer, hidden = layer_activation_bytes(config), hidden_bytes(config)
     gathered = 2 * hidden  # a layer's input and its gradient, gathered over tp
     memory, tp = config.memory, config.parallel.tp
@@ -223,7 +222,7 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
                 "own account, or --offload-granularity layer"
             )
         swap = swap_bytes(config, world_size, stage, moved)
-        per_stage = layers_per_chunk(config)
+        per_stage = config.parallel.layers_per_chunk(config.model.num_layers)
         between = 0 if config.parallel.pp == 1 else 2 * (passes // per_stage) * hidden // tp
         return _Layers(between, swap.rounding_buffers, working_set_bytes(config), swap.host)
     if memory.recompute_granularity == "full":
@@ -272,7 +271,7 @@ def hidden_bytes(config: RunConfig) -> int:
 
 
 def _element_bytes(config: RunConfig) -> tuple[int, int]:
-    return element_bytes(resolved_dtype(config, "cuda"))
+    return element_bytes(resolved_dtype(config.training, "cuda"))
 
 
 def components(memory: RankMemory) -> dict[str, int]:

@@ -27,7 +27,7 @@ memo.parallel and memo.executor implement.
 from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import data_parallel_size, num_microbatches, resolved_dtype
+from memo.config.derived import num_microbatches, resolved_dtype
 from memo.config.model import Quantization
 from memo.spec.buckets import RankUnits, Unit, rank_units
 from memo.spec.moments import moment_bytes
@@ -101,13 +101,12 @@ def state_bytes(config: RunConfig, world_size: int, stage: int, placement: State
 
 
 def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
-    device = "cuda" if config.hardware.device == "cuda" else "cpu"
-    narrow, wide = element_bytes(resolved_dtype(config, device))
+    narrow, wide = element_bytes(resolved_dtype(config.training, config.hardware.device))
     return StateSizes(
         narrow,
         wide,
         sum(moment_bytes(config.training, wide)),
-        data_parallel_size(config, world_size) * config.parallel.cp,
+        config.parallel.dp(world_size) * config.parallel.cp,
         num_microbatches(config, world_size),
         config.training.clip_grad > 0,
         config.model.quantize,

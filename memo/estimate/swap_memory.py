@@ -26,8 +26,6 @@ from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import (
-    layers_per_chunk,
-    num_microbatches,
     rank_tokens,
     resolved_dtype,
     resolved_offload_tiles,
@@ -67,7 +65,7 @@ def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> 
 
 def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> SwapBytes:
     """Return the device and host bytes of a rank of `stage` for a known layout, which all stages share."""
-    passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
+    passes = layers_in_flight(pipeline_of(config, world_size), config.model.num_layers, stage)
     buffers = layout.buffer_bytes(min(2, passes * resolved_sections(config)))
     if config.memory.sweeps:
         beside = beside_slots(config, world_size, stage)
@@ -163,18 +161,21 @@ def beside_slots(config: RunConfig, world_size: int, stage: int) -> BesideSlots:
 
 def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterator[tuple[int, BesideSlots]]:
     """Yield (`num_records`, `beside_slots`) for each stage."""
-    sections, microbatches = resolved_sections(config), num_microbatches(config, world_size)
-    in_chunk, again = layers_per_chunk(config), config.memory.recompute_attention_layers
+    sections, parallel, num_layers = resolved_sections(config), config.parallel, config.model.num_layers
+    pipeline, in_chunk = pipeline_of(config, world_size), parallel.layers_per_chunk(num_layers)
+    chunks, again = Pipeline(parallel.pp, parallel.vpp, 1), config.memory.recompute_attention_layers
+    have_keys = attending_layers(config.model) - layers_with_attention_again(config)
     hides = config.memory.sweeps and config.memory.offload_hidden_states
     keys_slide = config.memory.sweeps and key_value_layout(config).slides
     for stage in stages:
-        in_flight = layers_in_flight(config, microbatches, stage)
+        in_flight = layers_in_flight(pipeline, num_layers, stage)
         kept = in_flight // in_chunk * (in_chunk - again)  # layers in flight that do not recompute attention
-        turns_at_once = _turns_at_once(config, microbatches, stage)
+        turns_at_once = _turns_at_once(pipeline, stage)
         records = _records(sections, kept, turns_at_once)
-        with_keys = in_flight // in_chunk * _most_with_keys(config, stage)
+        of_chunks = (chunks.layers(stage, chunk, num_layers) for chunk in range(parallel.vpp))
+        with_keys = in_flight // in_chunk * max(len(have_keys.intersection(layers)) for layers in of_chunks)
         inputs = sections * (in_flight - kept)
-        hidden = sections * most_hidden_states(pipeline_of(config, world_size), stage) if hides else 0
+        hidden = sections * most_hidden_states(pipeline, stage) if hides else 0
         beside = BesideSlots(
             key_records=_records(sections, with_keys, turns_at_once)
             if keys_slide
@@ -194,22 +195,11 @@ def _records(sections: int, layers: int, turns_at_once: bool) -> int:
     return max(0, sections * layers - (2 if turns_at_once or (sections == 1 and layers <= 2) else 1))
 
 
-def _most_with_keys(config: RunConfig, stage: int) -> int:
-    """Return the most layers of a chunk that have keys and values and do not recompute attention."""
-    pipeline = Pipeline(config.parallel.pp, config.parallel.vpp, 1)
-    keeping = attending_layers(config.model) - layers_with_attention_again(config)
-    chunks = (pipeline.layers(stage, chunk, config.model.num_layers) for chunk in range(pipeline.chunks))
-    return max(len(keeping.intersection(layers)) for layers in chunks)
-
-
-def _turns_at_once(config: RunConfig, microbatches: int, stage: int) -> bool:
+def _turns_at_once(pipeline: Pipeline, stage: int) -> bool:
     """Return whether the last forward is followed by its own backward when most layers are in flight."""
-    parallel = config.parallel
-    if microbatches == 1:
+    if pipeline.microbatches == 1:
         return True
-    if parallel.gradient_accumulation_order == "breadth_first":
-        return False
-    return stage == parallel.pp - 1 and parallel.vpp == 1
+    return not pipeline.breadth_first and stage == pipeline.stages - 1 and pipeline.chunks == 1
 
 
 def working_set_bytes(config: RunConfig) -> int:
@@ -219,7 +209,7 @@ def working_set_bytes(config: RunConfig) -> int:
     attention's fp32 sums, or one tile of the MLP with its activations, their gradients and one weight's gradient.
     """
     model, parallel = config.model, config.parallel
-    narrow, wide = element_bytes(resolved_dtype(config, config.hardware.device))
+    narrow, wide = element_bytes(resolved_dtype(config.training, config.hardware.device))
     tokens = rank_tokens(config)
     q_size, kv_size = model.num_attention_heads * model.head_dim, 2 * model.kv_heads * model.head_dim
     ffn = model.token_ffn_size + model.shared_ffn_size

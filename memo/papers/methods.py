@@ -105,7 +105,7 @@ def _paper_alpha(case: Case, config: RunConfig, node_bytes: Callable[[float], fl
         found = solve_paper(
             memo_paper.always_bytes(config.model, tokens, case.tp, case.cp),
             memo_paper.other_bytes(config.model, tokens, case.tp, case.cp),
-            plain_layer(config, Kernels(case.hardware, resolved_dtype(config, "cuda"))).forward.total_s,
+            plain_layer(config, Kernels(case.hardware, resolved_dtype(config.training, "cuda"))).forward.total_s,
             case.hardware.offload_gb_per_s * 1e9,
             case.shape.nearest.num_layers // case.pp,
             case.host_memory_gib * GIB / ranks,

@@ -44,7 +44,7 @@ class Rehearsal:
         prepared, refusal = _prepared(request.config.override({"layer_profile": None}))
         self.config, self.world_size = prepared.config.override({"admission": False}), prepared.world_size
         self.device, rank = local_device("cuda"), self.config.parallel.simulate_rank
-        self.stage = rank_grid(self.config, self.world_size).coordinates(rank).pp
+        self.stage = rank_grid(self.config.parallel, self.world_size).coordinates(rank).pp
         layer_times = ""
         if self.config.memory.swaps:
             profile = layer_profile(self.config, self.world_size, request.hardware, self.device, given)

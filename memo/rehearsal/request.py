@@ -92,14 +92,14 @@ def ranks_that_differ(config: RunConfig, gpus: int, rank: int | None = None) -> 
             0 <= rank < gpus, f"--rank is {rank}, but --gpus {gpus} have the ranks 0 to {gpus - 1}: give one of them"
         )
         return [rank]
-    grid, last = rank_grid(config, gpus), config.parallel.pp - 1
+    grid, last = rank_grid(config.parallel, gpus), config.parallel.pp - 1
     return [grid.rank_at(Coordinates(0, 0, 0, stage)) for stage in sorted({0, min(1, last), last})]
 
 
 def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) -> RunConfig:
     """The configuration that runs only `rank`, without checkpoints, logs and evaluations."""
     require_count("--gpus", gpus)
-    grid, training, memory = rank_grid(config, gpus), config.training, config.memory
+    grid, training, memory = rank_grid(config.parallel, gpus), config.training, config.memory
     axes = ",".join(f"{axis}={getattr(grid, axis)}" for axis in ("tp", "cp", "pp", "dp"))
     plain = TrainingConfig()
     quiet = dataclasses.replace(training, **{name: getattr(plain, name) for name in _EVALUATION})

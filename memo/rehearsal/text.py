@@ -60,7 +60,7 @@ def text(run: Run, all_found: Sequence[Rehearsed]) -> str:
 
 
 def _title(run: Run, parameters: int) -> str:
-    config, grid = run.config, rank_grid(run.config, run.gpus)
+    config, grid = run.config, rank_grid(run.config.parallel, run.gpus)
     batch = global_batch_size(config, run.gpus)
     return (
         f"{format_count(parameters)} parameters, a step of {batch} x {config.data.seq_length:,} tokens, "

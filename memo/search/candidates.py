@@ -178,7 +178,7 @@ def refusal(question: Question, layout: Layout) -> str:
         check_layout(config, question.gpus)
         check_batch(config, question.gpus)
         check_split(config.model, layout.tp)
-        check_patterns_of(config)
+        check_patterns_of(config.model, config.data.seq_length)
     except ConfigError as error:
         return str(error)
     return ""
@@ -220,9 +220,10 @@ def exchanges(question: Question, layout: Layout) -> list[Layout]:
         return [layout]
     heads, groups = question.model.sizes.num_attention_heads // layout.tp, question.model.sizes.kv_heads // layout.tp
     kinds: list[CpCommType] = ["p2p", "all_gather"]
+    mixed = replace(layout, cp_comm_type="a2a+p2p")
     if heads % layout.cp == 0 and groups % layout.cp == 0:
         kinds.append("a2a")
-    elif resolved_a2a_size(config_of(question, replace(layout, cp_comm_type="a2a+p2p"))) > 1:
+    elif resolved_a2a_size(question.model.sizes, config_of(question, mixed).parallel) > 1:
         kinds.append("a2a+p2p")
     return [replace(layout, cp_comm_type=kind) for kind in kinds]
 

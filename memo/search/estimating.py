@@ -156,7 +156,7 @@ def run_config(case: Case) -> RunConfig:
     # memo.config.checks.check would take half of a case's time. It is not needed: the ranges of single cells were
     # checked when they were read, and there is neither data nor an optimizer to check.
     check_model(config)
-    check_patterns_of(config)
+    check_patterns_of(config.model, config.data.seq_length)
     check_layout(config, case.gpus)
     check_batch(config, case.gpus)
     check_memory(config)

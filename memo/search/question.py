@@ -265,7 +265,7 @@ def ask(
         price=PRICES.get(machine.name) if price_per_gpu_hour is None else Price(price_per_gpu_hour, "as given"),
     )
     check_model(question.base)
-    check_patterns_of(question.base)
+    check_patterns_of(question.base.model, question.base.data.seq_length)
     return question
 
 

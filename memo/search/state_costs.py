@@ -106,7 +106,7 @@ class Costs:
         self._ranks = RankBytes(self.config, self.world_size, self.hardware.device, self.limits.links)
         self.sizes, self.none = self._ranks.sizes, self._ranks.none
         machine = with_attention_of(self.hardware, self.config)
-        self.kernels = Kernels(machine, resolved_dtype(self.config, self.hardware.device))
+        self.kernels = Kernels(machine, resolved_dtype(self.config.training, self.hardware.device))
         self.of = cache(partial(_placement_costs, self.config, self.kernels, self.world_size))
         self._best: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}
 
@@ -122,7 +122,7 @@ class Costs:
             alpha = memory.offload_alpha if memory.swaps and isinstance(memory.offload_alpha, float) else None
             return [self._use(self.config, None, alpha)]
         plain = replace(self.config, memory=replace(memory, offload_alpha="off"))
-        least = nothing_moved(self.config)
+        least = nothing_moved(self.config.model, memory.offload_policy)
         return [self._use(plain, None, None), self._use(self.config, least, least)]
 
     @cached_property

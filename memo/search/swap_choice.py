@@ -93,7 +93,7 @@ def given_swaps(
 
 
 def _layer(config: RunConfig, hardware: Hardware) -> LayerCost:
-    return swapped_layer(config, Kernels(with_attention_of(hardware, config), resolved_dtype(config, "cuda")))
+    return swapped_layer(config, Kernels(with_attention_of(hardware, config), resolved_dtype(config.training, "cuda")))
 
 
 def _choice(problem: SwapProblem, hardware: Hardware, tiles: dict[str, int], limit: Limit) -> SwapChoice:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memo.config import RunConfig
-from memo.config.derived import SLOT_TILES, SWEPT_TOKENS, layers_per_chunk, sequence_step, swept_tiles
+from memo.config.derived import SLOT_TILES, SWEPT_TOKENS, sequence_step, swept_tiles
 from memo.config.memory import OffloadAlpha
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.estimate.accounts import Account
@@ -123,4 +123,4 @@ def _fewest_again(config: RunConfig, world_size: int, limits: MemoryLimits, whol
         needed_bytes = node_host_bytes(swept, world_size, limits.local_ranks, moved, limits.disk_bytes)
         return needed_bytes <= limits.host_bytes
 
-    return bisect_left(range(layers_per_chunk(config)), True, key=is_enough)
+    return bisect_left(range(config.parallel.layers_per_chunk(config.model.num_layers)), True, key=is_enough)

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memo.config.derived import layers_per_chunk
 from memo.config.model import CHOICES_OF_TRAINED, LINEAR
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.rank_memory import components
@@ -274,7 +273,8 @@ def _how(question: Question, choice: Choice) -> str:
     config = config_of(question, choice.layout, choice.strategy)
     sweep = f"--offload-granularity tile, {choice.strategy.tiles} tiles; " if choice.strategy.tiles else ""
     if again := choice.strategy.recompute_attention_layers:
-        sweep += f"attention recomputed in {again} of {layers_per_chunk(config)} layers; "
+        in_chunk = config.parallel.layers_per_chunk(config.model.num_layers)
+        sweep += f"attention recomputed in {again} of {in_chunk} layers; "
     sweep += "hidden states in host memory; " if choice.strategy.hidden_on_host else ""
     if choice.moved is not None:
         tiles = slot_dims(config).tiles

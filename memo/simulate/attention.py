@@ -35,7 +35,7 @@ def attention_cost(shape: LayerShape, backward: bool) -> Cost:
         cost += _sinks(shape, backward)
     if parallel.cp == 1:
         return cost
-    a2a_size = resolved_a2a_size(config)
+    a2a_size = resolved_a2a_size(config.model, config.parallel)
     ring = Group(parallel.cp // a2a_size, parallel.tp * a2a_size)
     if a2a_size > 1:
         cost += _head_exchange(shape, Group(a2a_size, parallel.tp), backward)

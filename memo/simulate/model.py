@@ -102,7 +102,7 @@ def step_model(
     layer: LayerCost | None = None,
 ) -> StepModel:
     """Arguments and errors as in `memo.simulate.predict.predict_step`; --peak-tflops replaces the machine's peak."""
-    dtype = resolved_dtype(config, hardware.device)
+    dtype = resolved_dtype(config.training, hardware.device)
     if config.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
     kernels = Kernels(with_attention_of(hardware, config), dtype)
@@ -147,7 +147,7 @@ def stage_message_s(
     """
     parallel, sections = config.parallel, resolved_sections(config) if from_host else 1
     wire_bytes = _hidden_bytes(config, kernels) / sections
-    stride = rank_grid(config, world_size, order).stride("pp")
+    stride = rank_grid(config.parallel, world_size, order).stride("pp")
     sent_s = kernels.message_s(wire_bytes, Group(parallel.pp, stride))
     if not from_host or parallel.pp == 1:
         return sent_s

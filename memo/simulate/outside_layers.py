@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import data_parallel_size, rank_tokens, vocab_rows_per_rank
+from memo.config.derived import rank_tokens, vocab_rows_per_rank
 from memo.config.grid import AXES, RankGrid, rank_grid
 from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.kernels import Group, Kernels
@@ -108,7 +108,7 @@ def update_cost(
     """Return the cost of reducing fp32 gradients to shards over dp x cp, of the update, and of gathering the weights
     that stay whole."""
     parallel = config.parallel
-    grid = rank_grid(config, world_size, order)
+    grid = rank_grid(config.parallel, world_size, order)
     group = Group.along(grid, "cp", "dp")
     per_layer = layer_parameters(config.model, trained=True).of_rank(parallel.tp)
     rest = stage_parameters(config, stage, trained=True) - config.model.num_layers // parallel.pp * per_layer
@@ -133,7 +133,7 @@ def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
 
     One message has all gradients that stay on the device; each layer whose gradients leave it has its own."""
     parallel, placement = config.parallel, placement_of(config, world_size)
-    shards, tp = data_parallel_size(config, world_size) * parallel.cp, Group(parallel.tp, 1)
+    shards, tp = parallel.dp(world_size) * parallel.cp, Group(parallel.tp, 1)
     layer_bytes = layer_parameters(config.model, trained=True).replicated / shards * kernels.wide * tp.size
     leaving = placement.num_driven
     rest_s = kernels.gather_s((placement.layers - leaving) * layer_bytes, tp)

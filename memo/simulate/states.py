@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from memo.config import RunConfig
-from memo.config.derived import data_parallel_size
 from memo.estimate.state_memory import accumulates_whole, rings_gradients, state_sizes
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.state_traffic import StateTraffic, state_traffic
@@ -121,7 +120,7 @@ def state_times(
     frozen = layer_parameters(config.model).of_rank(parallel.tp) - layer
     of_stage = stage_parameters(config, stage, trained=True) if placement.ends_on_host else 0
     ends = max(0, of_stage - placement.layers * layer)
-    group = Group(data_parallel_size(config, world_size) * parallel.cp, parallel.tp)
+    group = Group(parallel.dp(world_size) * parallel.cp, parallel.tp)
     shard, width = layer / sizes.shards, kernels.narrow if placement.weight_copy else kernels.wide
     h2d, d2h = hardware.prefetch_gb_per_s * 1e9, hardware.offload_gb_per_s * 1e9
     update_bytes_each = update_bytes(config.training, kernels.wide) + kernels.narrow

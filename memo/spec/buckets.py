@@ -19,7 +19,6 @@ from operator import sub
 from typing import Any, NamedTuple
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import data_parallel_size, num_position_embeddings
 from memo.spec.parameters import end_weights
 from memo.spec.placement import spread
 from memo.spec.shapes import shape_of
@@ -190,9 +189,9 @@ class RankUnits:
 def rank_units(config: RunConfig, world_size: int, stage: int) -> RankUnits:
     """Units of a rank of pipeline stage `stage`, to the element."""
     parallel = config.parallel
-    shards = data_parallel_size(config, world_size) * parallel.cp
+    shards = parallel.dp(world_size) * parallel.cp
     parts = (parallel.tp, parallel.pp, parallel.vpp, parallel.ddp_bucket_size, shards)
-    return _rank_units(config.model, num_position_embeddings(config), stage, *parts)
+    return _rank_units(config.model, config.model.position_rows(config.data.seq_length), stage, *parts)
 
 
 @lru_cache(maxsize=1024)

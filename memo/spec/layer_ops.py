@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from memo.config import RunConfig
-from memo.config.derived import layers_per_chunk
 from memo.errors import PlanError
 from memo.spec.schedule import Action, Kind, Pipeline, most_in_flight, stage_actions
 
@@ -128,9 +126,8 @@ def swept_ops(
     return SweptOps(cut, keys, inputs, keys_slide)
 
 
-def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:
+def layers_in_flight(pipeline: Pipeline, num_layers: int, stage: int) -> int:
     """Layers x microbatches whose activations a stage holds at the peak of (interleaved) 1F1B, or breadth first."""
-    if config.parallel.gradient_accumulation_order == "breadth_first":
-        return microbatches * config.model.num_layers
-    pipeline = Pipeline(config.parallel.pp, config.parallel.vpp, microbatches)
-    return most_in_flight(pipeline, stage) * layers_per_chunk(config)
+    if pipeline.breadth_first:
+        return pipeline.microbatches * num_layers
+    return most_in_flight(pipeline, stage) * len(pipeline.layers(stage, 0, num_layers))

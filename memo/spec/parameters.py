@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import num_position_embeddings
 from memo.spec.lora import check_patterns, trains_all
 from memo.spec.shapes import ModelShape, shape_of
 from memo.spec.stack import kinds_of, kinds_of_stage
@@ -66,15 +65,15 @@ def end_weights(shape: ModelShape, pp: int, stage: int) -> tuple[tuple[Weight, .
     return (shape.embedding_weights if is_first else (), head if is_last else ())
 
 
-def check_patterns_of(config: RunConfig) -> None:
+def check_patterns_of(model: ModelConfig, seq_length: int) -> None:
     """Raises ConfigError for --freeze, --train-only or --lora-target-modules that do not fit the parameters of the
     model (memo.spec.lora)."""
-    if not trains_all(config.model):
-        shape = shape_of_run(config)
+    if not trains_all(model):
+        shape = shape_of(model, "", model.position_rows(seq_length))
         layers = [(f"layers.{index}.", w) for index, of in enumerate(shape.of_layers) for w in of.layer_weights]
         ends = [("", weight) for weight in shape.embedding_weights], [("", weight) for weight in shape.head_weights]
-        check_patterns(config.model, [*ends[0], *layers, *ends[1]])
+        check_patterns(model, [*ends[0], *layers, *ends[1]])
 
 
 def shape_of_run(config: RunConfig) -> ModelShape:
-    return shape_of(config.model, "", num_position_embeddings(config))
+    return shape_of(config.model, "", config.model.position_rows(config.data.seq_length))

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from memo.config import RunConfig
-from memo.config.derived import data_parallel_size
 from memo.config.memory import OffloadStates
 
 NUM_STATE_SLOTS = 2
@@ -112,7 +111,7 @@ class StatePlacement:
 def placement_of(config: RunConfig, world_size: int) -> StatePlacement:
     """The placement that a configuration without "auto" asks for, the same on every rank. See memo.config.memory."""
     memory, parallel = config.memory, config.parallel
-    is_shared = data_parallel_size(config, world_size) * parallel.cp > 1
+    is_shared = parallel.dp(world_size) * parallel.cp > 1
     layers = config.model.num_layers // parallel.pp
     counts = [0, 0, 0]
     if memory.offload_states in ("optimizer", "all"):

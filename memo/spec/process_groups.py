@@ -69,8 +69,8 @@ def planned_groups(
 def groups_of(config: RunConfig, world_size: int) -> tuple[PlannedGroup, ...]:
     """The groups of a checked run."""
     return planned_groups(
-        rank_grid(config, world_size),
-        resolved_a2a_size(config),
+        rank_grid(config.parallel, world_size),
+        resolved_a2a_size(config.model, config.parallel),
         is_interleaved=config.parallel.vpp > 1,
         ties_embedding=not config.model.untie_embeddings_and_output_weights,
     )

@@ -283,7 +283,6 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
     """The shape of a model that memo trains; `seq_length` is the length of a learned position table if the
     configuration names none."""
     stack = tuple(shape_of(kind, name, seq_length) for kind in stack_of(model)) if len(kinds_of(model)) > 1 else ()
-    learned = model.position_embedding_type == "learned_absolute"
     return ModelShape(
         name=name,
         nearest=model if stack else kinds_of(model)[0],
@@ -292,7 +291,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         qkv_bias=model.qkv_bias,
         projection_bias=model.add_bias_linear,
         mlp_bias=model.add_bias_linear,
-        positions=(model.max_position_embeddings or seq_length) if learned else 0,
+        positions=model.position_rows(seq_length),
         stack=stack,
     )
 

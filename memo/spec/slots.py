@@ -15,8 +15,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from memo.config import RunConfig
+from memo.config import ModelConfig, RunConfig
 from memo.config.derived import rank_length, resolved_dtype, resolved_offload_tiles, resolved_sections
+from memo.config.memory import OffloadPolicy, RecomputeGranularity
 from memo.config.training import Dtype
 from memo.spec.skeleton import SkeletalTensor, SlotDims, local_size, moves_in_part, skeletal_tensors
 from memo.units import DTYPE_BYTES
@@ -91,7 +92,7 @@ def slot_dims(config: RunConfig) -> SlotDims:
         batch=config.training.micro_batch_size,
         tp=config.parallel.tp,
         tiles=tiles,
-        dtype=resolved_dtype(config, config.hardware.device),
+        dtype=resolved_dtype(config.training, config.hardware.device),
         carried=tiles if config.memory.sweeps else 0,
         cp=config.parallel.cp,
     )
@@ -106,15 +107,13 @@ def slot_layout(config: RunConfig, moved: Moved) -> SlotLayout:
     """The layout of one layer in a rounding buffer of one rank when `moved` moves."""
     skeleton, dims = skeletal_tensors(config.model), slot_dims(config)
     if not isinstance(moved, Mapping):
-        moved = dict.fromkeys(nothing_moved(config), whole_tiles(moved, dims.tiles))
+        moved = dict.fromkeys(nothing_moved(config.model, config.memory.offload_policy), whole_tiles(moved, dims.tiles))
     return plan_slot(skeleton, dims, moved)
 
 
-def own_layout(config: RunConfig, slots: SlotLayout) -> SlotLayout:
-    """Places of one kind of layer in slots that have room for all kinds; the layers of `config` are all of this
-    kind."""
-    dims = slot_dims(config)
-    widths = {tensor.name: local_size(tensor, dims)[1] for tensor in skeletal_tensors(config.model)}
+def own_layout(kind: ModelConfig, dims: SlotDims, slots: SlotLayout) -> SlotLayout:
+    """Places of one kind of layer in slots that have room for all kinds."""
+    widths = {tensor.name: local_size(tensor, dims)[1] for tensor in skeletal_tensors(kind)}
     places = {
         name: replace(place, shape=(*place.shape[:2], widths[name]))
         for name, place in (
@@ -126,10 +125,9 @@ def own_layout(config: RunConfig, slots: SlotLayout) -> SlotLayout:
     return replace(slots, places=places, workspace=workspace)
 
 
-def nothing_moved(config: RunConfig) -> dict[str, int]:
+def nothing_moved(model: ModelConfig, policy: OffloadPolicy) -> dict[str, int]:
     """The number of tiles of each group, 0, where only tensors move that always do."""
-    policy = config.memory.offload_policy
-    return {tensor.group: 0 for tensor in skeletal_tensors(config.model) if moves_in_part(tensor, policy)}
+    return {tensor.group: 0 for tensor in skeletal_tensors(model) if moves_in_part(tensor, policy)}
 
 
 @dataclass(frozen=True)
@@ -147,11 +145,11 @@ class Resident:
     dropped: frozenset[str]
 
 
-def resident(config: RunConfig) -> Resident:
-    """The tensors that a layer keeps under --recompute-granularity."""
-    granularity, skeleton = config.memory.recompute_granularity, skeletal_tensors(config.model)
+def resident(kind: ModelConfig, dims: SlotDims, granularity: RecomputeGranularity) -> Resident:
+    """The tensors that a layer of one kind keeps under --recompute-granularity."""
+    skeleton = skeletal_tensors(kind)
     whole = {} if granularity == "full" else {tensor.group: 1 for tensor in skeleton if tensor.kind == "token_wise"}
-    layout = plan_slot(skeleton, replace(slot_dims(config), tiles=1), whole)  # all rows or none
+    layout = plan_slot(skeleton, replace(dims, tiles=1), whole)  # all rows or none
     made = {**layout.places, **({} if layout.workspace is None else {NEEDS_FULL_ROOM: layout.workspace})}
     del made["input"]
     of_attention = frozenset(name for name in ("attention_out", "lse") if name in made)

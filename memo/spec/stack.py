@@ -112,12 +112,6 @@ def runs_of_kinds(config: RunConfig) -> tuple[RunConfig, ...]:
     return (config,) if kinds == (config.model,) else tuple(replace(config, model=kind) for kind in kinds)
 
 
-def run_of_layer(config: RunConfig, layer: int) -> RunConfig:
-    """The run with all layers of the kind of this layer."""
-    kind = stack_of(config.model)[layer]
-    return config if kind == config.model else replace(config, model=kind)
-
-
 @lru_cache(maxsize=1024)
 def kinds_of_stage(model: ModelConfig, pp: int, vpp: int, stage: int) -> tuple[int, ...]:
     """For each layer of a pipeline stage, chunk by chunk, the index of its kind in `kinds_of` the model."""

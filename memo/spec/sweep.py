@@ -153,7 +153,7 @@ def key_value_layout(config: RunConfig) -> KeyValueLayout:
     model, parallel = config.model, config.parallel
     gathers = parallel.cp > 1 and parallel.cp_comm_type == "all_gather"
     width = 2 * model.kv_heads * model.head_dim // (parallel.tp * (1 if gathers else parallel.cp))
-    dtype = resolved_dtype(config, config.hardware.device)
+    dtype = resolved_dtype(config.training, config.hardware.device)
     shape, sections = (config.data.seq_length, config.training.micro_batch_size, width), resolved_sections(config)
     held = _held_sections(config, sections)
     return KeyValueLayout(shape, model.head_dim, sections, dtype, wide_dtype(dtype), parallel.cp, gathers, held)

@@ -64,7 +64,7 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Atten
 def _calls_of_kind(config: RunConfig, packed: bool | None) -> dict[AttentionCase, float]:
     data, head_dim, dtype = config.data, config.model.head_dim, str(config.training.params_dtype)
     repeats = config.hardware.deterministic
-    ring = ring_size(config)
+    ring = ring_size(config.model, config.parallel)
     window = config.model.window(data.seq_length)
     if window is not None:  # two triangles of every strip (memo.spec.window)
         strips = AttentionCase(
@@ -86,7 +86,7 @@ def measure_attention(config: RunConfig, device: torch.device) -> tuple[tuple[At
     Warns if the kept table cannot be read, and replaces it; warns if it cannot be written.
     """
     cases = {**attention_calls(config, packed=False), **attention_calls(config, packed=True)}
-    shards = config.parallel.tp * resolved_a2a_size(config)
+    shards = config.parallel.tp * resolved_a2a_size(config.model, config.parallel)
     heads, kv_heads = config.model.num_attention_heads // shards, max(1, config.model.kv_heads // shards)
     rows = time_attention(cases, heads, kv_heads, config.training.micro_batch_size, device)
     path = attention_table_file(config.memory.profile_cache, _empty_table(device))

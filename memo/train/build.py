@@ -51,9 +51,9 @@ from memo_kernels import select_ops, wide_dtype
 def build_mesh(config: RunConfig, rank: int, world_size: int, watch: Watch | None = None) -> Mesh:
     p = config.parallel
     return Mesh(
-        rank_grid(config, world_size),
+        rank_grid(p, world_size),
         rank,
-        a2a_size=resolved_a2a_size(config),
+        a2a_size=resolved_a2a_size(config.model, p),
         is_interleaved=p.vpp > 1,
         ties_embedding=not config.model.untie_embeddings_and_output_weights,
         background=config.checkpoint.async_save,
@@ -113,7 +113,7 @@ def build_chunks(
             pipeline.layers(mesh.at.pp, chunk, config.model.num_layers),
             first=pipeline.virtual_stage(mesh.at.pp, chunk) == 0,
             last=pipeline.virtual_stage(mesh.at.pp, chunk) == pipeline.last_virtual_stage,
-            max_positions=config.model.max_position_embeddings or config.data.seq_length,
+            max_positions=config.model.position_rows(config.data.seq_length),
             loss_chunk_size=training.loss_chunk_size,
         )
         for chunk in range(parallel.vpp)

@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from memo.config import RunConfig
+from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
 
 ENVIRONMENT = {
@@ -27,12 +27,12 @@ cuBLAS: https://docs.nvidia.com/cuda/cublas, "Results reproducibility". NCCL: as
 excludes NVLS (github.com/pytorch/pytorch/pull/191782). The last variable is TransformerEngine's."""
 
 
-def make_deterministic(config: RunConfig) -> None:
+def make_deterministic(hardware: HardwareConfig) -> None:
     """Apply --deterministic to this process; call it before the process starts a process group or uses a GPU.
 
     Raises ConfigError for an environment variable that contradicts the flag.
     """
-    if not config.hardware.deterministic:
+    if not hardware.deterministic:
         return
     for name, accepted in ENVIRONMENT.items():
         value = os.environ.setdefault(name, accepted[0])
@@ -46,11 +46,11 @@ def make_deterministic(config: RunConfig) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def describe_bits(config: RunConfig, device_type: str, attention_backend: str) -> str:
+def describe_bits(hardware: HardwareConfig, device_type: str, attention_backend: str) -> str:
     """A line for the header: whether another run with the same flags gives the same bits, and how to get them."""
     if device_type == "cpu":
         return "bits: every run of these flags gives the same, as kernels of a CPU add in one order"
-    if config.hardware.deterministic:
+    if hardware.deterministic:
         return "bits: every run of these flags on such machines gives the same (--deterministic)"
     return (
         f"bits: runs differ in the last ones, as the backward of {attention_backend} adds in no fixed order: "

@@ -17,7 +17,7 @@ def stopped(config: RunConfig, by: str, iteration: int, saved: Path | None) -> s
     save = config.checkpoint.save
     if save is None:
         return f"{why}: nothing is saved, as --save is not given"
-    again = "the same command" if goes_on(config) else f"the same command and --load {save}"
+    again = "the same command" if goes_on(config.checkpoint) else f"the same command and --load {save}"
     if saved is None:
         return f"{why}, before its first step: nothing new to save; start again with the same command"
     return f"{why}, saved as {saved}: go on with {again}"

@@ -39,7 +39,7 @@ def describe_start(parts: ParallelModel, prepared: Prepared, resumed_at: int | N
         f"{_granularity(config, prepared)}"
         f"attention: {attention.name} ({attention.reason})\n"
         f"{_delta_nets(prepared)}"
-        f"{describe_bits(config, parts.device.type, attention.name)}"
+        f"{describe_bits(config.hardware, parts.device.type, attention.name)}"
     )
     if parts.device.type == "cuda":
         text += f"\nMFU refers to {prepared.peak}"

@@ -62,7 +62,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         norm_placement=model.norm_placement,
         attention_sinks=model.attention_sinks,
         attention_output_gate=model.attention_output_gate,
-        delta_nets=_delta_nets(config),
+        delta_nets=_delta_nets(model, config.hardware.delta_backend),
         experts=_experts(model),
         moe_layer_freq=model.moe_layer_freq,
         seq_length=config.data.seq_length,
@@ -70,7 +70,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         tensor_model_parallel_size=parallel.tp,
         context_parallel_size=parallel.cp,
         cp_comm_type=parallel.cp_comm_type if parallel.cp > 1 else "none",
-        cp_a2a_size=resolved_a2a_size(config),
+        cp_a2a_size=resolved_a2a_size(model, parallel),
         params_dtype=str(training.params_dtype),
         offload_tiles=resolved_offload_tiles(config),
         offload_sections=resolved_sections(config),
@@ -94,11 +94,10 @@ def _trained(model: ModelConfig) -> str:
     return ", ".join(filter(None, (adapters, frozen, only, coded)))
 
 
-def _delta_nets(config: RunConfig) -> str:
-    model = config.model
+def _delta_nets(model: ModelConfig, backend: str) -> str:
     if LINEAR not in model.types_of_layers:
         return ""
-    kernels = ", fla" if config.hardware.delta_backend == "fla" else ""
+    kernels = ", fla" if backend == "fla" else ""
     return f"{model.linear_num_value_heads} of {model.linear_num_key_heads} x {model.linear_key_head_dim}{kernels}"
 
 
@@ -141,19 +140,19 @@ def obtain(
     if given is not None:
         return given, f"from {config.memory.layer_profile} of {given.measured_on}"
     key = profile_key(config, device)
-    cached = _cached_on_rank_0(config, mesh, device, key)
+    cached = _cached_on_rank_0(config.memory.profile_cache, key, mesh, device)
     if cached is not None:
         return cached, (
             f"from {cache_file(config.memory.profile_cache, key)} of {cached.measured_on}; to measure again: "
             "`memo profile` with the same flags, or --profile-cache off"
         )
     profile = measure()
-    return profile, keep(profile, config, mesh)
+    return profile, keep(profile, config.memory.profile_cache, mesh)
 
 
-def keep(profile: LayerProfile, config: RunConfig, mesh: Mesh) -> str:
+def keep(profile: LayerProfile, profile_cache: str, mesh: Mesh) -> str:
     """Put a measured profile into the cache of rank 0; returns words about its origin, for people."""
-    path = cache_file(config.memory.profile_cache, profile.key)
+    path = cache_file(profile_cache, profile.key)
     if path is None or not mesh.is_main_rank:
         return "measured now"
     try:
@@ -197,7 +196,7 @@ def measure(
         slot, context, groups = wrapped.own(memory.tensors), LayerContext(rope, None), (mesh.tp, mesh.cp)
         with states(index):
             measured = profile_layer(wrapped, slot, context, x, groups, key, sizes)
-        found[stack_of(config.model)[index]] = _by_group(config, measured)
+        found[stack_of(config.model)[index]] = _by_group(config.model, measured)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # memory that the measurement freed must count as free for the plan
     any_kind = next(iter(found.values()))
@@ -205,30 +204,30 @@ def measure(
         any_kind, forward_s=0.0, backward_s=0.0, recompute_s=dict.fromkeys(any_kind.recompute_s, 0.0)
     )
     kinds = kinds_of(config.model)
-    return _of_stack(config, {kind: _slowest(found.get(kind, unseen), mesh, device) for kind in kinds})
+    return _of_stack(config.model, {kind: _slowest(found.get(kind, unseen), mesh, device) for kind in kinds})
 
 
-def _by_group(config: RunConfig, profile: LayerProfile) -> LayerProfile:
+def _by_group(model: ModelConfig, profile: LayerProfile) -> LayerProfile:
     """Sum the recompute seconds of the tensors of each group of `skeletal_tensors`."""
-    groups, found = {tensor.name: tensor.group for tensor in skeletal_tensors(config.model)}, dict[str, float]()
+    groups, found = {tensor.name: tensor.group for tensor in skeletal_tensors(model)}, dict[str, float]()
     for name, seconds in profile.recompute_s.items():
         found[groups[name]] = found.get(groups[name], 0.0) + seconds
     return dataclasses.replace(profile, recompute_s=found)
 
 
-def one_of_each_kind(config: RunConfig, layers: Iterable[int]) -> list[int]:
+def one_of_each_kind(model: ModelConfig, layers: Iterable[int]) -> list[int]:
     """The first layer of each kind among the layers of a rank."""
     firsts: dict[ModelConfig, int] = {}
     for layer in layers:
-        firsts.setdefault(stack_of(config.model)[layer], layer)
+        firsts.setdefault(stack_of(model)[layer], layer)
     return list(firsts.values())
 
 
-def _of_stack(config: RunConfig, found: Mapping[ModelConfig, LayerProfile]) -> LayerProfile:
+def _of_stack(model: ModelConfig, found: Mapping[ModelConfig, LayerProfile]) -> LayerProfile:
     """The profile of the fastest kind of layer; `longer_s`: by how much the mean layer of the stack takes longer."""
     seconds = {kind: profile.forward_s + profile.backward_s for kind, profile in found.items()}
     least = min(found, key=seconds.__getitem__)
-    mean_s = statistics.mean(seconds[kind] for kind in stack_of(config.model))
+    mean_s = statistics.mean(seconds[kind] for kind in stack_of(model))
     return dataclasses.replace(found[least], longer_s=mean_s - seconds[least])
 
 
@@ -239,11 +238,11 @@ def tensor_bytes(config: RunConfig) -> dict[str, int]:
     return {tensor.name: bytes_of(tensor, dims) for tensor in of_tokens}
 
 
-def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: ProfileKey) -> LayerProfile | None:
+def _cached_on_rank_0(profile_cache: str, key: ProfileKey, mesh: Mesh, device: torch.device) -> LayerProfile | None:
     """The profile in the cache of rank 0 if its key fits every rank, else None: nodes may have different devices."""
 
     def cached() -> LayerProfile | None:
-        path = cache_file(config.memory.profile_cache, key)
+        path = cache_file(profile_cache, key)
         try:
             return None if path is None or not path.exists() else LayerProfile.load(path)
         except ArtifactError as error:

@@ -29,9 +29,9 @@ from memo.train.saved_config import loaded_config
 from memo.units import GIB
 
 
-def is_undecided(config: RunConfig) -> bool:
+def is_undecided(memory: MemoryConfig) -> bool:
     """Whether --offload-granularity is still auto: not decided yet, or this rank waits for another rank's choice."""
-    return config.memory.offload_granularity == "auto"
+    return memory.offload_granularity == "auto"
 
 
 def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, must_fit: bool = True) -> RunConfig:
@@ -43,9 +43,9 @@ def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, m
     Raises ResourceError if nothing fits, unless `must_fit` is false or --no-admission is given.
     """
     memory = config.memory
-    if is_undecided(config) and not memory.swaps:
+    if is_undecided(config.memory) and not memory.swaps:
         config = with_sweep(config, WHOLE)
-    if not is_undecided(config):
+    if not is_undecided(config.memory):
         if memory.offload_states != "auto":
             return config
         return resolve_states(config, world_size, _hardware(world_size, device), _limits(memory, device))
@@ -73,11 +73,11 @@ def agreed(config: RunConfig, mesh: Mesh, device: torch.device) -> RunConfig:
     return replace(config, memory=from_rank(source, lambda: config.memory, group))
 
 
-def room_of(config: RunConfig, device: torch.device) -> Room:
+def room_of(memory: MemoryConfig, device: torch.device) -> Room:
     """The memory that is free here for a run."""
     node_ranks, host_bytes = local_world_size_from_env(), None
-    if config.memory.offloads_states:
-        host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gib)
+    if memory.offloads_states:
+        host_bytes = node_budget_bytes(available_host_bytes(), memory.offload_host_memory_gib)
     if device.type == "cuda":
         return Room(*_device_room(device), 1, host_bytes, node_ranks, links_of(known_machine(device)))
     return Room(available_host_bytes(), total_host_bytes(), node_ranks, host_bytes, node_ranks)
@@ -129,12 +129,12 @@ def _limits(memory: MemoryConfig, device: torch.device) -> MemoryLimits:
 
 
 def _is_held(config: RunConfig, world_size: int, device: torch.device) -> bool:
-    return would_hold(config, world_size, room_of(config, device))
+    return would_hold(config, world_size, room_of(config.memory, device))
 
 
 def _memory_saving_rank(config: RunConfig) -> int:
     """Order choices for --offload-granularity auto by the device memory they save; 0 while nothing is chosen."""
-    if is_undecided(config):
+    if is_undecided(config.memory):
         return 0
     sweep = sweep_of(config)
     return (

@@ -224,7 +224,7 @@ class _EarlyUpdates:
 
 def learning_rate(config: RunConfig, iteration: int) -> float:
     """Learning rate of step `iteration` (counted from 1): warm-up, then the chosen decay to min_lr."""
-    training, decay_iters = config.training, resolved_lr_decay_iters(config)
+    training, decay_iters = config.training, resolved_lr_decay_iters(config.training)
     peak, floor, warmup = resolved_lr(config), training.min_lr, resolved_lr_warmup_iters(config)
     if iteration <= warmup:
         return peak * iteration / warmup
@@ -233,7 +233,7 @@ def learning_rate(config: RunConfig, iteration: int) -> float:
     if iteration >= decay_iters:
         return floor
     if training.lr_decay_style == "WSD":
-        length = resolved_lr_wsd_decay_iters(config)
+        length = resolved_lr_wsd_decay_iters(training)
         return peak - (peak - floor) * max(0, iteration - (decay_iters - length)) / length
     done = (iteration - warmup) / (decay_iters - warmup)
     share = 1.0 - done if training.lr_decay_style == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
@@ -246,7 +246,7 @@ def schedule_of(config: RunConfig) -> dict[str, object]:
     schedule: dict[str, object] = {"--lr": resolved_lr(config), "--lr-decay-style": training.lr_decay_style}
     schedule["--lr-warmup-iters"] = resolved_lr_warmup_iters(config)
     if training.lr_decay_style != "constant":
-        schedule |= {"--min-lr": training.min_lr, "--lr-decay-iters": resolved_lr_decay_iters(config)}
+        schedule |= {"--min-lr": training.min_lr, "--lr-decay-iters": resolved_lr_decay_iters(training)}
     if training.lr_decay_style == "WSD":
-        schedule["--lr-wsd-decay-iters"] = resolved_lr_wsd_decay_iters(config)
+        schedule["--lr-wsd-decay-iters"] = resolved_lr_wsd_decay_iters(training)
     return schedule

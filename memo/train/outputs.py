@@ -13,13 +13,14 @@ from memo.artifacts.regular_file import other_kind
 from memo.checkpoint.directory import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.files import RUN_STATE
 from memo.config import RunConfig
+from memo.config.run import CheckpointConfig
 from memo.errors import ConfigError
 
 
 def check_files(config: RunConfig) -> None:
     """Raises ConfigError or CheckpointError, alike on all ranks that see the same files."""
-    _check_load(config)
-    _check_save(config)
+    _check_load(config.checkpoint)
+    _check_save(config.checkpoint)
     check_writable("--save", config.checkpoint.save, is_directory=True)
     check_writable("--log-jsonl", config.logging.log_jsonl, is_directory=False)
     check_writable("--heartbeat-file", config.logging.heartbeat_file, is_directory=False)
@@ -30,9 +31,9 @@ def check_files(config: RunConfig) -> None:
         _check_wandb(config.logging.wandb_project)
 
 
-def goes_on(config: RunConfig) -> bool:
+def goes_on(checkpoint: CheckpointConfig) -> bool:
     """Whether --load is the directory of --save, or one checkpoint in it."""
-    save, load = config.checkpoint.save, config.checkpoint.load
+    save, load = checkpoint.save, checkpoint.load
     if save is None or load is None:
         return False
     real = _real(load)
@@ -46,17 +47,17 @@ def _real(path: str) -> Path:
         return Path(path)
 
 
-def _check_load(config: RunConfig) -> None:
+def _check_load(checkpoint: CheckpointConfig) -> None:
     """--load must name a checkpoint, unless this run itself will save its first checkpoint there."""
-    load = config.checkpoint.load
-    if load is not None and (has_checkpoint(load) or not goes_on(config)):
+    load = checkpoint.load
+    if load is not None and (has_checkpoint(load) or not goes_on(checkpoint)):
         resolve_checkpoint(load)
 
 
-def _check_save(config: RunConfig) -> None:
+def _check_save(checkpoint: CheckpointConfig) -> None:
     """A new run must not add its checkpoints to those of an earlier run, move its pointer back or append to its log."""
-    save, load = config.checkpoint.save, config.checkpoint.load
-    if save is None or goes_on(config) or not has_checkpoint(save):
+    save, load = checkpoint.save, checkpoint.load
+    if save is None or goes_on(checkpoint) or not has_checkpoint(save):
         return
     found, now = resolve_checkpoint(save).name, "is not given" if load is None else f"is {load}"
     raise ConfigError(

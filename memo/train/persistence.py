@@ -63,12 +63,6 @@ def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
     return owned[0] if owned else None
 
 
-def _base_of(config: RunConfig) -> str:
-    """The fingerprint of the model whose weights are frozen; "" if checkpoints contain all weights."""
-    directory = frozen_from(config)
-    return "" if directory is None else TensorFiles(directory).fingerprint()
-
-
 class Persistence:
     """Keeps one run on disk. Methods that say so are collective over all ranks.
 
@@ -82,7 +76,9 @@ class Persistence:
         self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, feed.sampler
         self.router_losses = parts.router_losses
         self.model, self.data = model_identity(config), data_identity(config.data, feed.dataset)
-        self.base = _base_of(config) if self.mesh.rank == 0 else ""
+        # The fingerprint of the model whose weights are frozen; "" if checkpoints contain all weights.
+        frozen = frozen_from(config) if self.mesh.rank == 0 else None
+        self.base = "" if frozen is None else TensorFiles(frozen).fingerprint()
         self.background = BackgroundWriter(parts.device) if config.checkpoint.async_save else None
         if self.background is not None:
             self.optimizer.before_update = self.background.wait_until_read

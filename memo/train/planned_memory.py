@@ -85,7 +85,7 @@ def demanding_batches(config: RunConfig, batches: list[Microbatch]) -> list[list
     if not config.data.may_pack:
         return []
     tiles = resolved_offload_tiles(config) if config.memory.sweeps else 1
-    call_tokens = config.data.seq_length // (ring_size(config) * tiles)
+    call_tokens = config.data.seq_length // (ring_size(config.model, config.parallel) * tiles)
     packings = demanding_packings(config.data.seq_length, config.training.micro_batch_size, call_tokens)
     return [[dataclasses.replace(batch, documents=packing) for batch in batches] for packing in packings]
 

@@ -110,7 +110,7 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
     host = settle(config, mesh, device)
     profile = _measure_alone(config.override(on_tiles), mesh, device)
     _show(mesh, describe_profile(profile))
-    origin = keep(profile, config, mesh)
+    origin = keep(profile, config.memory.profile_cache, mesh)
     if out is not None:
         if mesh.is_main_rank:
             profile.save(out)
@@ -153,7 +153,8 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
     ops = select_ops(config.hardware.kernels, dtype)
     attention = attention_of_layers(config, mesh, device)
     parts = ModelParts(config.model, dtype, mesh.tp, attention, ops, delta_net_of(config, dtype, device))
-    layers = {index: make_layer(parts, index) for index in one_of_each_kind(config, range(config.model.num_layers))}
+    firsts = one_of_each_kind(config.model, range(config.model.num_layers))
+    layers = {index: make_layer(parts, index) for index in firsts}
     bucket_size = config.parallel.ddp_bucket_size
     data_parallel = ShardedDataParallel(
         nn.ModuleList(layers.values()), mesh, dtype=dtype, device=device, bucket_size=bucket_size, overlap=False

@@ -8,7 +8,7 @@ import torch
 
 from memo.attention.select import AttentionChoice
 from memo.checkpoint.hugging_face.load import given_adapters, open_pretrained, pretrained_directory
-from memo.config import RunConfig
+from memo.config import ModelConfig, RunConfig
 from memo.config.check_model import unscaled_length
 from memo.config.checks import check
 from memo.config.derived import (
@@ -21,6 +21,7 @@ from memo.config.derived import (
 from memo.config.hugging_face import INDEX_FILE, SINGLE_FILE, download_hint, has_weights
 from memo.config.launching import check_ranks, this_script
 from memo.config.require import require
+from memo.config.run import HardwareConfig, LoggingConfig
 from memo.config.simulated_world import run_world_size, with_simulated_axes
 from memo.data import PreferencePairs, SampleDataset, Tokenizer
 from memo.data.epochs import with_epochs
@@ -94,18 +95,18 @@ def prepare(
     Raises ConfigError, DataError, CheckpointError or ResourceError; each message says what to change.
     """
     config = with_simulated_axes(config)
-    make_deterministic(config)
+    make_deterministic(config.hardware)
     world_size = run_world_size(config.parallel)
     words = corpus_words(train_data)
     if words is not None:  # paths given in Python count as --data-path
         config, train_data = config.override({"data_path": words}), None
     device_type = resolve_device_type(config.hardware)
-    planner = resolved_memory_planner(config, device_type)
-    dtype_name = resolved_dtype(config, device_type)
+    planner = resolved_memory_planner(config.memory, device_type)
+    dtype_name = resolved_dtype(config.training, device_type)
     config = config.override({"device": device_type, "params_dtype": dtype_name, "memory_planner": planner})
     needs = {"needs_data": train_data is None, "needs_eval_data": eval_data is None}
     check_ranks(config, this_script(), sys.argv[1:], **needs)
-    if is_reporting_rank() and (told := unscaled_length(config)):
+    if is_reporting_rank() and (told := unscaled_length(config.model, config.data.seq_length)):
         tell(f"warning: {told}")
     if train_data is None:
         check_corpora(config)
@@ -115,7 +116,7 @@ def prepare(
         config = with_epochs(config, world_size, own_data)
         check(config, world_size, **needs)
     config = config.override({"lr": resolved_lr(config), "lr_warmup_iters": resolved_lr_warmup_iters(config)})
-    config = _with_vocabulary(config, tokenizer)
+    config = config.override({"vocab_size": _vocab_size(config.model, tokenizer)})
     _check_model_and_files(config)
     device = local_device(device_type)
     prepare_allocator(config.memory, device_type)
@@ -127,11 +128,11 @@ def prepare(
     config = config.override({"attention_backend": attention.name})
     if delta_nets is not None:
         config = config.override({"delta_backend": delta_nets.name})
-    is_chosen = is_undecided(config)
+    is_chosen = is_undecided(config.memory)
     config = choose_memory(config, world_size, device, must_fit=must_fit)
-    if not is_undecided(config):
+    if not is_undecided(config.memory):
         given_profile(config, device)
-    if must_fit and not is_undecided(config):
+    if must_fit and not is_undecided(config.memory):
         _admit(config, world_size, device, peak)
     trained = open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0)
     evaluated = evaluation_data(config, eval_data, tokenizer)
@@ -166,35 +167,35 @@ def field_keywords(keywords: dict[str, object]) -> dict[str, object]:
     return {**keywords, "custom_layer": layer_name(layer)} if isinstance(layer, type) else keywords
 
 
-def _with_vocabulary(config: RunConfig, tokenizer: Tokenizer | None) -> RunConfig:
+def _vocab_size(model: ModelConfig, tokenizer: Tokenizer | None) -> int:
     """Resolve the vocabulary; raises ConfigError if it is smaller than the tokenizer's."""
-    vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
+    vocab_size = resolved_vocab_size(model, tokenizer.vocab_size if tokenizer else None)
     if tokenizer is not None and vocab_size < tokenizer.vocab_size:
         raise ConfigError(
             f"--vocab-size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
             "leave it out or give at least that many, or build the corpus with the tokenizer of a pretrained model"
         )
-    return config.override({"vocab_size": vocab_size})
+    return vocab_size
 
 
 def _check_model_and_files(config: RunConfig) -> None:
     check_split(config.model, config.parallel.tp)
-    check_patterns_of(config)
-    _check_packages(config)
+    check_patterns_of(config.model, config.data.seq_length)
+    _check_packages(config.hardware, config.logging)
     check_files(config)
     if config.memory.offload_nvme_path is not None:
         disk_free_bytes(config.memory.offload_nvme_path)
     _check_pretrained(config)
 
 
-def _check_packages(config: RunConfig) -> None:
-    if config.hardware.kernels == "triton" and importlib.util.find_spec("triton") is None:
+def _check_packages(hardware: HardwareConfig, logging: LoggingConfig) -> None:
+    if hardware.kernels == "triton" and importlib.util.find_spec("triton") is None:
         raise ConfigError(
             "--kernels triton needs the package triton, which is not installed: install it, or use --kernels torch"
         )
     for flag, value, package in (
-        ("--tensorboard-dir", config.logging.tensorboard_dir, "tensorboard"),
-        ("--wandb-project", config.logging.wandb_project, "wandb"),
+        ("--tensorboard-dir", logging.tensorboard_dir, "tensorboard"),
+        ("--wandb-project", logging.wandb_project, "wandb"),
     ):
         if value is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(
@@ -223,6 +224,6 @@ def _admit(config: RunConfig, world_size: int, device: torch.device, peak: PeakF
     if not is_first_of_node():
         return
     try:
-        admit(config, world_size, room_of(config, device), peak.flops)
+        admit(config, world_size, room_of(config.memory, device), peak.flops)
     except ResourceError as error:
         overrule(config, ResourceError(f"{error}{sweeping_helps(config, world_size, device)}"))

@@ -9,6 +9,7 @@ import torch
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env, resolved_sections
+from memo.config.memory import OffloadAlpha
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
@@ -81,7 +82,7 @@ def choose(
     for chunk in chunks:
         layers |= dict(zip(chunk.layer_indices, chunk.layers, strict=True))
     units = {index: data_parallel.layer_units[position] for position, index in enumerate(layers)}
-    of_kinds = {index: layers[index] for index in one_of_each_kind(config, layers)}
+    of_kinds = {index: layers[index] for index in one_of_each_kind(config.model, layers)}
 
     def measured() -> LayerProfile:
         return measure(
@@ -117,7 +118,7 @@ def decide(
     """
     plan, sweep = _plans(config, mesh, ops)
     problem = _problem(config, mesh, plan, sweep, profile, free_bytes, host)
-    solution = _solve(config, problem)
+    solution = _solve(config.memory.offload_alpha, problem)
     stays = torch.tensor(int(config.memory.offload_alpha == "auto" and solution.moves_nothing_is_best), device=device)
     for group in (mesh.tp, mesh.cp, mesh.dp, mesh.pp):
         all_reduce(stays, group, "min")
@@ -125,7 +126,7 @@ def decide(
         return ChosenSwap(plan, sweep, problem, solution, origin)
     if solution.limit == Limit.RESIDENT:  # all activations fit here, but not on every rank, so all ranks move some
         problem = dataclasses.replace(problem, resident_bytes=None)
-        solution = _solve(config, problem)
+        solution = _solve(config.memory.offload_alpha, problem)
     tiles = torch.tensor(list(solution.tiles.values()), device=device)
     for group in (mesh.tp, mesh.cp, mesh.dp):
         all_reduce(tiles, group, "min")
@@ -170,8 +171,7 @@ def _plans(config: RunConfig, mesh: Mesh, ops: Sequence[LayerOp]) -> tuple[SwapP
     return sweep_plans(swept_ops(ops, sections, again, attending, slides), hidden)
 
 
-def _solve(config: RunConfig, problem: SwapProblem) -> SwapSolution:
-    alpha = config.memory.offload_alpha
+def _solve(alpha: OffloadAlpha, problem: SwapProblem) -> SwapSolution:
     return solve(problem) if isinstance(alpha, str) else solve_at(problem, alpha)
 
 

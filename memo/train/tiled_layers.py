@@ -34,8 +34,8 @@ from memo.planner.state_plan import placed_state_plan
 from memo.program.kinds import kind_of
 from memo.spec.layer_ops import LayerOp
 from memo.spec.placement import StatePlacement
-from memo.spec.slots import Moved, own_layout, resident, slot_layout
-from memo.spec.stack import layers_with_attention_again, run_of_layer
+from memo.spec.slots import Moved, own_layout, resident, slot_dims, slot_layout
+from memo.spec.stack import layers_with_attention_again, stack_of
 from memo.spec.sweep import key_value_layout
 
 
@@ -84,11 +84,11 @@ def on_device(
     device: torch.device,
 ) -> ResidentLayer:
     """Wrap one layer to run without a swap plan."""
-    run = run_of_layer(config, index)
+    model = stack_of(config.model)[index]
     tiles = make_tiles(rank_length(config), config.parallel.tp, resident_tiles(config))
-    resident_type, of = ResidentCustomLayer if isinstance(layer, CustomLayer) else ResidentLayer, resident(run)
-    memory = DeviceMemory(of, device)
-    return resident_type(layer, kind_of(run.model), index, tiles, of.layout, memory, sink, tp_group)
+    of = resident(model, slot_dims(config), config.memory.recompute_granularity)
+    wrap = ResidentCustomLayer if isinstance(layer, CustomLayer) else ResidentLayer
+    return wrap(layer, kind_of(model), index, tiles, of.layout, DeviceMemory(of, device), sink, tp_group)
 
 
 def on_tiles(
@@ -105,8 +105,8 @@ def on_tiles(
 
     `hidden`: holds the hidden states of a swept layer; None: they are on the device.
     """
-    run = run_of_layer(config, index)
-    (sections, tiles), kind, layout = _cuts(config), kind_of(run.model), own_layout(run, memory.layout)
+    (sections, tiles), model = _cuts(config), stack_of(config.model)[index]
+    kind, layout = kind_of(model), own_layout(model, slot_dims(config), memory.layout)
     is_custom = isinstance(layer, CustomLayer)
     if not config.memory.sweeps:
         whole = TokenwiseCustomLayer if is_custom else TokenwiseLayer

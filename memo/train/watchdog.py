@@ -65,7 +65,7 @@ class Watchdog:
         self._timeout_s = config.parallel.distributed_timeout.total_seconds()
         if world.size > 1 and config.parallel.simulate_world is None:
             hosts = [member.host for member in world.members] or [host_name()] * world.size
-            grid = rank_grid(config, world.size)
+            grid = rank_grid(config.parallel, world.size)
             names = [_name_of(rank, host, grid.coordinates(rank)) for rank, host in enumerate(hosts)]
             self.name = names[world.rank]
             self._store = world.store  # kept alive: on rank 0 it may be the server, which all ranks need to the end

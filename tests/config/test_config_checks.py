@@ -12,7 +12,6 @@ from memo.config import PRESETS, RunConfig, preset
 from memo.config.check_fields import check_fields
 from memo.config.checks import check
 from memo.config.derived import (
-    data_parallel_size,
     global_batch_size,
     num_microbatches,
     resolved_a2a_size,
@@ -27,6 +26,7 @@ from memo.config.flag import ReadWith, reading_marks
 from memo.config.flag_table import entries_of
 from memo.config.flags import load_run, parse_run
 from memo.config.run import read_toml, section_of
+from memo.config.training import TrainingConfig
 from memo.errors import ConfigError
 from memo.spec.parameters import check_patterns_of
 
@@ -128,7 +128,8 @@ def test_a_field_that_nothing_reads(section: str, name: str, mark: ReadWith) -> 
 )
 def test_accepted(flags: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    check_patterns_of(load_run(["--mock-data", "--vocab-size", "61", *flags.split()]))
+    config = load_run(["--mock-data", "--vocab-size", "61", *flags.split()])
+    check_patterns_of(config.model, config.data.seq_length)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -157,12 +158,13 @@ def test_a_caller_with_its_own_datasets_names_none() -> None:
     ],
 )
 def test_resolved_a2a_size(flags: str, size: int) -> None:
-    assert resolved_a2a_size(parse_run(flags.split(), prog="test")) == size
+    config = parse_run(flags.split(), prog="test")
+    assert resolved_a2a_size(config.model, config.parallel) == size
 
 
 def test_derived_batch() -> None:
     config = parse_run(["--tp", "2", "--cp", "2", "--mbs", "2", "--gbs", "24"], prog="test")
-    assert data_parallel_size(config, 16) == 4
+    assert config.parallel.dp(16) == 4
     assert num_microbatches(config, 16) == 3
     default = parse_run(["--tp", "2", "--mbs", "3"], prog="test")
     assert global_batch_size(default, 8) == 12
@@ -193,8 +195,8 @@ def test_derived_sizes() -> None:
     assert vocab_rows_per_rank(50257, 1) == 50304
     assert vocab_rows_per_rank(50257, 4) == 12608
     assert vocab_rows_per_rank(64, 2) == 64
-    assert resolved_lr_wsd_decay_iters(RunConfig().override({"train_iters": 3})) == 1
-    assert resolved_lr_wsd_decay_iters(RunConfig().override({"lr_decay_iters": 50})) == 5
+    assert resolved_lr_wsd_decay_iters(TrainingConfig(train_iters=3)) == 1
+    assert resolved_lr_wsd_decay_iters(TrainingConfig(lr_decay_iters=50)) == 5
 
 
 @pytest.mark.parametrize(
@@ -236,6 +238,7 @@ def test_alpha_is_a_word_or_a_number_and_survives_toml(word: str, value: str | f
 )
 def test_memory_is_planned_by_default_on_cuda(flags: str, on_cuda: str, on_cpu: str) -> None:
     config = parse_run([*flags.split(), "--mock-data"], prog="test")
-    assert (resolved_memory_planner(config, "cuda"), resolved_memory_planner(config, "cpu")) == (on_cuda, on_cpu)
+    assert resolved_memory_planner(config.memory, "cuda") == on_cuda
+    assert resolved_memory_planner(config.memory, "cpu") == on_cpu
     assert config.memory.plans == (on_cpu != "off")  # the default is not known yet
     assert config.override({"memory_planner": on_cuda}).memory.plans == (on_cuda != "off")

@@ -34,7 +34,7 @@ def run(flags: str) -> RunConfig:
 
 def test_the_command_is_told_where_nothing_started_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     config = run("--tp 2 --pp 2")
-    assert wanted_ranks(config) == 4
+    assert wanted_ranks(config.parallel) == 4
     with pytest.raises(
         ConfigError, match=r"= 4 ranks hold .* torchrun --nproc-per-node 4 -m memo train --tp 2 --pp 2$"
     ):
@@ -53,4 +53,4 @@ def test_what_else_is_wrong_is_told_first() -> None:
 
 def test_one_rank_needs_no_launcher_and_a_simulated_world_none_either() -> None:
     check_ranks(run(""), "memo train", [])
-    assert wanted_ranks(run("--tp 2 --simulate-world tp=2,pp=2")) == 4
+    assert wanted_ranks(run("--tp 2 --simulate-world tp=2,pp=2").parallel) == 4

@@ -11,7 +11,6 @@ import torch
 from memo.config import RunConfig
 from memo.config.blend import Blend, read_blend
 from memo.config.data import DataConfig
-from memo.config.derived import data_parallel_size
 from memo.config.grid import rank_grid
 from memo.data import BlendedDataset, GlobalBatchSampler, IndexedDatasetWriter, open_corpora, open_corpus
 from memo.data import blended as order_module
@@ -120,8 +119,8 @@ def test_all_layouts_read_the_same_samples(
     fields = {"tp": tp, "cp": cp, "mbs": micro, "gbs": batch, "seq_length": 16, "vocab_size": 300}
     config = RunConfig().override({**fields, "data_path": list(words)})
     world_size = dp * cp * tp
-    assert data_parallel_size(config, world_size) == dp
-    grid = rank_grid(config, world_size)
+    assert config.parallel.dp(world_size) == dp
+    grid = rank_grid(config.parallel, world_size)
     pieces: dict[tuple[int, int], torch.Tensor] = {}
     for rank in range(world_size):
         at = grid.coordinates(rank)

@@ -12,7 +12,8 @@ from memo.estimate.program.attention import attention_backward
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.passes import layer_passes
 from memo.estimate.program.sizes import LayerSizes, layer_sizes
-from memo.estimate.program.tiles import kept_values
+from memo.estimate.program.tiles import kept_by_layer
+from memo.program.kinds import kind_of
 from memo.search.estimating import run_config
 from memo.search.question import ask
 from memo.spec.attention_workspace import AttentionCall, backward_workspace
@@ -71,9 +72,9 @@ def test_a_sweep_takes_the_workspace_of_a_tile() -> None:
     whole = tiny()
     swept = tiny(recompute_granularity="none", offload_alpha=0.0, offload_granularity="tile", offload_tiles=16)
     sums = []
-    for config, kept in ((whole, None), (swept, kept_values(swept, 0.0))):
+    for config, moved in ((whole, None), (swept, 0.0)):
         z = sizes(config)
-        alive = layer_passes(config, z, kept).backward.peak.alive
+        alive = layer_passes(z, kind_of(config.model), kept_by_layer(config, moved)).backward.peak.alive
         sums.append(alive["fp32 dq"])
         assert alive["fp32 dq"] == z.tokens // z.tiles * z.q * 4
     assert sums[0] == 16 * sums[1]

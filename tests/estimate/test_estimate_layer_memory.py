@@ -92,8 +92,8 @@ SCHEDULES = [
 def test_layers_in_flight_follow_the_schedule(stages: int, chunks: int, microbatches: int) -> None:
     pipeline = Pipeline(stages, chunks, microbatches)
     peaks = simulate(pipeline, [one_f_one_b(pipeline, stage) for stage in range(stages)])
-    config = run("gpt-tiny", pp=stages, vpp=chunks, num_layers=5 * stages * chunks)
-    assert [layers_in_flight(config, microbatches, stage) for stage in range(stages)] == [5 * p for p in peaks]
+    layers = 5 * stages * chunks
+    assert [layers_in_flight(pipeline, layers, stage) for stage in range(stages)] == [5 * peak for peak in peaks]
 
 
 def test_activations_are_split_by_tp_and_cp() -> None:

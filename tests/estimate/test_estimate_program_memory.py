@@ -20,6 +20,7 @@ from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.memory import Program, program_memory
 from memo.estimate.program.passes import layer_passes
 from memo.estimate.program.sizes import layer_sizes
+from memo.estimate.program.tiles import kept_by_layer
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.verdict import Verdict
 from memo.model.parts import LayerContext
@@ -27,6 +28,7 @@ from memo.model.rope import Rope, RopeRows, RopeTable
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients
+from memo.program.kinds import kind_of
 from memo.search.estimating import answer
 from memo.spec import reach
 from memo.spec.buckets import Laid, plan_buckets, rank_units
@@ -172,8 +174,9 @@ SCRATCH_BYTES = 1 << 14
 
 
 def foreseen_layer_peaks(config: RunConfig) -> dict[str, int]:
-    slot = frozenset(n for n, kept in SLOT_GROUPS.items() if kept) if config.memory.swaps else None
-    passes = layer_passes(config, layer_sizes(config, 0, torch.get_num_threads()), slot)
+    slot = frozenset(n for n, kept in SLOT_GROUPS.items() if kept)
+    how = slot if config.memory.swaps else kept_by_layer(config, None)
+    passes = layer_passes(layer_sizes(config, 0, torch.get_num_threads()), kind_of(config.model), how)
     x = passes.hidden_bytes  # the test holds it, whatever the layer does
     return {
         "forward": passes.forward.peak.num_bytes - x,

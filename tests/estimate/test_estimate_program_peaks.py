@@ -9,10 +9,10 @@ from memo.config import RunConfig
 from memo.config.memory import OffloadStates
 from memo.estimate.memory_account import own_memories
 from memo.estimate.program.memory import Program, program_memory
-from memo.estimate.program.passes import LayerPasses, _layer_passes
+from memo.estimate.program.passes import LayerPasses, layer_passes
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import kept_values, residents
+from memo.estimate.program.tiles import kept_by_layer
 from memo.program.kinds import kind_of
 from memo.search.candidates import (
     AUTO,
@@ -155,14 +155,14 @@ def test_steps_of_a_ring_that_are_alike_change_no_peak(
     question = ask(model, 16, seq_len=65536)
     config = config_of(question, Layout(cp=16), strategy)
     first, kind = layer_sizes(config, 0, threads=2), kind_of(config.model)
-    how = kept_values(config, {}) if strategy.swaps else residents(config)
+    how = kept_by_layer(config, {} if strategy.swaps else None)
     for device_sizes in (first, first._replace(on_cuda=False, narrow=4)):
         for rank in range(16):
             z = device_sizes._replace(ring_rank=rank)
-            found = peaks(_layer_passes.__wrapped__(z, kind, how))
+            found = peaks(layer_passes.__wrapped__(z, kind, how))
             with monkeypatch.context() as patch:
                 patch.setattr("memo.estimate.program.attention.different_steps", lambda z: list(range(z.ring)))
-                assert peaks(_layer_passes.__wrapped__(z, kind, how)) == found
+                assert peaks(layer_passes.__wrapped__(z, kind, how)) == found
 
 
 def peaks(passes: LayerPasses) -> list[tuple[int, dict[str, int]]]:

@@ -44,7 +44,6 @@ from streamed_steps import ALL, PLACEMENTS, Course, run_course, unlike
 from swapped_steps import Workplace, copy_weights, observed, profiled_once
 from torch import Tensor
 
-from memo.config.derived import layers_per_chunk
 from memo.estimate.swap_memory import host_records
 from memo.executor.runtime import SweepRuntime
 from memo.parallel.dtypes import torch_dtype
@@ -138,9 +137,8 @@ def course_on(workplace: Workplace, way: Way, tiles: int, dtype: str, directory:
     """One way of the row, which must use what it is about."""
     values = {"params_dtype": dtype, **reference_of(way.of, tiles), **way.values}
     if "recompute_attention_layers" in values:
-        values["recompute_attention_layers"] = min(
-            way.values["recompute_attention_layers"], layers_per_chunk(workplace.config)
-        )
+        in_chunk = workplace.config.parallel.layers_per_chunk(workplace.config.model.num_layers)
+        values["recompute_attention_layers"] = min(way.values["recompute_attention_layers"], in_chunk)
     if way.disk:
         values["offload_nvme_path"] = directory
     with observed(copies=way.copies), shared(way.disk) if way.disk else contextlib.nullcontext():

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from memo.config import RunConfig, preset
 from memo.config.checks import check
-from memo.config.derived import num_position_embeddings
 from memo.config.presets import PRESETS, PUBLISHED
 from memo.model.parts import ModelParts
 from memo.model.transformer import TransformerChunk
@@ -58,7 +57,7 @@ def build_stage(config: RunConfig, tp_rank: int, stage: int) -> list[ShardedPara
         Pipeline(config.parallel.pp, 1, config.parallel.pp).layers(stage, 0, config.model.num_layers),
         first=stage == 0,
         last=stage == config.parallel.pp - 1,
-        max_positions=num_position_embeddings(config),
+        max_positions=config.model.position_rows(config.data.seq_length),
         loss_chunk_size=8,
     )
     parameters = list(chunk.parameters())

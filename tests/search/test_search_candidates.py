@@ -60,7 +60,8 @@ def test_every_layout_that_the_checks_accept(model: str, gpus: int, batch: int, 
             accepted = not is_refused(question, layout) and (cp > 1 or kind == "p2p")
             assert (kind in kinds) == accepted, layout
         if "a2a+p2p" in kinds:  # where it is neither of the other two
-            assert 1 < resolved_a2a_size(config_of(question, Layout(tp, cp, pp, vpp, mbs, "a2a+p2p"))) < cp
+            mixed = config_of(question, Layout(tp, cp, pp, vpp, mbs, "a2a+p2p"))
+            assert 1 < resolved_a2a_size(mixed.model, mixed.parallel) < cp
     assert all(not is_refused(question, layout) for layout in found)
 
 

@@ -12,6 +12,7 @@ from trainers import QUIET
 
 import memo
 from memo.config import RunConfig
+from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
 from memo.train.determinism import ENVIRONMENT, describe_bits, make_deterministic
 
@@ -63,8 +64,8 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     torch.use_deterministic_algorithms(False)
 
 
-def wanted(is_wanted: bool = True, **flags: Any) -> RunConfig:
-    return RunConfig().override({"deterministic": is_wanted, **flags})
+def wanted(is_wanted: bool = True) -> HardwareConfig:
+    return HardwareConfig(deterministic=is_wanted)
 
 
 def test_without_the_flag_nothing_is_set(unset: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ from memo.artifacts.reading import Source, read_json_object, shown
 from memo.checkpoint.chunks import GlobalTensor, Part
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
 from memo.config import RunConfig
-from memo.config.derived import num_position_embeddings
 from memo.config.flag_table import dashed
 from memo.config.hugging_face import HuggingFaceModel
 from memo.config.hugging_face_wrappers import NAMINGS, renamed
@@ -79,7 +78,7 @@ def adapted_modules(config: RunConfig, model_type: str) -> dict[str, AdaptedMatr
 
     Raises ConfigError for adapters that have no name in PEFT's files.
     """
-    shapes = global_shapes(config.model, num_position_embeddings(config))
+    shapes = global_shapes(config.model, config.model.position_rows(config.data.seq_length))
     found: dict[str, list[tuple[str, HuggingFacePlace, Shape]]] = {}
     of_all = places(config.model, model_type, shapes)
     has_experts = config.model.num_experts > 0

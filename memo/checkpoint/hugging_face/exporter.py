@@ -41,7 +41,6 @@ from memo.checkpoint.hugging_face.run_weights import RunWeights, check_base
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import check_shapes, open_checkpoint
 from memo.config import RunConfig
-from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, HuggingFaceModel, read_config
 from memo.config.hugging_face_wrappers import MODULES, NAMINGS, WRAPPERS, renamed
 from memo.config.identity import differences, model_identity
@@ -199,7 +198,7 @@ def _check_model(final: Path, state: RunState, config: RunConfig) -> None:
 def _num_positions(config: RunConfig) -> int:
     """The sequence length for which the model is made, or the training's sequence length if it is longer."""
     if config.model.position_embedding_type == "learned_absolute":
-        return num_position_embeddings(config)
+        return config.model.position_rows(config.data.seq_length)
     known = config.model.max_position_embeddings
     return max(known or 0, config.data.seq_length)
 
@@ -235,7 +234,7 @@ def _their_tensors(
     source: RunWeights, config: RunConfig, theirs: HuggingFaceModel, dtype: torch.dtype | None
 ) -> dict[str, _Theirs]:
     """The tensors to write, in the model's order. Raises CheckpointError if the checkpoint lacks any."""
-    shapes = global_shapes(config.model, num_position_embeddings(config))
+    shapes = global_shapes(config.model, config.model.position_rows(config.data.seq_length))
     stored = source.stored
     adapted = adapted_matrices(config.model)
     own = {name: tensor for name, tensor in stored.items() if name not in set(sum(map(adapter_names, adapted), ()))}

@@ -11,8 +11,8 @@ from memo.checkpoint.hugging_face.adapters import read_adapters
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.checkpoint.store import raise_together
 from memo.config import RunConfig
-from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import read_config
+from memo.config.run import CheckpointConfig
 from memo.errors import MemoError
 from memo.mesh import Mesh
 from memo.parallel.data import ShardedDataParallel
@@ -24,12 +24,11 @@ from memo.spec.weights import is_of_adapter
 def pretrained_directory(config: RunConfig) -> str | None:
     """The directory with the initial weights of a run; None for random weights. A run that resumes reads only frozen
     weights from it: None if there are none."""
-    return frozen_from(config) if _resumes(config) else config.checkpoint.pretrained_checkpoint
+    return frozen_from(config) if _resumes(config.checkpoint) else config.checkpoint.pretrained_checkpoint
 
 
-def _resumes(config: RunConfig) -> bool:
-    load = config.checkpoint.load
-    return load is not None and has_checkpoint(load)
+def _resumes(checkpoint: CheckpointConfig) -> bool:
+    return checkpoint.load is not None and has_checkpoint(checkpoint.load)
 
 
 def frozen_from(config: RunConfig) -> str | None:
@@ -45,7 +44,7 @@ def open_pretrained(directory: str | Path, config: RunConfig) -> PretrainedWeigh
     of weights. Raises ConfigError or CheckpointError.
     """
     theirs = read_config(directory)
-    positions, in_wrapper = num_position_embeddings(config), theirs.wrapper is not None
+    positions, in_wrapper = config.model.position_rows(config.data.seq_length), theirs.wrapper is not None
     return PretrainedWeights(directory, config.model, theirs.model_type, positions, in_wrapper=in_wrapper)
 
 
@@ -74,7 +73,7 @@ def given_adapters(config: RunConfig) -> dict[str, Tensor]:
     """The adapters of --lora-checkpoint by global name; empty without the flag, or in a run that resumes. Raises the
     errors of `read_adapters`."""
     checkpoint = config.checkpoint
-    if checkpoint.lora_checkpoint is None or checkpoint.pretrained_checkpoint is None or _resumes(config):
+    if checkpoint.lora_checkpoint is None or checkpoint.pretrained_checkpoint is None or _resumes(checkpoint):
         return {}
     model_type = read_config(checkpoint.pretrained_checkpoint).model_type
     return read_adapters(checkpoint.lora_checkpoint, config, model_type)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import num_position_embeddings, vocab_rows_per_rank
+from memo.config.derived import vocab_rows_per_rank
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply
 from memo.estimate.program.messages import all_gather, scattered
@@ -53,7 +53,7 @@ def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
     step = max(1, config.training.loss_chunk_size // (z.tp * z.batch)) * z.tp * z.batch
     return EndSizes(
         rows=vocab_rows_per_rank(model.vocabulary, parallel.tp),
-        positions=num_position_embeddings(config),
+        positions=model.position_rows(config.data.seq_length),
         chunk=min(step, z.cut),
         tied=parallel.pp == 1 and not model.untie_embeddings_and_output_weights,
         scaled=model.scale_embeddings,

@@ -31,9 +31,10 @@ from memo.estimate.program.peaks import peak_bytes
 from memo.estimate.program.reductions import Gradients, gradients_of
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import kept_values
+from memo.estimate.program.tiles import kept_by_layer
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import NO_SWAP, SwapBytes, laid_out_bytes
+from memo.program.kinds import kind_of
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.placement import placement_of
 from memo.spec.slots import Moved, slot_layout
@@ -130,13 +131,11 @@ class Program:
         self.sizes, self.placement = state_sizes(config, world_size), placement_of(config, world_size)
         self.slots = None if moved is None else slot_layout(config, moved)
         runs, threads = runs_of_kinds(config), config.hardware.num_threads or 1
-        of_kinds = [
-            (run, layer_sizes(run, 0, threads), None if moved is None else kept_values(run, moved)) for run in runs
-        ]
-        self.z = z = of_kinds[-1][1]  # the sizes read below are the same for all kinds
+        of_kinds = [(layer_sizes(run, 0, threads), kind_of(run.model), kept_by_layer(run, moved)) for run in runs]
+        self.z = z = of_kinds[-1][0]  # the sizes read below are the same for all kinds
         # Ranks of a ring differ in their attention calls; the first or the last rank needs most.
         self._kinds = [
-            [layer_passes(run, sizes._replace(ring_rank=rank), kept) for run, sizes, kept in of_kinds]
+            [layer_passes(sizes._replace(ring_rank=rank), kind, kept) for sizes, kind, kept in of_kinds]
             for rank in sorted({0, z.ring - 1})
         ]
         self._is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"

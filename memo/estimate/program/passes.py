@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
-from memo.config import RunConfig
-from memo.config.derived import stays_under_autograd
 from memo.estimate.program.custom_layer import custom_layer_backward, custom_layer_forward
 from memo.estimate.program.embedding_and_loss import (
     EndSizes,
@@ -26,13 +24,12 @@ from memo.estimate.program.tiles import (
     Residents,
     resident_backward,
     resident_forward,
-    residents,
     swept_backward,
     swept_forward,
     tiled_backward,
     tiled_forward,
 )
-from memo.program.kinds import Kind, kind_of
+from memo.program.kinds import Kind
 
 
 @dataclass(frozen=True)
@@ -64,17 +61,10 @@ class LayerPasses:
         return self.between.num_bytes - (self.hidden_bytes if self.keeps_input else 0)
 
 
-def layer_passes(config: RunConfig, z: LayerSizes, kept: Kept | None) -> LayerPasses:
-    """Return the passes of one layer; `kept`: the values that a swap plan keeps whole, None without a swap plan."""
-    how: Kept | Residents | None = kept
-    if kept is None and not stays_under_autograd(config):
-        how = residents(config)
-    return _layer_passes(z, kind_of(config.model), how)
-
-
 @lru_cache(maxsize=4096)
-def _layer_passes(z: LayerSizes, kind: Kind, how: Kept | Residents | None) -> LayerPasses:
-    """Cached, because a search asks for the same few passes many times."""
+def layer_passes(z: LayerSizes, kind: Kind, how: Kept | Residents | None) -> LayerPasses:
+    """Return the passes of one layer that keeps `how` (`kept_by_layer`). Cached, because a search asks for the same few
+    passes many times."""
     hidden = z.between_layers
     ledger = Ledger(at="layer forward", never=z.never)
     x = ledger.make("input", hidden)
@@ -151,7 +141,7 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
 
 @lru_cache(maxsize=4096)
 def _end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
-    """Cached for the same reason as `_layer_passes`."""
+    """Cached for the same reason as `layer_passes`."""
     hidden = z.between_layers
 
     def record(work: Callable[[Ledger], _Made]) -> tuple[Pass, _Made]:

@@ -12,6 +12,7 @@ from memo.config.derived import (
     resolved_offload_tiles,
     resolved_sections,
 )
+from memo.config.run import HardwareConfig
 from memo.spec.custom_layer import Half, custom_facts
 from memo.spec.shapes import layer_matrices
 from memo.units import element_bytes
@@ -158,9 +159,8 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
     --attention-backend auto counts as its choice on GPUs of compute capability 9.0 and above.
     """
     model, parallel = config.model, config.parallel
-    device = "cuda" if config.hardware.device == "cuda" else "cpu"
-    narrow, wide = element_bytes(resolved_dtype(config, device))
-    a2a = resolved_a2a_size(config)
+    narrow, wide = element_bytes(resolved_dtype(config.training, config.hardware.device))
+    a2a = resolved_a2a_size(model, parallel)
     return LayerSizes(
         tokens=rank_tokens(config),
         batch=config.training.micro_batch_size,
@@ -189,14 +189,14 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         gathers_kv=parallel.cp_comm_type == "all_gather",
         sinks=model.attention_sinks,
         window=model.window(config.data.seq_length) or 0,
-        attention=_attention(config, device),
+        attention=_attention(config.hardware),
         packed=config.data.packs_documents,
         deterministic=config.hardware.deterministic,
         threads=threads,
         tiles=resolved_offload_tiles(config) if config.memory.swaps else resident_tiles(config),
         sections=resolved_sections(config) if config.memory.sweeps else 0,
         hidden_on_host=config.memory.sweeps and config.memory.offload_hidden_states,
-        on_cuda=device == "cuda",
+        on_cuda=config.hardware.device == "cuda",
         delta=model.is_linear,
         fla=config.hardware.delta_backend == "fla",
         halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
@@ -204,8 +204,8 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
     )
 
 
-def _attention(config: RunConfig, device: str) -> str:
-    if device == "cpu":
+def _attention(hardware: HardwareConfig) -> str:
+    if hardware.device != "cuda":
         return "cpu"
-    wanted = config.hardware.attention_backend
-    return backend_by_capability(90, config.hardware.deterministic) if wanted == "auto" else wanted
+    wanted = hardware.attention_backend
+    return backend_by_capability(90, hardware.deterministic) if wanted == "auto" else wanted

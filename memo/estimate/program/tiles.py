@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, wraps
 
 from memo.config import RunConfig
+from memo.config.derived import stays_under_autograd
 from memo.estimate.program.attention import (
     attention_backward,
     attention_forward,
@@ -63,17 +64,6 @@ def _shared(work: _Work) -> _Work:
     return play
 
 
-def kept_values(config: RunConfig, moved: Moved) -> Kept:
-    """Return the values whose slot holds all tiles when `moved` moves."""
-    tiles, policy = slot_dims(config).tiles, config.memory.offload_policy
-
-    def moves_whole(group: str) -> bool:
-        return moved >= 1 if isinstance(moved, int | float) else moved.get(group, 0) == tiles
-
-    partly = (tensor for tensor in skeletal_tensors(config.model) if moves_in_part(tensor, policy))
-    return frozenset(tensor.name for tensor in partly if moves_whole(tensor.group))
-
-
 @dataclass(frozen=True)
 class Residents:
     """Tensors that a layer without a swap plan fills beside its input (memo.spec.slots.Resident), in bytes."""
@@ -83,10 +73,22 @@ class Residents:
     dropped: frozenset[str]
 
 
-def residents(config: RunConfig) -> Residents:
-    of = resident(config)
-    sizes = tuple((name, place.num_bytes) for name, place in of.made.items())
-    return Residents(sizes, frozenset(of.layout.places), of.dropped)
+def kept_by_layer(config: RunConfig, moved: Moved | None) -> Kept | Residents | None:
+    """Return the values whose slot holds all tiles when `moved` moves; without a swap plan, the tensors on the device;
+    None under autograd. The layers of `config` are all of one kind."""
+    memory, dims = config.memory, slot_dims(config)
+    if moved is None:
+        if stays_under_autograd(config):
+            return None
+        of = resident(config.model, dims, memory.recompute_granularity)
+        sizes = tuple((name, place.num_bytes) for name, place in of.made.items())
+        return Residents(sizes, frozenset(of.layout.places), of.dropped)
+
+    def moves_whole(group: str) -> bool:
+        return moved >= 1 if isinstance(moved, int | float) else moved.get(group, 0) == dims.tiles
+
+    partly = (tensor for tensor in skeletal_tensors(config.model) if moves_in_part(tensor, memory.offload_policy))
+    return frozenset(tensor.name for tensor in partly if moves_whole(tensor.group))
 
 
 def resident_forward(ledger: Ledger, z: LayerSizes, kind: Kind, of: Residents, x: Block) -> tuple[Block, _Blocks]:
