@@ -13,6 +13,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores; deci
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_finish() -> None:
+    """Runs in this process take a known peak too, unless it would have to import torch just for that."""
+    if "memo.train.device" in sys.modules:
+        import known_peak  # noqa: F401
+
+
 @pytest.fixture(scope="module", autouse=True)
 def what_lives_is_visited_once() -> None:
     """What earlier modules brought and left, such as cached plans, lives until the end; no collection visits it again.

@@ -1,11 +1,10 @@
 """Plans for a custom layer: memo's own layer, written as one, is planned nearly as fast; what cannot be asked."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from custom_layers import ADAPTED, PARALLEL, PLAIN, SANDWICH, SandwichLayer
+from processes import alone
 
 import memo
 from memo.cli.main import main
@@ -74,7 +73,7 @@ class Mine(SandwichLayer):
     pass
 
 if __name__ == "__main__":
-    fields = dict(mock_data=True, seq_length=64, gbs=1, train_iters=1, num_threads=1, progress=False, save="run")
+    fields = dict(mock_data=True, seq_length=64, gbs=1, train_iters=1, num_threads=1, progress=False, save=sys.argv[2])
     with memo.Trainer("gpt-tiny", custom_layer=Mine, **fields) as trainer:
         trainer.train()
 """
@@ -82,6 +81,7 @@ if __name__ == "__main__":
 
 def test_a_class_of_a_script_is_found_in_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
-    support = str(Path(__file__).parents[1] / "support")
-    subprocess.run([sys.executable, "mine.py", support], check=True, cwd=tmp_path, capture_output=True)
+    arguments = [str(Path(__file__).parents[1] / "support"), str(tmp_path / "run")]
+    with alone(tmp_path, ("file", str(tmp_path / "mine.py")), arguments) as run:
+        assert run.ended(0).status == 0, run.errors(0)
     assert f'custom_layer = "{tmp_path / "mine.py"}:Mine"' in (tmp_path / "run" / "config.toml").read_text()

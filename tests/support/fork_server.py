@@ -87,7 +87,7 @@ def run(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for name in PRELOAD:
+    for name in (*PRELOAD, "known_peak"):
         importlib.import_module(name)
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as requests:

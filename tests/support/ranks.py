@@ -89,6 +89,7 @@ def _start(context: ForkServerContext, rank: int, world_size: int, folder: Path,
 def _rank_main(rank: int, world_size: int, folder: str, task: bytes, connection: Connection) -> None:
     # Garbage collection would visit, and so copy, every page that the rank shares with the server: 0.25 s of each rank.
     gc.freeze()
+    import known_peak  # noqa: F401  not preloaded: the fork server does not find modules of the tests
     import torch
     import torch.distributed as dist
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import known_peak
 import pytest
 import torch
 from ranks import run_ranks
@@ -211,6 +212,11 @@ def test_peaks_are_found_by_whole_names(monkeypatch: pytest.MonkeyPatch, name: s
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     peak = device_peak(HardwareConfig(), CUDA, torch.bfloat16)
     assert peak == PeakFlops(tflops * 1e12, f"{name}, bf16 dense")
+
+
+def test_the_peak_of_a_cpu_is_measured_with_a_matrix_product() -> None:
+    """Other tests take a known one. A thread of a CPU computes 1e9 to 1e13 FLOPs a second."""
+    assert 1e9 < known_peak.measured_flops(CPU, torch.float32) < 1e13
 
 
 UNKNOWN_PEAK = "measured matrix product, bfloat16; memo knows no peak of"
