@@ -112,7 +112,7 @@ def test_host_memory_is_that_of_the_shared_buffers(num_buffers: int, tmp_path: P
 
 
 def test_every_dropped_wait_is_caught_or_redundant(tmp_path: Path) -> None:
-    ops = stage_ops(1, 1, 1, 4, 0)
+    ops = stage_ops(1, 1, 1, 3, 0)
     waits, caught = caught_drops(lambda backend: wrong_reads(keys_on_disk(ops, backend, tmp_path, 1.0, 2), backend))
     print(f"\n{waits} waits, {len(caught)} drops caught")
 

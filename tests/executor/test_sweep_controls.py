@@ -293,7 +293,8 @@ def faults_that_are_not_told(name: str) -> list[str]:
             right = getattr(owner, method)
             with observed(copies="lazy"):
                 model = workplace.build(**swept)
-            assert differences(workplace.step(model, batches), expected) == []
+            if fault == next(iter(faults)):
+                assert differences(workplace.step(model, batches), expected) == []
             with (
                 patch.object(owner, method, lambda *args, faulty=faulty, right=right: faulty(right, *args)),
                 contextlib.suppress(MemoError),

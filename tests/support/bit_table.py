@@ -108,7 +108,7 @@ class Row:
     tiles: int = TILES
 
 
-EVERY_WAY = "gpt"
+EVERY_WAY, IN_FP32 = "gpt", "frozen layers"
 WHOLE_ONLY: tuple[Reference, ...] = ("swept",)
 ROWS: dict[str, Row] = {
     EVERY_WAY: Row(1, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 4}, WAYS),
@@ -130,20 +130,20 @@ ROWS: dict[str, Row] = {
     ),
     "4 bits": Row(1, "qwen3-tiny", {**ONE_STAGE, "lora_rank": 3, "quantize": "nf4"}),
     "8 bits": Row(1, "llama-tiny", {**ONE_STAGE, "lora_rank": 3, "quantize": "int8", "global_batch_size": 2}),
-    "frozen layers": Row(1, "gpt2-tiny", {**ONE_STAGE, **FROZEN}),
+    IN_FP32: Row(1, "gpt2-tiny", {**ONE_STAGE, **FROZEN}),
     # Its two halves round otherwise than the whole, so a plain way may not cut it.
     "custom layer": Row(1, "llama-tiny", {**ONE_STAGE, "custom_layer": PARALLEL}, WAYS[-3:]),
     "custom layer of two halves": Row(
         1, "llama-tiny", {**ONE_STAGE, "custom_layer": SANDWICH}, refuses=("plain",), is_full=True
     ),
-    "tp2": Row(2, "llama-tiny", {"tp": 2, **ONE_STAGE, "global_batch_size": 2}),
+    "tp2": Row(2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
     "tp2 norms across heads": Row(2, "olmo-3-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}, is_full=True),
     "tp2 experts by sigmoid": Row(
         2, "glm-4.5-tiny", {"tp": 2, **ONE_STAGE, "moe_layer_freq": "[0]+[1]*2"}, is_full=True
     ),
     "tp2 experts with biases": Row(2, "gpt-oss-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}),
     "tp2 delta nets": Row(2, "qwen3.5-tiny", {"tp": 2, **ONE_STAGE, "num_layers": 4}, is_full=True),
-    "tp2 frozen layers": Row(2, "gpt2-tiny", {"tp": 2, **ONE_STAGE, **FROZEN}, is_full=True),
+    "tp2 frozen layers": Row(2, "gpt2-tiny", {"tp": 2, **ONE_STAGE, **FROZEN, "global_batch_size": 2}, is_full=True),
     "tp2 custom layer": Row(
         2, "llama-tiny", {"tp": 2, **ONE_STAGE, "custom_layer": PARALLEL}, refuses=("plain",), is_full=True
     ),
@@ -151,7 +151,9 @@ ROWS: dict[str, Row] = {
     "cp2 gathered": Row(2, "llama-tiny", {**GATHERED, **ONE_STAGE, **KINDS}),
     "cp2 gathered, window": Row(2, "llama-tiny", {**GATHERED, **ONE_STAGE, "window_size": 11}, is_full=True),
     "cp2 exchanged": Row(2, "qwen3-tiny", {**EXCHANGED, **ONE_STAGE, "window_size": 17, "num_query_groups": 4}),
-    "cp2 exchanged, delta nets": Row(2, "qwen3.5-tiny", {**EXCHANGED, **ONE_STAGE, "num_layers": 4}),
+    "cp2 exchanged, delta nets": Row(
+        2, "qwen3.5-tiny", {**EXCHANGED, **ONE_STAGE, "num_layers": 4, "layer_types": "full,linear,linear,full"}
+    ),
     "pp2 1F1B": Row(2, "gpt-tiny", TWO_STAGES),  # its embedding is tied over both stages
     "pp2 window": Row(2, "llama-tiny", {**TWO_STAGES, "window_size": 5}, is_full=True),
     "pp2 interleaved": Row(2, "llama-tiny", {"vpp": 2, **TWO_STAGES, "global_batch_size": 4, **UNTIED}),
@@ -160,8 +162,7 @@ ROWS: dict[str, Row] = {
         "gpt-tiny",
         {
             **ONE_STAGE,
-            "micro_batch_size": 2,
-            "global_batch_size": 8,
+            "global_batch_size": 4,
             "exp_avg_dtype": "bf16",
             "exp_avg_sq_dtype": "bf16",
         },
@@ -169,7 +170,9 @@ ROWS: dict[str, Row] = {
     "dp2, experts in some layers": Row(2, "qwen3-moe-tiny", {**ONE_STAGE, **DENSE_FIRST, "global_batch_size": 2}),
     "dp2, adapters": Row(2, "qwen3-tiny", {**ONE_STAGE, "global_batch_size": 4, "lora_rank": 3}, is_full=True),
     "dp2, sharded": Row(2, "llama-tiny", {**ONE_STAGE, "global_batch_size": 2}, SHARDED),
-    "tp2 cp2 gathered": Row(4, "gpt-tiny", {"tp": 2, **GATHERED, **ONE_STAGE}),
+    "tp2 cp2 gathered": Row(
+        4, "gpt-tiny", {"tp": 2, **GATHERED, **ONE_STAGE}, WAYS[-1:]
+    ),  # the way that other layouts leave
     "tp2 cp2 exchanged, adapters": Row(
         4, "qwen3-tiny", {"tp": 2, **EXCHANGED, **ONE_STAGE, "lora_rank": 3, "num_query_groups": 4}, is_full=True
     ),

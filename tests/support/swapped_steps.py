@@ -136,9 +136,9 @@ class Workplace:
         trained = {name: p for name, p in sharded.parameters.items() if p.requires_grad}
         gradients = {name: sharded.main_gradients.main_gradient(p).clone() for name, p in trained.items()}
         pieces = global_pieces(model, "grad")
-        return Step(loss, gradients, pieces | {"loss": self._global(loss)})
+        return Step(loss, gradients, pieces | {"loss": self.loss_of_all_ranks(loss)})
 
-    def _global(self, loss: Tensor) -> Tensor:
+    def loss_of_all_ranks(self, loss: Tensor) -> Tensor:
         """Return the sum of the ranks' shares; tp ranks hold the same share."""
         return all_reduce(loss.detach().double() * (self.mesh.at.tp == 0), self.mesh.world)
 
