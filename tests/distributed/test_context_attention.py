@@ -77,9 +77,10 @@ def check_type(comm_type: str, a2a_size: int) -> int:
     ring, a2a = groups(a2a_size)
     cases = 0
     some = (EDGES, torch.float32), (random_documents(S, 2, 2), torch.bfloat16)
+    # Windows of three tokens, of less and of more than a chunk, beside none.
+    windows = (((4, 4), None), ((8, 4), None), ((4, 4), 3), ((8, 4), 7), ((4, 4), 23))
     for documents, dtype in (*product((None, EDGES, random_documents(S, 2, 1)), DTYPES[:1]), *some):
-        # Windows of three tokens, of less and of more than a chunk, beside none.
-        for heads, window in (((4, 4), None), ((8, 4), None), ((4, 4), 3), ((8, 4), 7), ((4, 4), 23)):
+        for heads, window in windows if dtype == torch.float64 else windows[1::2]:
             attention = ContextAttention(CpuFlash(), S, comm_type, ring, a2a, SCALE, window=window)
             inputs = make_inputs(S, 2, heads, 16, dtype, seed=cases)
             whole = assemble(run_local(attention, inputs, documents))
@@ -98,7 +99,7 @@ def check_type(comm_type: str, a2a_size: int) -> int:
     ],
 )
 def test_equals_dense_attention(cp_size: int, comm_type: str, a2a_size: int) -> None:
-    assert run_ranks(cp_size, check_type, comm_type, a2a_size) == [25] * cp_size
+    assert run_ranks(cp_size, check_type, comm_type, a2a_size) == [19] * cp_size
 
 
 def check_single_key_head_and_odd_head_dim() -> None:

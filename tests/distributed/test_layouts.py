@@ -38,6 +38,7 @@ Layout = tuple[str, int, dict[str, object]]
 LAYOUTS: list[Layout] = [
     # one axis
     (GPT2, 2, {"tp": 2}),
+    *((model, 2, {"tp": 2}) for model in (ADAPTED, CUSTOM, GLM)),
     (DELTA, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (GLM, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (KINDS, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
@@ -48,13 +49,9 @@ LAYOUTS: list[Layout] = [
     *((CODED, 2, {axis: 2}) for axis in ("tp", "pp")),
     (CODED, 2, {"data_parallel_sharding_strategy": "optim_grads_params", "offload_states": "all"}),
     # pairs
-    (ADAPTED, 4, {"tp": 2, "cp": 2}),
     (FROZEN, 4, {"tp": 2, "pp": 2}),
-    (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (OLMO, 4, {"tp": 2, "pp": 2}),
-    (CUSTOM, 4, {"tp": 2, "cp": 2}),
     (OSS, 4, {"tp": 2, "cp": 2}),
-    (GLM, 4, {"tp": 2, "cp": 2}),
     (SOME_EXPERTS, 4, {"tp": 2, "pp": 2}),
     (DELTA, 4, {"cp": 2, "pp": 2, "cp_comm_type": "a2a"}),
     (DELTA_EXPERTS, 4, {"tp": 2, "cp": 2, "cp_comm_type": "a2a"}),
@@ -91,7 +88,8 @@ MORE_LAYOUTS: list[Layout] = [
     *((EXPERTS, 2, {"cp": 2, "cp_comm_type": kind}) for kind in ("p2p", "all_gather", "a2a")),
     (EXPERTS, 4, {"pp": 2, "micro_batch_size": 2}),
     (EXPERTS, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
-    *((GLM, 2, {axis: 2}) for axis in ("tp", "cp", "pp")),
+    *((GLM, 2, {axis: 2}) for axis in ("cp", "pp")),
+    *((model, 4, {"tp": 2, "cp": 2}) for model in (ADAPTED, LLAMA, CUSTOM, GLM)),
     (OLMO, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (OLMO, 2, {"cp": 2, "cp_comm_type": "a2a"}),
     (CUSTOM, 2, {"offload_states": "optimizer"}),

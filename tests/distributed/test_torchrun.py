@@ -2,7 +2,8 @@
 nothing.
 
 They are forked with the variables that torchrun gives its ranks, and a store such as it keeps: to import torch in eight
-processes takes longer than all their steps. Of those that are killed, torchrun starts some, and restarts them.
+processes takes longer than all their steps. Of those that are killed, torchrun starts and restarts some in the full
+tests.
 
 fp64: within 1e-10. fp32: within 5e-6, ten roundings of a loss of 4; each Adam step passes the rounding of nearly zero
 gradients on, magnified by the root of the second moment. Measured: 9e-16 and 2.4e-7. After kills: not one bit.
@@ -11,6 +12,7 @@ gradients on, magnified by the root of the second moment. Measured: 9e-16 and 2.
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,9 +44,9 @@ def arguments_of(folder: Path, flags: list[str]) -> list[str]:
     return [*FLAGS, *flags, "--log-jsonl", str(folder / "log.jsonl")]
 
 
-def start(folder: Path, name: str, arguments: list[str], world: dict[str, str]) -> Process:
+def start(folder: Path, name: str, arguments: list[str], world: dict[str, str], script: Path = EXAMPLE) -> Process:
     environment = {**os.environ, **world, "OMP_NUM_THREADS": "1"}
-    return fork("file", EXAMPLE, arguments, environment, folder / f"{name}.out", folder / f"{name}.err")
+    return fork("file", script, arguments, environment, folder / f"{name}.out", folder / f"{name}.err")
 
 
 def losses(folder: Path) -> list[float]:
@@ -120,42 +122,57 @@ raise SystemExit(main(sys.argv[2:]))
 """
 MOMENTS = ("in a step", "in a save")
 """Of the first two lives: in step 3, after its backward; amid the file that is written after step 4."""
+SAVING = (
+    *("--params-dtype", "bf16", "--train-iters", "6", "--save-interval", "2", "--async-save"),
+    *("--offload-alpha", "off"),
+)
+TwoLives = Callable[[Path, Path, list[str]], None]
 
 
 def _uninterrupted(flags: list[str]) -> None:
     assert main(flags) == 0
 
 
-def test_ranks_that_are_killed_cost_time_alone(tmp_path: Path) -> None:
+def two_lives_of_torchrun(folder: Path, script: Path, arguments: list[str]) -> None:
+    with by_torchrun(2, folder, [str(script), *arguments], "--max-restarts", "1") as ranks:
+        end = ranks.ended(0)
+    assert end.status == 0, end.errors[:6000]  # the ranks' own words; torchrun sums up at the end
+
+
+def two_lives_like_torchruns(folder: Path, script: Path, arguments: list[str]) -> None:
+    """Both lives of the ranks have one store, and the first rank is asked to end when the other has died."""
+    store = own_store()
+    for life in ("0", "1"):
+        variables = [{**its, "TORCHELASTIC_RESTART_COUNT": life} for its in world(2, store)]
+        ranks = [start(folder, f"life {life} {its['RANK']}", arguments, its, script) for its in variables]
+        if life == "0":
+            assert ranks[1].wait() == -signal.SIGKILL
+            ranks[0].send_signal(signal.SIGTERM)
+            ranks[0].wait()
+    finish(ranks)
+
+
+@pytest.mark.parametrize(
+    "two_lives", [two_lives_like_torchruns, pytest.param(two_lives_of_torchrun, marks=pytest.mark.full)]
+)
+def test_ranks_that_are_killed_cost_time_alone(two_lives: TwoLives, tmp_path: Path) -> None:
     """One command line for three lives: --load, the same as --save, finds the way.
 
-    The first is two processes started by hand, which end; the second is torchrun's, and so is the third, its restart.
+    The first is two processes started by hand, which end; the second is torchrun's or like its, and the third its
+    restart.
     """
     script, saved = tmp_path / "dies.py", tmp_path / "killed"
     script.write_text(DIES)
 
     def flags(folder: Path) -> list[str]:
-        layout = [
-            "--params-dtype",
-            "bf16",
-            "--train-iters",
-            "6",
-            "--save-interval",
-            "2",
-            "--async-save",
-            "--offload-alpha",
-            "off",
-        ]
         where = ["--save", str(folder), "--load", str(folder), "--log-jsonl", str(folder / "log.jsonl")]
-        return [*FLAGS, *layout, *where, "--no-progress"]
+        return [*FLAGS, *SAVING, *where, "--no-progress"]
 
     arguments = [str(tmp_path), *flags(saved)]
     with by_hand(2, tmp_path, ("file", str(script)), arguments) as ranks:
         assert ranks.ended(1).status == -signal.SIGKILL
         assert ranks.ended(0).status == EXIT_FAILED
-    with by_torchrun(2, tmp_path, [str(script), *arguments], "--max-restarts", "1") as ranks:
-        end = ranks.ended(0)
-    assert end.status == 0, end.errors[:6000]  # the ranks' own words; torchrun sums up at the end
+    two_lives(tmp_path, script, arguments)
     assert all((tmp_path / moment).exists() for moment in MOMENTS)
     run_ranks(2, _uninterrupted, flags(tmp_path / "whole"))
 

@@ -5,14 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from mutations import mutated
 
 CAMPAIGN = Path(__file__).parents[1] / "support" / "mutation_campaign.py"
 
 
-def test_damaged_files_are_read_or_refused() -> None:
+@pytest.mark.parametrize("mutations", [16, pytest.param(64, marks=pytest.mark.full)])
+def test_damaged_files_are_read_or_refused(mutations: int) -> None:
     done = subprocess.run(
-        [sys.executable, str(CAMPAIGN), "--mutations", "32"], capture_output=True, text=True, check=False
+        [sys.executable, str(CAMPAIGN), "--mutations", str(mutations)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     table = done.stdout.splitlines()

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 import memo
@@ -11,6 +12,8 @@ from memo.config import RunConfig, preset
 from memo.estimate.program.memory import program_memory
 from memo.estimate.swap_memory import SwapBytes
 
+MOST_BELOW = 0.005
+"""Largest share by which the account may lie below what is measured."""
 SWEEP: dict[str, Any] = {
     "offload_granularity": "tile",
     "offload_slot_tiles": 1,
@@ -65,7 +68,8 @@ def peak_of_training(config: RunConfig) -> Peak:
     """The peak of a step after the first, on one of the run's ranks.
 
     gloo's threads may still hold tensors of messages that have ended. Their number is random: in about one step of
-    sixty it is one more than usual. So the least peak of three steps is taken if there are messages.
+    sixty it is one more than usual. So the least peak of up to three steps is taken, until no rank has more than is
+    foreseen and MOST_BELOW.
     """
     world_size = dist.get_world_size()
     counter = counted()
@@ -75,10 +79,13 @@ def peak_of_training(config: RunConfig) -> Peak:
         solution = None if trainer.parts.chosen_swap is None else trainer.parts.chosen_swap.solution
         printed = None if solution is None else (solution.device_bytes, solution.host_bytes)
         trainer.step()  # makes the moments
-        measured = sys.maxsize
+        foreseen, measured = program_memory(config, world_size, stage).total, sys.maxsize
         for _ in range(3 if world_size > 1 else 1):
             counter.take_peak_bytes()
             trainer.step()
             measured = min(measured, int(counter.take_peak_bytes()))
-    foreseen = program_memory(config, world_size, stage).total
+            excess = torch.tensor(measured * (1 - MOST_BELOW) - foreseen)
+            dist.all_reduce(excess, dist.ReduceOp.MAX)
+            if excess <= 0:
+                break
     return Peak(stage, measured, foreseen, swap, printed)

@@ -233,7 +233,7 @@ def with_and_without(**overrides: Any) -> tuple[list[float], list[float], bool]:
     for evaluates in (True, False):
         with trainer(**overrides) as of:
             losses.append([])
-            for _ in range(3):
+            for _ in range(2):
                 if evaluates:
                     evaluate_in_all_ways(of)
                 losses[-1].append(of.step().lm_loss)

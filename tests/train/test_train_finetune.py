@@ -97,7 +97,7 @@ def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path, caps
     fp64, so within 6e-5, of which 5e-5 is the last printed digit. The held-out conversations fit one sample, so the
     mean over tokens is that over batches.
     """
-    before, after, printed = finetune(model, tmp_path / "one", "--offload-alpha", "off")
+    before, after, printed = finetune(model, tmp_path / "one", "--offload-alpha", "off", epochs=20)
     corpus = str(tmp_path / "one" / "data" / "chat-eval")
     assert len(IndexedDataset(corpus)) >= 3 and "in 1 samples" in printed
     assert abs(before - loss_of_transformers(model, corpus)) < 6e-5

@@ -97,6 +97,16 @@ def test_an_error_of_one_rank_is_told_by_it_and_named_by_the_other(tmp_path: Pat
     assert has_no_traceback(failed.errors + other.errors)
 
 
+def test_a_bug_shows_its_traceback_once(tmp_path: Path, script: str) -> None:
+    with by_hand(2, tmp_path, ("file", script), ["bug", *SMALL.split(), *flags(tmp_path)]) as ranks:
+        failed, other = ranks.ended(1), ranks.ended(0)
+    assert failed.status != 0 and failed.errors.count("KeyError: 'a fault of memo'\n") == 1, failed.errors
+    told = rf"^{RANK_0}: error: {RANK_1} left first: KeyError: 'a fault of memo'"
+    assert other.status == EXIT_FAILED and re.search(told, other.errors, re.M), other.errors
+    assert has_no_traceback(other.errors) and "gloo" not in failed.errors + other.errors
+
+
+@pytest.mark.full  # the test before has what the ranks print, and test_two_nodes.py has ranks of torchrun
 def test_a_bug_shows_its_traceback_once_under_torchrun(tmp_path: Path, script: str) -> None:
     with by_torchrun(2, tmp_path, [script, "bug", *SMALL.split(), *flags(tmp_path)]) as ranks:
         errors = ranks.ended(0).errors

@@ -22,7 +22,7 @@ SEQ_LENGTH, VOCABULARY = SMALL_RUN["seq_length"], 257
 MIN_BYTES = 256
 PACKINGS = ((), (63,), (1,), (5, 9, 30, 31), (40, 50), tuple(range(1, SEQ_LENGTH)))
 """One document; two of which one is long; several; as many as there are tokens."""
-STEPS = len(PACKINGS)
+STEPS = len(PACKINGS) // 2  # of two samples each
 RUN: dict[str, Any] = {**SMALL_RUN, "global_batch_size": 2, "train_iters": 100, "vocab_size": VOCABULARY}
 RUN |= {"model": "llama-tiny", "offload_alpha": "off"}
 PLANNED = {
