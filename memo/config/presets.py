@@ -5,20 +5,21 @@ models, for Mistral 7B of v0.3, for Mistral Small of 2501. Each preset uses the 
 supplies all other fields (memo.config.hugging_face_families).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, ParamSpec
 
 from memo.config.hugging_face import model_of
 from memo.config.model import ModelConfig
+from memo.lazy_mapping import LazyMapping
 
 _Keys = Mapping[str, Any]
 _Arguments = ParamSpec("_Arguments")
 
 
 def _later(make: Callable[_Arguments, ModelConfig]) -> Callable[_Arguments, Callable[[], ModelConfig]]:
-    """Delay `make` until the model is asked for, since a command needs one model of sixty."""
+    """Delay `make` until the model is asked for."""
     return partial(partial, make)
 
 
@@ -196,21 +197,7 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
 }
 
 
-class _Presets(Mapping[str, ModelConfig]):
-    def __init__(self) -> None:
-        self._get = cache(lambda name: _MADE[name]())
-
-    def __getitem__(self, name: str) -> ModelConfig:
-        return self._get(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_MADE)
-
-    def __len__(self) -> int:
-        return len(_MADE)
-
-
-PRESETS: Mapping[str, ModelConfig] = _Presets()
+PRESETS: Mapping[str, ModelConfig] = LazyMapping(_MADE)
 PUBLISHED = [name for name in PRESETS if not name.endswith("-tiny")]
 """Presets that messages list; tiny ones are for tests and examples."""
 

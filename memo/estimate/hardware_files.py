@@ -14,9 +14,9 @@ The sources of the known machines' numbers are in their field `source`, and in m
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from memo.artifacts.reading import Source, read_toml, shown
 from memo.errors import ConfigError
 from memo.estimate.gpu_peaks import bf16_peak_tflops
 from memo.estimate.hardware import Efficiency, Hardware
+from memo.lazy_mapping import LazyMapping
 from memo.units import DTYPE_BYTES
 
 _SIZE = Annotated[float, in_range(above=0, high=1e18)]
@@ -37,35 +38,6 @@ _SHARES = (
     *("matmul", "attention_forward", "attention_backward", "memory", "node", "network", "host_memory"),
     "expert_matmul",
 )
-
-
-class _KnownMachines(Mapping[str, Hardware]):
-    """Reads the file of a machine when that machine is asked for, since most commands need one machine of thirty."""
-
-    def __getitem__(self, name: str) -> Hardware:
-        if name not in _names():
-            raise KeyError(name)
-        return _known(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_names())
-
-    def __len__(self) -> int:
-        return len(_names())
-
-
-HARDWARE: Mapping[str, Hardware] = _KnownMachines()
-"""The machines that memo knows, by name."""
-
-
-@cache
-def _names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
-
-
-@cache
-def _known(name: str) -> Hardware:
-    return read_hardware(_FOLDER / f"{name}.toml")
 
 
 def read_hardware(path: str | Path) -> Hardware:
@@ -152,3 +124,9 @@ def _checked(section: type, name: str, value: object, source: str) -> Any:
 
 def _listed() -> str:
     return ", ".join(HARDWARE)
+
+
+HARDWARE: Mapping[str, Hardware] = LazyMapping(
+    {path.stem: partial(read_hardware, path) for path in sorted(_FOLDER.glob("*.toml"), key=lambda path: path.stem)}
+)
+"""The machines that memo knows, by name."""
