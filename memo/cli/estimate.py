@@ -18,7 +18,6 @@ from memo.cli.job import Job
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import changed, dashed, entries_of
-from memo.config.model import LINEAR
 from memo.config.model_name import check_planned_model
 from memo.config.require import require
 from memo.errors import ConfigError, writing
@@ -26,7 +25,7 @@ from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
 from memo.papers.methods import answer_by_paper
 from memo.search.costs import pinning
 from memo.search.estimating import Answer, answer
-from memo.spec.delta import FORESEEN_KERNELS
+from memo.spec.delta import foreseen_kernels
 from memo.standard_streams import visible
 from memo.units import GIB
 
@@ -253,9 +252,14 @@ def _text(case: Case, result: Answer) -> str:
     lines += [f"  {name:<18}{value:>12,.3f}" for name, value in _times(result).items()]
     lines += [case.node_share] if case.node_share and result.host_bytes else []
     lines += pinning(int(result.host_bytes)) if case.hardware.device == "cuda" else []
-    lines += [FORESEEN_KERNELS] if case.method == "memo" and LINEAR in case.shape.nearest.types_of_layers else []
+    kernels = _delta_kernels(case)
+    lines += [kernels] if kernels else []
     tight = ", tight" if result.is_tight else ""
     return "\n".join([_title(case), *lines, f"verdict: {result.verdict}{tight} ({result.bound})"])
+
+
+def _delta_kernels(case: Case) -> str:
+    return foreseen_kernels(case.shape.nearest) if case.method == "memo" else ""
 
 
 def _moved(tiles: Mapping[str, int] | None) -> str:
@@ -281,6 +285,7 @@ def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
         **{name: getattr(case, name) for name in COLUMNS if name != "hardware"},
         "hardware": case.hardware.name,
         "parameters": case.shape.parameters,
+        "delta_kernels": _delta_kernels(case) or None,
         **_sizes(result),
         "verdict": str(result.verdict),
         "tight": result.is_tight,

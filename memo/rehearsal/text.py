@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
 from memo.config.grid import rank_grid
-from memo.config.model import LINEAR
 from memo.estimate.hardware import Hardware
 from memo.estimate.memory_account import reserved_under_plan
 from memo.estimate.unseen_memory import links_of, unseen_memory
@@ -16,7 +15,7 @@ from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.rehearsal.rehearsed import Rehearsed, Steady, Times
 from memo.rehearsal.request import STEADY_STEPS, stand_ins
 from memo.rehearsal.waits import REASONS, reasoned
-from memo.spec.delta import FORESEEN_KERNELS
+from memo.spec.delta import foreseen_kernels
 from memo.spec.slots import slot_dims
 from memo.units import GIB, format_bytes, format_count
 
@@ -45,6 +44,11 @@ def verdict(run: Run, found: Rehearsed) -> Verdict:
     capacity = Capacity(run.hardware.memory_gib * GIB, run.hardware.host_memory_bytes)
     unseen = unseen_memory(run.config, run.gpus, links_of(run.hardware), found.foreseen.host)
     return judge(found.steady.reserved_bytes + found.foreseen.context, 0, capacity, unseen)
+
+
+def delta_kernels(run: Run) -> str:
+    """A text about the kernels of gated delta nets that ran; empty if there is nothing to say."""
+    return foreseen_kernels(run.config.model, run.config.hardware.delta_backend)
 
 
 def worst(run: Run, all_found: Sequence[Rehearsed]) -> Verdict:
@@ -175,5 +179,5 @@ def _end(run: Run, all_found: Sequence[Rehearsed]) -> Iterator[str]:
     for name, stand_in in stand_ins(run.config).items():
         asked = getattr(run.config.hardware, name)
         yield f"--{name.replace('_', '-')} {asked}: kernels of torch ({stand_in}) ran in its place"
-    if run.config.hardware.delta_backend == "auto" and LINEAR in run.config.model.types_of_layers:
-        yield FORESEEN_KERNELS
+    if told := delta_kernels(run):
+        yield told

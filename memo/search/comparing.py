@@ -133,14 +133,15 @@ def comparison(plans: Sequence[Plan], columns: int | None = None) -> str:
 
 
 def _errors(plans: Sequence[Plan]) -> list[str]:
-    """Return the errors of predicted speeds, each with its machines."""
+    """Return the errors of predicted speeds, each with its machines, and the kernels of delta nets."""
     machines: dict[str, list[str]] = {}
     for plan in plans:
         if plan.best is not None:
             names = machines.setdefault(str(speed_error(plan.question, plan.best)), [])
             names += [name for name in (plan.question.hardware.name,) if name not in names]
     told = [f"{', '.join(sorted(names))}: {error}" for error, names in sorted(machines.items())]
-    return [f"{each} (sources: memo hardware NAME)" for each in told]
+    kernels = plans[0].question.delta_kernels
+    return [*(f"{each} (sources: memo hardware NAME)" for each in told), *([kernels] if kernels else [])]
 
 
 def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:
@@ -156,6 +157,7 @@ def _object(plan: Plan) -> dict[str, Any]:
         "gpus": question.gpus,
         "lora_rank": model.lora_rank,
         "quantize": model.quantize,
+        "delta_kernels": question.delta_kernels or None,
         "node_share": question.node_share,
         "host_memory_gib": question.host_memory_gib,
         "layout": best and str(best.layout),

@@ -31,6 +31,7 @@ from memo.estimate.node_share import part_of_node, share_of_node, share_text, wi
 from memo.estimate.prices import PRICES, Price
 from memo.estimate.unseen_memory import links_of
 from memo.estimate.verdict import Capacity, MemoryLimits
+from memo.spec.delta import foreseen_kernels
 from memo.spec.parameters import check_patterns_of
 from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB
@@ -161,6 +162,11 @@ class Question:
     def node_share_text(self) -> str:
         """The assumptions about a node that the run gets only in part; empty if the run gets whole nodes."""
         return share_text(self.node, self.gpus, self.host_memory_gib if self.host_is_given else None)
+
+    @property
+    def delta_kernels(self) -> str:
+        """The kernels of gated delta nets that are foreseen; empty if the model has no such layers."""
+        return foreseen_kernels(self.base.model)
 
     @property
     def weights_text(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memo.config.model import CHOICES_OF_TRAINED, LINEAR
+from memo.config.model import CHOICES_OF_TRAINED
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.rank_memory import components
 from memo.estimate.time_errors import TIE_SHARE
@@ -16,7 +16,6 @@ from memo.search.longest import remedies
 from memo.search.plan import Choice, Largest, Plan, Reason, cells_of, speed_error
 from memo.search.question import Question
 from memo.search.ranking import ENOUGH_SHARE, explain
-from memo.spec.delta import FORESEEN_KERNELS
 from memo.spec.slots import slot_dims
 from memo.text_table import text_table
 from memo.units import GIB, format_count
@@ -79,7 +78,7 @@ def explanation(question: Question, layout: Layout, columns: int | None = None) 
         lines += ["", f"{choice.strategy}: GPU GiB: {shown}", f"  seconds of a step: {_seconds(choice)}"]
         if choice.sized.verdict != Verdict.FITS:
             lines.append(f"  {choice.sized.verdict}: {choice.sized.shortage(question)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", question.delta_kernels] if question.delta_kernels else [])])
 
 
 def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[str, Any]:
@@ -98,6 +97,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         **_named(question.hardware, "nvme_gib nvme_gb_per_s"),
         "dollars_per_gpu_hour": None if question.price is None else question.price.dollars_per_gpu_hour,
         "price": None if question.price is None else question.price.told,
+        "delta_kernels": question.delta_kernels or None,
         "longest": plan.longest and vars(plan.longest),
         "largest": plan.largest and vars(plan.largest),
         "trial": None if plan.trial is None else _choice(plan.trial, question),
@@ -222,8 +222,8 @@ def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
         lines.append(f"tight: the plan fails if CUDA and NCCL take {TIGHT_BYTES / GIB:g} GiB more than foreseen")
     found = {str(speed_error(plan.question, choice)) for choice in shown}
     lines += [f"{each} (sources: memo hardware {plan.question.hardware.name})" for each in sorted(found)]
-    kernels = [FORESEEN_KERNELS] if LINEAR in plan.question.base.model.types_of_layers else []
-    return [*lines, str(FULL_SIZE), *kernels]
+    kernels = plan.question.delta_kernels
+    return [*lines, str(FULL_SIZE), *([kernels] if kernels else [])]
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:

@@ -1,6 +1,7 @@
 """`memo plan`: dollars, machines that are compared, and tables that fit the terminal."""
 
 import json
+import shlex
 from itertools import takewhile
 
 import pytest
@@ -107,13 +108,23 @@ def test_a_narrow_table_says_what_it_leaves_out(capsys: Capture, monkeypatch: py
     assert printed([*asked, "--wide"], capsys) == whole
 
 
-@pytest.mark.parametrize("command", ["plan", "estimate"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan --gpus 8 --hardware h100-80",
+        "plan --gpus 8 --hardware h100-80 --json",
+        "plan --gpus 8 --hardware h100-80 --explain 'tp1 cp1 pp1 mbs1'",
+        "plan --compare h100-80x8,a100-80x8",
+        "plan --compare h100-80x8 --json",
+        "estimate --gpus 8 --hardware h100-80",
+        "estimate --gpus 8 --hardware h100-80 --json",
+    ],
+)
 def test_whose_kernels_of_delta_nets_are_foreseen_is_told(command: str, capsys: Capture) -> None:
-    job = [command, "--gpus", "8", "--hardware", "h100-80", "--seq-len", "8192", "--model"]
     told = {}
     for model in ("qwen3.5-4b", "llama-3.1-8b"):
-        assert main([*job, model]) == 0
-        told[model] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gated delta nets: ")]
+        assert main([*shlex.split(command), "--seq-len", "8192", "--model", model]) == 0
+        told[model] = [line for line in capsys.readouterr().out.splitlines() if "gated delta nets: " in line]
     (line,) = told["qwen3.5-4b"]
     assert "torch's operations are foreseen" in line and "--delta-backend auto" in line
     assert told["llama-3.1-8b"] == []

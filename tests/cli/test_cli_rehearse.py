@@ -197,6 +197,9 @@ def test_whose_kernels_of_delta_nets_ran_is_told(stage: Stage, capsys: pytest.Ca
     for flags in (SMALL, f"{MACHINE} --model qwen3.5-tiny", f"{MACHINE} --model qwen3.5-tiny --delta-backend torch"):
         assert main(["rehearse", *flags.split()]) == 0
         told[flags] = "gated delta nets: torch's operations are foreseen" in capsys.readouterr().out
+        assert main(["rehearse", "--json", *flags.split()]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [each["delta_kernels"] is not None for each in found] == [told[flags]] * len(found)
     assert list(told.values()) == [False, True, False]
 
 
