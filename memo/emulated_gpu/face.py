@@ -12,10 +12,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memo.emulated_gpu.build import NCCL, OPERATORS, RUNTIME
 from memo.emulated_gpu.launch import LIBRARIES, is_emulated
+
+if TYPE_CHECKING:
+    from memo.estimate.hardware import Hardware
 
 HANG_SIGNAL = 40
 """The signal (kHangSignal) that the runtime raises if the host has waited for too long."""
@@ -68,9 +71,9 @@ def _emulate_time() -> None:
     """Make time virtual if the setting `timed` names hardware."""
     name = _runtime().emulated_timed_hardware().decode()
     if name:
-        from memo.emulated_gpu import timing
+        from memo.estimate.machines import find_hardware
 
-        timing.install(_runtime(), name)
+        EmulatedGpu().model_time(find_hardware(name))
 
 
 def _runtime() -> ctypes.CDLL:
@@ -124,6 +127,12 @@ class EmulatedGpu:
     def is_timed(self) -> bool:
         """Whether time is virtual, computed by a model of the hardware."""
         return bool(self._runtime.emulated_timed_hardware())
+
+    def model_time(self, hardware: "Hardware") -> None:
+        """Let the model of this machine compute the time of all further work; only if `is_timed`."""
+        from memo.emulated_gpu import timing
+
+        timing.install(self._runtime, hardware)
 
     def taken_s(self) -> dict[str, float]:
         """Seconds of virtual time that kernels, copies and collectives took since the last clear, by name."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from memo.config.training import Dtype
 from memo.estimate.hardware import Hardware
-from memo.estimate.machines import find_hardware
 from memo.simulate.kernels import Group, Kernels
 
 _DTYPES: dict[str, Dtype] = {"Float": "fp32", "Double": "fp64"}
@@ -84,11 +83,11 @@ class TimedLink:
         over.record(self._stream)
 
 
-def install(runtime: ctypes.CDLL, hardware_name: str) -> None:
-    """Make time virtual in this process from now on. Raises ConfigError for an unknown machine."""
+def install(runtime: ctypes.CDLL, hardware: Hardware) -> None:
+    """Make time virtual in this process from now on, with `hardware` as the machine."""
     from memo.mesh import simulated
 
-    model = Model(find_hardware(hardware_name))
+    model = Model(hardware)
     answer = _Answer(
         lambda kind, dtype, sizes, num_sizes: model.seconds(kind.decode(), dtype.decode(), *sizes[:num_sizes])
     )

@@ -25,7 +25,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.hf_config import read_hf_config
 from memo.estimate.machines import find_hardware
-from memo.estimate.node_share import part_of_node, share_text, with_lone_link
+from memo.estimate.node_share import part_of_node, share_text
 from memo.spec.shapes import ModelShape, shape_of
 
 COUNTED = ("memo", "megatron-lm")
@@ -113,7 +113,7 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
     host_memory_gib = read.size("host_memory_gib")
     nvme_gib, nvme_gb_per_s = read.size("nvme_gib"), read.size("nvme_gb_per_s")
     share = share_text(hardware, gpus, host_memory_gib)
-    part = with_lone_link(part_of_node(hardware, gpus, host_memory_gib), gpus)
+    part = part_of_node(hardware, gpus, host_memory_gib)
     hardware = read.using("nvme_gb_per_s", lambda _: with_disks(part, nvme_gib, nvme_gb_per_s))
     alpha = read.alpha()
     method, recompute = read.choice("method", METHODS), read.choice("recompute", RECOMPUTE)

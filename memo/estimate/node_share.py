@@ -20,11 +20,12 @@ def share_of_node(node: Hardware, gpus: int, host_memory_gib: float | None = Non
 def part_of_node(node: Hardware, gpus: int, host_memory_gib: float | None = None) -> Hardware:
     """The machine with the run's part of each node: host memory, its rate, CPU cores, and disks.
 
-    Links between GPUs and to the host are each GPU's own, and stay as they are.
+    Links between GPUs are each GPU's own, and stay as they are. So are links to the host, except that a single GPU has
+    the link to itself (`with_lone_link`).
     """
     share = share_of_node(node, gpus, host_memory_gib)
     return replace(
-        node,
+        with_lone_link(node, gpus),
         host_memory_gib=host_memory_gib or share * node.host_memory_gib,
         host_memory_gb_per_s=share * node.host_memory_gb_per_s,
         host_cores=max(1, int(share * node.host_cores)),

@@ -40,6 +40,8 @@ class Rehearsal:
     def __init__(self, request: RehearsalRequest, folder: str) -> None:
         """`folder` gets a file that the run reads. Raises the errors of memo train, except for lack of memory."""
         self.begun_s, self.trace_out, self.hardware = time.monotonic(), request.trace_out, request.hardware
+        if EmulatedGpu().is_timed:
+            EmulatedGpu().model_time(self.hardware)  # the run's part of the machine that the setting `timed` names
         given = request.config.memory.layer_profile  # measured on another machine, so memo train would refuse it here
         prepared, refusal = _prepared(request.config.override({"layer_profile": None}))
         self.config, self.world_size = prepared.config.override({"admission": False}), prepared.world_size

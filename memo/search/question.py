@@ -27,7 +27,7 @@ from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
 from memo.estimate.disks import NVME_PATH, with_disks
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
-from memo.estimate.node_share import part_of_node, share_of_node, share_text, with_lone_link
+from memo.estimate.node_share import part_of_node, share_of_node, share_text
 from memo.estimate.prices import PRICES, Price
 from memo.estimate.unseen_memory import links_of
 from memo.estimate.verdict import Capacity, MemoryLimits
@@ -185,7 +185,7 @@ class Question:
         """Return the question for another number of GPUs, with their part of the nodes unless the user stated it."""
         part = part_of_node(self.node, gpus, self.host_memory_gib if self.host_is_given else None)
         own = self.hardware
-        machine = replace(with_lone_link(part, gpus), nvme_gib=own.nvme_gib, nvme_gb_per_s=own.nvme_gb_per_s)
+        machine = replace(part, nvme_gib=own.nvme_gib, nvme_gb_per_s=own.nvme_gb_per_s)
         return replace(self, gpus=gpus, hardware=machine, host_memory_gib=part.host_memory_gib)
 
     def at_length(self, seq_len: int) -> "Question":
@@ -248,8 +248,7 @@ def ask(
         machine = named_hardware("--hardware", machine, gpu_memory_gib)
     require_full_nodes("--hardware", gpus, machine)
     node = machine
-    part = with_lone_link(part_of_node(node, gpus, host_memory_gib), gpus)
-    machine = with_disks(part, nvme_gib, nvme_gb_per_s)
+    machine = with_disks(part_of_node(node, gpus, host_memory_gib), nvme_gib, nvme_gb_per_s)
     changes = {"custom_layer": custom_layer, "lora_rank": lora_rank, "lora_target_modules": lora_target_modules}
     changes |= {"quantize": quantize, "freeze": freeze, "train_only": train_only}
     question = Question(

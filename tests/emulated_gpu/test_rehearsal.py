@@ -133,6 +133,19 @@ def test_it_fits_or_not_by_the_memory_there_is(
         assert found["shortage"]["memory"] == {"oom": "device", "oohm": "host"}[verdict]
 
 
+def test_a_single_gpu_has_the_link_to_the_host_for_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The clock copies at `alone_gb_per_s`, as `memo plan` foresees."""
+    flags = "--gpus 1 --model llama-tiny --seq-len 16384 --global-batch-size 2 --offload-alpha 1 --gpu"
+    hidden = []
+    for alone_gb_per_s in (50, 5):
+        machine = tmp_path / f"{alone_gb_per_s}.toml"
+        machine.write_text(f'like = "h100-80"\nalone_gb_per_s = {alone_gb_per_s}\n')
+        assert main(["rehearse", "--json", *flags.split(), str(machine)]) == 0
+        (found,) = json.loads(capsys.readouterr().out)
+        hidden.append(found["steady"]["times"]["hidden_share"])
+    assert hidden[0] > 2 * hidden[1] > 0
+
+
 def test_auto_takes_no_memory_of_states_that_are_made_after_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """On 43 GiB a smaller share moves than the link could take; moments, 14 GiB, exist from the first step on."""
     run = "--gpus 1 --gpu h100-80 --gpu-memory-gib 43 --model llama-3.1-8b --num-layers 4 --seq-length 64K"

@@ -30,7 +30,8 @@ def test_gpus_get_their_part_of_a_node(
     assert share_of_node(NODE, gpus, given_gib) == share
     assert (part.host_memory_gib, part.host_cores) == (host_gib, cores)
     assert part.host_memory_gb_per_s == pytest.approx(share * NODE.host_memory_gb_per_s)
-    assert (part.offload_gb_per_s, part.node_gb_per_s) == (NODE.offload_gb_per_s, NODE.node_gb_per_s)
+    link_gb_per_s = NODE.alone_gb_per_s if gpus == 1 else NODE.offload_gb_per_s
+    assert (part.offload_gb_per_s, part.node_gb_per_s) == (link_gb_per_s, NODE.node_gb_per_s)
     assert bool(share_text(NODE, gpus, given_gib)) == (share < 1)
 
 
