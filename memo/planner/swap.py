@@ -61,11 +61,6 @@ class SwapPlan:
     def num_prefetches(self) -> int:
         return sum(step.prefetch for step in self.steps)
 
-    @cached_property
-    def num_resident(self) -> int:
-        """Backwards that find their activations still in the slot."""
-        return sum(step.op.kind == "B" for step in self.steps) - self.num_prefetches
-
 
 def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
     """Plan one training step of one stage; two slots are MEMO's rounding buffers.
