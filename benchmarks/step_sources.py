@@ -43,7 +43,9 @@ from memo.config import ModelConfig, RunConfig, preset
 from memo.config.attention_kernels import FIRST_BEYOND_FLASH_2
 from memo.estimate.hardware import Efficiency
 from memo.estimate.hardware_files import HARDWARE
-from memo.simulate.framework import FSDP, FSDP_OFFLOAD
+from memo.simulate import StepPrediction
+from memo.simulate.framework import FSDP
+from memo.units import DTYPE_BYTES
 
 NAME = "step_sources"
 WHOLE_LOGITS_BYTES = 30
@@ -59,6 +61,22 @@ _MODELS: dict[str, ModelConfig] = {
     "Qwen/Qwen3-4B-Instruct-2507": replace(_QWEN3, hidden_size=2560, ffn_hidden_size=9728),
 }
 _HARDWARE = {machine.driver_name: name for name, machine in HARDWARE.items()}
+
+
+class HeldWithCopies(Held):
+    """A run with prime-rl's ac_offloading, whose time of copies is added to the step.
+
+    Autograd hooks without a stream of their own copy the input of each checkpointed layer to host memory and back
+    (src/prime_rl/utils/act_offloading.py), and compute stands still meanwhile. As many inputs move as under a plan with
+    two slots: those of all layers but the last two."""
+
+    def foreseen(self, efficiency: Efficiency | None = None) -> StepPrediction:
+        step, config = super().foreseen(efficiency), self.config
+        rates = self.machine.offload_gb_per_s, self.machine.prefetch_gb_per_s
+        input_gb = config.data.seq_length * config.model.hidden_size * DTYPE_BYTES["bf16"] / 1e9
+        inputs = (config.training.global_batch_size or 0) // self.gpus * (config.model.num_layers - 2)
+        copies_s = inputs * sum(input_gb / gb_per_s for gb_per_s in rates)
+        return replace(step, step_time_s=step.step_time_s + copies_s, parts=replace(step.parts, copies=copies_s))
 
 
 @dataclass(frozen=True)
@@ -151,13 +169,13 @@ def prime_rl() -> tuple[PrimeStep, ...]:
             values |= {"lora_rank": int(row["lora_rank"]), "params_dtype": "bf16"} if is_lora else {}
             values |= {"attention_backend": "flash"} if row["attention"] == FLASH_2 else {}
             config = RunConfig(model=_MODELS[row["model"]]).override(values)
-            held = Held(
+            held = (Held if recomputes else HeldWithCopies)(
                 "prime-rl",
                 row["model"],
                 config,
                 _HARDWARE[row["device"]],
                 float(row["step_s"]),
-                framework=FSDP if recomputes else FSDP_OFFLOAD,
+                framework=FSDP,
                 gpus=gpus,
             )
             step = PrimeStep(row["kind"], row["attention"], is_lora, recomputes, float(row["tokens_per_s"]), held)

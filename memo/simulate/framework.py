@@ -4,7 +4,7 @@ memo is the framework of every plan. Published runs of another framework are pre
 framework, so that the evidence on kernels and links is not mixed up with differences between the frameworks.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memo.config.grid import AXES
 
@@ -23,8 +23,6 @@ class Framework:
             activation functions, and runs a recomputed layer again as a whole.
         has_unmeasured_host: whether no published run tells the time of the host between kernels; see
             memo.estimate.time_errors.
-        copies_layer_inputs: whether the inputs of recomputed layers are copied to host memory and back on the compute
-            stream, so that compute stands still meanwhile.
     """
 
     order: tuple[str, ...] = AXES
@@ -32,7 +30,6 @@ class Framework:
     host_starts_kernels: bool = False
     under_autograd: bool = True
     has_unmeasured_host: bool = False
-    copies_layer_inputs: bool = False
 
 
 MEMO = Framework(host_starts_kernels=True, under_autograd=False, has_unmeasured_host=True)
@@ -40,10 +37,6 @@ MEMO = Framework(host_starts_kernels=True, under_autograd=False, has_unmeasured_
 
 FSDP = Framework(has_unmeasured_host=True)
 """Trainers that shard torch's modules (prime-rl, TRL), on one node only: gathers of weights are not counted."""
-
-FSDP_OFFLOAD = replace(FSDP, copies_layer_inputs=True)
-"""prime-rl's ac_offloading: autograd hooks without a stream of their own copy the input of each checkpointed layer
-(src/prime_rl/utils/act_offloading.py)."""
 
 MEGATRON_LM = Framework(waits_for_messages=True)
 """Megatron-LM's 1F1B without interleaving: after each forward and each backward a stage sends, receives and waits for

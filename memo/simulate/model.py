@@ -146,18 +146,14 @@ def stage_message_s(
     receiver's device.
     """
     parallel, sections = config.parallel, resolved_sections(config) if from_host else 1
-    wire_bytes = _hidden_bytes(config, kernels) / sections
+    hidden_bytes = rank_tokens(config) // parallel.tp * config.model.hidden_size * kernels.narrow
+    wire_bytes = hidden_bytes / sections
     stride = rank_grid(config.parallel, world_size, order).stride("pp")
     sent_s = kernels.message_s(wire_bytes, Group(parallel.pp, stride))
     if not from_host or parallel.pp == 1:
         return sent_s
     copied_s = wire_bytes / (min(kernels.hardware.offload_gb_per_s, kernels.hardware.prefetch_gb_per_s) * 1e9)
     return sections * max(sent_s, copied_s)
-
-
-def _hidden_bytes(config: RunConfig, kernels: Kernels) -> int:
-    """Return the bytes of the hidden states of one microbatch between two layers."""
-    return rank_tokens(config) // config.parallel.tp * config.model.hidden_size * kernels.narrow
 
 
 @dataclass(frozen=True)
@@ -201,13 +197,8 @@ def _layer(
                 always_share=problem.always_bytes / swap.moved_bytes if swap.moved_bytes else 1.0,
             )
     layer = known if known is not None and not config.memory.swaps else plain_layer(config, kernels, framework)
-    hardware, by_layer = kernels.hardware, layer.by_layer
-    times = LayerTimes(*layer.computed_s, copies_overlap=hardware.copies_overlap, by_layer=by_layer)
-    if framework.copies_layer_inputs:
-        input_gb = _hidden_bytes(config, kernels) / 1e9
-        offload_s, prefetch_s = input_gb / hardware.offload_gb_per_s, input_gb / hardware.prefetch_gb_per_s
-        times = replace(times, offload_s=offload_s, prefetch_s=prefetch_s, copies_overlap=False)
-    return _Layer(layer, times)
+    overlap = kernels.hardware.copies_overlap
+    return _Layer(layer, LayerTimes(*layer.computed_s, copies_overlap=overlap, by_layer=layer.by_layer))
 
 
 def _by_stage(config: RunConfig, of_stage: Callable[[int], _Of]) -> tuple[_Of, ...]:
