@@ -98,6 +98,23 @@ def copy_file(source: str | Path, target: str | Path) -> None:
         shutil.copyfileobj(theirs, ours)
 
 
+@contextlib.contextmanager
+def removed_if_unused(folder: str | None) -> Iterator[None]:
+    """A context whose error removes the folder, and folders in and above it, if they are new and empty.
+
+    So a run that is refused after its folders were made leaves none of them."""
+    path = Path(folder or ".").absolute()
+    new = [each for each in (path, *path.parents) if not os.path.exists(each)]
+    try:
+        yield
+    except BaseException:
+        if new and os.path.exists(new[-1]):
+            for each, _, _ in os.walk(new[-1], topdown=False):
+                with contextlib.suppress(OSError):  # it has content
+                    os.rmdir(each)
+        raise
+
+
 def make_durable(directory: Path) -> None:
     """Sync the names in a directory; the files themselves are synced when they are written."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

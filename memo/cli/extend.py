@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memo.artifacts.regular_file import removed_if_unused
 from memo.config import RunConfig
 from memo.config.derived import world_size_from_env
 from memo.config.evaluation_run import for_evaluation
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     config = _checked(config, options)
     check_ranks(config, "memo extend", argv)
     extended = replace(config, model=extend_context(config.model, config.data.seq_length, options.method))
-    with GracefulStop().listening() as stop:
+    with GracefulStop().listening() as stop, removed_if_unused(config.checkpoint.save):
         from memo.checkpoint.hugging_face.exporter import export_run
         from memo.train.evaluation import compare_positions
         from memo.train.outputs import check_files

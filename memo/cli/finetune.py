@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from memo.artifacts.regular_file import removed_if_unused
 from memo.config import RunConfig
 from memo.config.derived import world_size_from_env
 from memo.config.flags import parse_command
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(f"--save {save}: {export} exists: choose another directory, or remove it")
     if config.training.preference is not None:
         _check_preference(config, options)
-    with GracefulStop().listening() as stop:
+    with GracefulStop().listening() as stop, removed_if_unused(save):
         from memo.checkpoint.hugging_face.exporter import export_run
         from memo.train.outputs import check_files
         from memo.train.trainer import Trainer

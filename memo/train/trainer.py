@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from memo.artifacts.regular_file import removed_if_unused
 from memo.config import ModelConfig, RunConfig
 from memo.config.model_name import choose_model
 from memo.data import Sample, Tokenizer
@@ -78,10 +79,11 @@ class Trainer(EvaluationApi):
         if isinstance(tokenizer, str):
             overrides, tokenizer = {"tokenizer": tokenizer, **overrides}, None
         config = config.override(field_keywords(overrides), source="Trainer")
-        with refusals_are_heard(config.parallel):
-            prepared = prepare(config, train_data, eval_data, tokenizer)
         self.callbacks = list(callbacks)
-        super().__init__(prepared, stop)
+        with removed_if_unused(config.checkpoint.save):
+            with refusals_are_heard(config.parallel):
+                prepared = prepare(config, train_data, eval_data, tokenizer)
+            super().__init__(prepared, stop)
 
     def train(self) -> History:
         """Run until train_iters; save at the end if config.checkpoint.save is set.

@@ -196,3 +196,12 @@ def test_a_run_that_was_refused_leaves_no_claim(tmp_path: Path) -> None:
     with trainer(tmp_path / "new"):
         assert (tmp_path / "new" / OWNER).exists()
     assert not (tmp_path / "new" / OWNER).exists()
+
+
+def test_a_run_that_was_refused_leaves_no_empty_folder(tmp_path: Path) -> None:
+    """It removes the folders that it made, and none that was there before."""
+    (tmp_path / "there").mkdir()
+    for folder in ("new/run", "there"):
+        with pytest.raises(ResourceError):
+            trainer(tmp_path / folder, seq_length=1 << 24)
+    assert list(tmp_path.iterdir()) == [tmp_path / "there"]

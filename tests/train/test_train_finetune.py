@@ -211,6 +211,7 @@ def test_refusals(
         main(["finetune", "--model", str(model), *(places.get(flag, flag) for flag in flags)])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() or any((tmp_path / "out" / "data").iterdir()), "no folder without content"
 
 
 def test_data_that_cannot_be_read_end_every_rank_alike(model: Path, tmp_path: Path) -> None:
