@@ -15,8 +15,8 @@ from memo.config.derived import SWEPT_TOKENS
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids, refusal
+from memo.search.placed import costs_of, frugal_strategies
 from memo.search.question import Question
-from memo.search.race import costs_of, frugal_strategies
 from memo.search.ranking import search
 from memo.search.sizing import may_fit, size
 from memo.search.states import fits as can_be_placed

@@ -13,9 +13,10 @@ from math import inf
 from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import AUTO, GRID, Layout, Strategy, can_tile, config_of, refusal
+from memo.search.placed import placed, placed_strategies
 from memo.search.plan import Choice, Plan, Timed, as_good, speed_error, step_s
 from memo.search.question import Question
-from memo.search.race import STRATEGIES, Race, placed, placed_strategies, timed
+from memo.search.race import STRATEGIES, Race, timed
 from memo.search.sizing import size
 from memo.search.swap_choice import SwapChoice, given_swaps
 from memo.search.sweeping import sweeps

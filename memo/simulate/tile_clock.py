@@ -79,24 +79,26 @@ class TileClock(Machine):
             sum_s = kernels.memory_s(2 * tokens * max(rows, columns) * kernels.narrow)
             self.matmul_s += max(kernels.matmul_s(tokens, rows, columns), sum_s)
 
-    def multiply_gradients(self, module: str) -> None:
-        """Count the gradient of a matrix, added to its main gradient, unless the matrix is frozen.
+    def multiply_gradients(self, module: str, *, of_experts: bool = False) -> None:
+        """Count the gradient of a matrix, or of one matrix for each expert, added to its main gradient.
 
-        An adapter beside it has gradients too: the input of its second matrix, of LoRA's rank, is made again for them.
-        """
-        for part in self.shape.adapter(module):
-            self.multiply_gradients(part)
-        if self.shape.adapter(module):
-            a, _ = self.shape.adapter(module)
-            self.matmul_s += self.shape.kernels.matmul_s(self.shape.tile_tokens, *self.shape.matrix(a))
-        if self.shape.is_frozen(module):
-            return
-        kernels, (rows, columns) = self.shape.kernels, self.shape.matrix(module)
-        if self.shape.adds_in_products:
-            self.matmul_s += kernels.adding_matmul_s(rows, columns, self.shape.tile_tokens)
-        else:
-            self.matmul_s += kernels.matmul_s(rows, columns, self.shape.tile_tokens)
-            self.elementwise_s += kernels.sum_s(rows, columns)
+        A frozen matrix has none. An adapter beside it has gradients too: the input of its second matrix, of LoRA's
+        rank, is made again for them."""
+        shape, kernels = self.shape, self.shape.kernels
+        rows = shape.expert_rows / shape.experts if of_experts else shape.tile_tokens
+        adapter = shape.adapter(module)
+        for part in adapter:
+            self.multiply_gradients(part, of_experts=of_experts)
+        seconds = [kernels.matmul_s(rows, *shape.matrix(part)) for part in adapter[:1]]
+        if not shape.is_frozen(module):
+            outputs, inputs = shape.matrix(module)
+            if shape.adds_in_products:
+                seconds.append(kernels.adding_matmul_s(outputs, inputs, rows))
+            else:
+                seconds.append(kernels.matmul_s(outputs, inputs, rows))
+                self.elementwise_s += (shape.experts if of_experts else 1) * kernels.sum_s(outputs, inputs)
+        for product_s in seconds:
+            self.matmul_s += shape.experts_s(product_s) if of_experts else product_s
 
     def multiply_experts(self, module: str) -> None:
         """Count the products of each expert's rows, or of their gradients, with its matrix; experts have equal rows."""
@@ -107,24 +109,6 @@ class TileClock(Machine):
             self.matmul_s += self.shape.experts_s(kernels.matmul_s(rows, outputs, inputs))
             num_bytes = 3 * self.shape.expert_rows * max(outputs, inputs) * kernels.narrow
             self.elementwise_s += kernels.memory_s(num_bytes)  # added to the sum of the matrix
-
-    def multiply_expert_gradients(self, module: str) -> None:
-        """Count the gradients of experts' matrices, as `multiply_gradients` does for one matrix."""
-        for part in self.shape.adapter(module):
-            self.multiply_expert_gradients(part)
-        if self.shape.adapter(module):
-            a, _ = self.shape.adapter(module)
-            again_s = self.shape.kernels.matmul_s(self.shape.expert_rows / self.shape.experts, *self.shape.matrix(a))
-            self.matmul_s += self.shape.experts_s(again_s)
-        if self.shape.is_frozen(module):
-            return
-        kernels, (outputs, inputs) = self.shape.kernels, self.shape.matrix(module)
-        rows = self.shape.expert_rows / self.shape.experts
-        if self.shape.adds_in_products:
-            self.matmul_s += self.shape.experts_s(kernels.adding_matmul_s(outputs, inputs, rows))
-        else:
-            self.matmul_s += self.shape.experts_s(kernels.matmul_s(outputs, inputs, rows))
-            self.elementwise_s += self.shape.experts * kernels.sum_s(outputs, inputs)
 
     def move_rows(self) -> None:
         """Count the copy of tokens' hidden states to experts' rows, or back."""
@@ -173,7 +157,8 @@ class TileClock(Machine):
         self.move(*step.reads, *step.reads)
 
     def forward(self, step: Step) -> None:
-        _FORWARD[type(step.operation)](self, step)
+        assert step.operation is not None
+        _FORWARD[type(step.operation)](self, step, step.operation)
 
     def replay(self, step: Step) -> None:
         if not self.shape.under_autograd:
@@ -187,7 +172,7 @@ class TileClock(Machine):
             self.move(*step.operation.reads[:1] * 3)
 
 
-def _moves(clock: TileClock, step: Step) -> None:
+def _moves(clock: TileClock, step: Step, operation: Operation) -> None:
     """Count a memory-bound kernel. A sum and its norm are one kernel in memo, and two in other frameworks."""
     if step.total is not None and clock.shape.under_autograd:
         clock.move(*step.reads, *step.total.makes)
@@ -196,41 +181,36 @@ def _moves(clock: TileClock, step: Step) -> None:
         clock.move(*step.reads, *step.makes)
 
 
-def _column(clock: TileClock, step: Step) -> None:
-    assert step.operation is not None
+def _column(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.wait(clock.arrival_s(step.reads[0]))
-    clock.multiply(step.operation.module)
+    clock.multiply(operation.module)
 
 
-def _row(clock: TileClock, step: Step) -> None:
-    assert step.operation is not None
-    clock.multiply(step.operation.module)
+def _row(clock: TileClock, step: Step, operation: Operation) -> None:
+    clock.multiply(operation.module)
     clock.wait(clock.send())
 
 
-def _expert_column(clock: TileClock, step: Step) -> None:
-    assert step.operation is not None
+def _expert_column(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.wait(clock.arrival_s(step.reads[0]))
     if "routing" in step.makes:
         clock.multiply("mlp.router")
     clock.move_rows()
-    clock.multiply_experts(step.operation.module)
+    clock.multiply_experts(operation.module)
 
 
-def _expert_row(clock: TileClock, step: Step) -> None:
-    assert step.operation is not None
-    clock.multiply_experts(step.operation.module)
+def _expert_row(clock: TileClock, step: Step, operation: Operation) -> None:
+    clock.multiply_experts(operation.module)
     clock.move_rows()
     clock.wait(clock.send())
 
 
-def _heads(clock: TileClock, step: Step) -> None:
+def _heads(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.rotate()
 
 
-def _half(clock: TileClock, step: Step) -> None:
-    assert step.operation is not None
-    _half_again(clock, step.operation, ())
+def _half(clock: TileClock, step: Step, operation: Operation) -> None:
+    _half_again(clock, operation, ())
 
 
 def _replayed_backward(clock: TileClock, step: Step, operation: Operation) -> None:
@@ -262,14 +242,14 @@ def _expert_column_backward(clock: TileClock, step: Step, operation: Operation) 
     scattered_s = clock.send()
     clock.multiply_gradients("mlp.router")
     clock.move_rows()
-    clock.multiply_expert_gradients(operation.module)
+    clock.multiply_gradients(operation.module, of_experts=True)
     clock.wait(scattered_s)
 
 
 def _expert_row_backward(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.wait(clock.arrival_s(step.reads[1]))
     clock.move_rows()
-    clock.multiply_expert_gradients(operation.module)
+    clock.multiply_gradients(operation.module, of_experts=True)
     clock.multiply_experts(operation.module)
 
 
@@ -329,7 +309,7 @@ def _rest_of_half_s(clock: TileClock, operation: Operation) -> float:
     return shape.kernels.memory_s(num_bytes, 4)
 
 
-_FORWARD: dict[type[Any], Callable[[TileClock, Step], None]] = {
+_FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     op.Norm: _moves,
     op.Add: _moves,
     op.Activate: _moves,

@@ -7,8 +7,8 @@ import pytest
 from memo.search.axis import single_layouts
 from memo.search.candidates import batches, num_microbatches
 from memo.search.longest import remedies
+from memo.search.placed import costs_of, frugal_strategies, placed_strategies
 from memo.search.question import Question, ask
-from memo.search.race import costs_of, frugal_strategies, placed_strategies
 from memo.search.sizing import may_fit
 from memo.search.state_costs import Costs
 from memo.search.states import fits, least_excess

@@ -38,12 +38,19 @@ def half_backward(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> Non
     ledger.free(*gathered)
 
 
-def half_again(ledger: Ledger, z: LayerSizes, half: Half, tokens: int) -> None:
-    """Run forward and backward of one tile, under a graph of its own."""
+def half_on_tile_backward(ledger: Ledger, z: LayerSizes, tokens: int, is_second: bool) -> tuple[Block, ...]:
+    """Run a half forward again and backward on one tile, under a graph of its own.
+
+    Returns the gradient of its input, and for the second half also that of attention's output."""
+    assert z.halves is not None
+    half, hidden = z.halves[is_second], hidden_bytes(z, tokens) // z.tp
+    made = ledger.make("output of half of the layer", hidden if is_second else tokens * z.qkv * z.narrow)
     half_forward(ledger, z, half, tokens)
     kept = ledger.make("kept half of the layer", half.kept.of(tokens, z.tp))
     half_backward(ledger, z, half, tokens)
-    ledger.free(kept)
+    ledger.free(kept, made)
+    of_input = ledger.make("input gradient of half of the layer", hidden)
+    return (of_input, ledger.make("row gradient", tokens * z.q * z.narrow)) if is_second else (of_input,)
 
 
 def custom_layer_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, CustomLayerKept]:

@@ -11,7 +11,7 @@ from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import AdapterSizes, add_weight_gradient, hidden_bytes, multiply
 from memo.estimate.program.messages import reduce_scatter, scattered
 from memo.estimate.program.sizes import LayerSizes
-from memo.estimate.program.tokenwise import activation_backward, activation_forward
+from memo.estimate.program.tokenwise import activation_forward
 
 _INT64 = 8
 
@@ -143,17 +143,6 @@ def activate_again(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, t
     """Return (activation, tensors that the graph keeps beside it)."""
     plain, kept = activation_forward(ledger, z, tokens, graph=True)
     return ledger.make("activation", plain.num_bytes), (plain, *kept)
-
-
-def activate_backward(ledger: Ledger, z: LayerSizes, tokens: int, saved: tuple[Block, ...]) -> Block:
-    """Return the gradient of fc1's output; the gradient of the routing weights is small."""
-    plain, *kept = saved
-    grad = ledger.make("activation term", plain.num_bytes)
-    ledger.scratch(("activation term", plain.num_bytes))
-    ledger.free(plain)
-    made = activation_backward(ledger, z, tokens, tuple(kept))
-    ledger.free(grad)
-    return made
 
 
 def second_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block:

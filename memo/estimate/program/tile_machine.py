@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from memo.estimate.program import experts
-from memo.estimate.program.custom_layer import half_again, half_forward
+from memo.estimate.program.custom_layer import half_forward, half_on_tile_backward
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import (
     AdapterSizes,
@@ -35,6 +35,7 @@ from memo.estimate.program.tokenwise import (
     norm_backward,
     norm_forward,
     rope_in_place,
+    weighted_activation_backward,
 )
 from memo.program import operations as op
 from memo.program.operations import Operation
@@ -93,12 +94,12 @@ class TileLedger(Machine):
         """Bytes of the tile's hidden states, gathered over tp."""
         return hidden_bytes(self.z, self.tokens)
 
-    @property
-    def qkv_bytes(self) -> int:
-        return self.tokens * self.z.qkv * self.z.narrow
-
     def of_mlp(self, activation: Operation) -> LayerSizes:
-        """Return the sizes with the width of the MLP to which the activation belongs."""
+        """Return the sizes with the width of the MLP to which the activation belongs.
+
+        The width of experts counts all experts of a token, and is that of the layer's sizes."""
+        if isinstance(activation, op.ActivateExperts):
+            return self.z
         return self.z._replace(ffn=self.matrices[f"{activation.module.rpartition('.')[0]}.fc2"][1])
 
     # The kinds of steps.
@@ -151,10 +152,14 @@ class TileLedger(Machine):
             made = (total, *made[1:])
         self.live |= zip(step.makes, made, strict=True)
 
+    def gradient_elements(self, operation: Operation) -> int:
+        """Return the elements of the gradient of an operation's matrix; 0 if the matrix is frozen."""
+        return 0 if operation.module in self.z.frozen else math.prod(self.matrices[operation.module])
+
     def add_weight_gradient(self, operation: Operation) -> None:
         """Compute the gradient of an operation's matrix, unless the matrix is frozen."""
-        if operation.module not in self.z.frozen:
-            add_weight_gradient(self.ledger, self.z, math.prod(self.matrices[operation.module]))
+        if elements := self.gradient_elements(operation):
+            add_weight_gradient(self.ledger, self.z, elements)
 
     def adapter_of(self, operation: Operation) -> AdapterSizes | None:
         is_of_experts = isinstance(operation, op.ExpertColumn | op.ExpertRow)
@@ -218,7 +223,9 @@ def _rotated_heads(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _half(machine: TileLedger, operation: Operation) -> Made:
-    half_forward(machine.ledger, machine.z, _half_of(machine, operation), machine.tokens)
+    assert machine.z.halves is not None
+    half = machine.z.halves[len(operation.reads) - 1]  # the second half reads attention's output as well
+    half_forward(machine.ledger, machine.z, half, machine.tokens)
     return tuple(None for _ in operation.makes)
 
 
@@ -253,22 +260,16 @@ def _row_backward(machine: TileLedger, operation: Operation) -> Made:
 
 def _expert_column_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
-    matrix = 0 if operation.module in machine.z.frozen else math.prod(machine.matrices[operation.module])
-    adapter = machine.adapter_of(operation)
+    matrix, adapter = machine.gradient_elements(operation), machine.adapter_of(operation)
     return (experts.first_backward(machine.ledger, machine.z, machine.tokens, matrix, adapter),)
 
 
 def _expert_row_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     machine.sort_rows()
-    matrix = 0 if operation.module in machine.z.frozen else math.prod(machine.matrices[operation.module])
-    made = experts.second_backward(machine.ledger, machine.z, machine.tokens, matrix, machine.adapter_of(operation))
+    matrix, adapter = machine.gradient_elements(operation), machine.adapter_of(operation)
+    made = experts.second_backward(machine.ledger, machine.z, machine.tokens, matrix, adapter)
     return (made, *(None for _ in operation.reads[1:]))
-
-
-def _activate_experts_backward(machine: TileLedger, operation: Operation) -> Made:
-    kept = machine.graphs.pop(operation.makes[0])
-    return (None, experts.activate_backward(machine.ledger, machine.z, machine.tokens, kept))
 
 
 def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
@@ -276,14 +277,9 @@ def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
     return (norm_backward(machine.ledger, machine.z, normed),)
 
 
-def _activate_scored_backward(machine: TileLedger, operation: Operation) -> Made:
-    z, (*kept, active) = machine.of_mlp(operation), machine.graphs.pop(operation.makes[0])
-    num_bytes = machine.tokens * z.ffn * z.narrow
-    grad, of_score = (machine.ledger.make(name, num_bytes) for name in ("activation gradient", "score gradients"))
-    machine.ledger.free(active, of_score)
-    made = activation_backward(machine.ledger, z, machine.tokens, tuple(kept))
-    machine.ledger.free(grad)
-    return (None, made)
+def _weighted_activation_backward(machine: TileLedger, operation: Operation) -> Made:
+    saved = machine.graphs.pop(operation.makes[0])
+    return (None, weighted_activation_backward(machine.ledger, machine.of_mlp(operation), machine.tokens, saved))
 
 
 def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
@@ -306,18 +302,7 @@ def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _half_backward(machine: TileLedger, operation: Operation) -> Made:
-    ledger, z = machine.ledger, machine.z
-    is_second = len(operation.reads) > 1
-    made = ledger.make("output of half of the layer", machine.whole_bytes // z.tp if is_second else machine.qkv_bytes)
-    half_again(ledger, z, _half_of(machine, operation), machine.tokens)
-    ledger.free(made)
-    of_input = ledger.make("input gradient of half of the layer", machine.whole_bytes // z.tp)
-    return (of_input, *(ledger.make("row gradient", machine.tokens * z.q * z.narrow) for _ in operation.reads[1:]))
-
-
-def _half_of(machine: TileLedger, operation: Operation) -> Any:
-    assert machine.z.halves is not None
-    return machine.z.halves[len(operation.reads) - 1]  # the second half reads attention's output as well
+    return half_on_tile_backward(machine.ledger, machine.z, machine.tokens, is_second=len(operation.reads) > 1)
 
 
 _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
@@ -340,10 +325,10 @@ _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Activate: _activate_backward,
-    op.ActivateScored: _activate_scored_backward,
+    op.ActivateScored: _weighted_activation_backward,
     op.Scores: _column_backward,
     op.ExpertColumn: _expert_column_backward,
-    op.ActivateExperts: _activate_experts_backward,
+    op.ActivateExperts: _weighted_activation_backward,
     op.ExpertRow: _expert_row_backward,
     op.Gate: _gate_backward,
     op.Heads: _heads_backward,

@@ -153,7 +153,7 @@ def activation_forward(
     kept = [ledger.make("activation term", num_bytes) for _ in range(z.activation_terms)]
     active = ledger.make("activation", num_bytes)
     if is_scored:
-        kept.append(active)
+        kept.insert(0, active)
         active = ledger.make("scored activation", num_bytes)
     if graph:
         return active, tuple(kept)
@@ -178,6 +178,20 @@ def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[
     grad_inner = ledger.make("fc1 gradient", 2 * num_bytes)
     ledger.free(grad_gate, grad_up)
     return grad_inner
+
+
+def weighted_activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, saved: tuple[Block, ...]) -> Block:
+    """Return the gradient of fc1's output, where a token's score or routing weight multiplies the activation.
+
+    `saved`: the activation without the factor, and tensors as for `activation_backward`. The factor's gradient is
+    small, but the product from which it is summed is not."""
+    plain, *kept = saved
+    grad = ledger.make("activation term", plain.num_bytes)
+    ledger.scratch(("activation term", plain.num_bytes))
+    ledger.free(plain)
+    made = activation_backward(ledger, z, tokens, tuple(kept))
+    ledger.free(grad)
+    return made
 
 
 def gate_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, tuple[Block, ...]]:

@@ -1,0 +1,67 @@
+"""Strategies with placed states (ZeRO-2, ZeRO-3, states in host memory): which are tried, and what each costs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import get_args
+
+from memo.config.derived import SWEPT_TOKENS
+from memo.config.parallel import AccumulationOrder, DataParallelSharding
+from memo.estimate.unseen_memory import unseen_memory
+from memo.estimate.verdict import room_for_unseen
+from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches
+from memo.search.plan import Timed
+from memo.search.question import Question
+from memo.search.state_costs import Costs
+from memo.search.states import fits, place
+from memo.search.sweeping import sweeps
+
+_ACTIVATIONS = (AUTO, FULL)
+"""Uses of activations that are tried when states move; alpha auto may also keep all activations on the device."""
+
+
+def placed_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
+    """Yield strategies to try with placed states. Breadth first needs one stage and several microbatches."""
+    is_choice = layout.pp == 1 and num_microbatches(question, layout) > 1
+    orders = get_args(AccumulationOrder) if is_choice else ("depth_first",)
+    uses = (*_ACTIVATIONS, *sweeps(question, layout))
+    for activations, order, sharding in product(uses, orders, _shardings(question, layout)):
+        yield replace(activations, order=order, sharding=sharding)
+
+
+def frugal_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
+    """Yield the strategies that need least: the smallest tiles, without breadth first and ZeRO-2, which need more."""
+    uses = (*_ACTIVATIONS, *sweeps(question, layout, sizes=SWEPT_TOKENS[-1:]))
+    shardings = (sharding for sharding in _shardings(question, layout) if sharding != "optim_grads")
+    return (replace(use, sharding=sharding) for use, sharding in product(uses, shardings))
+
+
+def _shardings(question: Question, layout: Layout) -> Sequence[DataParallelSharding]:
+    """Return the shardings to try; with one rank in dp x cp there is nothing to shard, so only ZeRO-1."""
+    return SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
+
+
+def costs_of(question: Question, layout: Layout, strategy: Strategy, leaves_room: bool = False) -> Costs:
+    """Return the costs of a layout under the activations and the sharding of a strategy.
+
+    `leaves_room`: take the GPU as smaller by the memory that a run must leave free in order not to be tight.
+    """
+    config, limits = config_of(question, layout, strategy), question.limits
+    if leaves_room:
+        room = room_for_unseen(unseen_memory(config, question.gpus, limits.links))
+        limits = replace(limits, device_bytes=limits.device_bytes - room)
+    return Costs(config, question.gpus, question.hardware, limits)
+
+
+def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None) -> Timed | None:
+    """Return the fastest placement under the activations and the sharding of a strategy; None if none fits.
+
+    If some placements leave room for memory that torch does not see, the fastest of them is returned.
+    """
+    roomy = costs_of(question, layout, strategy, leaves_room=True)
+    found = place(roomy if fits(roomy) else costs or costs_of(question, layout, strategy))
+    if found is None:
+        return None
+    alpha = strategy.alpha if found.moved is not None or strategy.alpha != "auto" else "off"
+    where = replace(strategy, alpha=alpha, placement=found.placement)
+    return Timed(layout, where, found.step, "device memory", found.moved)
