@@ -89,8 +89,8 @@ def predict_step(
 
     Raises:
         ConfigError: the machine has no peak for the run's dtype.
-        HostMemoryError: under --offload-alpha auto, the activations that always move do not fit in the node's host
-            memory.
+        HostMemoryError, DiskError: under --offload-alpha auto, the activations that always move do not fit in the
+            node's host memory, or on its disks under --offload-nvme-path.
         PlanError: under --offload-alpha auto, the rounding buffers do not fit on the device; or alpha is outside
             [0, 1].
     """
