@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import rows
+from frameworks import MEGATRON_LM
 from fused_memory import fused_allocated_bytes
 from simulator_accuracy import GOLDEN, with_efficiency
 
@@ -29,7 +30,7 @@ from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.node_share import with_lone_link
 from memo.estimate.time_errors import StepParts, time_error
 from memo.simulate import StepPrediction, predict_step
-from memo.simulate.framework import MEGATRON_LM, MEMO, Framework
+from memo.simulate.framework import MEMO, Framework
 from memo.spec.shapes import shape_of
 from memo.units import GIB
 

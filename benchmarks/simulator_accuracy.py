@@ -26,12 +26,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from frameworks import MEGATRON_LM
+
 from memo.config import ModelConfig, RunConfig, preset
 from memo.estimate.hardware import Efficiency, Hardware
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.time_errors import TIE_SHARE, StepParts, time_error
 from memo.simulate import StepPrediction, predict_step
-from memo.simulate.framework import MEGATRON_LM, MEMO, Framework
+from memo.simulate.framework import MEMO, Framework
 from memo.spec.flops import model_flops_per_token
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"

@@ -36,6 +36,7 @@ from functools import cache
 from typing import Any
 
 import rows
+from frameworks import FSDP
 from held_out_accuracy import GPUS, Held, simumax
 from simulator_accuracy import GOLDEN
 
@@ -44,7 +45,6 @@ from memo.config.attention_kernels import FIRST_BEYOND_FLASH_2
 from memo.estimate.hardware import Efficiency
 from memo.estimate.hardware_files import HARDWARE
 from memo.simulate import StepPrediction
-from memo.simulate.framework import FSDP
 from memo.units import DTYPE_BYTES
 
 NAME = "step_sources"

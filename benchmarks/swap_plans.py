@@ -58,7 +58,7 @@ def stage_table(stages: Sequence[StageSwaps], record_bytes: int | None = None) -
     rows = [head + (["host memory"] if record_bytes is not None else [])]
     for stage in stages:
         plan = stage.plan
-        num_resident = sum(step.op.kind == "B" for step in plan.steps) - plan.num_prefetches  # still in their slot
+        num_resident = sum(step.op.kind == "B" and not step.prefetch for step in plan.steps)  # still in their slot
         counts = (stage.stage, stage.in_flight, stage.num_passes, plan.num_offloads, num_resident)
         row = [str(count) for count in (*counts, plan.num_records)]
         rows.append(row + ([format_bytes(plan.num_records * record_bytes)] if record_bytes is not None else []))

@@ -88,15 +88,15 @@ class DeltaNet(_Parameters):
         batch, heads, d, channels = mixed.shape[1], self.heads, self.head_dim, len(self.kernels)
         last, state = carry.split([(TAPS - 1) * channels, heads * d * d], dim=1)
         x, of_beta, of_decay = mixed.split([channels, heads, heads], dim=-1)
-        met = torch.cat((last.view(batch, TAPS - 1, channels).transpose(0, 1), x.to(carry.dtype)))
-        convolved = _convolved(met, self.kernels.to(carry.dtype), where)
+        with_last = torch.cat((last.view(batch, TAPS - 1, channels).transpose(0, 1), x.to(carry.dtype)))
+        convolved = _convolved(with_last, self.kernels.to(carry.dtype), where)
         mixed_in = F.silu(convolved.to(mixed.dtype)).to(carry.dtype)
         parts = mixed_in.unflatten(-1, (-1, d)).split([self.key_heads, self.key_heads, heads], dim=2)
         q, k = (_normed(part).repeat_interleave(heads // self.key_heads, dim=2) for part in parts[:2])
         decay = decays(self, of_decay, carry.dtype)
         beta = of_beta.sigmoid().to(carry.dtype)
         out, state = _rule(q * d**-0.5, k, parts[2], beta, decay, where, state.view(batch, heads, d, d))
-        carry = torch.cat((met[-(TAPS - 1) :].transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
+        carry = torch.cat((with_last[-(TAPS - 1) :].transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
         return out.flatten(2).to(mixed.dtype), carry
 
 
@@ -154,8 +154,8 @@ def decays(net: DeltaNet, of_decay: Tensor, wide: torch.dtype) -> Tensor:
 
 def next_carry(last: Tensor, x: Tensor, state: Tensor) -> Tensor:
     """The carry after x [t, b, C]; `last` [TAPS - 1, b, C]: the tokens before x; `state`: the matrices after x."""
-    met = torch.cat((last, x[-(TAPS - 1) :].to(last.dtype)))[-(TAPS - 1) :]
-    return torch.cat((met.transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
+    newest = torch.cat((last, x[-(TAPS - 1) :].to(last.dtype)))[-(TAPS - 1) :]
+    return torch.cat((newest.transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
 
 
 def _convolved(x: Tensor, kernels: Tensor, positions: Tensor) -> Tensor:

@@ -87,11 +87,11 @@ def _described(group: FlagGroup, entry: Entry) -> Iterator[str]:
     value = "" if entry.mark.is_positional else f" {entry.value_name}".rstrip() + (" ..." if entry.is_list else "")
     yield f"  {', '.join(names)}{value}"
     text = texts_of(group.kind).get(entry.field, "")
-    default = _default(entry, (group.defaults or {}).get(entry.field, entry.default))
+    default = _default((group.defaults or {}).get(entry.field, entry.default))
     yield _wrapped(f"{text} {default}".strip(), indent=_TEXT_COLUMN)
 
 
-def _default(entry: Entry, value: Any) -> str:
+def _default(value: Any) -> str:
     if value is dataclasses.MISSING:
         return "(required)"
     if value in (None, (), ""):

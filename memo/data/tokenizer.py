@@ -126,15 +126,15 @@ def _byte_letters() -> Iterator[str]:
 class BPETokenizer:
     """A Hugging Face `tokenizers` file."""
 
-    def __init__(self, path: str | Path, definition: bytes | None = None) -> None:
-        """`path`: a tokenizer.json; `definition`: its content, if it is known.
+    def __init__(self, path: str | Path) -> None:
+        """`path`: a tokenizer.json.
 
         Raises DataError if it is unreadable or has no end-of-document token.
         """
         import tokenizers  # imported here, because the byte tokenizer starts faster without it
 
         source = Source(str(path), DataError, "give a tokenizer.json of Hugging Face")
-        self.definition = definition or read_bytes(path, source, max_bytes=_LARGEST_DEFINITION_BYTES)
+        self.definition = read_bytes(path, source, max_bytes=_LARGEST_DEFINITION_BYTES)
         """The file's content, to be copied next to the data."""
         self._path = path
         with _told(f"{path} cannot be read as a tokenizer.json"):

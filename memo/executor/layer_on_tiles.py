@@ -105,7 +105,7 @@ class LayerOnTiles(nn.Module):
     def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
         """Compute qkv of one tile in the slot; rotates it there, unless heads are normed and backward needs it raw."""
         machine = TileMachine(self, kept, tile, context)
-        machine.run(forward(self.kind.before, frozenset({self.kind.attended}), machine.kept))
+        machine.run(forward(self.kind.before, frozenset({self.kind.qkv_in_slot}), machine.kept))
 
     def _finish(self, kept: dict[str, Tensor], tile: Tile, context: Context, out: Tensor) -> None:
         """Compute the layer's output [n / T, b, h] from attention's output, and write it to `out`."""
@@ -148,8 +148,10 @@ class LayerOnTiles(nn.Module):
                 for its sum with the gradient through attention.
         """
         machine = TileMachine(self, kept, tile, context)
-        walk = backward(self.kind.before, machine.kept | {NEEDS_FULL_ROOM}, frozenset({self.kind.met, "input"}))
-        machine.live |= {gradient(self.kind.met): grads, gradient("input"): grad_input[0]}
+        walk = backward(
+            self.kind.before, machine.kept | {NEEDS_FULL_ROOM}, frozenset({self.kind.sequence_input, "input"})
+        )
+        machine.live |= {gradient(self.kind.sequence_input): grads, gradient("input"): grad_input[0]}
         machine.places["input"] = grad_input[1]
         machine.run(walk.steps)
         machine.put("input", walk.gradients["input"])

@@ -19,7 +19,7 @@ from torch.distributed import Work
 
 from memo.errors import PlanError
 from memo.executor.state_buffers import StateBuffers, given, gradient_name, in_turn, name_of, partial_name, source_name
-from memo.executor.state_slots import Held, Phase, StateSlot
+from memo.executor.state_slots import Phase, SlotUser, StateSlot
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.parallel.collectives import all_gather_async, reduce_scatter_async
 from memo.parallel.units import Unit, parts_of, shard_parts_of
@@ -41,7 +41,7 @@ class Reduction:
     """
 
     step: StateStep
-    gradient: Held
+    gradient: SlotUser
     parts: list[Tensor]
     works: list[Work]
     stage: StateSlot | None
@@ -57,16 +57,17 @@ class LayerStates:
 
     def __init__(self, layer: int, unit: Unit, buffers: StateBuffers) -> None:
         self.layer, self.unit, self._buffers = layer, unit, buffers
-        self._offloaded: list[Event] = [None] * len(unit.trained)  # after the last offload of each bucket's gradient
+        # Events after the last offload of each bucket's gradient.
+        self._offloaded: list[Event] = [None] * len(unit.trained_buckets)
         self._reset()
 
     def _reset(self) -> None:
-        self.weights = Held(f"the weights of layer {self.layer}", not self.unit.places.weights_in_slot)
+        self.weights = SlotUser(f"the weights of layer {self.layer}", not self.unit.places.weights_in_slot)
         self.gradient = self._new_gradient()
         self.reduction: Reduction | None = None
 
-    def _new_gradient(self) -> Held:
-        return Held(f"the gradient of layer {self.layer}", not self.unit.places.gradients_in_slot)
+    def _new_gradient(self) -> SlotUser:
+        return SlotUser(f"the gradient of layer {self.layer}", not self.unit.places.gradients_in_slot)
 
     @property
     def _backend(self) -> StreamBackend:
@@ -162,7 +163,8 @@ class LayerStates:
         self.gradient.arrive(slot, f"fetch of the gradient of layer {self.layer}")
         backend.wait(Stream.PREFETCH, slot.free)
         self._buffers.spoil(slot)
-        for bucket, part, away in zip(self.unit.trained, self._gradient_parts(slot), self._offloaded, strict=True):
+        parts = self._gradient_parts(slot)
+        for bucket, part, away in zip(self.unit.trained_buckets, parts, self._offloaded, strict=True):
             backend.wait(Stream.PREFETCH, away)
             backend.copy(Stream.PREFETCH, part, given(bucket.partial), slot.name, partial_name(bucket))
         # The record is next written after this unit's backward, which waits for the slot. Every offload waits for
@@ -197,7 +199,7 @@ class LayerStates:
         self._unbind_gradient()
 
     def _gradient_parts(self, slot: StateSlot) -> list[Tensor]:
-        return parts_of(self.unit.trained, slot.flat)
+        return parts_of(self.unit.trained_buckets, slot.flat)
 
     def _unbind_gradient(self) -> None:
         if self.unit.places.gradients_in_slot:
@@ -206,7 +208,7 @@ class LayerStates:
     def _offload_partial(self, slot: StateSlot) -> None:
         """Copy the sum of the microbatches so far, not yet reduced, to host memory."""
         self._buffers.follow(Stream.OFFLOAD, Stream.COMPUTE)
-        for index, (bucket, part) in enumerate(zip(self.unit.trained, self._gradient_parts(slot), strict=True)):
+        for index, (bucket, part) in enumerate(zip(self.unit.trained_buckets, self._gradient_parts(slot), strict=True)):
             self._backend.copy(Stream.OFFLOAD, given(bucket.partial), part, partial_name(bucket), slot.name)
             self._offloaded[index] = self._backend.record(Stream.OFFLOAD)
         slot.free = self._backend.record(Stream.OFFLOAD)
@@ -215,7 +217,7 @@ class LayerStates:
 
     def _start_reduction(self, step: StateStep) -> None:
         buffers, gradient, slot = self._buffers, self.gradient, self.gradient.slot
-        wholes = [given(b.gradients) for b in self.unit.trained] if slot is None else self._gradient_parts(slot)
+        wholes = [given(b.gradients) for b in self.unit.trained_buckets] if slot is None else self._gradient_parts(slot)
         self.gradient = self._new_gradient()  # the next microbatch may begin before this reduction has ended
         if buffers.num_shards == 1:
             self.reduction = Reduction(step, gradient, wholes, [], None)
@@ -223,7 +225,7 @@ class LayerStates:
         stage = in_turn(buffers.reduced)
         self._backend.wait(Stream.COMPUTE, stage.free)
         self._backend.access(Stream.COMPUTE, stage.name, "w", f"reduction of {step.op}")
-        parts, works = shard_parts_of(self.unit.trained, stage.flat), []
+        parts, works = shard_parts_of(self.unit.trained_buckets, stage.flat), []
         for whole, part in zip(wholes, parts, strict=True):
             _, work = reduce_scatter_async(whole, buffers.data_parallel.group, out=part)
             works += [] if work is None else [work]
@@ -251,7 +253,7 @@ class LayerStates:
         if reduction.gradient.slot is not None:
             reduction.gradient.slot.free = released
         reduction.gradient.leave(f"end of the reduction of {reduction.step.op}")
-        if on_host and self.unit.trained and reduction.step.is_last and update is not None:
+        if on_host and self.unit.trained_buckets and reduction.step.is_last and update is not None:
             done = self._start_update(update)
             if record is not None:
                 self._buffers.updates[record] = done
@@ -275,14 +277,14 @@ class LayerStates:
 
         def wait() -> None:
             self._backend.wait(Stream.HOST, event)
-            for bucket in self.unit.trained:
+            for bucket in self.unit.trained_buckets:
                 self._backend.access(Stream.HOST, gradient_name(bucket), "r", "update")
 
         return update(self.unit, wait)
 
     def _deliver(self, index: int, shard: Tensor, reduction: Reduction) -> None:
         """Add the reduced gradient of earlier microbatches, complete the sum after the last one, and store it."""
-        bucket, step, data_parallel = self.unit.trained[index], reduction.step, self._buffers.data_parallel
+        bucket, step, data_parallel = self.unit.trained_buckets[index], reduction.step, self._buffers.data_parallel
         if not bucket.places.optimizer_on_host:
             if step.is_first:
                 bucket.gradient_shard.copy_(shard)
@@ -301,7 +303,7 @@ class LayerStates:
 
     def _add_sum(self, index: int, shard: Tensor) -> None:
         """Fetch the sum of earlier microbatches from host memory, and add it to this shard on the device."""
-        bucket, backend, (stage,) = self.unit.trained[index], self._backend, self._buffers.sum
+        bucket, backend, (stage,) = self.unit.trained_buckets[index], self._backend, self._buffers.sum
         part = stage.flat[: shard.numel()]
         backend.wait(Stream.PREFETCH, stage.free)
         backend.wait(Stream.PREFETCH, self._offloaded[index])

@@ -32,7 +32,7 @@ _STREAM_OF: dict[Row, Stream] = {
 
 
 @dataclass
-class _Seen:
+class _OpenSpan:
     """A span that has begun; `end` stays None if an exception interrupts it."""
 
     row: Row
@@ -54,7 +54,7 @@ class SwapRecorder:
         """Times count from `origin`, a timestamp of the backend; default: now."""
         self._backend = backend
         self._origin = origin or backend.timestamp(Stream.COMPUTE)
-        self._seen: list[_Seen] = []
+        self._seen: list[_OpenSpan] = []
 
     def begin(self, kind: Kind, row: Row, step: SwapStep, part: int | None, num_bytes: int) -> Callable[[], None]:
         """A BeginSpan, once `kind` is bound. Only the swapper of activations reports the compute of layers."""
@@ -62,7 +62,7 @@ class SwapRecorder:
             return _nothing
         if part is not None and step.op.section is None:
             step = replace(step, op=replace(step.op, section=part))
-        seen = _Seen(row, kind, step, num_bytes, self._backend.timestamp(_STREAM_OF[row]))
+        seen = _OpenSpan(row, kind, step, num_bytes, self._backend.timestamp(_STREAM_OF[row]))
         self._seen.append(seen)
 
         def end() -> None:

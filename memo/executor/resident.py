@@ -52,7 +52,7 @@ class ResidentLayer(WholeLayer):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         y: Tensor = (
-            ExplicitLayer.apply(x, _Flight(self), context) if torch.is_grad_enabled() else self.layer(x, context)
+            ExplicitLayer.apply(x, _Microbatch(self), context) if torch.is_grad_enabled() else self.layer(x, context)
         )
         return y
 
@@ -65,7 +65,7 @@ class ResidentCustomLayer(CustomLayerOperations, ResidentLayer):
     """A custom layer that keeps only its input."""
 
 
-class _Flight:
+class _Microbatch:
     """One microbatch of a layer, from its forward to the end of its backward."""
 
     def __init__(self, layer: Any) -> None:

@@ -80,7 +80,7 @@ class Staging:
 
     def before_offload(self, number: int) -> None:
         """Issue the prefetches that must empty the buffer first. Raises PlanError unless this turn comes next."""
-        self._come_to(number)
+        self._require_turn(number)
         while not self._may_begin(number):
             self._issue_first()
         self._backend.wait(Stream.OFFLOAD, self._used[self.plan.turns[number].buffer])
@@ -103,7 +103,7 @@ class Staging:
 
         Raises PlanError unless this turn comes next.
         """
-        self._come_to(number)
+        self._require_turn(number)
         self._due.append((number, prefetch))
 
     def issue_read(self) -> None:
@@ -126,7 +126,7 @@ class Staging:
         self._used[self.plan.turns[number].buffer] = prefetched
         self._end(number)
 
-    def _come_to(self, number: int) -> None:
+    def _require_turn(self, number: int) -> None:
         if number != self._next_turn:
             turn = self.plan.turns[number]
             raise PlanError(

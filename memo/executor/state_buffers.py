@@ -43,15 +43,17 @@ class StateBuffers:
         layers = list(units.values())
         narrow, wide = data_parallel.dtype, wide_dtype(data_parallel.dtype)
         size, shard = max(size_of(u.buckets) for u in layers), max(shard_size_of(u.buckets) for u in layers)
-        gradient_size = max(size_of(u.trained) for u in layers)
-        reduced = max(shard_size_of(u.trained) for u in layers)
+        gradient_size = max(size_of(u.trained_buckets) for u in layers)
+        reduced = max(shard_size_of(u.trained_buckets) for u in layers)
         is_split = self.num_shards > 1
         num_driven = sum(unit.is_driven for unit in layers)
         receives_shard = is_split and any(u.places.optimizer_on_host and u.places.weights_in_slot for u in layers)
-        cast = [b.plan.shard_size for u in layers for b in u.trained if b.source is b.master and narrow != wide]
+        cast = [b.plan.shard_size for u in layers for b in u.trained_buckets if b.source is b.master and narrow != wide]
         adds = any(step.adds_up and units[step.op.layer].places.optimizer_on_host for step in plan.steps)
         uploaded = [
-            b for b in data_parallel.trained if b.places.optimizer_on_host and b.weights is not None and narrow != wide
+            b
+            for b in data_parallel.trained_buckets
+            if b.places.optimizer_on_host and b.weights is not None and narrow != wide
         ]
         self.weights = self._slots("weights slot", plan.num_weight_slots, size, narrow, shard if receives_shard else 0)
         self.gradients = self._slots("gradient slot", plan.num_gradient_slots, gradient_size, wide)

@@ -50,13 +50,13 @@ class StateSlot:
     name: str
     flat: Tensor
     shard: Tensor | None = None
-    holder: "Held | None" = None
+    holder: "SlotUser | None" = None
     filled: Event = None
     works: list[Work] = field(default_factory=list)
     free: Event = None
 
 
-class Held:
+class SlotUser:
     """The weights of one layer, or one gradient of it: their phase, and their slot while they have one."""
 
     def __init__(self, name: str, is_resident: bool) -> None:

@@ -231,7 +231,7 @@ class StateStreamer:
         for stream in (Stream.OFFLOAD, Stream.PREFETCH):
             self._buffers.follow(Stream.HOST, stream)
         self._is_settled = True
-        for bucket in self.data_parallel.trained:
+        for bucket in self.data_parallel.trained_buckets:
             if not bucket.places.optimizer_on_host:
                 self.backend.access(Stream.COMPUTE, name_of("shard", bucket), "w", "update")
                 continue

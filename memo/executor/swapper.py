@@ -125,9 +125,9 @@ class Swapper:
         self._end_compute = [begin("compute", step, self._part, 0) for begin in self.listeners]
         return slot
 
-    def end_writes(self, kind: str, layer: int, section: int | None = None) -> None:
+    def end_writes(self, kind: str, layer: int) -> None:
         """Issue the offload after the last write to the slot, which is still read until `end`."""
-        step = self._expect(kind, layer, section, begin=False)
+        step = self._expect(kind, layer, None, begin=False)
         self.backend.access(Stream.COMPUTE, self._slot_name(step.slot), "w", str(step.op))
         if step.offload:
             self._offload(step, self.backend.record(Stream.COMPUTE))

@@ -143,7 +143,7 @@ class SweptLayer(LayerOnTiles):
         """Compute one tile's attention; its keys and values go to the store, the output to the slot."""
         self.compute_qkv(kept, tile, positions)
         if self.kind.is_linear:
-            self._carry_on(kept, section, tile, positions)
+            self._run_delta_net(kept, section, tile, positions)
             return
         qkv, rows = self._tile_heads(kept, tile, positions), _rows(section, tile)
         own, before = self.memory.keys.own(rows), self.memory.keys.before(rows.stop)
@@ -152,7 +152,7 @@ class SweptLayer(LayerOnTiles):
         lse = context_sweep.forward_rows(core, qkv, own, before, positions.documents, out, sinks, first)
         kept["lse"][tile.full].view(lse.shape).copy_(lse)
 
-    def _carry_on(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
+    def _run_delta_net(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
         """Do for a gated delta net what `_attend` does for attention."""
         carries, qkv, out = kept["carries"], kept["qkv"][tile.full], kept["attention_out"][tile.full]
         if self._carry is None:

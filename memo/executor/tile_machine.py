@@ -234,7 +234,11 @@ def _combine_backward(
 ) -> Made:
     mlp, rows, (*x, routing) = machine.on.layer.mlp, machine.expert_rows, taken
     made = (combine_backward(whole, x[0] if x else None, routing, mlp, rows, machine.sink),)
-    return made if operation.takes else (*made, biases_backward(grad, routing, mlp, rows, machine.group, machine.sink))
+    return (
+        made
+        if operation.reads_without_gradient
+        else (*made, biases_backward(grad, routing, mlp, rows, machine.group, machine.sink))
+    )
 
 
 def _replayed(machine: TileMachine, operation: Operation, *x: Tensor) -> Replayed:

@@ -26,7 +26,7 @@ from memo.report.timeline import WorkSpan
 
 
 @dataclass
-class _Open:
+class _OpenSpan:
     """A span that has begun; `waited_from` is None until the rank waits for its end."""
 
     recorder: "WorkRecorder"
@@ -51,13 +51,13 @@ class WorkRecorder:
     def __init__(self, backend: StreamBackend) -> None:
         self.backend = backend
         self.origin = self.now()
-        self._seen: list[_Open] = []
+        self._seen: list[_OpenSpan] = []
 
     def now(self) -> Timestamp:
         return self.backend.timestamp(Stream.COMPUTE)
 
-    def begin(self, row: str, name: str, num_bytes: int = 0) -> _Open:
-        span = _Open(self, row, name, num_bytes, self.now())
+    def begin(self, row: str, name: str, num_bytes: int = 0) -> _OpenSpan:
+        span = _OpenSpan(self, row, name, num_bytes, self.now())
         self._seen.append(span)
         return span
 
@@ -66,7 +66,7 @@ class WorkRecorder:
         self.backend.synchronize()
         return [self._span(seen, seen.ended) for seen in self._seen if seen.ended is not None]
 
-    def _span(self, seen: _Open, ended: Timestamp) -> WorkSpan:
+    def _span(self, seen: _OpenSpan, ended: Timestamp) -> WorkSpan:
         start_s, end_s = (at.seconds_since(self.origin) for at in (seen.begun, ended))
         still_s = 0.0 if seen.waited_from is None else ended.seconds_since(seen.waited_from)
         return WorkSpan(seen.row, seen.name, start_s, end_s, seen.num_bytes, still_s)
@@ -114,8 +114,8 @@ class _Hooks:
 
     def __init__(self, recorder: WorkRecorder, watch: Watch, name: str) -> None:
         self.recorder, self.watch, self.name = recorder, watch, name
-        self._forward: _Open | None = None
-        self._backward: _Open | None = None
+        self._forward: _OpenSpan | None = None
+        self._backward: _OpenSpan | None = None
 
     def attach(self, module: nn.Module) -> list[RemovableHandle]:
         return [module.register_forward_pre_hook(self._before), module.register_forward_hook(self._after)]

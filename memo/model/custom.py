@@ -27,7 +27,7 @@ from memo.model.rope import RopeTable
 from memo.parallel.shards import ShardedParameter
 from memo.parallel.storages import LiveBytes
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-from memo.spec.custom_layer import Half, LayerFacts, Line, custom_facts, load_layer
+from memo.spec.custom_layer import Half, LayerFacts, TokenBytes, custom_facts, load_layer
 from memo.spec.weights import Init, Weight, one
 from memo_kernels import select_ops
 
@@ -257,7 +257,7 @@ def _measured(
 def _lines(few: tuple[int, int, int, int], many: tuple[int, int, int, int]) -> Half:
     fewer, more = _PROBE_TOKENS
     slopes = [(high - low) / (more - fewer) for low, high in zip(few, many, strict=True)]
-    return Half(*(Line(slope, low - slope * fewer) for slope, low in zip(slopes, few, strict=True)))
+    return Half(*(TokenBytes(slope, low - slope * fewer) for slope, low in zip(slopes, few, strict=True)))
 
 
 def _forget_gradient(parameter: Tensor) -> None:

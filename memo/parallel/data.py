@@ -87,7 +87,7 @@ class ShardedDataParallel:
         )
         self.units, self.host = make_units(plans, self.rules, group_rank(self.group), dtype, device, host_memory)
         self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
-        self.trained = [bucket for unit in self.units for bucket in unit.trained]
+        self.trained_buckets = [bucket for unit in self.units for bucket in unit.trained_buckets]
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self._nothing = nothing(dtype, device)
         self.constants: list[MasterSegment] = []
@@ -146,7 +146,7 @@ class ShardedDataParallel:
         self.bind_weights(unit, weights)
         self.bind_coded(unit, [torch.zeros(b.plan.size, dtype=self.dtype, device=self.device) for b in unit.coded])
         self.bind_gradients(
-            unit, [_resident_or_zeros(b.gradients, b.plan.size, wide, self.device) for b in unit.trained]
+            unit, [_resident_or_zeros(b.gradients, b.plan.size, wide, self.device) for b in unit.trained_buckets]
         )
         try:
             yield weights
@@ -214,8 +214,8 @@ class ShardedDataParallel:
 
         None: views of the resident gradients; parameters without resident gradients have no main gradient.
         """
-        parts = [bucket.gradients for bucket in unit.trained] if flats is None else flats
-        for bucket, part in zip(unit.trained, parts, strict=True):
+        parts = [bucket.gradients for bucket in unit.trained_buckets] if flats is None else flats
+        for bucket, part in zip(unit.trained_buckets, parts, strict=True):
             for span in bucket.plan.ranges:
                 self.parameters[span.name].main_grad = None if part is None else span.view(part)
 

@@ -35,9 +35,9 @@ class MainGradients:
     ) -> None:
         self._mesh, self._device, self._overlap, self._squared_norm = mesh, device, overlap, norm
         self._names = tuple(parameters)
-        self._trained = [bucket for unit in units for bucket in unit.trained]
+        self._trained_buckets = [bucket for unit in units for bucket in unit.trained_buckets]
         self._missing: dict[str, int] = {}
-        self._reduced_here = [bucket for unit in units if not unit.is_driven for bucket in unit.trained]
+        self._reduced_here = [bucket for unit in units if not unit.is_driven for bucket in unit.trained_buckets]
         self._next_bucket = 0
         # The garbage collector does not see the references that autograd's hooks hold. A hook with a strong reference
         # to this object would keep the model, its gradients and the process groups alive for ever.
@@ -52,7 +52,7 @@ class MainGradients:
         `used_twice`: a parameter that contributes twice in a microbatch, because its two uses are in different graphs,
         or because backwards add the gradients of both themselves (memo.parallel.weight_gradients).
         """
-        for bucket in self._trained:
+        for bucket in self._trained_buckets:
             if bucket.gradients is not None:
                 bucket.gradients.zero_()
             bucket.pending = bucket.reduced = bucket.squared_norm = None
@@ -111,7 +111,7 @@ class MainGradients:
     def norm(self) -> Tensor:
         """L2 norm of the whole model's gradient, with every weight counted once; an fp64 scalar, equal on all ranks."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for bucket in self._trained:
+        for bucket in self._trained_buckets:
             if self._counts_here(bucket):
                 known = bucket.squared_norm
                 total += self._squared_norm(bucket.gradient_shard) if known is None else known
@@ -121,7 +121,7 @@ class MainGradients:
 
     def scale(self, factor: Tensor) -> None:
         """Multiply this rank's gradient shards by a scalar of their dtype, on the CPU even if the shards are not."""
-        for bucket in self._trained:
+        for bucket in self._trained_buckets:
             bucket.gradient_shard.mul_(factor)
 
     def main_gradient(self, parameter: nn.Parameter) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from memo.parallel.quantized import CodedBucket
 from memo.parallel.shards import ShardedParameter
 from memo.parallel.units import Bucket, Carver, HostMemory, HostRules, Unit, aligned_bytes, host_sizes
-from memo.spec.buckets import BucketPlan, Laid, plan_buckets
+from memo.spec.buckets import BucketPlan, ParameterShape, plan_buckets
 from memo.spec.placement import LayerPlaces, StatePlacement
 from memo_kernels import wide_dtype
 
@@ -39,7 +39,8 @@ def plan_units(
     for layer, names in in_units(list(named), _layer_positions(list(named))):
         shards = {name: named[name].shard for name in names}
         layout = [
-            Laid(name, tuple(named[name].shape), of.replicated, of.frozen, of.coded) for name, of in shards.items()
+            ParameterShape(name, tuple(named[name].shape), of.replicated, of.frozen, of.coded)
+            for name, of in shards.items()
         ]
         places = LayerPlaces()
         if placement is not None:

@@ -162,14 +162,14 @@ class Unit:
         return self.layer is not None and self.places.is_driven
 
     @cached_property
-    def trained(self) -> tuple[Bucket, ...]:
+    def trained_buckets(self) -> tuple[Bucket, ...]:
         """The buckets that have gradients."""
         return tuple(bucket for bucket in self.buckets if not bucket.plan.frozen)
 
     @property
     def ring_record(self) -> int | None:
         """The ring record of its trained buckets, which all have the same."""
-        return self.trained[0].ring_record if self.trained else None
+        return self.trained_buckets[0].ring_record if self.trained_buckets else None
 
 
 def size_of(buckets: Sequence[Bucket]) -> int:

@@ -57,10 +57,6 @@ class SwapPlan:
     def num_offloads(self) -> int:
         return sum(step.offload for step in self.steps)
 
-    @cached_property
-    def num_prefetches(self) -> int:
-        return sum(step.prefetch for step in self.steps)
-
 
 def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
     """Plan one training step of one stage; two slots are MEMO's rounding buffers.

@@ -60,12 +60,12 @@ class Kind:
         return self.heads is not None and not self.heads.in_place
 
     @cached_property
-    def attended(self) -> str:
+    def qkv_in_slot(self) -> str:
         """The value in a slot that holds queries, keys and values."""
-        return self.heads.reads[0] if self.heads is not None and self.norms_heads else self.met
+        return self.heads.reads[0] if self.heads is not None and self.norms_heads else self.sequence_input
 
     @cached_property
-    def met(self) -> str:
+    def sequence_input(self) -> str:
         """The value that the operation over the sequence reads."""
         return self.operations[self._middle].reads[0]
 

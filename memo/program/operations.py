@@ -21,11 +21,11 @@ class Operation:
     gathers: whether it needs all tokens of its input, which tp ranks share.
     scatters: whether its results are summed over tp ranks, each of which keeps the sums of its tokens.
     replays: whether its backward runs its forward again, under a graph of its own, whatever is kept.
-    has_place: whether it writes its output straight to the slot.
+    writes_to_slot: whether it writes its output straight to the slot.
     is_sum: whether the gradient of its output is also the gradient of each of its inputs.
     takes_sums: whether one kernel can compute the sum just before it together with it.
     recalled: outputs that are always kept; recomputation and backward read them instead of making them again.
-    takes: values that it reads, and that get no gradient.
+    reads_without_gradient: values that it reads, and that get no gradient.
     """
 
     reads: tuple[str, ...]
@@ -38,11 +38,11 @@ class Operation:
     gathers: ClassVar[bool] = False
     scatters: ClassVar[bool] = False
     replays: ClassVar[bool] = False
-    has_place: ClassVar[bool] = False
+    writes_to_slot: ClassVar[bool] = False
     is_sum: ClassVar[bool] = False
     takes_sums: ClassVar[bool] = False
     recalled: ClassVar[tuple[str, ...]] = ()
-    takes: ClassVar[tuple[str, ...]] = ()
+    reads_without_gradient: ClassVar[tuple[str, ...]] = ()
 
     def layout_of(self, name: str) -> Layout:
         """The dim that tp splits of one of its outputs."""
@@ -71,7 +71,7 @@ class Add(Operation):
 class Column(Operation):
     """A column-parallel matrix: gathers the tokens of its input; its outputs are split over tp."""
 
-    gathers = has_place = True
+    gathers = writes_to_slot = True
 
 
 class Row(Operation):
@@ -120,7 +120,7 @@ class ExpertRow(Row):
     """
 
     @property
-    def takes(self) -> tuple[str, ...]:  # type: ignore[override]  # of a class elsewhere
+    def reads_without_gradient(self) -> tuple[str, ...]:  # type: ignore[override]  # of a class elsewhere
         return () if "routing" in self.reads else ("routing",)
 
     @property
@@ -167,7 +167,7 @@ class Opaque(Operation):
     matrices, which read them from the slot when the half runs again.
     """
 
-    has_place = True
+    writes_to_slot = True
 
     def layout_of(self, name: str) -> Layout:
         return "tokens" if name == "layer_output" else "heads"

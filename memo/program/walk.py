@@ -100,7 +100,7 @@ def forward(
     steps = []
     for operation, total in _with_sums(_needed(operations, targets)):
         step = _forward(operation, total, again)
-        copied = [name for name in step.makes if name in kept and not operation.has_place]
+        copied = [name for name in step.makes if name in kept and not operation.writes_to_slot]
         steps += [step, *(Step("keep", None, (name,)) for name in copied)]
     return _freeing(_with_messages(steps), targets)
 
@@ -111,7 +111,7 @@ def _needed(operations: Sequence[Operation], targets: Collection[str]) -> list[O
     for operation in reversed(operations):
         if wanted.intersection(operation.makes):
             found.append(operation)
-            wanted.update((*operation.reads, *operation.takes))
+            wanted.update((*operation.reads, *operation.reads_without_gradient))
     return found[::-1]
 
 
@@ -133,7 +133,7 @@ def _forward(operation: Operation, total: Operation | None = None, again: bool =
     if total is None:
         recalled = operation.recalled if again else ()
         makes = tuple(name for name in operation.makes if name not in recalled)
-        return Step("forward", operation, (*reads, *operation.takes, *recalled), makes)
+        return Step("forward", operation, (*reads, *operation.reads_without_gradient, *recalled), makes)
     return Step("forward", operation, total.reads, (*total.makes, *operation.makes), total)
 
 
@@ -176,7 +176,7 @@ def _backward(operation: Operation, given: Sequence[str], gradients: dict[str, s
         reads += map(graph, operation.makes)
         holds += [*operation.reads, *operation.makes]
     reads += map(gathered, operation.needs) if operation.gathers else operation.needs
-    reads += operation.recalled + operation.takes
+    reads += operation.recalled + operation.reads_without_gradient
     exist = [gradients[name] for name in operation.reads if name in gradients]
     makes = (_sum_with(gradients.get(name, ""), gradient(name)) for name in operation.reads)
     adds_to = exist[0] if exist else ""

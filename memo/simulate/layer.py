@@ -131,8 +131,8 @@ def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
         )
         return replace(whole, attention_again=again)
     gathered_from = cp.size if config.parallel.cp_comm_type == "all_gather" else 1
-    met = 2 * shape.kv * shape.tokens * gathered_from
-    swept = SweptAttention(shape.kernels, shape.tiles, shape.q * shape.tokens, met, gathered_from, shape.window is None)
+    q, kv = shape.q * shape.tokens, 2 * shape.kv * shape.tokens * gathered_from
+    swept = SweptAttention(shape.kernels, shape.tiles, q, kv, gathered_from, shape.window is None)
     forward, backward = (each + _slides(shape, back) for each, back in ((swept.forward, False), (swept.backward, True)))
     again = whole.recompute[NEEDS_FULL_ROOM] + _attention(shape, backward=False) + forward
     again += Cost(elementwise=shape.hidden_s(4))
@@ -160,7 +160,7 @@ def _forward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
 
 
 def _qkv(shape: LayerShape, kept: Kept) -> Cost:
-    return _on_tiles(shape, kept, forward(shape.kind.before, frozenset({shape.kind.attended}), kept))
+    return _on_tiles(shape, kept, forward(shape.kind.before, frozenset({shape.kind.qkv_in_slot}), kept))
 
 
 def _attention(shape: LayerShape, backward: bool) -> Cost:
@@ -172,7 +172,9 @@ def _attention(shape: LayerShape, backward: bool) -> Cost:
 
 def _backward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
     """Return the cost of a backward that finds queries, keys, values and attention's output on the device."""
-    of_qkv = backward(shape.kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({shape.kind.met, "input"})).steps
+    of_qkv = backward(
+        shape.kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({shape.kind.sequence_input, "input"})
+    ).steps
     cost = _after_backward(shape, kept) + _attention(shape, backward=True) + _on_tiles(shape, kept, of_qkv)
     if shape.tiles > 1 and not shape.sweeps:
         cost += _copied_outputs(shape)  # attention takes the gradients of all tiles as one tensor

@@ -23,7 +23,7 @@ from memo.spec.clock import Program, program
 from memo.spec.rendezvous import rendezvous_program
 from memo.spec.schedule import Action, Pipeline, pipeline_of
 
-_Of = TypeVar("_Of")
+_PerStage = TypeVar("_PerStage")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StepModel:
         recompute: cost of this recomputation in the backward of one layer.
         embedding, loss: cost of embedding and loss for one microbatch.
         message_s: seconds of a message between neighbouring stages.
-        meets: whether stages meet for their messages (memo.spec.rendezvous).
+        has_rendezvous: whether stages meet for their messages (memo.spec.rendezvous).
         times: seconds of one layer and of its copies, which take 0 s if nothing moves.
         updates, states: costs by stage; None in `states` for stages whose states are all whole on the device.
         peak_flops: peak of one rank, FLOP/s.
@@ -54,7 +54,7 @@ class StepModel:
     embedding: EndCost
     loss: EndCost
     message_s: float
-    meets: bool
+    has_rendezvous: bool
     times: LayerTimes
     updates: tuple[UpdateCost, ...]
     states: tuple[StateTimes | None, ...]
@@ -67,7 +67,7 @@ class StepModel:
 
     def program(self, pipeline: Pipeline) -> Program:
         """Return the schedules of `pipeline` for the clock; it may have fewer microbatches than the step."""
-        return rendezvous_program(pipeline) if self.meets else program(pipeline)
+        return rendezvous_program(pipeline) if self.has_rendezvous else program(pipeline)
 
     @property
     def layers_per_chunk(self) -> int:
@@ -117,7 +117,7 @@ def step_model(
         embedding=embedding_cost(config, kernels),
         loss=loss_cost(config, kernels),
         message_s=stage_message_s(config, kernels, world_size, from_host, framework.order),
-        meets=from_host or framework.waits_for_messages,
+        has_rendezvous=from_host or framework.waits_for_messages,
         times=made.times,
         updates=_by_stage(config, lambda stage: update_cost(config, kernels, world_size, stage, framework.order)),
         states=_by_stage(config, lambda stage: state_times(config, kernels, world_size, stage)),
@@ -201,7 +201,7 @@ def _layer(
     return _Layer(layer, LayerTimes(*layer.computed_s, copies_overlap=overlap, by_layer=layer.by_layer))
 
 
-def _by_stage(config: RunConfig, of_stage: Callable[[int], _Of]) -> tuple[_Of, ...]:
+def _by_stage(config: RunConfig, of_stage: Callable[[int], _PerStage]) -> tuple[_PerStage, ...]:
     """Return a value for each stage; it is computed three times at most, as stages between first and last are alike."""
     stages = config.parallel.pp
     first, last = of_stage(0), of_stage(stages - 1)

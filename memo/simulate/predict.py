@@ -241,9 +241,9 @@ def _constant(model: StepModel) -> Callable[[int, Op, float], float]:
     durations: dict[tuple[int, str, int], float] = {}
 
     def execute(stage: int, op: Op, ready_s: float) -> float:
-        key = stage, op.acting.kind, op.acting.chunk
+        key = stage, op.executed_action.kind, op.executed_action.chunk
         if key not in durations:
-            durations[key] = model.action_s(stage, op.acting)
+            durations[key] = model.action_s(stage, op.executed_action)
         return ready_s + durations[key]
 
     return execute

@@ -20,7 +20,9 @@ def run_stages(model: StepModel, pipeline: Pipeline, record: Recorder | None = N
     """Run all microbatches of `pipeline` on all stages, up to the last backward of each stage."""
     stages = [Stage(stage, model, pipeline, record and partial(record, stage)) for stage in range(pipeline.stages)]
     clock = run(
-        model.program(pipeline), lambda stage, op, ready_s: stages[stage].execute(op.acting, ready_s), model.message_s
+        model.program(pipeline),
+        lambda stage, op, ready_s: stages[stage].execute(op.executed_action, ready_s),
+        model.message_s,
     )
     return stages, clock
 

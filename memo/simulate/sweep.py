@@ -44,7 +44,7 @@ class SweptAttention:
     q: float
     kv: float
     gathered_from: int = 1
-    meets_all: bool = True
+    attends_all: bool = True
     """Whether a tile meets all tokens before it; the tokens of a sliding window are met together with those of the tile
     (_strips of memo.simulate.attention)."""
 
@@ -55,7 +55,7 @@ class SweptAttention:
     @property
     def forward(self) -> Cost:
         """Cost of merging, of copying keys and values to the store, and of more calls than a whole layer has."""
-        kernels, merged = self.kernels, self.tiles - 1 if self.meets_all else 0  # nothing lies before the first tile
+        kernels, merged = self.kernels, self.tiles - 1 if self.attends_all else 0  # nothing lies before the first tile
         # The sum is zeroed, has two parts added, and is read to be written in the narrow dtype.
         passes = SUM_PASSES if self.gathers else 2 * SUM_PASSES + 2 + kernels.narrow / kernels.wide
         merging_s = kernels.memory_s(merged * self.q / self.tiles * passes * kernels.wide, 4 * merged)
@@ -66,7 +66,7 @@ class SweptAttention:
     def backward(self) -> Cost:
         """Cost of summing gradients, from zeros to the narrow dtype, and of more calls than a whole layer has."""
         kernels, calls = self.kernels, self._all_rectangles()
-        if not self.meets_all:
+        if not self.attends_all:
             return self._calls(self.tiles)
         met = self.kv / self.tiles * (self.tiles * (self.tiles - 1) // 2)  # elements whose gradients the calls return
         if not self.gathers:

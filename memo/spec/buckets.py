@@ -94,7 +94,7 @@ class BucketPlan:
         return parts
 
 
-class Laid(NamedTuple):
+class ParameterShape(NamedTuple):
     """A parameter as far as its place depends on it; parameters of one `kind` share buckets."""
 
     name: str
@@ -108,7 +108,7 @@ class Laid(NamedTuple):
         return self.replicated, self.frozen, self.coded
 
 
-def plan_buckets(parameters: Sequence[Laid], bucket_size: int, num_shards: int) -> list[BucketPlan]:
+def plan_buckets(parameters: Sequence[ParameterShape], bucket_size: int, num_shards: int) -> list[BucketPlan]:
     """Lay parameters out in the order given, which should be the order in which their gradients appear.
 
     Parameters of one kind, replicated alike and trained or frozen alike, share buckets; a bucket is closed once it
@@ -215,7 +215,7 @@ def layer_unit(model: ModelConfig, tp: int, bucket_size: int, num_shards: int) -
 @lru_cache(maxsize=256)
 def module_buckets(weights: tuple[Weight, ...], tp: int, bucket_size: int, num_shards: int) -> tuple[BucketPlan, ...]:
     """The buckets of one layer or one end, from its last parameter to its first, as gradients appear."""
-    layout = [Laid(w.name, w.local_shape(tp), w.replicated, w.frozen, w.coded) for w in reversed(weights)]
+    layout = [ParameterShape(w.name, w.local_shape(tp), w.replicated, w.frozen, w.coded) for w in reversed(weights)]
     return tuple(plan_buckets(layout, bucket_size, num_shards))
 
 

@@ -34,7 +34,7 @@ class Op(NamedTuple):
     link: int
 
     @property
-    def acting(self) -> Action:
+    def executed_action(self) -> Action:
         """The action of an operation that is executed."""
         assert self.action is not None, "a message for which stages meet is no action"
         return self.action
@@ -46,12 +46,12 @@ Execute = Callable[[int, Op, float], float]
 
 @dataclass(frozen=True)
 class Program:
-    """The schedules of all stages with their messages resolved; `meets`: whether stages meet for messages."""
+    """The schedules of all stages with their messages resolved; `has_rendezvous`: whether stages meet for messages."""
 
     stages: tuple[tuple[Op, ...], ...]
     num_messages: int
     num_links: int
-    meets: bool = False
+    has_rendezvous: bool = False
 
 
 @dataclass
@@ -144,7 +144,7 @@ class _Run:
                 return moved
             op, now = ops[index], self.now[stage]
             self._post(op, now)
-            if index + 1 < len(ops) and not self.program.meets:
+            if index + 1 < len(ops) and not self.program.has_rendezvous:
                 self._post(ops[index + 1], now)
             ready = 0.0
             if op.receives >= 0:
@@ -171,7 +171,7 @@ class _Run:
     def _send(self, stage: int, op: Op) -> bool:
         """Issue the output of an action. Return False while the last message on its link has not arrived; where stages
         meet, while this message has not arrived."""
-        if self.program.meets and self.issued[op.sends] is not None:
+        if self.program.has_rendezvous and self.issued[op.sends] is not None:
             return self._has_met(stage, op.sends)
         previous = self.last_on[op.link]
         if previous >= 0:
@@ -184,7 +184,7 @@ class _Run:
         posted = self.posted[message]
         if posted is not None:
             self.arrived[message] = max(posted, now) + self.message_s
-        return self._has_met(stage, message) if self.program.meets else True
+        return self._has_met(stage, message) if self.program.has_rendezvous else True
 
     def _has_met(self, stage: int, message: int) -> bool:
         arrived = self.arrived[message]

@@ -19,7 +19,7 @@ from memo.errors import ConfigError
 from memo.spec.weights import Weight
 
 
-class Line(NamedTuple):
+class TokenBytes(NamedTuple):
     """Bytes as a function of the tokens, before any split: `per_token` bytes for each token, and `fixed` bytes once."""
 
     per_token: float
@@ -41,10 +41,10 @@ class Half(NamedTuple):
         made: the sum of all tensors that the forward makes.
     """
 
-    kept: Line
-    forward: Line
-    backward: Line
-    made: Line
+    kept: TokenBytes
+    forward: TokenBytes
+    backward: TokenBytes
+    made: TokenBytes
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class _Calendar(NamedTuple):
 
 def _calendars(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> list[_Calendar]:
     whole = program_of(pipeline, schedules)
-    clock = run(whole, lambda stage, op, ready_s: ready_s + _DURATION[op.acting.kind], message_s=0.0)
+    clock = run(whole, lambda stage, op, ready_s: ready_s + _DURATION[op.executed_action.kind], message_s=0.0)
     return [
         _Calendar(
             [end - _DURATION[action.kind] for action, end in zip(actions, ends, strict=True)],
@@ -130,4 +130,4 @@ def rendezvous_program(pipeline: Pipeline) -> Program:
         return Op(None, -1, message, link)
 
     stages = [tuple(op_of(stage, item) for item in items) for stage, items in enumerate(items_in_training(pipeline))]
-    return Program(tuple(stages), len(messages), len(links), meets=True)
+    return Program(tuple(stages), len(messages), len(links), has_rendezvous=True)

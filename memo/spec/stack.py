@@ -15,7 +15,7 @@ from memo.config.model import FULL, LINEAR, SLIDING
 from memo.spec.lora import of_one_layer
 from memo.spec.schedule import Pipeline
 
-_Of = TypeVar("_Of")
+_PerLayer = TypeVar("_PerLayer")
 
 
 @lru_cache(maxsize=64)
@@ -119,7 +119,7 @@ def kinds_of_stage(model: ModelConfig, pp: int, vpp: int, stage: int) -> tuple[i
     return of_stage([kinds.index(kind) for kind in stack_of(model)], pp, vpp, stage)
 
 
-def of_stage(layers: Sequence[_Of], pp: int, vpp: int, stage: int) -> tuple[_Of, ...]:
+def of_stage(layers: Sequence[_PerLayer], pp: int, vpp: int, stage: int) -> tuple[_PerLayer, ...]:
     """The entries of `layers`, one for each layer of a model, that belong to a pipeline stage, chunk by chunk."""
     chunks = (Pipeline(pp, vpp, microbatches=1).layers(stage, chunk, len(layers)) for chunk in range(vpp))
     return tuple(layers[index] for chunk in chunks for index in chunk)

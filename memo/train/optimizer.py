@@ -80,12 +80,12 @@ class Optimizer:
         """`states`: streams the states of this rank, if they are not resident."""
         self.data_parallel, self.config, self.states = data_parallel, config, states
         units = data_parallel.units
-        on_device = [b for b in data_parallel.trained if not b.places.optimizer_on_host]
+        on_device = [b for b in data_parallel.trained_buckets if not b.places.optimizer_on_host]
         self.parts = [_Part(data_parallel, on_device, config)] if on_device else []
         self.parts += [
-            _Part(data_parallel, unit.trained, config, unit.layer)
+            _Part(data_parallel, unit.trained_buckets, config, unit.layer)
             for unit in reversed(units)
-            if unit.places.optimizer_on_host and unit.trained
+            if unit.places.optimizer_on_host and unit.trained_buckets
         ]
         for part in self.parts:
             for segment in part.segments:
@@ -130,7 +130,7 @@ class Optimizer:
             self.states.await_gradients()
         norm_value = read(data_parallel.main_gradients.norm())
         # Allocated even if it is not used, because a memory plan needs every step to make the same memory requests.
-        dtype = data_parallel.trained[0].gradient_shard.dtype
+        dtype = data_parallel.trained_buckets[0].gradient_shard.dtype
         factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=dtype)
         done = [] if self._early is None else self._early.finish()
         if not math.isfinite(norm_value):

@@ -48,7 +48,7 @@ class MemoryUse:
         weights = [
             x for b in buckets for x in (b.weights, b.source) if x is not None and (b.plan.frozen or x is not b.master)
         ]
-        trained = parts.data_parallel.trained
+        trained = parts.data_parallel.trained_buckets
         gradients = [b.gradients if b.gradients is not None else b.gradient_shard for b in trained]
         weights += [coded.code for unit in parts.data_parallel.units for coded in unit.coded]
         optimizer = [b.master for b in trained if b.has_own_master]

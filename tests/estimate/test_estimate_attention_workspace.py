@@ -29,7 +29,7 @@ def tiny(**overrides: object) -> RunConfig:
 
 
 def sizes(config: RunConfig) -> LayerSizes:
-    return layer_sizes(config, 0, threads=1)
+    return layer_sizes(config, threads=1)
 
 
 def grads_bytes(z: LayerSizes) -> int:

@@ -31,7 +31,7 @@ from memo.profiler.layer import ScratchGradients
 from memo.program.kinds import kind_of
 from memo.search.estimating import answer
 from memo.spec import reach
-from memo.spec.buckets import Laid, plan_buckets, rank_units
+from memo.spec.buckets import ParameterShape, plan_buckets, rank_units
 from memo.spec.reach import most_tokens
 from memo.spec.slots import slot_dims
 from memo.train.build import build_chunks, build_mesh
@@ -176,7 +176,7 @@ SCRATCH_BYTES = 1 << 14
 def foreseen_layer_peaks(config: RunConfig) -> dict[str, int]:
     slot = frozenset(n for n, kept in SLOT_GROUPS.items() if kept)
     how = slot if config.memory.swaps else kept_by_layer(config, None)
-    passes = layer_passes(layer_sizes(config, 0, torch.get_num_threads()), kind_of(config.model), how)
+    passes = layer_passes(layer_sizes(config, torch.get_num_threads()), kind_of(config.model), how)
     x = passes.hidden_bytes  # the test holds it, whatever the layer does
     return {
         "forward": passes.forward.peak.num_bytes - x,
@@ -193,7 +193,7 @@ def layer_peaks_twice(
     peaks = []
     for config in configs:
         if call_tokens is not None:
-            z = layer_sizes(config, 0, num_threads)
+            z = layer_sizes(config, num_threads)
             reach.REACH = call_tokens * z.batch * z.qkv
         peaks.append((layer_peaks(config), foreseen_layer_peaks(config)))
     return peaks
@@ -239,7 +239,7 @@ def test_a_layer_whose_attention_reaches_too_far_is_foreseen() -> None:
 
 def test_the_account_of_a_billion_tokens_looks_at_few_calls() -> None:
     """Of 37 million that are alike; counting them took memo plan minutes to refuse such a length."""
-    z = layer_sizes(run_config("gpt-7b", seq_length=1 << 30), 0, 1)
+    z = layer_sizes(run_config("gpt-7b", seq_length=1 << 30), 1)
     calls = within_reach(z, [Call(z.tokens, z.tokens, causal=True), Call(z.tokens, 3 * z.tokens)], fused_row(z))
     found = list(islice(calls, 50))
     assert len(found) < 50 and {call.causal for call in found} == {True, False}
@@ -287,7 +287,7 @@ def stage_layout(config: RunConfig, world_size: int, stage: int) -> list[Any]:
         mesh = build_mesh(config, rank, world_size)
         _, chunks = build_chunks(config, mesh, torch.float32, torch.device("cpu"))
         named = reversed(list(nn.ModuleList(chunks).named_parameters()))
-        return [Laid(key, tuple(p.shape), p.shard.replicated, p.shard.frozen) for key, p in named]  # type: ignore[attr-defined]
+        return [ParameterShape(key, tuple(p.shape), p.shard.replicated, p.shard.frozen) for key, p in named]  # type: ignore[attr-defined]
     finally:
         if world_size > 1:
             dist.destroy_process_group()
@@ -368,7 +368,7 @@ def test_what_a_step_makes_it_drops(name: str, flags: dict[str, object]) -> None
     """At its end nothing lives but the batch and what stays for the run, however often a tensor changes hands."""
     flags = flags | ({"num_query_groups": 4} if name == "qwen3-tiny" else {})
     config = run_config(name, seq_length=1024, **flags)
-    sizes = layer_sizes(config, 0, threads=1)
+    sizes = layer_sizes(config, threads=1)
     tiles = resolved_offload_tiles(config)
     moved = {n: tiles * kept for n, kept in SLOT_GROUPS.items()} if config.memory.swaps else None
     for stage in range(config.parallel.pp):

@@ -154,7 +154,7 @@ def test_steps_of_a_ring_that_are_alike_change_no_peak(
     """Walking through all of them finds the same: of every rank of a ring, forward and backward, and by name."""
     question = ask(model, 16, seq_len=65536)
     config = config_of(question, Layout(cp=16), strategy)
-    first, kind = layer_sizes(config, 0, threads=2), kind_of(config.model)
+    first, kind = layer_sizes(config, threads=2), kind_of(config.model)
     how = kept_by_layer(config, {} if strategy.swaps else None)
     for device_sizes in (first, first._replace(on_cuda=False, narrow=4)):
         for rank in range(16):

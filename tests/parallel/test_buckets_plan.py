@@ -6,13 +6,13 @@ import random
 import pytest
 
 from memo.parallel.shards import Replicated
-from memo.spec.buckets import ALIGNMENT, Laid, plan_buckets
+from memo.spec.buckets import ALIGNMENT, ParameterShape, plan_buckets
 
 
-def random_parameters(rng: random.Random) -> list[Laid]:
+def random_parameters(rng: random.Random) -> list[ParameterShape]:
     kinds: list[Replicated] = ["", "tp", "embedding"]
     return [
-        Laid(
+        ParameterShape(
             f"p{i}", tuple(rng.randint(1, 40) for _ in range(rng.randint(1, 3))), rng.choice(kinds), rng.random() < 0.3
         )
         for i in range(rng.randint(1, 12))
@@ -39,7 +39,7 @@ def test_segments_partition_every_parameter(seed: int) -> None:
             for shard, s in ours:
                 assert shard * bucket.shard_size + s.shard_offset == span.offset + s.start
                 assert s.shard_offset >= 0 and s.shard_offset + s.stop - s.start <= bucket.shard_size
-    placed = {Laid(span.name, span.shape, b.replicated, b.frozen) for b in buckets for span in b.ranges}
+    placed = {ParameterShape(span.name, span.shape, b.replicated, b.frozen) for b in buckets for span in b.ranges}
     assert placed == set(parameters)
 
 
@@ -56,12 +56,12 @@ def test_parameters_and_shards_are_aligned_and_padding_is_small(num_shards: int)
 
 def test_a_bucket_closes_once_it_is_full_and_kinds_never_mix() -> None:
     parameters = [
-        Laid("a", (64, 2)),
-        Laid("norm", (64,), "tp"),
-        Laid("frozen", (64, 2), frozen=True),
-        Laid("b", (64, 2)),
-        Laid("tied", (64, 8), "embedding"),
-        Laid("c", (64,)),
+        ParameterShape("a", (64, 2)),
+        ParameterShape("norm", (64,), "tp"),
+        ParameterShape("frozen", (64, 2), frozen=True),
+        ParameterShape("b", (64, 2)),
+        ParameterShape("tied", (64, 8), "embedding"),
+        ParameterShape("c", (64,)),
     ]
     buckets = plan_buckets(parameters, 256, 1)
     assert [[span.name for span in bucket.ranges] for bucket in buckets] == [
@@ -77,8 +77,8 @@ def test_a_bucket_closes_once_it_is_full_and_kinds_never_mix() -> None:
 
 def test_the_tied_embedding_is_sharded_alike_on_both_stages() -> None:
     shape = (123, 17)
-    first = plan_buckets([Laid("norm", (17,), "tp"), Laid("tied", shape, "embedding")], 100, 3)
-    last = plan_buckets([Laid("tied", shape, "embedding"), Laid("w", (9, 9))], 10**6, 3)
+    first = plan_buckets([ParameterShape("norm", (17,), "tp"), ParameterShape("tied", shape, "embedding")], 100, 3)
+    last = plan_buckets([ParameterShape("tied", shape, "embedding"), ParameterShape("w", (9, 9))], 10**6, 3)
     plans = [next(b for b in buckets if b.replicated == "embedding") for buckets in (first, last)]
     assert plans[0] == plans[1]
     assert plans[0].size >= math.prod(shape)

@@ -107,7 +107,8 @@ def _finish_reduction(config: RunConfig, world_size: int) -> list[tuple[str, str
 def _names_of_buckets(config: RunConfig) -> list[list[list[str]]]:
     model, _ = make(config, 1)
     return [
-        [[span.name for span in bucket.plan.ranges] for bucket in unit.trained] for unit in model.data_parallel.units
+        [[span.name for span in bucket.plan.ranges] for bucket in unit.trained_buckets]
+        for unit in model.data_parallel.units
     ]
 
 

@@ -145,11 +145,11 @@ def test_a_forward_again_runs_no_more_than_what_slots_keep() -> None:
 
 
 def test_heads_that_are_normed_are_kept_raw() -> None:
-    assert (kind("llama-tiny").attended, kind("qwen3-tiny").attended) == ("heads", "qkv")
+    assert (kind("llama-tiny").qkv_in_slot, kind("qwen3-tiny").qkv_in_slot) == ("heads", "qkv")
     for model in ("llama-tiny", "qwen3-tiny"):
         layer = kind(model)
         operations: list[Operation | None] = [
-            step.operation for step in forward(layer.before, frozenset({layer.attended}), frozenset())
+            step.operation for step in forward(layer.before, frozenset({layer.qkv_in_slot}), frozenset())
         ]
         assert (layer.heads in operations) == layer.heads.in_place
 

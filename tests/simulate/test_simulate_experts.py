@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from frameworks import FSDP
 
 from memo.config import RunConfig, preset
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.time_errors import time_error
-from memo.simulate.framework import FSDP
 from memo.simulate.predict import predict_step
 
 GPUS = 8

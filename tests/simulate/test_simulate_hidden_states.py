@@ -66,7 +66,7 @@ def test_stages_meet_for_their_messages() -> None:
     hardware = question.hardware
     slowest = min(hardware.offload_gb_per_s, hardware.prefetch_gb_per_s) * 1e9
     assert meeting.message_s == pytest.approx(max(HIDDEN_BYTES / slowest, beside.message_s), rel=0.1)
-    assert not beside.meets and meeting.meets
+    assert not beside.has_rendezvous and meeting.has_rendezvous
     times, states = beside.times, beside.states
     assert simulate(replace(meeting, times=times, states=states)).pipeline_s > simulate(beside).pipeline_s
     still = [replace(each, times=times, states=states, message_s=0.0) for each in found]

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from frameworks import MEGATRON_LM
 
 from memo.config import RunConfig, preset
 from memo.estimate.hardware_files import HARDWARE
 from memo.simulate import predict_step
-from memo.simulate.framework import MEGATRON_LM, MEMO
+from memo.simulate.framework import MEMO
 from memo.simulate.host import kernels_of_layer
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import plain_layer, swapped_layer

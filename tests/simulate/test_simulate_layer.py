@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from frameworks import FSDP
 
 from memo.config import RunConfig, preset
 from memo.config.derived import resident_tiles
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
 from memo.simulate.attention import attention_cost
-from memo.simulate.framework import FSDP, MEMO, Framework
+from memo.simulate.framework import MEMO, Framework
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 from memo.simulate.layer_shape import LayerShape

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+from frameworks import FSDP
 
 from memo.config import RunConfig, preset
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.node_share import with_lone_link
 from memo.estimate.time_errors import FLASH_2, TimeError, time_error
-from memo.simulate.framework import FSDP
 from memo.simulate.predict import predict_step
 from memo.spec.flops import model_flops_per_token
 

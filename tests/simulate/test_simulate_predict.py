@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from frameworks import FSDP, MEGATRON_LM
 
 from memo.config import RunConfig, preset
 from memo.config.checks import check
@@ -15,7 +16,7 @@ from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.state_memory import state_bytes
 from memo.planner.problem import SwapProblem
 from memo.simulate import predict_step
-from memo.simulate.framework import FSDP, MEGATRON_LM, Framework
+from memo.simulate.framework import Framework
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.model import step_model

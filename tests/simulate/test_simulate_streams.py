@@ -19,7 +19,7 @@ def plan_of(pipeline: Pipeline, stage: int, num_layers: int) -> SwapPlan:
 def test_copies_that_take_turns_stop_compute() -> None:
     """On a CPU every copy adds its whole time."""
     plan = plan_of(Pipeline(1, 1, 1), 0, 4)
-    assert (plan.num_offloads, plan.num_prefetches) == (2, 2)
+    assert (plan.num_offloads, sum(step.prefetch for step in plan.steps)) == (2, 2)
     streams = StageStreams(plan, LayerTimes(1.0, 2.0, 0.5, 0.25, copies_overlap=False))
     end_s = 0.0
     for _ in plan.steps:

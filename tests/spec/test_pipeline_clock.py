@@ -11,13 +11,13 @@ FORWARD_S, BACKWARD_S = 1.0, 2.0
 
 
 def uniform(stage: int, op: Op, ready_s: float) -> float:
-    return ready_s + (FORWARD_S if op.acting.kind == "F" else BACKWARD_S)
+    return ready_s + (FORWARD_S if op.executed_action.kind == "F" else BACKWARD_S)
 
 
 def uneven(stage: int, op: Op, ready_s: float) -> float:
     """The first and the last stage have more to do, as embedding and loss make it."""
-    base = 1.0 + (0.3 if stage == 0 else 0.0) + 0.07 * stage * stage + 0.2 * op.acting.chunk
-    return ready_s + base * (1.0 if op.acting.kind == "F" else 2.1)
+    base = 1.0 + (0.3 if stage == 0 else 0.0) + 0.07 * stage * stage + 0.2 * op.executed_action.chunk
+    return ready_s + base * (1.0 if op.executed_action.kind == "F" else 2.1)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])

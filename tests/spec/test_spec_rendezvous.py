@@ -16,7 +16,7 @@ PIPELINES = [
 
 
 def thrice(stage: int, op: Op, ready_s: float) -> float:
-    return ready_s + (1.0 if op.acting.kind == "F" else 2.0)
+    return ready_s + (1.0 if op.executed_action.kind == "F" else 2.0)
 
 
 def played(items: list[list[Item]]) -> set[Rendezvous]:
@@ -83,4 +83,4 @@ def test_the_clock_tells_a_deadlock() -> None:
     other = Op(None, -1, 1, 1), Op(None, 1, -1, -1)
     stages = ((sends, other[1]), (other[0], awaits))
     with pytest.raises(ScheduleError, match="the schedule deadlocks"):
-        run(Program(stages, num_messages=2, num_links=2, meets=True), thrice, message_s=0.0)
+        run(Program(stages, num_messages=2, num_links=2, has_rendezvous=True), thrice, message_s=0.0)

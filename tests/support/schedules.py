@@ -61,7 +61,7 @@ def _check_message_order(program: Program) -> None:
     awaited: dict[int, Action] = {}
     for ops in program.stages:
         for op in ops:
-            awaited[op.receives] = op.acting
+            awaited[op.receives] = op.executed_action
             if op.sends >= 0:
                 sent[op.link].append(op.sends)
                 link_of_message[op.sends] = op.link

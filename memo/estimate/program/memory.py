@@ -131,7 +131,7 @@ class Program:
         self.sizes, self.placement = state_sizes(config, world_size), placement_of(config, world_size)
         self.slots = None if moved is None else slot_layout(config, moved)
         runs, threads = runs_of_kinds(config), config.hardware.num_threads or 1
-        of_kinds = [(layer_sizes(run, 0, threads), kind_of(run.model), kept_by_layer(run, moved)) for run in runs]
+        of_kinds = [(layer_sizes(run, threads), kind_of(run.model), kept_by_layer(run, moved)) for run in runs]
         self.z = z = of_kinds[-1][0]  # the sizes read below are the same for all kinds
         # Ranks of a ring differ in their attention calls; the first or the last rank needs most.
         self._kinds = [

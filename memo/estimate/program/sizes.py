@@ -153,8 +153,8 @@ class LayerSizes(NamedTuple):
         return self.narrow != self.wide
 
 
-def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
-    """Return the sizes of the rank at place `ring_rank` of its ring of K/V (0 if there is no ring).
+def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
+    """Return the sizes of the first rank of each ring of K/V.
 
     --attention-backend auto counts as its choice on GPUs of compute capability 9.0 and above.
     """
@@ -184,7 +184,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         linear_bias=model.add_bias_linear,
         rotary_dim=model.rotary_dim if model.position_embedding_type == "rope" else 0,
         ring=parallel.cp // a2a,
-        ring_rank=ring_rank,
+        ring_rank=0,
         a2a=a2a,
         gathers_kv=parallel.cp_comm_type == "all_gather",
         sinks=model.attention_sinks,

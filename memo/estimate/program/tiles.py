@@ -229,7 +229,7 @@ def _whole(z: LayerSizes) -> LayerSizes:
 
 @_shared
 def _before(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    TileLedger(ledger, z, z.tokens, {NEEDS_FULL_ROOM}).run(forward(kind.before, frozenset({kind.attended}), kept))
+    TileLedger(ledger, z, z.tokens, {NEEDS_FULL_ROOM}).run(forward(kind.before, frozenset({kind.qkv_in_slot}), kept))
     return []
 
 
@@ -251,7 +251,7 @@ def _after_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> li
 
 @_shared
 def _before_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    walk = backward(kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({kind.met, "input"}))
+    walk = backward(kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({kind.sequence_input, "input"}))
     TileLedger(ledger, z, z.tokens).run(walk.steps)
     return []
 
