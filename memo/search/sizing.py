@@ -73,9 +73,9 @@ def may_fit(question: Question, layout: Layout) -> bool:
     This part is the batch of a step on the device, and the input of each layer for one microbatch in any memory.
     """
     config, limits = config_of(question, layout), question.limits
-    z = layer_sizes(runs_of_kinds(config)[0], 1)
-    batch = num_microbatches(question, layout) * batch_bytes(z)
-    inputs = config.model.num_layers // layout.pp * z.between_layers
+    sizes = layer_sizes(runs_of_kinds(config)[0], 1)
+    batch = num_microbatches(question, layout) * batch_bytes(sizes)
+    inputs = config.model.num_layers // layout.pp * sizes.between_layers
     beside = (limits.host_bytes + (limits.disk_bytes if question.hardware.nvme_gib else 0)) / limits.local_ranks
     return batch <= limits.device_bytes and batch + inputs <= limits.device_bytes + beside
 

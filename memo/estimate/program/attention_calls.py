@@ -28,12 +28,12 @@ class Call(NamedTuple):
         return sequences, self.queries // sequences, self.keys // sequences
 
 
-def rows_calls(z: LayerSizes, before: int) -> list[Call]:
+def rows_calls(sizes: LayerSizes, before: int) -> list[Call]:
     """Return the calls within a tile, then a call of all its queries with the tokens before the tile."""
-    if z.window and before:
-        return window_calls(z, reach_back=True)
-    within = [Call(z.tokens, z.tokens, causal=True)] if z.ring == 1 else gathered_calls(z)
-    return [*within, *([Call(z.tokens, before)] if before else [])]
+    if sizes.window and before:
+        return window_calls(sizes, reach_back=True)
+    within = [Call(sizes.tokens, sizes.tokens, causal=True)] if sizes.ring == 1 else gathered_calls(sizes)
+    return [*within, *([Call(sizes.tokens, before)] if before else [])]
 
 
 def short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
@@ -48,12 +48,12 @@ def short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
             yield call._replace(keys=rest)
 
 
-def within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Call]:
+def within_reach(sizes: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Call]:
     """Cut `calls` to the reach of kernels; the widest rows are `row` elements apart.
 
     Three equal calls in a row are enough to show how much lives at once; all calls would be quadratic in the length.
     """
-    most = z.batch * most_tokens(row)
+    most = sizes.batch * most_tokens(row)
 
     def few(tokens: int) -> int:
         whole, rest = divmod(tokens, most)
@@ -67,52 +67,52 @@ def within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Cal
             yield Call(part.q_stop - part.q_start, part.k_stop - part.k_start, part.causal)
 
 
-def fused_row(z: LayerSizes) -> int:
+def fused_row(sizes: LayerSizes) -> int:
     """Return the elements between two tokens of q, k and v, which are views of one tensor."""
-    return z.batch * z.qkv
+    return sizes.batch * sizes.qkv
 
 
-def different_steps(z: LayerSizes) -> list[int]:
+def different_steps(sizes: LayerSizes) -> list[int]:
     """Return the last step of a ring, and two steps of each kind: enough to show how much lives at once."""
-    steps = ring_steps(z.tokens // z.batch * z.ring, z.ring, z.window or None)
-    return [step for step in steps if step < 3 or 0 < step - z.ring_rank < 3 or step == steps[-1]]
+    steps = ring_steps(sizes.tokens // sizes.batch * sizes.ring, sizes.ring, sizes.window or None)
+    return [step for step in steps if step < 3 or 0 < step - sizes.ring_rank < 3 or step == steps[-1]]
 
 
-def ring_calls(z: LayerSizes, step: int) -> list[Call]:
+def ring_calls(sizes: LayerSizes, step: int) -> list[Call]:
     """Return the calls of a step in zigzag order.
 
     The own block is causal. All queries attend to the first half of an earlier rank's keys; only the second half of the
     queries attends to a later rank's keys."""
     if step == 0:
-        return window_calls(z) if z.window else [Call(z.tokens, z.tokens, causal=True)]
-    if z.window:  # a window reaches only into the neighbours of a chunk
-        edge = min(z.window * z.batch, z.tokens // 2)
+        return window_calls(sizes) if sizes.window else [Call(sizes.tokens, sizes.tokens, causal=True)]
+    if sizes.window:  # a window reaches only into the neighbours of a chunk
+        edge = min(sizes.window * sizes.batch, sizes.tokens // 2)
         return [Call(edge, edge)]
-    return [Call(z.tokens, z.tokens // 2) if step <= z.ring_rank else Call(z.tokens // 2, z.tokens)]
+    return [Call(sizes.tokens, sizes.tokens // 2) if step <= sizes.ring_rank else Call(sizes.tokens // 2, sizes.tokens)]
 
 
-def window_calls(z: LayerSizes, reach_back: bool = False) -> list[Call]:
+def window_calls(sizes: LayerSizes, reach_back: bool = False) -> list[Call]:
     """Return the calls for the strips of one row of the batch (memo.attention.blocks.strips).
 
     Two of the equal calls are enough to show how much lives at once. `reach_back`: whether a strip precedes the first
     one, as in a tile of a sweep.
     """
-    tokens = z.tokens // z.batch // (1 if z.ring == 1 else 2)  # a rank of a ring has two chunks
-    full, rest = divmod(tokens, z.window)
+    tokens = sizes.tokens // sizes.batch // (1 if sizes.ring == 1 else 2)  # a rank of a ring has two chunks
+    full, rest = divmod(tokens, sizes.window)
     calls = []
-    for strip, last, flipped in ((z.window, rest, False), (z.window - 1, rest - 1, True)):
+    for strip, last, flipped in ((sizes.window, rest, False), (sizes.window - 1, rest - 1, True)):
         whole = full if reach_back or not flipped else max(0, full - 1)
-        numbers = strips_of_calls(whole if strip else 0, z.window, most_tokens(fused_row(z)))
+        numbers = strips_of_calls(whole if strip else 0, sizes.window, most_tokens(fused_row(sizes)))
         few = numbers[:2] + [number for number in numbers[2:][-1:] if number != numbers[0]]
         calls += [Call(number * strip, number * strip, True, strip, flipped) for number in few]
         calls += [Call(last, last, True, last, flipped)] if last > 0 else []
-    return calls + ([Call(rest * z.batch, (z.window - rest) * z.batch)] if rest else [])
+    return calls + ([Call(rest * sizes.batch, (sizes.window - rest) * sizes.batch)] if rest else [])
 
 
-def gathered_calls(z: LayerSizes) -> list[Call]:
+def gathered_calls(sizes: LayerSizes) -> list[Call]:
     """Return a causal call for each of the two chunks, then for each chunk a call with all keys before it."""
-    if z.window:
-        return window_calls(z)
-    chunk, rank = z.tokens // 2, z.ring_rank
-    before = [Call(chunk, chunk * count) for count in (rank, 2 * z.ring - 1 - rank) if count]
+    if sizes.window:
+        return window_calls(sizes)
+    chunk, rank = sizes.tokens // 2, sizes.ring_rank
+    before = [Call(chunk, chunk * count) for count in (rank, 2 * sizes.ring - 1 - rank) if count]
     return [Call(chunk, chunk, causal=True), Call(chunk, chunk, causal=True), *before]

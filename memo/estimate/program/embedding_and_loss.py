@@ -48,13 +48,13 @@ class EndSizes:
     frozen: frozenset[str] = frozenset()
 
 
-def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
+def end_sizes(config: RunConfig, sizes: LayerSizes) -> EndSizes:
     parallel, model = config.parallel, config.model
-    step = max(1, config.training.loss_chunk_size // (z.tp * z.batch)) * z.tp * z.batch
+    step = max(1, config.training.loss_chunk_size // (sizes.tp * sizes.batch)) * sizes.tp * sizes.batch
     return EndSizes(
         rows=vocab_rows_per_rank(model.vocabulary, parallel.tp),
         positions=model.position_rows(config.data.seq_length),
-        chunk=min(step, z.cut),
+        chunk=min(step, sizes.cut),
         tied=parallel.pp == 1 and not model.untie_embeddings_and_output_weights,
         scaled=model.scale_embeddings,
         rotations=num_rotations(model),
@@ -62,211 +62,213 @@ def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
     )
 
 
-def _has_two_orders(z: LayerSizes) -> bool:
+def _has_two_orders(sizes: LayerSizes) -> bool:
     """Whether a rank holds its tokens in another order than attention does (memo.train.feed)."""
-    return z.tp > 1 and z.tiles > 1
+    return sizes.tp > 1 and sizes.tiles > 1
 
 
-def batch_bytes(z: LayerSizes) -> int:
+def batch_bytes(sizes: LayerSizes) -> int:
     """Bytes of tokens, labels, positions in each order, and loss weights in fp64 of one microbatch."""
-    return z.tokens * ((4 if _has_two_orders(z) else 3) * _TOKEN_BYTES + 8)
+    return sizes.tokens * ((4 if _has_two_orders(sizes) else 3) * _TOKEN_BYTES + 8)
 
 
-def order_bytes(z: LayerSizes) -> int:
+def order_bytes(sizes: LayerSizes) -> int:
     """Bytes of the indices of this rank's tokens in the sequence."""
-    return (2 if _has_two_orders(z) else 1) * (z.tokens // z.batch) * _INDEX_BYTES
+    return (2 if _has_two_orders(sizes) else 1) * (sizes.tokens // sizes.batch) * _INDEX_BYTES
 
 
-def embedding_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
-    x = ledger.make("input", z.between_layers)
-    if _is_in_chunks(z, ends):
-        chunk = _embedding_chunk(z)
+def embedding_forward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> Block:
+    x = ledger.make("input", sizes.between_layers)
+    if _is_in_chunks(sizes, ends):
+        chunk = _embedding_chunk(sizes)
         rows = [ledger.make("rows", chunk * _TOKEN_BYTES), ledger.make("foreign", chunk)]
-        embedded = ledger.make("embedded", hidden_bytes(z, chunk))
-        ledger.scratch(("gloo", hidden_bytes(z, chunk) if z.tp > 1 else 0))
-        if z.sections and ends.positions:
-            ledger.scratch(("positions", hidden_bytes(z, chunk) // z.tp))
+        embedded = ledger.make("embedded", hidden_bytes(sizes, chunk))
+        ledger.scratch(("gloo", hidden_bytes(sizes, chunk) if sizes.tp > 1 else 0))
+        if sizes.sections and ends.positions:
+            ledger.scratch(("positions", hidden_bytes(sizes, chunk) // sizes.tp))
         ledger.free(embedded, *rows)
-    if ends.positions and not z.sections:
-        looked_up = ledger.make("positions", z.between_layers)
-        total = ledger.make("input", z.between_layers)
+    if ends.positions and not sizes.sections:
+        looked_up = ledger.make("positions", sizes.between_layers)
+        total = ledger.make("input", sizes.between_layers)
         ledger.free(looked_up, x)
         x = total
     return x
 
 
-def _is_in_chunks(z: LayerSizes, ends: EndSizes) -> bool:
-    return z.tp > 1 or bool(z.sections) or "embedding.weight" in ends.frozen
+def _is_in_chunks(sizes: LayerSizes, ends: EndSizes) -> bool:
+    return sizes.tp > 1 or bool(sizes.sections) or "embedding.weight" in ends.frozen
 
 
-def _embedding_chunk(z: LayerSizes) -> int:
+def _embedding_chunk(sizes: LayerSizes) -> int:
     """Tokens that are looked up at a time, as in memo.parallel.embedding."""
-    return min(_EMBEDDING_CHUNK, z.cut)
+    return min(_EMBEDDING_CHUNK, sizes.cut)
 
 
 def embedding_backward(
-    ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Block | None, of_head: Block | None
+    ledger: Ledger, sizes: LayerSizes, ends: EndSizes, grad: Block | None, of_head: Block | None
 ) -> None:
     """Run the backward of the embedding.
 
     Frees `grad` (None if the caller holds it) and `of_head`, the head's part of a tied gradient."""
     has_table, has_positions = (name not in ends.frozen for name in _TABLES[:2])
-    size, of_positions = ends.rows * z.hidden * has_table, ends.positions * z.hidden * has_positions
-    if of_positions and not z.sections:
-        add_gradient(ledger, z, of_positions)
-    if not _is_in_chunks(z, ends):
-        scaled = ledger.make("scaled gradient", z.between_layers if ends.scaled else 0)
+    size, of_positions = ends.rows * sizes.hidden * has_table, ends.positions * sizes.hidden * has_positions
+    if of_positions and not sizes.sections:
+        add_gradient(ledger, sizes, of_positions)
+    if not _is_in_chunks(sizes, ends):
+        scaled = ledger.make("scaled gradient", sizes.between_layers if ends.scaled else 0)
         if ends.scaled:
             ledger.free(grad)
             grad = scaled
-        table = ledger.make("embedding gradient", size * z.narrow)
+        table = ledger.make("embedding gradient", size * sizes.narrow)
         ledger.free(grad)
         tables = [table]
     else:
-        sizes = [size, of_positions] if of_positions and z.sections else [size]
+        elements = [size, of_positions] if of_positions and sizes.sections else [size]
         # On GPUs the parts are added to the main gradients at once.
-        sums = [] if z.on_cuda else [ledger.make("embedding gradient", each * z.wide) for each in sizes]
-        chunk = _embedding_chunk(z)
+        sums = [] if sizes.on_cuda else [ledger.make("embedding gradient", each * sizes.wide) for each in elements]
+        chunk = _embedding_chunk(sizes)
         rows = [ledger.make("rows", chunk * _TOKEN_BYTES), ledger.make("foreign", chunk)]
-        for each in sizes[1:]:
-            _add_rows(ledger, z, chunk // z.tp, each)
-        gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, chunk) * has_table)
-        _add_rows(ledger, z, chunk, size)
+        for each in elements[1:]:
+            _add_rows(ledger, sizes, chunk // sizes.tp, each)
+        gathered = all_gather(ledger, sizes.tp, "gathered", hidden_bytes(sizes, chunk) * has_table)
+        _add_rows(ledger, sizes, chunk, size)
         ledger.free(gathered, *rows)
         tables = sums
-        if z.mixed and sums:
-            tables = [ledger.make("embedding gradient", each * z.narrow) for each in sizes]
+        if sizes.mixed and sums:
+            tables = [ledger.make("embedding gradient", each * sizes.narrow) for each in elements]
             ledger.free(*sums)
         ledger.free(grad)
     ledger.free(of_head)  # added in place
-    if z.mixed:
-        ledger.scratch(("wide embedding gradient", size * z.wide))
+    if sizes.mixed:
+        ledger.scratch(("wide embedding gradient", size * sizes.wide))
     ledger.free(*tables)
 
 
-def _add_rows(ledger: Ledger, z: LayerSizes, tokens: int, size: int) -> None:
+def _add_rows(ledger: Ledger, sizes: LayerSizes, tokens: int, size: int) -> None:
     """Sum the gradients of a chunk by row of a table of `size` elements, and add them to those of other chunks."""
-    part = ledger.make("embedding gradient", size * z.narrow)
-    ledger.scratch(("sums of segments", _segment_bytes(z, tokens, size // z.hidden)))
-    if z.mixed:
-        ledger.scratch(("wide embedding gradient", size * z.wide))
+    part = ledger.make("embedding gradient", size * sizes.narrow)
+    ledger.scratch(("sums of segments", _segment_bytes(sizes, tokens, size // sizes.hidden)))
+    if sizes.mixed:
+        ledger.scratch(("wide embedding gradient", size * sizes.wide))
     ledger.free(part)
 
 
-def _segment_bytes(z: LayerSizes, tokens: int, rows: int) -> int:
+def _segment_bytes(sizes: LayerSizes, tokens: int, rows: int) -> int:
     """Return the bytes of sums in aten::embedding_dense_backward on a GPU.
 
     The kernel sorts tokens by row and first sums segments; this bounds their number."""
     segments = -(-tokens // _SEGMENT_TOKENS) + min(tokens, rows)
-    return segments * z.hidden * 4 if z.on_cuda and rows else 0
+    return segments * sizes.hidden * 4 if sizes.on_cuda and rows else 0
 
 
-def rope_frequency_bytes(z: LayerSizes, rotations: int) -> int:
+def rope_frequency_bytes(sizes: LayerSizes, rotations: int) -> int:
     """Return the bytes of the frequencies from which RoPE's tables are made: one fp64 number per two dims.
 
     Each pipeline chunk keeps them for the whole run."""
-    return 8 * (z.rotary_dim // 2) * rotations
+    return 8 * (sizes.rotary_dim // 2) * rotations
 
 
-def rope_table_bytes(z: LayerSizes) -> int:
-    return z.tokens * (z.rotary_dim // 2) * 2 * z.narrow
+def rope_table_bytes(sizes: LayerSizes) -> int:
+    return sizes.tokens * (sizes.rotary_dim // 2) * 2 * sizes.narrow
 
 
-def rope_table(ledger: Ledger, z: LayerSizes) -> Block:
+def rope_table(ledger: Ledger, sizes: LayerSizes) -> Block:
     """Make the table with cos and sin for every token and pair of dims; the angles are in fp64."""
-    pairs = z.tokens * z.rotary_dim // 2
+    pairs = sizes.tokens * sizes.rotary_dim // 2
     angles = ledger.make("angles", 8 * pairs)
-    table = [_cast(ledger, z, pairs) for _ in range(2)]
+    table = [_cast(ledger, sizes, pairs) for _ in range(2)]
     ledger.free(angles, *table)
-    return ledger.make("rope table", rope_table_bytes(z))
+    return ledger.make("rope table", rope_table_bytes(sizes))
 
 
-def _cast(ledger: Ledger, z: LayerSizes, pairs: int) -> Block:
+def _cast(ledger: Ledger, sizes: LayerSizes, pairs: int) -> Block:
     values = ledger.make("angles", 8 * pairs)
     scaled = ledger.make("angles", 8 * pairs)
     ledger.free(values)
-    cast = ledger.make("rope table", pairs * z.narrow)
+    cast = ledger.make("rope table", pairs * sizes.narrow)
     ledger.free(scaled)
     return cast
 
 
-def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
+def loss_forward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> Block:
     """Forward of final norm and loss. Returns the log-sum-exp, which is kept together with the hidden states."""
-    lse = ledger.make("log-sum-exp", z.tokens * z.wide)
-    norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=False)
-    gathered = _gathered(ledger, z, ends, norm)  # each chunk frees its tensors before the next chunk begins
-    if z.tp > 1:
+    lse = ledger.make("log-sum-exp", sizes.tokens * sizes.wide)
+    norm = norm_forward(ledger, sizes, "final norm", ends.chunk // sizes.tp, sizes.hidden, graph=False)
+    gathered = _gathered(ledger, sizes, ends, norm)  # each chunk frees its tensors before the next chunk begins
+    if sizes.tp > 1:
         ledger.free(norm.out)
-    logits = _logits(ledger, z, ends)
+    logits = _logits(ledger, sizes, ends)
     ledger.free(gathered)
-    _softmax(ledger, z, ends)
+    _softmax(ledger, sizes, ends)
     ledger.free(logits)
     return lse
 
 
-def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> Block | None:
+def loss_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes, lse: Block) -> Block | None:
     """Return the head's gradient if a tied embedding adds its own gradient to it, else None.
 
     The gradient of the last layer's output overwrites this output. On GPUs products add to the head's main gradient
     themselves.
     """
-    size = 0 if z.on_cuda else _trained_head(z, ends)
-    of_norm = 0 if "final_norm.weight" in ends.frozen else (1 if z.rms else 2) * z.hidden
+    size = 0 if sizes.on_cuda else _trained_head(sizes, ends)
+    of_norm = 0 if "final_norm.weight" in ends.frozen else (1 if sizes.rms else 2) * sizes.hidden
     waits = ends.tied and size > 0
-    sums = ledger.make("norm weight gradients", of_norm * z.wide)
-    total = ledger.make("head gradient", size * z.wide)
-    _loss_chunk_backward(ledger, z, ends)
+    sums = ledger.make("norm weight gradients", of_norm * sizes.wide)
+    total = ledger.make("head gradient", size * sizes.wide)
+    _loss_chunk_backward(ledger, sizes, ends)
     gradients, gradient = sums, total
-    if z.mixed:
-        gradients = ledger.make("norm weight gradients", of_norm * z.narrow)
-        gradient = ledger.make("head gradient", size * z.narrow)
+    if sizes.mixed:
+        gradients = ledger.make("norm weight gradients", of_norm * sizes.narrow)
+        gradient = ledger.make("head gradient", size * sizes.narrow)
         ledger.free(sums, total)
     ledger.free(lse)
     if not waits:
-        if z.mixed:
-            ledger.scratch(("wide head gradient", size * z.wide))
+        if sizes.mixed:
+            ledger.scratch(("wide head gradient", size * sizes.wide))
         ledger.free(gradient)
     ledger.free(gradients)
     ledger.mark_reduction_start()
     return gradient if waits else None
 
 
-def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
-    size = _trained_head(z, ends) if z.mixed and not z.on_cuda else 0  # else the product adds to the sum itself
-    copied = _TOKEN_BYTES + z.wide if z.tp > 1 else 0  # label and log-sum-exp
-    of_tokens = ledger.make("tokens of a chunk", ends.chunk * (copied + z.wide))
-    norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=True)
-    gathered = _gathered(ledger, z, ends, norm)
-    logits = _logits(ledger, z, ends)
-    _softmax(ledger, z, ends)  # its gradient overwrites the logits
-    grad_gathered = ledger.make("gathered gradient", hidden_bytes(z, ends.chunk))
-    multiply(ledger, z, ends.chunk * z.hidden)
-    grad_normed = scattered(ledger, z.tp, "hidden gradient", grad_gathered)
-    weight = ledger.make("head gradient of a chunk", size * z.narrow)
-    if z.mixed:
-        ledger.scratch(("wide head gradient", size * z.wide))
-    ledger.free(weight, logits, gathered if z.tp > 1 else None)
-    grad_x = norm_backward(ledger, z, norm)
+def _loss_chunk_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> None:
+    size = (
+        _trained_head(sizes, ends) if sizes.mixed and not sizes.on_cuda else 0
+    )  # else the product adds to the sum itself
+    copied = _TOKEN_BYTES + sizes.wide if sizes.tp > 1 else 0  # label and log-sum-exp
+    of_tokens = ledger.make("tokens of a chunk", ends.chunk * (copied + sizes.wide))
+    norm = norm_forward(ledger, sizes, "final norm", ends.chunk // sizes.tp, sizes.hidden, graph=True)
+    gathered = _gathered(ledger, sizes, ends, norm)
+    logits = _logits(ledger, sizes, ends)
+    _softmax(ledger, sizes, ends)  # its gradient overwrites the logits
+    grad_gathered = ledger.make("gathered gradient", hidden_bytes(sizes, ends.chunk))
+    multiply(ledger, sizes, ends.chunk * sizes.hidden)
+    grad_normed = scattered(ledger, sizes.tp, "hidden gradient", grad_gathered)
+    weight = ledger.make("head gradient of a chunk", size * sizes.narrow)
+    if sizes.mixed:
+        ledger.scratch(("wide head gradient", size * sizes.wide))
+    ledger.free(weight, logits, gathered if sizes.tp > 1 else None)
+    grad_x = norm_backward(ledger, sizes, norm)
     ledger.free(grad_x, norm.out, grad_normed, of_tokens)
 
 
-def _trained_head(z: LayerSizes, ends: EndSizes) -> int:
+def _trained_head(sizes: LayerSizes, ends: EndSizes) -> int:
     """Elements of the head's gradient; 0 if the head is frozen."""
-    return 0 if ("embedding.weight" if ends.tied else "head.weight") in ends.frozen else ends.rows * z.hidden
+    return 0 if ("embedding.weight" if ends.tied else "head.weight") in ends.frozen else ends.rows * sizes.hidden
 
 
-def _gathered(ledger: Ledger, z: LayerSizes, ends: EndSizes, norm: Normed) -> Block | None:
+def _gathered(ledger: Ledger, sizes: LayerSizes, ends: EndSizes, norm: Normed) -> Block | None:
     """Return the normed tokens of one chunk, gathered over tp."""
-    return all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk), norm.out)
+    return all_gather(ledger, sizes.tp, "gathered", hidden_bytes(sizes, ends.chunk), norm.out)
 
 
-def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
-    logits = ledger.make("logits", ends.chunk * ends.rows * z.narrow)
-    multiply(ledger, z, ends.chunk * ends.rows)
+def _logits(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> Block:
+    logits = ledger.make("logits", ends.chunk * ends.rows * sizes.narrow)
+    multiply(ledger, sizes, ends.chunk * ends.rows)
     return logits
 
 
-def _softmax(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
+def _softmax(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> None:
     """Request the tensors of softmax or its gradient: a wide copy of narrow logits, and labels in two forms."""
-    wide = ends.chunk * ends.rows * z.wide if z.mixed else 0
-    ledger.scratch(("wide logits", wide), ("local labels", ends.chunk * (2 * _INDEX_BYTES + z.wide)))
+    wide = ends.chunk * ends.rows * sizes.wide if sizes.mixed else 0
+    ledger.scratch(("wide logits", wide), ("local labels", ends.chunk * (2 * _INDEX_BYTES + sizes.wide)))

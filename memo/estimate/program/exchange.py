@@ -6,9 +6,11 @@ from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
 
 
-def exchanged(z: LayerSizes) -> LayerSizes:
+def exchanged(sizes: LayerSizes) -> LayerSizes:
     """Return the sizes between the two all-to-alls: all tokens of the group, for a part of the heads."""
-    return z._replace(tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
+    return sizes._replace(
+        tokens=sizes.tokens * sizes.a2a, heads=sizes.heads // sizes.a2a, kv_heads=sizes.kv_heads // sizes.a2a
+    )
 
 
 def split_heads(ledger: Ledger, num_bytes: int) -> Block:
@@ -20,12 +22,12 @@ def split_heads(ledger: Ledger, num_bytes: int) -> Block:
     return ordered
 
 
-def join_heads(ledger: Ledger, z: LayerSizes, *parts: tuple[int, int]) -> list[Block]:
+def join_heads(ledger: Ledger, sizes: LayerSizes, *parts: tuple[int, int]) -> list[Block]:
     """Return the tensors after the second all-to-all.
 
     `parts` are (width, heads that one rank has). Parts with one head are views of the received tensor, not copies.
     """
-    widths = [width * z.tokens * z.narrow for width, _ in parts]
+    widths = [width * sizes.tokens * sizes.narrow for width, _ in parts]
     joined = ledger.make("heads to join", sum(widths))
     packed = ledger.make("heads to send", sum(widths))
     ledger.free(joined)

@@ -16,150 +16,154 @@ from memo.estimate.program.tokenwise import activation_forward
 _INT64 = 8
 
 
-def route(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
+def route(ledger: Ledger, sizes: LayerSizes, tokens: int) -> None:
     """Compute the router's scores and choice; the routing is copied to existing memory."""
-    scores = ledger.make("scores", tokens * z.experts * z.wide)
-    _wide_inputs(ledger, z, tokens)
+    scores = ledger.make("scores", tokens * sizes.experts * sizes.wide)
+    _wide_inputs(ledger, sizes, tokens)
     ledger.scratch(
-        ("choice", tokens * z.top_k * _INT64), *(("routing", tokens * n * z.top_k * z.wide) for n in (1, 1, 2))
+        ("choice", tokens * sizes.top_k * _INT64),
+        *(("routing", tokens * n * sizes.top_k * sizes.wide) for n in (1, 1, 2)),
     )
     ledger.free(scores)
 
 
-def _wide_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
+def _wide_inputs(ledger: Ledger, sizes: LayerSizes, tokens: int) -> None:
     """Cast the inputs of the router's products, which are in the wide dtype."""
-    if z.mixed:
-        ledger.scratch(("wide tokens", tokens * z.hidden * z.wide), ("wide router", z.experts * z.hidden * z.wide))
+    if sizes.mixed:
+        ledger.scratch(
+            ("wide tokens", tokens * sizes.hidden * sizes.wide),
+            ("wide router", sizes.experts * sizes.hidden * sizes.wide),
+        )
 
 
-def expert_rows(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
+def expert_rows(ledger: Ledger, sizes: LayerSizes, tokens: int) -> Block:
     """Return the order of the rows, with each row's place."""
-    num_bytes = tokens * z.top_k * _INT64
+    num_bytes = tokens * sizes.top_k * _INT64
     ledger.scratch(*(("order of rows", num_bytes),) * 5)
     return ledger.make("order of rows", 2 * num_bytes)
 
 
-def of_tokens(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
+def of_tokens(ledger: Ledger, sizes: LayerSizes, tokens: int) -> Block:
     """Return a row of hidden states for each expert of each token."""
-    index = ledger.make("order of rows", tokens * z.top_k * _INT64)
-    rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
+    index = ledger.make("order of rows", tokens * sizes.top_k * _INT64)
+    rows = ledger.make("expert rows", hidden_bytes(sizes, tokens) * sizes.top_k)
     ledger.free(index)
     return rows
 
 
-def sums(ledger: Ledger, z: LayerSizes, tokens: int, rows: Block) -> Block:
+def sums(ledger: Ledger, sizes: LayerSizes, tokens: int, rows: Block) -> Block:
     """Return the sums of each token's rows. Frees the rows."""
-    found = ledger.make("sums of rows", hidden_bytes(z, tokens))
+    found = ledger.make("sums of rows", hidden_bytes(sizes, tokens))
     ledger.scratch(("order of rows", 2 * tokens * _INT64))
     ledger.free(rows)
     return found
 
 
-def _products(ledger: Ledger, z: LayerSizes, elements: int) -> None:
+def _products(ledger: Ledger, sizes: LayerSizes, elements: int) -> None:
     """Request the scratch memory of products with `elements` elements in all results."""
-    multiply(ledger, z, min(elements, 2 * elements // z.experts))
+    multiply(ledger, sizes, min(elements, 2 * elements // sizes.experts))
 
 
-def _add_gradients(ledger: Ledger, z: LayerSizes, matrix: int) -> None:
-    add_weight_gradient(ledger, z, matrix // z.experts)
+def _add_gradients(ledger: Ledger, sizes: LayerSizes, matrix: int) -> None:
+    add_weight_gradient(ledger, sizes, matrix // sizes.experts)
 
 
-def _adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
+def _adapter_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
     """Compute the adapter's output, which is added to the output of each row (memo.parallel.adapter)."""
     if adapter is not None:
-        rows = tokens * z.top_k
-        narrow = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
-        ledger.scratch(("adapter output", rows * adapter.b[0] // adapter.parts * z.narrow))
+        rows = tokens * sizes.top_k
+        narrow = ledger.make("adapter", rows * adapter.a[0] * sizes.narrow)
+        ledger.scratch(("adapter output", rows * adapter.b[0] // adapter.parts * sizes.narrow))
         ledger.free(narrow)
 
 
-def _adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
+def _adapter_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
     """Return the gradient of the adapter's narrow values; the gradient of its input is added to the existing one."""
     if adapter is None:
         return None
-    rows = tokens * z.top_k
-    grad = parts = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
+    rows = tokens * sizes.top_k
+    grad = parts = ledger.make("adapter", rows * adapter.a[0] * sizes.narrow)
     if adapter.parts > 1:
-        grad = ledger.make("adapter", rows * adapter.a[0] * z.narrow)
+        grad = ledger.make("adapter", rows * adapter.a[0] * sizes.narrow)
         ledger.free(parts)
-    ledger.scratch(("adapter output", rows * adapter.a[1] * z.narrow))
+    ledger.scratch(("adapter output", rows * adapter.a[1] * sizes.narrow))
     return grad
 
 
 def _adapter_gradients(
-    ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
+    ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
 ) -> None:
     """Compute the gradients of the adapter's weights. Frees `grad`, which `_adapter_backward` has returned."""
     if adapter is not None:
-        add_weight_gradient(ledger, z, math.prod(adapter.a))
-        narrow = ledger.make("adapter", tokens * z.top_k * adapter.a[0] * z.narrow)
-        add_weight_gradient(ledger, z, math.prod(adapter.b) // adapter.parts)
+        add_weight_gradient(ledger, sizes, math.prod(adapter.a))
+        narrow = ledger.make("adapter", tokens * sizes.top_k * adapter.a[0] * sizes.narrow)
+        add_weight_gradient(ledger, sizes, math.prod(adapter.b) // adapter.parts)
         ledger.free(narrow, grad)
 
 
 def first_forward(
-    ledger: Ledger, z: LayerSizes, tokens: int, is_placed: bool, adapter: AdapterSizes | None
+    ledger: Ledger, sizes: LayerSizes, tokens: int, is_placed: bool, adapter: AdapterSizes | None
 ) -> Block | None:
     """Return the output of fc1; None if it is written to existing memory (`is_placed`)."""
-    rows, elements = of_tokens(ledger, z, tokens), tokens * z.fc1
-    out = None if is_placed else ledger.make("fc1", elements * z.narrow)
-    if is_placed and z.on_cuda:
-        ledger.scratch(("fc1", elements * z.narrow))
-    _products(ledger, z, elements)
-    _adapter_forward(ledger, z, tokens, adapter)
+    rows, elements = of_tokens(ledger, sizes, tokens), tokens * sizes.fc1
+    out = None if is_placed else ledger.make("fc1", elements * sizes.narrow)
+    if is_placed and sizes.on_cuda:
+        ledger.scratch(("fc1", elements * sizes.narrow))
+    _products(ledger, sizes, elements)
+    _adapter_forward(ledger, sizes, tokens, adapter)
     ledger.free(rows)
     return out
 
 
-def first_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
+def first_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
     """Return the gradient of the sharded input; `matrix`: elements of fc1."""
-    of_router = ledger.make("wide router", z.experts * z.hidden * z.wide)
-    of_tokens_wide = ledger.make("wide tokens", tokens * z.hidden * z.wide)
-    ledger.scratch(*(("scores", tokens * z.experts * z.wide),) * 3)
-    _wide_inputs(ledger, z, tokens)
-    rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
-    _products(ledger, z, tokens * z.top_k * z.hidden)
-    narrow = _adapter_backward(ledger, z, tokens, adapter)
-    whole = sums(ledger, z, tokens, rows)
-    if z.mixed:
-        ledger.scratch(("wide part", tokens * z.hidden * z.wide))
-    grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", whole)
-    rows = of_tokens(ledger, z, tokens)
-    _add_gradients(ledger, z, matrix)
-    _adapter_gradients(ledger, z, tokens, adapter, narrow)
+    of_router = ledger.make("wide router", sizes.experts * sizes.hidden * sizes.wide)
+    of_tokens_wide = ledger.make("wide tokens", tokens * sizes.hidden * sizes.wide)
+    ledger.scratch(*(("scores", tokens * sizes.experts * sizes.wide),) * 3)
+    _wide_inputs(ledger, sizes, tokens)
+    rows = ledger.make("expert rows", hidden_bytes(sizes, tokens) * sizes.top_k)
+    _products(ledger, sizes, tokens * sizes.top_k * sizes.hidden)
+    narrow = _adapter_backward(ledger, sizes, tokens, adapter)
+    whole = sums(ledger, sizes, tokens, rows)
+    if sizes.mixed:
+        ledger.scratch(("wide part", tokens * sizes.hidden * sizes.wide))
+    grad_x, copy = reduce_scatter(ledger, sizes.tp, "column gradient", whole)
+    rows = of_tokens(ledger, sizes, tokens)
+    _add_gradients(ledger, sizes, matrix)
+    _adapter_gradients(ledger, sizes, tokens, adapter, narrow)
     ledger.free(rows, of_router, of_tokens_wide, None if grad_x is whole else whole)
     ledger.free_late(copy)
     return grad_x
 
 
-def activate(ledger: Ledger, z: LayerSizes, tokens: int) -> Block:
-    plain, _ = activation_forward(ledger, z, tokens, graph=False)
+def activate(ledger: Ledger, sizes: LayerSizes, tokens: int) -> Block:
+    plain, _ = activation_forward(ledger, sizes, tokens, graph=False)
     weighted = ledger.make("activation", plain.num_bytes)
     ledger.free(plain)
     return weighted
 
 
-def activate_again(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, tuple[Block, ...]]:
+def activate_again(ledger: Ledger, sizes: LayerSizes, tokens: int) -> tuple[Block, tuple[Block, ...]]:
     """Return (activation, tensors that the graph keeps beside it)."""
-    plain, kept = activation_forward(ledger, z, tokens, graph=True)
+    plain, kept = activation_forward(ledger, sizes, tokens, graph=True)
     return ledger.make("activation", plain.num_bytes), (plain, *kept)
 
 
-def second_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block:
+def second_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block:
     """Return the output of the layer's experts; their activation belongs to the caller."""
-    rows = ledger.make("expert rows", hidden_bytes(z, tokens) * z.top_k)
-    _products(ledger, z, tokens * z.top_k * z.hidden)
-    _adapter_forward(ledger, z, tokens, adapter)
-    return scattered(ledger, z.tp, "row output", sums(ledger, z, tokens, rows))
+    rows = ledger.make("expert rows", hidden_bytes(sizes, tokens) * sizes.top_k)
+    _products(ledger, sizes, tokens * sizes.top_k * sizes.hidden)
+    _adapter_forward(ledger, sizes, tokens, adapter)
+    return scattered(ledger, sizes.tp, "row output", sums(ledger, sizes, tokens, rows))
 
 
-def second_backward(ledger: Ledger, z: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
+def second_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
     """Return the gradient of the activation; `matrix`: elements of fc2."""
-    rows, elements = of_tokens(ledger, z, tokens), tokens * z.ffn
-    _add_gradients(ledger, z, matrix)
-    grad = ledger.make("row gradient", elements * z.narrow)
-    _products(ledger, z, elements)
-    narrow = _adapter_backward(ledger, z, tokens, adapter)
-    _adapter_gradients(ledger, z, tokens, adapter, narrow)
+    rows, elements = of_tokens(ledger, sizes, tokens), tokens * sizes.ffn
+    _add_gradients(ledger, sizes, matrix)
+    grad = ledger.make("row gradient", elements * sizes.narrow)
+    _products(ledger, sizes, elements)
+    narrow = _adapter_backward(ledger, sizes, tokens, adapter)
+    _adapter_gradients(ledger, sizes, tokens, adapter, narrow)
     ledger.free(rows)
     return grad

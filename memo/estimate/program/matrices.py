@@ -9,7 +9,7 @@ from memo.estimate.program.messages import scattered
 from memo.estimate.program.sizes import LayerSizes
 
 
-def multiply(ledger: Ledger, z: LayerSizes, elements: int) -> None:
+def multiply(ledger: Ledger, sizes: LayerSizes, elements: int) -> None:
     """Request the scratch memory of a matrix product; its result, of `elements` elements, belongs to the caller.
 
     An upper bound for CPUs. In bf16 and fp16 oneDNN sums in a wider copy of the result, or packs operands, or needs no
@@ -18,17 +18,17 @@ def multiply(ledger: Ledger, z: LayerSizes, elements: int) -> None:
 
     Known error of a step's peak: 4.6 % above in a plain GPT of 46 MB where the bound is not used, 1 % below in 7 MB.
     """
-    if z.mixed and not z.on_cuda:
-        ledger.scratch(("matrix scratch", elements * z.wide))
+    if sizes.mixed and not sizes.on_cuda:
+        ledger.scratch(("matrix scratch", elements * sizes.wide))
 
 
-def add_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
+def add_gradient(ledger: Ledger, sizes: LayerSizes, size: int) -> None:
     """Compute a gradient of `size` elements, and add it to the main gradient; it is cast first if that is wider.
 
     The product that computes the gradient takes no further memory."""
-    gradient = ledger.make("weight gradient", size * z.narrow)
-    if z.mixed:
-        ledger.scratch(("wide weight gradient", size * z.wide))
+    gradient = ledger.make("weight gradient", size * sizes.narrow)
+    if sizes.mixed:
+        ledger.scratch(("wide weight gradient", size * sizes.wide))
     ledger.free(gradient)
 
 
@@ -48,64 +48,64 @@ def adapter_of(matrices: Mapping[str, tuple[int, ...]], module: str, experts: in
     return None if a is None or b is None else AdapterSizes((a[0] // experts, a[1]), (b[0] // experts, b[1]))
 
 
-def adapter_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
+def adapter_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
     """Compute the adapter's output, which is added to the output in place (memo.parallel.adapter)."""
     if adapter is not None:
-        narrow = _adapter_input(ledger, z, tokens, adapter)
-        multiply(ledger, z, tokens * adapter.b[0])
+        narrow = _adapter_input(ledger, sizes, tokens, adapter)
+        multiply(ledger, sizes, tokens * adapter.b[0])
         ledger.free(narrow)
 
 
-def adapter_backward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
+def adapter_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
     """Return the gradient of the adapter's narrow values; the gradient of its input is added in place."""
     if adapter is None:
         return None
-    grad = parts = ledger.make("adapter", tokens * adapter.a[0] * z.narrow)
+    grad = parts = ledger.make("adapter", tokens * adapter.a[0] * sizes.narrow)
     if adapter.parts > 1:
-        grad = ledger.make("adapter", tokens * adapter.a[0] * z.narrow)
+        grad = ledger.make("adapter", tokens * adapter.a[0] * sizes.narrow)
         ledger.free(parts)
-    multiply(ledger, z, tokens * adapter.a[1])
+    multiply(ledger, sizes, tokens * adapter.a[1])
     return grad
 
 
 def adapter_gradients(
-    ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
+    ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
 ) -> None:
     """Compute the gradients of the adapter's weights. Frees `grad`, which `adapter_backward` has returned."""
     if adapter is None:
         return
-    add_weight_gradient(ledger, z, math.prod(adapter.a))
-    narrow = _adapter_input(ledger, z, tokens, adapter)
-    add_weight_gradient(ledger, z, math.prod(adapter.b))
+    add_weight_gradient(ledger, sizes, math.prod(adapter.a))
+    narrow = _adapter_input(ledger, sizes, tokens, adapter)
+    add_weight_gradient(ledger, sizes, math.prod(adapter.b))
     ledger.free(narrow, grad)
 
 
-def _adapter_input(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes) -> Block:
-    narrow = ledger.make("adapter", tokens * adapter.a[0] * z.narrow)
-    multiply(ledger, z, tokens * adapter.a[0])
+def _adapter_input(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes) -> Block:
+    narrow = ledger.make("adapter", tokens * adapter.a[0] * sizes.narrow)
+    multiply(ledger, sizes, tokens * adapter.a[0])
     return narrow
 
 
-def add_weight_gradient(ledger: Ledger, z: LayerSizes, size: int) -> None:
+def add_weight_gradient(ledger: Ledger, sizes: LayerSizes, size: int) -> None:
     """Compute a weight's gradient.
 
     The matrix product adds to the main gradient itself, except on CPUs if the main gradient is wider."""
-    if z.mixed and not z.on_cuda:
-        add_gradient(ledger, z, size)
+    if sizes.mixed and not sizes.on_cuda:
+        add_gradient(ledger, sizes, size)
 
 
-def hidden_bytes(z: LayerSizes, tokens: int) -> int:
+def hidden_bytes(sizes: LayerSizes, tokens: int) -> int:
     """Return the bytes of the hidden states of `tokens` tokens, gathered over tp."""
-    return tokens * z.hidden * z.narrow
+    return tokens * sizes.hidden * sizes.narrow
 
 
-def row_forward(ledger: Ledger, z: LayerSizes, tokens: int, adapter: AdapterSizes | None = None) -> Block:
+def row_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None = None) -> Block:
     """Return the output of a row-parallel matrix; its input belongs to the caller."""
-    partial = ledger.make("row output", hidden_bytes(z, tokens))
-    multiply(ledger, z, tokens * z.hidden)
-    adapter_forward(ledger, z, tokens, adapter)
-    out = scattered(ledger, z.tp, "row output", partial)
-    if z.linear_bias:
+    partial = ledger.make("row output", hidden_bytes(sizes, tokens))
+    multiply(ledger, sizes, tokens * sizes.hidden)
+    adapter_forward(ledger, sizes, tokens, adapter)
+    out = scattered(ledger, sizes.tp, "row output", partial)
+    if sizes.linear_bias:
         biased = ledger.make("row output", out.num_bytes)
         ledger.free(out)
         out = biased

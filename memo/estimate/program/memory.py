@@ -132,20 +132,20 @@ class Program:
         self.slots = None if moved is None else slot_layout(config, moved)
         runs, threads = runs_of_kinds(config), config.hardware.num_threads or 1
         of_kinds = [(layer_sizes(run, threads), kind_of(run.model), kept_by_layer(run, moved)) for run in runs]
-        self.z = z = of_kinds[-1][0]  # the sizes read below are the same for all kinds
+        self.layer = layer = of_kinds[-1][0]  # the sizes read below are the same for all kinds
         # Ranks of a ring differ in their attention calls; the first or the last rank needs most.
         self._kinds = [
             [layer_passes(sizes._replace(ring_rank=rank), kind, kept) for sizes, kind, kept in of_kinds]
-            for rank in sorted({0, z.ring - 1})
+            for rank in sorted({0, layer.ring - 1})
         ]
         self._is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
-        self._ends = end_passes(z, end_sizes(config, z), not self._is_breadth_first)
-        self.lasting = Ledger(never=z.never)
-        self.lasting.make("batch", self.sizes.microbatches * batch_bytes(z))
-        self.lasting.make("order of tokens", order_bytes(z))
-        self.lasting.make("cuBLAS workspaces", CUBLAS_WORKSPACES_BYTES if z.on_cuda else 0)
-        if z.rope:
-            frequencies = rope_frequency_bytes(z, num_rotations(config.model))
+        self._ends = end_passes(layer, end_sizes(config, layer), not self._is_breadth_first)
+        self.lasting = Ledger(never=layer.never)
+        self.lasting.make("batch", self.sizes.microbatches * batch_bytes(layer))
+        self.lasting.make("order of tokens", order_bytes(layer))
+        self.lasting.make("cuBLAS workspaces", CUBLAS_WORKSPACES_BYTES if layer.on_cuda else 0)
+        if layer.rope:
+            frequencies = rope_frequency_bytes(layer, num_rotations(config.model))
             self.lasting.make("rope frequencies", config.parallel.vpp * frequencies)
 
     def states(self, stage: int) -> StateBytes:
@@ -160,7 +160,7 @@ class Program:
 
     def peak_bytes(self, stage: int) -> int:
         """Return the peak bytes of a step, without states and rounding buffers, on the stage's rank that needs most."""
-        if not self.z.on_cuda:
+        if not self.layer.on_cuda:
             return self.walk(stage).peak_bytes
         return self.lasting.live_bytes + max(peak_bytes(*rank) for rank in self.ranks(stage))
 
@@ -193,7 +193,7 @@ class Program:
             parallel.overlap_grad_reduce,
             tuple(module is not None for module in (*gradients.layers, gradients.embedding, gradients.head)),
             passes.backward.tail is not None,
-            self.z.on_cuda,
+            self.layer.on_cuda,
         )
         return [Rank(course, kinds_of_rank, self._ends, gradients) for kinds_of_rank in self._kinds]
 
@@ -205,11 +205,13 @@ class Program:
 
     def _gathered(self, course: Course, stage: int) -> dict[int, int]:
         """Return the bytes of gloo's copies by layer, for layers on a CPU whose weights are gathered into a slot."""
-        if self.z.on_cuda or self.sizes.shards == 1:
+        if self.layer.on_cuda or self.sizes.shards == 1:
             return {}
         owners = [owner for owner in range(course.num_modules) if course.is_layer(owner)]
         units = zip(owners, self._units(stage).layers, strict=True)
-        return {owner: unit.weights * self.z.narrow for owner, unit in units if course.places(owner).weights_in_slot}
+        return {
+            owner: unit.weights * self.layer.narrow for owner, unit in units if course.places(owner).weights_in_slot
+        }
 
 
 def _walked(microbatches: int, parallel: ParallelConfig, stage: int) -> int:

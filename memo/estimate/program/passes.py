@@ -62,14 +62,14 @@ class LayerPasses:
 
 
 @lru_cache(maxsize=4096)
-def layer_passes(z: LayerSizes, kind: Kind, how: Kept | Residents | None) -> LayerPasses:
+def layer_passes(sizes: LayerSizes, kind: Kind, how: Kept | Residents | None) -> LayerPasses:
     """Return the passes of one layer that keeps `how` (`kept_by_layer`). Cached, because a search asks for the same few
     passes many times."""
-    hidden = z.between_layers
-    ledger = Ledger(at="layer forward", never=z.never)
+    hidden = sizes.between_layers
+    ledger = Ledger(at="layer forward", never=sizes.never)
     x = ledger.make("input", hidden)
     before = ledger.now
-    y, back, keeps_input = _run_forward(ledger, z, kind, how, x)
+    y, back, keeps_input = _run_forward(ledger, sizes, kind, how, x)
     forward = Pass(before, ledger.peak)
     ledger.free(y)
     between = ledger.now
@@ -84,7 +84,7 @@ def layer_passes(z: LayerSizes, kind: Kind, how: Kept | Residents | None) -> Lay
 
 
 def _run_forward(
-    ledger: Ledger, z: LayerSizes, kind: Kind, how: Kept | Residents | None, x: Block
+    ledger: Ledger, sizes: LayerSizes, kind: Kind, how: Kept | Residents | None, x: Block
 ) -> tuple[Block, Callable[[Block], None], bool]:
     """Run the forward and return (output, backward, whether x is kept).
 
@@ -92,16 +92,16 @@ def _run_forward(
     autograd. The backward takes the gradient of the output, and leaves the same bytes for the gradient of the input.
     """
     if isinstance(how, Residents):
-        y, filled = resident_forward(ledger, z, kind, how, x)
-        return y, lambda grad: resident_backward(ledger, z, kind, how, x, filled, grad), True
+        y, filled = resident_forward(ledger, sizes, kind, how, x)
+        return y, lambda grad: resident_backward(ledger, sizes, kind, how, x, filled, grad), True
     if how is None:
-        y, halves = custom_layer_forward(ledger, z)
-        return y, lambda grad: custom_layer_backward(ledger, z, halves, x), True
-    if z.sections:
-        swept_forward(ledger, z, kind, how)
-        return x, lambda grad: swept_backward(ledger, z, kind, how), False
-    y = tiled_forward(ledger, z, kind, how, x)
-    return y, lambda grad: tiled_backward(ledger, z, kind, how, grad), False
+        y, halves = custom_layer_forward(ledger, sizes)
+        return y, lambda grad: custom_layer_backward(ledger, sizes, halves, x), True
+    if sizes.sections:
+        swept_forward(ledger, sizes, kind, how)
+        return x, lambda grad: swept_backward(ledger, sizes, kind, how), False
+    y = tiled_forward(ledger, sizes, kind, how, x)
+    return y, lambda grad: tiled_backward(ledger, sizes, kind, how, grad), False
 
 
 @dataclass(frozen=True)
@@ -129,46 +129,46 @@ class EndPasses:
     loss_kept: dict[str, int]
 
 
-def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
+def end_passes(sizes: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
     """Return the passes of a stage that has both embedding and head.
 
     `head_waits`: whether the gradient of a tied head is kept until the embedding's gradient is added to it.
     """
     # These passes do not depend on attention. They depend on tiles only if layers are swept.
-    alike = z._replace(ring=1, ring_rank=0, a2a=1, gathers_kv=False)
-    return _end_passes(alike if z.sections else alike._replace(tiles=1), ends, head_waits)
+    alike = sizes._replace(ring=1, ring_rank=0, a2a=1, gathers_kv=False)
+    return _end_passes(alike if sizes.sections else alike._replace(tiles=1), ends, head_waits)
 
 
 @lru_cache(maxsize=4096)
-def _end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
+def _end_passes(sizes: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
     """Cached for the same reason as `layer_passes`."""
-    hidden = z.between_layers
+    hidden = sizes.between_layers
 
     def record(work: Callable[[Ledger], _Made]) -> tuple[Pass, _Made]:
-        ledger = Ledger(never=z.never)
+        ledger = Ledger(never=sizes.never)
         before = ledger.now
         made = work(ledger)
         return Pass(before, ledger.peak), made
 
-    tables = 0 if z.sections else ends.rotations  # a sweep computes a table for each section
-    rope, table = record(lambda ledger: sum(rope_table(ledger, z).num_bytes for _ in range(tables)))
-    embedding, _ = record(lambda ledger: embedding_forward(ledger, z, ends))
-    ledger = Ledger(never=z.never)
+    tables = 0 if sizes.sections else ends.rotations  # a sweep computes a table for each section
+    rope, table = record(lambda ledger: sum(rope_table(ledger, sizes).num_bytes for _ in range(tables)))
+    embedding, _ = record(lambda ledger: embedding_forward(ledger, sizes, ends))
+    ledger = Ledger(never=sizes.never)
     ledger.make("input", hidden)
     start = ledger.now
-    lse = loss_forward(ledger, z, ends)
+    lse = loss_forward(ledger, sizes, ends)
     loss = Pass(start, ledger.peak)
     start = ledger.now
     ledger.restart()
-    of_head = loss_backward(ledger, z, ends, lse)
+    of_head = loss_backward(ledger, sizes, ends, lse)
     backward = Pass(start, ledger.peak, ledger.tail, ledger.now)
     of_head_bytes = of_head.num_bytes if of_head and head_waits else 0
 
     def embedding_pass(is_held: bool) -> Pass:
-        ledger = Ledger(never=z.never)
+        ledger = Ledger(never=sizes.never)
         grad, waiting = ledger.make("gradient", hidden), ledger.make("head gradient", of_head_bytes)
         start = ledger.now
-        embedding_backward(ledger, z, ends, None if is_held else grad, waiting)
+        embedding_backward(ledger, sizes, ends, None if is_held else grad, waiting)
         return Pass(start, ledger.peak)
 
     return EndPasses(

@@ -57,13 +57,13 @@ class TileLedger(Machine):
 
     live: dict[str, Block | None]
 
-    def __init__(self, ledger: Ledger, z: LayerSizes, tokens: int, placed: Collection[str] = ()) -> None:
+    def __init__(self, ledger: Ledger, sizes: LayerSizes, tokens: int, placed: Collection[str] = ()) -> None:
         super().__init__({})
-        self.ledger, self.z, self.tokens, self.placed = ledger, z, tokens, placed
+        self.ledger, self.sizes, self.tokens, self.placed = ledger, sizes, tokens, placed
         self.graphs: dict[str, Any] = {}
         self.reads: tuple[str, ...] = ()
         self.copies: dict[str, Block | None] = {}
-        self.matrices = dict(z.matrices)
+        self.matrices = dict(sizes.matrices)
         self.expert_rows: Block | None = None
 
     def free(self, name: str) -> None:
@@ -78,7 +78,7 @@ class TileLedger(Machine):
     def sort_rows(self) -> None:
         """Sort the rows of the tile by expert, once for all operations on experts."""
         if self.expert_rows is None:
-            self.expert_rows = experts.expert_rows(self.ledger, self.z, self.tokens)
+            self.expert_rows = experts.expert_rows(self.ledger, self.sizes, self.tokens)
 
     def run(self, steps: Iterable[Step]) -> None:
         super().run(steps)
@@ -87,27 +87,27 @@ class TileLedger(Machine):
     @property
     def rows(self) -> int:
         """Tokens of this tensor-parallel rank."""
-        return self.tokens // self.z.tp
+        return self.tokens // self.sizes.tp
 
     @property
     def whole_bytes(self) -> int:
         """Bytes of the tile's hidden states, gathered over tp."""
-        return hidden_bytes(self.z, self.tokens)
+        return hidden_bytes(self.sizes, self.tokens)
 
     def of_mlp(self, activation: Operation) -> LayerSizes:
         """Return the sizes with the width of the MLP to which the activation belongs.
 
         The width of experts counts all experts of a token, and is that of the layer's sizes."""
         if isinstance(activation, op.ActivateExperts):
-            return self.z
-        return self.z._replace(ffn=self.matrices[f"{activation.module.rpartition('.')[0]}.fc2"][1])
+            return self.sizes
+        return self.sizes._replace(ffn=self.matrices[f"{activation.module.rpartition('.')[0]}.fc2"][1])
 
     # The kinds of steps.
 
     def gather(self, step: Step) -> None:
         (source,), (made,) = step.reads, step.makes
         own = self.live.get(source)
-        found = all_gather_async(self.ledger, self.z.tp, made.split(" of ")[0], self.whole_bytes, own)
+        found = all_gather_async(self.ledger, self.sizes.tp, made.split(" of ")[0], self.whole_bytes, own)
         self.live[made], self.copies[made] = found
 
     def wait(self) -> None:
@@ -122,23 +122,25 @@ class TileLedger(Machine):
         self.reads = step.reads
         total: Made = ()
         if step.total is not None:
-            total = (self.ledger.make(step.makes[0], self.whole_bytes // self.z.tp),)
+            total = (self.ledger.make(step.makes[0], self.whole_bytes // self.sizes.tp),)
         self.live |= zip(step.makes, total + _FORWARD[type(step.operation)](self, step.operation), strict=True)
 
     def replay(self, step: Step) -> None:
         assert step.operation is not None
         (name,) = step.operation.makes
         if isinstance(step.operation, op.Norm):
-            normed = norm_forward(self.ledger, self.z, name, self.rows, self.z.hidden, graph=True)
+            normed = norm_forward(self.ledger, self.sizes, name, self.rows, self.sizes.hidden, graph=True)
             output, self.graphs[name] = normed.out, normed
         elif isinstance(step.operation, op.Gate):
-            output, self.graphs[name] = gate_forward(self.ledger, self.z, self.tokens, graph=True)
+            output, self.graphs[name] = gate_forward(self.ledger, self.sizes, self.tokens, graph=True)
         elif isinstance(step.operation, op.ActivateExperts):
             self.sort_rows()
-            output, self.graphs[name] = experts.activate_again(self.ledger, self.z, self.tokens)
+            output, self.graphs[name] = experts.activate_again(self.ledger, self.sizes, self.tokens)
         else:
-            z, is_scored = self.of_mlp(step.operation), isinstance(step.operation, op.ActivateScored)
-            output, self.graphs[name] = activation_forward(self.ledger, z, self.tokens, graph=True, is_scored=is_scored)
+            sizes, is_scored = self.of_mlp(step.operation), isinstance(step.operation, op.ActivateScored)
+            output, self.graphs[name] = activation_forward(
+                self.ledger, sizes, self.tokens, graph=True, is_scored=is_scored
+            )
         self.live |= dict.fromkeys((graph(name), *step.makes), output)
 
     def backward(self, step: Step) -> None:
@@ -154,127 +156,127 @@ class TileLedger(Machine):
 
     def gradient_elements(self, operation: Operation) -> int:
         """Return the elements of the gradient of an operation's matrix; 0 if the matrix is frozen."""
-        return 0 if operation.module in self.z.frozen else math.prod(self.matrices[operation.module])
+        return 0 if operation.module in self.sizes.frozen else math.prod(self.matrices[operation.module])
 
     def add_weight_gradient(self, operation: Operation) -> None:
         """Compute the gradient of an operation's matrix, unless the matrix is frozen."""
         if elements := self.gradient_elements(operation):
-            add_weight_gradient(self.ledger, self.z, elements)
+            add_weight_gradient(self.ledger, self.sizes, elements)
 
     def adapter_of(self, operation: Operation) -> AdapterSizes | None:
         is_of_experts = isinstance(operation, op.ExpertColumn | op.ExpertRow)
-        return adapter_of(self.matrices, operation.module, self.z.experts if is_of_experts else 1)
+        return adapter_of(self.matrices, operation.module, self.sizes.experts if is_of_experts else 1)
 
 
 def _norm(machine: TileLedger, operation: Operation) -> Made:
-    z = machine.z
-    return (norm_forward(machine.ledger, z, operation.makes[0], machine.rows, z.hidden, graph=False).out,)
+    sizes = machine.sizes
+    return (norm_forward(machine.ledger, sizes, operation.makes[0], machine.rows, sizes.hidden, graph=False).out,)
 
 
 def _add(machine: TileLedger, operation: Operation) -> Made:
-    return (machine.make(operation.makes[0], machine.whole_bytes // machine.z.tp),)
+    return (machine.make(operation.makes[0], machine.whole_bytes // machine.sizes.tp),)
 
 
 def _column(machine: TileLedger, operation: Operation) -> Made:
     elements = machine.tokens * machine.matrices[operation.module][0]
     machine.wait()
-    made = machine.make(operation.makes[0], elements * machine.z.narrow)
-    multiply(machine.ledger, machine.z, elements)
-    adapter_forward(machine.ledger, machine.z, machine.tokens, machine.adapter_of(operation))
+    made = machine.make(operation.makes[0], elements * machine.sizes.narrow)
+    multiply(machine.ledger, machine.sizes, elements)
+    adapter_forward(machine.ledger, machine.sizes, machine.tokens, machine.adapter_of(operation))
     return (made,)
 
 
 def _row(machine: TileLedger, operation: Operation) -> Made:
-    return (row_forward(machine.ledger, machine.z, machine.tokens, machine.adapter_of(operation)),)
+    return (row_forward(machine.ledger, machine.sizes, machine.tokens, machine.adapter_of(operation)),)
 
 
 def _expert_column(machine: TileLedger, operation: Operation) -> Made:
-    ledger, z, tokens = machine.ledger, machine.z, machine.tokens
+    ledger, sizes, tokens = machine.ledger, machine.sizes, machine.tokens
     again = "routing" in machine.reads
     machine.wait()
     if not again:
-        experts.route(ledger, z, tokens)
+        experts.route(ledger, sizes, tokens)
     machine.sort_rows()
-    made = experts.first_forward(ledger, z, tokens, "fc1" in machine.placed, machine.adapter_of(operation))
+    made = experts.first_forward(ledger, sizes, tokens, "fc1" in machine.placed, machine.adapter_of(operation))
     return (made,) if again else (made, None)
 
 
 def _expert_row(machine: TileLedger, operation: Operation) -> Made:
-    return (experts.second_forward(machine.ledger, machine.z, machine.tokens, machine.adapter_of(operation)),)
+    return (experts.second_forward(machine.ledger, machine.sizes, machine.tokens, machine.adapter_of(operation)),)
 
 
 def _activate_experts(machine: TileLedger, operation: Operation) -> Made:
-    return (experts.activate(machine.ledger, machine.z, machine.tokens),)
+    return (experts.activate(machine.ledger, machine.sizes, machine.tokens),)
 
 
 def _activate(machine: TileLedger, operation: Operation) -> Made:
-    z, is_scored = machine.of_mlp(operation), isinstance(operation, op.ActivateScored)
-    return (activation_forward(machine.ledger, z, machine.tokens, graph=False, is_scored=is_scored)[0],)
+    sizes, is_scored = machine.of_mlp(operation), isinstance(operation, op.ActivateScored)
+    return (activation_forward(machine.ledger, sizes, machine.tokens, graph=False, is_scored=is_scored)[0],)
 
 
 def _gate(machine: TileLedger, operation: Operation) -> Made:
-    return (gate_forward(machine.ledger, machine.z, machine.tokens, graph=False)[0],)
+    return (gate_forward(machine.ledger, machine.sizes, machine.tokens, graph=False)[0],)
 
 
 def _rotated_heads(machine: TileLedger, operation: Operation) -> Made:
-    if machine.z.rope:
-        rope_in_place(machine.ledger, machine.z, machine.tokens)
+    if machine.sizes.rope:
+        rope_in_place(machine.ledger, machine.sizes, machine.tokens)
     return (None,)
 
 
 def _half(machine: TileLedger, operation: Operation) -> Made:
-    assert machine.z.halves is not None
-    half = machine.z.halves[len(operation.reads) - 1]  # the second half reads attention's output as well
-    half_forward(machine.ledger, machine.z, half, machine.tokens)
+    assert machine.sizes.halves is not None
+    half = machine.sizes.halves[len(operation.reads) - 1]  # the second half reads attention's output as well
+    half_forward(machine.ledger, machine.sizes, half, machine.tokens)
     return tuple(None for _ in operation.makes)
 
 
 def _column_backward(machine: TileLedger, operation: Operation) -> Made:
-    ledger, z = machine.ledger, machine.z
+    ledger, sizes = machine.ledger, machine.sizes
     whole = ledger.make("column gradient", machine.whole_bytes)
-    multiply(ledger, z, machine.tokens * z.hidden)
+    multiply(ledger, sizes, machine.tokens * sizes.hidden)
     adapter = machine.adapter_of(operation)
-    narrow = adapter_backward(ledger, z, machine.tokens, adapter)
-    grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", whole)
-    if z.tp > 1:
+    narrow = adapter_backward(ledger, sizes, machine.tokens, adapter)
+    grad_x, copy = reduce_scatter(ledger, sizes.tp, "column gradient", whole)
+    if sizes.tp > 1:
         ledger.free(whole)  # gloo works on a copy of it
     machine.wait()
     machine.add_weight_gradient(operation)
-    adapter_gradients(ledger, z, machine.tokens, adapter, narrow)
+    adapter_gradients(ledger, sizes, machine.tokens, adapter, narrow)
     ledger.mark_reduction_start()  # unless a norm stands before it
     ledger.free_late(copy)
     return (grad_x,)
 
 
 def _row_backward(machine: TileLedger, operation: Operation) -> Made:
-    elements, z = machine.tokens * machine.matrices[operation.module][1], machine.z
+    elements, sizes = machine.tokens * machine.matrices[operation.module][1], machine.sizes
     machine.wait()
     machine.add_weight_gradient(operation)
-    grad_x = machine.ledger.make("row gradient", elements * z.narrow)
-    multiply(machine.ledger, z, elements)
+    grad_x = machine.ledger.make("row gradient", elements * sizes.narrow)
+    multiply(machine.ledger, sizes, elements)
     adapter = machine.adapter_of(operation)
-    narrow = adapter_backward(machine.ledger, z, machine.tokens, adapter)
-    adapter_gradients(machine.ledger, z, machine.tokens, adapter, narrow)
+    narrow = adapter_backward(machine.ledger, sizes, machine.tokens, adapter)
+    adapter_gradients(machine.ledger, sizes, machine.tokens, adapter, narrow)
     return (grad_x,)
 
 
 def _expert_column_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     matrix, adapter = machine.gradient_elements(operation), machine.adapter_of(operation)
-    return (experts.first_backward(machine.ledger, machine.z, machine.tokens, matrix, adapter),)
+    return (experts.first_backward(machine.ledger, machine.sizes, machine.tokens, matrix, adapter),)
 
 
 def _expert_row_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     machine.sort_rows()
     matrix, adapter = machine.gradient_elements(operation), machine.adapter_of(operation)
-    made = experts.second_backward(machine.ledger, machine.z, machine.tokens, matrix, adapter)
+    made = experts.second_backward(machine.ledger, machine.sizes, machine.tokens, matrix, adapter)
     return (made, *(None for _ in operation.reads[1:]))
 
 
 def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
     normed: Normed = machine.graphs.pop(operation.makes[0])
-    return (norm_backward(machine.ledger, machine.z, normed),)
+    return (norm_backward(machine.ledger, machine.sizes, normed),)
 
 
 def _weighted_activation_backward(machine: TileLedger, operation: Operation) -> Made:
@@ -288,21 +290,21 @@ def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _gate_backward(machine: TileLedger, operation: Operation) -> Made:
-    return gate_backward(machine.ledger, machine.z, machine.tokens, machine.graphs.pop(operation.makes[0]))
+    return gate_backward(machine.ledger, machine.sizes, machine.tokens, machine.graphs.pop(operation.makes[0]))
 
 
 def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
-    ledger, z, tokens = machine.ledger, machine.z, machine.tokens
-    if z.rope:
-        rope_in_place(ledger, z, tokens)
-    heads = heads_forward(ledger, z, tokens, graph=True)
-    made = heads_backward(ledger, z, tokens, heads)
+    ledger, sizes, tokens = machine.ledger, machine.sizes, machine.tokens
+    if sizes.rope:
+        rope_in_place(ledger, sizes, tokens)
+    heads = heads_forward(ledger, sizes, tokens, graph=True)
+    made = heads_backward(ledger, sizes, tokens, heads)
     ledger.free(*heads.blocks)
     return (made,)
 
 
 def _half_backward(machine: TileLedger, operation: Operation) -> Made:
-    return half_on_tile_backward(machine.ledger, machine.z, machine.tokens, is_second=len(operation.reads) > 1)
+    return half_on_tile_backward(machine.ledger, machine.sizes, machine.tokens, is_second=len(operation.reads) > 1)
 
 
 _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {

@@ -43,19 +43,19 @@ def _shared(work: _Work) -> _Work:
     """Record a piece once on GPUs, because many passes share it; there no thread frees tensors late."""
 
     @lru_cache(maxsize=4096)
-    def recorded(z: LayerSizes, kind: Kind, kept: Kept) -> tuple[Pass, dict[str, int], list[tuple[str, int]]]:
-        ledger = Ledger(never=z.never)
+    def recorded(sizes: LayerSizes, kind: Kind, kept: Kept) -> tuple[Pass, dict[str, int], list[tuple[str, int]]]:
+        ledger = Ledger(never=sizes.never)
         start = ledger.now
-        left = work(ledger, z, kind, kept)
-        piece, sizes = Pass(start, ledger.peak), [(block.name, block.num_bytes) for block in left]
+        left = work(ledger, sizes, kind, kept)
+        piece, named_bytes = Pass(start, ledger.peak), [(block.name, block.num_bytes) for block in left]
         ledger.free(*left)
-        return piece, ledger.now.alive, sizes
+        return piece, ledger.now.alive, named_bytes
 
     @wraps(work)
-    def play(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-        if not z.on_cuda:
-            return work(ledger, z, kind, kept)
-        piece, stays, left = recorded(z, kind, kept)
+    def play(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+        if not sizes.on_cuda:
+            return work(ledger, sizes, kind, kept)
+        piece, stays, left = recorded(sizes, kind, kept)
         ledger.reach(piece.transient_bytes, lambda: piece.transient)
         for name, num_bytes in stays.items():
             ledger.make(name, num_bytes)
@@ -81,8 +81,8 @@ def kept_by_layer(config: RunConfig, moved: Moved | None) -> Kept | Residents | 
         if stays_under_autograd(config):
             return None
         of = resident(config.model, dims, memory.recompute_granularity)
-        sizes = tuple((name, place.num_bytes) for name, place in of.made.items())
-        return Residents(sizes, frozenset(of.layout.places), of.dropped)
+        named_bytes = tuple((name, place.num_bytes) for name, place in of.made.items())
+        return Residents(named_bytes, frozenset(of.layout.places), of.dropped)
 
     def moves_whole(group: str) -> bool:
         return moved >= 1 if isinstance(moved, int | float) else moved.get(group, 0) == dims.tiles
@@ -91,174 +91,178 @@ def kept_by_layer(config: RunConfig, moved: Moved | None) -> Kept | Residents | 
     return frozenset(tensor.name for tensor in partly if moves_whole(tensor.group))
 
 
-def resident_forward(ledger: Ledger, z: LayerSizes, kind: Kind, of: Residents, x: Block) -> tuple[Block, _Blocks]:
+def resident_forward(ledger: Ledger, sizes: LayerSizes, kind: Kind, of: Residents, x: Block) -> tuple[Block, _Blocks]:
     """Return (output, tensors that stay with the input)."""
     filled = {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes}
-    _before(ledger, _tile(z), kind, of.kept)
-    _attend(ledger, _whole(z), kind, _NONE)
+    _before(ledger, _tile(sizes), kind, of.kept)
+    _attend(ledger, _whole(sizes), kind, _NONE)
     y = ledger.make("layer output", x.num_bytes)
-    _after(ledger, _tile(z), kind, of.kept)
+    _after(ledger, _tile(sizes), kind, of.kept)
     ledger.free(*(filled.pop(name) for name in of.dropped))
     return y, filled
 
 
 def resident_backward(
-    ledger: Ledger, z: LayerSizes, kind: Kind, of: Residents, x: Block, filled: _Blocks, grad: Block
+    ledger: Ledger, sizes: LayerSizes, kind: Kind, of: Residents, x: Block, filled: _Blocks, grad: Block
 ) -> None:
     """Run the backward and free `x`, `filled` and `grad`."""
     filled = filled | {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes if name in of.dropped}
     if NEEDS_FULL_ROOM in of.dropped:
-        _before(ledger, _tile(z), kind, of.kept)
+        _before(ledger, _tile(sizes), kind, of.kept)
     if "attention_out" in of.dropped:
-        _attend(ledger, _whole(z), kind, _NONE)
-    grad_residual, grad_out = _after_gradients(ledger, z, kind, of.kept, grad)
+        _attend(ledger, _whole(sizes), kind, _NONE)
+    grad_residual, grad_out = _after_gradients(ledger, sizes, kind, of.kept, grad)
     ledger.free(*(filled.pop(name, None) for operation in kind.after for name in operation.makes))
-    grads = _attention_gradients(ledger, _whole(z), kind, _NONE)
+    grads = _attention_gradients(ledger, _whole(sizes), kind, _NONE)
     ledger.free(*grad_out)
     ledger.free(filled.pop("attention_out"), filled.pop("lse", None))
-    _before_gradients(ledger, z, kind, of.kept, (grad_residual, *grads, grad))
+    _before_gradients(ledger, sizes, kind, of.kept, (grad_residual, *grads, grad))
     ledger.free(*filled.values(), x)
 
 
-def tiled_forward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, x: Block) -> Block:
+def tiled_forward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept, x: Block) -> Block:
     """Return the output of the layer; x is freed."""
-    _before(ledger, _tile(z), kind, kept)
-    _attend(ledger, _whole(z), kind, _NONE)
-    y = ledger.make("layer output", hidden_bytes(z, z.tokens) // z.tp)
-    _after(ledger, _tile(z), kind, kept)
+    _before(ledger, _tile(sizes), kind, kept)
+    _attend(ledger, _whole(sizes), kind, _NONE)
+    y = ledger.make("layer output", hidden_bytes(sizes, sizes.tokens) // sizes.tp)
+    _after(ledger, _tile(sizes), kind, kept)
     ledger.free(x)
     return y
 
 
-def tiled_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> None:
+def tiled_backward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> None:
     """Run the backward and free `grad`."""
     if NEEDS_FULL_ROOM not in kept:
-        _before(ledger, _tile(z), kind, kept)
-    grad_residual, grad_out = _after_gradients(ledger, z, kind, kept, grad)
-    grads = _attention_gradients(ledger, _whole(z), kind, _NONE)
+        _before(ledger, _tile(sizes), kind, kept)
+    grad_residual, grad_out = _after_gradients(ledger, sizes, kind, kept, grad)
+    grads = _attention_gradients(ledger, _whole(sizes), kind, _NONE)
     ledger.free(*grad_out)
-    _before_gradients(ledger, z, kind, kept, (grad_residual, *grads, grad))
+    _before_gradients(ledger, sizes, kind, kept, (grad_residual, *grads, grad))
 
 
-def _after_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> tuple[Block, list[Block]]:
+def _after_gradients(
+    ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept, grad: Block
+) -> tuple[Block, list[Block]]:
     """Return the residual's gradient and the gradient of attention's output, which gathers the tiles."""
     grad_residual = ledger.make("residual gradient", grad.num_bytes)
-    if z.tiles == 1:
-        return grad_residual, _after_backward(ledger, _tile(z), kind, kept)
-    grad_out = ledger.make("output gradient", z.tokens * z.q * z.narrow)
-    ledger.free(*_after_backward(ledger, _tile(z), kind, kept))
+    if sizes.tiles == 1:
+        return grad_residual, _after_backward(ledger, _tile(sizes), kind, kept)
+    grad_out = ledger.make("output gradient", sizes.tokens * sizes.q * sizes.narrow)
+    ledger.free(*_after_backward(ledger, _tile(sizes), kind, kept))
     return grad_residual, [grad_out]
 
 
-def _before_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, ends: tuple[Block, ...]) -> None:
+def _before_gradients(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept, ends: tuple[Block, ...]) -> None:
     """Compute the gradient of the input while `ends` live, then free `ends`."""
     ledger.make("input gradient", ends[0].num_bytes)
-    _before_backward(ledger, _tile(z), kind, kept)
+    _before_backward(ledger, _tile(sizes), kind, kept)
     ledger.free(*ends)
 
 
-def swept_forward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> None:
-    tile, before = _last_tile(z)
-    table = _positions(ledger, z)
-    _before(ledger, _tile(z), kind, kept)
-    heads = _attention_inputs(ledger, z, tile.tokens)
+def swept_forward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> None:
+    tile, before = _last_tile(sizes)
+    table = _positions(ledger, sizes)
+    _before(ledger, _tile(sizes), kind, kept)
+    heads = _attention_inputs(ledger, sizes, tile.tokens)
     lse = rows_forward_placed(ledger, tile, before)
     ledger.free(lse, *heads)
-    _after(ledger, _tile(z), kind, kept)
+    _after(ledger, _tile(sizes), kind, kept)
     ledger.free(table)
 
 
-def swept_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> None:
-    tile, before = _last_tile(z)
-    table = _positions(ledger, z)
+def swept_backward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> None:
+    tile, before = _last_tile(sizes)
+    table = _positions(ledger, sizes)
     gather_rows(ledger, tile)
     if NEEDS_FULL_ROOM not in kept:
-        _before(ledger, _tile(z), kind, kept)
-    grad_out = _after_backward(ledger, _tile(z), kind, kept)
-    heads = _attention_inputs(ledger, z, tile.tokens)
+        _before(ledger, _tile(sizes), kind, kept)
+    grad_out = _after_backward(ledger, _tile(sizes), kind, kept)
+    heads = _attention_inputs(ledger, sizes, tile.tokens)
     ledger.free(*heads[1:])  # keys are in the store already
     grads = rows_backward(ledger, tile, before)
     ledger.free(*heads[:1])
-    _before_backward(ledger, _tile(z), kind, kept)
+    _before_backward(ledger, _tile(sizes), kind, kept)
     ledger.free(*grads, *grad_out, table)
 
 
-def _last_tile(z: LayerSizes) -> tuple[LayerSizes, int]:
+def _last_tile(sizes: LayerSizes) -> tuple[LayerSizes, int]:
     """Return this rank's sizes of the last tile, and the number of tokens before it on all context-parallel ranks."""
-    tokens = z.tokens // z.tiles
-    return z._replace(tokens=tokens), (z.tokens - tokens) * z.ring * z.a2a
+    tokens = sizes.tokens // sizes.tiles
+    return sizes._replace(tokens=tokens), (sizes.tokens - tokens) * sizes.ring * sizes.a2a
 
 
-def _positions(ledger: Ledger, z: LayerSizes) -> Block | None:
+def _positions(ledger: Ledger, sizes: LayerSizes) -> Block | None:
     """Return RoPE's table of a section; it is computed while the table of the previous section still lives."""
-    if not z.rope:
+    if not sizes.rope:
         return None
-    section = z._replace(tokens=z.tokens // z.sections)
-    last = ledger.make("rope table", rope_table_bytes(section)) if z.sections > 1 else None
+    section = sizes._replace(tokens=sizes.tokens // sizes.sections)
+    last = ledger.make("rope table", rope_table_bytes(section)) if sizes.sections > 1 else None
     table = rope_table(ledger, section)
     ledger.free(last)
     return table
 
 
 @_shared
-def _attend(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+def _attend(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
     """Run attention; its output and log-sum-exp are written into tensors that exist already."""
-    heads = _attention_inputs(ledger, z, z.tokens)
-    _, lse = attention_forward(ledger, z, placed=True)
+    heads = _attention_inputs(ledger, sizes, sizes.tokens)
+    _, lse = attention_forward(ledger, sizes, placed=True)
     ledger.free(lse, *heads)
     return []
 
 
 @_shared
-def _attention_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    heads = _attention_inputs(ledger, z, z.tokens)
-    grads = attention_backward(ledger, z)
+def _attention_gradients(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+    heads = _attention_inputs(ledger, sizes, sizes.tokens)
+    grads = attention_backward(ledger, sizes)
     ledger.free(*heads)
     return grads
 
 
-def _tile(z: LayerSizes) -> LayerSizes:
+def _tile(sizes: LayerSizes) -> LayerSizes:
     """Return the sizes of a tile, for token-wise work, which does not depend on attention."""
-    return _whole(z)._replace(tokens=z.tokens // z.tiles, ring=1, ring_rank=0, a2a=1, gathers_kv=False)
+    return _whole(sizes)._replace(tokens=sizes.tokens // sizes.tiles, ring=1, ring_rank=0, a2a=1, gathers_kv=False)
 
 
-def _whole(z: LayerSizes) -> LayerSizes:
+def _whole(sizes: LayerSizes) -> LayerSizes:
     """Return the sizes for attention, which takes all tiles at once."""
-    return z._replace(tiles=1, sections=0)
+    return sizes._replace(tiles=1, sections=0)
 
 
 @_shared
-def _before(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    TileLedger(ledger, z, z.tokens, {NEEDS_FULL_ROOM}).run(forward(kind.before, frozenset({kind.qkv_in_slot}), kept))
+def _before(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+    TileLedger(ledger, sizes, sizes.tokens, {NEEDS_FULL_ROOM}).run(
+        forward(kind.before, frozenset({kind.qkv_in_slot}), kept)
+    )
     return []
 
 
 @_shared
-def _after(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+def _after(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
     steps = forward(kind.after, frozenset({"layer_output"}), kept)
-    TileLedger(ledger, z, z.tokens, {"layer_output", *kept}).run(steps)
+    TileLedger(ledger, sizes, sizes.tokens, {"layer_output", *kept}).run(steps)
     return []
 
 
 @_shared
-def _after_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+def _after_backward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
     """Return the gradient of attention's output."""
-    walk, machine = backward(kind.after, kept, frozenset({"layer_output"})), TileLedger(ledger, z, z.tokens)
+    walk, machine = backward(kind.after, kept, frozenset({"layer_output"})), TileLedger(ledger, sizes, sizes.tokens)
     machine.run(walk.steps)
     made = machine.live[walk.gradients["attention_out"]]
     return [] if made is None else [made]
 
 
 @_shared
-def _before_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+def _before_backward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
     walk = backward(kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({kind.sequence_input, "input"}))
-    TileLedger(ledger, z, z.tokens).run(walk.steps)
+    TileLedger(ledger, sizes, sizes.tokens).run(walk.steps)
     return []
 
 
-def _attention_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, ...]:
+def _attention_inputs(ledger: Ledger, sizes: LayerSizes, tokens: int) -> tuple[Block, ...]:
     """Return q and k of these tokens if they have norms; otherwise the slot holds q and k, and nothing is made."""
-    heads = heads_forward(ledger, z, tokens, graph=False)
-    if z.rope and z.qk_norm:
-        rope_in_place(ledger, z, tokens)
+    heads = heads_forward(ledger, sizes, tokens, graph=False)
+    if sizes.rope and sizes.qk_norm:
+        rope_in_place(ledger, sizes, tokens)
     return heads.blocks

@@ -22,53 +22,54 @@ class Normed:
     kept: tuple[Block, ...] = ()
 
 
-def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int, graph: bool) -> Normed:
+def norm_forward(ledger: Ledger, sizes: LayerSizes, name: str, rows: int, width: int, graph: bool) -> Normed:
     """Return the output of a norm.
 
     On CPUs RMSNorm is composed of elementwise operations, which use the wide dtype for a narrow input. The input and
     the scaled output are then kept in the wide dtype, and scratch memory is an upper bound.
     """
-    out = ledger.make(name, rows * width * z.narrow)
-    if z.composes_norm:
-        wide = rows * width * z.wide
-        kept = [ledger.make("normalized", wide), ledger.make("statistics", rows * z.wide)]
-        if z.mixed:
+    out = ledger.make(name, rows * width * sizes.narrow)
+    if sizes.composes_norm:
+        wide = rows * width * sizes.wide
+        kept = [ledger.make("normalized", wide), ledger.make("statistics", rows * sizes.wide)]
+        if sizes.mixed:
             kept.append(ledger.make("wide input", wide))
             ledger.scratch(("norm scratch", wide))
     else:
-        kept = [ledger.make("statistics", rows * z.statistic) for _ in range(1 if z.rms else 2)]
-        if z.widens_norm:
-            kept.append(ledger.make("wide input", rows * width * z.wide))
-            ledger.scratch(("wide norm", rows * width * z.wide))
-    if z.norms_from_zero:
-        kept.append(ledger.make("norm factor", width * z.wide))
+        kept = [ledger.make("statistics", rows * sizes.statistic) for _ in range(1 if sizes.rms else 2)]
+        if sizes.widens_norm:
+            kept.append(ledger.make("wide input", rows * width * sizes.wide))
+            ledger.scratch(("wide norm", rows * width * sizes.wide))
+    if sizes.norms_from_zero:
+        kept.append(ledger.make("norm factor", width * sizes.wide))
     if graph:
         return Normed(rows, width, out, tuple(kept))
     ledger.free(*kept)
     return Normed(rows, width, out)
 
 
-def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
+def norm_backward(ledger: Ledger, sizes: LayerSizes, saved: Normed) -> Block:
     """Return the gradient of the input. Known error: on CPUs a frozen factor takes one wide input less.
 
     The ledger's tail begins after the weight's gradient, when the reduction of a module's last bucket starts.
     """
-    rows, width, wide = saved.rows, saved.width, saved.rows * saved.width * z.wide
-    if not z.composes_norm:
-        ledger.scratch(("wide norm", 2 * wide if z.widens_norm else 0))
-        grad_x = ledger.make("norm gradient", rows * width * z.narrow)
+    rows, width, wide = saved.rows, saved.width, saved.rows * saved.width * sizes.wide
+    if not sizes.composes_norm:
+        ledger.scratch(("wide norm", 2 * wide if sizes.widens_norm else 0))
+        grad_x = ledger.make("norm gradient", rows * width * sizes.narrow)
         ledger.scratch(
-            ("norm weight gradients", 2 * width * z.narrow), ("norm scratch", 2 * z.threads * width * z.wide)
+            ("norm weight gradients", 2 * width * sizes.narrow),
+            ("norm scratch", 2 * sizes.threads * width * sizes.wide),
         )
         ledger.free(*saved.kept)
         ledger.mark_reduction_start()
         return grad_x
-    ledger.scratch(("norm scratch", (3 if z.mixed else 2) * wide + width * z.wide))
+    ledger.scratch(("norm scratch", (3 if sizes.mixed else 2) * wide + width * sizes.wide))
     ledger.mark_reduction_start()
     normalized, *kept = saved.kept
     ledger.free(normalized)
-    grad_x = ledger.make("norm gradient", rows * width * z.narrow)
-    ledger.scratch(("norm scratch", (5 if z.mixed else 4) * wide))  # the terms of the gradient through the mean
+    grad_x = ledger.make("norm gradient", rows * width * sizes.narrow)
+    ledger.scratch(("norm scratch", (5 if sizes.mixed else 4) * wide))  # the terms of the gradient through the mean
     ledger.free(*kept)
     return grad_x
 
@@ -85,72 +86,75 @@ class Heads:
         return tuple(norm.out for norm in (self.q, self.k) if norm is not None)
 
 
-def heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
+def heads_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) -> Heads:
     """Return the normed q and k, if the model norms them."""
-    if not z.qk_norm:
+    if not sizes.qk_norm:
         return Heads()
-    if z.qk_across and z.tp > 1:
-        return _split_forward(ledger, z, tokens, graph)
-    (rows, of_k), sizes = (z.heads, z.kv_heads), (z.head_dim, z.head_dim)
-    if z.qk_across:
-        (rows, of_k), sizes = (1, 1), (z.q, z.kv)
-    q = norm_forward(ledger, z, "normed q", tokens * rows, sizes[0], graph)
-    return Heads(q, norm_forward(ledger, z, "normed k", tokens * of_k, sizes[1], graph))
+    if sizes.qk_across and sizes.tp > 1:
+        return _split_forward(ledger, sizes, tokens, graph)
+    (rows, of_k), widths = (sizes.heads, sizes.kv_heads), (sizes.head_dim, sizes.head_dim)
+    if sizes.qk_across:
+        (rows, of_k), widths = (1, 1), (sizes.q, sizes.kv)
+    q = norm_forward(ledger, sizes, "normed q", tokens * rows, widths[0], graph)
+    return Heads(q, norm_forward(ledger, sizes, "normed k", tokens * of_k, widths[1], graph))
 
 
-def _split_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
+def _split_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) -> Heads:
     """Return norms over a width that tp splits (memo.parallel.split_norm). CPUs cast narrow inputs and outputs."""
-    scratch = [tokens * width * z.wide if z.mixed else 0 for width in (z.q, z.kv)]
+    scratch = [tokens * width * sizes.wide if sizes.mixed else 0 for width in (sizes.q, sizes.kv)]
     ledger.scratch(*(("norm scratch", size) for size in scratch[:1]))
-    statistics, made = ledger.make("statistics", 4 * tokens * z.wide), []
-    for name, width, size in zip("qk", (z.q, z.kv), scratch, strict=True):
-        made.append(Normed(tokens, width, ledger.make(f"normed {name}", tokens * width * z.narrow)))
+    statistics, made = ledger.make("statistics", 4 * tokens * sizes.wide), []
+    for name, width, size in zip("qk", (sizes.q, sizes.kv), scratch, strict=True):
+        made.append(Normed(tokens, width, ledger.make(f"normed {name}", tokens * width * sizes.narrow)))
         ledger.scratch(("norm scratch", size), ("norm scratch", size))
     if graph:
-        return Heads(Normed(tokens, z.q, made[0].out, (statistics,)), made[1])
+        return Heads(Normed(tokens, sizes.q, made[0].out, (statistics,)), made[1])
     ledger.free(statistics)
     return Heads(*made)
 
 
-def _split_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) -> list[Block]:
+def _split_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, heads: Heads) -> list[Block]:
     """Return the gradients of q and k; two wide terms of q and k live beside them."""
     assert heads.q is not None
-    terms = [ledger.make("norm terms", tokens * (z.q + z.kv) * z.wide) for _ in range(2)]
-    ledger.scratch(("norm gradient terms", 2 * tokens * z.q * z.wide))
-    grads = [ledger.make("norm gradient", tokens * width * z.narrow) for width in (z.q, z.kv)]
+    terms = [ledger.make("norm terms", tokens * (sizes.q + sizes.kv) * sizes.wide) for _ in range(2)]
+    ledger.scratch(("norm gradient terms", 2 * tokens * sizes.q * sizes.wide))
+    grads = [ledger.make("norm gradient", tokens * width * sizes.narrow) for width in (sizes.q, sizes.kv)]
     ledger.free(*terms, *heads.q.kept)
     return grads
 
 
-def heads_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) -> Block:
+def heads_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, heads: Heads) -> Block:
     """Return the gradient of qkv."""
-    if z.qk_norm and z.qk_across and z.tp > 1:
-        grads = _split_backward(ledger, z, tokens, heads)
+    if sizes.qk_norm and sizes.qk_across and sizes.tp > 1:
+        grads = _split_backward(ledger, sizes, tokens, heads)
     else:
         grads = []
         for norm in (heads.k, heads.q):
             if norm is not None:
-                grads += [norm_backward(ledger, z, norm), ledger.make("norm weight gradient", norm.width * z.narrow)]
-    whole = ledger.make("qkv gradient", tokens * z.qkv * z.narrow)
+                grads += [
+                    norm_backward(ledger, sizes, norm),
+                    ledger.make("norm weight gradient", norm.width * sizes.narrow),
+                ]
+    whole = ledger.make("qkv gradient", tokens * sizes.qkv * sizes.narrow)
     ledger.free(*grads)
     return whole
 
 
-def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
+def rope_in_place(ledger: Ledger, sizes: LayerSizes, tokens: int) -> None:
     """Rotate q and then k, or their gradients, in place; the new low half and one product live at the same time."""
-    for heads in (z.heads, z.kv_heads):
-        half = tokens * heads * z.rotary_dim * z.narrow // 2
+    for heads in (sizes.heads, sizes.kv_heads):
+        half = tokens * heads * sizes.rotary_dim * sizes.narrow // 2
         ledger.scratch(("rope half", half), ("rope term", half))
 
 
 def activation_forward(
-    ledger: Ledger, z: LayerSizes, tokens: int, graph: bool, is_scored: bool = False
+    ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool, is_scored: bool = False
 ) -> tuple[Block, tuple[Block, ...]]:
     """Return (activation, tensors that the backward needs besides input and output).
 
     `is_scored`: whether the activation of each token is multiplied with a score."""
-    num_bytes = tokens * z.ffn * z.narrow
-    kept = [ledger.make("activation term", num_bytes) for _ in range(z.activation_terms)]
+    num_bytes = tokens * sizes.ffn * sizes.narrow
+    kept = [ledger.make("activation term", num_bytes) for _ in range(sizes.activation_terms)]
     active = ledger.make("activation", num_bytes)
     if is_scored:
         kept.insert(0, active)
@@ -161,13 +165,13 @@ def activation_forward(
     return active, ()
 
 
-def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> Block:
+def activation_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> Block:
     """Return the gradient of fc1's output.
 
     For a gated activation the gradients of its two factors come first, then the gradients of the terms of one factor;
     last, the gradients of gate and up are put side by side."""
-    num_bytes = tokens * z.ffn * z.narrow
-    if not z.gated:
+    num_bytes = tokens * sizes.ffn * sizes.narrow
+    if not sizes.gated:
         return ledger.make("fc1 gradient", num_bytes)
     grad_up, grad_gated = (ledger.make("activation term", num_bytes) for _ in range(2))
     ledger.free(*kept[:2])
@@ -180,7 +184,7 @@ def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[
     return grad_inner
 
 
-def weighted_activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, saved: tuple[Block, ...]) -> Block:
+def weighted_activation_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, saved: tuple[Block, ...]) -> Block:
     """Return the gradient of fc1's output, where a token's score or routing weight multiplies the activation.
 
     `saved`: the activation without the factor, and tensors as for `activation_backward`. The factor's gradient is
@@ -189,14 +193,14 @@ def weighted_activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, sav
     grad = ledger.make("activation term", plain.num_bytes)
     ledger.scratch(("activation term", plain.num_bytes))
     ledger.free(plain)
-    made = activation_backward(ledger, z, tokens, tuple(kept))
+    made = activation_backward(ledger, sizes, tokens, tuple(kept))
     ledger.free(grad)
     return made
 
 
-def gate_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, tuple[Block, ...]]:
+def gate_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) -> tuple[Block, tuple[Block, ...]]:
     """Return (attention's output times its gate, tensors that the backward needs besides input and output)."""
-    num_bytes = tokens * z.q * z.narrow
+    num_bytes = tokens * sizes.q * sizes.narrow
     sigmoid = ledger.make("sigmoid of the gate", num_bytes)
     gated = ledger.make("gated", num_bytes)
     if graph:
@@ -205,9 +209,9 @@ def gate_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tup
     return gated, ()
 
 
-def gate_backward(ledger: Ledger, z: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> tuple[Block, Block]:
+def gate_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> tuple[Block, Block]:
     """Return the gradients of attention's output and of the gate."""
-    num_bytes = tokens * z.q * z.narrow
+    num_bytes = tokens * sizes.q * sizes.narrow
     of_output, of_sigmoid = (ledger.make(name, num_bytes) for name in ("output gradient", "sigmoid gradient"))
     of_gate = ledger.make("gate gradient", num_bytes)
     ledger.free(of_sigmoid, *kept)
