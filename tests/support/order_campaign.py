@@ -138,7 +138,7 @@ FEW_IN: dict[tuple[str, str], tuple[int, str]] = {
         for place in (
             "host wait layer_states.py wait: self._backend.wait(Stream.HOST, event)",
             "recording layer_states.py finish_reduction: "
-            "gone = self._backend.record(Stream.OFFLOAD if on_host else Stream.COMPUTE)",
+            "released = self._backend.record(Stream.OFFLOAD if on_host else Stream.COMPUTE)",
         )
     },
     **{
