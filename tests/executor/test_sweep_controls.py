@@ -238,7 +238,7 @@ FAULTS_OF_WINDOWS: dict[str, Fault] = {
 }
 DELTA_NETS: dict[str, object] = {"model": "qwen3.5-tiny"}
 FAULTS_OF_DELTA_NETS: dict[str, Fault] = {
-    "a tile does not wait for the carry": (SweptLayer, "_carry_on", begins_anew),
+    "a tile does not wait for the carry": (SweptLayer, "_run_delta_net", begins_anew),
     "tiles are computed in another order": (SweptLayer, "_forward", runs_backwards),
     "gradients of tiles are computed in another order": (SweptLayer, "run_backward", runs_backwards),
     "the convolution carries no tokens": (DeltaNet, "run", carries_no_tokens),
