@@ -86,7 +86,7 @@ class Events:
     def stepped(self, record: StepRecord) -> None:
         """A step of train() has been taken. Raises what callbacks raise."""
         self._tell(methodcaller("stepped", record))
-        if self._tell_plan is not None:
+        if self._tell_plan is not None and record.iteration < self._parts.config.training.train_iters:
             self._tell_plan()
         self.history.add(record)
         for callback in self._callbacks:
