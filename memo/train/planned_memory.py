@@ -90,6 +90,11 @@ def demanding_batches(config: RunConfig, batches: list[Microbatch]) -> list[list
     return [[dataclasses.replace(batch, documents=packing) for batch in batches] for packing in packings]
 
 
+def batches_to_record(config: RunConfig, batches: list[Microbatch], on_cuda: bool) -> list[list[Microbatch]]:
+    """The global batches whose steps a rehearsal records."""
+    return demanding_batches(config, batches) or [batches] * num_recordings(on_cuda)
+
+
 @dataclass(frozen=True)
 class PlannedMemory:
     """The plan of this rank, and the trace from which it was made."""

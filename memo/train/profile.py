@@ -27,7 +27,7 @@ from memo.train.ending import shutdown
 from memo.train.layer_profile import keep, measure, one_of_each_kind
 from memo.train.memory_choice import agreed
 from memo.train.outputs import check_writable
-from memo.train.planned_memory import demanding_batches, describe_run, num_recordings
+from memo.train.planned_memory import batches_to_record, describe_run
 from memo.train.setup import Prepared, prepare
 from memo.train.swap import decide, free_device_bytes
 from memo.train.watchdog import Watchdog
@@ -132,7 +132,7 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Tra
     transients = parts.transients
     assert transients is not None
     batches = parts.feed(prepared.train_data).next_global_batch()
-    recorded = demanding_batches(config, batches) or [batches] * num_recordings(transients.on_cuda)
+    recorded = batches_to_record(config, batches, transients.on_cuda)
     with contextlib.ExitStack() as stack:
         stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, even with managed memory
         if recording.is_managed:

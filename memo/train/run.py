@@ -30,7 +30,7 @@ from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.parallel_model import ParallelModel
 from memo.train.persistence import Persistence, own_directory
-from memo.train.planned_memory import demanding_batches, describe_run, num_recordings
+from memo.train.planned_memory import batches_to_record, demanding_batches, describe_run
 from memo.train.preference import PreferenceSteps
 from memo.train.same_flags import check_same_flags
 from memo.train.setup import Prepared
@@ -114,8 +114,7 @@ class Run:
         if self.config.memory.memory_planner_from == "training":
             transients.learn(run)
             return
-        batches = self.feed.peek()
-        recorded = demanding_batches(self.config, batches) or [batches] * num_recordings(transients.on_cuda)
+        recorded = batches_to_record(self.config, self.feed.peek(), transients.on_cuda)
         steps = [functools.partial(parts.train_step, each, 0.0, self._still_open.agreement) for each in recorded]
         with parts.rehearsing(), explained(parts, self._meter, self.iteration + 1):
             transients.plan(steps, run)
