@@ -73,6 +73,7 @@ class ProfileKey:
     delta_nets: str = ""
     experts: str = ""
     moe_layer_freq: str = ""
+    no_rope_freq: str = ""
     offload_sections: int = 1
     custom_layer: str = ""
     trained: str = ""

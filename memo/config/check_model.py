@@ -84,6 +84,14 @@ _CONDITIONS: tuple[Condition, ...] = (
         "{moe_layer_freq} does not have one number for each of {num_layers}: give as many, such as [0]*1+[1]*3 for 4",
     ),
     (
+        lambda c: len(c.model.layers_without_rope) == c.model.num_layers,
+        "{no_rope_freq} does not have one number for each of {num_layers}: give as many, such as [0,0,0,1]*9 for 36",
+    ),
+    (
+        lambda c: not all(c.model.layers_without_rope),
+        "{no_rope_freq} leaves no layer with RoPE: give at least one 0, or --position-embedding-type none",
+    ),
+    (
         lambda c: not c.model.num_experts or any(c.model.layers_with_experts),
         "{moe_layer_freq} gives no layer any of {num_experts}: give at least one 1, or leave both out",
     ),
@@ -93,7 +101,7 @@ _CONDITIONS: tuple[Condition, ...] = (
     ),
     (
         lambda c: (
-            c.model.position_embedding_type == "rope"
+            c.model.position_embedding_type != "learned_absolute"
             or c.data.seq_length <= (c.model.max_position_embeddings or c.data.seq_length)
         ),
         "{seq_length} is longer than the learned position table, {max_position_embeddings}: give as many tokens or "

@@ -32,7 +32,7 @@ def model_identity(config: RunConfig) -> dict[str, Fact]:
 
 def model_facts(model: ModelConfig) -> dict[str, Fact]:
     """{field: fact} of a model, without the rows of a learned table of positions."""
-    experts = model.layers_with_experts
+    experts, without = model.layers_with_experts, model.layers_without_rope
     values = {
         **dataclasses.asdict(model),
         "num_query_groups": model.kv_heads,
@@ -41,6 +41,7 @@ def model_facts(model: ModelConfig) -> dict[str, Fact]:
         "add_qkv_bias": model.qkv_bias,
         "layer_types": ",".join(model.types_of_layers) if model.layer_types else "",
         "moe_layer_freq": ",".join(map(str, map(int, experts))) if len(set(experts)) > 1 else "",
+        "no_rope_freq": ",".join(map(str, map(int, without))) if any(without) else "",
         "lora_alpha": model.lora_alpha or float(model.lora_rank),
         "custom_layer": model.custom_layer.rpartition(":")[2],  # a file may have moved
     }

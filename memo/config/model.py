@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from memo.artifacts.fields import Rule, in_range
 from memo.config.flag import LARGEST, TOKENS, Flag, ReadWith
 
-PositionEmbedding = Literal["rope", "learned_absolute"]
+PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tanh"]
 NormPlacement = Literal["before", "around", "after"]
@@ -71,10 +71,17 @@ def _is_sum_of_lists(text: str) -> bool:
     return not text or all(_LIST.fullmatch(term.strip()) for term in text.split("+"))
 
 
+def _marked(lists: str) -> tuple[bool, ...]:
+    """Whether each number of a sum of lists, whose form has been checked before, is 1; empty for an empty text."""
+    terms = [_LIST.fullmatch(term.strip()) for term in lists.split("+")]
+    numbers = [number for term in terms if term for number in term[1].split(",") * int(term[2] or 1)]
+    return tuple(number.strip() == "1" for number in numbers)
+
+
 _LAYER_TYPES = Rule(
     f"of {SLIDING}, {FULL} and {LINEAR} with commas between, such as {SLIDING},{FULL}", _has_known_layers
 )
-_LAYER_FREQ = Rule("that is a sum of lists of 1, with experts, and 0, without, such as [0]*1+[1]*3", _is_sum_of_lists)
+_LAYER_FREQ = Rule("that is a sum of lists of 0 and 1, such as [0]*1+[1]*3", _is_sum_of_lists)
 _TARGETS = Rule(f"that is all-linear, or some of {', '.join(LORA_TARGETS)} with commas between", _names_targets)
 
 
@@ -109,7 +116,7 @@ class ModelConfig:
     """gelu (exact erf), gelu_tanh (GPT-2's), swiglu (gated; two input projections), swiglu_clamped (gpt-oss's) or
     geglu_tanh (gated by gelu_tanh)."""
     position_embedding_type: PositionEmbedding = "rope"
-    """Rotary, or a learned table of max-position-embeddings rows."""
+    """Rotary, a learned table of max-position-embeddings rows, or none."""
     max_position_embeddings: Annotated[int | None, TOKENS, in_range(1, LARGEST)] = None
     """Rows of the learned table, and the length a RoPE model was made for; default: seq-length."""
     rotary_base: Annotated[float, in_range(above=0, high=10**15), _ROTATED] = 10000.0
@@ -119,6 +126,9 @@ class ModelConfig:
     sliding_rotary_base: Annotated[float, in_range(0, 10**15), _ROTATED, _BY_LAYER] = 0.0
     """RoPE's theta in the sliding layers of layer-types, whose frequencies are then not stretched; 0: rotate them as
     all others."""
+    no_rope_freq: Annotated[str, _LAYER_FREQ, _ROTATED] = ""
+    """Layers without RoPE, as a sum of lists: 1 for a layer without it, 0 for one with it, such as [0,0,0,1]*9
+    (SmolLM3). Default: all layers have it."""
     rope_scaling_type: Annotated[RopeScaling, _ROTATED] = "none"
     """How RoPE frequencies are stretched for longer sequences."""
     rope_scaling_factor: Annotated[float, in_range(1, 10**9), _STRETCHED] = 1.0
@@ -236,9 +246,10 @@ class ModelConfig:
         return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5)
 
     @property
-    def rotation(self) -> tuple[float, str]:
-        """Theta and scaling of RoPE, by which the angles of one kind of layer differ from those of another kind."""
-        return self.rotary_base, self.rope_scaling_type
+    def rotation(self) -> tuple[float, str] | None:
+        """Theta and scaling of RoPE, by which the angles of one kind of layer differ from those of another kind; None
+        without RoPE."""
+        return (self.rotary_base, self.rope_scaling_type) if self.position_embedding_type == "rope" else None
 
     @property
     def kv_heads(self) -> int:
@@ -276,12 +287,13 @@ class ModelConfig:
 
     @property
     def layers_with_experts(self) -> tuple[bool, ...]:
-        """Whether each layer has experts; the form of moe_layer_freq has been checked before."""
-        if not self.moe_layer_freq:
-            return (self.num_experts > 0,) * self.num_layers
-        terms = [_LIST.fullmatch(term.strip()) for term in self.moe_layer_freq.split("+")]
-        numbers = [number for term in terms if term for number in term[1].split(",") * int(term[2] or 1)]
-        return tuple(number.strip() == "1" for number in numbers)
+        """Whether each layer has experts."""
+        return _marked(self.moe_layer_freq) or (self.num_experts > 0,) * self.num_layers
+
+    @property
+    def layers_without_rope(self) -> tuple[bool, ...]:
+        """Whether no_rope_freq leaves out the RoPE of each layer."""
+        return _marked(self.no_rope_freq) or (False,) * self.num_layers
 
     @property
     def ffn_size(self) -> int:

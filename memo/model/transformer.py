@@ -137,9 +137,8 @@ class TransformerChunk(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.layer_indices = parts.config, parts.dtype, layers
-        self.kinds, self.ropes = [parts.kind(index) for index in layers], dict[tuple[float, str], Rope]()
-        if parts.config.position_embedding_type == "rope":
-            self.ropes = {kind.rotation: Rope(kind, parts.dtype) for kind in kinds_of(parts.config)}
+        self.kinds = [parts.kind(index) for index in layers]
+        self.ropes = {kind.rotation: Rope(kind, parts.dtype) for kind in kinds_of(parts.config) if kind.rotation}
         self.has_rope_by_rows = False
         """Whether layers request the rows of a few tokens at a time, so that no table of all tokens is made."""
         self.embedding = Embedding(parts, max_positions) if first else None
@@ -167,7 +166,7 @@ class TransformerChunk(nn.Module):
     def contexts(self, batch: Microbatch) -> list[LayerContext]:
         """Return the context of a microbatch for each layer; layers with the same rotation share a table."""
         by_rows = {rotation: RopeRows(rope, batch.attention_positions) for rotation, rope in self.ropes.items()}
-        tables: dict[tuple[float, str], RopeRows | RopeTable] = {
+        tables: dict[tuple[float, str] | None, RopeRows | RopeTable] = {
             rotation: rows if self.has_rope_by_rows else rows.rows(slice(None)) for rotation, rows in by_rows.items()
         }
         return [LayerContext(tables.get(kind.rotation), batch.documents) for kind in self.kinds]

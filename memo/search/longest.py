@@ -63,7 +63,7 @@ def length_unit(gpus: int) -> int:
 def _has_positions(question: Question, seq_len: int) -> bool:
     model = question.model.sizes
     table = model.max_position_embeddings
-    return model.position_embedding_type == "rope" or table is None or seq_len <= table
+    return model.position_embedding_type != "learned_absolute" or table is None or seq_len <= table
 
 
 def _limit(question: Question, seq_len: int) -> str:

@@ -190,7 +190,7 @@ class Question:
 
     def at_length(self, seq_len: int) -> "Question":
         """Return the question for another length. Raises ConfigError if the model has no positions for it."""
-        if self.model.sizes.position_embedding_type == "rope":
+        if self.model.sizes.position_embedding_type != "learned_absolute":
             return replace(self, seq_len=seq_len)  # the model does not depend on the length
         return replace(self, model=planned_model(self.model.name, seq_len, self.model.changes), seq_len=seq_len)
 

@@ -58,15 +58,22 @@ def layers_with_attention_again(config: RunConfig) -> frozenset[int]:
 
 def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The kind of each layer, regardless of which parameters are trained."""
-    if (not model.layer_types or _is_kind_of_linear(model)) and not model.moe_layer_freq:
+    if (not model.layer_types or _is_kind_of_linear(model)) and not model.moe_layer_freq and not model.no_rope_freq:
         return (model,) * model.num_layers
-    alike = replace(model, layer_types="", moe_layer_freq="", sliding_rotary_base=0.0)
+    alike = replace(model, layer_types="", moe_layer_freq="", sliding_rotary_base=0.0, no_rope_freq="")
     attention = {SLIDING: _rotating(alike, model.sliding_rotary_base), FULL: replace(alike, window_size=0)}
     if LINEAR in model.types_of_layers:
         attention[LINEAR] = _linear(alike)
     types = [attention[name] for name in model.types_of_layers] if model.layer_types else [alike] * model.num_layers
-    dense = {of: replace(of, num_experts=0) for of in types}
-    return tuple(of if has else dense[of] for of, has in zip(types, model.layers_with_experts, strict=True))
+    layers = zip(types, model.layers_with_experts, model.layers_without_rope, strict=True)
+    return tuple(_with(kind, has_experts=experts, has_rope=not without) for kind, experts, without in layers)
+
+
+@lru_cache(maxsize=64)
+def _with(model: ModelConfig, *, has_experts: bool, has_rope: bool) -> ModelConfig:
+    """`model` without experts, or without RoPE, if it has none here."""
+    model = model if has_experts else replace(model, num_experts=0)
+    return model if has_rope else replace(model, position_embedding_type="none")
 
 
 def _linear(model: ModelConfig) -> ModelConfig:
@@ -97,7 +104,7 @@ def _rotating(model: ModelConfig, base: float) -> ModelConfig:
 
 def num_rotations(model: ModelConfig) -> int:
     """Kinds of layers whose RoPE angles differ; 0 without RoPE."""
-    return len({kind.rotation for kind in kinds_of(model)}) if model.position_embedding_type == "rope" else 0
+    return len({kind.rotation for kind in kinds_of(model)} - {None})
 
 
 @lru_cache(maxsize=64)

@@ -65,6 +65,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         delta_nets=_delta_nets(model, config.hardware.delta_backend),
         experts=_experts(model),
         moe_layer_freq=model.moe_layer_freq,
+        no_rope_freq=model.no_rope_freq,
         seq_length=config.data.seq_length,
         micro_batch_size=training.micro_batch_size,
         tensor_model_parallel_size=parallel.tp,
@@ -185,18 +186,16 @@ def measure(
     generator = torch.Generator(device=device).manual_seed(0)
     shape = (tokens // mesh.grid.tp, batch, config.model.hidden_size)
     x = torch.randn(shape, generator=generator, device=device).to(dtype)
-    rope = None
-    if config.model.position_embedding_type == "rope":
-        positions = torch.arange(tokens, device=device).unsqueeze(1).expand(tokens, batch)
-        rope = rope_table(config.model, positions, dtype)
-    key, sizes = profile_key(config, device), tensor_bytes(config)
+    positions = torch.arange(tokens, device=device).unsqueeze(1).expand(tokens, batch)
+    key, sizes, stack = profile_key(config, device), tensor_bytes(config), stack_of(config.model)
     found = {}
     for index, layer in layers.items():
+        rope = rope_table(stack[index], positions, dtype) if stack[index].rotation else None
         wrapped = on_tiles(config, layer, index, memory, ScratchGradients(main_gradient), mesh.tp)
         slot, context, groups = wrapped.own(memory.tensors), LayerContext(rope, None), (mesh.tp, mesh.cp)
         with states(index):
             measured = profile_layer(wrapped, slot, context, x, groups, key, sizes)
-        found[stack_of(config.model)[index]] = _by_group(config.model, measured)
+        found[stack[index]] = _by_group(config.model, measured)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # memory that the measurement freed must count as free for the plan
     any_kind = next(iter(found.values()))

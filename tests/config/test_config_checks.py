@@ -40,6 +40,7 @@ MARKED = [
 TEXTS = {
     "layer_types": "linear,full",
     "moe_layer_freq": "[1]*4",
+    "no_rope_freq": "[0,0,0,1]",
     "lora_target_modules": "q_proj",
     "split": "98,2",
     "load_accept_changes": "seq_length",

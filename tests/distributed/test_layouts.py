@@ -31,7 +31,7 @@ FROZEN = "gpt2-tiny, its tables and every second layer frozen"
 OLMO = "olmo-3-tiny, norms across heads"
 CUSTOM, SANDWICHED = "a layer that is not in memo", "another one, with norms around its branches"
 CUSTOM_LAYERS = {CUSTOM: PARALLEL, SANDWICHED: SANDWICH}
-KINDS = "llama-tiny, layers with and without a window, all with sinks"
+KINDS = "llama-tiny, layers with a window and layers without RoPE, all with sinks"
 
 Layout = tuple[str, int, dict[str, object]]
 # Every axis, every pair of two, and three together; every kind of model in one of them.
@@ -102,7 +102,7 @@ MORE_LAYOUTS: list[Layout] = [
 def config_of(model: str, **layout: object) -> RunConfig:
     if model == KINDS:
         kinds = {"window_size": 7, "layer_types": "sliding,full", "attention_sinks": True}
-        kinds |= {"attention_output_gate": True}
+        kinds |= {"attention_output_gate": True, "no_rope_freq": "[0,1]*2"}
         return tiny(LLAMA, num_layers=4, **kinds, **layout)
     if model == SOME_EXPERTS:
         dense_first = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size": 96, "moe_ffn_hidden_size": 32}

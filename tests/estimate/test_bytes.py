@@ -25,6 +25,7 @@ ROUTER_LOSSES: dict[str, Any] = {"moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff":
 SOME_EXPERTS: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size": 1024, "moe_ffn_hidden_size": 48}
 SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 512, "moe_shared_expert_gate": True, "rotary_percent": 0.5}
 KINDS: dict[str, Any] = {"window_size": 300, "layer_types": "sliding,full", "attention_sinks": True}
+KINDS |= {"no_rope_freq": "[0,1]*2"}
 HALF: dict[str, Any] = {"seq_length": 2048, "offload_alpha": 0.5}
 SHORT: dict[str, Any] = {"seq_length": 1024}
 TP: dict[str, Any] = {"tp": 2, "num_layers": 2, **SHORT}
@@ -68,7 +69,7 @@ CASES: list[Case] = [
     ("llama-tiny", 1, {**SWEEP, **HIDDEN, "offload_alpha": 0.5, "gbs": 3, "recompute_attention_layers": 1}),
     ("llama-tiny", 1, {**SWEEP, **HIDDEN, **BREADTH_FIRST, "offload_alpha": 0.5}),
     ("llama-tiny", 1, {**SWEEP, **HIDDEN, **LOSS, **BF16, "offload_alpha": 0.5}),
-    ("gpt-tiny", 1, {**SWEEP, "offload_alpha": 0.0, "window_size": 100, "ffn_hidden_size": 64}),
+    ("gpt-tiny", 1, {**SWEEP, "offload_alpha": 0.0, "window_size": 99, "ffn_hidden_size": 64, "no_rope_freq": "[0,1]"}),
     ("llama-tiny", 2, {**SWEEP, **HIDDEN, "offload_alpha": 1.0, "tp": 2, "offload_tiles": 4}),
     ("llama-tiny", 2, {**SWEEP, **HIDDEN, "offload_alpha": 0.0, "pp": 2, "gbs": 2, "offload_tiles": 4}),
     ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.5, "offload_tiles": 8, "window_size": 300}),

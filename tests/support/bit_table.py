@@ -117,7 +117,7 @@ ROWS: dict[str, Row] = {
     "window": Row(
         1, "llama-tiny", {**ONE_STAGE, "window_size": 5}, tiles=2 * TILES
     ),  # shorter than a tile; fewer key/value heads
-    "layers of two kinds": Row(1, "llama-tiny", {**ONE_STAGE, **KINDS}),
+    "layers of two kinds": Row(1, "llama-tiny", {**ONE_STAGE, **KINDS, "no_rope_freq": "[0,1,0]"}),
     "norms around": Row(1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}, tiles=2 * TILES),  # longer than a tile
     "norms after": Row(1, "olmo-3-tiny", {**ONE_STAGE, "window_size": 11}),
     "delta nets": Row(
@@ -148,7 +148,7 @@ ROWS: dict[str, Row] = {
         2, "llama-tiny", {"tp": 2, **ONE_STAGE, "custom_layer": PARALLEL}, refuses=("plain",), is_full=True
     ),
     "cp2 ring": Row(2, "llama-tiny", {"cp": 2, "cp_comm_type": "p2p", **ONE_STAGE, **KINDS}, refuses=WHOLE_ONLY),
-    "cp2 gathered": Row(2, "llama-tiny", {**GATHERED, **ONE_STAGE, **KINDS}),
+    "cp2 gathered": Row(2, "llama-tiny", {**GATHERED, **ONE_STAGE, **KINDS, "no_rope_freq": "[0,0,1]"}),
     "cp2 gathered, window": Row(2, "llama-tiny", {**GATHERED, **ONE_STAGE, "window_size": 11}, is_full=True),
     "cp2 exchanged": Row(2, "qwen3-tiny", {**EXCHANGED, **ONE_STAGE, "window_size": 17, "num_query_groups": 4}),
     "cp2 exchanged, delta nets": Row(

@@ -66,7 +66,7 @@ SOME_EXPERTS = {**EXPERTS, "moe_layer_freq": "[0]+[1]*2", "moe_ffn_hidden_size":
 SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True}
 BY_SIGMOID: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1]*2", "moe_aux_loss_coeff": 0.1}
 # Adam makes whole steps of gradients that are nearly zero, even if rounding changes their sign.
-ACROSS_HEADS: dict[str, Any] = {"model": "olmo-3-tiny", "window_size": 11, "lr": 1e-4}
+ACROSS_HEADS: dict[str, Any] = {"model": "olmo-3-tiny", "window_size": 11, "lr": 1e-4, "no_rope_freq": "[0,1,0]"}
 SLIDING = {"window_size": 11}
 SINKS = {"attention_sinks": True}
 WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}

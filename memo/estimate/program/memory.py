@@ -132,7 +132,8 @@ class Program:
         self.slots = None if moved is None else slot_layout(config, moved)
         runs, threads = runs_of_kinds(config), config.hardware.num_threads or 1
         of_kinds = [(layer_sizes(run, threads), kind_of(run.model), kept_by_layer(run, moved)) for run in runs]
-        self.layer = layer = of_kinds[-1][0]  # the sizes read below are the same for all kinds
+        # The sizes read below are the same for all kinds, except that a kind may have no RoPE.
+        self.layer = layer = max((sizes for sizes, _, _ in reversed(of_kinds)), key=lambda sizes: sizes.rope)
         # Ranks of a ring differ in their attention calls; the first or the last rank needs most.
         self._kinds = [
             [layer_passes(sizes._replace(ring_rank=rank), kind, kept) for sizes, kind, kept in of_kinds]
