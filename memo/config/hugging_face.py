@@ -19,8 +19,8 @@ from memo.artifacts.fields import Count, checked
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
-from memo.config.hugging_face_family import Biases, ConfigKeys, Family, as_field
-from memo.config.hugging_face_rope import read_rope
+from memo.config.hugging_face_family import Biases, ConfigKeys, Family, as_field, period_of
+from memo.config.hugging_face_rope import read_rope, without_rope
 from memo.config.hugging_face_wrappers import WRAPPERS, in_wrapper, is_wrapper, text_of
 from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
 from memo.errors import ConfigError
@@ -168,7 +168,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
             f"{family.activation} is {shown(activation)}",
             f"memo computes {model_type} with {' or '.join(family.activations)}",
         )
-    rope = read_rope(keys, model) if family.has_rope else {}
+    rope = {**read_rope(keys, model), **without_rope(keys, model)} if family.has_rope else {}
     return replace(model, activation=family.activations[activation], **rope)
 
 
@@ -285,11 +285,11 @@ def _layers(keys: ConfigKeys, layers: int) -> dict[str, Any]:
         full = layers if not (is_on and window) else _FULL_LAYERS_OF_QWEN if first is None else first
         kinds = kinds or [_FULL] * min(full, layers) + [_SLIDING] * (layers - full)
     elif family.has_delta_nets or (family.window and (window or family.sliding_base)):
-        pattern = keys.optional(int, family.layer_pattern)
+        pattern = None if kinds else keys.optional(int, family.layer_pattern)
         default = [*[special] * (pattern - 1), _FULL] if pattern else family.default_layer_types or [special]
         kinds = kinds or list(islice(cycle(default), layers))
     found, longest = set(kinds) or {_FULL}, keys.optional(int, "max_position_embeddings")
-    types = ",".join(name.removesuffix(_SUFFIX) for name in _period(kinds))
+    types = ",".join(name.removesuffix(_SUFFIX) for name in period_of(kinds))
     if family.has_delta_nets:
         key, value = (keys.content.get(f"linear_{of}_head_dim", 128) for of in ("key", "value"))
         if key != value:
@@ -301,7 +301,9 @@ def _layers(keys: ConfigKeys, layers: int) -> dict[str, Any]:
             return {"layer_types": types}
     elif family.window and found == {_SLIDING} and window > 0:
         return {"window_size": window}
-    elif found == {_FULL} or (family.window and longest and window >= longest and not family.sliding_base):
+    elif not (window and family.rope_layers == _SLIDING) and (
+        found == {_FULL} or (family.window and longest and window >= longest and not family.sliding_base)
+    ):
         return {}
     elif family.window and window > 0 and family.layer_types and found == {_FULL, _SLIDING} and len(kinds) == layers:
         return {"window_size": window, "layer_types": types}
@@ -315,16 +317,10 @@ def _layers(keys: ConfigKeys, layers: int) -> dict[str, Any]:
     )
 
 
-def _period(kinds: list[str]) -> list[str]:
-    """The shortest list that gives `kinds` where it is repeated."""
-    lengths = range(1, len(kinds) + 1)
-    return next((kinds[:n] for n in lengths if all(kind == kinds[i % n] for i, kind in enumerate(kinds))), [])
-
-
 def _check_biases(keys: ConfigKeys, biases: Biases, family: Family) -> None:
     if biases.projection == biases.mlp:
         return
-    first, second = ((name, keys.switch(name)) for name in family.bias_switches)
+    first, second = ((name, keys.switch(name)) for name in family.bias_switches[-2:])
     raise keys.source.refusal(
         f"{first[0]} is {first[1]} and {second[0]} is {second[1]}",
         f"memo has biases on all linear layers or on none of {family.architecture}; use a model where both are "

@@ -1,6 +1,6 @@
 """Facts about a family of models of Hugging Face: the meaning of its config.json, and the names of its weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -56,6 +56,8 @@ class Family:
             period has no window and no delta net; empty: the family has none.
         sliding_base: the key of RoPE's base in layers with the window, whose frequencies nothing stretches; it may be
             the key of all layers' base; empty: all layers rotate alike.
+        rope_layers: the key of a list with 1 for layers with RoPE and 0 for layers without it, or sliding_attention,
+            where layers without the window have no RoPE if other layers have the window; empty: all layers have it.
         packed: whether experts may be published in MXFP4.
         layers_beyond: the key of the number of layers after the last, which predict further tokens and are left out.
     """
@@ -85,6 +87,7 @@ class Family:
     default_layer_types: tuple[str, ...] = ()
     layer_pattern: str = ""
     sliding_base: str = ""
+    rope_layers: Literal["", "no_rope_layers", "sliding_attention"] = ""
     packed: bool = False
     layers_beyond: str = ""
 
@@ -99,7 +102,7 @@ class Family:
     @property
     def qkv_bias_switch(self) -> str:
         """Their switch of biases of q, k and v alone; empty: there is none."""
-        return self.biases.qkv if isinstance(self.biases.qkv, str) and self.biases.projection is False else ""
+        return self.biases.qkv if isinstance(self.biases.qkv, str) and self.biases.projection != self.biases.qkv else ""
 
     @property
     def activations(self) -> dict[str, Activation]:
@@ -163,6 +166,12 @@ class ConfigKeys:
         names = (key, self.family.aliases[key]) if key in self.family.aliases else (key,)
         kind = accepted(field_types(ModelConfig)[ours])
         return self.source.refusal(f"{' or '.join(names)} is missing", f"complete the file with it, {kind}")
+
+
+def period_of(each: Sequence[str]) -> list[str]:
+    """The shortest list that gives `each` where it is repeated."""
+    lengths = range(1, len(each) + 1)
+    return next((list(each[:n]) for n in lengths if all(one == each[i % n] for i, one in enumerate(each))), [])
 
 
 def as_field(ours: str, value: object, key: str, source: Source) -> Any:

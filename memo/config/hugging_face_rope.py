@@ -5,11 +5,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from memo.artifacts.fields import checked
+from memo.artifacts.fields import Count, checked
 from memo.artifacts.reading import Source, shown
 from memo.config.flag import reading_marks
-from memo.config.hugging_face_family import ConfigKeys, Family, as_field
-from memo.config.model import ModelConfig, RopeScaling
+from memo.config.hugging_face_family import ConfigKeys, Family, as_field, period_of
+from memo.config.model import FULL, ModelConfig, RopeScaling
 
 # {rope_type: {key in the file, which is our name without its first words: our field}}.
 _KEYS = {
@@ -22,7 +22,7 @@ _KEYS = {
 }
 _LENGTH = "rope_original_max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_SHARE = "partial_rotary_factor"
+_SHARE, _INTERVAL = "partial_rotary_factor", "no_rope_layer_interval"
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Keys of Qwen3.5 that assign channels to the positions of an image; for text all these positions are the same."""
 # Keys that need no translation: names, and values that are read apart.
@@ -63,6 +63,33 @@ def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
     if model.layer_types:
         return {**found, "sliding_rotary_base": base}
     return {**own, "rotary_base": base} if model.window_size else found
+
+
+def without_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
+    """no_rope_freq of ModelConfig if layers have no RoPE; `model` says which layers have a window. Raises the source's
+    error for a list with fewer numbers than layers."""
+    family, layers = keys.family, model.num_layers
+    if not family.rope_layers:
+        return {}
+    if family.rope_layers == _SLIDING:
+        marks = ["1" if word == FULL else "0" for word in model.types_of_layers]
+    else:
+        rotated = keys.optional(list[int], family.rope_layers)
+        if rotated is None:
+            interval = checked(Count, keys.get(_INTERVAL), _INTERVAL, keys.source)
+            rotated = [(layer + 1) % interval for layer in range(layers)]
+        if len(rotated) < layers:
+            raise keys.source.refusal(
+                f"{family.rope_layers} has {len(rotated)} numbers for {layers} layers",
+                "complete the list with 1 for layers with RoPE and 0 for layers without",
+            )
+        marks = ["0" if rotates else "1" for rotates in rotated[:layers]]
+    if "1" not in marks:
+        return {}
+    period = period_of(marks)
+    times, rest = divmod(layers, len(period))
+    lists = [f"[{','.join(period)}]*{times}", *([f"[{','.join(period[:rest])}]"] if rest else [])]
+    return {"no_rope_freq": "+".join(lists)}
 
 
 def _repeats(newer: Any, older: Any) -> bool:
@@ -122,6 +149,8 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
     kind = "default" if model.rope_scaling_type == "none" else model.rope_scaling_type
     scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _KEYS[kind].items()}}
     found: dict[str, Any] = {"rope_scaling": None if kind == "default" else scaling}
+    if family.rope_layers not in ("", _SLIDING):
+        found[family.rope_layers] = [int(not without) for without in model.layers_without_rope]
     own = model.sliding_rotary_base or model.rotary_base
     if family.sliding_base == "rope_theta":
         parts = {_FULL: {**scaling, "rope_theta": model.rotary_base}}

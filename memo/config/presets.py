@@ -96,6 +96,15 @@ _OLMO_3 = {
     "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192},
     "vocab_size": 100278,
 }
+_EXAONE_4 = {
+    "model_type": "exaone4",
+    "head_dim": 128,
+    "vocab_size": 102400,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1e6,
+    "rope_scaling": {**_STRETCHED, "factor": 16.0},
+}
+_SMOLLM_3 = {"model_type": "smollm3", "vocab_size": 128256, "max_position_embeddings": 65536, "rope_theta": 5e6}
 
 _MADE: dict[str, Callable[[], ModelConfig]] = {
     "gpt-tiny": ModelConfig,
@@ -187,6 +196,10 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
     "qwen3-235b-a22b": _sized(_QWEN_3_MOE, 94, 4096, 64, 4, 1536),
     "mixtral-8x7b": _sized(_MIXTRAL, 32, 4096, 32, 8, 14336),
     "mixtral-8x22b": _sized(_MIXTRAL, 56, 6144, 48, 8, 16384, vocab_size=32768, max_position_embeddings=65536),
+    "exaone-4.0-tiny": _tiny(_EXAONE_4, sliding_window=128, sliding_window_pattern=2),
+    "exaone-4.0-32b": _sized(_EXAONE_4, 64, 5120, 40, 8, 27392),
+    "smollm3-tiny": _tiny(_SMOLLM_3, no_rope_layer_interval=2),
+    "smollm3-3b": _sized(_SMOLLM_3, 36, 2048, 16, 4, 11008),
     "smollm2-1.7b": _sized(
         {**_LLAMA_2, "tie_word_embeddings": True},
         *(24, 2048, 32, 32, 8192),

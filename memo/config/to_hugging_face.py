@@ -139,8 +139,9 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
 
 
 def _window(model: ModelConfig, family: Family) -> dict[str, Any]:
-    # In families with default_layer_types transformers makes the mask of a window also where all layers are full.
-    unused = family.default_window if family.default_layer_types else None
+    # In families with default_layer_types transformers makes the mask of a window also where all layers are full;
+    # where RoPE depends on the window, a file without windows has null.
+    unused = family.default_window if family.default_layer_types and not family.rope_layers else None
     found: dict[str, Any] = {"sliding_window": model.window_size or unused} if family.window else {}
     if family.window == "use_sliding_window" and model.window_size:
         found |= {"use_sliding_window": True, "max_window_layers": 0}

@@ -105,6 +105,30 @@ def test_layers_with_a_window_rotate_by_the_base_of_all_and_are_not_stretched() 
         model_of({**written, "rope_scaling": {**written["rope_scaling"], "factor": 4.0}}, "x")
 
 
+SMOLLM_3: dict[str, Any] = {**LLAMA_31_8B, "model_type": "smollm3", "num_hidden_layers": 10, "rope_scaling": None}
+EXAONE_4: dict[str, Any] = {**LLAMA_31_8B, "model_type": "exaone4", "num_hidden_layers": 8}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (SMOLLM_3, "[0,0,0,1]*2+[0,0]"),
+        ({**SMOLLM_3, "no_rope_layer_interval": 5}, "[0,0,0,0,1]*2"),
+        ({**SMOLLM_3, "no_rope_layers": [1, 1, 1, 0] * 3}, "[0,0,0,1]*2+[0,0]"),
+        ({**SMOLLM_3, "no_rope_layers": [1] * 10}, ""),
+        (EXAONE_4, "[0,0,0,1]*2"),
+        ({**EXAONE_4, "layer_types": ["full_attention", *["sliding_attention"] * 7]}, "[1,0,0,0,0,0,0,0]*1"),
+        ({**EXAONE_4, "sliding_window": LLAMA_31_8B["max_position_embeddings"]}, "[0,0,0,1]*2"),
+        ({**EXAONE_4, "sliding_window": None}, ""),
+    ],
+)
+def test_some_layers_have_no_rope(content: dict[str, Any], expected: str) -> None:
+    """A file says which, or in EXAONE 4 those without the window, however long it is; a written file says so again."""
+    model = model_of(content, "x")
+    assert model.no_rope_freq == expected
+    assert write_config(replace(model, norm_epsilon=1e-4), 4096, None).model.no_rope_freq == expected
+
+
 @pytest.mark.parametrize("window", [0, 128])
 @pytest.mark.parametrize("name", ["olmo-3-tiny", "gemma-3-tiny", "gpt-oss-tiny"])
 def test_layers_that_are_all_alike_are_written_as_such(name: str, window: int) -> None:

@@ -338,6 +338,26 @@ FAMILIES = {
         ),
         olmo3_sources,
     ),
+    "exaone4": Family(
+        "Exaone4Config",
+        "Exaone4ForCausalLM",
+        {**_LLAMA_THEIRS, "sliding_window": 5, "layer_types": _LAYER_TYPES},
+        replace(
+            _LLAMA_OURS,
+            norm_placement="after",
+            qk_layernorm=True,
+            window_size=5,
+            layer_types="sliding,full",
+            no_rope_freq="[0,1]",
+        ),
+        olmo3_sources,
+    ),
+    "smollm3": Family(
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        {**_LLAMA_THEIRS, "no_rope_layer_interval": 2, "pad_token_id": None},
+        replace(_LLAMA_OURS, no_rope_freq="[0,1]"),
+    ),
     "gpt2": Family(
         "GPT2Config",
         "GPT2LMHeadModel",

@@ -98,6 +98,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "exaone4": (
+        "Exaone4Config",
+        {**_SIZES, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+        | {"rope_theta": 500.0, "rope_scaling": _LLAMA3},
+    ),
+    "exaone4-no-window": ("Exaone4Config", {**_SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "smollm3": ("SmolLM3Config", {**_SIZES, "no_rope_layers": [1, 0], "rope_theta": 500.0, "pad_token_id": None}),
     "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 4}),
     "gpt2": ("GPT2Config", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
     "gpt2-untied": ("GPT2Config", {**_GPT2, "activation_function": "gelu", "tie_word_embeddings": False}),
