@@ -22,7 +22,6 @@ def _opt(keys: ConfigKeys, model: ModelConfig) -> Mapping[str, Any]:
 
 
 COUNTED: dict[str, Family] = {
-    "phi3": Family(names=LLAMA_NAMES, defaults={**DEFAULTS, "rms_norm_eps": 1e-5}),
     "gemma": Family(names=LLAMA_NAMES, defaults={**TIED, "head_dim": 256}),
     # Scores of attention and logits are capped.
     "gemma2": Family(names=LLAMA_NAMES, defaults={**TIED, "head_dim": 256}, fixed={**RMS, "norm_placement": "around"}),

@@ -60,6 +60,13 @@ _ATTENTION = {
 _NORMED = {"attention_norm": "input_layernorm", **_ATTENTION, "mlp_norm": "post_attention_layernorm"}
 _OF_EXPERTS = {"mlp.router": "mlp.gate", **_mlp("mlp.experts.*", "mlp.experts.*")}
 LLAMA = TensorNames({**_NORMED, **_mlp("mlp", "mlp")})
+PHI3 = TensorNames(
+    {
+        **_NORMED,
+        **{f"attention.{part}": "self_attn.qkv_proj" for part in "qkv"},
+        **_mlp("mlp", "mlp", "gate_up_proj", "gate_up_proj"),
+    }
+)
 QWEN3_MOE = TensorNames({**_NORMED, **_OF_EXPERTS})
 GLM4_MOE = TensorNames(
     {

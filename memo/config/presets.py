@@ -89,6 +89,14 @@ _GLM_45 = {
     "max_position_embeddings": 131072,
     "vocab_size": 151552,
 }
+_OLMO_2 = {
+    "model_type": "olmo2",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+    "rope_theta": 500000.0,
+    "vocab_size": 100352,
+}
+_OLMOE = {"model_type": "olmoe", "vocab_size": 50304, "max_position_embeddings": 4096}
 _OLMO_3 = {
     "model_type": "olmo3",
     "rms_norm_eps": 1e-6,
@@ -96,6 +104,7 @@ _OLMO_3 = {
     "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192},
     "vocab_size": 100278,
 }
+_PHI_4 = {"model_type": "phi3", "vocab_size": 100352, "max_position_embeddings": 16384, "rope_theta": 250000.0}
 _EXAONE_4 = {
     "model_type": "exaone4",
     "head_dim": 128,
@@ -189,6 +198,9 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
         routed_scaling_factor=2.5,
     ),
     "glm-4.5-air": _sized(_GLM_45, 46, 4096, 96, 8, 10944),
+    "olmo-2-7b": _sized(_OLMO_2, 32, 4096, 32, 32, 11008),
+    "olmo-2-13b": _sized(_OLMO_2, 40, 5120, 40, 40, 13824),
+    "olmo-2-32b": _sized(_OLMO_2, 64, 5120, 40, 8, 27648),
     "olmo-3-tiny": _tiny(_OLMO_3, sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 2),
     "olmo-3-7b": _sized(_OLMO_3, 32, 4096, 32, 32, 11008),
     "olmo-3-32b": _sized(_OLMO_3, 64, 5120, 40, 8, 27648),
@@ -196,6 +208,12 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
     "qwen3-235b-a22b": _sized(_QWEN_3_MOE, 94, 4096, 64, 4, 1536),
     "mixtral-8x7b": _sized(_MIXTRAL, 32, 4096, 32, 8, 14336),
     "mixtral-8x22b": _sized(_MIXTRAL, 56, 6144, 48, 8, 16384, vocab_size=32768, max_position_embeddings=65536),
+    "olmoe-1b-7b": _sized(_OLMOE, 16, 2048, 16, 16, 1024),
+    "phi-4": _sized(_PHI_4, 40, 5120, 40, 10, 17920),
+    "seed-oss-36b": _sized(
+        {"model_type": "seed_oss", "vocab_size": 155136, "max_position_embeddings": 524288, "rope_theta": 1e7},
+        *(64, 5120, 80, 8, 27648),
+    ),
     "exaone-4.0-tiny": _tiny(_EXAONE_4, sliding_window=128, sliding_window_pattern=2),
     "exaone-4.0-32b": _sized(_EXAONE_4, 64, 5120, 40, 8, 27392),
     "smollm3-tiny": _tiny(_SMOLLM_3, no_rope_layer_interval=2),

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from memo.checkpoint import writer
+from memo.checkpoint.hugging_face.companions import keep_companions
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.checkpoint.hugging_face.importer import import_checkpoint
@@ -208,6 +209,7 @@ def _save_unchanged(directories: list[Path], out: Path) -> None:
         save_checkpoint(run, RunState(0, 0, 7, 0, 0, 0), model.optimizer.segment_states(), model.mesh)
         if dist.get_rank() == 0:
             (run / "config.toml").write_text(config.to_toml())
+            keep_companions(config, str(run))  # the family of the file, where several families have the same function
 
 
 def test_through_a_run_of_four_ranks_and_out_again_gives_the_same_bytes(tmp_path: Path) -> None:

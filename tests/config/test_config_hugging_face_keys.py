@@ -75,7 +75,12 @@ WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "use_sliding_window": (False, "is looked at where sliding_window is a number"),
 }
 """By key: a value that is not the default, and why no logit depends on it."""
-_ROPE_OF_NO_GPT2 = {"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings", "head_dim"}
+_ORIGINAL = "original_max_position_embeddings"
+_WITHOUT_YARN = {
+    "gpt2": {"rope_parameters", "rope_scaling", "rope_theta", _ORIGINAL, "head_dim"},
+    "phi3": {_ORIGINAL},
+}
+"""By model_type, keys of rotations that the family does not have."""
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 _OF_IMAGES = {"image_token_id", "mm_tokens_per_image", "text_config", "token_type_ids", "vision_config"}
 _OF_IMAGES |= {"depth", "image_grid_thw", "in_channels", "mm_token_type_ids", "num_heads", "num_position_embeddings"}
@@ -138,16 +143,16 @@ def _keys_of_transformers(model_type: str) -> set[str]:
 
 @pytest.mark.parametrize("model_type", TRAINED)
 def test_every_key_is_read_or_refused_or_without_effect(model_type: str) -> None:
-    has_rope = model_type != "gpt2"
-    content = {**_tiny(model_type), "rope_scaling": YARN if has_rope else None}  # YaRN reads most keys
+    has_yarn = model_type not in _WITHOUT_YARN
+    content = {**_tiny(model_type), "rope_scaling": YARN if has_yarn else None}  # YaRN reads most keys
     lists = ("layer_types", "no_rope_layers")  # a file without them is read by their periods
     without_lists = {key: value for key, value in content.items() if key not in lists} | {"num_hidden_layers": 4}
     read = set[str]()
-    for each in (_Recorded(content), _Recorded(without_lists if has_rope else content)):
+    for each in (_Recorded(content), _Recorded(without_lists if has_yarn else content)):
         model_of(each, "x")
         read |= each.read
     unread = _keys_of_transformers(model_type) - read - set(WITHOUT_EFFECT)
-    assert unread - (set() if has_rope else _ROPE_OF_NO_GPT2) == set()
+    assert unread - _WITHOUT_YARN.get(model_type, set()) == set()
 
 
 @pytest.mark.parametrize("model_type", TRAINED)

@@ -98,6 +98,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "olmo2": ("Olmo2Config", {**_SIZES, "rope_scaling": _YARN}),
+    "olmoe": (
+        "OlmoeConfig",
+        {**_SIZES, "intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None},
+    ),
+    "phi3": ("Phi3Config", {**_SIZES, "rope_theta": 500.0, "sliding_window": 9, "pad_token_id": None}),
+    "seed_oss": ("SeedOssConfig", {**_SIZES, "head_dim": 16}),
+    "seed_oss-no-bias": ("SeedOssConfig", {**_SIZES, "head_dim": 16, "attention_bias": False}),
     "exaone4": (
         "Exaone4Config",
         {**_SIZES, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}

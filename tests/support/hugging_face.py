@@ -213,6 +213,20 @@ def gemma3_sources(model: ModelConfig) -> Sources:
     return found
 
 
+def phi3_sources(model: ModelConfig) -> Sources:
+    """q, k and v in one matrix, gate and up in another."""
+    found, size = llama_sources(model), model.head_dim
+    shares = {"q": model.num_attention_heads, "k": model.kv_heads, "v": model.kv_heads}
+    for layer in range(model.num_layers):
+        ours, theirs, start = f"layers.{layer}", f"model.layers.{layer}", 0
+        for part, count in shares.items():
+            rows = tuple(range(start, start := start + count * size))
+            found[f"{ours}.attention.{part}.weight"] = Rows(f"{theirs}.self_attn.qkv_proj.weight", rows=rows)
+        for part, name in enumerate(("gate", "up")):
+            found[f"{ours}.mlp.{name}.weight"] = Source(f"{theirs}.mlp.gate_up_proj.weight", part=part, num_parts=2)
+    return found
+
+
 def olmo3_sources(model: ModelConfig) -> Sources:
     """Norms only after attention and MLP."""
     found = gemma3_sources(model)
