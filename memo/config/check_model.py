@@ -40,6 +40,11 @@ _CONDITIONS: tuple[Condition, ...] = (
         "{rope_low_freq_factor} is not below {rope_high_freq_factor}, so no wavelength lies between them: use 1 and 4",
     ),
     (
+        lambda c: not c.model.rope_llama_4_scaling_beta or c.model.rotary_percent == 1,
+        "{rope_llama_4_scaling_beta} scales queries as they are rotated, and {rotary_percent} rotates a part of them: "
+        "leave one out",
+    ),
+    (
         lambda c: c.model.rope_beta_slow < c.model.rope_beta_fast,
         "{rope_beta_slow} is not below {rope_beta_fast}, so no dimension lies between them: use 1 and 32",
     ),

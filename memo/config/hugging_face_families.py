@@ -81,6 +81,13 @@ TRAINED: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": _MISTRAL,
     "ministral": replace(_MISTRAL, architecture="MinistralForCausalLM", layer_types=True),
+    "ministral3": replace(
+        _MISTRAL,
+        architecture="Ministral3ForCausalLM",
+        defaults={**_MISTRAL.defaults, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        default_window=None,
+        scales_queries=True,
+    ),
     "qwen2": replace(
         LLAMA,
         architecture="Qwen2ForCausalLM",

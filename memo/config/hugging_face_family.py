@@ -58,6 +58,7 @@ class Family:
             the key of all layers' base; empty: all layers rotate alike.
         rope_layers: the key of a list with 1 for layers with RoPE and 0 for layers without it, or sliding_attention,
             where layers without the window have no RoPE if other layers have the window; empty: all layers have it.
+        scales_queries: whether the scaling of RoPE has a key by which queries grow with their position.
         packed: whether experts may be published in MXFP4.
         layers_beyond: the key of the number of layers after the last, which predict further tokens and are left out.
     """
@@ -88,6 +89,7 @@ class Family:
     layer_pattern: str = ""
     sliding_base: str = ""
     rope_layers: Literal["", "no_rope_layers", "sliding_attention"] = ""
+    scales_queries: bool = False
     packed: bool = False
     layers_beyond: str = ""
 

@@ -9,7 +9,7 @@ from memo.artifacts.fields import Count, checked
 from memo.artifacts.reading import Source, shown
 from memo.config.flag import reading_marks
 from memo.config.hugging_face_family import ConfigKeys, Family, as_field, period_of
-from memo.config.model import FULL, ModelConfig, RopeScaling
+from memo.config.model import FULL, ModelConfig, RopeScaling, attention_factor_of
 
 # {rope_type: {key in the file, which is our name without its first words: our field}}.
 _KEYS = {
@@ -20,13 +20,15 @@ _KEYS = {
     }
     for kind in get_args(RopeScaling)
 }
-_LENGTH = "rope_original_max_position_embeddings"
+_LENGTH, _FACTOR = "rope_original_max_position_embeddings", "rope_attention_factor"
+_BETA = "rope_llama_4_scaling_beta"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SHARE, _INTERVAL = "partial_rotary_factor", "no_rope_layer_interval"
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Keys of Qwen3.5 that assign channels to the positions of an image; for text all these positions are the same."""
 # Keys that need no translation: names, and values that are read apart.
-_OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", "finetuned", "max_position_embeddings")
+_SCALES = ("mscale", "mscale_all_dim")
+_OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", *_SCALES, "finetuned", "max_position_embeddings")
 
 
 def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
@@ -39,10 +41,10 @@ def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
         if family.has_delta_nets and isinstance(given, dict):
             given = {key: value for key, value in given.items() if key not in _OF_IMAGES}
         if _SHARE not in family.names.values() or not isinstance(given, dict) or given.get(_SHARE) is None:
-            return _read_rotation(content, name, given, source)
+            return _read_rotation(keys, name, given)
         share = as_field("rotary_percent", given[_SHARE], f"{name}.{_SHARE}", source)
         rest = {key: value for key, value in given.items() if key != _SHARE}
-        return {**_read_rotation(content, name, rest, source), "rotary_percent": share}
+        return {**_read_rotation(keys, name, rest), "rotary_percent": share}
     newer, older = content.get("rope_parameters") or {}, content.get("rope_scaling") or {}
     is_joined = isinstance(newer, dict) and newer.keys() <= {_FULL, _SLIDING}
     if not is_joined or (newer and older and not _repeats(newer.get(_FULL), older)):
@@ -52,8 +54,8 @@ def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
             f"rope_parameters with {_FULL} and {_SLIDING}",
         )
     name = f"rope_parameters.{_FULL}" if newer else "rope_scaling"
-    found = _read_rotation(content, name, newer.get(_FULL) or older, source)
-    own = _read_rotation(content, f"rope_parameters.{_SLIDING}", newer.get(_SLIDING) or {}, source)
+    found = _read_rotation(keys, name, newer.get(_FULL) or older)
+    own = _read_rotation(keys, f"rope_parameters.{_SLIDING}", newer.get(_SLIDING) or {})
     if own["rope_scaling_type"] != "none":
         raise source.refusal(
             f"rope_parameters.{_SLIDING}.rope_type is {own['rope_scaling_type']}",
@@ -97,8 +99,9 @@ def _repeats(newer: Any, older: Any) -> bool:
     return isinstance(newer, dict) and isinstance(older, dict) and older.items() <= newer.items()
 
 
-def _read_rotation(content: Mapping[str, Any], name: str, given: Any, source: Source) -> dict[str, Any]:
+def _read_rotation(keys: ConfigKeys, name: str, given: Any) -> dict[str, Any]:
     """Fields of ModelConfig for layers that rotate as `given`, the value of `name` in the file."""
+    content, family, source = keys.content, keys.family, keys.source
     kind: Any = given.get("rope_type", given.get("type", "default")) if isinstance(given, dict) else "default"
     if not isinstance(kind, dict | list) and kind not in _KEYS:
         raise source.refusal(
@@ -108,13 +111,16 @@ def _read_rotation(content: Mapping[str, Any], name: str, given: Any, source: So
         )
     if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in given.values()):
         raise source.refusal(f"{name} is {shown(given)}", "memo has one rotation for all layers; use another model")
-    _check_keys(given, kind, name, source)
+    keys_of = _keys_of(kind, family)
+    _check_keys(given, kind, keys_of, name, source)
     found = {"rope_scaling_type": "none" if kind == "default" else kind}
     if "rope_theta" in given:
         found["rotary_base"] = as_field("rotary_base", given["rope_theta"], "rope_theta", source)
-    for key, ours in _KEYS[kind].items():
+    for key, ours in keys_of.items():
         if given.get(key) is not None:
             found[ours] = as_field(ours, given[key], f"{name}.{key}", source)
+    if family.scales_queries and _BETA not in found:
+        raise source.refusal(f"{name}.llama_4_scaling_beta is missing", "complete the file with it, beside yarn's keys")
     if kind != "default" and "rope_scaling_factor" not in found:
         raise source.refusal(f"{name}.factor is missing", f"complete the file, as rope_type {kind} needs it")
     if _LENGTH in _KEYS[kind].values():
@@ -123,7 +129,28 @@ def _read_rotation(content: Mapping[str, Any], name: str, given: Any, source: So
         beside = "original_max_position_embeddings" if stated else "max_position_embeddings"
         if stated or _LENGTH not in found:
             found[_LENGTH] = as_field(_LENGTH, content.get(beside), beside, source)
+    if kind == "yarn":
+        found[_FACTOR] = _attention_factor(found, given, name, source)
     return found
+
+
+def _keys_of(kind: str, family: Family) -> dict[str, str]:
+    return {key: ours for key, ours in _KEYS[kind].items() if ours != _BETA or family.scales_queries}
+
+
+def _attention_factor(found: Mapping[str, Any], given: Mapping[str, Any], name: str, source: Source) -> float:
+    """rope_attention_factor of a file's factor, or of its mscale and mscale_all_dim; 0 where it is YaRN's own."""
+    stretched, stated = found["rope_scaling_factor"], found.get(_FACTOR)
+    above, below = (checked(float | None, given.get(key), f"{name}.{key}", source) for key in _SCALES)
+    if stated is None and above and below:
+        stated = _mscale(stretched, above) / _mscale(stretched, below)
+    if not stated or math.isclose(stated, attention_factor_of(stretched), rel_tol=1e-6):
+        return 0.0
+    return float(stated)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 + weight * (attention_factor_of(factor) - 1.0)
 
 
 def _name_of_rope(content: Mapping[str, Any], source: Source) -> str:
@@ -147,7 +174,9 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
     rope_theta too, rope_parameters is written as well, as transformers from 5.0 on reads rope_theta for the other
     layers alone."""
     kind = "default" if model.rope_scaling_type == "none" else model.rope_scaling_type
-    scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _KEYS[kind].items()}}
+    scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _keys_of(kind, family).items()}}
+    if kind == "yarn":
+        scaling["attention_factor"] = model.rope_attention_factor or None
     found: dict[str, Any] = {"rope_scaling": None if kind == "default" else scaling}
     if family.rope_layers not in ("", _SLIDING):
         found[family.rope_layers] = [int(not without) for without in model.layers_without_rope]
@@ -160,24 +189,14 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
     return found
 
 
-def _check_keys(given: Mapping[str, Any], kind: str, name: str, source: Source) -> None:
+def _check_keys(given: Mapping[str, Any], kind: str, keys_of: Mapping[str, str], name: str, source: Source) -> None:
     """Refuse keys that would change an angle or its factor."""
     neutral = {_SHARE: 1.0, "truncate": True}
     for key, value in given.items():
-        is_read = key in _KEYS[kind] or key in _OTHER_KEYS or value is None
+        is_read = key in keys_of or key in _OTHER_KEYS or value is None
         # Without stretching nothing else is read, except which part of a head is rotated.
         is_read = is_read or (kind == "default" and key not in neutral)
         if not is_read and neutral.get(key) != value:
             raise source.refusal(
                 f"{name}.{shown(key)[1:-1]} is {shown(value)}, which memo does not compute", "use a model without it"
             )
-    if kind != "yarn" or given.get("attention_factor") is None or given.get("factor") is None:
-        return
-    stated = checked(float, given["attention_factor"], f"{name}.attention_factor", source)
-    factor = as_field("rope_scaling_factor", given["factor"], f"{name}.factor", source)
-    usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    if not math.isclose(stated, usual, rel_tol=1e-6):
-        raise source.refusal(
-            f"{name}.attention_factor is {stated}, but memo computes with {usual}, as YaRN's paper does",
-            "use a model without it",
-        )

@@ -5,6 +5,7 @@ any model that was built (the largest public ones have 126 layers and 18,432 cha
 loop over them overflows or takes for ever.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -57,6 +58,11 @@ _SHARED = ReadWith("moe_shared_expert_intermediate_size", use="--moe-shared-expe
 _SIGMOID = ReadWith("moe_router_score_function", ("sigmoid",))
 _LORA = ReadWith("lora_rank", use="--lora-rank 16")
 _RMS = ReadWith("normalization", ("RMSNorm",))
+
+
+def attention_factor_of(factor: float) -> float:
+    """The factor on cosines and sines that YaRN's paper recommends for frequencies stretched by `factor`."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _has_known_layers(words: str) -> bool:
@@ -145,6 +151,11 @@ class ModelConfig:
     """Dimensions that turn less often than this within the original length are stretched in full."""
     rope_truncate: Annotated[bool, _YARN] = True
     """Round the borders that --rope-beta-fast and --rope-beta-slow set to whole dimensions."""
+    rope_attention_factor: Annotated[float, in_range(0, 100), _YARN] = 0.0
+    """Factor on the cosines and sines; 0: 0.1 ln(rope-scaling-factor) + 1, as in YaRN's paper."""
+    rope_llama_4_scaling_beta: Annotated[float, in_range(0, 100), _YARN] = 0.0
+    """The query of position p is multiplied by 1 + this x ln(1 + floor(p / rope-original-max-position-embeddings))
+    (Ministral 3); 0: it is not."""
     add_bias_linear: bool = False
     """Biases on every linear layer (GPT-2)."""
     add_qkv_bias: bool = False

@@ -51,6 +51,20 @@ _STRETCHED = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embed
 _LLAMA_31 = {**_LLAMA_3, "max_position_embeddings": 131072, "rope_scaling": _STRETCHED}
 _LLAMA_32 = {**_LLAMA_31, "rope_scaling": {**_STRETCHED, "factor": 32.0}, "tie_word_embeddings": True}
 _MISTRAL = {**_LLAMA, "vocab_size": 32768, "max_position_embeddings": 32768, "rope_theta": 1e6}
+_MINISTRAL_3 = {
+    "model_type": "ministral3",
+    "vocab_size": 131072,
+    "max_position_embeddings": 262144,
+    "rope_theta": 1e6,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
 _MIXTRAL = {"model_type": "mixtral", "max_position_embeddings": 32768, "vocab_size": 32000}
 _QWEN_25 = {"model_type": "qwen2", "rope_theta": 1e6, "vocab_size": 152064, "max_position_embeddings": 32768}
 _QWEN_25_SMALL = {**_QWEN_25, "vocab_size": 151936, "tie_word_embeddings": True}
@@ -142,6 +156,8 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
     "llama-3.3-70b": _sized(_LLAMA_31, 80, 8192, 64, 8, 28672),
     "mistral-7b": _sized(_MISTRAL, 32, 4096, 32, 8, 14336),
     "mistral-small-24b": _sized(_MISTRAL, 40, 5120, 32, 8, 32768, head_dim=128, vocab_size=131072, rope_theta=1e8),
+    "ministral-3-tiny": _tiny(_MINISTRAL_3, head_dim=32),
+    "ministral-3-8b": _sized(_MINISTRAL_3, 34, 4096, 32, 8, 14336),
     "qwen2.5-0.5b": _sized(_QWEN_25_SMALL, 24, 896, 14, 2, 4864),
     "qwen2.5-1.5b": _sized(_QWEN_25_SMALL, 28, 1536, 12, 2, 8960),
     "qwen2.5-3b": _sized(_QWEN_25_SMALL, 36, 2048, 16, 2, 11008),
@@ -234,13 +250,13 @@ PUBLISHED = [name for name in PRESETS if not name.endswith("-tiny")]
 
 
 def listed() -> str:
-    """Return the published presets; after the first of a family only the sizes: llama-2-7b, -13b."""
-    parts, last = [], ""
+    """Return the published presets; after the first of a family only the sizes: llama-2-7b/13b/70b."""
+    found, last = "", ""
     for name in PUBLISHED:
         family, _, size = name.rpartition("-")
-        parts.append(f"-{size}" if family == last else name)
+        found += f"/{size}" if family == last else f", {name}"
         last = family
-    return ", ".join(parts)
+    return found.removeprefix(", ")
 
 
 def preset_name(name: str) -> str | None:

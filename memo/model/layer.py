@@ -45,7 +45,7 @@ class Heads(nn.Module):
     def prepare(self, qkv: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """Matrix output [s, b, (a + 2k) d] -> q, k and v for attention: heads, with q and k normed and rotated."""
         q, k, v = self.normed_heads(qkv)
-        return (q, k, v) if rope is None else (self._rotated(q, rope), self._rotated(k, rope), v)
+        return (q, k, v) if rope is None else (self._rotated(q, rope.of_queries), self._rotated(k, rope), v)
 
     def _rotated(self, x: Tensor, rope: RopeTable) -> Tensor:
         turned, rest = x.tensor_split([2 * rope.cos.shape[-1]], dim=-1)
@@ -74,8 +74,8 @@ class Heads(nn.Module):
     def rotate_(self, q: Tensor, k: Tensor, rope: RopeTable | None, *, back: bool = False) -> None:
         """Apply RoPE to q and k in place, outside of autograd; with `back` to their gradients."""
         if rope is not None:
-            for heads in (q, k):
-                self.ops.rotate_(heads[..., : 2 * rope.cos.shape[-1]], rope.cos, rope.sin, back=back)
+            for heads, table in ((q, rope.of_queries), (k, rope)):
+                self.ops.rotate_(heads[..., : 2 * table.cos.shape[-1]], table.cos, table.sin, back=back)
 
 
 def _each_head(norms: tuple[Norm, Norm], heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -1,29 +1,39 @@
 """Rotary position embedding, half-split as in Llama and GPT-NeoX, with the usual scalings for long contexts.
 
 Sources: RoFormer (Su et al., 2021); position interpolation (Chen et al., 2023); YaRN (Peng et al.,
-2023, equations 17-23 with the temperature 0.1 ln(factor) + 1); Llama 3.1's published formula.
+2023, equations 17-23 with the temperature 0.1 ln(factor) + 1); Llama 3.1's published formula; for scaled queries
+transformers' code of Ministral 3.
 
 Angles are computed in fp64: at position 10^6 an fp32 angle is already wrong by 0.06 radians.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from memo.config.model import ModelConfig
+from memo.config.model import ModelConfig, attention_factor_of
 
 
 @dataclass(frozen=True)
 class RopeTable:
-    """cos and sin, [s, b, 1, d/2] in the model's dtype, for tokens of a microbatch and d dims of a head."""
+    """cos and sin, [s, b, 1, d/2] in the model's dtype, for tokens of a microbatch and d dims of a head.
+
+    `scaled`: the table for queries, where they are scaled by their position; None: that of the keys.
+    """
 
     cos: Tensor
     sin: Tensor
+    scaled: "RopeTable | None" = None
+
+    @property
+    def of_queries(self) -> "RopeTable":
+        return self.scaled or self
 
     def rows(self, tokens: slice) -> "RopeTable":
-        return RopeTable(self.cos[tokens], self.sin[tokens])
+        scaled = None if self.scaled is None else self.scaled.rows(tokens)
+        return RopeTable(self.cos[tokens], self.sin[tokens], scaled)
 
 
 class Rope:
@@ -45,7 +55,13 @@ class Rope:
         frequencies, scale = self._kept
         angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
         angles = angles.unsqueeze(2)
-        return RopeTable((angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype))
+        table = RopeTable((angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype))
+        if not self.config.rope_llama_4_scaling_beta:
+            return table
+        scales = scale * _scales_of_queries(self.config, positions)[..., None, None]
+        return replace(
+            table, scaled=RopeTable((angles.cos() * scales).to(self.dtype), (angles.sin() * scales).to(self.dtype))
+        )
 
 
 @dataclass(frozen=True)
@@ -74,9 +90,14 @@ def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     if config.rope_scaling_type == "llama3":
         return _llama3(config, frequencies), 1.0
     if config.rope_scaling_type == "yarn":
-        temperature = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-        return _yarn(config, frequencies), temperature
+        return _yarn(config, frequencies), config.rope_attention_factor or attention_factor_of(factor)
     return frequencies, 1.0
+
+
+def _scales_of_queries(config: ModelConfig, positions: Tensor) -> Tensor:
+    """Return factors on queries, [s, b] fp64, that grow with the logarithm of the position."""
+    times = positions.div(config.rope_original_max_position_embeddings, rounding_mode="floor")
+    return times.to(torch.float64).log1p_().mul_(config.rope_llama_4_scaling_beta).add_(1.0)
 
 
 def _llama3(config: ModelConfig, frequencies: Tensor) -> Tensor:

@@ -98,8 +98,10 @@ def _is_kind_of_linear(model: ModelConfig) -> bool:
 
 
 def _rotating(model: ModelConfig, base: float) -> ModelConfig:
-    """`model` with this base of RoPE and no stretching; unchanged if the base is 0."""
-    return replace(model, rotary_base=base, rope_scaling_type="none") if base else model
+    """`model` with this base of RoPE, no stretching and no scaling of queries; unchanged if the base is 0."""
+    if not base:
+        return model
+    return replace(model, rotary_base=base, rope_scaling_type="none", rope_llama_4_scaling_beta=0.0)
 
 
 def num_rotations(model: ModelConfig) -> int:

@@ -326,8 +326,11 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             {**LLAMA_31_8B, "model_type": "deepseek_v3", "n_routed_experts": 256},
             r"'deepseek_v3', a mixture of experts \(n_routed_experts 256\): memo knows llama.*: give a model of one",
         ),
-        ({**QWEN3_8B, "rope_scaling": {**YARN, "attention_factor": 2.0}}, "attention_factor is 2.0, but memo .* 1.138"),
-        ({**QWEN3_8B, "rope_scaling": {**YARN, "mscale": 0.7}}, "rope_scaling.mscale is 0.7, which memo does not"),
+        (
+            {**QWEN3_8B, "rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta is 0.1, which memo",
+        ),
+        ({**MISTRAL, "model_type": "ministral3"}, "rope_scaling.llama_4_scaling_beta is missing"),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "truncate": 1}}, "rope_scaling.truncate is 1"),
         ({**QWEN3_8B, "rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
         (

@@ -145,6 +145,8 @@ def _keys_of_transformers(model_type: str) -> set[str]:
 def test_every_key_is_read_or_refused_or_without_effect(model_type: str) -> None:
     has_yarn = model_type not in _WITHOUT_YARN
     content = {**_tiny(model_type), "rope_scaling": YARN if has_yarn else None}  # YaRN reads most keys
+    if TRAINED[model_type].scales_queries:
+        content["rope_scaling"] = {**YARN, "llama_4_scaling_beta": 0.1}
     lists = ("layer_types", "no_rope_layers")  # a file without them is read by their periods
     without_lists = {key: value for key, value in content.items() if key not in lists} | {"num_hidden_layers": 4}
     read = set[str]()
@@ -179,6 +181,9 @@ _LENGTH = {"original_max_position_embeddings": 16}
 _ROTATIONS: dict[str, dict[str, Any]] = {
     "older": {**_THETA, "rope_scaling": YARN},
     "newer": {"rope_parameters": {**YARN, **_THETA}},
+    "a factor": {**_THETA, "rope_scaling": {**YARN, "attention_factor": 2.0}},
+    "a factor by two weights": {**_THETA, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
+    "one weight alone": {**_THETA, "rope_scaling": {**YARN, "mscale": 0.7}},
     "both, equal": {"rope_parameters": {**YARN, **_THETA}, "rope_scaling": {**YARN, **_THETA}},
     "the other is empty": {"rope_parameters": {}, "rope_scaling": YARN, **_THETA},
     "two bases": {"rope_theta": 900.0, "rope_parameters": {**YARN, **_THETA}},

@@ -51,6 +51,7 @@ CASES: list[Case] = [
     ("gpt-oss-tiny", 1, SHORT),
     ("qwen3.5-tiny", 2, TP),
     ("gemma-3-tiny", 2, TP),
+    ("ministral-3-tiny", 1, {**SWEEP, **BF16, "offload_alpha": 1.0, "offload_tiles": 4}),
     ("olmo-3-tiny", 2, {**TP, **BF16}),
     # Gradients of a layer are being reduced while the backward of its first norm, composed in fp32, goes on.
     ("llama-tiny", 2, {**SHORT, **BF16, "loss_chunk_size": 128, "global_batch_size": 2}),
@@ -84,6 +85,7 @@ MORE_CASES: list[Case] = [
     ("qwen3-moe-tiny", 1, {**HALF, **BF16, **ROUTER_LOSSES}),
     ("glm-4.5-tiny", 1, {**HALF, **BF16}),
     ("gemma-3-tiny", 1, {**HALF, **BF16}),
+    ("ministral-3-tiny", 1, {**HALF, "seq_length": 4096}),
     ("olmo-3-tiny", 1, {**HALF, **BF16}),
     ("qwen3-tiny", 1, {**SWEEP, "offload_alpha": 0.0, "offload_tiles": 2, "mbs": 2}),
     ("gpt-tiny", 1, {**SWEEP, "offload_alpha": 0.0, "offload_tiles": 4, "recompute_attention_layers": 2}),

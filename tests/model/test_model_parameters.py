@@ -158,19 +158,34 @@ def test_published_sizes() -> None:
         "qwen3.5-35b-a3b": 34_660_610_688,
         "qwen3-next-80b-a3b": 79_674_391_296,
         "glm-4.5-air": 106_852_245_504,
+        "ministral-3-8b": 8_489_553_920,
+        "olmo-2-7b": 7_298_617_344,
+        "olmo-2-13b": 13_716_198_400,
+        "olmo-2-32b": 32_234_279_936,
         "olmo-3-7b": 7_298_011_136,
         "olmo-3-32b": 32_233_522_176,
         "qwen3-30b-a3b": 30_532_122_624,
         "qwen3-235b-a22b": 235_093_634_560,
         "mixtral-8x7b": 46_702_792_704,
         "mixtral-8x22b": 140_630_071_296,
+        "olmoe-1b-7b": 6_919_161_856,
+        "phi-4": 14_659_507_200,
+        "seed-oss-36b": 36_151_104_512,
+        "exaone-4.0-32b": 32_003_216_384,
+        "smollm3-3b": 3_075_098_624,
         "smollm2-1.7b": 1_711_376_384,
     }
     assert {name: count_parameters(make_config(name, 1, 1)) for name in sizes} == sizes
     papers = {"gpt-7b", "gpt-13b", "gpt-30b", "gpt-65b"}  # of no published weights
     assert set(PUBLISHED) - papers == sizes.keys()
     assert layer_parameters(preset("llama-3.1-8b")).total == 218_112_000
-    active = {"qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22, "mixtral-8x7b": 12.9, "mixtral-8x22b": 39}
+    active = {
+        "qwen3-30b-a3b": 3.3,
+        "qwen3-235b-a22b": 22,
+        "mixtral-8x7b": 12.9,
+        "mixtral-8x22b": 39,
+        "olmoe-1b-7b": 1.3,
+    }
     for name, billions in active.items():  # as printed on the models' pages
         assert shape_of(preset(name), name, 0).active_parameters / 1e9 == pytest.approx(billions, rel=0.02), name
 

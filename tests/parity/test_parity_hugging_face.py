@@ -339,6 +339,24 @@ FAMILIES = {
         ),
         olmo3_sources,
     ),
+    "ministral3": Family(
+        "Ministral3Config",
+        "Ministral3ForCausalLM",
+        {**_LLAMA_THEIRS, "head_dim": 16, "pad_token_id": None}
+        | {
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
+            | {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.3, "attention_factor": 1.0}
+        },
+        replace(
+            _LLAMA_OURS,
+            kv_channels=16,
+            rope_scaling_type="yarn",
+            rope_scaling_factor=4.0,
+            rope_original_max_position_embeddings=8,
+            rope_attention_factor=1.0,
+            rope_llama_4_scaling_beta=0.3,
+        ),
+    ),
     "olmo2": Family(
         "Olmo2Config",
         "Olmo2ForCausalLM",

@@ -68,7 +68,10 @@ BY_SIGMOID: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1
 # Adam makes whole steps of gradients that are nearly zero, even if rounding changes their sign.
 ACROSS_HEADS: dict[str, Any] = {"model": "olmo-3-tiny", "window_size": 11, "lr": 1e-4, "no_rope_freq": "[0,1,0]"}
 SLIDING = {"window_size": 11}
-SINKS = {"attention_sinks": True}
+SINKS: dict[str, Any] = {"attention_sinks": True}
+SCALED = {**SINKS, "rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "rope_llama_4_scaling_beta": 0.3}
+SCALED |= {"rope_original_max_position_embeddings": 16}
+"""Queries have a table of RoPE of their own."""
 WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}
 
 
@@ -363,9 +366,9 @@ FLOWS: dict[str, Flow] = {
     "window in all layers, swept, evaluation": Flow(
         "window in all layers, swept", {**SLIDING, **SWEPT, "offload_alpha": 0.0}, evaluated
     ),
-    "sinks, alpha 0": Flow("sinks", {**SINKS, "offload_alpha": 0.0}),
-    "sinks, alpha 1/2, planned": Flow("sinks", {**SINKS, "offload_alpha": 0.5, **PLANNED}),
-    "sinks, swept": Flow("sinks, swept", {**SINKS, **SWEPT, "offload_alpha": 1.0}),
+    "sinks, alpha 0": Flow("sinks", {**SCALED, "offload_alpha": 0.0}),
+    "sinks, alpha 1/2, planned": Flow("sinks", {**SCALED, "offload_alpha": 0.5, **PLANNED}),
+    "sinks, swept": Flow("sinks, swept", {**SCALED, **SWEPT, "offload_alpha": 1.0}),
     # Each layer's update then follows its own gradient at once, with no wait for a norm.
     "unclipped": Flow("unclipped", {"clip_grad": 0.0}),
     "unclipped, states": Flow("unclipped", {"clip_grad": 0.0, "offload_states": "all"}),

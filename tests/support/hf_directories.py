@@ -24,6 +24,7 @@ _YARN = {
     "beta_fast": 16.0,
     "beta_slow": 2.0,
 }
+_LLAMA_4 = {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.3}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -59,6 +60,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": (
         "MinistralConfig",
         {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "ministral3": (
+        "Ministral3Config",
+        {**_SIZES, "head_dim": 16, "bos_token_id": 1, "pad_token_id": None, "rope_theta": 500.0}
+        | {"rope_scaling": {**_YARN, **_LLAMA_4, "mscale": 1.0, "mscale_all_dim": 0.5}},
     ),
     "qwen2": ("Qwen2Config", {**_SIZES, "tie_word_embeddings": True}),
     "qwen2-yarn": ("Qwen2Config", {**_SIZES, "rope_scaling": _YARN}),

@@ -32,6 +32,8 @@ class Wide(TorchFunctionMode):
 
         if func is torch.Tensor.float:
             func = torch.Tensor.double
+        if func is torch.Tensor.div and not args[0].is_floating_point():  # gives fp32
+            args = (args[0].double(), *args[1:])
         kwargs = {key: widen(value) for key, value in (kwargs or {}).items()}
         return func(*(widen(value) for value in args), **kwargs)
 

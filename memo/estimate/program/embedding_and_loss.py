@@ -169,14 +169,18 @@ def rope_frequency_bytes(sizes: LayerSizes, rotations: int) -> int:
 
 
 def rope_table_bytes(sizes: LayerSizes) -> int:
-    return sizes.tokens * (sizes.rotary_dim // 2) * 2 * sizes.narrow
+    return sizes.tokens * (sizes.rotary_dim // 2) * 2 * sizes.narrow * (2 if sizes.scales_queries else 1)
 
 
 def rope_table(ledger: Ledger, sizes: LayerSizes) -> Block:
-    """Make the table with cos and sin for every token and pair of dims; the angles are in fp64."""
+    """Make the table with cos and sin for every token and pair of dims; angles and scales of queries are in fp64."""
     pairs = sizes.tokens * sizes.rotary_dim // 2
     angles = ledger.make("angles", 8 * pairs)
     table = [_cast(ledger, sizes, pairs) for _ in range(2)]
+    if sizes.scales_queries:
+        scales = ledger.make("scales", 8 * sizes.tokens)
+        table += [_cast(ledger, sizes, pairs) for _ in range(2)]
+        ledger.free(scales)
     ledger.free(angles, *table)
     return ledger.make("rope table", rope_table_bytes(sizes))
 

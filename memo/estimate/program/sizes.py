@@ -42,6 +42,7 @@ class LayerSizes(NamedTuple):
         frozen: modules whose matrices are not trained.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in the ring, and ranks that exchange heads.
         rotary_dim: dims of a head that RoPE rotates; 0: there is none.
+        scales_queries: whether queries have a table of RoPE of their own.
         sinks: whether a logit of each query head joins its softmax.
         window: tokens of the sliding window, the token itself included; 0: there is none.
         attention: the kernels of attention, a value of --attention-backend other than auto.
@@ -78,6 +79,7 @@ class LayerSizes(NamedTuple):
     qk_across: bool
     linear_bias: bool
     rotary_dim: int
+    scales_queries: bool
     ring: int
     ring_rank: int
     a2a: int
@@ -183,6 +185,7 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         qk_across=model.qk_layernorm_across_heads,
         linear_bias=model.add_bias_linear,
         rotary_dim=model.rotary_dim if model.position_embedding_type == "rope" else 0,
+        scales_queries=model.rope_llama_4_scaling_beta > 0,
         ring=parallel.cp // a2a,
         ring_rank=0,
         a2a=a2a,
