@@ -4,7 +4,8 @@ campaign (order_campaign.py): training takes seconds an order, so a few of each 
 from collections.abc import Sequence
 
 import pytest
-from order_campaign import FEW_IN, Verdict, unexplained, verdicts_of
+from order_campaign import FEW_IN, Campaign, Verdict, unexplained, verdicts_of
+from order_flows import BASE
 from orders import Order
 
 from memo.emulated_gpu.face import EmulatedGpu
@@ -42,3 +43,13 @@ def test_a_reason_for_a_few_holds_in_its_flow_and_for_no_more() -> None:
     needless = [Verdict(Order(place, turn), "needless") for turn in range(most + 1)]
     assert unexplained(flow, needless[:most]) == []
     assert unexplained(flow, needless) == unexplained("swap", needless[:1]) == [place]
+
+
+def test_a_step_with_other_calls_is_refused(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are timed in the step of a log: its recordings have other places, so an order to lose may be missing."""
+    monkeypatch.setitem(BASE, "log_interval", 5)
+    campaign = Campaign("states", gpu)
+    with pytest.raises(AssertionError, match="other calls than the warm-up"):
+        campaign.run(most=1)
+    campaign.flow.close()
+    gpu.clear()  # the order lost in the step before may be told

@@ -201,6 +201,7 @@ class Campaign:
         for _ in range(WARM_STEPS):
             self._step()
         watch = replace(self.watch)  # the last step's watch: its waits are judged when there is more work
+        self.usual = watch.turns
         self._step()
         assert not self.gpu.races(), self.gpu.races()
         return watch.finish()
@@ -210,9 +211,9 @@ class Campaign:
         self.flow.step()
 
     def _lose(self, order: Order | None) -> Verdict | None:
-        self._step(lost=order)
-        assert order is None or any(order.is_like(seen) for seen in self.watch.orders), order
-        self._step()  # the error may also show in the next step
+        for lost in (order, None):  # the error may also show in the next step
+            self._step(lost)
+            self._check_calls()
         torch.cuda.synchronize()
         told = sorted(self.gpu.races())
         self.gpu.clear()
@@ -220,6 +221,12 @@ class Campaign:
             return None
         outcome = "caught" if told else "redundant" if order.is_redundant else "needless"
         return Verdict(order, outcome, told[0] if told else "", int(os.environ.get("RANK", "0")))
+
+    def _check_calls(self) -> None:
+        """Check that the step made the calls of the warm-up; else a lost order might be another call, or none."""
+        usual, made = self.usual, self.watch.turns
+        other = {place: (usual[place], made[place]) for place in usual | made if usual[place] != made[place]}
+        assert not other, f"a step makes other calls than the warm-up; (usual, made) by place: {other}"
 
     def _shows(self, orders: Sequence[Order | None]) -> str:
         """Leave out these orders one by one; return what shows on any rank, as all ranks leave theirs out together."""

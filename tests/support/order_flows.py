@@ -14,6 +14,7 @@ from memo.data import MockDataset
 from memo.executor.cuda_streams import CudaStreams
 from memo.planner.swap import SwapPlan, swap_plan
 
+NEVER = 10**6  # a step that no flow comes to
 BASE: dict[str, Any] = {
     "model": "llama-tiny",
     "mock_data": True,
@@ -21,12 +22,12 @@ BASE: dict[str, Any] = {
     "seq_length": SEQ_LENGTH // 2,
     "micro_batch_size": 1,
     "global_batch_size": 2,
-    "train_iters": 1000,
+    "train_iters": NEVER,
     "lr": 1e-3,
     "num_threads": 1,
     "progress": False,
     "offload_alpha": "off",
-    "log_interval": 1000,  # reading numbers each step would hide races between steps
+    "log_interval": NEVER,  # a step whose copies are timed records more events, and reading them may hide races
     "attention_backend": "flash",
     "device": "cuda",
     "memory_planner": "off",

@@ -35,7 +35,7 @@ from memo.executor.streams import Stream
 _MEMO = str(Path(memo.__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 # Functions that only pass on the calls of others.
-_SHELL = {"cuda_streams.py", "recorder.py", "state_recorder.py", "checker.py", "collectives.py", "group.py"}
+_SHELL = {"cuda_streams.py", "collectives.py", "group.py"}
 _OTHER = {Stream.OFFLOAD: Stream.PREFETCH, Stream.PREFETCH: Stream.OFFLOAD}
 
 
