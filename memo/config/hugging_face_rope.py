@@ -21,13 +21,12 @@ _KEYS = {
     for kind in get_args(RopeScaling)
 }
 _LENGTH, _FACTOR = "rope_original_max_position_embeddings", "rope_attention_factor"
-_BETA = "rope_llama_4_scaling_beta"
+_BETA, _SCALES = "rope_llama_4_scaling_beta", ("mscale", "mscale_all_dim")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SHARE, _INTERVAL = "partial_rotary_factor", "no_rope_layer_interval"
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Keys of Qwen3.5 that assign channels to the positions of an image; for text all these positions are the same."""
 # Keys that need no translation: names, and values that are read apart.
-_SCALES = ("mscale", "mscale_all_dim")
 _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", *_SCALES, "finetuned", "max_position_embeddings")
 
 

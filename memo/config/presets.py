@@ -230,9 +230,7 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
         {"model_type": "seed_oss", "vocab_size": 155136, "max_position_embeddings": 524288, "rope_theta": 1e7},
         *(64, 5120, 80, 8, 27648),
     ),
-    "exaone-4.0-tiny": _tiny(_EXAONE_4, sliding_window=128, sliding_window_pattern=2),
     "exaone-4.0-32b": _sized(_EXAONE_4, 64, 5120, 40, 8, 27392),
-    "smollm3-tiny": _tiny(_SMOLLM_3, no_rope_layer_interval=2),
     "smollm3-3b": _sized(_SMOLLM_3, 36, 2048, 16, 4, 11008),
     "smollm2-1.7b": _sized(
         {**_LLAMA_2, "tie_word_embeddings": True},

@@ -102,7 +102,8 @@ MORE_LAYOUTS: list[Layout] = [
 def config_of(model: str, **layout: object) -> RunConfig:
     if model == KINDS:
         kinds = {"window_size": 7, "layer_types": "sliding,full", "attention_sinks": True}
-        kinds |= {"attention_output_gate": True, "no_rope_freq": "[0,1]*2"}
+        kinds |= {"attention_output_gate": True, "no_rope_freq": "[0,1]*2", "rope_scaling_type": "yarn"}
+        kinds |= {"rope_original_max_position_embeddings": 8, "rope_llama_4_scaling_beta": 0.3}
         return tiny(LLAMA, num_layers=4, **kinds, **layout)
     if model == SOME_EXPERTS:
         dense_first = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size": 96, "moe_ffn_hidden_size": 32}

@@ -22,6 +22,9 @@ TWO_STAGES: dict[str, Any] = {"pp": 2, "num_layers": 4, "global_batch_size": 3}
 UNTIED: dict[str, Any] = {"untie_embeddings_and_output_weights": True}
 KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "attention_sinks": True}
 KINDS |= {"attention_output_gate": True}
+SCALED: dict[str, Any] = {"rope_scaling_type": "yarn", "rope_llama_4_scaling_beta": 0.3}
+SCALED |= {"rope_original_max_position_embeddings": 8}
+"""Queries have a table of RoPE of their own."""
 DENSE_FIRST: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*2", "ffn_hidden_size": 176, "moe_ffn_hidden_size": 48}
 DENSE_FIRST |= {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True, "rotary_percent": 0.5}
 """Layers that differ in their weights, and in their rows in a slot."""
@@ -117,7 +120,7 @@ ROWS: dict[str, Row] = {
     "window": Row(
         1, "llama-tiny", {**ONE_STAGE, "window_size": 5}, tiles=2 * TILES
     ),  # shorter than a tile; fewer key/value heads
-    "layers of two kinds": Row(1, "llama-tiny", {**ONE_STAGE, **KINDS, "no_rope_freq": "[0,1,0]"}),
+    "layers of two kinds": Row(1, "llama-tiny", {**ONE_STAGE, **KINDS, **SCALED, "no_rope_freq": "[0,1,0]"}),
     "norms around": Row(1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}, tiles=2 * TILES),  # longer than a tile
     "norms after": Row(1, "olmo-3-tiny", {**ONE_STAGE, "window_size": 11}),
     "delta nets": Row(
