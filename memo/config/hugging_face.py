@@ -151,7 +151,8 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
         raise source.refusal(
             "quantization_config is set, but memo trains weights that are not quantised, or read from NF4 of "
             "bitsandbytes",
-            "download the model that it was made from, whose name mostly lacks GPTQ, AWQ, FP8, 4bit and the like",
+            "download the model that it was made from, whose name mostly lacks GPTQ, AWQ, FP8, 4bit and the like, or "
+            "ends with BF16",
         )
     family = TRAINED[model_type]
     keys = ConfigKeys(content, family, source)
