@@ -126,13 +126,13 @@ def hub_name(text: str) -> bool:
 
 
 def _is_read(quantised: object, model_type: str) -> bool:
-    """Whether memo can dequantise the weights: gpt-oss's MXFP4, and NF4 of bitsandbytes."""
+    """Whether memo can dequantise the weights: gpt-oss's MXFP4, NF4 of bitsandbytes, and FP8 with scales of blocks."""
     if not isinstance(quantised, dict):
         return False
     method = quantised.get("quant_method")
     if method == "bitsandbytes":
         return quantised.get("load_in_4bit") is True and quantised.get("bnb_4bit_quant_type") == "nf4"
-    return TRAINED[model_type].packed and method == "mxfp4"
+    return method == "fp8" or (TRAINED[model_type].packed and method == "mxfp4")
 
 
 def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
@@ -150,9 +150,9 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     if quantised is not None and not _is_read(quantised, model_type):
         raise source.refusal(
             "quantization_config is set, but memo trains weights that are not quantised, or read from NF4 of "
-            "bitsandbytes",
-            "download the model that it was made from, whose name mostly lacks GPTQ, AWQ, FP8, 4bit and the like, or "
-            "ends with BF16",
+            "bitsandbytes or from FP8 with a scale for each block",
+            "download the model that it was made from, whose name mostly lacks GPTQ, AWQ, 4bit and the like, or ends "
+            "with BF16",
         )
     family = TRAINED[model_type]
     keys = ConfigKeys(content, family, source)

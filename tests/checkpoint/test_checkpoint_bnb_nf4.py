@@ -11,7 +11,7 @@ from layouts import make, tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from memo.checkpoint.hugging_face.bnb_nf4 import SUFFIXES
+from memo.checkpoint.hugging_face.bnb_nf4 import STATE
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.config.hugging_face import read_config
 from memo.config.model_name import choose_model
@@ -90,7 +90,7 @@ def test_a_run_in_4_bits_has_the_same_codes(published: Path, dtype: str) -> None
 )
 def test_what_does_not_fit_is_refused(published: Path, change: str, message: str) -> None:
     file = published / "model.safetensors"
-    tensors, state = load_file(file), f"{UP}{SUFFIXES[-1]}"
+    tensors, state = load_file(file), f"{UP}{STATE}"
     content = json.loads(bytes(tensors[state].tolist()))
     if change == "absmax":
         del tensors[f"{UP}.absmax"]

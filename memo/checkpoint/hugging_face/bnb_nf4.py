@@ -21,12 +21,17 @@ from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.errors import CheckpointError
 
 STATE = ".quant_state.bitsandbytes__nf4"
-SUFFIXES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE)
+_SUFFIXES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE)
 DTYPE = torch.float32
 
 
 def is_coded(files: TensorFiles, name: str) -> bool:
     return name + STATE in files.tensors
+
+
+def companions(name: str) -> tuple[str, ...]:
+    """Names of the tensors beside the matrix `name`."""
+    return tuple(name + suffix for suffix in _SUFFIXES)
 
 
 def check(files: TensorFiles, name: str, expected: tuple[int, ...]) -> None:

@@ -1,12 +1,14 @@
 """The weights of a Hugging Face directory under memo's names; all are checked against a model before any is read."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from memo.checkpoint.hugging_face import bnb_nf4, mxfp4
+from memo.checkpoint.hugging_face import bnb_nf4, fp8, mxfp4
 from memo.checkpoint.hugging_face.files import DTYPES, FileTensor, TensorFiles
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, is_no_weight, places
 from memo.config.hugging_face_wrappers import NAMINGS, renamed
@@ -14,6 +16,20 @@ from memo.config.model import ModelConfig
 from memo.errors import CheckpointError
 
 _ROWS_AT_ONCE = 4096
+
+
+class _Codec(Protocol):
+    """A module that reads the matrices of one quantised format."""
+
+    DTYPE: torch.dtype
+
+    def is_coded(self, files: TensorFiles, name: str) -> bool: ...
+    def companions(self, name: str) -> tuple[str, ...]: ...
+    def check(self, files: TensorFiles, name: str, expected: Shape) -> None: ...
+    def read(self, files: TensorFiles, name: str, slices: Sequence[slice]) -> Tensor: ...
+
+
+_CODECS: tuple[_Codec, ...] = (bnb_nf4, fp8)
 
 
 class PretrainedWeights:
@@ -38,16 +54,16 @@ class PretrainedWeights:
         self.shapes = global_shapes(model, num_positions)
         self.places = self._find(model, model_type)
         for name in self.shapes:
-            if bnb_nf4.is_coded(self.files, self.places[name].name):
-                bnb_nf4.check(self.files, self.places[name].name, self.places[name].whole_shape(self.shapes[name]))
+            if codec := self._codec(name):
+                codec.check(self.files, self.places[name].name, self.places[name].whole_shape(self.shapes[name]))
             else:
                 (self._check_packed if self._is_packed(name) else self._check)(name)
         self.rest = self._check_rest(model_type, model.num_layers, in_wrapper)
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype of the result of `read`."""
-        if bnb_nf4.is_coded(self.files, self.places[name].name):
-            return bnb_nf4.DTYPE
+        if codec := self._codec(name):
+            return codec.DTYPE
         return mxfp4.DTYPE if self._is_packed(name) else DTYPES[self._stored(name).dtype]
 
     def file(self, name: str) -> str:
@@ -57,13 +73,16 @@ class PretrainedWeights:
     def read(self, name: str, offset: Shape, size: Shape) -> Tensor:
         """The rectangle `size` at `offset` of memo's global tensor `name`, in `dtype(name)`."""
         place, shape = self.places[name], self.shapes[name]
-        if bnb_nf4.is_coded(self.files, place.name):
-            return place.of_slices(shape, bnb_nf4.read(self.files, place.name, place.slices(shape, offset, size)))
+        if codec := self._codec(name):
+            return place.of_slices(shape, codec.read(self.files, place.name, place.slices(shape, offset, size)))
         if not self._is_packed(name):
             return place.of_slices(shape, self.files.read(place.name, place.slices(shape, offset, size)))
         expert, columns, rows = place.slices(shape, offset, size)
         blocks, scales = (self.files.read(place.name + kind, (expert, rows)) for kind in (mxfp4.BLOCKS, mxfp4.SCALES))
         return place.of_slices(shape, mxfp4.unpack(blocks, scales)[..., columns].transpose(1, 2))
+
+    def _codec(self, name: str) -> _Codec | None:
+        return next((codec for codec in _CODECS if codec.is_coded(self.files, self.places[name].name)), None)
 
     def _is_packed(self, name: str) -> bool:
         return self.places[name].name + mxfp4.BLOCKS in self.files.tensors
@@ -126,8 +145,9 @@ class PretrainedWeights:
 
     def _check_rest(self, model_type: str, num_layers: int, in_wrapper: bool) -> list[str]:
         """The names of tensors of a wrapper around the text model. Raises CheckpointError for an unknown tensor."""
-        kinds = ("", mxfp4.BLOCKS, mxfp4.SCALES, *bnb_nf4.SUFFIXES)
-        used = {place.name + kind for place in self.places.values() for kind in kinds}
+        names = [place.name for place in self.places.values()]
+        used = {name + kind for name in names for kind in ("", mxfp4.BLOCKS, mxfp4.SCALES)}
+        used |= {beside for name in names for codec in _CODECS for beside in codec.companions(name)}
         heads = {renamed("lm_head.weight", naming) for naming in NAMINGS}
         text = tuple(instead for _, instead in NAMINGS if "language_model." in instead)
         rest = []
