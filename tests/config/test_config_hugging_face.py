@@ -331,6 +331,8 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             "llama_4_scaling_beta is 0.1, which memo",
         ),
         ({**MISTRAL, "model_type": "ministral3"}, "rope_scaling.llama_4_scaling_beta is missing"),
+        ({**MISTRAL, "model_type": "phi3", "rope_scaling": YARN}, "rope_scaling is set, but memo computes Phi3ForC"),
+        ({**MISTRAL, "model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 numbers for 32 layers"),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "truncate": 1}}, "rope_scaling.truncate is 1"),
         ({**QWEN3_8B, "rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
         (
