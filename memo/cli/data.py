@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated
 
+from memo.artifacts.fields import Count
 from memo.cli.main import Command, dispatch
 from memo.config.command_line import parse_options
 from memo.config.flag import Flag
@@ -59,7 +60,7 @@ class _Options(_Split):
     """byte, a tokenizer.json or its directory, or bpe to train one on the corpus (set vocab-size)."""
     vocab_size: int | None = None
     """Vocabulary of a bpe tokenizer to train."""
-    workers: int = 0
+    workers: Count = 0
     """Processes that tokenize; 0: one for each core. The corpus does not depend on their number."""
 
 
@@ -145,7 +146,6 @@ def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str |
     """Call a build function of memo.data, whose arguments are named like the options, and print a summary."""
     given = {name: value for name, value in vars(options).items() if name not in ("out", "paths", "eval_fraction")}
     reading = Reading(**{field.name: given.pop(field.name) for field in fields(Reading) if field.name in given})
-    require(reading.workers >= 0, f"--workers is {reading.workers}: give 1 or more, or 0 for one a core")
     summary = function(*paths, split_eval=options.eval_fraction, reading=reading, **given)
     print(_line(str(summary.prefix), summary.train))
     if summary.evaluation is not None:
