@@ -20,7 +20,7 @@ from memo.config.derived import world_size_from_env
 from memo.config.flags import parse_command
 from memo.config.launching import require_started
 from memo.data import PackedConversations, PackedDataset, PreferencePairs, Reading, build_chat, build_pairs
-from memo.data.chat_template import TEMPLATE_SUFFIX
+from memo.data.chat_templates import TEMPLATE_SUFFIX
 from memo.data.conversations import ChatForm
 from memo.errors import ConfigError, is_first_of_node
 from memo.train.stop import GracefulStop

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memo.data.chat_template import TEMPLATE_SUFFIX
+from memo.data.chat_templates import TEMPLATE_SUFFIX
 from memo.data.completions import Document
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, mask_prefix
 from memo.data.hashing import uniform
