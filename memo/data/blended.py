@@ -38,9 +38,7 @@ class BlendOrder:
         self._corpora, self._numbers = array("i"), array("q")  # of each sample, and its number in its corpus
 
     def locate(self, index: int) -> tuple[int, int]:
-        """(the corpus of sample `index`, the sample's index in it). Raises IndexError for a negative index."""
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
+        """(the corpus of sample `index`, the sample's index in it)."""
         self._extend(index + 1)
         return self._corpora[index], self._numbers[index]
 
@@ -74,7 +72,7 @@ class BlendedDataset:
         self.order = BlendOrder([corpus.samples_per_epoch for corpus in corpora] if weights is None else weights)
 
     def sample(self, index: int) -> Sample:
-        """Sample `index`, a function of (corpora, weights, seq_length, seed, index). Raises IndexError below 0."""
+        """Sample `index`, a function of (corpora, weights, seq_length, seed, index)."""
         corpus, number = self.order.locate(index)
         return self.corpora[corpus].sample(number)
 

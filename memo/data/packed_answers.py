@@ -62,8 +62,6 @@ class PackedAnswers:
 
         Raises DataError if tokens and mask do not belong together, ConfigError if no group is left.
         """
-        if seq_length < 1:
-            raise ConfigError(f"seq-length = {seq_length}; it must be at least 1")
         lengths = indexed.document_lengths
         if not np.array_equal(lengths, answers.document_lengths) or len(lengths) % self.sides:
             raise DataError(
@@ -99,15 +97,13 @@ class PackedAnswers:
         self._orders: dict[int, NDArray[np.int64]] = {}
 
     def sample(self, index: int) -> Sample:
-        """Sample `index`, a function of (corpus, seq_length, seed, index). Raises IndexError for a negative index."""
+        """Sample `index`, a function of (corpus, seq_length, seed, index)."""
         lengths = [(document, int(self._lengths[document])) for document in self._documents(index)]
         documents = ((self._indexed[d][:length], self._answers[d][:length]) for d, length in lengths)
         return sample_of(documents, self.seq_length, self._fill)
 
     def groups(self, index: int) -> list[int]:
-        """The groups whose documents are in sample `index`, in order. Raises IndexError for a negative index."""
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
+        """The groups whose documents are in sample `index`, in order."""
         epoch, offset = divmod(index, self.samples_per_epoch)
         return self._windows[self._order(epoch)[offset // self.sides]]
 

@@ -46,8 +46,6 @@ class PackedDataset:
 
     def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, packing: bool = True) -> None:
         """Raises ConfigError if the corpus is shorter than a window, DataError if it has floats."""
-        if seq_length < 1:
-            raise ConfigError(f"seq-length = {seq_length}; it must be at least 1")
         if not np.issubdtype(indexed.dtype, np.integer):
             raise DataError(f"{indexed.prefix}.bin holds {indexed.dtype} values; tokens must be integers")
         self.num_tokens = int(indexed.document_lengths.sum())
@@ -67,10 +65,7 @@ class PackedDataset:
         self._epochs: dict[int, _Epoch] = {}
 
     def sample(self, index: int) -> Sample:
-        """Sample `index`, a function of (corpus, seq_length, seed, index).
-
-        Raises IndexError for a negative index.
-        """
+        """Sample `index`, a function of (corpus, seq_length, seed, index)."""
         epoch, start = self._window(index)
         stop = start + self.seq_length + 1
         first = int(np.searchsorted(epoch.ends, start, side="right"))
@@ -98,8 +93,6 @@ class PackedDataset:
 
     def _window(self, index: int) -> tuple[_Epoch, int]:
         """The epoch of sample `index`, and the offset in the epoch's tokens at which its window begins."""
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
         epoch_index, offset = divmod(index, self.samples_per_epoch)
         epoch = self._epoch(epoch_index)
         return epoch, int(epoch.windows[offset]) * self.seq_length

@@ -65,9 +65,7 @@ class TokenStream:
         self._first = self.sample(0)
 
     def sample(self, index: int) -> Sample:
-        """Sample `index`. Raises IndexError below 0, DataError for bad items and for an iterator that has ended."""
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
+        """Sample `index`. Raises DataError for bad items and for an iterator that has ended."""
         if index == 0 and hasattr(self, "_first"):
             return self._first
         if index in self._kept:

@@ -79,9 +79,17 @@ DOCUMENTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "cells of csv.gz": ("a.csv.gz", packed(b"", b",", 2), "or 1000000 cells, which is the most that is read"),
     "cell of csv.gz": ("a.csv.gz", packed(b'"', b"a", 65), "has more than 67108864 bytes"),
     "element": ("a.json.gz", packed(b"[[", b"[],", 8), "takes more than 40 MiB of memory to read"),
-    "long element": ("a.json.gz", packed(b'["\xf0\x9f\x98\x80', b"a", 65), "has more than .* bytes, which is the most of one document or list"),
+    "long element": (
+        "a.json.gz",
+        packed(b'["\xf0\x9f\x98\x80', b"a", 65),
+        "is the most of one document or list",
+    ),
     "line": ("a.jsonl.gz", packed(b'"', b"a", 65), "line 1 has more than 67108864 bytes"),
-    "text": ("a.txt.gz", packed(b"", b"a", 66), "has more than .* bytes, which is the most of one document or list in such"),
+    "text": (
+        "a.txt.gz",
+        packed(b"", b"a", 66),
+        "is the most of one document or list",
+    ),
     "sparse lines": ("a.jsonl", sparse(200 << 30), "line 1 has more than 67108864 bytes"),
     "sparse table": ("a.csv", sparse(200 << 30), "line 1 has more than 67108864 bytes"),
 }
