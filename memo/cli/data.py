@@ -3,7 +3,8 @@
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 from memo.artifacts.fields import Count
 from memo.cli.main import Command, dispatch
@@ -114,32 +115,25 @@ class _Pairs(_Rendered):
     without prompt has it as the common beginning of chosen and rejected."""
 
 
-def demo(argv: Sequence[str]) -> None:
-    """`memo data demo OUT`."""
-    options = parse_options(_Demo, argv, prog="memo data demo", examples=("memo data demo data/demo",))
-    _build(build_demo, options, options.out)
-
-
-def build(argv: Sequence[str]) -> None:
-    """`memo data build IN... OUT`."""
-    _build_of_files(build_corpus, parse_options(_Build, argv, prog="memo data build", examples=BUILD_EXAMPLES))
-
-
-def chat(argv: Sequence[str]) -> None:
-    """`memo data chat IN... OUT`."""
-    _build_of_files(build_chat, parse_options(_Chat, argv, prog="memo data chat", examples=CHAT_EXAMPLES))
-
-
-def pairs(argv: Sequence[str]) -> None:
-    """`memo data pairs IN... OUT`."""
-    _build_of_files(build_pairs, parse_options(_Pairs, argv, prog="memo data pairs", examples=PAIRS_EXAMPLES))
-
-
-def _build_of_files(function: Callable[..., BuildSummary], options: _Build | _Rendered) -> None:
+def _run(
+    kind: type[_Split], function: Callable[..., BuildSummary], examples: Sequence[str], argv: Sequence[str]
+) -> None:
+    """`memo data NAME ...`: parse the options and build."""
+    prog = " ".join(examples[0].split()[:3])
+    options: Any = parse_options(kind, argv, prog=prog, examples=examples)
+    if kind is _Demo:
+        _build(function, options, options.out)
+        return
     paths = options.paths
     given = ", ".join(paths) or "none"
     require(len(paths) > 1, f"memo data needs two paths or more, but got {given}: give IN... and then OUT")
     _build(function, options, paths[:-1], paths[-1])
+
+
+demo = partial(_run, _Demo, build_demo, ("memo data demo data/demo",))
+build = partial(_run, _Build, build_corpus, BUILD_EXAMPLES)
+chat = partial(_run, _Chat, build_chat, CHAT_EXAMPLES)
+pairs = partial(_run, _Pairs, build_pairs, PAIRS_EXAMPLES)
 
 
 def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str | Sequence[str]) -> None:

@@ -186,7 +186,7 @@ class IndexedDataset:
         Raises DataError, which names the file and both values, if a file is missing, of another format or truncated,
         and for a part without documents.
         """
-        self.prefix, self._part = Path(prefix), part
+        self.prefix = Path(prefix)
         index_path, bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         for path in (index_path, bin_path):
             if not path.is_file():
@@ -236,9 +236,6 @@ class IndexedDataset:
         for start in np.linspace(0, max(0, len(self._tokens) - _SLICE_TOKENS), _NUM_SLICES).astype(np.int64):
             digest.update(self._tokens[start : start + _SLICE_TOKENS].tobytes())
         return f"{len(self)} documents of {len(self._tokens)} tokens, {digest.hexdigest()}"
-
-    def __reduce__(self) -> tuple[type["IndexedDataset"], tuple[Path, Part]]:
-        return IndexedDataset, (self.prefix, self._part)  # a worker process maps the file again instead of copying it
 
 
 def _read_index(path: Path, bin_bytes: int) -> tuple[np.dtype[Any], NDArray[np.int64]]:

@@ -12,6 +12,7 @@ end are no input in that epoch; the next epoch leaves over other tokens. No wind
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,7 @@ class PackedDataset:
         self._indexed = indexed
         # An empty document would be a boundary without tokens.
         self._documents = np.flatnonzero(indexed.document_lengths)
-        self._epochs: dict[int, _Epoch] = {}
+        self._epoch = lru_cache(_CACHED_EPOCHS)(self._ordered)
 
     def sample(self, index: int) -> Sample:
         """Sample `index`, a function of (corpus, seq_length, seed, index)."""
@@ -108,15 +109,10 @@ class PackedDataset:
             window[left - start : right - start] = self._indexed[document][left - begin : right - begin]
         return window
 
-    def _epoch(self, index: int) -> _Epoch:
-        if index not in self._epochs:
-            while len(self._epochs) >= _CACHED_EPOCHS:
-                del self._epochs[next(iter(self._epochs))]
-            order = permutation((self.seed, index, _DOCUMENT_STREAM), len(self._documents))
-            documents = self._documents[order]
-            self._epochs[index] = _Epoch(
-                documents=documents,
-                ends=np.cumsum(self._indexed.document_lengths[documents]),
-                windows=permutation((self.seed, index, _SAMPLE_STREAM), self.samples_per_epoch),
-            )
-        return self._epochs[index]
+    def _ordered(self, epoch: int) -> _Epoch:
+        documents = self._documents[permutation((self.seed, epoch, _DOCUMENT_STREAM), len(self._documents))]
+        return _Epoch(
+            documents=documents,
+            ends=np.cumsum(self._indexed.document_lengths[documents]),
+            windows=permutation((self.seed, epoch, _SAMPLE_STREAM), self.samples_per_epoch),
+        )
