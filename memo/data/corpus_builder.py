@@ -150,7 +150,7 @@ def write_corpus(
     is_alone = (has_texts and isinstance(tokenizer, ByteTokenizer)) or found.num_bytes < _WORKERS_FROM_BYTES
     num_workers = 1 if is_alone else reading.workers or len(os.sched_getaffinity(0))
     with ExitStack() as stack:
-        corpus = CorpusWriter(stack, prefix, split_eval, tokenizer, encoder.template, encoder.sides)
+        corpus = CorpusWriter(stack, prefix, split_eval, encoder)
         what = "tokenizing" if has_texts else "rendering"
         reach = stack.enter_context(progress(what, found.num_bytes, reading.progress))
         start_s = time.perf_counter()
