@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from memo.artifacts.regular_file import removed_if_unused
 from memo.config import RunConfig
@@ -122,18 +122,9 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
 
     prefix = f"{save}/data/{kind}"
     build = partial(build_chat, chat_form=options.chat_form) if kind == "chat" else build_pairs
-
-    def build_it() -> None:
-        build(
-            [train_data],
-            prefix,
-            tokenizer=config.data.tokenizer or model,
-            chat_template=options.chat_template,
-            split_eval=options.eval_fraction,
-            reading=Reading(progress=config.logging.progress),
-        )
-
-    on_first_rank(build_it)
+    fields: dict[str, Any] = {"tokenizer": config.data.tokenizer or model, "chat_template": options.chat_template}
+    reading = Reading(progress=config.logging.progress)
+    on_first_rank(lambda: build([train_data], prefix, **fields, split_eval=options.eval_fraction, reading=reading))
     return prefix
 
 
