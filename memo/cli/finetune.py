@@ -124,7 +124,11 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
     build = partial(build_chat, chat_form=options.chat_form) if kind == "chat" else build_pairs
     fields: dict[str, Any] = {"tokenizer": config.data.tokenizer or model, "chat_template": options.chat_template}
     reading = Reading(progress=config.logging.progress)
-    on_first_rank(lambda: build([train_data], prefix, **fields, split_eval=options.eval_fraction, reading=reading))
+
+    def build_it() -> None:
+        build([train_data], prefix, **fields, split_eval=options.eval_fraction, reading=reading)
+
+    on_first_rank(build_it)
     return prefix
 
 
