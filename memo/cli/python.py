@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memo.cli.job import Job
 from memo.config.flag_table import entries_of
-from memo.config.other_names import NAMES_ELSEWHERE, advice
+from memo.config.other_names import advice
 from memo.errors import ConfigError
 from memo.search import planning
 
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from memo.search import Plan
 
 _KEYWORDS = tuple(inspect.signature(planning.plan).parameters)
-_NOTES = NAMES_ELSEWHERE["memo.plan"]
+_LAYOUT = "memo.plan chooses it, and `plan.best.layout` says which; `memo estimate` asks about one layout"
+_AXES = ("tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size")
+_NOTES = {
+    **dict.fromkeys(("tp", "cp", "pp", "vpp", "mbs", "dp", "micro_batch_size", "offload_alpha", *_AXES), _LAYOUT),
+    **dict.fromkeys(("num_gpus", "n_gpus", "ngpus"), "memo calls it gpus"),
+    "gpu": "memo calls it hardware, such as 'h100-80'; gpus is how many there are",
+    **dict.fromkeys(("batch_size", "train_batch_size"), "memo calls it global_batch_size: of a step, over all GPUs"),
+}
 _ENTRIES = {name: entry for entry in entries_of(Job) for name in (entry.field, *entry.mark.aliases)}
 
 

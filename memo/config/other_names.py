@@ -71,22 +71,11 @@ OTHER_COMMANDS: dict[str, str] = {
 """{a command of other trainers, with dashes: what to do}."""
 
 _CHOSEN = "memo plan chooses it: --explain 'tp4 cp2 pp1 mbs1' takes one layout apart, memo estimate asks about one"
-_CHOSEN_IN_PYTHON = "memo.plan chooses it, and `plan.best.layout` says which; `memo estimate` asks about one layout"
 NAMES_ELSEWHERE: dict[str, dict[str, str]] = {
     "memo plan": {
         **dict.fromkeys(("tp", "cp", "pp", "vpp", "mbs", "micro_batch_size", "offload_alpha"), _CHOSEN),
         "num_gpus": "did you mean --gpus VALUE?",
         "batch_size": "memo plan calls it --global-batch-size: of a step, all GPUs",
-    },
-    "memo.plan": {
-        **dict.fromkeys(("tp", "cp", "pp", "vpp", "mbs", "dp", "micro_batch_size", "offload_alpha"), _CHOSEN_IN_PYTHON),
-        **dict.fromkeys(("tensor_model_parallel_size", "context_parallel_size"), _CHOSEN_IN_PYTHON),
-        "pipeline_model_parallel_size": _CHOSEN_IN_PYTHON,
-        **dict.fromkeys(("num_gpus", "n_gpus", "ngpus"), "memo calls it gpus"),
-        "gpu": "memo calls it hardware, such as 'h100-80'; gpus is how many there are",
-        **dict.fromkeys(
-            ("batch_size", "train_batch_size"), "memo calls it global_batch_size: of a step, over all GPUs"
-        ),
     },
     "memo import": {"model": "the directory stands alone: `memo import VALUE --out CHECKPOINT`"},
     "memo export": dict.fromkeys(
