@@ -20,7 +20,7 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -100,11 +100,11 @@ def _out_of_time(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def _limited(name: str, begin: str, end: str, num_characters: int = 0) -> Iterator[None]:
+def _limited(where: str, say: Callable[[str], str], num_characters: int = 0) -> Iterator[None]:
     """A context for what a template computes, within limits of memory and, in the main thread, of processor time.
 
-    Turns all errors of a template into a DataError of one line: `begin (reason)end`; `name` begins the messages about
-    limits. `num_characters`: of the conversation.
+    Turns all errors of a template into a DataError of one line, which begins with `where`; `say(reason)` is the rest of
+    it for errors that are no limits. `num_characters`: of the conversation.
     """
     memory_bytes = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHARACTER * num_characters
     has_timer = threading.current_thread() is threading.main_thread()
@@ -121,16 +121,16 @@ def _limited(name: str, begin: str, end: str, num_characters: int = 0) -> Iterat
                 signal.signal(signal.SIGVTALRM, before)
     except TimeoutError:
         raise DataError(
-            f"{name} takes more than {TIME_LIMIT_S:.0f} s of processor time; give another chat template"
+            f"{where} takes more than {TIME_LIMIT_S:.0f} s of processor time; give another chat template"
         ) from None
     except MemoryError:
         raise DataError(
-            f"{name} needs more than {memory_bytes >> 20} MiB of memory; give another chat template"
+            f"{where} needs more than {memory_bytes >> 20} MiB of memory; give another chat template"
         ) from None
     except Exception as error:
         words = " ".join(str(error).split())[:300]
         reason = words if isinstance(error, TemplateError) and words else f"{type(error).__name__}: {words}"
-        raise DataError(f"{begin} ({reason}){end}") from None
+        raise DataError(f"{where} {say(reason)}") from None
 
 
 class ChatTemplate:
@@ -150,7 +150,7 @@ class ChatTemplate:
         self.source, self.name, self._special_texts = source, name, tuple(special_texts)
         self._variables = dict(variables)
         self._marks = re.search(r"{%[-+]?\s*generation\s*[-+]?%}", source) is not None
-        with _limited(f"{name}:", f"{name}: no valid chat template", "; repair it"):
+        with _limited(f"{name}:", lambda reason: f"no valid chat template ({reason}); repair it"):
             self._template = _compiled(source)
 
     def render(self, conversation: Conversation) -> Rendered:
@@ -196,7 +196,11 @@ class ChatTemplate:
         """Render messages. With `asks` the text ends where the model shall answer."""
         given = {"messages": list(messages), "tools": tools, "documents": None, **self._variables}
         size = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
-        with _limited(where, f"{where} refuses {what}", "; repair the line, or give another chat template", size):
+
+        def say(reason: str) -> str:
+            return f"refuses {what} ({reason}); repair the line, or give another chat template"
+
+        with _limited(where, say, size):
             return self._template.render(**given, add_generation_prompt=asks)
 
     def _added(self, text: str, conversation: Conversation, where: str) -> list[tuple[int, int]]:
