@@ -13,8 +13,7 @@ from memo.config.flag import Flag
 from memo.config.require import require
 from memo.data import BuildSummary, CorpusFacts, Reading, build_chat, build_corpus, build_demo, build_pairs
 from memo.data.conversations import ChatForm
-from memo.data.progress import speed_line
-from memo.units import format_count
+from memo.units import format_bytes, format_count
 
 COMMANDS = (
     Command("demo", "build a corpus of texts that every machine has: Python's library", "memo.cli.data", "demo"),
@@ -149,7 +148,8 @@ def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str |
     for line in summary.left_out:
         print(line)
     if summary.num_bytes >= _SPEED_FROM_BYTES:
-        print(speed_line(summary.num_bytes, summary.seconds))
+        size, rate = format_bytes(summary.num_bytes), format_bytes(summary.num_bytes / max(summary.seconds, 1e-9))
+        print(f"read {size} in {summary.seconds:.1f} s, {rate} a second")
     flags = "" if summary.train.num_pairs is None else " --preference dpo"
     print(f"train on it: memo train --data-path {shlex.quote(str(summary.prefix))}{flags}")
 
