@@ -96,13 +96,6 @@ def test_every_kind_of_file_holds_the_same_documents(
     assert last.done_bytes <= (tmp_path / name).stat().st_size
 
 
-def test_an_element_of_a_list_has_a_largest_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "MAX_BYTES", 6)
-    (tmp_path / "a.json").write_text('["abcd", "abcde"]')
-    with pytest.raises(DataError, match=r"a.json: element 2 has more than 6 characters: split it"):
-        read_documents([tmp_path / "a.json"], "text")
-
-
 def test_a_packed_text_is_one_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"line\nline\n"))
     assert list(read_documents([tmp_path / "a.txt.gz"], "text")) == ["line\nline\n"]
