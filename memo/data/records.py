@@ -270,8 +270,6 @@ def _elements(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
             raise source.refusal(f"element {number} is nested too deep", "repair the file") from None
         except ValueError as error:
             raise source.refusal(f"element {number} is not JSON ({error})", "repair the file") from None
-        if end - at > MAX_BYTES:
-            raise source.refusal(f"element {number} has more than {MAX_BYTES} characters", "split it")
         yield number, text[at:end].encode("utf-8", "surrogatepass"), end - at
         at = after_blanks(end)
     if text[after_blanks(at + 1) :]:

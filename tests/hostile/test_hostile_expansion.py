@@ -71,10 +71,6 @@ def sparse(num_bytes: int, begin: bytes = b"") -> Callable[[Path], None]:
     return write
 
 
-def long_element(path: Path) -> None:
-    path.write_bytes(b'["' + b"a" * 65 * MIB + b'"]')
-
-
 DOCUMENTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "parquet": ("a.parquet", parquet, "^12 documents$"),
     "nested arrow": ("a.arrow", nested, "takes more than 40 MiB of memory to read"),
@@ -96,7 +92,6 @@ DOCUMENTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     ),
     "sparse lines": ("a.jsonl", sparse(200 << 30), "line 1 has more than 67108864 bytes"),
     "sparse table": ("a.csv", sparse(200 << 30), "line 1 has more than 67108864 bytes"),
-    "element of a list": ("a.json", long_element, "element 1 has more than 67108864 characters"),
 }
 
 
