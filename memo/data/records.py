@@ -14,12 +14,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 from memo.artifacts.reading import (
     MAX_BYTES,
+    MAX_VALUES,
     Source,
     decoded,
     kind_of,
@@ -31,13 +31,14 @@ from memo.artifacts.reading import (
 )
 from memo.data.conversations import is_conversation
 from memo.data.file_kinds import COMPRESSED_SUFFIXES, file_kind
-from memo.data.tables import MEMORY_BYTES, Record, limited, package, table_rows
+from memo.data.tables import MEMORY_BYTES, Record, package, table_rows
 from memo.errors import DataError, MemoError
 
 PIECE_BYTES, _PIECE_RECORDS = 1 << 20, 10_000
 """Limits of a piece: small enough that many processes share the work and that pieces are streamed."""
+_CHUNK_CHARACTERS = 1 << 20
 _LARGEST_DOCUMENT_BYTES = 1 << 31
-"""Limit of one text, and of a list of JSON: an index counts the tokens of a document in 31 bits."""
+"""Limit of one text: an index counts the tokens of a document in 31 bits."""
 _MOST_EXPANSION = 100
 """Factor by which a compressed text above MAX_BYTES may grow; usual texts grow by three to ten."""
 _MOST_PADDING_BYTES = 1 << 20
@@ -214,20 +215,13 @@ def _lines(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
 
 
 def _text(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
-    text = _whole_text(file, source, path)
-    yield 1, text, len(text)
-
-
-def _whole_text(file: BinaryIO, source: Source, path: Path) -> str:
     most = _LARGEST_DOCUMENT_BYTES
     if path.suffix.lower() in COMPRESSED_SUFFIXES:
         most = min(most, max(MAX_BYTES, _MOST_EXPANSION * path.stat().st_size))
     content = file.read(most + 1)
     if len(content) > most:
-        raise source.refusal(
-            f"has more than {most} bytes, which is the most of one document or list in such a file", "split it"
-        )
-    return decoded(content, source)
+        raise source.refusal(f"has more than {most} bytes, which is the most of one document in such a file")
+    yield 1, decoded(content, source), len(content)
 
 
 def _csv_rows(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
@@ -250,29 +244,60 @@ def _begins_a_list(file: BinaryIO) -> bool:
 
 
 def _elements(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
-    """Yield the elements of a list as JSON; the whole text is in memory, but one element at a time as a value."""
-    text, decode = _whole_text(file, source, path), json.JSONDecoder().raw_decode
+    """Yield the elements of a list as JSON; a list of any length needs the memory of a few elements."""
+    text, decode = io.TextIOWrapper(file, encoding="utf-8-sig"), json.JSONDecoder().raw_decode
+    buffer, at, is_all, number = "", 0, False, 0
 
-    def after_blanks(at: int) -> int:
-        return cast(re.Match[str], _BLANKS.match(text, at)).end()
+    def read_on() -> bool:
+        """Double the unread text, so that a long value is scanned few times. Returns false at the end."""
+        nonlocal buffer, at, is_all
+        found = text.read(max(_CHUNK_CHARACTERS, len(buffer) - at))
+        buffer, at, is_all = buffer[at:] + found, 0, not found
+        return not is_all
 
-    at, number = after_blanks(after_blanks(0) + 1), 0
-    while (found := text[at : at + 1]) != "]":
+    def next_character() -> str:
+        nonlocal at
+        while (at := cast(re.Match[str], _BLANKS.match(buffer, at)).end()) == len(buffer) and read_on():
+            pass
+        return buffer[at : at + 1]
+
+    def take(character: str) -> None:
+        nonlocal at
+        if (found := next_character()) != character:
+            what = repr(found) if found else "its end"
+            raise source.refusal(f"is not a list of JSON: {what} stands where {character!r} should", "repair the file")
+        at += 1
+
+    take("[")
+    while next_character() != "]":
         if number:
-            if found != ",":
-                what = repr(found) if found else "its end"
-                raise source.refusal(f"is not a list of JSON: {what} stands where ',' should", "repair the file")
-            at = after_blanks(at + 1)
+            take(",")
         number += 1
-        try:
-            _, end = limited(partial(decode, text, at))
-        except RecursionError:
-            raise source.refusal(f"element {number} is nested too deep", "repair the file") from None
-        except ValueError as error:
-            raise source.refusal(f"element {number} is not JSON ({error})", "repair the file") from None
-        yield number, text[at:end].encode("utf-8", "surrogatepass"), end - at
-        at = after_blanks(end)
-    if text[after_blanks(at + 1) :]:
+        next_character()
+        while True:
+            problem: object = "it goes on"
+            try:
+                end = decode(buffer, at)[1]
+                if end < len(buffer) or is_all:  # else a number may continue in the next chunk
+                    break
+            except RecursionError:
+                raise source.refusal(f"element {number} is nested too deep", "repair the file") from None
+            except ValueError as error:
+                problem = error
+            if is_all:
+                raise source.refusal(f"element {number} is not JSON ({problem})", "repair the file")
+            if len(buffer) - at > MAX_BYTES or sum(map(buffer.count, ",[{")) > MAX_VALUES + _CHUNK_CHARACTERS:
+                raise source.refusal(
+                    f"element {number} has more than {MAX_BYTES} characters or {MAX_VALUES} values, or is not JSON "
+                    f"({problem})",
+                    "split it",
+                )
+            read_on()
+        element = buffer[at:end].encode("utf-8", "surrogatepass")
+        at = end
+        yield number, element, len(element)
+    take("]")
+    if next_character():
         raise source.refusal("goes on after the end of its list", "repair the file")
 
 

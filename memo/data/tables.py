@@ -36,7 +36,7 @@ def package(name: str, path: Path) -> Any:
 def table_rows(mapped: Any, kind: str, path: Path, column: str | None) -> Iterator[Record]:
     """Yield rows of a Parquet file, or of an Arrow file or stream, as {column: value}."""
     if kind == "parquet":
-        file = limited(lambda: package("pyarrow.parquet", path).ParquetFile(mapped))
+        file = _limited(lambda: package("pyarrow.parquet", path).ParquetFile(mapped))
         columns, described = _columns(file.schema_arrow.names, column), file.metadata
         row_bytes = sum(described.row_group(i).total_byte_size for i in range(described.num_row_groups))
         num_rows = max(1, min(_ROWS, _ROWS_BYTES * described.num_rows // max(1, row_bytes)))
@@ -46,17 +46,17 @@ def table_rows(mapped: Any, kind: str, path: Path, column: str | None) -> Iterat
         ipc = package("pyarrow.ipc", path)
         is_file = mapped.read(6) == b"ARROW1"
         mapped.seek(0)
-        reader = limited(lambda: ipc.open_file(mapped) if is_file else ipc.open_stream(mapped))
+        reader = _limited(lambda: ipc.open_file(mapped) if is_file else ipc.open_stream(mapped))
         columns = _columns(reader.schema.names, column)
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
     number = 0
-    while (batch := limited(lambda: next(batches, None))) is not None:
+    while (batch := _limited(lambda: next(batches, None))) is not None:
         batch = batch if columns is None else batch.select(columns)
         batch.validate(full=True)  # offsets are mapped from the file, and damaged ones would end the process
         row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
         step = max(1, min(_ROWS, _ROWS_BYTES // row_bytes))
         for first in range(0, batch.num_rows, step):
-            for row in limited(batch.slice(first, step).to_pylist):
+            for row in _limited(batch.slice(first, step).to_pylist):
                 number += 1
                 yield number, {name: _without_nulls(value) for name, value in row.items()}, row_bytes
 
@@ -65,7 +65,7 @@ def _columns(names: list[str], column: str | None) -> list[str] | None:
     return [column] if column in names else None
 
 
-def limited(act: Callable[[], Any]) -> Any:
+def _limited(act: Callable[[], Any]) -> Any:
     """Return act(). Raises MemoryError if it takes too much memory."""
     with limited_memory(address_space_bytes() + MEMORY_BYTES):
         return act()
