@@ -58,9 +58,10 @@ def _problem(flag: str, prefix: str, model: str | None, missing: list[str]) -> s
     if path.is_dir():
         return _of_folder(flag, path, model)
     if path.exists():
-        kind = "a table" if file_kind(path) in ("csv", "parquet", "arrow") else "text"
         remedy = _build(flag, prefix, f"data/{name or 'texts'}", model, _command(path))
-        return f"that is {kind}, not a corpus of tokens: {remedy}"
+        if file_kind(path) in ("csv", "parquet", "arrow"):
+            return f"that is a table, not a corpus of tokens: {remedy}"
+        return f"that is text, not a corpus of tokens: {remedy}"
     if len(words) > 1 and is_weight(words[0]):
         listed = ", ".join(f'"{word}"' for word in words)
         return (
