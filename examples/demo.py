@@ -13,8 +13,7 @@ from pathlib import Path
 from memo import Trainer
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.data import build_demo
-from memo.data.chat_template import TEMPLATE_FILE
-from memo.data.chat_templates import CHAT_TEMPLATES
+from memo.data.chat_templates import CHAT_TEMPLATES, TEMPLATE_FILE
 
 RUN = Path("runs/demo")
 CORPUS, CHECKPOINTS, MODEL = RUN / "corpus", RUN / "checkpoints", RUN / "model"

@@ -3,16 +3,17 @@
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
+from memo.artifacts.fields import Count
 from memo.cli.main import Command, dispatch
 from memo.config.command_line import parse_options
 from memo.config.flag import Flag
 from memo.config.require import require
 from memo.data import BuildSummary, CorpusFacts, Reading, build_chat, build_corpus, build_demo, build_pairs
 from memo.data.conversations import ChatForm
-from memo.data.progress import speed_line
-from memo.units import format_count
+from memo.units import format_bytes, format_count
 
 COMMANDS = (
     Command("demo", "build a corpus of texts that every machine has: Python's library", "memo.cli.data", "demo"),
@@ -59,7 +60,7 @@ class _Options(_Split):
     """byte, a tokenizer.json or its directory, or bpe to train one on the corpus (set vocab-size)."""
     vocab_size: int | None = None
     """Vocabulary of a bpe tokenizer to train."""
-    workers: int = 0
+    workers: Count = 0
     """Processes that tokenize; 0: one for each core. The corpus does not depend on their number."""
 
 
@@ -113,39 +114,31 @@ class _Pairs(_Rendered):
     without prompt has it as the common beginning of chosen and rejected."""
 
 
-def demo(argv: Sequence[str]) -> None:
-    """`memo data demo OUT`."""
-    options = parse_options(_Demo, argv, prog="memo data demo", examples=("memo data demo data/demo",))
-    _build(build_demo, options, options.out)
-
-
-def build(argv: Sequence[str]) -> None:
-    """`memo data build IN... OUT`."""
-    _build_of_files(build_corpus, parse_options(_Build, argv, prog="memo data build", examples=BUILD_EXAMPLES))
-
-
-def chat(argv: Sequence[str]) -> None:
-    """`memo data chat IN... OUT`."""
-    _build_of_files(build_chat, parse_options(_Chat, argv, prog="memo data chat", examples=CHAT_EXAMPLES))
-
-
-def pairs(argv: Sequence[str]) -> None:
-    """`memo data pairs IN... OUT`."""
-    _build_of_files(build_pairs, parse_options(_Pairs, argv, prog="memo data pairs", examples=PAIRS_EXAMPLES))
-
-
-def _build_of_files(function: Callable[..., BuildSummary], options: _Build | _Rendered) -> None:
+def _run(
+    kind: type[_Split], function: Callable[..., BuildSummary], examples: Sequence[str], argv: Sequence[str]
+) -> None:
+    """`memo data NAME ...`: parse the options and build."""
+    prog = " ".join(examples[0].split()[:3])
+    options: Any = parse_options(kind, argv, prog=prog, examples=examples)
+    if kind is _Demo:
+        _build(function, options, options.out)
+        return
     paths = options.paths
     given = ", ".join(paths) or "none"
     require(len(paths) > 1, f"memo data needs two paths or more, but got {given}: give IN... and then OUT")
     _build(function, options, paths[:-1], paths[-1])
 
 
+demo = partial(_run, _Demo, build_demo, ("memo data demo data/demo",))
+build = partial(_run, _Build, build_corpus, BUILD_EXAMPLES)
+chat = partial(_run, _Chat, build_chat, CHAT_EXAMPLES)
+pairs = partial(_run, _Pairs, build_pairs, PAIRS_EXAMPLES)
+
+
 def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str | Sequence[str]) -> None:
     """Call a build function of memo.data, whose arguments are named like the options, and print a summary."""
     given = {name: value for name, value in vars(options).items() if name not in ("out", "paths", "eval_fraction")}
     reading = Reading(**{field.name: given.pop(field.name) for field in fields(Reading) if field.name in given})
-    require(reading.workers >= 0, f"--workers is {reading.workers}: give 1 or more, or 0 for one a core")
     summary = function(*paths, split_eval=options.eval_fraction, reading=reading, **given)
     print(_line(str(summary.prefix), summary.train))
     if summary.evaluation is not None:
@@ -155,7 +148,8 @@ def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str |
     for line in summary.left_out:
         print(line)
     if summary.num_bytes >= _SPEED_FROM_BYTES:
-        print(speed_line(summary.num_bytes, summary.seconds))
+        size, rate = format_bytes(summary.num_bytes), format_bytes(summary.num_bytes / max(summary.seconds, 1e-9))
+        print(f"read {size} in {summary.seconds:.1f} s, {rate} a second")
     flags = "" if summary.train.num_pairs is None else " --preference dpo"
     print(f"train on it: memo train --data-path {shlex.quote(str(summary.prefix))}{flags}")
 

@@ -7,15 +7,15 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from memo import __version__
+from memo.artifacts.fields import in_range
 from memo.cli import doctor_checks as checks
 from memo.cli.doctor_checks import Finding
 from memo.cli.doctor_ranks import from_slurm, with_ranks
 from memo.config.command_line import parse_options
 from memo.config.derived import world_size_from_env
-from memo.config.require import require
 from memo.errors import EXIT_FAILED, host_name
 from memo.text_table import text_table
 
@@ -39,7 +39,7 @@ class _Options:
     """Directory for checkpoints."""
     offload_nvme_path: str | None = None
     """Directory on a local disk, for records of activations that do not fit into host memory."""
-    wait_s: float = 60.0
+    wait_s: Annotated[float, in_range(1, 3600)] = 60.0
     """Under srun or torchrun: seconds that ranks wait for each other before a rank counts as missing."""
     json: bool = False
     """Print a JSON list of the findings."""
@@ -48,7 +48,6 @@ class _Options:
 def main(argv: Sequence[str]) -> int:
     """Run all checks and print them; returns the exit status."""
     options = parse_options(_Options, argv, prog="memo doctor", about=ABOUT, examples=EXAMPLES)
-    require(0 < options.wait_s <= 3600, f"--wait-s is {options.wait_s:g}: give seconds above 0, up to 3600, such as 60")
     found: list[Finding] | None = findings(options.save, options.offload_nvme_path)
     os.environ.update(from_slurm(os.environ))
     if found is not None and world_size_from_env() > 1:

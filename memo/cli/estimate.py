@@ -7,7 +7,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -15,13 +15,13 @@ from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.reading import Source, opened, read_table
 from memo.artifacts.regular_file import replacing
 from memo.cli.job import Job
+from memo.config.check_fields import check_conflicts
 from memo.config.command_line import parse_options
-from memo.config.flag import COUNT, TOKENS, Flag
+from memo.config.flag import COUNT, TOKENS, Flag, ReadWith
 from memo.config.flag_table import changed, dashed, entries_of
 from memo.config.model_name import check_planned_model
-from memo.config.require import require
 from memo.errors import ConfigError, writing
-from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
+from memo.estimate.cases import COLUMNS, COUNTED, METHODS, Case, read_case
 from memo.papers.methods import answer_by_paper
 from memo.search.costs import pinning
 from memo.search.estimating import Answer, answer
@@ -44,6 +44,9 @@ SIZES = {
 TIMES = ("step_time_s", "tflops_per_gpu", "mfu_percent", "tgs")
 ADDED = (*SIZES, "verdict", *TIMES)
 """Columns of the output; columns of time are filled for the methods memo and megatron-lm."""
+_COUNTED = ReadWith("method", COUNTED)
+_OF_TABLES = ("cases", "out", "llmem_corrected")
+"""Flags that go with a table of cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +81,18 @@ class _Options(Job):
     """none (default), selective or full; conflicts with alpha."""
     loss_chunk_size: Annotated[int | None, TOKENS] = None
     """Tokens whose logits exist at once; default: 1024, as in the trainer; for megatron-lm without alpha 0: all."""
-    method: str | None = None
-    """Program to estimate: memo (default) or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem, paper-alpha."""
+    method: str = METHODS[0]
+    """Program to estimate: memo or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem, paper-alpha."""
     llmem_corrected: bool = False
     """llmem: use corrected formulas, which reproduce every printed row, instead of the printed formulas."""
     cases: str | None = None
     """CSV file with one case in each row; needs --out, and takes no other flag except --llmem-corrected."""
-    out: str | None = None
+    out: Annotated[str | None, ReadWith("cases", use="--cases FILE")] = None
     """CSV file to write: all columns of the input and the answers."""
-    memory_plan: str | None = None
+    memory_plan: Annotated[str | None, _COUNTED] = None
     """Plan of `memo solve` for this case: its bytes replace the estimate of the memory that a step allocates."""
-    trace_out: str | None = None
-    """File for the simulated step, which https://ui.perfetto.dev opens; methods memo and megatron-lm."""
+    trace_out: Annotated[str | None, _COUNTED] = None
+    """File for the simulated step, which https://ui.perfetto.dev opens."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -97,6 +100,8 @@ class _Options(Job):
 def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for files that cannot be read or written, and cases that cannot be estimated."""
     options = parse_options(_Options, argv, prog="memo estimate", examples=EXAMPLES)
+    of_a_case = tuple(field.name for field in fields(options) if field.name not in _OF_TABLES)
+    check_conflicts(options, (("cases", of_a_case, "each row says it by a column, or it is for one case"),))
     if options.cases is None:
         _case(options)
     else:
@@ -113,20 +118,12 @@ def _evaluate(case: Case, options: _Options) -> Answer:
 
 def _case(options: _Options) -> None:
     """Answer one case, given by flags."""
-    require(
-        options.out is None, f"--out {options.out} takes the answers to a file, but --cases is not given: give both"
-    )
     if options.model is None:
         raise ConfigError("--model is not given: name a preset or a config.json, or give --cases, a table of models")
     check_planned_model(options.model)
     given = {name: value for name, value in changed(options).items() if name in COLUMNS}
     cells = {name: "true" if value is True else str(value).removesuffix(".0") for name, value in given.items()}
     case = read_case(cells, "memo estimate")
-    for name, why in (("memory_plan", "has its own account"), ("trace_out", "simulates no step")):
-        require(
-            case.method in COUNTED or getattr(options, name) is None,
-            f"{dashed(name)} conflicts with --method {case.method}, which {why}: drop one",
-        )
     result = _located("memo estimate", case, options)
     print(json.dumps(_as_object(case, result), indent=1) if options.json else _text(case, result))
 
@@ -136,15 +133,6 @@ def _table(cases: str, options: _Options) -> None:
     file appears when all rows are answered: a bad cell leaves no partial file."""
     if options.out is None:
         raise ConfigError(f"--cases {cases} needs a file for the answers, but --out is not given: give both")
-    for name in changed(options):
-        if name not in ("cases", "out", "llmem_corrected"):
-            is_column, conflicts = name in COLUMNS, f"{dashed(name)} conflicts with --cases {cases}"
-            remedy = (
-                ", whose rows say it: make it a column, or drop it"
-                if is_column
-                else ": it is for one case given by flags: drop one"
-            )
-            raise ConfigError(conflicts + remedy)
     rows = _answered(Path(cases), options)
     names, num_cases = list(next(rows)), 0
     added = [name for name in ADDED if name not in names]
@@ -155,11 +143,9 @@ def _table(cases: str, options: _Options) -> None:
             writer.writerow(row)
             num_cases += 1
     print(f"{options.out}: {num_cases} cases")
-    unread = [name for name in names if name not in (*COLUMNS, *ADDED)]
-    if unread:
+    if unread := [name for name in names if name not in (*COLUMNS, *ADDED)]:
         print(f"passed through unread: {visible(', '.join(unread))}; known columns: {', '.join(COLUMNS)}")
-    replaced = [name for name in names if name in ADDED]
-    if replaced:
+    if replaced := [name for name in names if name in ADDED]:
         print(f"replaced by the answers: {', '.join(replaced)}")
 
 
@@ -169,7 +155,10 @@ def _answered(path: Path, options: _Options) -> Iterator[dict[str, str]]:
     with opened(path, source) as file:
         rows = read_table(file, source)
         names = [name.strip() for name in next(rows, (0, []))[1]]
-        _check_names(names, source)
+        if doubled := [name for name, count in Counter(names).items() if count > 1]:
+            raise source.refusal(f"the column {doubled[0]} stands there twice", "keep one")
+        if "model" not in names:
+            raise source.refusal("line 1: there is no column model", f"add it, and any of {', '.join(COLUMNS)}")
         yield dict.fromkeys(names, "")
         for number, cells in rows:
             if not cells:  # a blank line
@@ -180,14 +169,6 @@ def _answered(path: Path, options: _Options) -> Iterator[dict[str, str]]:
                 raise ConfigError(f"{where}: {beyond!r} stands beyond the last column: remove it, or quote commas")
             row = dict(itertools.zip_longest(names, cells, fillvalue=""))
             yield row | _row(_located(where, read_case(_spelled_out(row), where), options))
-
-
-def _check_names(names: list[str], source: Source) -> None:
-    doubled = [name for name, count in Counter(names).items() if count > 1]
-    if doubled:
-        raise source.refusal(f"the column {doubled[0]} stands there twice", "keep one")
-    if "model" not in names:
-        raise source.refusal("line 1: there is no column model", f"add it, and any of {', '.join(COLUMNS)}")
 
 
 _FLAG_COLUMNS = {
@@ -211,15 +192,13 @@ def _located(where: str, case: Case, options: _Options) -> Answer:
         raise ConfigError(f"{where}: {text}") from None
 
 
-_SHORTER = {entry.field: entry.unit for entry in entries_of(_Options) if entry.unit is not None}
-
-
 def _spelled_out(row: Mapping[str, str]) -> dict[str, str]:
     """Return `row` with numbers such as 128K in digits. Other texts stay; `read_case` refuses them."""
     cells = dict(row)
-    for column, unit in _SHORTER.items():
+    for entry in entries_of(_Options):
         with contextlib.suppress(ValueError):
-            cells[column] = str(unit.parse(cells.get(column, "")))
+            if entry.unit is not None:
+                cells[entry.field] = str(entry.unit.parse(cells.get(entry.field, "")))
     return cells
 
 

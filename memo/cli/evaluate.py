@@ -4,17 +4,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from memo.artifacts.regular_file import replace_file
-from memo.config import RunConfig
 from memo.config.blend import read_blend, read_eval_sets
-from memo.config.check_fields import check_values
-from memo.config.evaluation_run import for_evaluation, require_weights
-from memo.config.flag_table import changed, dashed
-from memo.config.flags import parse_command
-from memo.config.launching import check_ranks, wanted_ranks
-from memo.config.require import require
+from memo.config.evaluation_run import evaluated_run
+from memo.config.flag import ReadWith
 from memo.data import CorpusFacts, NeedleDataset
 from memo.data.needle import check_needles
 from memo.errors import ConfigError, writing
@@ -35,31 +30,30 @@ EXAMPLES = (
 )
 
 
+_NEEDLE = ReadWith("needle")
+
+
 @dataclass(frozen=True)
 class _Options:
     """Options besides those of a run."""
 
     needle: bool = False
     """Hide keys with values in the texts, ask for the values at the end, and print how many are found by distance."""
-    num_needles: int = 8
-    """With --needle: number of pairs hidden in a sample, evenly spread."""
-    key_length: int = 4
-    """With --needle: tokens of a key."""
-    value_length: int = 4
-    """With --needle: tokens of a value; a value is found if all are right."""
+    num_needles: Annotated[int, _NEEDLE] = 8
+    """Number of pairs hidden in a sample, evenly spread."""
+    key_length: Annotated[int, _NEEDLE] = 4
+    """Tokens of a key."""
+    value_length: Annotated[int, _NEEDLE] = 4
+    """Tokens of a value; a value is found if all are right."""
     out: str | None = None
     """JSON file for the figures."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot start, if possible before torch is loaded."""
-    config, options = parse_command(
-        argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES, reads_run=True
-    )
-    check_values(config)
-    config = for_evaluation(config, wanted_ranks(config.parallel))
-    _check_options(config, options)
-    check_ranks(config, "memo evaluate", argv)
+    config, options = evaluated_run(argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES)
+    if options.needle:
+        check_needles(config.data.seq_length, options.num_needles, options.key_length, options.value_length)
     from memo.train.outputs import check_writable
     from memo.train.trainer import Trainer
 
@@ -78,19 +72,6 @@ def main(argv: Sequence[str]) -> None:
         if options.out is not None and trainer.mesh.rank == 0:
             with writing(f"--out {options.out}", ConfigError):
                 replace_file(options.out, json.dumps(found, indent=1) + "\n")
-
-
-def _check_options(config: RunConfig, options: _Options) -> None:
-    require_weights(config)
-    if options.needle:
-        lengths = (options.num_needles, options.key_length, options.value_length)
-        check_needles(config.data.seq_length, *lengths)
-        return
-    for name, value in changed(options).items():
-        require(
-            name == "out",
-            f"{dashed(name)} {value} is read with --needle alone, which is not given: give both or none",
-        )
 
 
 def _needles(trainer: "Trainer", options: _Options) -> NeedleDataset:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from memo.artifacts.fields import PositiveFloat
 from memo.config.command_line import parse_options
 from memo.config.flag import Flag
 from memo.config.hugging_face import CONFIG_FILE
@@ -27,7 +28,7 @@ class _Options:
     """Directory to write; it must not exist or be empty."""
     dtype: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
     """Dtype of the weights; default: the dtype in which the run computed, or unchanged after `memo import`."""
-    max_shard_gib: float = 5.0
+    max_shard_gib: PositiveFloat = 5.0
     """Weights are cut into files of at most this size; one file at a time is in memory."""
     tokenizer: str | None = None
     """Directory with the tokenizer's files, or a tokenizer.json; default: the tokenizer of the run."""
@@ -47,10 +48,6 @@ def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a model without an architecture of Hugging Face, and for files that cannot be read or
     written."""
     options = parse_options(_Options, argv, prog="memo export", examples=EXAMPLES)
-    require(
-        0 < options.max_shard_gib < float("inf"),
-        f"--max-shard-gib is {options.max_shard_gib}: give a positive number, such as the default 5",
-    )
     from memo.checkpoint.directory import has_checkpoint
     from memo.checkpoint.hugging_face.exporter import export_checkpoint
 

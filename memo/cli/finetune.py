@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from memo.artifacts.regular_file import removed_if_unused
 from memo.config import RunConfig
@@ -20,7 +20,7 @@ from memo.config.derived import world_size_from_env
 from memo.config.flags import parse_command
 from memo.config.launching import require_started
 from memo.data import PackedConversations, PackedDataset, PreferencePairs, Reading, build_chat, build_pairs
-from memo.data.chat_template import TEMPLATE_SUFFIX
+from memo.data.chat_templates import TEMPLATE_SUFFIX
 from memo.data.conversations import ChatForm
 from memo.errors import ConfigError, is_first_of_node
 from memo.train.stop import GracefulStop
@@ -122,16 +122,11 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
 
     prefix = f"{save}/data/{kind}"
     build = partial(build_chat, chat_form=options.chat_form) if kind == "chat" else build_pairs
+    fields: dict[str, Any] = {"tokenizer": config.data.tokenizer or model, "chat_template": options.chat_template}
+    reading = Reading(progress=config.logging.progress)
 
     def build_it() -> None:
-        build(
-            [train_data],
-            prefix,
-            tokenizer=config.data.tokenizer or model,
-            chat_template=options.chat_template,
-            split_eval=options.eval_fraction,
-            reading=Reading(progress=config.logging.progress),
-        )
+        build([train_data], prefix, **fields, split_eval=options.eval_fraction, reading=reading)
 
     on_first_rank(build_it)
     return prefix

@@ -3,12 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from memo.config import RunConfig
-from memo.config.check_fields import check_values
-from memo.config.evaluation_run import for_evaluation, require_weights
-from memo.config.flags import parse_command
-from memo.config.launching import check_ranks, wanted_ranks
+from memo.config.evaluation_run import evaluated_run
+from memo.config.flag import ReadWith
 from memo.config.require import require
 
 ABOUT = (
@@ -32,8 +30,8 @@ class _Options:
     """Texts to continue, one after another."""
     chat: bool = False
     """Treat each prompt as a user's message in the model's chat template, and print only the answer."""
-    chat_template: str | None = None
-    """With --chat: a Jinja file, or the directory of a model with a chat template; default: the template of the
+    chat_template: Annotated[str | None, ReadWith("chat")] = None
+    """A Jinja file, or the directory of a model with a chat template; default: the template of the
     conversations that the run learned, or of its model."""
     max_new_tokens: int = 64
     """The most tokens after each prompt; the model may end the document, or with --chat its answer, before."""
@@ -49,13 +47,11 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot start, if possible before torch is loaded."""
-    config, options = parse_command(
-        argv, _Options(), prog="memo generate", about=ABOUT, examples=EXAMPLES, reads_run=True
+    # Of a corpus only the tokenizer is read.
+    config, options = evaluated_run(
+        argv, _Options(), prog="memo generate", about=ABOUT, examples=EXAMPLES, needs_data=False
     )
-    check_values(config)
-    config = _without_data(for_evaluation(config, wanted_ranks(config.parallel)))
-    _check(config, options)
-    check_ranks(config, "memo generate", argv)
+    require(options.prompt, '--prompt is not given: give a text to continue, such as --prompt "Once upon a time"')
     from memo.train.generate import Sampling
     from memo.train.trainer import Trainer
 
@@ -70,17 +66,3 @@ def main(argv: Sequence[str]) -> None:
                 trainer.print(trainer.chat(text, chat_template=options.chat_template, **how))
             else:
                 trainer.print(text + trainer.generate(text, **how))
-
-
-def _without_data(config: RunConfig) -> RunConfig:
-    """Return `config` with mock data if it has no corpus; of a corpus only the tokenizer is read."""
-    return config if config.data.data_path is not None else config.override({"mock_data": True})
-
-
-def _check(config: RunConfig, options: _Options) -> None:
-    require_weights(config)
-    require(bool(options.prompt), '--prompt is not given: give a text to continue, such as --prompt "Once upon a time"')
-    require(
-        options.chat or options.chat_template is None,
-        f"--chat-template {options.chat_template} is read with --chat alone, which is not given: give both or none",
-    )

@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal
 from memo.cli.job import Job
 from memo.cli.waiting import waiting
 from memo.config import TrainingConfig
+from memo.config.check_fields import check_conflicts
 from memo.config.check_model import unscaled_length
 from memo.config.command_line import parse_options
-from memo.config.flag import COUNT, Flag
-from memo.config.flag_table import changed, dashed
+from memo.config.flag import COUNT, Flag, ReadWith
+from memo.config.flag_table import dashed
 from memo.config.require import require
-from memo.errors import ConfigError, tell
+from memo.errors import tell
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
 from memo.search.candidates import config_of, parse_layout
@@ -78,8 +79,8 @@ class _Options(Job):
     """memo: layouts of memo's own runs; llmem: the method of fine-tuning that LLMem's Algorithm 1 chooses, with its
     largest batch, by the paper's formulas; it takes only --model, --gpus, --seq-len, --hardware, --gpu-memory-gib,
     --llmem-corrected and --json."""
-    llmem_corrected: bool = False
-    """llmem: use corrected formulas, which reproduce every printed row, instead of the printed formulas."""
+    llmem_corrected: Annotated[bool, ReadWith("method", ("llmem",))] = False
+    """Use corrected formulas, which reproduce every printed row, instead of the printed formulas."""
     top: int = 10
     """Rows of the table: the best candidate of each tp x cp x pp."""
     all: bool = False
@@ -93,7 +94,9 @@ class _Options(Job):
     out: str | None = None
     """File for the best run that surely fits, for `memo train --config`. A faster run that may not fit, if the table
     says to try it first, gets a file next to it: run.first.toml for run.toml."""
-    data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
+    data_path: Annotated[
+        tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX"), ReadWith("out", use="--out FILE")
+    ] = None
     """Corpus, or corpora and their weights, to write into the file of --out."""
     trace_out: str | None = None
     """File for the simulated step of the best run, which https://ui.perfetto.dev opens."""
@@ -182,33 +185,21 @@ def _searching(what: str) -> Iterator[None]:
 
 
 _OF_LLMEM = {"gpus", "model", "seq_len", "hardware", "gpu_memory_gib", "method", "llmem_corrected", "json"}
-_OF_ONE_WAY = {
+_OF_ONE_WAY = (
     *("objective", "family", "min_tgs", "method", "llmem_corrected", "top", "all"),
     *("explain", "out", "data_path", "trace_out", "plot", "html"),
-}
+)
 """Flags of a plan for one machine and one way of training."""
+_CONFLICTS = (
+    ("compare", (*_OF_ONE_WAY, "gpus", "hardware", "gpu_memory_gib", "train_as"), "it shows one line a machine"),
+    ("train_as", (*_OF_ONE_WAY, "freeze", "train_only", "quantize"), "it shows one line a way of training"),
+    ("explain", ("objective", "all", "json", "out", "trace_out", "plot", "html"), "it only explains"),
+)
 
 
 def _check(options: _Options) -> None:
-    given, everything = changed(options), {field.name for field in fields(_Options)}
-    modes = (  # (flag of a mode, flags that conflict with it, why)
-        ("method", everything - _OF_LLMEM if options.method == "llmem" else set(), "whose paper does not know it"),
-        (
-            "compare",
-            _OF_ONE_WAY | {"gpus", "hardware", "gpu_memory_gib", "train_as"},
-            "which shows one line a machine",
-        ),
-        ("train_as", _OF_ONE_WAY | {"freeze", "train_only", "quantize"}, "which shows one line a way of training"),
-        ("explain", {"objective", "all", "json", "out", "trace_out", "plot", "html"}, "which only explains"),
-    )
-    for mode, strangers, why in modes:
-        for name in (name for name in given if mode in given and name in strangers):
-            value = "" if given[name] is True else f" {given[name]}"
-            raise ConfigError(f"{dashed(name)}{value} conflicts with {dashed(mode)} {given[mode]}, {why}: drop one")
-    require(
-        options.method == "llmem" or not options.llmem_corrected,
-        "--llmem-corrected conflicts with --method memo, which has no such formulas: give --method llmem",
-    )
+    strangers = [field.name for field in fields(options) if field.name not in _OF_LLMEM]
+    check_conflicts(options, (("method", tuple(strangers), "the paper of llmem does not know it"), *_CONFLICTS))
     require(
         not options.hardware.isdecimal(),
         f"--hardware {options.hardware} is a number, not a machine: did you mean --gpus {options.hardware}?",
@@ -220,10 +211,6 @@ def _check(options: _Options) -> None:
     require(
         options.objective != "max-seq-len" or options.seq_len == DEFAULT_SEQ_LEN,
         f"--seq-len {options.seq_len} conflicts with --objective max-seq-len, which finds it: leave one of both out",
-    )
-    require(
-        options.data_path is None or options.out is not None,
-        f"--data-path {' '.join(options.data_path or ())} goes into the run's file, but --out is not given: give both",
     )
     require(
         options.out is None or Path(options.out).name,

@@ -5,7 +5,8 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from memo.config.flag import COUNT, TOKENS
+from memo.cli.job import Job
+from memo.config.flag_table import entries_of
 from memo.config.other_names import advice
 from memo.errors import ConfigError
 from memo.search import planning
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from memo.search import Plan
 
 _KEYWORDS = tuple(inspect.signature(planning.plan).parameters)
-_SAME = {"seq_length": "seq_len", "gbs": "global_batch_size"}
-_UNITS = {"seq_len": TOKENS, "gpus": COUNT, "global_batch_size": COUNT}
 _LAYOUT = "memo.plan chooses it, and `plan.best.layout` says which; `memo estimate` asks about one layout"
 _AXES = ("tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size")
 _NOTES = {
@@ -24,27 +23,23 @@ _NOTES = {
     "gpu": "memo calls it hardware, such as 'h100-80'; gpus is how many there are",
     **dict.fromkeys(("batch_size", "train_batch_size"), "memo calls it global_batch_size: of a step, over all GPUs"),
 }
+_ENTRIES = {name: entry for entry in entries_of(Job) for name in (entry.field, *entry.mark.aliases)}
 
 
 @functools.wraps(planning.plan)
 def plan(*args: Any, **keywords: Any) -> "Plan":
     given: dict[str, Any] = {}
     for name, value in keywords.items():
-        ours = _SAME.get(name, name)
-        if ours not in _KEYWORDS:
+        entry = None if name in _NOTES else _ENTRIES.get(name)
+        field = name if entry is None else entry.field
+        if field not in _KEYWORDS:
             raise ConfigError(f"memo.plan: there is no argument '{name}': {_remedy(name)}")
-        given[ours] = _number(ours, value) if isinstance(value, str) and ours in _UNITS else value
+        is_number = entry is not None and int in entry.alternatives and isinstance(value, str)
+        given[field] = entry.read(value, f"memo.plan: {name}") if entry is not None and is_number else value
     return planning.plan(*args, **given)
 
 
 def _remedy(name: str) -> str:
-    found = _NOTES.get(name) or advice(name, {*_KEYWORDS, *_SAME}, str, "memo.plan")
+    found = _NOTES.get(name) or advice(name, {*_KEYWORDS, *_ENTRIES}, str, "memo.plan")
     near = difflib.get_close_matches(name, _KEYWORDS, n=1, cutoff=0.5)
     return found or (f"did you mean '{near[0]}'?" if near else f"use {', '.join(_KEYWORDS)}")
-
-
-def _number(name: str, text: str) -> int:
-    try:
-        return _UNITS[name].parse(text)
-    except ValueError:
-        raise ConfigError(f"memo.plan: {name} is '{text}': give {_UNITS[name].wanted}") from None

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from memo.config.flag import Flag
+from memo.config.flag import Flag, PositiveInt, SizeGib
 from memo.config.flags import parse_command
-from memo.config.require import require, require_count, require_gib
+from memo.config.require import require
 from memo.emulated_gpu.build import find_torch
 from memo.errors import ConfigError, tell
 from memo.estimate.hardware import Hardware
@@ -35,11 +35,11 @@ class _Options:
 
     gpu: Annotated[str | None, Flag(aliases=("hardware",))] = None
     """Machine by name, such as a100-40 or h100-80, or a TOML file of one."""
-    gpus: int | None = None
+    gpus: PositiveInt | None = None
     """All GPUs of the run."""
-    gpu_memory_gib: float | None = None
+    gpu_memory_gib: SizeGib | None = None
     """Memory of one GPU, as nvidia-smi reports it; default: the machine's."""
-    host_memory_gib: float | None = None
+    host_memory_gib: SizeGib | None = None
     """Host memory of each node that the run gets; default: the share of its GPUs in the machine's."""
     rank: int | None = None
     """The rank to rehearse; default: one rank each of the first, second and last pipeline stage, because ranks of a
@@ -58,7 +58,6 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError("--gpu is not given: name the GPU that the run will have, such as h100-80")
     if options.gpus is None:
         raise ConfigError("--gpus is not given: say on how many GPUs the run will be, such as 8")
-    require_count("--gpus", options.gpus)
     machine = _machine(options.gpu, options.gpus, options)
     run = Run(checked_run(config, options.gpus), options.gpus, machine)
     ranks, ranks_per_node = ranks_that_differ(run.config, run.gpus, options.rank), run.hardware.local_ranks(run.gpus)
@@ -85,9 +84,6 @@ def main(argv: Sequence[str]) -> None:
 
 def _machine(gpu: str, gpus: int, options: _Options) -> Hardware:
     """The part of the machine that the run gets."""
-    for flag, size in (("--gpu-memory-gib", options.gpu_memory_gib), ("--host-memory-gib", options.host_memory_gib)):
-        if size is not None:
-            require_gib(flag, size)
     machine = named_hardware("--gpu", gpu, options.gpu_memory_gib)
     require_full_nodes("--gpu", gpus, machine)
     require(

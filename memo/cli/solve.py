@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from memo.artifacts.fields import PositiveFloat
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.memory_trace import Trace
 from memo.config.command_line import parse_options
-from memo.config.flag import BYTES, TOKENS, Flag
-from memo.config.flag_table import dashed
+from memo.config.flag import BYTES, TOKENS, Flag, ReadWith
 from memo.config.require import require
 from memo.errors import EXIT_FAILED, tell
 from memo.planner.memory import minimalloc
@@ -30,23 +30,26 @@ EXAMPLES = (
 )
 
 
+_TRACE, _CSV = ReadWith("trace", use="--trace FILE"), ReadWith("csv", use="--csv FILE")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     out: str
     """File to write: a memory plan for --trace, a CSV file with offsets for --csv."""
     trace: tuple[str, ...] = ()
     """Memory trace of an iteration; or three or more traces of one run at different lengths, for --seq-length."""
-    seq_length: Annotated[int | None, TOKENS, Flag(aliases=("seq_len",))] = None
+    seq_length: Annotated[int | None, TOKENS, Flag(aliases=("seq_len",)), _TRACE] = None
     """With several traces: plan this length. Every request must be linear in the length; the third trace proves it."""
     csv: str | None = None
     """Blocks in minimalloc's format: columns id, lower, upper, size."""
-    planner: Planner | None = None
-    """With --trace. paper: in two levels; flat: all at once; auto (the default): the better of both."""
-    min_bytes: Annotated[int | None, BYTES] = None
-    """With --trace. Smaller requests are not planned (default: 1 MiB)."""
-    capacity: Annotated[int | None, BYTES] = None
-    """With --csv. Limit of the peak in bytes; the search ends as soon as it is met."""
-    time_limit: float = TIME_LIMIT_S
+    planner: Annotated[Planner | None, _TRACE] = None
+    """paper: in two levels; flat: all at once; auto (the default): the better of both."""
+    min_bytes: Annotated[int, BYTES, _TRACE] = MIB
+    """Smaller requests are not planned."""
+    capacity: Annotated[int | None, BYTES, _CSV] = None
+    """Limit of the peak in bytes; the search ends as soon as it is met."""
+    time_limit: PositiveFloat = TIME_LIMIT_S
     """Seconds for all solvers together."""
 
 
@@ -58,7 +61,6 @@ def main(argv: Sequence[str]) -> int:
         f"--trace is {' '.join(options.trace) or None} and --csv is {options.csv}, but one of them is what to solve: "
         "give exactly one",
     )
-    require(options.time_limit > 0, f"--time-limit is {options.time_limit}: give a number of seconds above 0")
     return _solve_trace(options) if options.csv is None else _solve_csv(options, options.csv)
 
 
@@ -82,11 +84,10 @@ def _trace(options: _Options) -> Trace:
 
 def _solve_trace(options: _Options) -> int:
     trace = _trace(options)
-    require(options.capacity is None, f"--capacity is {options.capacity}, but --trace has none: leave it out")
     planning = solve_trace(
         trace,
         planner=options.planner or "auto",
-        min_bytes=MIB if options.min_bytes is None else options.min_bytes,
+        min_bytes=options.min_bytes,
         time_limit_s=options.time_limit,
     )
     plan = planning.plan
@@ -99,9 +100,6 @@ def _solve_trace(options: _Options) -> int:
 
 
 def _solve_csv(options: _Options, path: str) -> int:
-    for name in ("planner", "min_bytes", "seq_length"):
-        flag, value = dashed(name), getattr(options, name)
-        require(value is None, f"{flag} is {value}, but --csv has no phases and no small requests: leave it out")
     problem = minimalloc.read_csv(path, options.capacity)
     solution = solve(problem, options.time_limit)
     minimalloc.write_csv(options.out, problem, solution)

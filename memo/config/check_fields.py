@@ -31,32 +31,46 @@ def check_fields(config: RunConfig, *sections: str) -> None:
     named = sections or [section.name for section in fields(config)]
     check_values(config, *named)
     for section in named:
-        kind: type = type(getattr(config, section))
-        for name, marks in reading_marks(kind).items():
-            written = given(config, name)
-            for mark in marks if written else ():
-                other = _value(config, mark.field)
-                require(
-                    mark.accepts(other),
-                    f"{written} has no use where {_told(mark.field, other)}: give {_use(mark)}, or leave it out",
-                )
+        _check_reading(config, getattr(config, section))
+
+
+def check_options(options: Any) -> None:
+    """`check_fields` for the flags that a command has besides those of a run, in one dataclass."""
+    _check_types(options)
+    _check_reading(options, options)
 
 
 def check_values(config: RunConfig, *sections: str) -> None:
     """Raises ConfigError for a value that the type of its field does not accept."""
     for section in sections or [section.name for section in fields(config)]:
-        values = getattr(config, section)
-        kind: type = type(values)
-        types = field_types(kind)
-        for entry in fields(values):
-            value = getattr(values, entry.name)
-            if isinstance(value, int | float | str):
-                remedy = "leave it out" if entry.default in (None, "") else f"the default {entry.default}"
-                checked(types[entry.name], value, dashed(entry.name), Source("", ConfigError, remedy))
+        _check_types(getattr(config, section))
 
 
-def check_conflicts(config: RunConfig, conflicts: Iterable[Conflict]) -> None:
-    """Raises ConfigError where two fields are given that cannot be together."""
+def _check_types(values: Any) -> None:
+    kind: type = type(values)
+    types = field_types(kind)
+    for entry in fields(values):
+        value = getattr(values, entry.name)
+        if isinstance(value, int | float | str):
+            remedy = "leave it out" if entry.default in (None, "") else f"the default {entry.default}"
+            checked(types[entry.name], value, dashed(entry.name), Source("", ConfigError, remedy))
+
+
+def _check_reading(config: Any, values: Any) -> None:
+    """Check the ReadWith marks of `values`, which name fields of `config`."""
+    kind: type = type(values)
+    for name, marks in reading_marks(kind).items():
+        written = given(config, name) if marks else ""
+        for mark in marks if written else ():
+            other = _value(config, mark.field)
+            require(
+                mark.accepts(other),
+                f"{written} has no use where {_told(mark.field, other)}: give {_use(mark)}, or leave it out",
+            )
+
+
+def check_conflicts(config: Any, conflicts: Iterable[Conflict]) -> None:
+    """Raises ConfigError where two fields, of a run or of the options of a command, cannot be together."""
     for name, others, why in conflicts:
         for other in others if given(config, name) else ():
             require(
@@ -72,10 +86,10 @@ def check_conditions(config: RunConfig, conditions: Iterable[Condition]) -> None
             raise ConfigError(filled(message, lambda name: _written(name, _value(config, name))))
 
 
-def given(config: RunConfig, name: str) -> str:
-    """The flag and its value as they were given; empty for a field that has its default, or an empty value where the
-    default is None."""
-    value, default = _value(config, name), getattr(type(getattr(config, section_of(name, ""))), name)
+def given(config: Any, name: str) -> str:
+    """The flag and its value as they were given, in a run or in the options of a command; empty for a field that has
+    its default, or an empty value where the default is None."""
+    value, default = _value(config, name), getattr(type(_owner(config, name)), name)
     return "" if value == default or (default is None and not value) else _written(name, value)
 
 
@@ -86,7 +100,7 @@ def _written(name: str, value: object) -> str:
 
 
 def _told(name: str, value: object) -> str:
-    state = "not given" if value in (None, "") and not isinstance(value, bool) else value
+    state = "not given" if value in (None, "", ()) and not isinstance(value, bool) else value
     return f"{dashed(name)} is {'off' if value is False else state}"
 
 
@@ -94,5 +108,10 @@ def _use(mark: ReadWith) -> str:
     return mark.use or f"{dashed(mark.field)} {either(mark.values)}".strip()
 
 
-def _value(config: RunConfig, name: str) -> Any:
-    return getattr(getattr(config, section_of(name, "")), name)
+def _value(config: Any, name: str) -> Any:
+    return getattr(_owner(config, name), name)
+
+
+def _owner(config: Any, name: str) -> Any:
+    """The dataclass with a field: a section of a run, or the options of a command themselves."""
+    return getattr(config, section_of(name, "")) if isinstance(config, RunConfig) else config

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from memo.artifacts.reading import shown
 from memo.config import help_text
+from memo.config.check_fields import check_options
 from memo.config.flag_table import CommandLine, Entry, FlagGroup, dashed
 from memo.config.other_names import NAMES_ELSEWHERE, advice
 from memo.errors import ConfigError
@@ -29,15 +30,17 @@ def parse_options(
 ) -> T:
     """Parse the flags of one command into its dataclass; `about` defaults to the dataclass's docstring.
 
-    Raises ConfigError for a word that is no flag, for a value that a flag does not take, and for a required flag that
-    is missing; SystemExit after --help.
+    Raises ConfigError for a word that is no flag, for a value that a flag does not take, for a flag that nothing reads
+    beside the others, and for a required flag that is missing; SystemExit after --help.
     """
     line = CommandLine(prog, about or kind.__doc__ or "", (FlagGroup(kind),), tuple(examples))
     wanted = help_text.request(argv)
     if wanted is not None:
         print(help_text.render(line, wanted))
         raise SystemExit(0)
-    return kind(**read_values(line, argv))
+    options = kind(**read_values(line, argv))
+    check_options(options)
+    return options
 
 
 def read_values(line: CommandLine, argv: Sequence[str]) -> dict[str, Any]:

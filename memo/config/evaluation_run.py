@@ -1,22 +1,39 @@
 """The configuration of a run that only evaluates."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from memo.config.blend import read_eval_sets
+from memo.config.check_fields import check_values
 from memo.config.derived import global_batch_size
+from memo.config.flags import Options, parse_command
 from memo.config.identity import DATA_FACTS, accepted_changes
+from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.memory import MemoryConfig
 from memo.config.require import require
 from memo.config.run import CheckpointConfig, LoggingConfig, RunConfig
 from memo.config.training import TrainingConfig
 
 
-def require_weights(config: RunConfig) -> None:
-    """Raises ConfigError unless the run names the weights that are evaluated."""
+def evaluated_run(
+    argv: Sequence[str], options: Options, *, prog: str, about: str, examples: Sequence[str], needs_data: bool = True
+) -> tuple[RunConfig, Options]:
+    """The configuration with which a command evaluates the weights of --model or --load, and its own options.
+
+    Without `needs_data` a run may have no corpus: its data are then mock data. Raises the errors of `parse_command`,
+    and ConfigError for a run that cannot start or names no weights.
+    """
+    config, options = parse_command(argv, options, prog=prog, about=about, examples=examples, reads_run=True)
+    check_values(config)
+    config = for_evaluation(config, wanted_ranks(config.parallel))
+    if not needs_data and config.data.data_path is None:
+        config = config.override({"mock_data": True})
     require(
         config.checkpoint.load or config.checkpoint.pretrained_checkpoint,
         "there are no weights: give --model DIR, a Hugging Face directory, or --load DIR, where a run saved",
     )
+    check_ranks(config, prog, argv)
+    return config, options
 
 
 def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:

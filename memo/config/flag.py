@@ -17,6 +17,7 @@ LARGEST = 1 << 40
 """The largest count that is accepted: a larger one in a table has usually lost its separator."""
 PositiveInt = Annotated[int, in_range(1, LARGEST)]
 NonNegativeInt = Annotated[int, in_range(0, LARGEST)]
+SizeGib = Annotated[float, in_range(above=0, high=LARGEST)]
 Share = Annotated[float, in_range(0, 1)]
 PathText = Annotated[str, Rule("that is not empty", bool)]
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from memo.artifacts.reading import is_there, shown
 from memo.config import command_line, help_text
+from memo.config.check_fields import check_options
 from memo.config.flag import Flag
 from memo.config.flag_table import CommandLine, FlagGroup
 from memo.config.launching import check_ranks
@@ -183,7 +184,9 @@ def _merged(values: dict[str, Any], options: Options) -> tuple[RunConfig, Option
     values = dict(values)
     run = _defaults(_Sources(values.pop("model", None), values.pop("config", None)))
     own = {name: values.pop(name) for name in vars(options) if name in values}
-    return run.replaced(values), dataclasses.replace(options, **own)  # type: ignore[type-var]
+    options = dataclasses.replace(options, **own)  # type: ignore[type-var]
+    check_options(options)
+    return run.replaced(values), options
 
 
 def _defaults(sources: _Sources) -> RunConfig:

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memo.data.sample import Sample
-from memo.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,16 +26,7 @@ class Batch:
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
-    """Stack samples of equal length into a batch.
-
-    Raises DataError for no samples, or for samples of different lengths.
-    """
-    lengths = sorted({len(sample.tokens) for sample in samples})
-    if len(lengths) != 1:
-        raise DataError(
-            f"a batch needs samples of one length, got lengths {lengths} in {len(samples)} samples; "
-            "draw them from one dataset"
-        )
+    """Stack one or more samples of one dataset, which have equal lengths."""
     cu_seqlens = tuple(tuple(sample.cu_seqlens.tolist()) for sample in samples)
     # None lets attention take its fastest path: one causal block per row.
     one_document_a_row = all(len(boundaries) == 2 for boundaries in cu_seqlens)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memo.data.chat_template import Rendered, load_chat_template
+from memo.data.chat_template import Rendered
+from memo.data.chat_templates import load_chat_template
 from memo.data.conversations import ChatForm, conversation_of
 from memo.data.corpus_builder import READING, BuildSummary, Reading, write_corpus
 from memo.data.corpus_writer import check_share

@@ -1,8 +1,7 @@
 """Chat templates: they turn a conversation into the model's text and tell which characters the assistant wrote.
 
-A model's own template (Jinja, in its tokenizer_config.json or chat_template.jinja) is rendered as transformers does, in
-a process of its own (chat_render.py), because templates are untrusted code. The characters of the assistant are found
-in one of two ways:
+A model's own template (Jinja, in its tokenizer_config.json or chat_template.jinja) is rendered as transformers does: in
+Jinja's sandbox, because templates are untrusted code. The characters of the assistant are found in one of two ways:
 
     {% generation %} ... {% endgeneration %}    the template marks them itself, or else
     prefixes                                    the text that an answer adds to the prompt for it:
@@ -18,35 +17,33 @@ answer and the next message are not learned, because a model that answers has st
 
 import contextlib
 import json
-import os
+import re
 import signal
-import subprocess
-import weakref
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.model_directory import model_file
-from memo.artifacts.python_process import python_command
-from memo.artifacts.reading import Source, read_json_object, read_text
-from memo.config import RunConfig
-from memo.config.blend import read_blend
-from memo.data.chat_templates import CHAT_TEMPLATES
-from memo.data.conversations import ASSISTANT, Conversation, Message
-from memo.data.tokenizer import ByteTokenizer
-from memo.errors import ConfigError, DataError
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-TEMPLATE_FILE = "chat_template.jinja"
-TEMPLATE_SUFFIX = f"-{TEMPLATE_FILE}"
-"""The prefix of a corpus of conversations and this suffix name the template that rendered the corpus."""
-MAX_SOURCE_CHARACTERS = 1 << 18
-"""Limit of a template; the longest templates in use have a tenth of it."""
-TIME_LIMIT_S, _MESSAGE_LIMIT_S = 3.0, 0.1
-"""Processor time to compile the template or render one conversation, thousands of times the usual time; and additional
-time for each message, because a conversation with many answers is rendered many times."""
-_TOKENIZER_CONFIG = "tokenizer_config.json"
-_ACCEPTED = f"one of {', '.join(CHAT_TEMPLATES)}, a file of Jinja, or the directory of a model that has one"
+from memo.artifacts.memory_limit import address_space_bytes, limited_memory
+from memo.data.conversations import ASSISTANT, Conversation, Message
+from memo.errors import DataError
+
+TIME_LIMIT_S = 3.0
+"""Processor time to compile a template or to render a text, thousands of times the usual time."""
+_MEMORY_BYTES, _MEMORY_BYTES_PER_CHARACTER = 512 << 20, 64
+"""Limit of additional memory: a constant, and bytes for each character of a conversation: for the text, its pieces and
+prefixes, at four bytes a character."""
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+"""They enclose the parts that a template marks. Unicode reserves both for use inside programs: they are no characters.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,79 @@ class Rendered:
     ends: bool = False
 
 
+class _Generation(Extension):
+    """{% generation %}: marks the text inside the block."""
+
+    tags = {"generation"}  # noqa: RUF012  as jinja2 reads it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Macro) -> str:
+        return f"{_BEGIN}{caller()}{_END}"
+
+
+def _compiled(source: str) -> Template:
+    """The template in the environment that transformers gives to templates."""
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+        # Jinja's own escapes HTML; dates and decimals of tables become text.
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, default=str, **options)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(source)
+
+
+def _out_of_time(*_: object) -> None:
+    raise TimeoutError
+
+
+@contextlib.contextmanager
+def _limited(where: str, say: Callable[[str], str], num_characters: int = 0) -> Iterator[None]:
+    """A context for what a template computes, within limits of memory and, in the main thread, of processor time.
+
+    Turns all errors of a template into a DataError of one line, which begins with `where`; `say(reason)` is the rest of
+    it for errors that are no limits. `num_characters`: of the conversation.
+    """
+    memory_bytes = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHARACTER * num_characters
+    has_timer = threading.current_thread() is threading.main_thread()
+    try:
+        before = signal.signal(signal.SIGVTALRM, _out_of_time) if has_timer else None
+        try:
+            if has_timer:
+                signal.setitimer(signal.ITIMER_VIRTUAL, TIME_LIMIT_S)
+            with limited_memory(address_space_bytes() + memory_bytes):
+                yield
+        finally:
+            if has_timer:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+                signal.signal(signal.SIGVTALRM, before)
+    except TimeoutError:
+        raise DataError(
+            f"{where} takes more than {TIME_LIMIT_S:.0f} s of processor time; give another chat template"
+        ) from None
+    except MemoryError:
+        raise DataError(
+            f"{where} needs more than {memory_bytes >> 20} MiB of memory; give another chat template"
+        ) from None
+    except Exception as error:
+        words = " ".join(str(error).split())[:300]
+        reason = words if isinstance(error, TemplateError) and words else f"{type(error).__name__}: {words}"
+        raise DataError(f"{where} {say(reason)}") from None
+
+
 class ChatTemplate:
-    """Renders conversations, in a process that ends with this object.
+    """Renders conversations.
 
     Args:
         source: the template in Jinja.
@@ -78,41 +146,38 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, variables: Mapping[str, str], special_texts: Sequence[str], name: str | Path
     ) -> None:
-        """Raises DataError for a template that Jinja cannot compile within the limits of chat_render.py."""
+        """Raises DataError for a template that Jinja cannot compile."""
         self.source, self.name, self._special_texts = source, name, tuple(special_texts)
-        if len(source) > MAX_SOURCE_CHARACTERS:
-            raise DataError(
-                f"{name}: a chat template of {len(source)} characters; memo takes up to {MAX_SOURCE_CHARACTERS}: give "
-                "another with --chat-template"
-            )
-        self._setup = {"source": source, "variables": dict(variables), "special_texts": list(special_texts)}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._start()
+        self._variables = dict(variables)
+        self._marks = re.search(r"{%[-+]?\s*generation\s*[-+]?%}", source) is not None
+        with _limited(f"{name}:", lambda reason: f"no valid chat template ({reason}); repair it"):
+            self._template = _compiled(source)
 
     def render(self, conversation: Conversation) -> Rendered:
         """Render the text of a conversation and find its learned parts.
 
-        Raises DataError, with the conversation's file and line, if the template refuses the conversation, takes more
-        time, memory or text than any template needs, or does not reveal what the assistant wrote.
+        Raises DataError, with the conversation's file and line, if the template refuses the conversation or does not
+        reveal what the assistant wrote.
         """
-        where, learned = conversation.where, conversation.learned
-        question = {"messages": conversation.messages, "tools": conversation.tools, "asks": False}
-        found = self._ask(question, f"{where}: {self.name} ")
-        spans = tuple((begin, end) for begin, end in found["spans"])
+        where, learned = f"{conversation.where}: {self.name}", conversation.learned
+        text = self._text(conversation.messages, conversation.tools, where, "the conversation")
+        if self._marks:
+            text, spans = _without_marks(text, conversation, where)
+        else:
+            spans = self._added(text, conversation, where)
         if not all(learned):
             if len(spans) != len(learned):  # spans cannot be matched with messages
                 raise DataError(
-                    f"{where}: a message has weight 0, but {self.name} marks {len(spans)} answers of {len(learned)}; "
-                    "mark each once, or leave weight out"
+                    f"{conversation.where}: a message has weight 0, but {self.name} marks {len(spans)} answers of "
+                    f"{len(learned)}; mark each once, or leave weight out"
                 )
-            spans = tuple(span for span, is_learned in zip(spans, learned, strict=True) if is_learned)
-        return Rendered(where, found["text"], spans)
+            spans = [span for span, is_learned in zip(spans, learned, strict=True) if is_learned]
+        return Rendered(conversation.where, text, tuple(spans))
 
     def prompt(self, messages: tuple[Message, ...], where: str) -> str:
         """The text up to where the model answers. Raises the DataErrors of `render`, which begin with `where`."""
-        question = {"messages": messages, "tools": None, "asks": True}
-        text: str = self._ask(question, f"{where}: {self.name} ")["text"]
-        return text
+        text = self._text(messages, None, f"{where}: {self.name}", "the conversation", asks=True)
+        return text.replace(_BEGIN, "").replace(_END, "") if self._marks else text
 
     def end_of_answer(self) -> str | None:
         """The special token that ends an answer; None if the template writes none, or refuses a plain question."""
@@ -125,131 +190,53 @@ class ChatTemplate:
         ends = [text for text in self._special_texts if learned.rstrip().endswith(text)]
         return max(ends, key=len, default=None)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        program = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
-        command = python_command(program, str(Path(__file__).with_name("chat_render.py")))
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-        weakref.finalize(self, process.kill)
-        self._process = process
-        self._ask(self._setup, f"{self.name}: ")
-        return process
+    def _text(
+        self, messages: Sequence[Message], tools: list[Any] | None, where: str, what: str, asks: bool = False
+    ) -> str:
+        """Render messages. With `asks` the text ends where the model shall answer."""
+        given = {"messages": list(messages), "tools": tools, "documents": None, **self._variables}
+        size = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
 
-    def _ask(self, question: dict[str, Any], begin: str) -> dict[str, Any]:
-        """The answer of the process. Raises DataError with a message that begins with `begin`; if the process has
-        ended, the next call starts a new one."""
-        process = self._process or self._start()
-        assert process.stdin is not None and process.stdout is not None
-        # ASCII without line breaks. Dates and decimals of tables become text, as a template would print them.
-        limit_s = TIME_LIMIT_S + _MESSAGE_LIMIT_S * len(question.get("messages", ()))
-        line = json.dumps({**question, "time_limit_s": limit_s}, default=str).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # the process has ended, as the missing answer shows below
-            process.stdin.write(line)
-            process.stdin.flush()
-        answer = process.stdout.readline()
-        if not answer.endswith(b"\n"):
-            self._process, status = None, process.wait()
-            why = f"ends the process that renders it (status {status})"
-            if status == -signal.SIGPROF:
-                why = f"takes more than {TIME_LIMIT_S:.0f} s of processor time"
-            raise DataError(f"{begin}{why}; give another chat template")
-        found: dict[str, Any] = json.loads(answer)
-        if "refusal" in found:
-            raise DataError(f"{begin}{found['refusal']}")
-        return found
+        def say(reason: str) -> str:
+            return f"refuses {what} ({reason}); repair the line, or give another chat template"
+
+        with _limited(where, say, size):
+            return self._template.render(**given, add_generation_prompt=asks)
+
+    def _added(self, text: str, conversation: Conversation, where: str) -> list[tuple[int, int]]:
+        """The span [begin, end) of each answer in `text`: what it adds to the prompt for it."""
+        messages, spans = conversation.messages, []
+        for i, message in enumerate(messages):
+            if message["role"] != ASSISTANT:
+                continue
+            prompt, answered = (
+                self._text(messages[:count], conversation.tools, where, f"its first {count} messages", asks)
+                for count, asks in ((i, True), (i + 1, False))
+            )
+            if not (answered.startswith(prompt) and text.startswith(answered)):
+                raise DataError(
+                    f"{where} writes messages[{i}] in another way when more follows, or without the prompt for an "
+                    "answer, so that what the assistant wrote cannot be told; put {% generation %} and "
+                    "{% endgeneration %} around it in a copy of the template, and name the copy with --chat-template"
+                )
+            answer = answered[len(prompt) :].rstrip()
+            ends_there = self._special_texts and answer.endswith(self._special_texts)
+            spans.append((len(prompt), len(prompt) + len(answer) if ends_there else len(answered)))
+        return spans
 
 
-def load_chat_template(
-    tokenizer: str | Path,
-    special_texts: Sequence[str],
-    given: str | Path | None = None,
-    flag: str = "--tokenizer",
-) -> ChatTemplate:
-    """Load the template of a tokenizer's directory (or of the directory of a tokenizer.json), or the `given` template.
-
-    Args:
-        given: a name of CHAT_TEMPLATES, a Jinja file, or a directory; the variables still come from `tokenizer`.
-        flag: the flag that gave `tokenizer`, for messages.
-
-    Raises ConfigError if there is no template, and DataError for a template that cannot be read.
-    """
-    is_bytes = str(tokenizer) == ByteTokenizer.name  # the byte tokenizer has no folder
-    folder = Path(tokenizer) if Path(tokenizer).is_dir() else Path(tokenizer).parent
-    config = {} if is_bytes else _read_config(folder)
-    found: tuple[str | Path, str] | None
-    if given is None:
-        found = None if is_bytes else _find(folder, config)
-    elif str(given) in CHAT_TEMPLATES:
-        found = f"--chat-template {given}", CHAT_TEMPLATES[str(given)]
-    elif Path(given).is_dir():
-        found = _find(Path(given), _read_config(Path(given)))
-    else:
-        found = given, _read_text(Path(given))
-    if found is None:
-        what = f"{flag} {tokenizer} comes" if given is None else f"--chat-template {given} comes"
-        raise ConfigError(
-            f"{what} without a chat template (neither {TEMPLATE_FILE} nor chat_template in {_TOKENIZER_CONFIG}): give "
-            f"--chat-template, {_ACCEPTED}"
+def _without_marks(marked: str, conversation: Conversation, where: str) -> tuple[str, list[tuple[int, int]]]:
+    """The text without its marks, and the spans that they enclosed."""
+    said = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False, default=str)
+    if _BEGIN in said or _END in said:
+        raise DataError(
+            f"{where} marks answers with U+FDD0 and U+FDD1, which are no characters, but the conversation holds them; "
+            "remove them"
         )
-    name, source = found
-    return ChatTemplate(source, variables=_tokens_in(config), special_texts=special_texts, name=name)
-
-
-def load_run_template(config: RunConfig, special_texts: Sequence[str], given: str | None = None) -> ChatTemplate:
-    """Load the chat template of a run: the `given` one, else the one that rendered its conversations, else the one of
-    its pretrained model or tokenizer.
-
-    Raises ConfigError if there is none, and the errors of `load_chat_template`.
-    """
-    words, pretrained = config.data.data_path, config.checkpoint.pretrained_checkpoint
-    prefixes = () if words is None else read_blend("--data-path", words).prefixes
-    learned = (f"{prefix}{TEMPLATE_SUFFIX}" for prefix in prefixes)
-    found = given or next(filter(os.path.exists, learned), None)
-    source = pretrained or config.data.tokenizer
-    if source is None and found is None:
-        raise ConfigError(
-            "there is no chat template, as the run has learned no conversations and names no model: give "
-            "--chat-template, a file of Jinja or the directory of a model that has one"
-        )
-    return load_chat_template(
-        source or ByteTokenizer.name, special_texts, found, "--model" if pretrained else "--tokenizer"
-    )
-
-
-def special_tokens(folder: Path) -> dict[str, str]:
-    """bos_token, eos_token and so on, as the tokenizer_config.json of a folder spells them. Raises DataError."""
-    return _tokens_in(_read_config(folder))
-
-
-def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str | Path, str] | None:
-    """(name, source) of a folder's template, or None; the file takes precedence over the configuration, as in
-    transformers."""
-    if model_file(folder, TEMPLATE_FILE) is not None:
-        return folder / TEMPLATE_FILE, _read_text(folder / TEMPLATE_FILE)
-    name = f"chat_template in {folder / _TOKENIZER_CONFIG}"
-    value = config.get("chat_template")
-    if isinstance(value, list):  # several, by name
-        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
-        value = named[-1].get("template") if named else None
-    if value is not None and not isinstance(value, str):
-        raise DataError(f"{name} is no text; repair it, or give --chat-template")
-    return None if value is None else (name, value)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json; empty if there is no such file."""
-    path = model_file(folder, _TOKENIZER_CONFIG)
-    source = Source(str(folder / _TOKENIZER_CONFIG), DataError, "download it again")
-    return {} if path is None else read_json_object(path, source)
-
-
-def _read_text(path: Path) -> str:
-    source = Source(f"--chat-template {path}", ConfigError, f"give {_ACCEPTED}")
-    return read_text(path, source, max_bytes=4 * MAX_SOURCE_CHARACTERS)
-
-
-def _tokens_in(config: Mapping[str, Any]) -> dict[str, str]:
-    """{name: text} of the special tokens in tokenizer_config.json, where each is a text or an object with a text."""
-    values = {key: value for key, value in config.items() if key.endswith("_token")}
-    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
-    return {key: text for key, text in texts.items() if isinstance(text, str)}
+    text, *pieces = marked.split(_BEGIN)
+    spans = []
+    for piece in pieces:
+        answer, _, rest = piece.partition(_END)
+        spans.append((len(text), len(text) + len(answer)))
+        text += answer + rest
+    return text, spans

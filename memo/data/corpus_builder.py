@@ -145,12 +145,12 @@ def write_corpus(
 ) -> BuildSummary:
     """Write the documents that `encoder` makes of all files; arguments and errors: see `build_corpus`."""
     errors, tokenizer, has_texts = _Errors(reading), encoder.tokenizer, encoder.sides is None
-    # The byte tokenizer is faster than sending texts to a process, a chat template already has its own process,
-    # and small inputs take less time than the start of processes.
-    is_alone = isinstance(tokenizer, ByteTokenizer) or not has_texts or found.num_bytes < _WORKERS_FROM_BYTES
+    # The byte tokenizer is faster than sending texts to a process, and small inputs take less time than the start of
+    # processes.
+    is_alone = (has_texts and isinstance(tokenizer, ByteTokenizer)) or found.num_bytes < _WORKERS_FROM_BYTES
     num_workers = 1 if is_alone else reading.workers or len(os.sched_getaffinity(0))
     with ExitStack() as stack:
-        corpus = CorpusWriter(stack, prefix, split_eval, tokenizer, encoder.template, encoder.sides)
+        corpus = CorpusWriter(stack, prefix, split_eval, encoder)
         what = "tokenizing" if has_texts else "rendering"
         reach = stack.enter_context(progress(what, found.num_bytes, reading.progress))
         start_s = time.perf_counter()

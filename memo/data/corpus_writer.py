@@ -5,17 +5,17 @@ All files of both parts are on disk before the first is renamed to its final nam
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memo.data.chat_template import TEMPLATE_SUFFIX
+from memo.data.chat_templates import TEMPLATE_SUFFIX
 from memo.data.completions import Document
+from memo.data.encode import AnswerEncoder, TextEncoder
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, mask_prefix
 from memo.data.hashing import uniform
 from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
-from memo.data.tokenizer import BPETokenizer, Tokenizer
+from memo.data.tokenizer import BPETokenizer
 from memo.errors import ConfigError, DataError
 
 EVAL_SUFFIX = "-eval"
@@ -36,70 +36,48 @@ def check_share(prefix: Path, split_eval: float) -> None:
 
 
 class CorpusWriter:
-    """Writes the corpus PREFIX, and a share `split_eval` of the documents to PREFIX-eval.
+    """Writes the corpus PREFIX of the documents of `encoder`, and a share `split_eval` of them to PREFIX-eval. The end
+    of `stack` moves the files into place, or removes them."""
 
-    Args:
-        stack: the end of this stack moves the files into place, or removes them.
-        template: the Jinja template that rendered the documents.
-        sides: documents of a group that have masks of learned tokens: 1 for conversations, 2 for pairs; None for texts,
-            which are learned whole.
-    """
-
-    def __init__(
-        self,
-        stack: ExitStack,
-        prefix: Path,
-        split_eval: float,
-        tokenizer: Tokenizer,
-        template: str | None = None,
-        sides: int | None = None,
-    ) -> None:
+    def __init__(self, stack: ExitStack, prefix: Path, split_eval: float, encoder: TextEncoder | AnswerEncoder) -> None:
         # Writers close in reverse order: the training corpus is moved into place last.
-        self._train = _Part(stack, prefix, tokenizer, template, sides)
-        self._evaluation = None
-        if split_eval > 0.0:
-            self._evaluation = _Part(stack, Path(f"{prefix}{EVAL_SUFFIX}"), tokenizer, template, sides)
+        names = [prefix] if split_eval == 0.0 else [prefix, Path(f"{prefix}{EVAL_SUFFIX}")]
+        self._parts = [_Part(stack, name, encoder) for name in names]
         self._split_eval = split_eval
         self.num_groups = self.num_empty_documents = 0
 
     def add(self, *group: Document) -> None:
         """Write documents that belong together to one part; an empty document is counted and left out."""
         number, self.num_groups = self.num_groups, self.num_groups + 1
-        part = self._train
-        if self._evaluation is not None and uniform((_SPLIT_KEY,), np.array([number]))[0] < self._split_eval:
-            part = self._evaluation
+        is_held_out = len(self._parts) > 1 and uniform((_SPLIT_KEY,), np.array([number]))[0] < self._split_eval
         for ids, mask in group:
             if len(ids):
-                part.add(ids, mask)
+                self._parts[int(is_held_out)].add(ids, mask)
             else:
                 self.num_empty_documents += 1
 
     def complete(self) -> tuple[CorpusFacts, CorpusFacts | None]:
-        """Bring both parts onto disk; returns their facts. Raises DataError if the split leaves a part empty."""
-        if self._evaluation is None:
-            return self._train.complete(), None
-        num_train, num_evaluation = self._train.tokens.num_documents, self._evaluation.tokens.num_documents
-        if not (num_train and num_evaluation):
+        """Bring all parts onto disk; returns their facts. Raises DataError if the split leaves a part empty."""
+        counts = [part.tokens.num_documents for part in self._parts]
+        if len(counts) > 1 and not all(counts):
             raise DataError(
-                f"{_SHARE} is {self._split_eval}, which leaves {num_train} documents to train on and {num_evaluation} "
-                f"to evaluate on; give a {'smaller' if num_evaluation else 'larger'} share, or more documents"
+                f"{_SHARE} is {self._split_eval}, which leaves {counts[0]} documents to train on and {counts[1]} "
+                f"to evaluate on; give a {'smaller' if counts[1] else 'larger'} share, or more documents"
             )
-        return self._train.complete(), self._evaluation.complete()
+        train, *evaluation = [part.complete() for part in self._parts]
+        return train, next(iter(evaluation), None)
 
 
 class _Part:
-    """Tokens and mask of one corpus, moved into place together, the tokens last."""
+    """The writers of the tokens and of the mask of one corpus."""
 
-    def __init__(
-        self, stack: ExitStack, prefix: Path, tokenizer: Tokenizer, template: str | None, sides: int | None
-    ) -> None:
-        self._tokenizer, self._template, self._sides, self._num_answer_tokens = tokenizer, template, sides, 0
-        self.tokens = stack.enter_context(IndexedDatasetWriter(prefix, smallest_dtype(tokenizer.vocab_size)))
-        self._mask = None
-        if sides is not None:
+    def __init__(self, stack: ExitStack, prefix: Path, encoder: TextEncoder | AnswerEncoder) -> None:
+        self._encoder, self._num_answer_tokens, self._mask = encoder, 0, None
+        self.tokens = stack.enter_context(IndexedDatasetWriter(prefix, smallest_dtype(encoder.tokenizer.vocab_size)))
+        if encoder.sides is not None:
             self._mask = stack.enter_context(IndexedDatasetWriter(mask_prefix(prefix), np.uint8))
 
-    def add(self, ids: NDArray[Any], mask: NDArray[Any]) -> None:
+    def add(self, ids: NDArray[np.integer], mask: NDArray[np.integer]) -> None:
         self.tokens.add_document(ids)
         if self._mask is not None:
             self._mask.add_document(mask)
@@ -107,7 +85,7 @@ class _Part:
 
     def complete(self) -> CorpusFacts:
         """Add facts, tokenizer and template. All files are then on disk, under temporary names."""
-        tokens, tokenizer, template = self.tokens, self._tokenizer, self._template
+        tokens, tokenizer, template = self.tokens, self._encoder.tokenizer, self._encoder.template
         is_file = isinstance(tokenizer, BPETokenizer)
         facts = CorpusFacts(
             tokenizer=f"{tokens.prefix.name}{TOKENIZER_SUFFIX}" if is_file else tokenizer.name,
@@ -116,14 +94,13 @@ class _Part:
             num_documents=tokens.num_documents,
             num_tokens=tokens.num_tokens,
             num_answer_tokens=None if self._mask is None else self._num_answer_tokens,
-            num_pairs=tokens.num_documents // 2 if self._sides == 2 else None,
+            num_pairs=tokens.num_documents // 2 if self._encoder.sides == 2 else None,
         )
         tokens.add_side_file(".json", facts.to_json().encode())
         if isinstance(tokenizer, BPETokenizer):
             tokens.add_side_file(TOKENIZER_SUFFIX, tokenizer.definition)
         if template is not None:
             tokens.add_side_file(TEMPLATE_SUFFIX, template.encode())
-        tokens.complete()
-        if self._mask is not None:
-            self._mask.complete()
+        for writer in filter(None, (tokens, self._mask)):
+            writer.complete()
         return facts

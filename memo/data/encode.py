@@ -60,6 +60,7 @@ class AnswerEncoder:
     """Encodes the `sides` texts that `render(record, where)` makes of each record; parts of each text are learned.
 
     Attributes:
+        sides: texts of a record with masks of learned tokens: 1 for conversations, 2 for pairs.
         template: the Jinja template that renders them, if any.
     """
 

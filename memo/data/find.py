@@ -44,25 +44,24 @@ def check_prefix(flag: str, prefix: str, model: str | None = None) -> None:
 
 def _problem(flag: str, prefix: str, model: str | None, missing: list[str]) -> str:
     path, suffix = Path(prefix), Path(prefix).suffix.lower()
+    name, words = path.name.partition(".")[0], prefix.split()
     if len(missing) == 1:
-        return f"{prefix}{_other(missing[0])} is there, but {prefix}{missing[0]} is not: bring both, or build it again"
+        (there,) = {*_PAIR} - {*missing}
+        return f"{prefix}{there} is there, but {prefix}{missing[0]} is not: bring both, or build it again"
+    if suffix in _PAIR and all(path.with_suffix(each).is_file() for each in _PAIR):
+        return f"that is one file of a corpus, which is named by what its files have in common: {flag} {prefix[:-4]}"
     if suffix in _PAIR:
-        if all(path.with_suffix(each).is_file() for each in _PAIR):
-            return (
-                f"that is one file of a corpus, which is named by what its files have in common: {flag} {prefix[:-4]}"
-            )
-        found = "is not there" if not path.exists() else f"has no {path.with_suffix(_other(suffix)).name} beside it"
+        (other,) = {*_PAIR} - {suffix}
+        found = f"has no {path.with_suffix(other).name} beside it" if path.exists() else "is not there"
         remedy = _build(flag, "texts.jsonl", prefix[:-4], model)
         return f"a corpus is a .bin and an .idx file, and this one {found}: {remedy}"
     if path.is_dir():
         return _of_folder(flag, path, model)
-    name = path.name.partition(".")[0]
     if path.exists():
         remedy = _build(flag, prefix, f"data/{name or 'texts'}", model, _command(path))
         if file_kind(path) in ("csv", "parquet", "arrow"):
             return f"that is a table, not a corpus of tokens: {remedy}"
         return f"that is text, not a corpus of tokens: {remedy}"
-    words = prefix.split()
     if len(words) > 1 and is_weight(words[0]):
         listed = ", ".join(f'"{word}"' for word in words)
         return (
@@ -71,7 +70,7 @@ def _problem(flag: str, prefix: str, model: str | None, missing: list[str]) -> s
     if file_kind(path) is not None:
         remedy = _build(flag, prefix, str(path.with_name(name)), model)
         return f"there is no such file, and a corpus is named without endings: {remedy}"
-    return _of_nothing(flag, prefix, model)
+    return f"there is no {prefix}.bin and {prefix}.idx: {_instead(flag, prefix, model)}"
 
 
 def _of_folder(flag: str, path: Path, model: str | None) -> str:
@@ -86,22 +85,18 @@ def _of_folder(flag: str, path: Path, model: str | None) -> str:
     return f"that is a folder without a corpus (PREFIX.bin and PREFIX.idx): {_demo(flag, 'data/demo')}"
 
 
-def _of_nothing(flag: str, prefix: str, model: str | None) -> str:
+def _instead(flag: str, prefix: str, model: str | None) -> str:
+    """What to do where nothing has the name."""
     folder = Path(prefix).parent
     there = sorted(str(each)[:-4] for each in folder.glob("*.idx")) if folder.is_dir() else []
     if near := difflib.get_close_matches(prefix, there, n=1, cutoff=0.6):
-        return f"there is no {prefix}.bin and {prefix}.idx: did you mean {flag} {near[0]}?"
-    remedy = f"{_build(flag, 'texts.jsonl', prefix, model)}; or for a first try, {_demo(flag, prefix)}"
+        return f"did you mean {flag} {near[0]}?"
     if hub_name(prefix) and not folder.is_dir():
-        remedy = (
+        return (
             f"memo reads local files, and a data set of Hugging Face comes with `hf download {prefix} --repo-type "
             f"dataset --local-dir {prefix}`; {_build(flag, prefix, f'data/{Path(prefix).name}', model)}"
         )
-    return f"there is no {prefix}.bin and {prefix}.idx: {remedy}"
-
-
-def _other(suffix: str) -> str:
-    return _PAIR[1 - _PAIR.index(suffix)]
+    return f"{_build(flag, 'texts.jsonl', prefix, model)}; or for a first try, {_demo(flag, prefix)}"
 
 
 def _command(path: Path) -> str:

@@ -52,8 +52,6 @@ _MAX_SEQUENCE_LENGTH = 2**31 - 1
 _FREE_DOCUMENTS = 1 << 20
 """This many documents may be empty; more documents need at least a byte of tokens each, which limits an index's size.
 """
-_CHUNK = 1 << 20
-"""Entries of an index that are checked at a time."""
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -188,7 +186,7 @@ class IndexedDataset:
         Raises DataError, which names the file and both values, if a file is missing, of another format or truncated,
         and for a part without documents.
         """
-        self.prefix, self._part = Path(prefix), part
+        self.prefix = Path(prefix)
         index_path, bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         for path in (index_path, bin_path):
             if not path.is_file():
@@ -239,9 +237,6 @@ class IndexedDataset:
             digest.update(self._tokens[start : start + _SLICE_TOKENS].tobytes())
         return f"{len(self)} documents of {len(self._tokens)} tokens, {digest.hexdigest()}"
 
-    def __reduce__(self) -> tuple[type["IndexedDataset"], tuple[Path, Part]]:
-        return IndexedDataset, (self.prefix, self._part)  # a worker process maps the file again instead of copying it
-
 
 def _read_index(path: Path, bin_bytes: int) -> tuple[np.dtype[Any], NDArray[np.int64]]:
     """Map and check an .idx file; returns the dtype and [D + 1] tokens at which documents begin, then their end."""
@@ -273,26 +268,10 @@ def _read_index(path: Path, bin_bytes: int) -> tuple[np.dtype[Any], NDArray[np.i
     lengths = np.frombuffer(content, "<i4", num_sequences, _HEADER.size)
     pointers = np.frombuffer(content, "<i8", num_sequences, _HEADER.size + num_sequences * 4)
     documents = np.frombuffer(content, "<i8", num_bounds, _HEADER.size + num_sequences * 12)
-    num_tokens = 0
-    for first in range(0, num_sequences, _CHUNK):
-        part, starts = lengths[first : first + _CHUNK].astype(np.int64), pointers[first : first + _CHUNK]
-        ends = num_tokens + np.cumsum(part)
-        if (part < 0).any() or not np.array_equal(starts, (ends - part) * dtype.itemsize):
-            raise DataError(f"{path}: lengths and pointers disagree; sequences must lie end to end: build it again")
-        num_tokens = int(ends[-1])
-    last = -1
-    for first in range(0, num_bounds, _CHUNK):
-        bounds = documents[first : first + _CHUNK]
-        # Compared instead of subtracted, because a difference of 64-bit numbers may overflow.
-        if (bounds[0] < last) or (bounds[1:] < bounds[:-1]).any() or bounds[-1] > num_sequences:
-            raise DataError(f"{path}: document bounds must rise from 0 to {num_sequences}; build it again")
-        last = int(bounds[-1])
-    if num_bounds == 0 or documents[0] != 0 or last != num_sequences:
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if (lengths < 0).any() or not np.array_equal(pointers, (ends - lengths) * dtype.itemsize):
+        raise DataError(f"{path}: lengths and pointers disagree; sequences must lie end to end: build it again")
+    is_whole = num_bounds > 0 and documents[0] == 0 and documents[-1] == num_sequences
+    if not is_whole or (documents[1:] < documents[:-1]).any():  # compared, because a difference of int64 may overflow
         raise DataError(f"{path}: document bounds must rise from 0 to {num_sequences}; build it again")
-    try:
-        offsets = np.full(num_bounds, num_tokens, dtype=np.int64)
-        inner = np.searchsorted(documents, num_sequences)
-        offsets[:inner] = pointers[documents[:inner]] // dtype.itemsize
-    except MemoryError:
-        raise DataError(f"{path}: its {num_bounds} document bounds take more memory than there is: split it") from None
-    return dtype, offsets
+    return dtype, np.concatenate((np.zeros(1, dtype=np.int64), ends))[documents]

@@ -5,7 +5,6 @@ import numpy as np
 from memo.config.identity import Fact
 from memo.data.hashing import hash64, uniform
 from memo.data.sample import Sample, cut_sample
-from memo.errors import ConfigError
 
 _NOISE = 0.1
 """Share of tokens that break the rule: small, so that it is learned fast, but above 0, so that the loss has a floor."""
@@ -22,16 +21,7 @@ class MockDataset:
 
     def __init__(self, vocab_size: int, seq_length: int, seed: int, mean_document_length: float | None = None) -> None:
         """mean_document_length: tokens, geometrically distributed; None makes each sample one document."""
-        for name, value in (
-            ("vocab_size", vocab_size),
-            ("seq_length", seq_length),
-            ("mean_document_length", mean_document_length),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} = {value} of the mock dataset; it must be at least 1")
-        self.vocab_size = vocab_size
-        self.seq_length = seq_length
-        self.seed = seed
+        self.vocab_size, self.seq_length, self.seed = vocab_size, seq_length, seed
         self.mean_document_length = mean_document_length
 
     def identity(self) -> dict[str, Fact]:
@@ -40,9 +30,7 @@ class MockDataset:
         return {"data_path": "mock data" if length is None else f"mock data, {length} tokens a document"}
 
     def sample(self, index: int) -> Sample:
-        """Sample `index`, a function of (seed, index) only. Raises IndexError for a negative index."""
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
+        """Sample `index`, a function of (seed, index) only."""
         offsets = np.arange(self.seq_length + 1)
         ends = self._document_ends(index)
         restarts = uniform((self.seed, index, _NOISE_STREAM), offsets) < _NOISE

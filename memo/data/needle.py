@@ -79,7 +79,7 @@ class NeedleDataset:
         self._keys, self._values = keys, values
 
     def sample(self, index: int) -> Sample:
-        """Raises IndexError for a negative index, ConfigError if the text has fewer different tokens than pairs."""
+        """Raises ConfigError if the text has fewer different tokens than pairs."""
         window = self._text(index)
         pairs = self._pairs(index, window[: self._text_length])
         for place, pair in zip(self._places(index), pairs, strict=True):

@@ -9,6 +9,7 @@ Attention, positions and loss stay inside documents. The fill is a separate docu
 window are chosen once (memo.data.best_fit), so all epochs have the same samples, each epoch in its own order.
 """
 
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -62,8 +63,6 @@ class PackedAnswers:
 
         Raises DataError if tokens and mask do not belong together, ConfigError if no group is left.
         """
-        if seq_length < 1:
-            raise ConfigError(f"seq-length = {seq_length}; it must be at least 1")
         lengths = indexed.document_lengths
         if not np.array_equal(lengths, answers.document_lengths) or len(lengths) % self.sides:
             raise DataError(
@@ -96,18 +95,16 @@ class PackedAnswers:
         shuffled, sizes = kept[permutation((seed, _GROUP_STREAM), len(kept))], np.minimum(longest, window)
         self._windows = best_fit(shuffled, sizes, window) if packing else [[int(group)] for group in shuffled]
         self.samples_per_epoch = self.sides * len(self._windows)
-        self._orders: dict[int, NDArray[np.int64]] = {}
+        self._order = lru_cache(_CACHED_EPOCHS)(self._ordered)
 
     def sample(self, index: int) -> Sample:
-        """Sample `index`, a function of (corpus, seq_length, seed, index). Raises IndexError for a negative index."""
+        """Sample `index`, a function of (corpus, seq_length, seed, index)."""
         lengths = [(document, int(self._lengths[document])) for document in self._documents(index)]
         documents = ((self._indexed[d][:length], self._answers[d][:length]) for d, length in lengths)
         return sample_of(documents, self.seq_length, self._fill)
 
     def groups(self, index: int) -> list[int]:
-        """The groups whose documents are in sample `index`, in order. Raises IndexError for a negative index."""
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
+        """The groups whose documents are in sample `index`, in order."""
         epoch, offset = divmod(index, self.samples_per_epoch)
         return self._windows[self._order(epoch)[offset // self.sides]]
 
@@ -145,12 +142,8 @@ class PackedAnswers:
         """The documents in the window of sample `index`, in order."""
         return [group * self.sides + index % self.sides for group in self.groups(index)]
 
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if epoch not in self._orders:
-            while len(self._orders) >= _CACHED_EPOCHS:
-                del self._orders[next(iter(self._orders))]
-            self._orders[epoch] = permutation((self.seed, epoch, _SAMPLE_STREAM), len(self._windows))
-        return self._orders[epoch]
+    def _ordered(self, epoch: int) -> NDArray[np.int64]:
+        return permutation((self.seed, epoch, _SAMPLE_STREAM), len(self._windows))
 
 
 class PackedConversations(PackedAnswers):

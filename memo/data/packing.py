@@ -12,6 +12,7 @@ end are no input in that epoch; the next epoch leaves over other tokens. No wind
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,6 @@ class PackedDataset:
 
     def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, packing: bool = True) -> None:
         """Raises ConfigError if the corpus is shorter than a window, DataError if it has floats."""
-        if seq_length < 1:
-            raise ConfigError(f"seq-length = {seq_length}; it must be at least 1")
         if not np.issubdtype(indexed.dtype, np.integer):
             raise DataError(f"{indexed.prefix}.bin holds {indexed.dtype} values; tokens must be integers")
         self.num_tokens = int(indexed.document_lengths.sum())
@@ -64,13 +63,10 @@ class PackedDataset:
         self._indexed = indexed
         # An empty document would be a boundary without tokens.
         self._documents = np.flatnonzero(indexed.document_lengths)
-        self._epochs: dict[int, _Epoch] = {}
+        self._epoch = lru_cache(_CACHED_EPOCHS)(self._ordered)
 
     def sample(self, index: int) -> Sample:
-        """Sample `index`, a function of (corpus, seq_length, seed, index).
-
-        Raises IndexError for a negative index.
-        """
+        """Sample `index`, a function of (corpus, seq_length, seed, index)."""
         epoch, start = self._window(index)
         stop = start + self.seq_length + 1
         first = int(np.searchsorted(epoch.ends, start, side="right"))
@@ -98,8 +94,6 @@ class PackedDataset:
 
     def _window(self, index: int) -> tuple[_Epoch, int]:
         """The epoch of sample `index`, and the offset in the epoch's tokens at which its window begins."""
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
         epoch_index, offset = divmod(index, self.samples_per_epoch)
         epoch = self._epoch(epoch_index)
         return epoch, int(epoch.windows[offset]) * self.seq_length
@@ -115,15 +109,10 @@ class PackedDataset:
             window[left - start : right - start] = self._indexed[document][left - begin : right - begin]
         return window
 
-    def _epoch(self, index: int) -> _Epoch:
-        if index not in self._epochs:
-            while len(self._epochs) >= _CACHED_EPOCHS:
-                del self._epochs[next(iter(self._epochs))]
-            order = permutation((self.seed, index, _DOCUMENT_STREAM), len(self._documents))
-            documents = self._documents[order]
-            self._epochs[index] = _Epoch(
-                documents=documents,
-                ends=np.cumsum(self._indexed.document_lengths[documents]),
-                windows=permutation((self.seed, index, _SAMPLE_STREAM), self.samples_per_epoch),
-            )
-        return self._epochs[index]
+    def _ordered(self, epoch: int) -> _Epoch:
+        documents = self._documents[permutation((self.seed, epoch, _DOCUMENT_STREAM), len(self._documents))]
+        return _Epoch(
+            documents=documents,
+            ends=np.cumsum(self._indexed.document_lengths[documents]),
+            windows=permutation((self.seed, epoch, _SAMPLE_STREAM), self.samples_per_epoch),
+        )

@@ -20,7 +20,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from memo.data.chat_template import ChatTemplate, Rendered, load_chat_template
+from memo.data.chat_template import ChatTemplate, Rendered
+from memo.data.chat_templates import load_chat_template
 from memo.data.conversations import ASSISTANT, Conversation, kind_of, read_messages
 from memo.data.corpus_builder import READING, BuildSummary, Reading, write_corpus
 from memo.data.corpus_writer import check_share

@@ -4,8 +4,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from memo.units import format_bytes
-
 
 @contextlib.contextmanager
 def progress(what: str, total_bytes: int, is_shown: bool = True) -> Iterator[Callable[[int], None]]:
@@ -26,8 +24,3 @@ def progress(what: str, total_bytes: int, is_shown: bool = True) -> Iterator[Cal
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda done_bytes: bar.update(task, completed=done_bytes)
-
-
-def speed_line(num_bytes: int, seconds: float) -> str:
-    """`read 1.50 GiB in 12.3 s, 124.88 MiB a second`."""
-    return f"read {format_bytes(num_bytes)} in {seconds:.1f} s, {format_bytes(num_bytes / max(seconds, 1e-9))} a second"

@@ -9,7 +9,7 @@ microbatches and then among ranks:
     rank 1                                  2 3               6 7
 """
 
-from memo.errors import CheckpointError, ConfigError
+from memo.errors import CheckpointError
 
 
 class GlobalBatchSampler:
@@ -20,30 +20,14 @@ class GlobalBatchSampler:
 
     def __init__(self, global_batch_size: int, seed: int, consumed_samples: int = 0) -> None:
         """`seed` is the seed that orders the dataset; it is kept so that a resumed run cannot change it unnoticed."""
-        if global_batch_size < 1:
-            raise ConfigError(f"global-batch-size = {global_batch_size}; it must be at least 1")
-        if consumed_samples < 0:
-            raise ConfigError(f"consumed_samples = {consumed_samples}; it must not be negative")
         self.global_batch_size = global_batch_size
         self.seed = seed
         self.consumed_samples = consumed_samples
 
     def indices(self, dp_rank: int, dp_size: int, micro_batch_size: int) -> list[list[int]]:
-        """Samples of the next global batch for one rank: a list of micro_batch_size indices for each microbatch.
-
-        Raises ConfigError if the global batch does not divide evenly, or for a rank outside dp_size.
-        """
-        if dp_size < 1 or micro_batch_size < 1 or not 0 <= dp_rank < dp_size:
-            raise ConfigError(
-                f"dp rank {dp_rank} of {dp_size} with micro-batch-size = {micro_batch_size}; "
-                "sizes must be at least 1 and the rank below dp"
-            )
+        """Samples of the next global batch for one rank: a list of micro_batch_size indices for each microbatch. The
+        global batch is a multiple of dp_size x micro_batch_size, as memo.config checks."""
         stride = dp_size * micro_batch_size
-        if self.global_batch_size % stride:
-            raise ConfigError(
-                f"global-batch-size = {self.global_batch_size} is not a multiple of micro-batch-size x dp "
-                f"= {micro_batch_size} x {dp_size} = {stride}; change one of them"
-            )
         begin = self.consumed_samples + dp_rank * micro_batch_size
         end = self.consumed_samples + self.global_batch_size
         return [list(range(first, first + micro_batch_size)) for first in range(begin, end, stride)]

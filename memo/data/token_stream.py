@@ -62,14 +62,13 @@ class TokenStream:
         self._is_read_once = not self._has_numbers and iter(source) is source
         self._kept: dict[int, Sample] = {}
         self._restart()
-        self._first = self.sample(0)
+        first, digest = self.sample(0), checksum()
+        digest.update(first.tokens.astype("<i8").tobytes())
+        digest.update(first.loss_mask.astype("<f4").tobytes())
+        self._begin = f"a stream that begins with {digest.hexdigest()}"
 
     def sample(self, index: int) -> Sample:
-        """Sample `index`. Raises IndexError below 0, DataError for bad items and for an iterator that has ended."""
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
-        if index == 0 and hasattr(self, "_first"):
-            return self._first
+        """Sample `index`. Raises DataError for bad items and for an iterator that has ended."""
         if index in self._kept:
             return self._kept[index]
         if index < self._next:
@@ -105,10 +104,7 @@ class TokenStream:
 
     def identity(self) -> dict[str, Fact]:
         """{flag: fact} that identifies the stream, by its first sample."""
-        digest = checksum()
-        digest.update(self._first.tokens.astype("<i8").tobytes())
-        digest.update(self._first.loss_mask.astype("<f4").tobytes())
-        return {"data_path": f"a stream that begins with {digest.hexdigest()}", "packing": self.packing}
+        return {"data_path": self._begin, "packing": self.packing}
 
     def describe(self) -> str:
         """A description for people."""
@@ -155,13 +151,13 @@ class TokenStream:
             if isinstance(item, int | np.integer) and not isinstance(item, bool):
                 single.append(int(item))
                 if len(single) == _MOST_IDS:
-                    yield _of_ids(np.array(single), ends=False)
+                    yield _document(np.array(single), ends=False)
                     single = []
                 continue
             where = f"{self._name} ({self._kind}), item {number}"
             yield from _documents_of(self._ids_of(item, where) if isinstance(item, str) else item, where)
         if single:
-            yield _of_ids(np.array(single), ends=True)
+            yield _document(np.array(single))
 
     def _ids_of(self, text: str, where: str) -> NDArray[np.integer]:
         """The tokens of a text and the end-of-document token, as in a corpus."""
@@ -191,10 +187,11 @@ def is_stream(source: Any) -> bool:
     return not isinstance(source, str | bytes | Mapping) and (has_numbers(source) or hasattr(source, "__iter__"))
 
 
-def _of_ids(ids: NDArray[np.integer], ends: bool) -> _Document:
+def _document(ids: NDArray[np.integer], learned: NDArray[np.bool_] | None = None, ends: bool = True) -> _Document:
     last = np.zeros(len(ids), dtype=np.bool_)
     last[-1:] = ends
-    return ids.astype(np.int64), np.ones(len(ids), dtype=np.float32), last
+    mask = np.ones(len(ids)) if learned is None else learned
+    return ids.astype(np.int64), mask.astype(np.float32), last
 
 
 def _documents_of(item: Any, where: str) -> Iterator[_Document]:
@@ -203,25 +200,21 @@ def _documents_of(item: Any, where: str) -> Iterator[_Document]:
     if "input_ids" not in fields:
         names = ", ".join(map(str, fields))
         raise DataError(f"{where} has the fields {names}, but not input_ids: hand out token ids, or the texts alone")
-    ids = _rows(fields["input_ids"], f"{where}: input_ids")
-    attention, labels = np.ones_like(ids), ids
-    if fields.get("attention_mask") is not None:
-        attention = _rows(fields["attention_mask"], f"{where}: attention_mask")
-    if fields.get("labels") is not None:
-        labels = _rows(fields["labels"], f"{where}: labels")
-    for name, rows in (("attention_mask", attention), ("labels", labels)):
-        if rows.shape != ids.shape:
-            raise DataError(f"{where}: {name} has the shape {rows.shape}, but input_ids {ids.shape}: make them equal")
-    if not ((labels == ids) | (labels == _NOT_LEARNED) | (attention == 0)).all():
+    named = ["input_ids", *(name for name in ("attention_mask", "labels") if fields.get(name) is not None)]
+    rows = {name: _rows(fields[name], f"{where}: {name}") for name in named}
+    ids = rows["input_ids"]
+    for name, found in rows.items():
+        if found.shape != ids.shape:
+            raise DataError(f"{where}: {name} has the shape {found.shape}, but input_ids {ids.shape}: make them equal")
+    kept, labels = rows.get("attention_mask", np.ones_like(ids)) != 0, rows.get("labels", ids)
+    if not ((labels == ids) | (labels == _NOT_LEARNED) | ~kept).all():
         raise DataError(
             f"{where}: labels differ from input_ids: give the ids themselves, unshifted, or {_NOT_LEARNED} for what is "
             "not learned"
         )
-    for row, kept in zip(range(len(ids)), attention != 0, strict=True):
-        if kept.any():
-            document = _of_ids(ids[row][kept], ends=True)
-            document[1][labels[row][kept] == _NOT_LEARNED] = 0.0
-            yield document
+    for own, is_kept, label in zip(ids, kept, labels, strict=True):
+        if is_kept.any():
+            yield _document(own[is_kept], label[is_kept] != _NOT_LEARNED)
 
 
 def _rows(value: Any, where: str) -> NDArray[np.integer]:

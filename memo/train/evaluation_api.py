@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from memo.data import NeedleDataset, PreferencePairs, Sample, Tokenizer, load_tokenizer
-from memo.data.chat_template import load_run_template
+from memo.data.chat_templates import load_run_template
 from memo.errors import ConfigError
 from memo.mesh.objects import from_rank_zero
 from memo.train.data_sources import evaluation_set, open_dataset

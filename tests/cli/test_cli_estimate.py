@@ -254,7 +254,7 @@ def test_a_memory_plan_takes_the_place_of_the_estimate(tmp_path: Path, capsys: C
     assert planned["states_gib"] == estimated["states_gib"]
     assert planned["activations_gib"] == pytest.approx((arena_bytes + parts["rounding_buffers"]) / GIB)
     says = refusal([*case[1:], "--method", "eq18", "--memory-plan", str(tmp_path / "plan.json")], capsys)
-    assert "--memory-plan conflicts with --method eq18" in says
+    assert "has no use where --method is eq18" in says
 
 
 def test_a_row_without_a_model(tmp_path: Path, capsys: Capture) -> None:

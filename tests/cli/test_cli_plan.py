@@ -305,12 +305,12 @@ def test_llmem_chooses_a_method_of_fine_tuning(tmp_path: Path, capsys: Capture) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--top", "3"], "--top 3 conflicts with --method llmem, whose paper does not know it: drop one"),
-        (["--all"], "--all conflicts with --method llmem, whose paper does not know it: drop one"),
-        (["--gbs", "8"], "--global-batch-size 8 conflicts with --method llmem, whose paper does not know it: drop one"),
+        (["--top", "3"], "--method llmem conflicts with --top 3: the paper of llmem does not know it"),
+        (["--all"], "--method llmem conflicts with --all: the paper of llmem does not know it"),
+        (["--gbs", "8"], "--method llmem conflicts with --global-batch-size 8: the paper of llmem does not know it"),
         (
             ["--method", "memo", "--llmem-corrected"],
-            "--llmem-corrected conflicts with --method memo, which has no such",
+            "--llmem-corrected has no use where --method is memo: give --method llmem",
         ),
     ],
 )

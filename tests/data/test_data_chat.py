@@ -14,8 +14,7 @@ from documents import read_conversations
 
 from memo.cli.main import main
 from memo.data import CorpusFacts, IndexedDataset, build_chat, load_corpus_tokenizer, load_tokenizer
-from memo.data.chat_template import load_chat_template
-from memo.data.chat_templates import CHAT_TEMPLATES
+from memo.data.chat_templates import CHAT_TEMPLATES, load_chat_template
 from memo.data.conversations import Conversation
 from memo.data.encode import answer_mask
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Located

@@ -8,7 +8,8 @@ from chats import CHATS, STYLES, template, write_chats, write_tokenizer
 
 from memo.config import RunConfig
 from memo.data import build_chat
-from memo.data.chat_template import ChatTemplate, load_chat_template, load_run_template
+from memo.data.chat_template import ChatTemplate
+from memo.data.chat_templates import load_chat_template, load_run_template
 from memo.data.tokenizer import load_tokenizer
 from memo.errors import ConfigError, DataError
 

@@ -1,6 +1,5 @@
 """The .bin/.idx pair: exact bytes, round trips, refusals, and what a failed or killed build leaves behind."""
 
-import pickle
 import signal
 import struct
 import subprocess
@@ -94,13 +93,6 @@ def test_index_out_of_range_and_read_only(tmp_path: Path) -> None:
             dataset[document]
     with pytest.raises(ValueError, match="read-only"):
         dataset[0][0] = 1
-
-
-def test_pickle_carries_no_tokens(tmp_path: Path) -> None:
-    write(tmp_path / "corpus", [[1] * 10_000])
-    content = pickle.dumps(IndexedDataset(tmp_path / "corpus"))
-    assert len(content) < 1000
-    assert pickle.loads(content)[0].sum() == 10_000
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,6 @@ def test_samples_are_a_function_of_seed_and_index() -> None:
     assert (one.questions(3).distances != other.questions(3).distances).any()
     haystack = MockDataset(HAYSTACK_VOCABULARY, 301, 3, 40).sample(3)
     assert (one.sample(3).tokens == haystack.tokens).mean() > 0.5  # the rest is hidden or asked
-    with pytest.raises(IndexError, match="-1"):
-        one.sample(-1)
 
 
 def test_keys_and_values_are_of_the_text_and_avoid_what_they_must() -> None:

@@ -1,6 +1,5 @@
 """Packed samples against a token-by-token reconstruction, and what an epoch covers."""
 
-import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -117,8 +116,6 @@ def test_order_depends_on_seed_and_epoch_only(tmp_path: Path) -> None:
     # Samples themselves are shuffled: they do not follow one another in the epoch's text.
     following = sum(a[-1] + 1 == b[0] for a, b in zip(epochs[0], epochs[0][1:], strict=False))
     assert following < len(epochs[0]) / 2
-    copy = pickle.loads(pickle.dumps(first))
-    assert order(copy, 1) == epochs[1]
 
 
 def test_the_order_of_samples_differs_between_epochs_where_documents_cannot(tmp_path: Path) -> None:
@@ -145,10 +142,9 @@ def test_two_epochs_are_kept_and_no_more(tmp_path: Path, monkeypatch: pytest.Mon
         for epoch in (0, 1):
             dataset.sample(epoch * size)
     assert len(made) == len(set(made)) == 4  # documents and samples of two epochs
-    num_bytes = len(pickle.dumps(dataset))
     for epoch in range(2, 6):
         dataset.sample(epoch * size)
-        assert len(pickle.dumps(dataset)) == num_bytes
+        assert dataset._epoch.cache_info().currsize == 2
 
 
 def test_sample_order_never_changes() -> None:
@@ -178,10 +174,6 @@ def test_refusals(tmp_path: Path) -> None:
     assert PackedDataset(corpus, 7, seed=0).samples_per_epoch == 1
     with pytest.raises(ConfigError, match=r"seq-length = 8 needs at least 9 tokens, but .*corpus has only 8"):
         PackedDataset(corpus, 8, seed=0)
-    with pytest.raises(ConfigError, match="seq-length = 0"):
-        PackedDataset(corpus, 0, seed=0)
-    with pytest.raises(IndexError, match="-1"):
-        PackedDataset(corpus, 4, seed=0).sample(-1)
     with IndexedDatasetWriter(tmp_path / "floats", "<f4") as writer:
         writer.add_document(np.zeros(9, dtype="<f4"))
     with pytest.raises(DataError, match=r"floats.bin holds float32"):

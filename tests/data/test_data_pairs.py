@@ -165,8 +165,6 @@ def test_each_epoch_holds_every_pair_once(tmp_path: Path, packing: bool) -> None
             seen += [(pair, index % 2) for pair in data.groups(index)]
         assert sorted(seen) == [(pair, side) for pair in range(30) for side in (0, 1)]
     assert [data.groups(i) for i in (0, 2, 4, 6)] != [data.groups(data.samples_per_epoch + i) for i in (0, 2, 4, 6)]
-    with pytest.raises(IndexError, match="sample index -1 is negative"):
-        data.sample(-1)
 
 
 def test_long_answers_are_cut_or_their_pairs_left_out(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from memo.data.batch import collate
 from memo.data.mock import MockDataset
 from memo.data.sample import Sample, cut_sample
 from memo.data.sampler import GlobalBatchSampler
-from memo.errors import CheckpointError, ConfigError, DataError
+from memo.errors import CheckpointError
 
 
 def global_batch(sampler: GlobalBatchSampler, dp_size: int, micro_batch_size: int) -> list[int]:
@@ -67,22 +67,6 @@ def test_before_the_first_sample_any_seed_will_do() -> None:
         sampler.load_state_dict({"seed": 2, "consumed_samples": 1})
 
 
-def test_sampler_refusals() -> None:
-    sampler = GlobalBatchSampler(8, seed=1)
-    with pytest.raises(ConfigError, match=r"global-batch-size = 8 .* = 3 x 2 = 6"):
-        sampler.indices(0, 2, 3)
-    for rank, size, micro in ((2, 2, 1), (-1, 2, 1), (0, 0, 1), (0, 1, 0)):
-        with pytest.raises(ConfigError, match=f"dp rank {rank} of {size} with micro-batch-size = {micro}"):
-            sampler.indices(rank, size, micro)
-    with pytest.raises(CheckpointError, match=r"seed = 2, this run has seed = 1"):
-        sampler.load_state_dict({"seed": 2, "consumed_samples": 16})
-    assert sampler.consumed_samples == 0
-    with pytest.raises(ConfigError, match="global-batch-size = 0"):
-        GlobalBatchSampler(0, seed=1)
-    with pytest.raises(ConfigError, match="consumed_samples = -1"):
-        GlobalBatchSampler(1, seed=1, consumed_samples=-1)
-
-
 def assert_equal(a: Sample, b: Sample) -> None:
     for name in ("tokens", "labels", "loss_mask", "positions", "cu_seqlens"):
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
@@ -112,21 +96,6 @@ def test_mock_follows_its_rule(mean_document_length: float | None) -> None:
         else:
             assert inside.all()
             assert sample.cu_seqlens.tolist() == [0, 20_000]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 4, 0), "vocab_size = 0"),
-        ((4, 0, 0), "seq_length = 0"),
-        ((4, 4, 0, 0.5), "mean_document_length = 0.5"),
-    ],
-)
-def test_mock_refusals(arguments: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        MockDataset(*arguments)
-    with pytest.raises(IndexError, match="-1"):
-        MockDataset(4, 4, 0).sample(-1)
 
 
 def test_documented_sample() -> None:
@@ -168,10 +137,3 @@ def test_collate_without_inner_boundaries() -> None:
     whole, split = cut_sample(np.arange(5), np.array([], dtype=int)), cut_sample(np.arange(5), np.array([2]))
     assert collate([whole, whole]).cu_seqlens is None
     assert collate([whole, split]).cu_seqlens == ((0, 4), (0, 2, 4))
-
-
-def test_collate_refusals() -> None:
-    with pytest.raises(DataError, match=r"lengths \[\] in 0 samples"):
-        collate([])
-    with pytest.raises(DataError, match=r"lengths \[4, 8\] in 2 samples"):
-        collate([MockDataset(10, length, 0).sample(0) for length in (8, 4)])

@@ -1,24 +1,18 @@
 """Chat templates that want all time or all memory, or raise what Python can raise: one message each, and soon."""
 
-import threading
-import time
 from pathlib import Path
 
 import pytest
 from chats import SPECIAL, template
 
-from memo.data.chat_template import MAX_SOURCE_CHARACTERS, TIME_LIMIT_S, ChatTemplate
+from memo.data.chat_template import ChatTemplate
 from memo.data.conversations import Conversation
 from memo.errors import DataError
 
 MESSAGES = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
 CHAT = Conversation("in.jsonl, line 7", MESSAGES, (True,))
 
-TIME, MEMORY, TEXT = (
-    r"takes more than 3 s of processor time",
-    r"needs more than 51\d MiB of memory",
-    r"writes more than \d+",
-)
+TIME, MEMORY = r"takes more than 3 s of processor time", r"needs more than 51\d MiB of memory"
 LOOPS = "{% for a in range(99999) %}" * 3 + "{{ a and '' }}" + "{% endfor %}" * 3
 ATTACKS = {
     "division": (
@@ -37,10 +31,7 @@ ATTACKS = {
     "format": ("{{ '%1000000000d' | format(1) }}", MEMORY),
     "indent": ("{{ ('a\n' * 10**6) | indent(10**6) }}", MEMORY),
     "JSON": ("{{ messages | tojson(indent=10**10) }}", f"{MEMORY}|OverflowError"),
-    "power": ("{{ (messages | length) ** (10 ** 10) }}", f"{TIME}|{MEMORY}"),
-    "power of constants": ("{{ 2 ** (10 ** 10) }}", f"{TIME}|{MEMORY}"),
-    "endless text": ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", TEXT),
-    "too much text": ("{{ 'a' * 2**21 }}", TEXT),
+    "endless text": ("{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}", MEMORY),
     "attribute": ("{{ messages.__class__.__mro__ }}", "refuses the conversation"),
     "what is not there": ("{{ messages[9].role.x }}", "refuses the conversation"),
     "another role": ("{{ messages[0].update(role='x') }}", "refuses the conversation"),
@@ -50,7 +41,6 @@ ATTACKS = {
     "deep expression": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", r"no valid chat template \(RecursionError"),
     "deep blocks": ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, r"no valid chat template"),
     "no Jinja": ("{% for %}", r"no valid chat template"),
-    "long template": ("a" * (MAX_SOURCE_CHARACTERS + 1), r"a chat template of 262145 characters; memo takes up to"),
 }
 
 
@@ -59,36 +49,13 @@ def rendered(source: str) -> str:
     return made.render(CHAT).text
 
 
-# A power of constants is what `long constant` and `power` are: the one reads it, the other takes all time. Loops take
-# all time in another thread, below.
-ALSO_SHOWN = ("power of constants", "loops")
-
-
-@pytest.mark.parametrize(
-    "attack", [pytest.param(attack, marks=[pytest.mark.full] if attack in ALSO_SHOWN else []) for attack in ATTACKS]
-)
+@pytest.mark.parametrize("attack", ATTACKS)
 def test_attacks_are_refused_by_name(attack: str) -> None:
     source, told = ATTACKS[attack]
     with pytest.raises(DataError, match=told) as caught:
         rendered(source)
     assert str(caught.value).startswith(("in.jsonl, line 7: t.jinja ", "t.jinja: "))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
-
-
-def test_an_attack_in_another_thread_ends_too() -> None:
-    """No signal reaches the caller's threads: the limits are those of the other process."""
-    told: list[str] = []
-
-    def attack() -> None:
-        try:
-            rendered(LOOPS)
-        except DataError as error:
-            told.append(str(error))
-
-    thread = threading.Thread(target=attack)
-    thread.start()
-    thread.join(timeout=60 * TIME_LIMIT_S)
-    assert told and "takes more than 3 s of processor time; give another chat template" in told[0]
 
 
 def test_conversations_after_an_attack_are_rendered_as_before() -> None:
@@ -110,14 +77,3 @@ def test_long_conversations_have_room(tmp_path: Path) -> None:
     assert len(found.text) > 10**6 and found.spans[0][1] - found.spans[0][0] == 500_000 + len("<|im_end|>")
     turns = MESSAGES * 200
     assert len(made.render(Conversation("w", turns, (True,) * 200)).spans) == 200
-
-
-def test_the_process_ends_with_the_template() -> None:
-    made = ChatTemplate("x", variables={}, special_texts=[], name="t.jinja")
-    process = made._process
-    assert process is not None and process.poll() is None
-    del made
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert process.poll() is not None

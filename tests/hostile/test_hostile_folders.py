@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from memo.artifacts.python_process import python_command
-from memo.data.chat_template import ChatTemplate
 from memo.data.encode import TextEncoder, encode_all
 from memo.data.records import RecordPiece
 from memo.data.tokenizer import ByteTokenizer
@@ -39,11 +38,6 @@ def test_processes_that_tokenize_run_no_module_of_the_working_directory(folder: 
     assert not (folder / "mark").exists()
 
 
-def test_a_process_that_renders_runs_no_module_of_the_working_directory(folder: Path) -> None:
-    ChatTemplate("{{ messages[0]['content'] }}", variables={}, special_texts=[], name="t.jinja")
-    assert not (folder / "mark").exists()
-
-
 def test_a_process_of_a_session_with_the_working_directory_on_its_path_has_it_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +62,6 @@ def test_no_other_code_starts_python() -> None:
     assert {file for file, found in names.items() if "sys.executable" in found} == MAY_NAME_THE_INTERPRETER
     assert {file for file, found in names.items() if found & STARTS} == {
         "memo/allocator/build.py",  # a compiler
-        "memo/data/chat_template.py",
         "memo/emulated_gpu/launch.py",  # the user's command
         "memo/emulated_gpu/symbols.py",  # readelf and nm
         "memo/rehearsal/start.py",

@@ -31,7 +31,7 @@ from memo.config.check_model import check_model
 from memo.config.checks import check
 from memo.config.hugging_face import read_config
 from memo.config.run import read_toml
-from memo.data.chat_template import load_chat_template
+from memo.data.chat_templates import load_chat_template
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.data.tokenizer import BPETokenizer

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from memo.cli import evaluate, extend, finetune, generate, profile, rehearse
+from memo.cli import extend, finetune, profile, rehearse
 from memo.cli.main import main
-from memo.config import command_line
+from memo.config import command_line, evaluation_run
 from memo.config.flag_table import CommandLine
 from memo.config.flags import load_run, parse_run
 
@@ -59,13 +59,12 @@ def only_parsed() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command_line, "read_values", read)
-        for module in (profile, evaluate, generate):
-            patch.setattr(module, "check_ranks", stop)
+        patch.setattr(profile, "check_ranks", stop)
+        patch.setattr(evaluation_run, "check_values", stop)
         patch.setattr(profile, "_trace_on_paper", stop)
         patch.setattr(rehearse, "checked_run", stop)
         patch.setattr(extend, "_checked", stop)
         patch.setattr(finetune, "require_started", stop)
-        patch.setattr(generate, "_check", stop)
         yield
 
 

@@ -13,7 +13,7 @@ from memo.config import RunConfig
 from memo.config.blend import read_blend
 from memo.config.hugging_face import CONFIG_FILE, has_weights, read_config
 from memo.data import BPETokenizer, ByteTokenizer
-from memo.data.chat_template import TEMPLATE_SUFFIX
+from memo.data.chat_templates import TEMPLATE_SUFFIX
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
 from memo.data.tokenizer import END_OF_DOCUMENT_NAMES
 

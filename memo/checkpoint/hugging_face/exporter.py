@@ -47,7 +47,7 @@ from memo.config.identity import differences, model_identity
 from memo.config.model import ModelConfig
 from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config
-from memo.data.chat_template import TEMPLATE_FILE
+from memo.data.chat_templates import TEMPLATE_FILE
 from memo.errors import CheckpointError, ConfigError, writing
 from memo.spec.lora import adapter_names
 from memo.spec.shapes import EXPERT_BIAS, adapted_matrices

@@ -14,7 +14,7 @@ from memo.artifacts.fields import Count, build, checked
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object
 from memo.artifacts.regular_file import replace_file
-from memo.data.chat_template import load_chat_template, special_tokens
+from memo.data.chat_templates import load_chat_template, special_tokens
 from memo.data.tokenizer import END_OF_DOCUMENT_NAMES
 from memo.errors import CheckpointError
 
