@@ -14,8 +14,8 @@ from documents import read_documents
 from memo.artifacts.run_log import RunLog
 from memo.checkpoint.index import from_json
 from memo.cli import estimate
-from memo.data import indexed, records, tables
-from memo.data.indexed import MAGIC, IndexedDataset, IndexedDatasetWriter
+from memo.data import records, tables
+from memo.data.indexed import MAGIC, IndexedDataset
 from memo.errors import CheckpointError, DataError, MemoError
 from memo.planner.memory.minimalloc import read_csv
 
@@ -133,17 +133,6 @@ def test_bounds_of_documents_beyond_the_file_are_refused(tmp_path: Path, bounds:
     (tmp_path / "c.bin").write_bytes(bytes(4))
     with pytest.raises(DataError, match="document bounds must rise from 0 to 2"):
         IndexedDataset(tmp_path / "c")
-
-
-def test_an_index_is_checked_in_chunks_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = [3, 0, 5, 1, 0, 2, 7]
-    with IndexedDatasetWriter(tmp_path / "c", np.uint16) as writer:
-        for length in lengths:
-            writer.add_document(np.arange(length))
-    for chunk in (1, 2, 3, 100):
-        monkeypatch.setattr(indexed, "_CHUNK", chunk)
-        found = IndexedDataset(tmp_path / "c")
-        assert [found[i].tolist() for i in range(len(found))] == [list(range(length)) for length in lengths]
 
 
 def cases(path: str, out: str) -> None:
