@@ -173,7 +173,7 @@ def test_every_field_of_the_model_counts_unless_it_is_known_not_to(name: str) ->
     ignored = {"init_method_std", "max_position_embeddings", "rope_low_freq_factor", "rope_high_freq_factor"}
     special = {"rope_scaling_type": "llama3", "position_embedding_type": "learned_absolute"}
     special |= {"custom_layer": "layers.py:Mine", "layer_types": "sliding,full", "moe_layer_freq": "[0]+[1]*3"}
-    special |= {"moe_router_score_function": "softmax"}
+    special |= {"moe_router_score_function": "softmax", "no_rope_freq": "[0,0,0,1]"}
     base = {"vocab_size": 64, "rope_scaling_type": "yarn", "rope_scaling_factor": 2.0, "num_experts": 4}
     base |= {"layer_types": "linear,full", "moe_router_score_function": "sigmoid", "lora_rank": 4}
     base |= {"normalization": "RMSNorm", "qk_layernorm": True, "moe_shared_expert_intermediate_size": 64}
