@@ -6,11 +6,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts whose figures are held, imported by name
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores; decided before the first import of torch
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure() -> None:
+    """Workers of pytest-xdist start later: they share this process's server."""
+    forked.server()
 
 
 def pytest_collection_finish() -> None:
