@@ -28,9 +28,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Runs in this process take a known peak too, unless it would have to import torch just for that."""
+    """Runs in this process are spared measurements too, unless it would have to import torch just for that."""
     if "memo.train.device" in sys.modules:
-        import known_peak  # noqa: F401
+        import spared_measurements  # noqa: F401
 
 
 @pytest.fixture(scope="module", autouse=True)

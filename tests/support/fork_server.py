@@ -33,7 +33,7 @@ PRELOAD = [
     "torch.distributed",
     "torch.fx.experimental.symbolic_shapes",  # by torch.autograd.grad when it is first called: a second of each rank
     "memo.train.trainer",
-    "known_peak",
+    "spared_measurements",
     "ranks",
 ]
 MOST_BYTES = 1 << 20
@@ -83,7 +83,7 @@ def tell(told: int, number: int) -> None:
 
 def fork() -> int:
     """Fork a process that has imported what most tests need; the first call imports it."""
-    if "known_peak" not in sys.modules:
+    if "spared_measurements" not in sys.modules:
         for name in PRELOAD:
             importlib.import_module(name)
         # Garbage collection would visit, and so copy, every page that a process shares with the server.
