@@ -33,6 +33,7 @@ PRELOAD = [
     "torch.distributed",
     "torch.fx.experimental.symbolic_shapes",  # by torch.autograd.grad when it is first called: a second of each rank
     "memo.train.trainer",
+    "psutil",
     "spared_measurements",
     "ranks",
 ]
