@@ -32,7 +32,6 @@ PRELOAD = [
     "torch",
     "torch.distributed",
     "torch.fx.experimental.symbolic_shapes",  # by torch.autograd.grad when it is first called: a second of each rank
-    "torch._dynamo",  # by some operations on tensors without data, as in custom layers: two seconds of each rank
     "memo.train.trainer",
     "psutil",
     "spared_measurements",
