@@ -19,14 +19,6 @@ def pytest_configure() -> None:
     forked.server()
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """What is imported and collected stays: garbage collections that visit it take two seconds of each worker."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def pytest_collection_finish() -> None:
     """Runs in this process are spared measurements too, unless it would have to import torch just for that."""
     if "memo.train.device" in sys.modules:
