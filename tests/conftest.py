@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # scripts whose figures are held, imported by name
@@ -13,10 +14,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores; deci
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_configure() -> None:
+    """Workers of pytest-xdist start later: they share this process's server."""
+    forked.server()
+
+
 def pytest_collection_finish() -> None:
-    """Runs in this process take a known peak too, unless it would have to import torch just for that."""
+    """Runs in this process are spared measurements too, unless it would have to import torch just for that."""
     if "memo.train.device" in sys.modules:
-        import known_peak  # noqa: F401
+        import spared_measurements  # noqa: F401
 
 
 @pytest.fixture(scope="module", autouse=True)

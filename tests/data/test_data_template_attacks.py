@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from chats import SPECIAL, template
 
+from memo.data import chat_template
 from memo.data.chat_template import ChatTemplate
 from memo.data.conversations import Conversation
 from memo.errors import DataError
@@ -12,7 +13,7 @@ from memo.errors import DataError
 MESSAGES = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
 CHAT = Conversation("in.jsonl, line 7", MESSAGES, (True,))
 
-TIME, MEMORY = r"takes more than 3 s of processor time", r"needs more than 51\d MiB of memory"
+TIME, MEMORY = r"takes more than 1 s of processor time", r"needs more than 51\d MiB of memory"
 LOOPS = "{% for a in range(99999) %}" * 3 + "{{ a and '' }}" + "{% endfor %}" * 3
 ATTACKS = {
     "division": (
@@ -50,8 +51,9 @@ def rendered(source: str) -> str:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_attacks_are_refused_by_name(attack: str) -> None:
+def test_attacks_are_refused_by_name(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source, told = ATTACKS[attack]
+    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 1.0)
     with pytest.raises(DataError, match=told) as caught:
         rendered(source)
     assert str(caught.value).startswith(("in.jsonl, line 7: t.jinja ", "t.jinja: "))

@@ -4,8 +4,12 @@ Results in rank order, a failing, a dying and a hung rank, tensors both ways.
 """
 
 import os
+import subprocess
+import sys
 import time
 
+import forked
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -67,3 +71,16 @@ def test_hung_rank_shows_its_stack() -> None:
     with pytest.raises(RankError, match=r"(?s)did not finish within 2 s.*_sleep_in_a_recognisable_place"):
         run_ranks(2, _sleep_in_a_recognisable_place, timeout_s=2)
     assert time.monotonic() - started_s < HANG_S / 2
+
+
+def test_the_server_ends_with_who_started_it() -> None:
+    program = "import forked, time; forked.server(); print(flush=True); time.sleep(500)"
+    environment = {name: value for name, value in os.environ.items() if name != forked.ADDRESS}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        starter.stdout.readline()
+        servers = psutil.Process(starter.pid).children()
+        starter.kill()
+    assert len(servers) == 1
+    assert psutil.wait_procs(servers, timeout=60)[1] == []

@@ -1,14 +1,18 @@
 """A server that forks programs from a process that has imported torch and memo: python fork_server.py DESCRIPTOR
 
-These imports take three to five seconds of a core, and tests start a hundred processes. On emulated GPUs each forked
-program has a GPU of its own: the settings of the GPU are read when they are first needed, which is never in the server,
-and the code that torch runs at its import on an emulated GPU runs after the fork.
+These imports take three to five seconds of a core, and tests start more than a thousand processes. All processes of a
+run of pytest share one server, which imports when it is first asked. On emulated GPUs each forked program has a GPU of
+its own: the settings of the GPU are read when they are first needed, which is never in the server, and the code that
+torch runs at its import on an emulated GPU runs after the fork.
 
-The descriptor is a Unix socket of messages. Each asks for one process: JSON of `file`, `module` or `program`,
-`arguments`, and `environment`, with the descriptors of its standard output, of its standard errors, and of a pipe into
-which the server writes its process id, and its exit status when it has ended (forked.py).
+The descriptor is a Unix socket that takes connections (forked.py). When the first of them ends, all end: the server,
+which leads a process group, and what it forked. Each message asks for one process: JSON of `file`, `module` or
+`program`, `arguments`, and `environment`, with the descriptors of a pipe into which the server writes its process id,
+and its exit status when it has ended; of its standard output; of its standard errors; and of others, whose numbers are
+added to its arguments.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -21,45 +25,76 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ranks import PRELOAD
-
 from memo.emulated_gpu.launch import is_emulated
 
+PRELOAD = [
+    "pytest",
+    "torch",
+    "torch.distributed",
+    "torch.fx.experimental.symbolic_shapes",  # by torch.autograd.grad when it is first called: a second of each rank
+    "memo.train.trainer",
+    "psutil",
+    "spared_measurements",
+    "ranks",
+]
 MOST_BYTES = 1 << 20
 """Most bytes of a message."""
+MOST_DESCRIPTORS = 8
 
 
-def serve(requests: socket.socket) -> dict[str, Any]:
-    """Fork on requests. Returns only in forked processes, with their request; the server ends with its socket."""
+def serve(listener: socket.socket) -> dict[str, Any]:
+    """Fork on requests. Returns only in forked processes, with their request."""
     selector = selectors.DefaultSelector()
-    selector.register(requests, selectors.EVENT_READ)
+    selector.register(listener, selectors.EVENT_READ)
+    first = listener.accept()[0]
+    selector.register(first, selectors.EVENT_READ)
     while True:
         for key, _ in selector.select():
-            if key.fileobj is requests:
-                message, descriptors, _, _ = socket.recv_fds(requests, MOST_BYTES, 3)
-                if not message:
-                    os._exit(0)
-                if (process := os.fork()) == 0:
-                    selector.close()
-                    requests.close()
-                    return begin(json.loads(message), descriptors)
-                *outputs, told = descriptors
-                for output in outputs:
-                    os.close(output)
-                os.write(told, b"%d\n" % process)
-                selector.register(os.pidfd_open(process), selectors.EVENT_READ, (process, told))
-            else:
+            if key.fileobj is listener:
+                selector.register(listener.accept()[0], selectors.EVENT_READ)
+            elif key.data:
                 process, told = key.data
-                status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-                os.write(told, b"%d\n" % status)
+                tell(told, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 os.close(told)
+            else:
+                message, descriptors, _, _ = socket.recv_fds(key.fileobj, MOST_BYTES, MOST_DESCRIPTORS)
+                if not message and key.fileobj is first:
+                    os.killpg(0, signal.SIGKILL)
+                elif not message:
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
+                elif (process := fork()) == 0:
+                    for inherited in list(selector.get_map()):
+                        os.close(inherited)
+                    return begin(json.loads(message), descriptors)
+                else:
+                    told, *others = descriptors
+                    for descriptor in others:
+                        os.close(descriptor)
+                    tell(told, process)
+                    selector.register(os.pidfd_open(process), selectors.EVENT_READ, (process, told))
+
+
+def tell(told: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # who asked has ended
+        os.write(told, b"%d\n" % number)
+
+
+def fork() -> int:
+    """Fork a process that has imported what most tests need; the first call imports it."""
+    if "spared_measurements" not in sys.modules:
+        for name in PRELOAD:
+            importlib.import_module(name)
+        # Garbage collection would visit, and so copy, every page that a process shares with the server.
+        gc.freeze()
+    return os.fork()
 
 
 def begin(request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
     """Give a forked process the output, environment and arguments of a fresh one."""
-    output, errors, told = descriptors
+    told, output, errors, *others = descriptors
     os.dup2(output, 1)
     os.dup2(errors, 2)
     for descriptor in (output, errors, told):
@@ -67,7 +102,7 @@ def begin(request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv = [request.get("file", "-c"), *request["arguments"]]
+    sys.argv = [request.get("file", "-c"), *request["arguments"], *map(str, others)]
     return request
 
 
@@ -87,9 +122,4 @@ def run(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for name in (*PRELOAD, "known_peak"):
-        importlib.import_module(name)
-    gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as requests:
-        asked = serve(requests)
-    run(asked)
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -3,6 +3,8 @@
 They begin with the environment and the arguments of a fresh interpreter, and end like a fresh interpreter.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import functools
@@ -15,12 +17,15 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch.distributed import TCPStore
+if TYPE_CHECKING:  # pytest, which starts the server for its workers, has no need of torch
+    from torch.distributed import TCPStore
 
 ROOT = Path(__file__).parents[2]
 SERVER = Path(__file__).with_name("fork_server.py")
+ADDRESS = "MEMO_TESTS_FORK_SERVER"
+"""The environment variable of the name of the server's socket, which all processes of this run of pytest use."""
 TIMEOUT_S = 840.0
 
 Kind = Literal["file", "module", "program"]
@@ -74,14 +79,23 @@ class Process:
 
 
 def fork(
-    kind: Kind, what: str | Path, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path
+    kind: Kind,
+    what: str | Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    out: Path,
+    err: Path,
+    *descriptors: int,
 ) -> Process:
-    """Start a program with exactly this environment; its output goes to `out` and `err`."""
+    """Start a program with exactly this environment; its output goes to `out` and `err`.
+
+    It gets copies of `descriptors`, whose numbers are its last arguments.
+    """
     request = {kind: str(what), "arguments": list(arguments), "environment": dict(environment)}
     ours, theirs = os.pipe()
     with open(out, "wb") as out_file, open(err, "wb") as err_file:
-        descriptors = [out_file.fileno(), err_file.fileno(), theirs]
-        socket.send_fds(_server(), [json.dumps(request).encode()], descriptors)
+        sent = [theirs, out_file.fileno(), err_file.fileno(), *descriptors]
+        socket.send_fds(server(), [json.dumps(request).encode()], sent)
     os.close(theirs)
     return Process(out, err, ours)
 
@@ -95,6 +109,8 @@ def world(num_ranks: int, store: TCPStore) -> list[dict[str, str]]:
 
 def own_store() -> TCPStore:
     """Return a store like that of torchrun for its ranks, at a port that no other process can take."""
+    from torch.distributed import TCPStore
+
     return TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
@@ -113,13 +129,23 @@ def finish(ranks: Sequence[Process]) -> None:
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """Start the server, and return the socket for requests, which keeps messages whole. It ends with this process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # torch does not touch an emulated GPU at its import in the server, and any other access would be refused.
-    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "EMULATED_GPU": "/nonexistent", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SERVER), str(theirs.fileno())]
-    server = subprocess.Popen(command, env=env, cwd=ROOT, pass_fds=[theirs.fileno()])
-    theirs.close()
-    atexit.register(lambda: (ours.close(), server.wait()))
-    return ours
+def server() -> socket.socket:
+    """Return a connection to the server of this run, which keeps messages whole.
+
+    Processes that the first caller starts later share its server, which ends with the first caller.
+    """
+    if starts := ADDRESS not in os.environ:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind("")  # Linux gives it a name that no other has
+            listener.listen()
+            os.environ[ADDRESS] = listener.getsockname()[1:].decode()
+            # torch does not touch an emulated GPU at its import in the server, and other access would be refused.
+            own = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "EMULATED_GPU": "/nonexistent", "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, str(SERVER), str(listener.fileno())]
+            passed = [listener.fileno()]
+            process = subprocess.Popen(command, env=os.environ | own, cwd=ROOT, pass_fds=passed, start_new_session=True)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(f"\0{os.environ[ADDRESS]}")
+    if starts:
+        atexit.register(lambda: (connection.close(), process.wait()))
+    return connection

@@ -1,36 +1,27 @@
-"""Run a function on several ranks: a fresh process per rank and call, forked from a server that has torch.
-
-A fork server with torch preloaded starts a rank in tens of milliseconds, where a spawned interpreter needs
-seconds; plain fork is no choice because it hangs once the parent has run OpenMP threads.
-"""
+"""Run a function on several ranks: a process per rank and call, forked from a server that has torch (forked.py)."""
 
 from __future__ import annotations
 
 import datetime
 import faulthandler
-import gc
-import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PRELOAD = [
-    "pytest",
-    "torch",
-    "torch.distributed",
-    "torch.fx.experimental.symbolic_shapes",  # by torch.autograd.grad when it is first called: a second of each rank
-    "memo.train.trainer",
-]
+from forked import Process, fork
+
 STACK_DUMP_S = 30.0
 """Longest wait for the stacks of a hung rank."""
+STACKS = "(most recent call first)"
+"""Stands in the errors of a rank that was asked for its stacks."""
 TIMEOUT_S = 600.0
 """Tells of ranks that hang. Slow ones on a busy machine need a tenth of it."""
 
@@ -40,9 +31,8 @@ class RankError(AssertionError):
 
 
 class _Rank(NamedTuple):
-    process: ForkServerProcess
+    process: Process
     connection: Connection
-    stacks: Path
 
 
 def run_ranks(
@@ -56,56 +46,50 @@ def run_ranks(
     traceback and the other ranks are killed. After ``timeout_s`` seconds RankError carries the stacks of every rank
     that has not finished.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    # Plain pickle, because multiprocessing's own would share tensors through memory that dies with its
-    # process.
-    task = pickle.dumps((fn, args, kwargs))
+    # Plain pickle, because multiprocessing's own would share tensors through memory that dies with its process.
+    task = pickle.dumps((sys.path, pickle.dumps((fn, args, kwargs))))
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [_start(context, rank, world_size, Path(folder), task) for rank in range(world_size)]
+        (Path(folder) / "task").write_bytes(task)
+        ranks = [_start(rank, world_size, Path(folder)) for rank in range(world_size)]
         try:
             results = _collect(ranks, timeout_s)
             for rank in ranks:
-                rank.process.join(timeout=60)
+                rank.process.poll(60)
             return results
         finally:
             for rank in ranks:
                 rank.process.kill()
-                rank.process.join()
                 rank.connection.close()
 
 
-def _start(context: ForkServerContext, rank: int, world_size: int, folder: Path, task: bytes) -> _Rank:
-    ours, theirs = context.Pipe()
-    stacks = folder / f"stacks{rank}"
-    process = context.Process(
-        target=_rank_main, args=(rank, world_size, str(folder), task, theirs), daemon=True, name=f"rank{rank}"
-    )
-    process.start()
-    theirs.close()
-    return _Rank(process, ours, stacks)
+def _start(rank: int, world_size: int, folder: Path) -> _Rank:
+    same = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    environment = {**os.environ, **same, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    ours, theirs = Pipe()
+    with theirs:
+        outputs = folder / f"output{rank}", folder / f"errors{rank}"
+        process = fork("program", "import ranks; ranks.main()", [str(folder)], environment, *outputs, theirs.fileno())
+    return _Rank(process, ours)
 
 
-def _rank_main(rank: int, world_size: int, folder: str, task: bytes, connection: Connection) -> None:
-    # Garbage collection would visit, and so copy, every page that the rank shares with the server: 0.25 s of each rank.
-    gc.freeze()
-    import known_peak  # noqa: F401  not preloaded: the fork server does not find modules of the tests
+def main() -> None:
+    """Be a rank: its arguments are the folder of its call and the descriptor of its connection."""
     import torch
     import torch.distributed as dist
 
-    stacks = open(Path(folder) / f"stacks{rank}", "w")  # noqa: SIM115  open until the end
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    folder, descriptor = sys.argv[1:]
+    connection = Connection(int(descriptor))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
-    same = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-    os.environ |= {**same, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     try:
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder}/rendezvous",
-            rank=rank,
-            world_size=world_size,
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
             timeout=datetime.timedelta(hours=1),  # run_ranks keeps the time: it can show every rank's stack
         )
+        sys.path[:], task = pickle.loads((Path(folder) / "task").read_bytes())
         fn, args, kwargs = pickle.loads(task)
         answer = pickle.dumps((True, fn(*args, **kwargs)))
         if dist.is_initialized():  # what makes groups of its own, on other devices, ended this one first
@@ -117,6 +101,7 @@ def _rank_main(rank: int, world_size: int, folder: str, task: bytes, connection:
         connection.poll(None)
     else:
         connection.send_bytes(answer)
+    os._exit(0)  # what an interpreter does at its end would take longer than most tests
 
 
 def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
@@ -133,10 +118,10 @@ def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
             try:
                 succeeded, value = pickle.loads(connection.recv_bytes())
             except (EOFError, ConnectionResetError):
-                ranks[i].process.join()
-                raise RankError(f"rank {i} died with exit code {ranks[i].process.exitcode}") from None
+                status = ranks[i].process.wait()
+                raise RankError(f"rank {i} died with exit code {status}\n{_said(ranks[i])}") from None
             if not succeeded:
-                raise RankError(f"rank {i} of {len(ranks)} raised:\n{value}")
+                raise RankError(f"rank {i} of {len(ranks)} raised:\n{value}{_said(ranks[i])}")
             results[i] = value
     return [results[i] for i in range(len(ranks))]
 
@@ -144,20 +129,14 @@ def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
 def _describe_hang(ranks: list[_Rank], hung: list[int], timeout_s: float) -> str:
     """Ask each hung rank for its stacks by signal, which works even while it is stuck inside a collective."""
     for i in hung:
-        pid = ranks[i].process.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGUSR1)
+        ranks[i].process.send_signal(signal.SIGUSR1)
     deadline = time.monotonic() + STACK_DUMP_S
-    while time.monotonic() < deadline and any(_size(ranks[i].stacks) == 0 for i in hung):
+    while time.monotonic() < deadline and any(STACKS not in ranks[i].process.err for i in hung):
         time.sleep(0.05)
     time.sleep(0.05)  # the dump is written line by line
-    stacks = [f"rank {i}:\n{_read(ranks[i].stacks)}" for i in hung]
+    stacks = [f"rank {i}:\n{_said(ranks[i])}" for i in hung]
     return f"ranks {hung} of {len(ranks)} did not finish within {timeout_s} s\n" + "\n".join(stacks)
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else "(no stack: the rank had not started)"
+def _said(rank: _Rank) -> str:
+    return f"{rank.process.out[-6000:]}{rank.process.err[-6000:]}"

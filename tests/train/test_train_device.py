@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import known_peak
 import pytest
+import spared_measurements
 import torch
 from ranks import run_ranks
 
@@ -216,7 +216,7 @@ def test_peaks_are_found_by_whole_names(monkeypatch: pytest.MonkeyPatch, name: s
 
 def test_the_peak_of_a_cpu_is_measured_with_a_matrix_product() -> None:
     """Other tests take a known one. A thread of a CPU computes 1e9 to 1e13 FLOPs a second."""
-    assert 1e9 < known_peak.measured_flops(CPU, torch.float32) < 1e13
+    assert 1e9 < spared_measurements.measured_flops(CPU, torch.float32) < 1e13
 
 
 UNKNOWN_PEAK = "measured matrix product, bfloat16; memo knows no peak of"

@@ -53,7 +53,7 @@ def _losses(prefix: str, flags: dict[str, Any]) -> list[float]:
 
 def test_the_loss_begins_at_that_of_equal_models_and_falls(prefix: str) -> None:
     """New adapters change nothing: log 2 for DPO, 1 / (2 beta)^2 for IPO, whatever the pairs are."""
-    flags = {**LORA, "train_iters": 20, "lr": 0.1, "lr_warmup_iters": 0}
+    flags = {**LORA, "train_iters": 6, "lr": 0.1, "lr_warmup_iters": 0}
     (losses,) = run_ranks(1, _losses, prefix, flags)
     assert losses[0] == pytest.approx(torch.tensor(2.0).log().item()) and losses[-1] < 0.685
     (losses,) = run_ranks(1, _losses, prefix, {**flags, "preference": "ipo", "preference_beta": 0.5})
@@ -83,7 +83,7 @@ def test_a_file_of_log_probs_is_a_reference_to_the_bit(prefix: str, tmp_path: Pa
 
 
 def test_all_weights_may_be_trained_beside_a_file(prefix: str, tmp_path: Path) -> None:
-    stored = {**DPO, "reference_log_probs": str(tmp_path / "reference.json"), "lr_warmup_iters": 0, "train_iters": 8}
+    stored = {**DPO, "reference_log_probs": str(tmp_path / "reference.json"), "lr_warmup_iters": 0, "train_iters": 6}
     (alone_,) = run_ranks(1, _losses, prefix, stored)
     assert alone_[0] == pytest.approx(torch.tensor(2.0).log().item()) and alone_[-1] < alone_[0]
     for layout in ({"pp": 2}, {"data_parallel_sharding_strategy": "optim_grads_params"}):
