@@ -100,9 +100,12 @@ def test_the_cpu_has_none() -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--managed-memory --device cpu", "--managed-memory serves the step that --trace-out records on a device"),
-        ("--managed-memory --trace-out OUT --on-paper 1", "--trace-out is OUT and --on-paper is 1: give the first"),
-        ("--oversubscribe --trace-out OUT", "--oversubscribe needs --managed-memory"),
+        ("--managed-memory --device cpu", "--managed-memory has no use where --trace-out is not given"),
+        (
+            "--managed-memory --trace-out OUT --on-paper 1",
+            "--on-paper 1 conflicts with --managed-memory: a trace on paper",
+        ),
+        ("--oversubscribe --trace-out OUT", "--oversubscribe has no use where --managed-memory is off"),
         (
             "--managed-memory --trace-out OUT --device cpu",
             "--managed-memory is memory of CUDA, but the run is on --device",

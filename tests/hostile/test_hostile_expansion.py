@@ -34,11 +34,11 @@ def parquet(path: Path) -> None:
 
 
 def nested(path: Path) -> None:
-    """One row, a list that names a text of 4 MiB 30 times."""
+    """One row, a list that names a text of 4 MiB 300 times: more than free memory of the process can hold."""
     import pyarrow
 
-    values = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 30), pyarrow.array(["a" * 4 * MIB]))
-    table = pyarrow.table({"text": pyarrow.ListArray.from_arrays(pyarrow.array([0, 30], pyarrow.int32()), values)})
+    values = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 300), pyarrow.array(["a" * 4 * MIB]))
+    table = pyarrow.table({"text": pyarrow.ListArray.from_arrays(pyarrow.array([0, 300], pyarrow.int32()), values)})
     with pyarrow.ipc.new_file(str(path), table.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")) as out:
         out.write_table(table)
 
