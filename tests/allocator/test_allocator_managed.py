@@ -103,7 +103,7 @@ def test_the_cpu_has_none() -> None:
         ("--managed-memory --device cpu", "--managed-memory has no use where --trace-out is not given"),
         (
             "--managed-memory --trace-out OUT --on-paper 1",
-            "--on-paper 1 conflicts with --managed-memory: a trace on paper",
+            "--on-paper 1 conflicts with --managed-memory: a trace",
         ),
         ("--oversubscribe --trace-out OUT", "--oversubscribe has no use where --managed-memory is off"),
         (
