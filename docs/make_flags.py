@@ -129,7 +129,7 @@ def _values(entry: Entry, marked: Any) -> str:
         return "" if entry.mark.is_positional else entry.value_name
     names = {int: "integer", float: "number", str: "text"}
     limits = "".join(f" {mark.wanted}" for mark in _marks(marked) if isinstance(mark, Rule) and mark.wanted)
-    limits = limits.replace(f" to {LARGEST}", " on")
+    limits = limits.replace(f" and up to {LARGEST}", "").replace(f" to {LARGEST}", " on")
     plain = [names[each] + limits for each in entry.alternatives if get_origin(each) is None]
     return ", ".join([*(f"`{word}`" for word in entry.choices), *plain]) + (" ..." if entry.is_list else "")
 
