@@ -8,11 +8,12 @@ most,
 
 so that after any number of samples each corpus has given its share of them, to about one sample.
 
-The rule is sequential: sample k needs the choices of all samples before it. They are computed when they are first
-needed, at about four microseconds and twelve bytes a sample, and kept.
+The rule is sequential, but wrong counts c soon converge to the right ones. So blocks of samples are computed in
+parallel, each from guessed counts. If the counts at the end of a block differ from the guess for the next block, the
+next block is computed again. Once all agree, every choice equals the choice of the sequential rule. Only the counts at
+the beginning of each block are kept; a block is computed again when one of its samples is needed.
 """
 
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,37 +24,89 @@ from memo.data.packed_answers import PackedConversations, PreferencePairs
 from memo.data.packing import PackedDataset
 from memo.data.sample import Sample
 
+_BLOCK = 1024
+"""Samples of a block."""
+_MOST_BLOCKS = 4096
+"""Blocks computed in parallel: enough for numpy to be fast, with megabytes of memory."""
+_CACHED_BLOCKS = 2
+"""A global batch can reach from the end of one block into the next."""
+
 Corpus = PackedDataset | PackedConversations | PreferencePairs
 
 
 class BlendOrder:
-    """The order of samples of a blend."""
+    """The order of samples of a blend, computed when needed. Memory: a few numbers a block."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         """`weights`: one for each corpus, none of them negative, with a sum above 0."""
-        once = np.array(weights, dtype=np.float64) / np.sum(weights, dtype=np.float64)
+        given = np.array(weights, dtype=np.float64)
+        once = given / given.sum()
         self.weights: NDArray[np.float64] = once / once.sum()
         """[number of corpora], with sum 1. Divided twice, as in Megatron-LM, which changes the last bit of some."""
-        self._counts = np.zeros(len(once))
-        self._corpora, self._numbers = array("i"), array("q")  # of each sample, and its number in its corpus
+        self._starts = np.zeros((1, len(given)))
+        self._blocks: dict[int, NDArray[np.int64]] = {}
 
     def locate(self, index: int) -> tuple[int, int]:
         """(the corpus of sample `index`, the sample's index in it)."""
-        self._extend(index + 1)
-        return self._corpora[index], self._numbers[index]
+        block, offset = divmod(index, _BLOCK)
+        choices = self._choices(block)
+        corpus = int(choices[offset])
+        return corpus, int(self._starts[block, corpus]) + int(np.count_nonzero(choices[:offset] == corpus))
 
     def counts(self, num_samples: int) -> NDArray[np.int64]:
         """[number of corpora]: how many of the first `num_samples` samples come from each corpus."""
-        self._extend(num_samples)
-        return np.bincount(np.array(self._corpora[:num_samples], dtype=np.int64), minlength=len(self.weights))
+        block, offset = divmod(num_samples, _BLOCK)
+        here = np.bincount(self._choices(block)[:offset], minlength=len(self.weights))
+        return self._starts[block].astype(np.int64) + here
 
-    def _extend(self, num_samples: int) -> None:
-        """Choose the corpora of the samples before `num_samples`."""
-        for sample in range(len(self._corpora), num_samples):
-            corpus = int((self.weights * max(sample, 1) - self._counts).argmax())  # the first corpus if several tie
-            self._corpora.append(corpus)
-            self._numbers.append(int(self._counts[corpus]))
-            self._counts[corpus] += 1
+    def _choices(self, block: int) -> NDArray[np.int64]:
+        """[_BLOCK]: the corpus of each sample of a block."""
+        if block not in self._blocks:
+            while (missing := block + 1 - len(self._starts)) > 0:
+                self._extend(min(missing, _MOST_BLOCKS))
+            while len(self._blocks) >= _CACHED_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            choices = np.empty((_BLOCK, 1), dtype=np.int64)
+            self._run(np.array([block]), self._starts[block][None], choices)
+            self._blocks[block] = choices[:, 0]
+        return self._blocks[block]
+
+    def _extend(self, count: int) -> None:
+        """Compute the counts at the beginning of `count` more blocks."""
+        blocks = np.arange(len(self._starts) - 1, len(self._starts) - 1 + count)
+        starts = self._guessed(blocks * _BLOCK)
+        starts[0] = self._starts[-1]
+        ends = np.empty_like(starts)
+        again = np.arange(count)
+        while len(again):
+            ends[again] = self._run(blocks[again], starts[again])
+            again = 1 + np.flatnonzero((starts[1:] != ends[:-1]).any(axis=1))
+            starts[again] = ends[again - 1]
+        self._starts = np.concatenate((self._starts, ends))
+
+    def _guessed(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[blocks, corpora]: counts after `samples`, close to the true counts: shares, rounded so that they add up."""
+        shares = samples[:, None] * self.weights
+        counts = np.floor(shares)
+        rank = np.argsort(np.argsort(counts - shares, axis=1), axis=1)
+        return counts + (rank < (samples - counts.sum(axis=1))[:, None])
+
+    def _run(
+        self, blocks: NDArray[np.int64], starts: NDArray[np.float64], choices: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float64]:
+        """The counts [blocks, corpora] at the end of blocks that begin with `starts`.
+
+        `choices`, [_BLOCK, blocks], gets the corpus of each sample.
+        """
+        counts = starts.T.copy(order="C")  # [corpora, blocks]
+        first, columns = blocks * _BLOCK, np.arange(len(blocks))
+        for step in range(_BLOCK):
+            lags = self.weights[:, None] * np.maximum(first + step, 1) - counts
+            chosen = lags.argmax(axis=0)  # the first corpus if several tie
+            counts[chosen, columns] += 1
+            if choices is not None:
+                choices[step] = chosen
+        return counts.T
 
 
 class BlendedDataset:

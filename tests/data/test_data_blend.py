@@ -13,6 +13,7 @@ from memo.config.blend import Blend, read_blend
 from memo.config.data import DataConfig
 from memo.config.grid import rank_grid
 from memo.data import BlendedDataset, GlobalBatchSampler, IndexedDatasetWriter, open_corpora, open_corpus
+from memo.data import blended as order_module
 from memo.data.blended import BlendOrder
 from memo.data.epochs import with_epochs
 from memo.parallel.zigzag import token_indices
@@ -50,9 +51,10 @@ WEIGHTS = [
 
 
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
-def test_the_order_is_the_rule(weights: list[float]) -> None:
-    """Whichever sample is asked for first."""
-    size = 2560
+def test_the_order_is_the_rule(weights: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that are computed side by side are the loop, whichever sample is asked for first."""
+    monkeypatch.setattr(order_module, "_BLOCK", 64)
+    size = 64 * 40
     expected, order = by_definition(weights, size), BlendOrder(weights)
     assert order.locate(size - 1)[0] == expected[-1]
     found = [order.locate(sample) for sample in range(size)]
@@ -66,8 +68,16 @@ def test_the_order_is_the_rule(weights: list[float]) -> None:
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
 def test_after_any_number_of_samples_each_corpus_has_its_share(weights: list[float]) -> None:
     order = BlendOrder(weights)
-    for samples in (10, 999, 12_345):
+    for samples in (10, 999, 12_345, 200_000):
         assert np.abs(order.counts(samples) - order.weights * samples).max() < 2
+
+
+def test_guesses_that_do_not_agree_are_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts far from what any sample leads to, in all blocks but the first."""
+    monkeypatch.setattr(order_module, "_BLOCK", 16)
+    monkeypatch.setattr(BlendOrder, "_guessed", lambda self, samples: np.outer(samples, [0.0, 0.0, 1.0]))
+    order = BlendOrder([3, 2, 1])
+    assert [order.locate(i)[0] for i in reversed(range(320))][::-1] == by_definition([3, 2, 1], 320)
 
 
 def write(prefix: Path, num_documents: int, base: int) -> str:
