@@ -34,18 +34,14 @@ def companions(name: str) -> tuple[str, ...]:
     return tuple(name + suffix for suffix in _SUFFIXES)
 
 
-def check(files: TensorFiles, name: str, expected: tuple[int, ...]) -> None:
-    """Raises CheckpointError if the shape is not `expected`, and for missing tensors."""
+def shape_of(files: TensorFiles, name: str) -> tuple[int, ...]:
+    """The shape of the matrix. Raises CheckpointError for missing tensors."""
     state = _state(files, name)
     kinds = (".absmax", ".quant_map") + ((".nested_absmax", ".nested_quant_map") if "nested_offset" in state else ())
     missing = [kind for kind in kinds if name + kind not in files.tensors]
     if missing:
         raise CheckpointError(f"{files.directory} holds no {name}{missing[0]}: download the model again")
-    if tuple(state["shape"]) != expected:
-        raise CheckpointError(
-            f"{files.directory}: {name} has shape {tuple(state['shape'])} there and {expected} in this model: leave "
-            "out the model flags that change it, or restore config.json"
-        )
+    return tuple(state["shape"])
 
 
 def read(files: TensorFiles, name: str, slices: Sequence[slice]) -> Tensor:

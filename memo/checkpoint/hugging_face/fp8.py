@@ -31,21 +31,17 @@ def companions(name: str) -> tuple[str, ...]:
     return name + _SCALES, f"{name.removesuffix('weight')}activation_scale"
 
 
-def check(files: TensorFiles, name: str, expected: tuple[int, ...]) -> None:
-    """Raises CheckpointError if the shape is not `expected`, and for missing or other scales."""
-    stored, scales = files.tensors[name], files.tensors.get(name + _SCALES)
-    if stored.shape != expected:
-        raise CheckpointError(
-            f"{files.directory}: {name} has shape {stored.shape} there and {expected} in this model: leave out the "
-            "model flags that change it, or restore config.json"
-        )
-    grid = (*expected[:-2], *(-(-size // _BLOCK) for size in expected[-2:]))
+def shape_of(files: TensorFiles, name: str) -> tuple[int, ...]:
+    """The shape of the matrix. Raises CheckpointError for missing or other scales."""
+    shape, scales = files.tensors[name].shape, files.tensors.get(name + _SCALES)
+    grid = (*shape[:-2], *(-(-size // _BLOCK) for size in shape[-2:]))
     if scales is None or scales.dtype not in DTYPES or (scales.shape != grid and math.prod(scales.shape) != 1):
         found = "is missing" if scales is None else f"has shape {scales.shape} and dtype {scales.dtype} there"
         raise CheckpointError(
             f"{files.directory}: {name}{_SCALES} {found}, and memo reads FP8 with one scale, or with {grid}, in "
             f"{', '.join(DTYPES)}: use the model's version that is not quantised"
         )
+    return shape
 
 
 def read(files: TensorFiles, name: str, slices: Sequence[slice]) -> Tensor:

@@ -25,7 +25,7 @@ class _Codec(Protocol):
 
     def is_coded(self, files: TensorFiles, name: str) -> bool: ...
     def companions(self, name: str) -> tuple[str, ...]: ...
-    def check(self, files: TensorFiles, name: str, expected: Shape) -> None: ...
+    def shape_of(self, files: TensorFiles, name: str) -> Shape: ...
     def read(self, files: TensorFiles, name: str, slices: Sequence[slice]) -> Tensor: ...
 
 
@@ -54,10 +54,7 @@ class PretrainedWeights:
         self.shapes = global_shapes(model, num_positions)
         self.places = self._find(model, model_type)
         for name in self.shapes:
-            if codec := self._codec(name):
-                codec.check(self.files, self.places[name].name, self.places[name].whole_shape(self.shapes[name]))
-            else:
-                (self._check_packed if self._is_packed(name) else self._check)(name)
+            (self._check_packed if self._is_packed(name) else self._check)(name)
         self.rest = self._check_rest(model_type, model.num_layers, in_wrapper)
 
     def dtype(self, name: str) -> torch.dtype:
@@ -124,7 +121,7 @@ class PretrainedWeights:
         return None
 
     def _check(self, name: str) -> None:
-        place, directory = self.places[name], self.files.directory
+        place, directory, codec = self.places[name], self.files.directory, self._codec(name)
         stored = self.files.tensors.get(place.name)
         if stored is None:
             raise CheckpointError(
@@ -132,12 +129,13 @@ class PretrainedWeights:
                 "model than its config.json or the model flags say"
             )
         expected = place.whole_shape(self.shapes[name])
-        if stored.shape != expected:
+        shape = codec.shape_of(self.files, place.name) if codec else stored.shape
+        if shape != expected:
             raise CheckpointError(
-                f"{directory}: {place.name} has shape {stored.shape} there and {expected} in this model: leave out "
+                f"{directory}: {place.name} has shape {shape} there and {expected} in this model: leave out "
                 "the model flags that change it, or restore config.json"
             )
-        if stored.dtype not in DTYPES:
+        if codec is None and stored.dtype not in DTYPES:
             raise CheckpointError(
                 f"{directory}: {place.name} is stored as {stored.dtype}, but memo reads {', '.join(DTYPES)}: "
                 "use the model's version that is not quantised"
