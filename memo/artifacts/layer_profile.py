@@ -71,6 +71,7 @@ class ProfileKey:
     attention_sinks: bool = False
     attention_output_gate: bool = False
     delta_nets: str = ""
+    latents: str = ""
     experts: str = ""
     moe_layer_freq: str = ""
     no_rope_freq: str = ""

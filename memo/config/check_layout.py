@@ -2,7 +2,8 @@
 
 from memo.config.check_fields import Condition, check_conditions
 from memo.config.derived import global_batch_size, num_microbatches, sequence_step
-from memo.config.model import LINEAR, ModelConfig
+from memo.config.layer_words import LINEAR
+from memo.config.model import ModelConfig
 from memo.config.parallel import ParallelConfig
 from memo.config.require import divisors, neighbours, require, require_divides
 from memo.config.run import RunConfig

@@ -1,14 +1,19 @@
 """Rules about the shape of the model, and about which of its parameters are trained."""
 
 from memo.config.check_fields import Condition, Conflict, check_conditions, check_conflicts, check_fields
-from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
+from memo.config.layer_words import FULL, LINEAR, SLIDING
+from memo.config.model import ModelConfig
 from memo.config.require import divisors, neighbours, require, require_divides
 from memo.config.run import RunConfig
 
 _OWN = "that is for memo's own layer"
+_LATENT = "memo has multi-latent attention without it"
 _CONFLICTS: tuple[Conflict, ...] = (
     ("custom_layer", ("pretrained_checkpoint", "quantize", "lora_rank", "num_experts", "norm_placement"), _OWN),
     ("custom_layer", ("apply_layernorm_1p", "attention_sinks", "attention_output_gate"), _OWN),
+    ("multi_latent_attention", ("kv_channels", "rotary_percent", "qk_layernorm", "attention_output_gate"), _LATENT),
+    ("multi_latent_attention", ("add_bias_linear", "add_qkv_bias", "custom_layer"), _LATENT),
+    ("multi_latent_attention", ("rope_llama_4_scaling_beta", "attention_sinks"), _LATENT),
     ("norm_placement", ("num_experts",), "memo has norms of the outputs of one MLP for all tokens"),
     ("freeze", ("train_only",), "each says what is trained"),
     ("freeze", ("lora_rank",), "LoRA freezes the whole model, and --train-only says what is trained beside it"),
@@ -51,6 +56,20 @@ _CONDITIONS: tuple[Condition, ...] = (
     (
         lambda c: not c.model.layer_types or (SLIDING in _words(c.model)) == (c.model.window_size > 0),
         f"{{layer_types}} conflicts with {{window_size}}, which is of layers that are {SLIDING}: give both, or neither",
+    ),
+    (
+        lambda c: not c.model.multi_latent_attention or c.model.kv_heads == c.model.num_attention_heads,
+        "{num_query_groups} conflicts with {multi_latent_attention}, which makes keys and values of each of "
+        "{num_attention_heads}: leave it out",
+    ),
+    (
+        lambda c: not c.model.multi_latent_attention or LINEAR not in _words(c.model),
+        f"{{layer_types}} conflicts with {{multi_latent_attention}}: memo has {LINEAR} layers without it",
+    ),
+    (
+        lambda c: not c.model.multi_latent_attention or c.model.v_head_dim <= c.model.head_dim,
+        "{v_head_dim} is more than {qk_head_dim} and {qk_pos_emb_head_dim} together, the channels of a query: give as "
+        "many or fewer",
     ),
     (
         lambda c: {*_words(c.model)} != {LINEAR},
@@ -126,7 +145,7 @@ def check_model(config: RunConfig) -> None:
 
 def _check_heads(model: ModelConfig) -> None:
     heads, hidden, size = model.num_attention_heads, model.hidden_size, model.head_dim
-    if model.kv_channels is None:
+    if model.kv_channels is None and not model.multi_latent_attention:
         use = f"--hidden-size {neighbours(hidden, heads)}, or state the size of a head with --kv-channels"
         require_divides("--hidden-size", hidden, f"--num-attention-heads {heads}", heads, use)
     if model.position_embedding_type == "rope":

@@ -20,7 +20,7 @@ from memo.config.derived import (
 )
 from memo.config.flag_table import dashed
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
-from memo.config.model import LINEAR
+from memo.config.layer_words import LINEAR
 from memo.config.require import require, require_most
 from memo.config.run import RunConfig
 from memo.config.split import read_split

@@ -19,10 +19,11 @@ from memo.artifacts.fields import Count, checked
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
-from memo.config.hugging_face_family import Biases, ConfigKeys, Family, as_field, period_of
+from memo.config.hugging_face_family import MLP_TYPES, Biases, ConfigKeys, Family, as_field, mlp_types, period_of
 from memo.config.hugging_face_rope import read_rope, without_rope
 from memo.config.hugging_face_wrappers import WRAPPERS, in_wrapper, is_wrapper, text_of
-from memo.config.model import FULL, LINEAR, SLIDING, ModelConfig
+from memo.config.layer_words import FULL, LINEAR, SLIDING
+from memo.config.model import ModelConfig
 from memo.errors import ConfigError
 
 CONFIG_FILE = "config.json"
@@ -229,7 +230,7 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
             f"each token runs through {model.moe_router_topk} of {model.num_experts} experts",
             "mend num_experts_per_tok",
         )
-    if model.kv_channels is None and hidden % heads:
+    if model.kv_channels is None and hidden % heads and not model.multi_latent_attention:
         raise keys.source.refusal(
             f"the hidden size {hidden} does not divide into {heads} heads",
             "mend the one that is wrong, or state head_dim",
@@ -250,7 +251,7 @@ def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str
         found["qk_layernorm"] = keys.switch(family.qk_norm_switch)
     if family.dense_first:
         layers = numbers["num_layers"]
-        dense = min(layers, checked(Count, keys.get(family.dense_first), family.dense_first, keys.source))
+        dense = _dense_layers(keys, layers)
         found["moe_layer_freq"] = "+".join(f"[{n}]*{count}" for n, count in ((0, dense), (1, layers - dense)) if count)
     if family.shared_experts:
         count = checked(Count, keys.get(family.shared_experts), family.shared_experts, keys.source)
@@ -258,6 +259,20 @@ def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str
         ours = "moe_shared_expert_intermediate_size"
         found[ours] = as_field(ours, width, what, keys.source)
     return found
+
+
+def _dense_layers(keys: ConfigKeys, layers: int) -> int:
+    """The number of first layers without experts."""
+    key = keys.family.dense_first
+    if key != MLP_TYPES:
+        return min(layers, checked(Count, keys.get(key), key, keys.source))
+    words = keys.optional(list[str], key)
+    dense = 1 if words is None else [*words, "sparse"].index("sparse")
+    if words is not None and words != mlp_types(dense, layers):
+        raise keys.source.refusal(
+            f"{key} is {shown(words)}", f"give {layers} words, 'dense' for first layers and then 'sparse'"
+        )
+    return dense
 
 
 def _check_only(content: Mapping[str, Any], family: Family, source: Source) -> None:

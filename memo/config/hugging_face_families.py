@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from memo.config import hugging_face_tensors as tensors
 from memo.config.hugging_face_counted import COUNTED
+from memo.config.hugging_face_deepseek import DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE
 from memo.config.hugging_face_family import ALL_BIASES, NO_BIASES, Biases, Family
 from memo.config.hugging_face_shared import DEFAULTS, GPT2, LLAMA, LLAMA_NAMES, RMS, ROPE_NAMES, TIED
 
@@ -148,44 +149,10 @@ TRAINED: dict[str, Family] = {
         packed=True,
         tensors=tensors.GPT_OSS,
     ),
-    "glm4_moe": replace(
-        LLAMA,
-        architecture="Glm4MoeForCausalLM",
-        names={
-            **LLAMA_NAMES,
-            "rotary_percent": "partial_rotary_factor",
-            "moe_ffn_hidden_size": "moe_intermediate_size",
-            **_EXPERTS,
-            "num_experts": "n_routed_experts",
-            "moe_router_num_groups": "n_group",
-            "moe_router_group_topk": "topk_group",
-            "moe_router_topk_scaling_factor": "routed_scaling_factor",
-        },
-        aliases={"n_routed_experts": "num_local_experts"},
-        defaults={
-            **DEFAULTS,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "partial_rotary_factor": 0.5,
-            "moe_intermediate_size": 1408,
-            "n_routed_experts": 128,
-            "num_experts_per_tok": 8,
-            "n_group": 1,
-            "topk_group": 1,
-            "routed_scaling_factor": 1.0,
-            "first_k_dense_replace": 1,
-            "n_shared_experts": 1,
-            "norm_topk_prob": True,
-        },
-        biases=Biases("attention_bias", False, False),
-        fixed={**RMS, "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True},
-        qk_norm_switch="use_qk_norm",
-        renormalises="norm_topk_prob",
-        dense_first="first_k_dense_replace",
-        shared_experts="n_shared_experts",
-        layers_beyond="num_nextn_predict_layers",
-        tensors=tensors.GLM4_MOE,
-    ),
+    "glm4_moe": GLM4_MOE,
+    "glm4_moe_lite": GLM4_MOE_LITE,
+    "deepseek_v3": DEEPSEEK3,
+    "deepseek_v2": DEEPSEEK2,
     "mixtral": replace(
         _MISTRAL,
         architecture="MixtralForCausalLM",

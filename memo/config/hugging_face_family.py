@@ -38,7 +38,8 @@ class Family:
         spare_positions: rows of a learned table of positions before the first one.
         qk_norm_switch: the switch of the norms of q and k heads; empty: the family has none.
         renormalises: the switch with which the weights of a token's experts sum to 1; empty: they always do.
-        dense_first: the key of the number of first layers without experts; empty: none.
+        dense_first: the key of the number of first layers without experts, or of a list with a word for each layer;
+            empty: none.
         shared_experts: the key of the number of experts, as wide as the others, that all tokens share; empty: none.
         beyond: facts that ModelConfig cannot express, as fields of memo.spec.shapes.ModelShape; called with the file
             and the nearest ModelConfig.
@@ -58,6 +59,7 @@ class Family:
             the key of all layers' base; empty: all layers rotate alike.
         rope_layers: the key of a list with 1 for layers with RoPE and 0 for layers without it, or sliding_attention,
             where layers without the window have no RoPE if other layers have the window; empty: all layers have it.
+        scales_scores: whether the scaling of RoPE has a key by which scores of attention grow.
         scales_queries: whether the scaling of RoPE has a key by which queries grow with their position.
         packed: whether experts may be published in MXFP4.
         layers_beyond: the key of the number of layers after the last, which predict further tokens and are left out.
@@ -89,6 +91,7 @@ class Family:
     layer_pattern: str = ""
     sliding_base: str = ""
     rope_layers: Literal["", "no_rope_layers", "sliding_attention"] = ""
+    scales_scores: bool = False
     scales_queries: bool = False
     packed: bool = False
     layers_beyond: str = ""
@@ -147,11 +150,10 @@ class ConfigKeys:
     def number(self, ours: str, key: str) -> Any:
         """A value with the type and the range of the field `ours` of ModelConfig.
 
-        None only if that is the family's default, or for key/value heads, where it stands for all heads in
-        transformers.
+        None only if that is the family's default, or where it has a meaning in transformers: all heads, no latent.
         """
-        value = self.get(key)
-        if value is None and key != "num_key_value_heads" and self.family.defaults.get(key, 0) is not None:
+        value, may_be_null = self.get(key), ("num_key_value_heads", "q_lora_rank")
+        if value is None and key not in may_be_null and self.family.defaults.get(key, 0) is not None:
             raise self.missing(ours, key)
         return as_field(ours, value, key, self.source)
 
@@ -168,6 +170,14 @@ class ConfigKeys:
         names = (key, self.family.aliases[key]) if key in self.family.aliases else (key,)
         kind = accepted(field_types(ModelConfig)[ours])
         return self.source.refusal(f"{' or '.join(names)} is missing", f"complete the file with it, {kind}")
+
+
+MLP_TYPES = "mlp_layer_types"
+
+
+def mlp_types(dense: int, layers: int) -> list[str]:
+    """The list of MLP_TYPES in a file."""
+    return ["dense"] * dense + ["sparse"] * (layers - dense)
 
 
 def period_of(each: Sequence[str]) -> list[str]:

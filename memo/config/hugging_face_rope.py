@@ -9,7 +9,8 @@ from memo.artifacts.fields import Count, checked
 from memo.artifacts.reading import Source, shown
 from memo.config.flag import reading_marks
 from memo.config.hugging_face_family import ConfigKeys, Family, as_field, period_of
-from memo.config.model import FULL, ModelConfig, RopeScaling, attention_factor_of
+from memo.config.layer_words import FULL
+from memo.config.model import ModelConfig, RopeScaling, attention_factor_of
 
 # {rope_type: {key in the file, which is our name without its first words: our field}}.
 _KEYS = {
@@ -21,7 +22,8 @@ _KEYS = {
     for kind in get_args(RopeScaling)
 }
 _LENGTH, _FACTOR = "rope_original_max_position_embeddings", "rope_attention_factor"
-_BETA, _SCALES = "rope_llama_4_scaling_beta", ("mscale", "mscale_all_dim")
+_BETA, _OF_SCORES = "rope_llama_4_scaling_beta", "mscale_all_dim"
+_SCALES = ("mscale", _OF_SCORES)
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SHARE, _INTERVAL = "partial_rotary_factor", "no_rope_layer_interval"
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
@@ -134,7 +136,8 @@ def _read_rotation(keys: ConfigKeys, name: str, given: Any) -> dict[str, Any]:
 
 
 def _keys_of(kind: str, family: Family) -> dict[str, str]:
-    return {key: ours for key, ours in _KEYS[kind].items() if ours != _BETA or family.scales_queries}
+    unknown = {_BETA: not family.scales_queries, _OF_SCORES: not family.scales_scores}
+    return {key: ours for key, ours in _KEYS[kind].items() if not unknown.get(ours)}
 
 
 def _attention_factor(found: Mapping[str, Any], given: Mapping[str, Any], name: str, source: Source) -> float:

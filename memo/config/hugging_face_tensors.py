@@ -76,6 +76,17 @@ GLM4_MOE = TensorNames(
         **_mlp("mlp.shared", "mlp.shared_experts"),
     }
 )
+DEEPSEEK = TensorNames(
+    {
+        **GLM4_MOE.modules,
+        "attention.q_down": "self_attn.q_a_proj",
+        "attention.latent_norm.q": "self_attn.q_a_layernorm",
+        "attention.q_up": "self_attn.q_b_proj",
+        "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+        "attention.latent_norm.kv": "self_attn.kv_a_layernorm",
+        "attention.kv_up": "self_attn.kv_b_proj",
+    }
+)
 MIXTRAL = TensorNames(
     {
         **_NORMED,

@@ -6,13 +6,13 @@ loop over them overflows or takes for ever.
 """
 
 import math
-import re
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Annotated, Literal
 
-from memo.artifacts.fields import Rule, in_range
+from memo.artifacts.fields import in_range
 from memo.config.flag import LARGEST, TOKENS, Flag, ReadWith
+from memo.config.layer_words import FULL, LAYER_FREQ, LAYER_TYPES, LINEAR, SLIDING, TARGETS, marked
 
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
@@ -27,26 +27,10 @@ _FACTOR = in_range(above=0, high=10**9)
 _BEFORE, _AFTER = ("attention_norm", "mlp_norm"), ("attention_out_norm", "mlp_out_norm")
 _NORMS: dict[NormPlacement, tuple[str, ...]] = {"before": _BEFORE, "around": (*_BEFORE, *_AFTER), "after": _AFTER}
 
-SLIDING, FULL, LINEAR = "sliding", "full", "linear"
-"""Words of layer_types: layers with the sliding window, layers with full attention, and gated delta nets."""
-
-_LIST = re.compile(r"\[\s*([01](?:\s*,\s*[01])*)\s*\](?:\s*\*\s*([1-9]\d{0,5}))?")
-
-LORA_TARGETS: dict[str, tuple[str, ...]] = {
-    "q_proj": ("attention.q", "attention.gate"),
-    "k_proj": ("attention.k",),
-    "v_proj": ("attention.v",),
-    "o_proj": ("attention.projection",),
-    "gate_proj": ("mlp.gate",),
-    "up_proj": ("mlp.up", "mlp.fc1"),
-    "down_proj": ("mlp.fc2",),
-}
-"""Names in lora_target_modules, which are those of most models of Hugging Face -> the tensors of memo that they
-mean."""
-
 CHOICES_OF_TRAINED = ("freeze", "train_only", "lora_rank", "lora_target_modules", "quantize")
 """Fields with which a plan says what is trained; the other fields of LoRA change no size."""
 
+_LATENT = ReadWith("multi_latent_attention", use="--multi-latent-attention")
 _ROTATED = ReadWith("position_embedding_type", ("rope",))
 _STRETCHED = ReadWith("rope_scaling_type", ("linear", "llama3", "yarn"))
 _LLAMA3, _YARN = ReadWith("rope_scaling_type", ("llama3",)), ReadWith("rope_scaling_type", ("yarn",))
@@ -63,32 +47,6 @@ _RMS = ReadWith("normalization", ("RMSNorm",))
 def attention_factor_of(factor: float) -> float:
     """The factor on cosines and sines that YaRN's paper recommends for frequencies stretched by `factor`."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
-
-def _has_known_layers(words: str) -> bool:
-    return not words or set(words.split(",")) <= {SLIDING, FULL, LINEAR}
-
-
-def _names_targets(words: str) -> bool:
-    return words == "all-linear" or all(word.strip() in LORA_TARGETS for word in words.split(","))
-
-
-def _is_sum_of_lists(text: str) -> bool:
-    return not text or all(_LIST.fullmatch(term.strip()) for term in text.split("+"))
-
-
-def _marked(lists: str) -> tuple[bool, ...]:
-    """Whether each number of a sum of lists, whose form has been checked before, is 1; empty for an empty text."""
-    terms = [_LIST.fullmatch(term.strip()) for term in lists.split("+")]
-    numbers = [number for term in terms if term for number in term[1].split(",") * int(term[2] or 1)]
-    return tuple(number.strip() == "1" for number in numbers)
-
-
-_LAYER_TYPES = Rule(
-    f"of {SLIDING}, {FULL} and {LINEAR} with commas between, such as {SLIDING},{FULL}", _has_known_layers
-)
-_LAYER_FREQ = Rule("that is a sum of lists of 0 and 1, such as [0]*1+[1]*3", _is_sum_of_lists)
-_TARGETS = Rule(f"that is all-linear, or some of {', '.join(LORA_TARGETS)} with commas between", _names_targets)
 
 
 @dataclass(frozen=True)
@@ -132,7 +90,7 @@ class ModelConfig:
     sliding_rotary_base: Annotated[float, in_range(0, 10**15), _ROTATED, _BY_LAYER] = 0.0
     """RoPE's theta in the sliding layers of layer-types, whose frequencies are then not stretched; 0: rotate them as
     all others."""
-    no_rope_freq: Annotated[str, _LAYER_FREQ, _ROTATED] = ""
+    no_rope_freq: Annotated[str, LAYER_FREQ, _ROTATED] = ""
     """Layers without RoPE, as a sum of lists: 1 for a layer without it, 0 for one with it, such as [0,0,0,1]*9
     (SmolLM3). Default: all layers have it."""
     rope_scaling_type: Annotated[RopeScaling, _ROTATED] = "none"
@@ -153,6 +111,9 @@ class ModelConfig:
     """Round the borders that --rope-beta-fast and --rope-beta-slow set to whole dimensions."""
     rope_attention_factor: Annotated[float, in_range(0, 100), _YARN] = 0.0
     """Factor on the cosines and sines; 0: 0.1 ln(rope-scaling-factor) + 1, as in YaRN's paper."""
+    mscale_all_dim: Annotated[float, in_range(0, 100), _YARN] = 0.0
+    """Attention scores are multiplied by the square of 1 + 0.1 x this x ln(rope-scaling-factor) (DeepSeek); 0: they are
+    not."""
     rope_llama_4_scaling_beta: Annotated[float, in_range(0, 100), _YARN] = 0.0
     """The query of position p is multiplied by 1 + this x ln(1 + floor(p / rope-original-max-position-embeddings))
     (Ministral 3); 0: it is not."""
@@ -165,10 +126,24 @@ class ModelConfig:
     qk_layernorm_across_heads: Annotated[bool, ReadWith("qk_layernorm"), _RMS] = False
     """Norm all heads of q together, and all heads of k (OLMo 2 and 3). Ranks of tensor parallelism add up the squares
     of their heads, in one small message."""
+    multi_latent_attention: bool = False
+    """Make queries, keys and values from narrow latents of each token (DeepSeek's MLA). The channels of positions of a
+    query come last in its matrix, in pairs that RoPE turns; those of keys are one for all heads."""
+    q_lora_rank: Annotated[int | None, in_range(1, 1 << 24), _LATENT] = None
+    """Width of the latent of queries; default: a matrix makes queries from the hidden state, without a latent."""
+    kv_lora_rank: Annotated[int, in_range(1, 1 << 24), _LATENT] = 512
+    """Width of the latent of keys and values."""
+    qk_head_dim: Annotated[int, in_range(1, 1 << 16), _LATENT] = 128
+    """Channels of a head of queries and keys that are not rotated."""
+    qk_pos_emb_head_dim: Annotated[int, in_range(2, 1 << 16), _LATENT] = 64
+    """Channels of a head of queries and keys that are rotated."""
+    v_head_dim: Annotated[int, in_range(1, 1 << 16), _LATENT] = 128
+    """Channels of a head of values, at most as many as of a head of queries; kernels of attention see as many, with
+    zeros behind."""
     window_size: Annotated[int, TOKENS, in_range(0, LARGEST)] = 0
     """Sliding window: tokens that a token attends to, the last ones of its document, itself included (Megatron-LM's
     pair (N - 1, 0)); 0: all."""
-    layer_types: Annotated[str, _LAYER_TYPES] = ""
+    layer_types: Annotated[str, LAYER_TYPES] = ""
     """Kinds of layers, repeated over all layers, such as linear,linear,linear,full. sliding: attention with the window;
     full: attention to all tokens; linear: a gated delta net in the place of attention. Default: all have the window."""
     linear_num_key_heads: Annotated[int, in_range(0, 1 << 16), _DELTA_NET] = 0
@@ -188,7 +163,7 @@ class ModelConfig:
     """Mixture of experts: MLPs of each layer; a token runs through a few of them. 0: one MLP for all tokens."""
     moe_ffn_hidden_size: Annotated[int | None, in_range(1, 1 << 26), _ROUTED] = None
     """Inner width of each expert; default: ffn-hidden-size."""
-    moe_layer_freq: Annotated[str, _LAYER_FREQ, _ROUTED] = ""
+    moe_layer_freq: Annotated[str, LAYER_FREQ, _ROUTED] = ""
     """Layers with experts, as a sum of lists: 1 for a layer with experts, 0 for one with a single MLP of
     ffn-hidden-size, such as [0]*3+[1]*43. Default: all layers have experts."""
     moe_shared_expert_intermediate_size: Annotated[int, in_range(0, 1 << 26), _ROUTED] = 0
@@ -225,9 +200,9 @@ class ModelConfig:
     lora_use_rslora: Annotated[bool, _LORA] = False
     """Multiply the output of the adapters by lora-alpha / the square root of lora-rank instead (rank-stabilised
     LoRA)."""
-    lora_target_modules: Annotated[str, _TARGETS, _LORA] = "all-linear"
-    """Matrices with adapters: all-linear, which is all matrices of layers but routers, or some of q_proj, k_proj,
-    v_proj, o_proj, gate_proj, up_proj and down_proj with commas between. Each expert has adapters of its own."""
+    lora_target_modules: Annotated[str, TARGETS, _LORA] = "all-linear"
+    """Matrices with adapters: all-linear, which is all matrices of layers but routers, or some of these names with
+    commas between. Each expert has adapters of its own."""
     quantize: Quantization = "none"
     """Format in which the frozen matrices of layers are stored; they are dequantised for each layer that runs. nf4
     takes 4.5 bits a number (QLoRA), int8 8.5."""
@@ -244,7 +219,19 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
+        if self.multi_latent_attention:
+            return self.qk_head_dim + self.qk_pos_emb_head_dim
         return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of a head of attention's output that its projection reads."""
+        return self.v_head_dim if self.multi_latent_attention else self.head_dim
+
+    @property
+    def latent_size(self) -> int:
+        """Width of all latents of a token, with the rotated channels of its key."""
+        return (self.q_lora_rank or 0) + self.kv_lora_rank + self.qk_pos_emb_head_dim
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -254,7 +241,8 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """The factor on scores of attention."""
-        return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5)
+        mscale = 1.0 + self.mscale_all_dim * (attention_factor_of(self.rope_scaling_factor) - 1.0)
+        return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5) * mscale**2
 
     @property
     def rotation(self) -> tuple[float, str] | None:
@@ -269,6 +257,8 @@ class ModelConfig:
     @property
     def rotary_dim(self) -> int:
         """Channels of a head that are rotated."""
+        if self.multi_latent_attention:
+            return self.qk_pos_emb_head_dim
         return int(self.head_dim * self.rotary_percent)
 
     def position_rows(self, seq_length: int) -> int:
@@ -299,12 +289,12 @@ class ModelConfig:
     @property
     def layers_with_experts(self) -> tuple[bool, ...]:
         """Whether each layer has experts."""
-        return _marked(self.moe_layer_freq) or (self.num_experts > 0,) * self.num_layers
+        return marked(self.moe_layer_freq) or (self.num_experts > 0,) * self.num_layers
 
     @property
     def layers_without_rope(self) -> tuple[bool, ...]:
         """Whether no_rope_freq leaves out the RoPE of each layer."""
-        return _marked(self.no_rope_freq) or (False,) * self.num_layers
+        return marked(self.no_rope_freq) or (False,) * self.num_layers
 
     @property
     def ffn_size(self) -> int:

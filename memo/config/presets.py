@@ -103,6 +103,45 @@ _GLM_45 = {
     "max_position_embeddings": 131072,
     "vocab_size": 151552,
 }
+_BY_40 = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+_DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "rope_scaling": {**_BY_40, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+_DEEPSEEK_V2_LITE = {
+    **_DEEPSEEK_V3,
+    "model_type": "deepseek_v2",
+    "vocab_size": 102400,
+    "q_lora_rank": None,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "rope_scaling": {**_BY_40, "mscale": 0.707, "mscale_all_dim": 0.707},
+}
+_GLM_47_FLASH = {
+    "model_type": "glm4_moe_lite",
+    "vocab_size": 154880,
+    "max_position_embeddings": 202752,
+    "rope_theta": 1e6,
+}
+_MOONLIGHT = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 163840,
+    "max_position_embeddings": 8192,
+    "rope_theta": 50000.0,
+    "rms_norm_eps": 1e-5,
+    "q_lora_rank": None,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.446,
+}
 _OLMO_2 = {
     "model_type": "olmo2",
     "rms_norm_eps": 1e-6,
@@ -214,6 +253,25 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
         routed_scaling_factor=2.5,
     ),
     "glm-4.5-air": _sized(_GLM_45, 46, 4096, 96, 8, 10944),
+    "deepseek-tiny": _tiny(
+        _DEEPSEEK_V3,
+        num_key_value_heads=4,
+        q_lora_rank=48,
+        kv_lora_rank=32,
+        qk_nope_head_dim=24,
+        qk_rope_head_dim=8,
+        v_head_dim=24,
+        n_routed_experts=8,
+        moe_intermediate_size=64,
+        num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+    ),
+    "deepseek-v2-lite": _sized(_DEEPSEEK_V2_LITE, 27, 2048, 16, 16, 10944),
+    "deepseek-v3": _sized(_DEEPSEEK_V3, 61, 7168, 128, 128, 18432),
+    "moonlight-16b-a3b": _sized(_MOONLIGHT, 27, 2048, 16, 16, 11264),
+    "glm-4.7-flash": _sized(_GLM_47_FLASH, 47, 2048, 20, 20, 10240),
     "olmo-2-7b": _sized(_OLMO_2, 32, 4096, 32, 32, 11008),
     "olmo-2-13b": _sized(_OLMO_2, 40, 5120, 40, 40, 13824),
     "olmo-2-32b": _sized(_OLMO_2, 64, 5120, 40, 8, 27648),

@@ -10,10 +10,11 @@ from typing import Any
 
 from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, model_of
 from memo.config.hugging_face_families import TRAINED
-from memo.config.hugging_face_family import Family
+from memo.config.hugging_face_family import MLP_TYPES, Family, mlp_types
 from memo.config.hugging_face_rope import write_rope
 from memo.config.identity import Fact, model_facts
-from memo.config.model import CHOICES_OF_TRAINED, FULL, LINEAR, SLIDING, ModelConfig
+from memo.config.layer_words import FULL, LINEAR, SLIDING
+from memo.config.model import CHOICES_OF_TRAINED, ModelConfig
 from memo.errors import ConfigError
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -118,11 +119,12 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
         "vocab_size": model.vocabulary,
     }
     activations = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
+    dense = model.layers_with_experts.count(False)
     switches = {
         family.renormalises: not model.moe_router_pre_softmax,
         family.qk_norm_switch: model.qk_layernorm,
         family.qkv_bias_switch: model.qkv_bias,
-        family.dense_first: model.layers_with_experts.count(False),
+        family.dense_first: mlp_types(dense, model.num_layers) if family.dense_first == MLP_TYPES else dense,
         family.shared_experts: model.shared_ffn_size // model.mlp_size,
     }
     return {

@@ -71,7 +71,7 @@ class WholeLayer(LayerOnTiles):
         """Recompute the tiles of qkv that were not kept."""
         for tile in self.tiles:
             if "qkv" not in self.kept_of(tile):
-                self.compute_qkv(kept, tile, context)
+                self.compute_qkv(kept, tile, context, again=True)
 
     def backward_in(self, kept: dict[str, Tensor], grad: Tensor, context: Context) -> Tensor:
         """Gradient of the output [n, b, h] -> of the input; `kept` holds at least all of qkv and attention's outputs.

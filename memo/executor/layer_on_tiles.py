@@ -102,10 +102,12 @@ class LayerOnTiles(nn.Module):
 
     # The token-wise operations before attention and after it.
 
-    def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
-        """Compute qkv of one tile in the slot; rotates it there, unless heads are normed and backward needs it raw."""
+    def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context, again: bool = False) -> None:
+        """Compute qkv of one tile in the slot; rotates it there, unless heads are normed and backward needs it raw.
+
+        `again`: whether in backward, when the slot holds what it keeps."""
         machine = TileMachine(self, kept, tile, context)
-        machine.run(forward(self.kind.before, frozenset({self.kind.qkv_in_slot}), machine.kept))
+        machine.run(forward(self.kind.before, frozenset({self.kind.qkv_in_slot}), machine.kept, again))
 
     def _finish(self, kept: dict[str, Tensor], tile: Tile, context: Context, out: Tensor) -> None:
         """Compute the layer's output [n / T, b, h] from attention's output, and write it to `out`."""
@@ -174,21 +176,23 @@ class LayerOnTiles(nn.Module):
 
         Call it after a forward.
         """
-        after, stand_ins = self.kind.after, self._stand_ins(kept["input"], tile)
-        taken = {name for op in after for name in (op.reads if op.replays else op.needs)}
-        everything = rebuilt(after, ())
-        works: dict[str, Callable[[], object]] = {"qkv": lambda: self.compute_qkv(kept, tile, context)}
-        for name in (name for op in after for name in op.makes if name in taken):
-            again = everything - rebuilt(after, (name,))
-            if any(op.module for op in again):
-                steps = forward(tuple(op for op in after if op in again), frozenset({name}), frozenset(), again=True)
-                works[name] = partial(self._run_alone, steps, kept, tile, context, stand_ins)
+        stand_ins = self._stand_ins(kept["input"], tile)
+        works: dict[str, Callable[[], object]] = {"qkv": lambda: self.compute_qkv(kept, tile, context, again=True)}
+        for operations, exist in ((self.kind.before, ("qkv",)), (self.kind.after, ())):
+            taken = {name for op in operations for name in (op.reads if op.replays else op.needs)}
+            everything = rebuilt(operations, exist)
+            for name in (name for op in operations for name in op.makes if name in taken):
+                again = everything - rebuilt(operations, (*exist, name))
+                if any(op.module for op in again):
+                    own = tuple(op for op in operations if op in again)
+                    steps = forward(own, frozenset({name}), frozenset(), again=True)
+                    works[name] = partial(self._run_alone, steps, kept, tile, context, stand_ins)
         return works
 
     def _stand_ins(self, x: Tensor, tile: Tile) -> dict[str, Tensor]:
         """By name, stand-ins for the outputs of sums and of replayed operations after attention: zeros for the inputs
         of row-parallel matrices, the layer's input for all others."""
-        found = {name: x[tile.shard] for op in self.kind.after if op.replays or op.is_sum for name in op.makes}
+        found = {name: x[tile.shard] for op in self.kind.operations if op.replays or op.is_sum for name in op.makes}
         taken = {name: op for op in self.kind.after if op.scatters for name in op.reads if name in found}
         rows = (tile.full.stop - tile.full.start, x.shape[1])
         return found | {name: x.new_zeros(*rows, self.module_of[op].weight.shape[1]) for name, op in taken.items()}

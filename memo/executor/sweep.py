@@ -212,7 +212,7 @@ class SweptLayer(LayerOnTiles):
         This is a function of its own, so that a tile's gradients are freed before the next tile allocates its own.
         """
         if "qkv" not in self.kept_of(tile):
-            self.compute_qkv(kept, tile, positions)
+            self.compute_qkv(kept, tile, positions, again=True)
         rows = grad[tile.shard]
         grad_out = self._finish_backward(kept, tile, positions, rows, rows)
         grads = self._attention_backward(kept, section, tile, grad_out, positions)

@@ -26,6 +26,7 @@ from memo.executor.expert_pieces import (
     experts_backward,
     experts_forward,
 )
+from memo.executor.latent_pieces import expand_backward, expand_forward
 from memo.executor.pieces import (
     Gathering,
     GradientSink,
@@ -205,6 +206,10 @@ def _rotated_heads(machine: TileMachine, operation: Operation, qkv: Tensor) -> M
     return (qkv,)
 
 
+def _expand(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
+    return (expand_forward(machine.on.module_of[operation], *x, out=machine.place(operation.makes[0])),)
+
+
 def _half(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
     on: Any = machine.on  # memo.executor.custom_layer.CustomLayerOperations
     made = on.run_half(machine, operation, *x)
@@ -266,6 +271,10 @@ def _heads_backward(machine: TileMachine, operation: op.Heads, grads: tuple[Tens
     return again.backward(machine.sink.main_gradient, *grads)
 
 
+def _expand_backward(machine: TileMachine, operation: Operation, grad: Tensor, normed: Tensor) -> Made:
+    return expand_backward(machine.on.module_of[operation], grad, normed, machine.sink)
+
+
 def _half_backward(machine: TileMachine, operation: Operation, grad: Tensor, *x: Tensor) -> Made:
     on: Any = machine.on  # memo.executor.custom_layer.CustomLayerOperations
     made: Made = on.run_half_backward(machine, operation, grad, *x)
@@ -274,12 +283,15 @@ def _half_backward(machine: TileMachine, operation: Operation, grad: Tensor, *x:
 
 _FORWARD: dict[type[Any], Callable[..., Made]] = {
     op.Norm: _norm,
+    op.LatentNorm: _norm,
+    op.Expand: _expand,
+    op.Trim: _applied,
     op.Add: _add,
     op.Column: _column,
     op.Row: _row,
     op.Activate: _applied,
     op.ActivateScored: _applied,
-    op.Scores: _column,
+    op.WholeColumn: _column,
     op.ExpertColumn: _experts,
     op.ActivateExperts: _activate_experts,
     op.ExpertRow: _combine,
@@ -289,6 +301,8 @@ _FORWARD: dict[type[Any], Callable[..., Made]] = {
 }
 _REPLAY: dict[type[Any], Callable[..., Replayed]] = {
     op.Norm: _replayed,
+    op.LatentNorm: _replayed,
+    op.Trim: _replayed,
     op.Activate: _replayed,
     op.ActivateScored: _replayed,
     op.ActivateExperts: _replayed_experts,
@@ -296,11 +310,14 @@ _REPLAY: dict[type[Any], Callable[..., Replayed]] = {
 }
 _BACKWARD: dict[type[Any], Callable[..., Made]] = {
     op.Norm: _replayed_backward,
+    op.LatentNorm: _replayed_backward,
+    op.Expand: _expand_backward,
+    op.Trim: _replayed_backward,
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Activate: _replayed_backward,
     op.ActivateScored: _replayed_backward,
-    op.Scores: _column_backward,
+    op.WholeColumn: _column_backward,
     op.ExpertColumn: _experts_backward,
     op.ActivateExperts: _replayed_backward,
     op.ExpertRow: _combine_backward,

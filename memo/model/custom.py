@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from memo.config.model import ModelConfig
 from memo.errors import ConfigError
-from memo.model.layer import Heads, TransformerLayer
+from memo.model.heads import Heads
+from memo.model.layer import TransformerLayer
 from memo.model.norm import Norm
 from memo.model.parts import LayerContext, ModelParts
 from memo.model.rope import RopeTable

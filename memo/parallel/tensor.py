@@ -109,6 +109,10 @@ class ColumnParallelLinear(_ParallelLinear):
     Input [n, b, in], output [s, b, out/tp].
     """
 
+    def of_whole(self, x: Tensor) -> Tensor:
+        """The output for x [s, b, in], which every rank has; without gradients of x over several ranks."""
+        return F.linear(x, self.weight, self.bias) if self.adapter is None else self._product(x, self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         if self.adapter is not None:
             return self._product(all_gather(x, self.group), self.bias)

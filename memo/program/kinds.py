@@ -12,15 +12,18 @@ from memo.program.operations import (
     Attention,
     Column,
     DeltaNet,
+    Expand,
     ExpertColumn,
     ExpertRow,
     Gate,
     Heads,
+    LatentNorm,
     Norm,
     Opaque,
     Operation,
     Row,
-    Scores,
+    Trim,
+    WholeColumn,
 )
 from memo.spec.custom_layer import custom_facts
 from memo.spec.lora import trains_all
@@ -99,9 +102,22 @@ def _gating(model: ModelConfig) -> tuple[Operation, ...]:
     )
 
 
+def _queries_keys_values(model: ModelConfig, x: str) -> tuple[Operation, ...]:
+    """From the normed input of a layer to "qkv"."""
+    if not model.multi_latent_attention:
+        return (Column((x,), ("qkv",), "attention.qkv"),)
+    queries = () if model.q_lora_rank else (Column((x,), ("queries",), "attention.q"),)
+    return (
+        WholeColumn((x,), ("latent",), "attention.latent"),
+        LatentNorm(("latent",), ("latent_norm",), "attention.latent_norm"),
+        *queries,
+        Expand(("latent_norm", *(name for op in queries for name in op.makes)), ("qkv",), "attention"),
+    )
+
+
 _SHARED = (Activate(("shared_fc1",), ("shared_activation",), "mlp.shared.activate"),)
 _SHARED_GATED = (
-    Scores(("mlp_norm",), ("shared_score",), "mlp.shared.score"),
+    WholeColumn(("mlp_norm",), ("shared_score",), "mlp.shared.score"),
     ActivateScored(("shared_score", "shared_fc1"), ("shared_activation",), "mlp.shared.activate_scored"),
 )
 
@@ -150,16 +166,19 @@ def kind_of(model: ModelConfig) -> Kind:
     if model.is_linear:
         middle = (DeltaNet(("qkv",), ("attention_out",), "attention.core"),)
     gating = _gating(model) if model.attention_output_gate else ()
+    if model.value_dim < model.head_dim:
+        gating = (Trim(("attention_out",), ("trimmed",), "attention.trim"),)
+    out = gating[-1].makes[0] if gating else "attention_out"
     after_attention, attended = _norm(model, "projected", "attention_out_norm")
     after_mlp, made = _norm(model, mlp[-1].makes[0], "mlp_out_norm")
     return _as_trained(
         model,
         (
             *before,
-            Column((into_attention,), ("qkv",), "attention.qkv"),
+            *_queries_keys_values(model, into_attention),
             *middle,
             *gating,
-            Row(("gated" if gating else "attention_out",), ("projected",), "attention.projection"),
+            Row((out,), ("projected",), "attention.projection"),
             *after_attention,
             Add(("input", attended), ("residual",)),
             *between,

@@ -57,7 +57,7 @@ class Operation:
 class Norm(Operation):
     """LayerNorm or RMSNorm over the width."""
 
-    layout = "tokens"
+    layout: ClassVar[Layout] = "tokens"
     replays = takes_sums = True
 
 
@@ -87,10 +87,36 @@ class Activate(Operation):
     replays = True
 
 
-class Scores(Column):
+class WholeColumn(Column):
     """A matrix with few outputs: each tp rank has all of them, and a part of their gradients."""
 
     layout = "whole"
+
+
+class LatentNorm(Norm):
+    """The norms of the latents of multi-latent attention, of all tokens on every tp rank."""
+
+    layout: ClassVar[Layout] = "whole"
+    takes_sums = False
+
+
+class Expand(Operation):
+    """Queries, keys and values side by side, from normed latents; queries without a latent are read beside these.
+
+    `module` is the attention, whose matrices q and kv it multiplies.
+    """
+
+    writes_to_slot = True
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.reads[:1]
+
+
+class Trim(Operation):
+    """The channels of attention's output that heads of values have."""
+
+    replays = True
 
 
 class ActivateScored(Activate):

@@ -95,23 +95,23 @@ def forward(
 ) -> tuple[Step, ...]:
     """Return the steps that make `targets` from values outside of `operations`; `kept` values go to the slot.
 
-    `again`: whether this is a recomputation, when the slot holds all recalled values.
+    `again`: whether this is a recomputation, when the slot holds all recalled values, and all kept values but targets.
     """
     steps = []
-    for operation, total in _with_sums(_needed(operations, targets)):
+    for operation, total in _with_sums(_needed(operations, targets, kept if again else ())):
         step = _forward(operation, total, again)
         copied = [name for name in step.makes if name in kept and not operation.writes_to_slot]
         steps += [step, *(Step("keep", None, (name,)) for name in copied)]
     return _freeing(_with_messages(steps), targets)
 
 
-def _needed(operations: Sequence[Operation], targets: Collection[str]) -> list[Operation]:
-    """The operations that `targets` depend on, in their order."""
+def _needed(operations: Sequence[Operation], targets: Collection[str], exist: Collection[str]) -> list[Operation]:
+    """The operations that `targets` depend on, in their order, as far as their inputs do not exist."""
     wanted, found = set(targets), []
     for operation in reversed(operations):
         if wanted.intersection(operation.makes):
             found.append(operation)
-            wanted.update((*operation.reads, *operation.reads_without_gradient))
+            wanted.update({*operation.reads, *operation.reads_without_gradient}.difference(exist))
     return found[::-1]
 
 

@@ -113,7 +113,7 @@ def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
     shape = LayerShape(config, kernels, resident_tiles(config))
     of = resident(config.model, slot_dims(config), config.memory.recompute_granularity)
     kept = frozenset(of.layout.places)
-    again = _qkv(shape, kept) if NEEDS_FULL_ROOM in of.dropped else NOTHING
+    again = _qkv(shape, kept, again=True) if NEEDS_FULL_ROOM in of.dropped else NOTHING
     if "attention_out" in of.dropped:
         again += _attention(shape, backward=False)
     return LayerCost(_forward(shape, kept), again + _backward(shape, kept))
@@ -159,8 +159,8 @@ def _forward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
     return _qkv(shape, kept) + _attention(shape, backward=False) + made
 
 
-def _qkv(shape: LayerShape, kept: Kept) -> Cost:
-    return _on_tiles(shape, kept, forward(shape.kind.before, frozenset({shape.kind.qkv_in_slot}), kept))
+def _qkv(shape: LayerShape, kept: Kept, again: bool = False) -> Cost:
+    return _on_tiles(shape, kept, forward(shape.kind.before, frozenset({shape.kind.qkv_in_slot}), kept, again))
 
 
 def _attention(shape: LayerShape, backward: bool) -> Cost:
@@ -172,10 +172,7 @@ def _attention(shape: LayerShape, backward: bool) -> Cost:
 
 def _backward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
     """Return the cost of a backward that finds queries, keys, values and attention's output on the device."""
-    of_qkv = backward(
-        shape.kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({shape.kind.sequence_input, "input"})
-    ).steps
-    cost = _after_backward(shape, kept) + _attention(shape, backward=True) + _on_tiles(shape, kept, of_qkv)
+    cost = _after_backward(shape, kept) + _attention(shape, backward=True) + _before_backward(shape, kept)
     if shape.tiles > 1 and not shape.sweeps:
         cost += _copied_outputs(shape)  # attention takes the gradients of all tiles as one tensor
     return cost
@@ -191,6 +188,13 @@ def _after_backward(shape: LayerShape, kept: Kept) -> Cost:
     if shape.under_autograd:
         kept = frozenset(name for operation in shape.kind.after for name in operation.makes)
     return _on_tiles(shape, kept, backward(shape.kind.after, kept, frozenset({"layer_output"})).steps)
+
+
+def _before_backward(shape: LayerShape, kept: Kept) -> Cost:
+    if shape.under_autograd:
+        kept = frozenset(name for operation in shape.kind.before for name in operation.makes)
+    walk = backward(shape.kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({shape.kind.sequence_input, "input"}))
+    return _on_tiles(shape, kept, walk.steps)
 
 
 def _on_tiles(shape: LayerShape, kept: Kept, steps: tuple[Step, ...]) -> Cost:
@@ -214,11 +218,13 @@ def _recompute(shape: LayerShape, groups: dict[str, Kept], everything: Kept) -> 
     So the sum over all groups is exact. The sum over some groups is not: messages overlap with the recomputation of
     other groups.
     """
-    kept, found = everything, {NEEDS_FULL_ROOM: _qkv(shape, everything)}
-    before = _after_backward(shape, kept)
+    kept, found = everything, dict[str, Cost]()
+    before = _before_backward(shape, kept) + _after_backward(shape, kept)
     for name, values in groups.items():
         kept -= values
-        if name != NEEDS_FULL_ROOM:
-            after = _after_backward(shape, kept)
+        if name == NEEDS_FULL_ROOM:
+            found[name] = _qkv(shape, kept, again=True)
+        else:
+            after = _before_backward(shape, kept) + _after_backward(shape, kept)
             found[name], before = after + before * -1, after
-    return {name: found[name] for name in groups}
+    return found

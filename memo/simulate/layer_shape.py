@@ -128,5 +128,7 @@ class LayerShape:
 
     @cached_property
     def _widths(self) -> dict[str, int]:
-        """Elements per token of each value that is not a hidden state."""
-        return {tensor.name: tensor.width for tensor in skeletal_tensors(self.config.model)}
+        """Elements per token, on all tp ranks, of each value that is not a hidden state."""
+        of_whole = {"whole": self.tp.size}
+        found = {each.name: each.width * of_whole.get(each.layout, 1) for each in skeletal_tensors(self.config.model)}
+        return {**found, "latent_norm": found.get("latent", 0)}

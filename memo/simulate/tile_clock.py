@@ -11,7 +11,7 @@ work of several kernels, it takes up to three times as long.
 The matrices of a custom layer (memo.spec.custom_layer) count one by one, each with a message that overlaps with
 nothing. The rest of the layer counts by the bytes that its halves make, assumed to be written once and read once. Known
 error: not compared with a measurement. Memo's own layer written as a custom one takes 1 to 4 % longer in the simulator,
-and up to 9 % longer under a swap plan (tests/simulate/test_simulate_custom_layer.py).
+and up to 10 % longer under a swap plan (tests/simulate/test_simulate_custom_layer.py).
 """
 
 from collections.abc import Callable, Collection
@@ -125,7 +125,7 @@ class TileClock(Machine):
         """Count the rotation of queries and keys, if the model has RoPE."""
         model = self.shape.config.model
         if model.position_embedding_type == "rope":
-            self.pass_heads(2, model.rotary_percent)
+            self.pass_heads(2, model.rotary_dim / model.head_dim)
 
     def prepare_heads(self) -> None:
         """Count norms and rotation of queries and keys before attention, if the slot keeps them before their norms."""
@@ -209,6 +209,25 @@ def _heads(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.rotate()
 
 
+def _expand(clock: TileClock, step: Step, operation: Operation) -> None:
+    """Count the products of latents, and the copy of their results side by side."""
+    for module in _expanded(operation):
+        clock.multiply(module)
+    clock.move("qkv", "qkv")
+
+
+def _expand_backward(clock: TileClock, step: Step, operation: Operation) -> None:
+    _expand(clock, step, operation)
+    for module in _expanded(operation):
+        clock.multiply_gradients(module)
+    clock.move("latent_norm", "latent_norm")
+
+
+def _expanded(operation: Operation) -> tuple[str, ...]:
+    """The matrices that expand latents; queries without a latent are read."""
+    return ("attention.kv",) if len(operation.reads) > 1 else ("attention.q", "attention.kv")
+
+
 def _half(clock: TileClock, step: Step, operation: Operation) -> None:
     _half_again(clock, operation, ())
 
@@ -269,7 +288,7 @@ def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
 
 def _half_backward(clock: TileClock, step: Step, operation: Operation) -> None:
     if not clock.shape.under_autograd:
-        _half_again(clock, operation, clock.kept)
+        _half_again(clock, operation, clock.kept if len(operation.reads) > 1 else ())
     for module, weight in _matrices_of_half(clock, operation).items():
         for _ in range(2 if weight.split == "rows" else 1):
             clock.wait(clock.send())
@@ -311,10 +330,13 @@ def _rest_of_half_s(clock: TileClock, operation: Operation) -> float:
 
 _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     op.Norm: _moves,
+    op.LatentNorm: _moves,
+    op.Expand: _expand,
+    op.Trim: _moves,
     op.Add: _moves,
     op.Activate: _moves,
     op.ActivateScored: _moves,
-    op.Scores: _column,
+    op.WholeColumn: _column,
     op.ActivateExperts: _moves,
     op.Gate: _moves,
     op.ExpertColumn: _expert_column,
@@ -326,9 +348,12 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
 }
 _BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     op.Norm: _replayed_backward,
+    op.LatentNorm: _replayed_backward,
+    op.Expand: _expand_backward,
+    op.Trim: _replayed_backward,
     op.Activate: _replayed_backward,
     op.ActivateScored: _replayed_backward,
-    op.Scores: _column_backward,
+    op.WholeColumn: _column_backward,
     op.ActivateExperts: _replayed_backward,
     op.Gate: _replayed_backward,
     op.ExpertColumn: _expert_column_backward,

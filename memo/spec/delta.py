@@ -1,6 +1,7 @@
 """The sizes of a gated delta net (memo.attention.delta_rule)."""
 
-from memo.config.model import LINEAR, ModelConfig
+from memo.config.layer_words import LINEAR
+from memo.config.model import ModelConfig
 
 TAPS = 4
 """Tokens that a convolution reaches: a token and those just before it."""

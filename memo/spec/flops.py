@@ -45,9 +45,10 @@ def _frozen_parameters(model: ModelConfig) -> int:
 
 
 def _attention_elements(kind: ModelConfig, seq_length: int) -> int:
-    """Width of all heads, times the scores of a token. A gated delta net reads a head's matrix for the key, writes it,
-    and reads it for the query."""
-    width, window = kind.num_attention_heads * kind.head_dim, kind.window(seq_length)
+    """Width of all heads, of queries and values on average, times the scores of a token. A gated delta net reads a
+    head's matrix for the key, writes it, and reads it for the query."""
+    width = kind.num_attention_heads * (kind.head_dim + kind.value_dim) // 2
+    window = kind.window(seq_length)
     if kind.is_linear:
         return width * 3 * kind.head_dim
     return width * (seq_length if window is None else 2 * attended_pairs(seq_length, window) // seq_length)

@@ -4,7 +4,8 @@
 
 B is zero at first, so that an adapter changes nothing. Each part of a fused matrix has an A and a B of its own, one
 below the other: x A^T is then r wide for each part. Tensor parallelism splits B as W's rows, or A as W's columns; the
-other one is whole on every rank, and the products need no message beside those of W.
+other one is whole on every rank, as both are where W is (latents of attention), and the products need no message
+beside those of W.
 """
 
 import math
@@ -13,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from memo.config.model import LORA_TARGETS, ModelConfig
+from memo.config.layer_words import LORA_TARGETS
+from memo.config.model import ModelConfig
 from memo.errors import ConfigError
 from memo.spec.weights import Split, Weight, is_of_adapter
 
@@ -81,12 +83,12 @@ def _with_adapters(model: ModelConfig, weights: list[Weight], in_layer: bool) ->
 def _adapter(model: ModelConfig, matrix: Weight) -> Iterator[Weight]:
     module, rank = matrix.name.removesuffix(".weight"), model.lora_rank
     parts = [(name, rows) for name, rows in matrix.parts if _is_target(model, name)]
-    if matrix.columns is None or matrix.split not in ("rows", "columns") or not parts:
+    is_router = matrix.split == "whole" and matrix.name.startswith("mlp.")
+    if matrix.columns is None or is_router or not parts:
         return
-    by_rows = matrix.split == "rows"
     a = tuple((adapter_names(name)[0], rank) for name, _ in parts)
     b = tuple((adapter_names(name)[1], rows) for name, rows in parts)
-    splits: tuple[Split, Split] = ("whole", "rows") if by_rows else ("columns", "whole")
+    splits: tuple[Split, Split] = ("columns", "whole") if matrix.split == "columns" else ("whole", matrix.split)
     experts = matrix.experts
     yield Weight(f"{module}.adapter.a", a, matrix.columns, splits[0], "uniform_by_columns", experts=experts)
     yield Weight(f"{module}.adapter.b", b, rank, splits[1], "zeros", experts=experts)

@@ -104,15 +104,20 @@ class ModelShape:
         ]
         logits = tuple((f"delta.{name}", model.num_attention_heads) for name in ("beta", "decay") if own)
         projection, gate = ((f"{own}projection", hidden),), ((f"{own}gate", q),)
+        attended = model.num_attention_heads * model.value_dim
         sinks = one("attention.sinks", model.num_attention_heads, None, "rows", "zeros")
         return (
             *norms.pop("attention_norm", ()),
             *((sinks,) if model.attention_sinks else ()),
             *(self._delta_net(qkv) if own else ()),
-            *_linear("attention", "qkv", qkv + logits, hidden, self.qkv_bias, "rows"),
+            *(
+                self._latent()
+                if model.multi_latent_attention
+                else _linear("attention", "qkv", qkv + logits, hidden, self.qkv_bias, "rows")
+            ),
             *(weight for norm in heads for weight in norm),
             *(_linear("attention", "gate", gate, hidden, self.qkv_bias, "rows") if model.attention_output_gate else ()),
-            *_linear("attention", "projection", projection, q, self.projection_bias, "columns"),
+            *_linear("attention", "projection", projection, attended, self.projection_bias, "columns"),
             *norms.pop("mlp_norm", ()),
             *self._mlp(),
             *(weight for norm in norms.values() for weight in norm),
@@ -123,6 +128,22 @@ class ModelShape:
         """Tensors of a layer beside its parameters, in fp32 whatever the dtype of the parameters."""
         has_bias = self.nearest.num_experts > 0 and self.nearest.moe_router_enable_expert_bias
         return (one(EXPERT_BIAS, self.nearest.num_experts, init="zeros"),) if has_bias else ()
+
+    def _latent(self) -> Iterator[Weight]:
+        """Parameters that make queries, keys and values from latents (memo.model.latent), which every rank of tp has.
+
+        Behind the latent of keys and values stand the rotated channels of keys, which all heads share."""
+        model, hidden, heads = self.nearest, self.nearest.hidden_size, self.nearest.num_attention_heads
+        of_kv: _Parts = (("kv_down", model.kv_lora_rank + model.qk_pos_emb_head_dim),)
+        of_q: _Parts = (("q_down", model.q_lora_rank),) if model.q_lora_rank else ()
+        yield from _linear("attention", "latent", of_q + of_kv, hidden, False, "whole")
+        if model.q_lora_rank:
+            yield from self._norm("attention.latent_norm.q", model.q_lora_rank)
+        yield from self._norm("attention.latent_norm.kv", model.kv_lora_rank)
+        q: _Parts = (("q_up" if model.q_lora_rank else "q", self.q_size),)
+        yield from _linear("attention", "q", q, model.q_lora_rank or hidden, False, "rows")
+        kv: _Parts = (("kv_up", heads * (model.qk_head_dim + model.v_head_dim)),)
+        yield from _linear("attention", "kv", kv, model.kv_lora_rank, False, "rows")
 
     def _delta_net(self, channels: _Parts) -> Iterator[Weight]:
         """Parameters of a delta net besides its matrices: kernels of a convolution, rates and biases of the decay, and

@@ -22,6 +22,15 @@ as k above. In the place of lse, where layers are swept, it has
 
     carries         carry, wide carried always        always          of each tile: the state before its first token
 
+With multi-latent attention (--multi-latent-attention), whose latents are as wide as q_lora_rank, kv_lora_rank and
+qk_pos_emb_head_dim together, k = a and qkv is made from
+
+    latent          latents     whole   token-wise    token-wise
+
+and where heads of values are narrower than d, the projection reads
+
+    trimmed         a v_head    heads   never         token-wise      as the activation
+
 With a gate on attention's output (--attention-output-gate),
 
     gate            a d         heads   token-wise    token-wise
@@ -115,6 +124,8 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         size = carry_size(model.num_attention_heads, model.kv_heads, model.head_dim)
         beside = SkeletalTensor("carries", "always", "", "carried", size, "wide")
     attended = (SkeletalTensor("attention_out", "always", "", "heads", q_size), beside)
+    latent = SkeletalTensor("latent", "token_wise", "latent", "whole", model.latent_size)
+    trimmed = SkeletalTensor("trimmed", "never", "activation", "heads", model.num_attention_heads * model.value_dim)
     gates = (
         SkeletalTensor("gate", "token_wise", "gate", "heads", q_size),
         SkeletalTensor("gated", "never", "activation", "heads", q_size),
@@ -128,8 +139,10 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
     return (
         SkeletalTensor("input", "always", "", "tokens", hidden),
         *([SkeletalTensor("attention_norm", "never", "norm", "tokens", hidden)] if inputs_normed else []),
+        *([latent] if model.multi_latent_attention else []),
         qkv,
         *attended,
+        *([trimmed] if model.value_dim < model.head_dim else []),
         *(gates if model.attention_output_gate else ()),
         *([_normed("projected", hidden)] if outputs_normed else []),
         replace(residual, kind="never", group="norm") if outputs_normed else residual,

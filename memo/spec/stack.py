@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.model import FULL, LINEAR, SLIDING
+from memo.config.layer_words import FULL, LINEAR, SLIDING
 from memo.spec.lora import of_one_layer
 from memo.spec.schedule import Pipeline
 

@@ -14,7 +14,7 @@ from memo.attention.delta_kernels import choose_delta
 from memo.attention.select import AttentionChoice, choose_backend
 from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size, ring_size
-from memo.config.model import LINEAR
+from memo.config.layer_words import LINEAR
 from memo.errors import ArtifactError, warn
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.attention import time_attention

@@ -22,7 +22,7 @@ from memo.config.derived import (
     resolved_offload_tiles,
     resolved_sections,
 )
-from memo.config.model import LINEAR
+from memo.config.layer_words import LINEAR
 from memo.errors import ArtifactError, ConfigError, warn
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
@@ -63,6 +63,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         attention_sinks=model.attention_sinks,
         attention_output_gate=model.attention_output_gate,
         delta_nets=_delta_nets(model, config.hardware.delta_backend),
+        latents=_latents(model),
         experts=_experts(model),
         moe_layer_freq=model.moe_layer_freq,
         no_rope_freq=model.no_rope_freq,
@@ -100,6 +101,13 @@ def _delta_nets(model: ModelConfig, backend: str) -> str:
         return ""
     kernels = ", fla" if backend == "fla" else ""
     return f"{model.linear_num_value_heads} of {model.linear_num_key_heads} x {model.linear_key_head_dim}{kernels}"
+
+
+def _latents(model: ModelConfig) -> str:
+    if not model.multi_latent_attention:
+        return ""
+    heads = f"{model.qk_head_dim} + {model.qk_pos_emb_head_dim}, values {model.v_head_dim}"
+    return f"{model.q_lora_rank or 'no'} of queries, {model.kv_lora_rank} of keys, heads of {heads}"
 
 
 def _experts(model: ModelConfig) -> str:

@@ -56,7 +56,9 @@ def test_every_preset_survives_the_round_trip(name: str) -> None:
     back = model_of(json.loads(json.dumps(written.content)), "config.json")
     sizes = {"num_query_groups": model.kv_heads, "kv_channels": model.head_dim, "ffn_hidden_size": model.ffn_size}
     if written.model_type == "gpt2":
-        del sizes["num_query_groups"], sizes["kv_channels"]
+        del sizes["num_query_groups"]
+    if written.model_type == "gpt2" or model.multi_latent_attention:
+        del sizes["kv_channels"]
     assert back == replace(model, max_position_embeddings=num_positions, **sizes)  # type: ignore[arg-type]
     assert written.content["torch_dtype"] == "bfloat16"
 
@@ -323,12 +325,20 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**QWEN3_8B, "rope_scaling": LONGROPE}, "rope_type is 'longrope': memo stretches .* for shorter sequences"),
         ({**QWEN3_8B, "rope_scaling": {"rope_type": None}}, "rope_scaling.rope_type is None"),
         (
-            {**LLAMA_31_8B, "model_type": "deepseek_v3", "n_routed_experts": 256},
-            r"'deepseek_v3', a mixture of experts \(n_routed_experts 256\): memo knows llama.*: give a model of one",
+            {**LLAMA_31_8B, "model_type": "deepseek_v4", "n_routed_experts": 256},
+            r"'deepseek_v4', a mixture of experts \(n_routed_experts 256\): memo knows llama.*: give a model of one",
         ),
         (
             {**QWEN3_8B, "rope_scaling": {**YARN, "llama_4_scaling_beta": 0.1}},
             "llama_4_scaling_beta is 0.1, which memo",
+        ),
+        (
+            {**LLAMA_31_8B, "model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
+            "topk_method is 'group_limited_greedy', but memo computes DeepseekV2ForCausalLM only with 'greedy'",
+        ),
+        (
+            {**LLAMA_31_8B, "model_type": "glm4_moe_lite", "mlp_layer_types": ["sparse", "dense"] * 16},
+            "mlp_layer_types is .*: give 32 words, 'dense' for first layers and then 'sparse'",
         ),
         ({**MISTRAL, "model_type": "ministral3"}, "rope_scaling.llama_4_scaling_beta is missing"),
         ({**MISTRAL, "model_type": "phi3", "rope_scaling": YARN}, "rope_scaling is set, but memo computes Phi3ForC"),

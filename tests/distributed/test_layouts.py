@@ -23,7 +23,7 @@ STEPS = 2
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
 EXPERTS, OSS, DELTA = "qwen3-moe-tiny", "gpt-oss-tiny", "qwen3.5-tiny"
 SOME_EXPERTS = "qwen3-moe-tiny, the first layer without experts"
-GLM = "glm-4.5-tiny"
+GLM, LATENT = "glm-4.5-tiny", "deepseek-tiny"
 DELTA_EXPERTS = "qwen3.5-tiny, with experts"
 ADAPTED = "qwen3-tiny, with adapters of LoRA"
 CODED = "llama-tiny, with adapters beside a model in 4 bits"
@@ -52,6 +52,7 @@ LAYOUTS: list[Layout] = [
     (FROZEN, 4, {"tp": 2, "pp": 2}),
     (OLMO, 4, {"tp": 2, "pp": 2}),
     (OSS, 4, {"tp": 2, "cp": 2}),
+    (LATENT, 4, {"tp": 2, "cp": 2, "cp_comm_type": "all_gather"}),
     (SOME_EXPERTS, 4, {"tp": 2, "pp": 2}),
     (DELTA, 4, {"cp": 2, "pp": 2, "cp_comm_type": "a2a"}),
     (DELTA_EXPERTS, 4, {"tp": 2, "cp": 2, "cp_comm_type": "a2a"}),
@@ -89,6 +90,10 @@ MORE_LAYOUTS: list[Layout] = [
     (EXPERTS, 4, {"pp": 2, "micro_batch_size": 2}),
     (EXPERTS, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     *((GLM, 2, {axis: 2}) for axis in ("cp", "pp")),
+    *((LATENT, 2, {axis: 2}) for axis in ("tp", "pp")),
+    *((LATENT, 2, {"cp": 2, "cp_comm_type": kind}) for kind in ("p2p", "a2a")),
+    (LATENT, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
+    (LATENT, 4, {"cp": 4, "cp_comm_type": "a2a+p2p"}),
     *((model, 4, {"tp": 2, "cp": 2}) for model in (ADAPTED, LLAMA, CUSTOM, GLM)),
     (OLMO, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (OLMO, 2, {"cp": 2, "cp_comm_type": "a2a"}),

@@ -56,9 +56,9 @@ def in_backward_of_layer_0(name: str, faulty: Callable[..., Any], owner: Any = T
 
 
 def skipped_qkv(tile_index: int) -> AbstractContextManager[None]:
-    def skip(right: Callable[..., Any], layer: TokenwiseLayer, kept: Any, tile: Tile, context: Any) -> None:
+    def skip(right: Callable[..., Any], layer: TokenwiseLayer, kept: Any, tile: Tile, *given: Any, **how: Any) -> None:
         if tile.index != tile_index:
-            right(layer, kept, tile, context)
+            right(layer, kept, tile, *given, **how)
 
     return in_backward_of_layer_0("compute_qkv", skip)
 

@@ -158,6 +158,10 @@ def test_published_sizes() -> None:
         "qwen3.5-35b-a3b": 34_660_610_688,
         "qwen3-next-80b-a3b": 79_674_391_296,
         "glm-4.5-air": 106_852_245_504,
+        "deepseek-v2-lite": 15_706_484_224,
+        "deepseek-v3": 671_026_404_352,  # and 14,848 biases of routers
+        "moonlight-16b-a3b": 15_960_108_544,
+        "glm-4.7-flash": 29_943_390_976,
         "ministral-3-8b": 8_489_553_920,
         "olmo-2-7b": 7_298_617_344,
         "olmo-2-13b": 13_716_198_400,
@@ -185,6 +189,7 @@ def test_published_sizes() -> None:
         "mixtral-8x7b": 12.9,
         "mixtral-8x22b": 39,
         "olmoe-1b-7b": 1.3,
+        "deepseek-v3": 37.55,
     }
     for name, billions in active.items():  # as printed on the models' pages
         assert shape_of(preset(name), name, 0).active_parameters / 1e9 == pytest.approx(billions, rel=0.02), name

@@ -10,7 +10,7 @@ import torch
 
 from memo.config import preset
 from memo.config.model import ModelConfig
-from memo.model.layer import Heads
+from memo.model.heads import Heads
 from memo.model.parts import ModelParts
 from memo.model.rope import rope_frequencies, rope_table
 from memo_kernels.rope.reference import rotate

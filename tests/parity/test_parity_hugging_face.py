@@ -19,6 +19,7 @@ from forward import Result, run_once
 from hugging_face import (
     Sources,
     Wide,
+    deepseek_sources,
     gemma3_sources,
     glm4_moe_sources,
     gpt2_sources,
@@ -141,6 +142,39 @@ _GLM4_MOE = replace(
     moe_router_group_topk=2,
     moe_router_topk_scaling_factor=2.5,
 )
+_LATENT_THEIRS = {
+    **_GLM4_MOE_THEIRS,
+    "num_key_value_heads": 4,
+    "attention_bias": False,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 16,
+}
+for _key in ("head_dim", "use_qk_norm"):
+    del _LATENT_THEIRS[_key]
+_LATENT = replace(
+    _GLM4_MOE,
+    num_query_groups=4,
+    kv_channels=None,
+    rotary_percent=1.0,
+    qk_layernorm=False,
+    add_qkv_bias=False,
+    multi_latent_attention=True,
+    q_lora_rank=24,
+    kv_lora_rank=20,
+    qk_head_dim=10,
+    qk_pos_emb_head_dim=6,
+    v_head_dim=16,
+)
+_YARN_OF_SCORES = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 _QWEN35_THEIRS = {
     **_LLAMA_THEIRS,
     "head_dim": 16,
@@ -268,6 +302,42 @@ FAMILIES = {
             qk_layernorm=False,
         ),
         glm4_moe_sources,
+    ),
+    "glm4_moe_lite": Family("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM", _LATENT_THEIRS, _LATENT, deepseek_sources),
+    "deepseek_v3": Family(
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {**_LATENT_THEIRS, "v_head_dim": 10, "rope_parameters": {**_YARN_OF_SCORES, "rope_theta": 100.0}}
+        | {"first_k_dense_replace": 1, "rms_norm_eps": 1e-3},
+        replace(
+            _LATENT,
+            v_head_dim=10,
+            norm_epsilon=1e-3,
+            rope_scaling_type="yarn",
+            rope_scaling_factor=4.0,
+            rope_original_max_position_embeddings=64,
+            rope_attention_factor=1.0,
+            mscale_all_dim=1.0,
+        ),
+        deepseek_sources,
+    ),
+    "deepseek_v2": Family(
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        {**_LATENT_THEIRS, "v_head_dim": 8, "q_lora_rank": None, "routed_scaling_factor": 1.0}
+        | {"first_k_dense_replace": 1},
+        replace(
+            _LATENT,
+            q_lora_rank=None,
+            v_head_dim=8,
+            moe_router_score_function="softmax",
+            moe_router_enable_expert_bias=False,
+            moe_router_pre_softmax=True,
+            moe_router_topk_scaling_factor=1.0,
+            moe_router_num_groups=1,
+            moe_router_group_topk=1,
+        ),
+        deepseek_sources,
     ),
     "qwen3_5_text": Family("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN35_THEIRS, _QWEN35, qwen35_sources),
     "qwen3_5_moe_text": Family(

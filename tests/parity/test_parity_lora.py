@@ -53,6 +53,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("qwen3_moe", {}),
     "experts of Mixtral": ("mixtral", {"lora_target_modules": "q_proj,gate_proj,up_proj,down_proj"}),
     "4 bits": ("llama", {"quantize": "nf4"}),
+    "latents": (
+        "deepseek_v3",
+        {"lora_target_modules": "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj"},
+    ),
     "delta nets": ("qwen3_5_text", {}),  # rows of queries and gates take turns in one of theirs
 }
 """A family, and flags."""

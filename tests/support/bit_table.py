@@ -28,6 +28,7 @@ SCALED |= {"rope_original_max_position_embeddings": 8}
 DENSE_FIRST: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*2", "ffn_hidden_size": 176, "moe_ffn_hidden_size": 48}
 DENSE_FIRST |= {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True, "rotary_percent": 0.5}
 """Layers that differ in their weights, and in their rows in a slot."""
+WITHOUT_LATENT: dict[str, Any] = {"q_lora_rank": None, "moe_layer_freq": "", "v_head_dim": 12}
 FROZEN: dict[str, Any] = {"freeze": "*embedding.weight,layers.1.*,*mlp.fc2*"}
 GATHERED, EXCHANGED = ({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "a2a"))
 
@@ -194,4 +195,13 @@ ROWS: dict[str, Row] = {
     ),
     "tp2 cp2 pp2": Row(8, "llama-tiny", {"tp": 2, **GATHERED, **TWO_STAGES, **KINDS}, is_full=True),
     "tp2 pp2 dp2": Row(8, "gpt2-tiny", {"tp": 2, **TWO_STAGES, "global_batch_size": 4}, is_full=True),
+    "multi-latent attention": Row(
+        1,
+        "deepseek-tiny",
+        {**ONE_STAGE, "moe_layer_freq": "[0]+[1]*2", "moe_router_topk": 8, "moe_router_group_topk": 4},
+    ),  # all experts, because another rounding may choose others
+    "tp2 queries without a latent": Row(2, "deepseek-tiny", {"tp": 2, **ONE_STAGE, **WITHOUT_LATENT}),
+    "cp2 exchanged, multi-latent attention": Row(
+        2, "deepseek-tiny", {**EXCHANGED, **ONE_STAGE, "moe_layer_freq": "[0]*2+[1]", "lora_rank": 3}, is_full=True
+    ),
 }

@@ -48,6 +48,21 @@ _GATED_EXPERTS = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }
+_LATENTS = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**_SIZES, "rms_norm_eps": 1e-5, "rope_theta": 500.0}),
     "llama3": ("LlamaConfig", {**_SIZES, "rope_theta": 500.0, "rope_scaling": _LLAMA3}),
@@ -84,6 +99,17 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SIZES, "head_dim": 16, "attention_bias": True, "use_qk_norm": True, "moe_intermediate_size": 24}
         | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
         | {"routed_scaling_factor": 2.5, "rope_theta": 500.0, "rope_scaling": {**_YARN}},
+    ),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_SIZES, **_LATENTS, "v_head_dim": 16, "rope_theta": 500.0}),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {**_SIZES, **_LATENTS, "first_k_dense_replace": 1, "rms_norm_eps": 1e-4}
+        | {"rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {**_SIZES, **_LATENTS, "q_lora_rank": None, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+        | {"routed_scaling_factor": 1.0, "rope_scaling": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
     ),
     "qwen3_5_text": ("Qwen3_5TextConfig", {**_SIZES, **_DELTA_NETS}),
     "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", {**_SIZES, **_DELTA_NETS, **_GATED_EXPERTS}),

@@ -139,6 +139,29 @@ def glm4_moe_sources(model: ModelConfig) -> Sources:
     return found
 
 
+def deepseek_sources(model: ModelConfig) -> Sources:
+    """Latents of queries, if they have one, and of keys and values; experts as GLM-4.5's, with biases where a sigmoid
+    scores them."""
+    own = {
+        "q_down": "q_a_proj",
+        "latent_norm.q": "q_a_layernorm",
+        "q_up": "q_b_proj",
+        "kv_down": "kv_a_proj_with_mqa",
+        "latent_norm.kv": "kv_a_layernorm",
+        "kv_up": "kv_b_proj",
+    }
+    if model.q_lora_rank is None:
+        own = {"q": "q_proj", **{name: theirs for name, theirs in own.items() if "q_" not in theirs}}
+    plain = ("attention.q.", "attention.k.", "attention.v.")
+    found = {name: source for name, source in glm4_moe_sources(model).items() if not any(p in name for p in plain)}
+    if model.moe_router_score_function == "softmax":
+        found = {name: source for name, source in found.items() if not name.endswith("expert_bias")}
+    for layer in range(model.num_layers):
+        for name, theirs in own.items():
+            found[f"layers.{layer}.attention.{name}.weight"] = Source(f"model.layers.{layer}.self_attn.{theirs}.weight")
+    return found
+
+
 def qwen35_sources(model: ModelConfig) -> Sources:
     """Some layers have gated delta nets, and the others gates on attention's output.
 

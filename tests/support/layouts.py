@@ -35,6 +35,9 @@ def tiny(model: str = "gpt-tiny", dtype: str = "fp64", **overrides: object) -> R
     values |= {"device": "cpu", "ddp_bucket_size": 5000, "offload_alpha": "off"}
     if model != "gpt-tiny":
         values |= {"num_query_groups": 2, "ffn_hidden_size": 48} if model != "gpt2-tiny" else {}
+    if model == "deepseek-tiny":
+        values |= {"kv_channels": None, "num_query_groups": 4, "q_lora_rank": 24, "kv_lora_rank": 20}
+        values |= {"qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 10}
     base = RunConfig(model=preset(model))
     return base.override({**values, **overrides})
 

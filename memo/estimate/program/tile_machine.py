@@ -10,6 +10,13 @@ from typing import Any
 
 from memo.estimate.program import experts
 from memo.estimate.program.custom_layer import half_forward, half_on_tile_backward
+from memo.estimate.program.latent import (
+    expand_backward,
+    expand_forward,
+    latent_norm_backward,
+    latent_norm_forward,
+    trim_forward,
+)
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import (
     AdapterSizes,
@@ -128,7 +135,11 @@ class TileLedger(Machine):
     def replay(self, step: Step) -> None:
         assert step.operation is not None
         (name,) = step.operation.makes
-        if isinstance(step.operation, op.Norm):
+        if isinstance(step.operation, op.LatentNorm):
+            output, self.graphs[name] = latent_norm_forward(self.ledger, self.sizes, self.tokens, graph=True)
+        elif isinstance(step.operation, op.Trim):
+            output = trim_forward(self.ledger, self.sizes, self.tokens)
+        elif isinstance(step.operation, op.Norm):
             normed = norm_forward(self.ledger, self.sizes, name, self.rows, self.sizes.hidden, graph=True)
             output, self.graphs[name] = normed.out, normed
         elif isinstance(step.operation, op.Gate):
@@ -218,6 +229,19 @@ def _gate(machine: TileLedger, operation: Operation) -> Made:
     return (gate_forward(machine.ledger, machine.sizes, machine.tokens, graph=False)[0],)
 
 
+def _latent_norm(machine: TileLedger, operation: Operation) -> Made:
+    return (latent_norm_forward(machine.ledger, machine.sizes, machine.tokens, graph=False)[0],)
+
+
+def _expand(machine: TileLedger, operation: Operation) -> Made:
+    placed = operation.makes[0] in machine.placed
+    return (expand_forward(machine.ledger, machine.sizes, machine.tokens, placed),)
+
+
+def _trim(machine: TileLedger, operation: Operation) -> Made:
+    return (trim_forward(machine.ledger, machine.sizes, machine.tokens),)
+
+
 def _rotated_heads(machine: TileLedger, operation: Operation) -> Made:
     if machine.sizes.rope:
         rope_in_place(machine.ledger, machine.sizes, machine.tokens)
@@ -303,18 +327,34 @@ def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
     return (made,)
 
 
+def _latent_norm_backward(machine: TileLedger, operation: Operation) -> Made:
+    saved = machine.graphs.pop(operation.makes[0])
+    return (latent_norm_backward(machine.ledger, machine.sizes, machine.tokens, saved),)
+
+
+def _expand_backward(machine: TileLedger, operation: Operation) -> Made:
+    return expand_backward(machine.ledger, machine.sizes, machine.tokens)
+
+
+def _trim_backward(machine: TileLedger, operation: Operation) -> Made:
+    return (machine.ledger.make("output gradient", machine.tokens * machine.sizes.q * machine.sizes.narrow),)
+
+
 def _half_backward(machine: TileLedger, operation: Operation) -> Made:
     return half_on_tile_backward(machine.ledger, machine.sizes, machine.tokens, is_second=len(operation.reads) > 1)
 
 
 _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.Norm: _norm,
+    op.LatentNorm: _latent_norm,
+    op.Expand: _expand,
+    op.Trim: _trim,
     op.Add: _add,
     op.Column: _column,
     op.Row: _row,
     op.Activate: _activate,
     op.ActivateScored: _activate,
-    op.Scores: _column,
+    op.WholeColumn: _column,
     op.ExpertColumn: _expert_column,
     op.ActivateExperts: _activate_experts,
     op.ExpertRow: _expert_row,
@@ -324,11 +364,14 @@ _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
 }
 _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.Norm: _norm_backward,
+    op.LatentNorm: _latent_norm_backward,
+    op.Expand: _expand_backward,
+    op.Trim: _trim_backward,
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Activate: _activate_backward,
     op.ActivateScored: _weighted_activation_backward,
-    op.Scores: _column_backward,
+    op.WholeColumn: _column_backward,
     op.ExpertColumn: _expert_column_backward,
     op.ActivateExperts: _weighted_activation_backward,
     op.ExpertRow: _expert_row_backward,

@@ -108,7 +108,7 @@ def resident_backward(
     """Run the backward and free `x`, `filled` and `grad`."""
     filled = filled | {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes if name in of.dropped}
     if NEEDS_FULL_ROOM in of.dropped:
-        _before(ledger, _tile(sizes), kind, of.kept)
+        _before_again(ledger, _tile(sizes), kind, of.kept)
     if "attention_out" in of.dropped:
         _attend(ledger, _whole(sizes), kind, _NONE)
     grad_residual, grad_out = _after_gradients(ledger, sizes, kind, of.kept, grad)
@@ -133,7 +133,7 @@ def tiled_forward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept, x: 
 def tiled_backward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> None:
     """Run the backward and free `grad`."""
     if NEEDS_FULL_ROOM not in kept:
-        _before(ledger, _tile(sizes), kind, kept)
+        _before_again(ledger, _tile(sizes), kind, kept)
     grad_residual, grad_out = _after_gradients(ledger, sizes, kind, kept, grad)
     grads = _attention_gradients(ledger, _whole(sizes), kind, _NONE)
     ledger.free(*grad_out)
@@ -175,7 +175,7 @@ def swept_backward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) ->
     table = _positions(ledger, sizes)
     gather_rows(ledger, tile)
     if NEEDS_FULL_ROOM not in kept:
-        _before(ledger, _tile(sizes), kind, kept)
+        _before_again(ledger, _tile(sizes), kind, kept)
     grad_out = _after_backward(ledger, _tile(sizes), kind, kept)
     heads = _attention_inputs(ledger, sizes, tile.tokens)
     ledger.free(*heads[1:])  # keys are in the store already
@@ -231,9 +231,17 @@ def _whole(sizes: LayerSizes) -> LayerSizes:
 
 @_shared
 def _before(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    TileLedger(ledger, sizes, sizes.tokens, {NEEDS_FULL_ROOM}).run(
-        forward(kind.before, frozenset({kind.qkv_in_slot}), kept)
-    )
+    return _compute_qkv(ledger, sizes, kind, kept, again=False)
+
+
+@_shared
+def _before_again(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+    return _compute_qkv(ledger, sizes, kind, kept, again=True)
+
+
+def _compute_qkv(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept, again: bool) -> list[Block]:
+    steps = forward(kind.before, frozenset({kind.qkv_in_slot}), kept, again)
+    TileLedger(ledger, sizes, sizes.tokens, {NEEDS_FULL_ROOM, *kept}).run(steps)
     return []
 
 
