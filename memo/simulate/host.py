@@ -17,6 +17,8 @@ The table has the kernels of a layer of Qwen3 and one microbatch, in T tiles, co
     more, with norms around        10 + 20 T   31 + 47 T       24 T
     by 1 + weight, of Gemma 3
 
+    more, of multi-latent attention
+    in the place of norms of heads  17 T - 12   38 T - 32
     more, of a gate on attention         5 T         16 T   by estimate
     more, of a gated delta net      those of memo.simulate.delta
     more, of LoRA beside a matrix
@@ -24,7 +26,7 @@ The table has the kernels of a layer of Qwen3 and one microbatch, in T tiles, co
     beside those of E experts      (2 + 2 P) T   (5 + P + (1 + P) E) T
     less, of a frozen matrix                          T        of experts E T
 
-Gemma's line and the lines of sigmoid divide a counted sum among the passes by estimate.
+Gemma's line, that of latents and the lines of sigmoid divide a counted sum among the passes by estimate.
 
 Known error: on a GPU one Triton kernel does the work of several torch kernels counted here, and other families have
 a few kernels less. The kernels of a ring, of the loss and of a custom layer are not counted. Megatron-LM's are not
@@ -50,6 +52,8 @@ def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
     forward, backward = forward + trained_forward * tiles, backward + trained_backward * tiles
     if config.model.attention_output_gate:
         forward, backward = forward + 5 * tiles, backward + 16 * tiles
+    if config.model.multi_latent_attention:
+        forward, backward = forward + 17 * tiles - 12, backward + 38 * tiles - 32
     if config.model.is_linear:
         forward, backward = (n + kernels_of_delta(config, back) for n, back in ((forward, False), (backward, True)))
     is_gemma = config.model.norm_placement == "around" and config.model.apply_layernorm_1p

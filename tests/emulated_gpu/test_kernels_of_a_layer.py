@@ -82,7 +82,7 @@ WAYS = {
         *(("qwen3-moe-tiny", way) for way in ("kept", "2 tiles", "adapters")),
         *(("gpt-oss-tiny", way) for way in ("recomputed", "8 tiles")),
         *(("qwen3-moe-tiny", way) for way in ("shared experts", "shared experts, 8 tiles")),
-        *(("glm-4.5-tiny", way) for way in ("by sigmoid", "by sigmoid, 8 tiles")),
+        *((model, way) for model in ("glm-4.5-tiny", "deepseek-tiny") for way in ("by sigmoid", "by sigmoid, 8 tiles")),
         *(
             ("gemma-3-tiny", way)
             for way in WAYS

@@ -65,6 +65,7 @@ EXPERTS: dict[str, Any] = {"model": "qwen3-moe-tiny", "moe_aux_loss_coeff": 0.1,
 SOME_EXPERTS = {**EXPERTS, "moe_layer_freq": "[0]+[1]*2", "moe_ffn_hidden_size": 48}
 SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_gate": True}
 BY_SIGMOID: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1]*2", "moe_aux_loss_coeff": 0.1}
+LATENTS: dict[str, Any] = {"model": "deepseek-tiny", "moe_layer_freq": "[0]+[1]*2", "lora_rank": 3}
 # Adam makes whole steps of gradients that are nearly zero, even if rounding changes their sign.
 ACROSS_HEADS: dict[str, Any] = {"model": "olmo-3-tiny", "window_size": 11, "lr": 1e-4, "no_rope_freq": "[0,1,0]"}
 SLIDING = {"window_size": 11}
@@ -411,6 +412,9 @@ FLOWS: dict[str, Flow] = {
         "experts by sigmoid, on tiles", {**BY_SIGMOID, "offload_alpha": 1.0, **PLANNED}
     ),
     "experts by sigmoid, swept": Flow("experts by sigmoid, swept", {**BY_SIGMOID, **SWEPT, "offload_alpha": 0.5}),
+    "latents": Flow("latents", LATENTS),
+    "latents, alpha 1/2, planned": Flow("latents, on tiles", {**LATENTS, "offload_alpha": 0.5, **PLANNED}),
+    "latents, swept": Flow("latents, swept", {**LATENTS, **SWEPT, "offload_alpha": 0.5, **AGAIN}),
     "one rank of 16": Flow(
         "one rank of 16", {"simulate_world": "tp=2,cp=2,pp=2,dp=2", "simulate_rank": 15, "num_layers": 4}
     ),
