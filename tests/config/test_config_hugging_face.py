@@ -389,6 +389,9 @@ def test_a_directory_is_a_model_with_weights(tmp_path: Path) -> None:
     parsed = parse_run(flags, prog="memo train")
     assert parsed.checkpoint.pretrained_checkpoint == str(tmp_path)
     assert parsed.model == replace(PRESETS["qwen3-8b"], rope_scaling_type="yarn", rope_scaling_factor=4.0)
+    (tmp_path / "run.toml").write_text('pretrained_checkpoint = "where/it/was"')
+    moved = parse_run([*flags, "--config", str(tmp_path / "run.toml")], prog="memo train")
+    assert moved.checkpoint.pretrained_checkpoint == str(tmp_path)
 
 
 def test_names_that_are_no_preset_and_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
