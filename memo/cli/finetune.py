@@ -141,7 +141,8 @@ def _check_preference(config: RunConfig, options: Options) -> None:
             f"--chat-form {options.chat_form} conflicts with --preference {config.training.preference}, whose pairs "
             "have other forms: leave it out"
         )
-    check_reference(config.model)  # held-out pairs are compared with it
+    # Held-out pairs are compared with it.
+    check_reference(config.model, "give `memo train` --reference-log-probs, which holds no pairs out")
 
 
 def _with_plan(config: RunConfig, options: Options, model: str) -> RunConfig:

@@ -120,6 +120,11 @@ def _check_preference(config: RunConfig, batch: int) -> None:
         "without --train-only, or --reference-log-probs FILE, which the run writes before its first step",
     )
     require(
+        adapters_alone or not config.training.eval_interval,
+        f"--eval-interval {config.training.eval_interval} compares pairs with the reference in memory, which is the "
+        "model where adapters alone are trained: give --lora-rank 16 without --train-only, or leave out the evaluation",
+    )
+    require(
         batch % 2 == 0,
         "--preference has a chosen answer in one sequence and the rejected one in the next, but --global-batch-size is "
         f"{batch}: give an even number",

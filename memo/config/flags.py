@@ -196,4 +196,6 @@ def _defaults(sources: _Sources) -> RunConfig:
     config = RunConfig()
     if name is not None:
         config = choose_model(config, name)
+    if sources.model is not None and config.checkpoint.pretrained_checkpoint is not None:
+        values["pretrained_checkpoint"] = config.checkpoint.pretrained_checkpoint  # a flag of the same directory
     return config.override(values, source=f"--config {sources.config}")

@@ -328,7 +328,7 @@ def _layers(keys: ConfigKeys, layers: int) -> dict[str, Any]:
         f"layers have {' and '.join(map(shown, sorted(found)[:2]))}, with a sliding_window of {shown(window or None)}",
         f"memo computes {layers} layers of {family.architecture} {both if family.layer_types else 'that are all alike'}"
         + (", with one window" if family.window else ", without a window")
-        + ("" if family.sliding_base or family.has_delta_nets else _SHORT)
+        + ("" if family.sliding_base or family.rope_layers == _SLIDING or family.has_delta_nets else _SHORT)
         + "; use another model",
     )
 

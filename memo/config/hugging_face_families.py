@@ -119,7 +119,7 @@ TRAINED: dict[str, Family] = {
     "qwen3_next": replace(
         _QWEN35_MOE,
         architecture="Qwen3NextForCausalLM",
-        defaults={**_QWEN35_MOE.defaults, "num_experts_per_tok": 10},
+        defaults={**_QWEN35_MOE.defaults, "num_experts_per_tok": 10, "norm_topk_prob": True},
         renormalises="norm_topk_prob",
         only={**_QWEN35.only, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
         tensors=tensors.QWEN3_NEXT,

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from memo.artifacts.fields import Count, checked
+from memo.artifacts.fields import PositiveInt, checked
 from memo.artifacts.reading import Source, shown
 from memo.config.flag import reading_marks
 from memo.config.hugging_face_family import ConfigKeys, Family, as_field, period_of
@@ -79,7 +79,7 @@ def without_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
     else:
         rotated = keys.optional(list[int], family.rope_layers)
         if rotated is None:
-            interval = checked(Count, keys.get(_INTERVAL), _INTERVAL, keys.source)
+            interval = checked(PositiveInt, keys.get(_INTERVAL), _INTERVAL, keys.source)
             rotated = [(layer + 1) % interval for layer in range(layers)]
         if len(rotated) < layers:
             raise keys.source.refusal(

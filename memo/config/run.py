@@ -13,7 +13,7 @@ from memo.artifacts.fields import NonNegativeFloat, PositiveFloat, checked, fiel
 from memo.artifacts.reading import Source, shown
 from memo.artifacts.reading import read_toml as read_document
 from memo.config.data import DataConfig
-from memo.config.flag import COUNT, Flag, NonNegativeInt, PositiveInt, ReadWith
+from memo.config.flag import COUNT, Flag, NonNegativeInt, PathText, PositiveInt, ReadWith
 from memo.config.flag_table import entries_of
 from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
@@ -33,15 +33,15 @@ _LOADS = ReadWith("load", use="--load DIR")
 class CheckpointConfig:
     """Where training state is kept."""
 
-    save: str | None = None
+    save: PathText | None = None
     """Directory for checkpoints and the resolved configuration."""
-    load: str | None = None
+    load: PathText | None = None
     """Directory of checkpoints to resume from, or one iter_... directory in it. If it is that of --save and nothing is
     saved there yet, the run starts afresh. Default: start afresh."""
     load_accept_changes: Annotated[str | None, _LOADS] = None
     """Fields of model and data, with commas between, that may differ from those of the run that --load continues, such
     as seq_length,rotary_base; any other difference is refused."""
-    pretrained_checkpoint: str | None = None
+    pretrained_checkpoint: PathText | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
     lora_checkpoint: Annotated[
         str | None, ReadWith("lora_rank", use="--lora-rank 16"), ReadWith("pretrained_checkpoint", use="--model DIR")

@@ -86,7 +86,7 @@ class EvaluationApi(Run):
         """
         check_samples(samples, "log_probs")
         if reference:
-            check_reference(self.config.model)
+            check_reference(self.config.model, "compute the reference's log-probs before the first step")
         feed = self.parts.feed(GivenSamples(samples, self.config.data.seq_length), trains=False)
         return read_log_probs(self.parts, feed, len(samples), reference=reference)
 

@@ -166,11 +166,14 @@ def check_samples(samples: Sequence[Sample], name: str, most: int | None = None)
     return samples
 
 
-def check_reference(model: ModelConfig) -> None:
-    """Raises ConfigError if training changes the model without its adapters, which then cannot be the reference."""
+def check_reference(model: ModelConfig, otherwise: str) -> None:
+    """Raises ConfigError if training changes the model without its adapters, which then cannot be the reference.
+
+    `otherwise`: what to do if more than adapters is to be trained.
+    """
     if not model.lora_rank or model.train_only:
         told = f"--train-only {model.train_only}" if model.lora_rank else "--lora-rank 0"
         raise ConfigError(
             f"{told} leaves no reference in memory, which is the model without its adapters: train adapters alone, "
-            "with --lora-rank, or compute the reference's log-probs before the first step"
+            f"with --lora-rank, or {otherwise}"
         )

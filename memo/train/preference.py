@@ -230,7 +230,7 @@ def mean_preference_loss(parts: ParallelModel, feed: Feed, iters: int) -> float:
 
     Raises ConfigError if the reference is not in memory.
     """
-    check_reference(parts.config.model)
+    check_reference(parts.config.model, "leave out the evaluation")
     objective, losses = objective_of(parts.config), []
     for _ in range(iters):
         batch = PairsOfBatch(parts, feed, feed.sampler.consumed_samples)

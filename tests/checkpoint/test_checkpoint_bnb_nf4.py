@@ -66,6 +66,14 @@ def test_numbers_are_those_that_bitsandbytes_makes(published: Path) -> None:
     assert weights.dtype("layers.1.mlp.up.weight") == torch.float32  # of a matrix that is not coded, as it is stored
 
 
+def test_codes_may_be_stored_as_other_numbers(published: Path) -> None:
+    """As trainers with FSDP have them, by bnb_4bit_quant_storage: the same bytes."""
+    file = published / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, UP: tensors[UP].view(1, -1).view(torch.bfloat16).view(-1, 1)}, file, {"format": "pt"})
+    assert weights_of(published).read("layers.0.mlp.up.weight", (7, 33), (20, 30)).equal(golden_values()[7:27, 33:63])
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_run_in_4_bits_has_the_same_codes(published: Path, dtype: str) -> None:
     """Scales that are not quantised are exact: so are all numbers, rounded once."""

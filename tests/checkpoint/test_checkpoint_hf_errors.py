@@ -137,6 +137,8 @@ def test_model_flags_that_do_not_suit_the_weights(published: Path) -> None:
         make(config.override({"num_layers": 1}), 1)
     with pytest.raises(CheckpointError, match=r"has shape \(48, 32\) there and \(40, 32\).*leave out the model flags"):
         make(config.override({"ffn_hidden_size": 40}), 1)
+    with pytest.raises(CheckpointError, match=r"models of llama have no mlp.router, which this model needs"):
+        make(config.override({"num_experts": 4}), 1)
 
 
 def test_a_stored_copy_of_a_tied_embedding_must_be_one(published: Path, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_toml_round_trip_of_awkward_values(tmp_path: Path) -> None:
         ({"offload_alpha": True}, 'give one of "off", "auto" or a number'),
         *(
             ({name: ""}, f"{name} is '': give a string")
-            for name in ("profile_cache", "layer_profile", "offload_nvme_path")
+            for name in ("profile_cache", "layer_profile", "offload_nvme_path", "save", "load", "pretrained_checkpoint")
         ),
     ],
     ids=str,

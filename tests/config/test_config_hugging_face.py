@@ -233,6 +233,8 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(model_type)
     family = FAMILIES[model_type]
+    switches = {family.renormalises, family.qk_norm_switch} - {""}
+    assert all(getattr(theirs, name) == family.defaults.get(name, False) for name in switches)
     read = {*family.names.values(), *family.biases, family.one_kv_head, "tie_word_embeddings"}
     read |= {family.activation} if family.architecture else set()
     read |= {"do_layer_norm_before", "layer_norm_elementwise_affine"} if model_type == "opt" else set()
@@ -343,6 +345,11 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**MISTRAL, "model_type": "ministral3"}, "rope_scaling.llama_4_scaling_beta is missing"),
         ({**MISTRAL, "model_type": "phi3", "rope_scaling": YARN}, "rope_scaling is set, but memo computes Phi3ForC"),
         ({**MISTRAL, "model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 numbers for 32 layers"),
+        ({**SMOLLM_3, "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0: give a whole number of 1 or more"),
+        (
+            {**EXAONE_4, "layer_types": ["full_attention"] * 8},
+            "with a sliding_window of 4096: memo computes .*, with one window; use another model",
+        ),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "truncate": 1}}, "rope_scaling.truncate is 1"),
         ({**QWEN3_8B, "rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
         (
@@ -399,6 +406,9 @@ def test_a_directory_is_a_model_with_weights(tmp_path: Path) -> None:
     parsed = parse_run(flags, prog="memo train")
     assert parsed.checkpoint.pretrained_checkpoint == str(tmp_path)
     assert parsed.model == replace(PRESETS["qwen3-8b"], rope_scaling_type="yarn", rope_scaling_factor=4.0)
+    (tmp_path / "run.toml").write_text('pretrained_checkpoint = "where/it/was"')
+    moved = parse_run([*flags, "--config", str(tmp_path / "run.toml")], prog="memo train")
+    assert moved.checkpoint.pretrained_checkpoint == str(tmp_path)
 
 
 def test_names_that_are_no_preset_and_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Matrices in NF4 as bitsandbytes saves them: 4 bits a number, with scales that may be quantised themselves.
 
-    NAME                                         uint8 [n / 2, 1], the first number in the upper half of a byte
+    NAME                                         uint8 [n / 2, 1], the first number in the upper half of a byte; or
+                                                 these bytes as numbers of bnb_4bit_quant_storage, such as bf16
     NAME.quant_map                               fp32 [16], the values of the codes
     NAME.absmax                                  a scale for every 64 numbers: fp32, or quantised to uint8 with
     NAME.nested_quant_map, NAME.nested_absmax    fp32 [256], the values of scales, and a scale for every 256 scales
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from memo.artifacts.reading import shown
-from memo.checkpoint.hugging_face.files import TensorFiles
+from memo.checkpoint.hugging_face.files import DTYPES, TensorFiles
 from memo.errors import CheckpointError
 
 STATE = ".quant_state.bitsandbytes__nf4"
@@ -50,7 +51,9 @@ def read(files: TensorFiles, name: str, slices: Sequence[slice]) -> Tensor:
     width, size = int(state["shape"][1]), int(state["blocksize"])
     first, last = rows.start * width, rows.stop * width
     blocks = slice(first // size, -(-last // size))
-    codes = files.read(name, (slice(blocks.start * size // 2, blocks.stop * size // 2), slice(0, 1))).flatten().int()
+    held = 2 * DTYPES.get(files.tensors[name].dtype, torch.uint8).itemsize  # codes in a stored number
+    stored = files.read(name, (slice(blocks.start * size // held, blocks.stop * size // held), slice(0, 1)))
+    codes = stored.flatten().view(torch.uint8).int()
     levels = files.read(f"{name}.quant_map", (slice(0, 16),))
     numbers = levels[torch.stack((codes >> 4, codes & 15), 1)].view(-1, size)
     values = (numbers * _scales(files, name, state, blocks).unsqueeze(1)).flatten()

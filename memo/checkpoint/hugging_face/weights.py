@@ -108,7 +108,13 @@ class PretrainedWeights:
 
     def _find(self, model: ModelConfig, model_type: str) -> dict[str, HuggingFacePlace]:
         """The place of each weight by its name in the files, or by the family's name if the files lack the weight."""
-        own = places(model, model_type, self.shapes)
+        try:
+            own = places(model, model_type, self.shapes)
+        except KeyError as error:
+            raise CheckpointError(
+                f"{self.files.directory}: models of {model_type} have no {error.args[0]}, which this model needs: its "
+                "files belong to another model than its config.json or the model flags say"
+            ) from None
         found = {name: self._stored_as(place) for name, place in own.items()}
         stacked = own if all(found.values()) else places(model, model_type, self.shapes, stacked=True)
         return {name: place or self._stored_as(stacked[name]) or own[name] for name, place in found.items()}
