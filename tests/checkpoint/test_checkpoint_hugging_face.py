@@ -130,9 +130,18 @@ def test_masters_keep_the_precision_that_weights_in_bf16_lose(published: Path) -
     assert all(torch.equal(masters[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "name", ["llama-biases", "mistral", "qwen3", "gpt2-untied", "starcoder2", "gemma3_text", "olmo3"]
+    ("name", "dtype"),
+    [
+        ("llama-biases", torch.bfloat16),
+        ("gpt2-untied", torch.float16),
+        ("gemma3_text", torch.float64),
+        *(
+            pytest.param(name, torch.bfloat16, marks=pytest.mark.full)
+            for name in ("mistral", "qwen3", "starcoder2", "olmo3")
+        ),
+    ],
+    ids=str,
 )
 def test_in_and_out_again_gives_the_same_bytes(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
@@ -203,8 +212,8 @@ def test_a_run_in_a_layout_is_exported_whole(published: Path, name: str, tmp_pat
 
 def _save_unchanged(directories: list[Path], out: Path) -> None:
     for directory in directories:
-        config = config_for(directory, tp=2, pp=2)
-        model, _ = make(config, 4)
+        config = config_for(directory, tp=2)
+        model, _ = make(config, 2)
         run = out / directory.name
         save_checkpoint(run, RunState(0, 0, 7, 0, 0, 0), model.optimizer.segment_states(), model.mesh)
         if dist.get_rank() == 0:
@@ -212,11 +221,13 @@ def _save_unchanged(directories: list[Path], out: Path) -> None:
             keep_companions(config, str(run))  # the family of the file, where several families have the same function
 
 
-def test_through_a_run_of_four_ranks_and_out_again_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Every family, tp 2 x pp 2: read by each rank's part, saved by a run that made no step, exported."""
+def test_through_a_run_of_two_ranks_and_out_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Every family, tp 2: read by each rank's part, saved by a run that made no step, exported.
+
+    Stages number layers alike in all families: LAYOUTS and test_a_run_in_a_layout_is_exported_whole have pp."""
     pytest.importorskip("transformers")
     directories = [write_model(name, tmp_path / "published", max_shard="20KB") for name in CONFIGS]
-    run_ranks(4, _save_unchanged, directories, tmp_path / "runs")
+    run_ranks(2, _save_unchanged, directories, tmp_path / "runs")
     for directory in directories:
         exported = export_checkpoint(tmp_path / "runs" / directory.name, tmp_path / "out" / directory.name)
         before, after = tensors_of(directory), tensors_of(exported.path)

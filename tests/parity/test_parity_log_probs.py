@@ -159,7 +159,9 @@ class _Given:
         return FEW[index % len(FEW)]
 
 
-@pytest.mark.parametrize(("world_size", "layout"), [(1, {}), (2, {"tp": 2, **SWAPPED})], ids=str)
+@pytest.mark.parametrize(
+    ("world_size", "layout"), [(1, {}), pytest.param(2, {"tp": 2, **SWAPPED}, marks=pytest.mark.full)], ids=str
+)
 def test_the_mean_of_losses_is_a_plain_step_to_the_bit(folder: Path, world_size: int, layout: dict[str, Any]) -> None:
     for (norm, weights), (own_norm, own_weights) in run_ranks(world_size, _both_ways, folder, layout):
         assert norm == own_norm

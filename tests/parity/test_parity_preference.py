@@ -29,12 +29,12 @@ torch.set_num_threads(1)
 
 BOUND, BETA, BATCH, LENGTH = 1e-9, 0.3, 4, 64
 SWAPPED = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 8, "offload_slot_tiles": 2}
-CASES: list[tuple[str, int, dict[str, Any]]] = [
+CASES: list[Any] = [
     ("dpo", 1, {}),
     ("ipo", 1, {"micro_batch_size": 2, "packing": False}),
-    ("dpo", 2, {"tp": 2, **SWAPPED}),
+    pytest.param("dpo", 2, {"tp": 2, **SWAPPED}, marks=pytest.mark.full),  # test_parity_log_probs.py has tp and pp
     ("ipo", 2, {"cp": 2}),  # which divides by lengths of completions that lie on both ranks
-    ("dpo", 2, {"pp": 2}),
+    pytest.param("dpo", 2, {"pp": 2}, marks=pytest.mark.full),
     ("ipo", 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),  # chosen on one rank, rejected on the other
 ]
 """Losses differ on the log-probs of whole completions, which all layouts have alike."""

@@ -41,13 +41,17 @@ def both_orders(config: RunConfig, world_size: int = 1) -> bool:
     return found == expected and all(bits)
 
 
-@pytest.mark.parametrize("way", WAYS)
+IN_FULL = {"swapping", "streaming"}
+"""The last way has both."""
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.full] * (way in IN_FULL)) for way in WAYS])
 @pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.full), "bf16"])  # ranks below run in fp32
 def test_orders_agree(way: str, dtype: str) -> None:
     assert both_orders(tiny("llama-tiny", dtype, num_layers=3, **WAYS[way]))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["plain", "streaming and swapping"])
 def test_a_tied_embedding_sums_its_gradients_in_another_order(way: str) -> None:
     """fp64; both orders round, and AdamW divides by roots of tiny moments: 1e-9, far below a lost gradient."""
     told = []
@@ -61,9 +65,8 @@ def test_a_tied_embedding_sums_its_gradients_in_another_order(way: str) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        {"tp": 2},
         {"data_parallel_sharding_strategy": "optim_grads_params"},
-        pytest.param({"cp": 2}, marks=pytest.mark.full),
+        *(pytest.param({axis: 2}, marks=pytest.mark.full) for axis in ("tp", "cp")),
     ],
 )
 def test_orders_agree_on_two_ranks(layout: dict[str, Any]) -> None:

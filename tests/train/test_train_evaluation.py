@@ -185,7 +185,7 @@ HIDDEN = {
     [
         (2, {"tp": 2, **SWAPPING}),
         (2, {"cp": 2, "cp_comm_type": "all_gather", **HIDDEN}),
-        (2, {"cp": 2, "cp_comm_type": "a2a"}),
+        pytest.param(2, {"cp": 2, "cp_comm_type": "a2a"}, marks=pytest.mark.full),
         (2, {"micro_batch_size": 2}),
         (2, {"pp": 2, "num_virtual_stages_per_pipeline_rank": 1, **HIDDEN}),
         pytest.param(2, {"tp": 2, **HIDDEN}, marks=pytest.mark.full),
@@ -246,7 +246,7 @@ def with_and_without(**overrides: Any) -> tuple[list[float], list[float], bool]:
 
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 1024, "memory_planner_from": "rehearsal"}
 BETWEEN: dict[str, tuple[int, dict[str, Any]]] = {
-    "plain": (1, {}),
+    "plain": (1, {"params_dtype": "bf16"}),
     "alpha-half": (1, {**SWAPPING, "offload_check_races": True}),
     "hidden-breadth-first": (
         1,
@@ -254,7 +254,6 @@ BETWEEN: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "planned-swapping": (1, {**PLANNED, **SWAPPING}),
     "pp-hidden": (2, {"pp": 2, "num_layers": 4, **HIDDEN, "offload_check_races": True}),
-    "cp-bf16": (2, {"cp": 2, "params_dtype": "bf16"}),
     "adapters": (1, {"lora_rank": 2}),
 }
 """tests/executor/test_bits.py evaluates after steps in every other way."""

@@ -272,8 +272,8 @@ def test_a_plan_takes_what_changes_its_memory_and_whole_pairs() -> None:
 
 def test_a_whole_model_is_written_where_peft_does_not_hold_all_that_was_trained(model: Path, tmp_path: Path) -> None:
     lora = ("--lora-rank", "4", "--offload-alpha", "off", "--train-only", "*norm.weight")
-    before, after, printed = finetune(model, tmp_path / "one", *lora, epochs=8)
-    assert after < 0.9 * before
+    before, after, printed = finetune(model, tmp_path / "one", *lora, epochs=2)
+    assert after < before
     assert f"exported LlamaForCausalLM to {tmp_path / 'one' / 'hf'}\n" in printed
     assert [path.name for path in (tmp_path / "one" / "hf").glob("*.safetensors")] == ["model.safetensors"]
 

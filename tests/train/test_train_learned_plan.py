@@ -90,12 +90,11 @@ def test_the_steps_after_the_first_are_served_as_planned(way: str, is_packed: bo
     assert found.requests == found.hits + found.native > (STEPS - FIRST_STEPS) * 50
 
 
-@pytest.mark.parametrize("is_packed", [False, True], ids=["mock", "packed"])
-def test_the_plan_is_that_of_a_rehearsal(is_packed: bool) -> None:
+def test_the_plan_is_that_of_a_rehearsal() -> None:
     """To the byte of what is reserved."""
     options = {**WAYS["alpha 1/2, states"], **PLANNED}
-    *_, learned, _ = run_ranks(1, train_on_rank, is_packed, **options)[0]
-    *_, rehearsed, arenas = run_ranks(1, train_on_rank, is_packed, **options, memory_planner_from="rehearsal")[0]
+    *_, learned, _ = run_ranks(1, train_on_rank, True, **options)[0]
+    *_, rehearsed, arenas = run_ranks(1, train_on_rank, True, **options, memory_planner_from="rehearsal")[0]
     assert learned.arena_bytes == rehearsed.arena_bytes == arenas[0]
 
 

@@ -60,9 +60,9 @@ def without_update(trace: Trace) -> Trace:
 @pytest.mark.parametrize(
     ("world_size", "layout"),
     [
-        (1, {}),
+        pytest.param(1, {}, marks=pytest.mark.full),
         (1, SWAP),
-        (2, {"pp": 2}),
+        pytest.param(2, {"pp": 2}, marks=pytest.mark.full),
         (2, {"pp": 2, "vpp": 2, "num_layers": 4}),
         (2, {"tp": 2, **SWAP}),
     ],
@@ -81,7 +81,9 @@ def test_paper_foresees_the_peak_of_a_real_step(world_size: int, layout: dict[st
         assert least * peak_bytes(real) <= peak_bytes(on_paper) <= 1.01 * peak_bytes(real)
 
 
-@pytest.mark.parametrize("overrides", [{}, SWAP, {"recompute_granularity": "full"}])
+@pytest.mark.parametrize(
+    "overrides", [pytest.param({}, marks=pytest.mark.full), SWAP, {"recompute_granularity": "full"}]
+)
 def test_four_layers_stand_for_all(overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = run_config(num_layers=6, global_batch_size=2, **overrides)
     composed = trace_on_paper(config, 1)

@@ -20,7 +20,7 @@ from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.cli.main import main
 from memo.data import build_corpus
 
-STEPS = 3
+STEPS = 2
 ALL: dict[str, Any] = {"offload_states": "all"}
 OPTIMIZER: dict[str, Any] = {"offload_states": "optimizer"}
 HALF: dict[str, Any] = {**ALL, "optimizer_offload_fraction": 0.5}

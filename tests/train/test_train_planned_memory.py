@@ -100,7 +100,7 @@ def most_alive_bytes(trace: Trace, min_bytes: int) -> int:
     return max(itertools.accumulate(change for _, change in sorted(changes)))
 
 
-@pytest.mark.parametrize(("swap", "min_bytes"), [({"plan": "off"}, 1024), (SWAP, 1024), ({"plan": "off"}, 1)])
+@pytest.mark.parametrize(("swap", "min_bytes"), [(SWAP, 1024), ({"plan": "off"}, 1)])
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(50, marks=pytest.mark.full)])
 def test_steps_are_served_as_planned(steps: int, swap: dict[str, Any], min_bytes: int) -> None:
     """dtype fp32; bound: equal bits. What is used is what was foreseen, to the byte; from 1 byte on also the scalars
@@ -126,7 +126,7 @@ def test_steps_are_served_as_planned(steps: int, swap: dict[str, Any], min_bytes
     "layout",
     [
         {"tp": 2},
-        {"pp": 2},
+        pytest.param({"pp": 2}, marks=pytest.mark.full),  # test_train_learned_plan.py has pp
         pytest.param({"pp": 2, "num_layers": 4, "vpp": 2}, marks=pytest.mark.full),
         pytest.param({"cp": 2, **SWAP}, marks=pytest.mark.full),  # test_train_packed_plan.py has cp
         pytest.param({}, marks=pytest.mark.full),

@@ -59,32 +59,25 @@ SWAP = {"offload_alpha": 0.5, "offload_tiles": 2, "num_layers": 4}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16 tp2 dp2": (4, {"tp": 2, "params_dtype": "bf16", "async_save": True}),
     "bf16 swap pp2": (2, {"pp": 2, "params_dtype": "bf16", **SWAP}),
-    "fp32 swap": (1, {"async_save": True, **SWAP}),
-    "moments in bf16, dp2, states in host memory": (
-        2,
-        {"num_layers": 4, "params_dtype": "bf16", "offload_states": "all", "optimizer_offload_fraction": 0.5}
-        | {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16", "async_save": True},
-    ),
     "fp32 cp2": (2, {"cp": 2, "params_dtype": "fp32"}),
     "experts on dp2 with ZeRO-3": (
         2,
         {"num_experts": 5, "moe_aux_loss_coeff": 0.3, "data_parallel_sharding_strategy": "optim_grads_params"},
     ),
-    "bf16 adapters, dp2, states in host memory": (
+    "bf16 adapters, moments in bf16, dp2, half of states in host memory": (
         2,
         {"num_layers": 4, "params_dtype": "bf16", "lora_rank": 3, "lora_alpha": 5.0, "offload_states": "all"}
-        | {"async_save": True},
+        | {"optimizer_offload_fraction": 0.5, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16", "async_save": True},
     ),
     "bf16 adapters, tp2, ZeRO-3": (
         4,
         {"params_dtype": "bf16", "tp": 2, "lora_rank": 3, "data_parallel_sharding_strategy": "optim_grads_params"},
     ),
-    "fp32 frozen layers, swap": (1, {"freeze": "embedding.weight,layers.[02].*", **SWAP}),
-    "bf16 delta nets, swept": (
+    "fp32 frozen layers, swap": (1, {"freeze": "embedding.weight,layers.[02].*", "async_save": True, **SWAP}),
+    "bf16 delta nets": (
         1,
         {"num_layers": 2, "layer_types": "linear,full", "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-        | {"linear_key_head_dim": 16, "params_dtype": "bf16", "seq_length": 32}
-        | {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile", "offload_slot_tiles": 2},
+        | {"linear_key_head_dim": 16, "params_dtype": "bf16", "seq_length": 32},
     ),
     "bf16 experts with biases that move": (
         2,
@@ -106,7 +99,7 @@ def test_the_same_command_line_again_and_again_is_one_run_to_the_last_bit(tmp_pa
     A stop is agreed on in the step after it is asked for, so the first part has STEPS steps.
     """
     world_size, layout = LAYOUTS[name]
-    again = name == "fp32 swap"
+    again = name == "fp32 frozen layers, swap"
     run_ranks(world_size, _whole_and_in_two, layout, tmp_path, again)
     whole = losses(tmp_path, "whole")
     assert len(losses(tmp_path, "first")) == STEPS

@@ -16,7 +16,7 @@ RUN = {
     "num_layers": 4,
     "offload_alpha": 0.5,
     "offload_tiles": 2,
-    "global_batch_size": 4,
+    "global_batch_size": 2,
     "max_step_minutes": 600.0,
     "num_threads": 1,
 }
