@@ -45,7 +45,8 @@ def model_facts(model: ModelConfig) -> dict[str, Fact]:
         "lora_alpha": model.lora_alpha or float(model.lora_rank),
         "custom_layer": model.custom_layer.rpartition(":")[2],  # a file may have moved
     }
-    return {name: value for name, value in values.items() if name not in _unread(model)}
+    unread = _unread(model)
+    return {name: value for name, value in values.items() if name not in unread}
 
 
 def accepted_changes(given: str | None) -> tuple[str, ...]:
