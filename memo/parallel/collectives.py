@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from memo.mesh.group import begin_message, settling, torch_group, watched
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+_ADDED_AT_ONCE = 1 << 20
 _REDUCE_OPS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
 
 
@@ -81,7 +83,8 @@ def all_reduce(x: Tensor, group: ProcessGroup | None, op: str = "sum") -> Tensor
 
 
 def add_up(tensors: Sequence[Tensor], group: ProcessGroup | None) -> None:
-    """Sum small tensors of one dtype over the group, each in place, with one message for all of them.
+    """Sum contiguous tensors of one dtype over the group, each in place, with one message for each `_ADDED_AT_ONCE`
+    elements, whose parts of all ranks take memory.
 
     Every rank gathers the tensors of all ranks and adds them in the order of the ranks. In an all-reduce the order of
     the additions depends on where in the message an element lies, so the last bit of a sum would depend on which other
@@ -89,11 +92,15 @@ def add_up(tensors: Sequence[Tensor], group: ProcessGroup | None) -> None:
     """
     if not tensors or group_size(group) == 1:
         return
-    parts = all_gather(torch.cat([tensor.flatten() for tensor in tensors]), group).chunk(group_size(group))
-    for part in parts[1:]:
-        parts[0].add_(part)
-    for tensor, total in zip(tensors, parts[0].split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(total.view_as(tensor))
+    pieces = [piece for tensor in tensors for piece in tensor.view(-1).split(_ADDED_AT_ONCE)]
+    while pieces:
+        ends = [end for end in accumulate(len(piece) for piece in pieces) if end <= _ADDED_AT_ONCE]
+        now, pieces = pieces[: len(ends)], pieces[len(ends) :]
+        parts = all_gather(torch.cat(now), group).chunk(group_size(group))
+        for part in parts[1:]:
+            parts[0].add_(part)
+        for piece, total in zip(now, parts[0].split([len(piece) for piece in now]), strict=True):
+            piece.copy_(total)
 
 
 def all_to_all(x: Tensor, group: ProcessGroup | None) -> Tensor:

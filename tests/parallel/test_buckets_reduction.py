@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memo.config import RunConfig
 from memo.mesh.group import OpenSpan
+from memo.parallel import collectives
 from memo.parallel.collectives import add_up
 
 
@@ -130,9 +131,10 @@ def test_gradients_that_all_tp_ranks_hold_are_summed_in_one_message() -> None:
     assert run_ranks(2, _finish_reduction, config, 2) == [[("tp", "all_gather")]] * 2
 
 
-def _sums() -> list[Tensor]:
-    """Of three tensors: summed together, summed one by one, and as they should be."""
+def _sums(at_once: int) -> list[Tensor]:
+    """Of three tensors: summed together, `at_once` elements at a time, summed one by one, and as they should be."""
     torch.manual_seed(1)
+    collectives._ADDED_AT_ONCE = at_once
     ranks = [[torch.randn(numel) for numel in (7, 14, 21)] for _ in range(dist.get_world_size())]
     together, alone = ([tensor.clone() for tensor in ranks[dist.get_rank()]] for _ in range(2))
     add_up(together, dist.group.WORLD)
@@ -142,6 +144,7 @@ def _sums() -> list[Tensor]:
     return [torch.cat(parts) for parts in (together, alone, expected)]
 
 
-def test_a_sum_over_ranks_does_not_depend_on_what_is_summed_beside_it() -> None:
-    for together, alone, expected in run_ranks(4, _sums):
+@pytest.mark.parametrize("at_once", [1 << 20, 10])
+def test_a_sum_over_ranks_does_not_depend_on_what_is_summed_beside_it(at_once: int) -> None:
+    for together, alone, expected in run_ranks(4, _sums, at_once):
         assert torch.equal(together, alone) and torch.equal(together, expected)
