@@ -21,9 +21,8 @@ from memo.program import operations as op
 from memo.program.operations import Operation
 from memo.program.walk import Machine, Step
 from memo.simulate.cost import Cost
+from memo.simulate.half import matrices_of_half, rest_of_half_s
 from memo.simulate.layer_shape import LayerShape
-from memo.spec.custom_layer import custom_facts
-from memo.spec.shapes import layer_matrices
 
 
 class TileClock(Machine):
@@ -228,10 +227,6 @@ def _expanded(operation: Operation) -> tuple[str, ...]:
     return ("attention.kv",) if len(operation.reads) > 1 else ("attention.q", "attention.kv")
 
 
-def _half(clock: TileClock, step: Step, operation: Operation) -> None:
-    _half_again(clock, operation, ())
-
-
 def _replayed_backward(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.move(*operation.makes, *operation.reads, *operation.reads)
 
@@ -286,46 +281,34 @@ def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
         clock.move(*operation.reads * 2)
 
 
+def _half(clock: TileClock, step: Step, operation: Operation) -> None:
+    _half_again(clock, _is_second(operation), ())
+
+
 def _half_backward(clock: TileClock, step: Step, operation: Operation) -> None:
+    is_second = _is_second(operation)
     if not clock.shape.under_autograd:
-        _half_again(clock, operation, clock.kept if len(operation.reads) > 1 else ())
-    for module, weight in _matrices_of_half(clock, operation).items():
+        _half_again(clock, is_second, clock.kept if is_second else ())
+    for module, weight in matrices_of_half(clock.shape, is_second).items():
         for _ in range(2 if weight.split == "rows" else 1):
             clock.wait(clock.send())
         clock.multiply(module)
         clock.multiply_gradients(module)
-    clock.elementwise_s += 2 * _rest_of_half_s(clock, operation)
+    clock.elementwise_s += 2 * rest_of_half_s(clock.shape, is_second)
 
 
-def _half_again(clock: TileClock, operation: Operation, kept: Collection[str]) -> None:
+def _half_again(clock: TileClock, is_second: bool, kept: Collection[str]) -> None:
     """Count the forward of half of a custom layer, without the matrices whose output was kept."""
-    for module in _matrices_of_half(clock, operation):
+    for module in matrices_of_half(clock.shape, is_second):
         if module not in kept:
             clock.multiply(module)
             clock.wait(clock.send())
-    clock.elementwise_s += _rest_of_half_s(clock, operation)
+    clock.elementwise_s += rest_of_half_s(clock.shape, is_second)
 
 
-def _matrices_of_half(clock: TileClock, operation: Operation) -> dict[str, Any]:
-    """Return the matrices of a half of a custom layer.
-
-    The half after attention has the row-parallel matrices and the matrices whose output the slot may keep."""
-    model, is_second = clock.shape.config.model, len(operation.reads) > 1
-    recalled = {name for name, _ in custom_facts(model).recalled}
-    return {
-        module: weight
-        for module, weight in layer_matrices(model).items()
-        if (weight.split == "columns" or module in recalled) == is_second
-    }
-
-
-def _rest_of_half_s(clock: TileClock, operation: Operation) -> float:
-    """Return the seconds of one half's operations that are no products with a matrix."""
-    shape = clock.shape
-    half = custom_facts(shape.config.model).bytes_of(shape.kernels.narrow)[len(operation.reads) - 1]
-    of_matrices = sum(weight.rows for weight in _matrices_of_half(clock, operation).values()) * shape.kernels.narrow
-    num_bytes = 2 * max(0.0, half.made.per_token - of_matrices) * shape.tile_tokens / shape.tp.size
-    return shape.kernels.memory_s(num_bytes, 4)
+def _is_second(operation: Operation) -> bool:
+    """Whether a half of a custom layer comes after attention, whose output it reads."""
+    return len(operation.reads) > 1
 
 
 _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {

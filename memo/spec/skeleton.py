@@ -69,7 +69,7 @@ from memo.units import DTYPE_BYTES
 Kind = Literal["always", "token_wise", "never"]
 Layout = Literal["tokens", "heads", "whole", "carried"]
 Group = str
-"""A group's name: in memo's own layer qkv, gate, projected, residual, fc1, mlp_out, norm or activation, or "" for none;
+"""A group's name: in memo's own layer latent, qkv, gate, projected, residual, fc1, mlp_out, norm or activation, or "" for none;
 in a custom layer qkv, or the name of a matrix."""
 
 

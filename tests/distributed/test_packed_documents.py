@@ -24,6 +24,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], float]] = {
     "full attention": ("llama-tiny", {"params_dtype": "bf16"}, 0.0),
     "window and sinks": ("llama-tiny", {"params_dtype": "bf16", **KINDS}, 0.0),
     "delta nets": ("qwen3.5-tiny", {"params_dtype": "bf16", "cp_comm_type": "a2a", "num_query_groups": 4}, 0.0),
+    "latents": ("deepseek-tiny", {"params_dtype": "fp64", "moe_layer_freq": "[0]+[1]"}, 1e-12),
     "experts": ("qwen3-moe-tiny", {"params_dtype": "fp64"}, 1e-12),
     "experts with biases, window and sinks": ("gpt-oss-tiny", {"params_dtype": "fp64", **KINDS}, 1e-12),
 }

@@ -167,10 +167,11 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "prefetches stop short": (0.0, lambda: backend(lambda: ShortCopy(VirtualStreams(), Stream.PREFETCH))),
     "compute waits for no copy": (0.5, lambda: backend(lambda: NoWait(VirtualStreams("lazy"), Stream.COMPUTE))),
 }
-EXPERTS, DELTA_NETS = "qwen3-moe-tiny", "qwen3.5-tiny"
+EXPERTS, DELTA_NETS, LATENTS = "qwen3-moe-tiny", "qwen3.5-tiny", "deepseek-tiny"
 FAULTS_OF_KINDS: dict[str, tuple[str, float, Fault]] = {
     "a tile's choice comes from another's rows": (EXPERTS, 0.0, lambda: another_tile_recalled("routing")),
     "the rows of a tile's experts come from another's": (EXPERTS, 1.0, lambda: another_tile_recalled("fc1")),
+    "a tile's latents come from another's rows": (LATENTS, 1.0, lambda: another_tile_recalled("latent")),
     "experts take each other's matrices": (EXPERTS, 0.5, weights_of_another_expert),
     "prefetches stop short, delta nets": (DELTA_NETS, *FAULTS["prefetches stop short"]),
 }
@@ -186,7 +187,8 @@ def one_profile(one_thread: None) -> Iterator[None]:
 @functools.cache
 def workplace(num_layers: int, model: str) -> Workplace:
     shape: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "seq_length": 32}
-    return Workplace(tiny(model, **shape, num_layers=num_layers, num_query_groups=1, global_batch_size=1), 1)
+    shape |= {"num_query_groups": 2 if model == LATENTS else 1}
+    return Workplace(tiny(model, **shape, num_layers=num_layers, global_batch_size=1), 1)
 
 
 @functools.cache

@@ -225,23 +225,6 @@ def _activate(machine: TileLedger, operation: Operation) -> Made:
     return (activation_forward(machine.ledger, sizes, machine.tokens, graph=False, is_scored=is_scored)[0],)
 
 
-def _gate(machine: TileLedger, operation: Operation) -> Made:
-    return (gate_forward(machine.ledger, machine.sizes, machine.tokens, graph=False)[0],)
-
-
-def _latent_norm(machine: TileLedger, operation: Operation) -> Made:
-    return (latent_norm_forward(machine.ledger, machine.sizes, machine.tokens, graph=False)[0],)
-
-
-def _expand(machine: TileLedger, operation: Operation) -> Made:
-    placed = operation.makes[0] in machine.placed
-    return (expand_forward(machine.ledger, machine.sizes, machine.tokens, placed),)
-
-
-def _trim(machine: TileLedger, operation: Operation) -> Made:
-    return (trim_forward(machine.ledger, machine.sizes, machine.tokens),)
-
-
 def _rotated_heads(machine: TileLedger, operation: Operation) -> Made:
     if machine.sizes.rope:
         rope_in_place(machine.ledger, machine.sizes, machine.tokens)
@@ -313,10 +296,6 @@ def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
     return (activation_backward(machine.ledger, machine.of_mlp(operation), machine.tokens, kept),)
 
 
-def _gate_backward(machine: TileLedger, operation: Operation) -> Made:
-    return gate_backward(machine.ledger, machine.sizes, machine.tokens, machine.graphs.pop(operation.makes[0]))
-
-
 def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
     ledger, sizes, tokens = machine.ledger, machine.sizes, machine.tokens
     if sizes.rope:
@@ -327,28 +306,15 @@ def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
     return (made,)
 
 
-def _latent_norm_backward(machine: TileLedger, operation: Operation) -> Made:
-    saved = machine.graphs.pop(operation.makes[0])
-    return (latent_norm_backward(machine.ledger, machine.sizes, machine.tokens, saved),)
-
-
-def _expand_backward(machine: TileLedger, operation: Operation) -> Made:
-    return expand_backward(machine.ledger, machine.sizes, machine.tokens)
-
-
-def _trim_backward(machine: TileLedger, operation: Operation) -> Made:
-    return (machine.ledger.make("output gradient", machine.tokens * machine.sizes.q * machine.sizes.narrow),)
-
-
 def _half_backward(machine: TileLedger, operation: Operation) -> Made:
     return half_on_tile_backward(machine.ledger, machine.sizes, machine.tokens, is_second=len(operation.reads) > 1)
 
 
 _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.Norm: _norm,
-    op.LatentNorm: _latent_norm,
-    op.Expand: _expand,
-    op.Trim: _trim,
+    op.LatentNorm: lambda on, _: (latent_norm_forward(on.ledger, on.sizes, on.tokens, graph=False)[0],),
+    op.Expand: lambda on, _: (expand_forward(on.ledger, on.sizes, on.tokens, placed="qkv" in on.placed),),
+    op.Trim: lambda on, _: (trim_forward(on.ledger, on.sizes, on.tokens),),
     op.Add: _add,
     op.Column: _column,
     op.Row: _row,
@@ -358,15 +324,15 @@ _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.ExpertColumn: _expert_column,
     op.ActivateExperts: _activate_experts,
     op.ExpertRow: _expert_row,
-    op.Gate: _gate,
+    op.Gate: lambda on, _: (gate_forward(on.ledger, on.sizes, on.tokens, graph=False)[0],),
     op.Heads: _rotated_heads,
     op.Opaque: _half,
 }
 _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.Norm: _norm_backward,
-    op.LatentNorm: _latent_norm_backward,
-    op.Expand: _expand_backward,
-    op.Trim: _trim_backward,
+    op.LatentNorm: lambda on, of: (latent_norm_backward(on.ledger, on.sizes, on.tokens, on.graphs.pop(of.makes[0])),),
+    op.Expand: lambda on, _: expand_backward(on.ledger, on.sizes, on.tokens),
+    op.Trim: lambda on, _: (on.ledger.make("output gradient", on.tokens * on.sizes.q * on.sizes.narrow),),
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Activate: _activate_backward,
@@ -375,7 +341,7 @@ _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.ExpertColumn: _expert_column_backward,
     op.ActivateExperts: _weighted_activation_backward,
     op.ExpertRow: _expert_row_backward,
-    op.Gate: _gate_backward,
+    op.Gate: lambda on, of: gate_backward(on.ledger, on.sizes, on.tokens, on.graphs.pop(of.makes[0])),
     op.Heads: _heads_backward,
     op.Opaque: _half_backward,
 }
