@@ -69,8 +69,8 @@ from memo.units import DTYPE_BYTES
 Kind = Literal["always", "token_wise", "never"]
 Layout = Literal["tokens", "heads", "whole", "carried"]
 Group = str
-"""A group's name: in memo's own layer latent, qkv, gate, projected, residual, fc1, mlp_out, norm or activation, or "" for none;
-in a custom layer qkv, or the name of a matrix."""
+"""A group's name: in memo's own layer latent, qkv, gate, projected, residual, fc1, mlp_out, norm or activation, or ""
+for none; in a custom layer qkv, or the name of a matrix."""
 
 
 @dataclass(frozen=True)
