@@ -124,6 +124,7 @@ class Case:
 def cases() -> Iterator[Case]:
     yield from LAYOUTS
     yield from EXPERTS
+    yield from LATENTS
     yield from _of_tp_alone()
 
 
@@ -156,6 +157,12 @@ EXPERTS = (
 )
 """A mixture of experts in the layout that `memo plan --gpu h100-80 --gpus 8 --host-memory-gib 2048` finds for 1M
 tokens, with what a node of 2 TiB has for each rank."""
+
+LATENTS = (
+    Case("deepseek-v2-lite", 128 * 1024, "alpha 1"),
+    Case("glm-4.7-flash", 256 * 1024, "alpha auto", True, tp=4, cp_comm_type="p2p", host_gib=_NODE_HOST_GIB // GPUS),
+)
+"""Multi-latent attention: with values narrower than queries, and without a latent of queries; and with neither."""
 
 COMPARED = (
     "gpt-7b, 64K, full recompute",

@@ -212,6 +212,10 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
         numbers["num_query_groups"] = 1
     if family.spare_positions:
         numbers["max_position_embeddings"] += family.spare_positions
+    channels = keys.optional(int, family.rotary_channels) if family.rotary_channels else None
+    if channels is not None and keys.content.get(family.names["rotary_percent"]) is None:
+        share = channels / numbers["kv_channels"]
+        numbers["rotary_percent"] = as_field("rotary_percent", share, family.rotary_channels, keys.source)
     biases = Biases(*(keys.switch(each) if isinstance(each, str) else each for each in family.biases))
     on_all = bool(biases.projection and biases.mlp)
     model = ModelConfig(

@@ -36,6 +36,8 @@ class Family:
         gated: whether the MLP has two input projections.
         one_kv_head: the switch with which all heads share a single key/value head; empty: the family has none.
         spare_positions: rows of a learned table of positions before the first one.
+        rotary_channels: the key of the number of channels of a head that are rotated, by which a file may state their
+            share; empty: the family has none.
         qk_norm_switch: the switch of the norms of q and k heads; empty: the family has none.
         renormalises: the switch with which the weights of a token's experts sum to 1; empty: they always do.
         dense_first: the key of the number of first layers without experts, or of a list with a word for each layer;
@@ -72,6 +74,7 @@ class Family:
     gated: bool = True
     one_kv_head: str = ""
     spare_positions: int = 0
+    rotary_channels: str = ""
     qk_norm_switch: str = ""
     renormalises: str = ""
     dense_first: str = ""

@@ -94,6 +94,7 @@ MIXTRAL = TensorNames(
         **_mlp("mlp.experts.*", "block_sparse_moe.experts.*", "w1", "w3", "w2"),
     }
 )
+MINIMAX_M2 = TensorNames({**MIXTRAL.modules, "mlp.router.expert_bias": "block_sparse_moe.e_score_correction_bias"})
 GPT_OSS = TensorNames(
     {**_NORMED, "mlp.router": "mlp.router", **_mlp("mlp.experts.*", "mlp.experts", "gate_up_proj", "gate_up_proj")},
     transposed_experts=True,

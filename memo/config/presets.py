@@ -157,6 +157,12 @@ _OLMO_3 = {
     "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192},
     "vocab_size": 100278,
 }
+_MINIMAX_M2 = {
+    "model_type": "minimax_m2",
+    "vocab_size": 200064,
+    "max_position_embeddings": 196608,
+    "rotary_dim": 64,
+}
 _PHI_4 = {"model_type": "phi3", "vocab_size": 100352, "max_position_embeddings": 16384, "rope_theta": 250000.0}
 _EXAONE_4 = {
     "model_type": "exaone4",
@@ -280,6 +286,7 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
     "olmo-3-32b": _sized(_OLMO_3, 64, 5120, 40, 8, 27648),
     "qwen3-30b-a3b": _sized(_QWEN_3_MOE, 48, 2048, 32, 4, 768),
     "qwen3-235b-a22b": _sized(_QWEN_3_MOE, 94, 4096, 64, 4, 1536),
+    "minimax-m2": _sized(_MINIMAX_M2, 62, 3072, 48, 8, 1536),
     "mixtral-8x7b": _sized(_MIXTRAL, 32, 4096, 32, 8, 14336),
     "mixtral-8x22b": _sized(_MIXTRAL, 56, 6144, 48, 8, 16384, vocab_size=32768, max_position_embeddings=65536),
     "olmoe-1b-7b": _sized(_OLMOE, 16, 2048, 16, 16, 1024),

@@ -146,6 +146,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4-no-window": ("Exaone4Config", {**_SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 2}),
     "smollm3": ("SmolLM3Config", {**_SIZES, "no_rope_layers": [1, 0], "rope_theta": 500.0, "pad_token_id": None}),
     "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 4}),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        {**_SIZES, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 8},
+    ),
     "gpt2": ("GPT2Config", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
     "gpt2-untied": ("GPT2Config", {**_GPT2, "activation_function": "gelu", "tie_word_embeddings": False}),
     "starcoder2": ("Starcoder2Config", {**_SIZES, "num_key_value_heads": 2}),

@@ -139,6 +139,15 @@ def glm4_moe_sources(model: ModelConfig) -> Sources:
     return found
 
 
+def minimax_m2_sources(model: ModelConfig) -> Sources:
+    """As Qwen3-MoE, with biases of the router's choice."""
+    biases = {
+        f"layers.{layer}.mlp.router.expert_bias": Source(f"model.layers.{layer}.mlp.e_score_correction_bias")
+        for layer in range(model.num_layers)
+    }
+    return llama_sources(model) | biases
+
+
 def deepseek_sources(model: ModelConfig) -> Sources:
     """Latents of queries, if they have one, and of keys and values; experts as GLM-4.5's, with biases where a sigmoid
     scores them."""
