@@ -67,6 +67,10 @@ _CONDITIONS: tuple[Condition, ...] = (
         f"{{layer_types}} conflicts with {{multi_latent_attention}}: memo has {LINEAR} layers without it",
     ),
     (
+        lambda c: not c.model.multi_latent_attention or c.model.qk_pos_emb_head_dim % 2 == 0,
+        "{qk_pos_emb_head_dim} is odd, but RoPE turns pairs of channels: give an even number, such as 64",
+    ),
+    (
         lambda c: not c.model.multi_latent_attention or c.model.v_head_dim <= c.model.head_dim,
         "{v_head_dim} is more than {qk_head_dim} and {qk_pos_emb_head_dim} together, the channels of a query: give as "
         "many or fewer",
@@ -148,7 +152,7 @@ def _check_heads(model: ModelConfig) -> None:
     if model.kv_channels is None and not model.multi_latent_attention:
         use = f"--hidden-size {neighbours(hidden, heads)}, or state the size of a head with --kv-channels"
         require_divides("--hidden-size", hidden, f"--num-attention-heads {heads}", heads, use)
-    if model.position_embedding_type == "rope":
+    if model.position_embedding_type == "rope" and not model.multi_latent_attention:
         source = "--kv-channels" if model.kv_channels else f"--hidden-size {hidden} / --num-attention-heads {heads}"
         require(
             size % 2 == 0,

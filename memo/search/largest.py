@@ -121,20 +121,22 @@ def _models_of_size(base: ModelConfig, law: Law, unit: int, parameters: float) -
     below = max(1, int(width / unit)) * unit
     for found in sorted({below, below + unit}, key=lambda near: abs(near - width)):
         layers = round(parameters / layer_parameters(_resized(base, 1, found)).total)
-        if layers:
-            yield _resized(base, layers, found)
+        yield _resized(base, max(1, layers), found)
 
 
 def _resized(base: ModelConfig, layers: int, width: int) -> ModelConfig:
-    """Return `base` with another depth and width; heads keep their size."""
+    """Return `base` with another depth and width; heads keep their size. Lists with a number for each of the base's
+    layers (experts, RoPE) are left out: all layers have experts, and all have RoPE."""
     heads = width // base.head_dim
     return replace(
         base,
         num_layers=layers,
         hidden_size=width,
         num_attention_heads=heads,
-        num_query_groups=base.num_query_groups and math.gcd(base.num_query_groups, heads),
-        kv_channels=base.head_dim,
+        num_query_groups=heads if base.kv_heads == base.num_attention_heads else math.gcd(base.kv_heads, heads),
+        kv_channels=None if base.multi_latent_attention else base.head_dim,
+        moe_layer_freq="",
+        no_rope_freq="",
         ffn_hidden_size=width * base.ffn_size // base.hidden_size,
     )
 

@@ -6,12 +6,23 @@ from typing import Any
 
 import pytest
 
+from memo.config.check_model import check_model
 from memo.errors import ConfigError
-from memo.search.largest import Family
+from memo.search.largest import Family, _scaling
 from memo.search.planning import plan
 from memo.search.question import ask
 from memo.search.ranking import search
 from memo.units import GIB
+
+
+@pytest.mark.parametrize("model", ["glm-4.5-air", "gemma-3-4b", "qwen3.5-4b", "deepseek-v2-lite", "smollm3-3b"])
+def test_models_of_several_kinds_of_layers_are_scaled(model: str) -> None:
+    """However small: even where one layer of eight heads has more parameters than asked for."""
+    axis = _scaling(ask(model, 8, hardware="h100-80"), None)
+    for steps, parameters in ((1, 0), (1400, 2e10)):
+        for question in axis.questions(steps):
+            check_model(question.base)
+            assert question.model.shape.parameters > parameters
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def fill(folder: Path) -> None:
     (folder / "Llama" / "checkpoint-7" / "config.json").write_text(LLAMA)
     (folder / "gguf" / "model.gguf").write_bytes(b"GGUF")
     (folder / "adapter" / "adapter_config.json").write_text("{}")
-    (folder / "DeepSeek" / "config.json").write_text('{"model_type": "deepseek_v3", "n_routed_experts": 256}')
+    (folder / "DeepSeek" / "config.json").write_text('{"model_type": "deepseek_v4", "n_routed_experts": 256}')
     (folder / "runs" / "latest_checkpointed_iteration.txt").write_text("2")
     write_log(folder / "a" / "log.jsonl", [step(1)])
     Trace("cpu", "recorded", (Phase("layer_forward", 0, 0, (Malloc(1, 9), Free(1))),)).save(folder / "trace.json")
