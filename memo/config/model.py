@@ -229,9 +229,10 @@ class ModelConfig:
         return self.v_head_dim if self.multi_latent_attention else self.head_dim
 
     @property
-    def latent_size(self) -> int:
-        """Width of all latents of a token, with the rotated channels of its key."""
-        return (self.q_lora_rank or 0) + self.kv_lora_rank + self.qk_pos_emb_head_dim
+    def latents(self) -> tuple[int, int, int]:
+        """Widths of the latents of queries (0: there is none), of keys and values, and of the rotated channels of keys,
+        side by side."""
+        return self.q_lora_rank or 0, self.kv_lora_rank, self.qk_pos_emb_head_dim
 
     @property
     def norms(self) -> tuple[str, ...]:

@@ -157,12 +157,7 @@ _OLMO_3 = {
     "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192},
     "vocab_size": 100278,
 }
-_MINIMAX_M2 = {
-    "model_type": "minimax_m2",
-    "vocab_size": 200064,
-    "max_position_embeddings": 196608,
-    "rotary_dim": 64,
-}
+_MINIMAX_M2 = {"model_type": "minimax_m2", "vocab_size": 200064, "max_position_embeddings": 196608, "rotary_dim": 64}
 _PHI_4 = {"model_type": "phi3", "vocab_size": 100352, "max_position_embeddings": 16384, "rope_theta": 250000.0}
 _EXAONE_4 = {
     "model_type": "exaone4",

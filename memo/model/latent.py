@@ -35,9 +35,8 @@ class LatentNorms(nn.Module):
             weight, bias = parts.of_layer(layer, f"attention.latent_norm.{name}")
             return Norm(weight, bias, _EPSILON, parts.ops, from_zero=parts.config.apply_layernorm_1p)
 
-        config = parts.config
-        self.widths = [config.q_lora_rank or 0, config.kv_lora_rank, config.qk_pos_emb_head_dim]
-        self.q = norm("q") if config.q_lora_rank else None
+        self.widths = parts.config.latents
+        self.q = norm("q") if self.widths[0] else None
         self.kv = norm("kv")
 
     def forward(self, latent: Tensor) -> Tensor:

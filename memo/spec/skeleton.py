@@ -124,7 +124,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         size = carry_size(model.num_attention_heads, model.kv_heads, model.head_dim)
         beside = SkeletalTensor("carries", "always", "", "carried", size, "wide")
     attended = (SkeletalTensor("attention_out", "always", "", "heads", q_size), beside)
-    latent = SkeletalTensor("latent", "token_wise", "latent", "whole", model.latent_size)
+    latent = SkeletalTensor("latent", "token_wise", "latent", "whole", sum(model.latents))
     trimmed = SkeletalTensor("trimmed", "never", "activation", "heads", model.num_attention_heads * model.value_dim)
     gates = (
         SkeletalTensor("gate", "token_wise", "gate", "heads", q_size),

@@ -64,7 +64,7 @@ def expand_backward(ledger: Ledger, sizes: LayerSizes, tokens: int) -> tuple[Blo
 
 def trim_forward(ledger: Ledger, sizes: LayerSizes, tokens: int) -> Block:
     """Return attention's output without the channels that values do not have."""
-    return ledger.make("trimmed", _bytes(sizes, tokens, sizes.heads * sizes.value_dim))
+    return ledger.make("trimmed", _bytes(sizes, tokens, dict(sizes.matrices)["attention.projection"][1]))
 
 
 def _product(ledger: Ledger, sizes: LayerSizes, tokens: int, module: str) -> Block:

@@ -43,8 +43,7 @@ class LayerSizes(NamedTuple):
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in the ring, and ranks that exchange heads.
         rotary_dim: dims of a head that RoPE rotates; 0: there is none.
         scales_queries: whether queries have a table of RoPE of their own.
-        latents: widths of the latents of queries, and of keys and values, and of the rotated channels beside them.
-        value_dim: channels of a head of attention's output that its projection reads.
+        latents: as in ModelConfig.
         sinks: whether a logit of each query head joins its softmax.
         window: tokens of the sliding window, the token itself included; 0: there is none.
         attention: the kernels of attention, a value of --attention-backend other than auto.
@@ -100,7 +99,6 @@ class LayerSizes(NamedTuple):
     fla: bool = False
     halves: tuple[Half, Half] | None = None
     latents: tuple[int, int, int] = (0, 0, 0)
-    value_dim: int = 0
     frozen: frozenset[str] = frozenset()
 
     @property
@@ -206,8 +204,7 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         on_cuda=config.hardware.device == "cuda",
         delta=model.is_linear,
         fla=config.hardware.delta_backend == "fla",
-        latents=(model.q_lora_rank or 0, model.kv_lora_rank, model.qk_pos_emb_head_dim),
-        value_dim=model.value_dim,
+        latents=model.latents,
         halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
         frozen=frozenset(module for module, weight in layer_matrices(model).items() if weight.frozen),
     )
