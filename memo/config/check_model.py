@@ -1,7 +1,7 @@
 """Rules about the shape of the model, and about which of its parameters are trained."""
 
 from memo.config.check_fields import Condition, Conflict, check_conditions, check_conflicts, check_fields
-from memo.config.layer_words import FULL, LINEAR, SLIDING
+from memo.config.layer_words import FULL, LINEAR, SLIDING, numbers_of
 from memo.config.model import ModelConfig
 from memo.config.require import divisors, neighbours, require, require_divides
 from memo.config.run import RunConfig
@@ -22,6 +22,12 @@ _CONFLICTS: tuple[Conflict, ...] = (
 
 def _words(model: ModelConfig) -> list[str]:
     return model.layer_types.split(",")
+
+
+def _factors(model: ModelConfig) -> list[list[float]]:
+    if model.rope_scaling_type != "longrope":
+        return []
+    return [numbers_of(each) if each else [] for each in (model.rope_short_factor, model.rope_long_factor)]
 
 
 def _has_even_groups(model: ModelConfig) -> bool:
@@ -52,6 +58,11 @@ _CONDITIONS: tuple[Condition, ...] = (
     (
         lambda c: c.model.rope_beta_slow < c.model.rope_beta_fast,
         "{rope_beta_slow} is not below {rope_beta_fast}, so no dimension lies between them: use 1 and 32",
+    ),
+    (
+        lambda c: all(len(each) == c.model.rotary_dim // 2 for each in _factors(c.model)),
+        "{rope_short_factor} and {rope_long_factor} need a number for each pair of rotated channels, which are half of "
+        "{kv_channels} x {rotary_percent}: take both from the model's config.json",
     ),
     (
         lambda c: not c.model.layer_types or (SLIDING in _words(c.model)) == (c.model.window_size > 0),

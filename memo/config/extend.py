@@ -52,6 +52,8 @@ def extend_context(model: ModelConfig, seq_length: int, method: ExtensionMethod)
         rope_scaling_type="yarn",
         rope_scaling_factor=seq_length / original,
         rope_original_max_position_embeddings=original,
+        rope_short_factor=ModelConfig.rope_short_factor,
+        rope_long_factor=ModelConfig.rope_long_factor,
         rope_low_freq_factor=ModelConfig.rope_low_freq_factor,
         rope_high_freq_factor=ModelConfig.rope_high_freq_factor,
     )
@@ -59,7 +61,7 @@ def extend_context(model: ModelConfig, seq_length: int, method: ExtensionMethod)
 
 def _original_length(model: ModelConfig, made_for: int) -> int:
     """The length before any stretching."""
-    if model.rope_scaling_type in ("llama3", "yarn"):
+    if model.rope_scaling_type in ("llama3", "yarn", "longrope"):
         return model.rope_original_max_position_embeddings
     if model.rope_scaling_type == "linear":
         return math.floor(made_for / model.rope_scaling_factor)

@@ -258,9 +258,15 @@ TRAINED: dict[str, Family] = {
     "phi3": replace(
         LLAMA,
         architecture="Phi3ForCausalLM",
-        defaults={**DEFAULTS, "rms_norm_eps": 1e-5},
+        names={**LLAMA_NAMES, "rotary_percent": "partial_rotary_factor"},
+        defaults={
+            **DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
         biases=NO_BIASES,
-        only={"rope_scaling": (None, {})},  # another one than Llama's, with a factor for each pair of channels
+        rotations=("default", "longrope"),
         window="sliding_window",
         tensors=tensors.PHI3,
     ),

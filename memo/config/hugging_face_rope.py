@@ -5,12 +5,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from memo.artifacts.fields import PositiveInt, checked
+from memo.artifacts.fields import PositiveFloat, PositiveInt, checked
 from memo.artifacts.reading import Source, shown
 from memo.config.flag import reading_marks
 from memo.config.hugging_face_family import ConfigKeys, Family, as_field, period_of
-from memo.config.layer_words import FULL
-from memo.config.model import ModelConfig, RopeScaling, attention_factor_of
+from memo.config.layer_words import FULL, numbers_of
+from memo.config.model import ModelConfig, RopeScaling, attention_factor_of, longrope_attention_factor_of
+from memo.config.require import either
 
 # {rope_type: {key in the file, which is our name without its first words: our field}}.
 _KEYS = {
@@ -23,6 +24,7 @@ _KEYS = {
 }
 _LENGTH, _FACTOR = "rope_original_max_position_embeddings", "rope_attention_factor"
 _BETA, _OF_SCORES = "rope_llama_4_scaling_beta", "mscale_all_dim"
+_FACTORS = ("short_factor", "long_factor")
 _SCALES = ("mscale", _OF_SCORES)
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SHARE, _INTERVAL = "partial_rotary_factor", "no_rope_layer_interval"
@@ -102,35 +104,43 @@ def _repeats(newer: Any, older: Any) -> bool:
 
 def _read_rotation(keys: ConfigKeys, name: str, given: Any) -> dict[str, Any]:
     """Fields of ModelConfig for layers that rotate as `given`, the value of `name` in the file."""
-    content, family, source = keys.content, keys.family, keys.source
+    family, source = keys.family, keys.source
     kind: Any = given.get("rope_type", given.get("type", "default")) if isinstance(given, dict) else "default"
-    if not isinstance(kind, dict | list) and kind not in _KEYS:
+    if not isinstance(kind, dict | list) and kind not in family.rotations:
         raise source.refusal(
             f"{name}.rope_type is {shown(kind)}",
-            "memo stretches RoPE by linear, llama3 or yarn: give the model that this one was made from, which is for "
-            "shorter sequences and which --rope-scaling-type yarn stretches, or another one",
+            f"memo computes {family.architecture} with {either(family.rotations)}: give the model that this one was "
+            "made from, which is for shorter sequences and which memo extend stretches, or another one",
         )
-    if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in given.values()):
+    lists = _FACTORS if kind == "longrope" else ()
+    plain = {key: value for key, value in given.items() if key not in lists} if isinstance(given, dict) else {"": given}
+    if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in plain.values()):
         raise source.refusal(f"{name} is {shown(given)}", "memo has one rotation for all layers; use another model")
     keys_of = _keys_of(kind, family)
     _check_keys(given, kind, keys_of, name, source)
-    found = {"rope_scaling_type": "none" if kind == "default" else kind}
+    found: dict[str, Any] = {"rope_scaling_type": "none" if kind == "default" else kind}
     if "rope_theta" in given:
         found["rotary_base"] = as_field("rotary_base", given["rope_theta"], "rope_theta", source)
+    for key in lists:
+        factors = checked(list[PositiveFloat], given.get(key), f"{name}.{key}", source)
+        found[keys_of[key]] = ",".join(map(repr, factors))
     for key, ours in keys_of.items():
-        if given.get(key) is not None:
-            found[ours] = as_field(ours, given[key], f"{name}.{key}", source)
+        if plain.get(key) is not None:
+            found[ours] = as_field(ours, plain[key], f"{name}.{key}", source)
     if family.scales_queries and _BETA not in found:
         raise source.refusal(f"{name}.llama_4_scaling_beta is missing", "complete the file with it, beside yarn's keys")
-    if kind != "default" and "rope_scaling_factor" not in found:
+    if kind not in ("default", "longrope") and "rope_scaling_factor" not in found:
         raise source.refusal(f"{name}.factor is missing", f"complete the file, as rope_type {kind} needs it")
     if _LENGTH in _KEYS[kind].values():
         # transformers prefers a length beside the rotation's keys to the one among them.
-        stated = content.get("original_max_position_embeddings") is not None
+        stated = keys.get("original_max_position_embeddings") is not None
         beside = "original_max_position_embeddings" if stated else "max_position_embeddings"
         if stated or _LENGTH not in found:
-            found[_LENGTH] = as_field(_LENGTH, content.get(beside), beside, source)
-    if kind == "yarn":
+            found[_LENGTH] = as_field(_LENGTH, keys.get(beside), beside, source)
+    if kind == "longrope":
+        longest = keys.number("max_position_embeddings", "max_position_embeddings")
+        found.setdefault("rope_scaling_factor", max(1.0, (longest or 0) / found[_LENGTH]))
+    if kind in ("yarn", "longrope"):
         found[_FACTOR] = _attention_factor(found, given, name, source)
     return found
 
@@ -141,12 +151,15 @@ def _keys_of(kind: str, family: Family) -> dict[str, str]:
 
 
 def _attention_factor(found: Mapping[str, Any], given: Mapping[str, Any], name: str, source: Source) -> float:
-    """rope_attention_factor of a file's factor, or of its mscale and mscale_all_dim; 0 where it is YaRN's own."""
+    """rope_attention_factor of a file's factor, or of YaRN's mscale and mscale_all_dim; 0 where it is that of the
+    paper."""
     stretched, stated = found["rope_scaling_factor"], found.get(_FACTOR)
+    is_yarn = found["rope_scaling_type"] == "yarn"
+    own = attention_factor_of(stretched) if is_yarn else longrope_attention_factor_of(stretched, found[_LENGTH])
     above, below = (checked(float | None, given.get(key), f"{name}.{key}", source) for key in _SCALES)
-    if stated is None and above and below:
+    if is_yarn and stated is None and above and below:
         stated = _mscale(stretched, above) / _mscale(stretched, below)
-    if not stated or math.isclose(stated, attention_factor_of(stretched), rel_tol=1e-6):
+    if not stated or math.isclose(stated, own, rel_tol=1e-6):
         return 0.0
     return float(stated)
 
@@ -179,7 +192,11 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
     scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _keys_of(kind, family).items()}}
     if kind == "yarn":
         scaling["attention_factor"] = model.rope_attention_factor or None
+    if kind == "longrope":
+        scaling = _write_longrope(model)
     found: dict[str, Any] = {"rope_scaling": None if kind == "default" else scaling}
+    if kind == "longrope":
+        found["original_max_position_embeddings"] = model.rope_original_max_position_embeddings
     if family.rope_layers not in ("", _SLIDING):
         found[family.rope_layers] = [int(not without) for without in model.layers_without_rope]
     own = model.sliding_rotary_base or model.rotary_base
@@ -188,6 +205,17 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
         found["rope_parameters"] = {**parts, _SLIDING: {"rope_type": "default", "rope_theta": own}}
     elif family.sliding_base:
         found[family.sliding_base] = own
+    return found
+
+
+def _write_longrope(model: ModelConfig) -> dict[str, Any]:
+    """rope_scaling as Phi's models are published; before 5.0 transformers refuses other keys than these three."""
+    found: dict[str, Any] = {key: numbers_of(getattr(model, f"rope_{key}")) for key in _FACTORS} | {"type": "longrope"}
+    factor, length = model.rope_scaling_factor, model.rope_original_max_position_embeddings
+    if factor * length != model.max_position_embeddings:
+        found["factor"] = factor
+    if model.rope_attention_factor:
+        found["attention_factor"] = model.rope_attention_factor
     return found
 
 

@@ -1,5 +1,6 @@
-"""Texts in the fields of the model that name layers or matrices: their words and their rules."""
+"""Texts in the fields of the model that are lists, of layers, matrices or numbers: their words and their rules."""
 
+import math
 import re
 
 from memo.artifacts.fields import Rule
@@ -38,6 +39,18 @@ def _is_sum_of_lists(text: str) -> bool:
     return not text or all(_LIST.fullmatch(term.strip()) for term in text.split("+"))
 
 
+def _are_factors(text: str) -> bool:
+    try:
+        return not text or all(0 < number < math.inf for number in numbers_of(text))
+    except ValueError:
+        return False
+
+
+def numbers_of(text: str) -> list[float]:
+    """The numbers of a text with commas between them. Raises ValueError."""
+    return [float(number) for number in text.split(",")]
+
+
 def marked(lists: str) -> tuple[bool, ...]:
     """Whether each number of a sum of lists, whose form has been checked before, is 1; empty for an empty text."""
     terms = [_LIST.fullmatch(term.strip()) for term in lists.split("+")]
@@ -49,4 +62,5 @@ LAYER_TYPES = Rule(
     f"of {SLIDING}, {FULL} and {LINEAR} with commas between, such as {SLIDING},{FULL}", _has_known_layers
 )
 LAYER_FREQ = Rule("that is a sum of lists of 0 and 1, such as [0]*1+[1]*3", _is_sum_of_lists)
+FACTORS = Rule("of numbers above 0 with commas between, such as 1,1.12,1.25", _are_factors)
 TARGETS = Rule(f"that is all-linear, or some of {', '.join(LORA_TARGETS)} with commas between", _names_targets)

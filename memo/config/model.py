@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 
 from memo.artifacts.fields import in_range
 from memo.config.flag import LARGEST, TOKENS, Flag, ReadWith
-from memo.config.layer_words import FULL, LAYER_FREQ, LAYER_TYPES, LINEAR, SLIDING, TARGETS, marked
+from memo.config.layer_words import FACTORS, FULL, LAYER_FREQ, LAYER_TYPES, LINEAR, SLIDING, TARGETS, marked
 
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tanh"]
 NormPlacement = Literal["before", "around", "after"]
-RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+RopeScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
 ScoreFunction = Literal["softmax", "sigmoid"]
 Quantization = Literal["none", "nf4", "int8"]
 
@@ -32,9 +32,11 @@ CHOICES_OF_TRAINED = ("freeze", "train_only", "lora_rank", "lora_target_modules"
 
 _LATENT = ReadWith("multi_latent_attention", use="--multi-latent-attention")
 _ROTATED = ReadWith("position_embedding_type", ("rope",))
-_STRETCHED = ReadWith("rope_scaling_type", ("linear", "llama3", "yarn"))
+_STRETCHED = ReadWith("rope_scaling_type", ("linear", "llama3", "yarn", "longrope"))
 _LLAMA3, _YARN = ReadWith("rope_scaling_type", ("llama3",)), ReadWith("rope_scaling_type", ("yarn",))
-_FROM_LENGTH = ReadWith("rope_scaling_type", ("llama3", "yarn"))
+_LONGROPE = ReadWith("rope_scaling_type", ("longrope",))
+_FROM_LENGTH = ReadWith("rope_scaling_type", ("llama3", "yarn", "longrope"))
+_SCALED = ReadWith("rope_scaling_type", ("yarn", "longrope"))
 _BY_LAYER = ReadWith("layer_types", use=f"--layer-types {SLIDING},{FULL}")
 _DELTA_NET = ReadWith("layer_types", (LINEAR,), use=f"--layer-types {LINEAR},{FULL}")
 _ROUTED = ReadWith("num_experts", use="--num-experts 8")
@@ -47,6 +49,11 @@ _RMS = ReadWith("normalization", ("RMSNorm",))
 def attention_factor_of(factor: float) -> float:
     """The factor on cosines and sines that YaRN's paper recommends for frequencies stretched by `factor`."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def longrope_attention_factor_of(factor: float, original: int) -> float:
+    """The same of LongRoPE, for `original` tokens before stretching (Ding et al., 2024, arXiv 2402.13753)."""
+    return math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,13 @@ class ModelConfig:
     """Dimensions that turn less often than this within the original length are stretched in full."""
     rope_truncate: Annotated[bool, _YARN] = True
     """Round the borders that --rope-beta-fast and --rope-beta-slow set to whole dimensions."""
-    rope_attention_factor: Annotated[float, in_range(0, 100), _YARN] = 0.0
-    """Factor on the cosines and sines; 0: 0.1 ln(rope-scaling-factor) + 1, as in YaRN's paper."""
+    rope_short_factor: Annotated[str, FACTORS, _LONGROPE] = ""
+    """A number for each pair of rotated channels, with commas between, by which its frequency is divided where
+    --seq-length is no more than --rope-original-max-position-embeddings."""
+    rope_long_factor: Annotated[str, FACTORS, _LONGROPE] = ""
+    """The same for longer sequences."""
+    rope_attention_factor: Annotated[float, in_range(0, 100), _SCALED] = 0.0
+    """Factor on the cosines and sines; 0: that of YaRN's paper, 0.1 ln(rope-scaling-factor) + 1, or of LongRoPE's."""
     mscale_all_dim: Annotated[float, in_range(0, 100), _YARN] = 0.0
     """Attention scores are multiplied by the square of 1 + 0.1 x this x ln(rope-scaling-factor) (DeepSeek); 0: they are
     not."""

@@ -159,6 +159,26 @@ _OLMO_3 = {
 }
 _MINIMAX_M2 = {"model_type": "minimax_m2", "vocab_size": 200064, "max_position_embeddings": 196608, "rotary_dim": 64}
 _PHI_4 = {"model_type": "phi3", "vocab_size": 100352, "max_position_embeddings": 16384, "rope_theta": 250000.0}
+_PHI_4_MINI = {
+    **_PHI_4,
+    "vocab_size": 200064,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0] * 48,
+        "long_factor": [
+            *(1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649),
+            *(2.446418898, 2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533),
+            *(5.984965424, 6.693110555, 7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651),
+            *(14.64173252, 16.37415215, 18.31155283, 20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1),
+            *(32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7, 32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77),
+        ],
+    },
+    "tie_word_embeddings": True,
+}
 _EXAONE_4 = {
     "model_type": "exaone4",
     "head_dim": 128,
@@ -286,6 +306,7 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
     "mixtral-8x22b": _sized(_MIXTRAL, 56, 6144, 48, 8, 16384, vocab_size=32768, max_position_embeddings=65536),
     "olmoe-1b-7b": _sized(_OLMOE, 16, 2048, 16, 16, 1024),
     "phi-4": _sized(_PHI_4, 40, 5120, 40, 10, 17920),
+    "phi-4-mini": _sized(_PHI_4_MINI, 32, 3072, 24, 8, 8192),
     "seed-oss-36b": _sized(
         {"model_type": "seed_oss", "vocab_size": 155136, "max_position_embeddings": 524288, "rope_theta": 1e7},
         *(64, 5120, 80, 8, 27648),

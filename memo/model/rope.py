@@ -1,8 +1,8 @@
 """Rotary position embedding, half-split as in Llama and GPT-NeoX, with the usual scalings for long contexts.
 
 Sources: RoFormer (Su et al., 2021); position interpolation (Chen et al., 2023); YaRN (Peng et al.,
-2023, equations 17-23 with the temperature 0.1 ln(factor) + 1); Llama 3.1's published formula; for scaled queries
-transformers' code of Ministral 3.
+2023, equations 17-23 with the temperature 0.1 ln(factor) + 1); LongRoPE (Ding et al., 2024); Llama 3.1's published
+formula; for scaled queries transformers' code of Ministral 3.
 
 Angles are computed in fp64: at position 10^6 an fp32 angle is already wrong by 0.06 radians.
 """
@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from memo.config.model import ModelConfig, attention_factor_of
+from memo.config.layer_words import numbers_of
+from memo.config.model import ModelConfig, attention_factor_of, longrope_attention_factor_of
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,14 @@ class Rope:
     first positions, because a copy in every forward would make the host wait for all work queued on the device.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        self.config, self.dtype = config, dtype
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, seq_length: int) -> None:
+        self.config, self.dtype, self.seq_length = config, dtype, seq_length
         self._kept: tuple[Tensor, float] | None = None
 
     def table(self, positions: Tensor) -> RopeTable:
         """Return the table for positions [s, b] (int64)."""
         if self._kept is None or self._kept[0].device != positions.device:
-            frequencies, scale = rope_frequencies(self.config)
+            frequencies, scale = rope_frequencies(self.config, self.seq_length)
             self._kept = frequencies.to(positions.device), scale
         frequencies, scale = self._kept
         angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
@@ -76,12 +77,16 @@ class RopeRows:
 
 
 def rope_table(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> RopeTable:
-    """Return a single table, for positions [s, b] (int64)."""
-    return Rope(config, dtype).table(positions)
+    """Return a single table, for positions [s, b] (int64) of sequences that end with the last of them."""
+    return Rope(config, dtype, int(positions.max()) + 1).table(positions)
 
 
-def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    """Radians per position for each pair of the d rotated dims, [d/2] fp64, and the factor on cos and sin."""
+def rope_frequencies(config: ModelConfig, seq_length: int = 0) -> tuple[Tensor, float]:
+    """Radians per position for each pair of the d rotated dims, [d/2] fp64, and the factor on cos and sin.
+
+    LongRoPE alone depends on the length of sequences. All documents of a run are rotated alike, whatever they are
+    packed with; transformers chooses anew for each batch, by its longest document.
+    """
     dims = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64)
     frequencies = config.rotary_base ** (-dims / config.rotary_dim)
     factor = config.rope_scaling_factor
@@ -91,6 +96,11 @@ def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
         return _llama3(config, frequencies), 1.0
     if config.rope_scaling_type == "yarn":
         return _yarn(config, frequencies), config.rope_attention_factor or attention_factor_of(factor)
+    if config.rope_scaling_type == "longrope":
+        original = config.rope_original_max_position_embeddings
+        factors = numbers_of(config.rope_long_factor if seq_length > original else config.rope_short_factor)
+        scale = config.rope_attention_factor or longrope_attention_factor_of(factor, original)
+        return frequencies / torch.tensor(factors, dtype=torch.float64), scale
     return frequencies, 1.0
 
 

@@ -132,16 +132,17 @@ class TransformerChunk(nn.Module):
         *,
         first: bool,
         last: bool,
-        max_positions: int,
+        seq_length: int,
         loss_chunk_size: int,
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.layer_indices = parts.config, parts.dtype, layers
         self.kinds = [parts.kind(index) for index in layers]
-        self.ropes = {kind.rotation: Rope(kind, parts.dtype) for kind in kinds_of(parts.config) if kind.rotation}
+        rotating = [kind for kind in kinds_of(parts.config) if kind.rotation]
+        self.ropes = {kind.rotation: Rope(kind, parts.dtype, seq_length) for kind in rotating}
         self.has_rope_by_rows = False
         """Whether layers request the rows of a few tokens at a time, so that no table of all tokens is made."""
-        self.embedding = Embedding(parts, max_positions) if first else None
+        self.embedding = Embedding(parts, parts.config.position_rows(seq_length)) if first else None
         self.layers = nn.ModuleList(make_layer(parts, index) for index in layers)
         tie = self.embedding is not None and not parts.config.untie_embeddings_and_output_weights
         tied_to = self.embedding.tokens.weight if tie and self.embedding is not None else None

@@ -113,7 +113,7 @@ def build_chunks(
             pipeline.layers(mesh.at.pp, chunk, config.model.num_layers),
             first=pipeline.virtual_stage(mesh.at.pp, chunk) == 0,
             last=pipeline.virtual_stage(mesh.at.pp, chunk) == pipeline.last_virtual_stage,
-            max_positions=config.model.position_rows(config.data.seq_length),
+            seq_length=config.data.seq_length,
             loss_chunk_size=training.loss_chunk_size,
         )
         for chunk in range(parallel.vpp)

@@ -42,6 +42,8 @@ TEXTS = {
     "moe_layer_freq": "[1]*4",
     "no_rope_freq": "[0,0,0,1]",
     "lora_target_modules": "q_proj",
+    "rope_short_factor": "1.5,2",
+    "rope_long_factor": "1.5,2",
     "split": "98,2",
     "load_accept_changes": "seq_length",
 }

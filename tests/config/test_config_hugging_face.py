@@ -324,7 +324,10 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({**GPT2, "activation_function": "relu"}, "activation_function is 'relu': .* gelu or gelu_new"),
         ({**QWEN3_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic': .* linear"),
-        ({**QWEN3_8B, "rope_scaling": LONGROPE}, "rope_type is 'longrope': memo stretches .* for shorter sequences"),
+        (
+            {**QWEN3_8B, "rope_scaling": LONGROPE},
+            "rope_type is 'longrope': memo computes Qwen3ForC.* for shorter sequences",
+        ),
         ({**QWEN3_8B, "rope_scaling": {"rope_type": None}}, "rope_scaling.rope_type is None"),
         (
             {**LLAMA_31_8B, "model_type": "deepseek_v4", "n_routed_experts": 256},
@@ -343,7 +346,10 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             "mlp_layer_types is .*: give 32 words, 'dense' for first layers and then 'sparse'",
         ),
         ({**MISTRAL, "model_type": "ministral3"}, "rope_scaling.llama_4_scaling_beta is missing"),
-        ({**MISTRAL, "model_type": "phi3", "rope_scaling": YARN}, "rope_scaling is set, but memo computes Phi3ForC"),
+        (
+            {**MISTRAL, "model_type": "phi3", "rope_scaling": YARN},
+            "rope_type is 'yarn': memo computes Phi3ForCausalLM with default or longrope",
+        ),
         ({**MISTRAL, "model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 numbers for 32 layers"),
         ({**SMOLLM_3, "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0: give a whole number of 1 or more"),
         (
@@ -479,7 +485,7 @@ def test_the_ancestor_around_a_text_is_kept(tmp_path: Path) -> None:
             "attention_sinks must be False, not True",
         ),
         (
-            {"normalization": "RMSNorm", "activation": "swiglu", "rotary_percent": 0.5},
+            {"normalization": "RMSNorm", "activation": "swiglu", "rotary_percent": 0.5, "add_qkv_bias": True},
             "rotary_percent must be 1.0, not 0.5",
         ),
         (

@@ -25,7 +25,7 @@ EXPERTS, OSS, DELTA = "qwen3-moe-tiny", "gpt-oss-tiny", "qwen3.5-tiny"
 SOME_EXPERTS = "qwen3-moe-tiny, the first layer without experts"
 GLM, LATENT = "glm-4.5-tiny", "deepseek-tiny"
 DELTA_EXPERTS = "qwen3.5-tiny, with experts"
-ADAPTED = "qwen3-tiny, with adapters of LoRA"
+ADAPTED = "qwen3-tiny, with LongRoPE and adapters of LoRA"
 CODED = "llama-tiny, with adapters beside a model in 4 bits"
 FROZEN = "gpt2-tiny, its tables and every second layer frozen"
 OLMO = "olmo-3-tiny, norms across heads"
@@ -123,7 +123,10 @@ def config_of(model: str, **layout: object) -> RunConfig:
         experts |= {"moe_shared_expert_intermediate_size": 48, "moe_shared_expert_gate": True}
         return tiny(DELTA, num_layers=4, **experts, **layout)
     if model == ADAPTED:
-        return tiny(QWEN, num_layers=4, lora_rank=3, lora_alpha=5.0, **layout)
+        # A rank of cp 2 has 32 tokens, no more than the original length; the sequence has 64.
+        rope = {"rope_scaling_type": "longrope", "rope_original_max_position_embeddings": 32}
+        rope |= {"rope_scaling_factor": 2.0, "rope_short_factor": "1,1,1,1", "rope_long_factor": "1,2,4,9"}
+        return tiny(QWEN, num_layers=4, lora_rank=3, lora_alpha=5.0, **rope, **layout)
     if model == OLMO:
         return tiny("olmo-3-tiny", num_layers=4, window_size=11, **layout)
     if model in CUSTOM_LAYERS:

@@ -57,7 +57,7 @@ def build_stage(config: RunConfig, tp_rank: int, stage: int) -> list[ShardedPara
         Pipeline(config.parallel.pp, 1, config.parallel.pp).layers(stage, 0, config.model.num_layers),
         first=stage == 0,
         last=stage == config.parallel.pp - 1,
-        max_positions=config.model.position_rows(config.data.seq_length),
+        seq_length=config.data.seq_length,
         loss_chunk_size=8,
     )
     parameters = list(chunk.parameters())
@@ -175,6 +175,7 @@ def test_published_sizes() -> None:
         "mixtral-8x22b": 140_630_071_296,
         "olmoe-1b-7b": 6_919_161_856,
         "phi-4": 14_659_507_200,
+        "phi-4-mini": 3_836_021_760,
         "seed-oss-36b": 36_151_104_512,
         "exaone-4.0-32b": 32_003_216_384,
         "smollm3-3b": 3_075_098_624,

@@ -10,6 +10,7 @@ import torch
 
 from memo.config import preset
 from memo.config.model import ModelConfig
+from memo.config.to_hugging_face import write_config
 from memo.model.heads import Heads
 from memo.model.parts import ModelParts
 from memo.model.rope import rope_frequencies, rope_table
@@ -68,6 +69,22 @@ def test_frequencies_are_transformers(name: str) -> None:
     assert frequencies.dtype == torch.float64
     torch.testing.assert_close(frequencies, theirs.inv_freq.double(), rtol=1e-6, atol=0.0)
     assert scale == pytest.approx(theirs.attention_scaling, rel=1e-15)
+
+
+@pytest.mark.parametrize(("seq_length", "is_long"), [(4096, False), (4097, True)])
+def test_factors_of_longrope_are_those_of_the_length(seq_length: int, is_long: bool) -> None:
+    """As transformers chooses for a sequence that is not packed with others; bounds as above."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    model = preset("phi-4-mini")
+    theirs = Phi3RotaryEmbedding(transformers.AutoConfig.for_model(**write_config(model, 131072, None).file))
+    theirs(torch.zeros(1), torch.arange(seq_length).unsqueeze(0))
+    frequencies, scale = rope_frequencies(model, seq_length)
+    torch.testing.assert_close(frequencies, theirs.inv_freq.double(), rtol=1e-6, atol=0.0)
+    assert scale == pytest.approx(theirs.attention_scaling, rel=1e-15)
+    plain = rope_frequencies(replace(model, rope_scaling_type="none"))[0]
+    assert (plain / frequencies)[-1].item() == pytest.approx(47.77 if is_long else 1.0)
 
 
 def test_stretching_takes_effect() -> None:

@@ -468,8 +468,19 @@ FAMILIES = {
     "phi3": Family(
         "Phi3Config",
         "Phi3ForCausalLM",
-        {**_LLAMA_THEIRS, "sliding_window": 5, "pad_token_id": None},
-        replace(_LLAMA_OURS, window_size=5),
+        {**_LLAMA_THEIRS, "sliding_window": 5, "pad_token_id": None, "partial_rotary_factor": 0.5}
+        | {"rope_scaling": {"type": "longrope", "short_factor": [1.5, 2.0], "long_factor": [2.0, 9.0]}}
+        | {"original_max_position_embeddings": 8},
+        replace(
+            _LLAMA_OURS,
+            window_size=5,
+            rotary_percent=0.5,
+            rope_scaling_type="longrope",
+            rope_scaling_factor=32.0,
+            rope_original_max_position_embeddings=8,
+            rope_short_factor="1.5,2",
+            rope_long_factor="2,9",
+        ),
         phi3_sources,
     ),
     "seed_oss": Family(

@@ -136,6 +136,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_SIZES, "intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None},
     ),
     "phi3": ("Phi3Config", {**_SIZES, "rope_theta": 500.0, "sliding_window": 9, "pad_token_id": None}),
+    "phi3-longrope": (
+        "Phi3Config",
+        {**_SIZES, "pad_token_id": None, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 16}
+        | {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1.0, 7.0]}},
+    ),
     "seed_oss": ("SeedOssConfig", {**_SIZES, "head_dim": 16}),
     "seed_oss-no-bias": ("SeedOssConfig", {**_SIZES, "head_dim": 16, "attention_bias": False}),
     "exaone4": (

@@ -179,6 +179,8 @@ def test_every_field_of_the_model_counts_unless_it_is_known_not_to(name: str) ->
     base |= {"normalization": "RMSNorm", "qk_layernorm": True, "moe_shared_expert_intermediate_size": 64}
     if name in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
         base |= {"multi_latent_attention": True}  # with which the size of heads is not read
+    if name in ("rope_short_factor", "rope_long_factor"):
+        base |= {"rope_scaling_type": "longrope"}
     model = ModelConfig(**base)  # type: ignore[arg-type]
     changed = dataclasses.replace(model, **{name: special.get(name, _other(getattr(model, name)))})
     before, after = (model_identity(RunConfig(model=m)) for m in (model, changed))

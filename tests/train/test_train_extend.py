@@ -66,6 +66,10 @@ def test_yarn_is_measured_from_the_length_before_any_scaling() -> None:
     linear = model(rope_scaling_type="linear", rope_scaling_factor=4.0, max_position_embeddings=2048)
     after = extend_context(linear, 4096, "yarn")
     assert after.rope_scaling_factor == 8.0 and after.rope_original_max_position_embeddings == 512
+    factors = {"rope_short_factor": "1,1", "rope_long_factor": "1,8", "rope_original_max_position_embeddings": 128}
+    searched = model(rope_scaling_type="longrope", rope_scaling_factor=4.0, **factors)
+    after = extend_context(searched, 4096, "yarn")
+    assert after.rope_scaling_factor == 32.0 and not after.rope_short_factor and not after.rope_long_factor
     again = extend_context(extend_context(model(), 2048, "yarn"), 4096, "yarn")
     assert again == extend_context(model(), 4096, "yarn")
 
