@@ -40,6 +40,7 @@ EXPERTS: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1]*2
 # The sum over ranks of the output of shared experts would also order the sum of the other experts' output.
 EXPERTS |= {"moe_shared_expert_intermediate_size": 0}
 DELTA_NETS: dict[str, Any] = {"model": "qwen3.5-tiny"}
+LATENTS: dict[str, Any] = {"model": "deepseek-tiny", "moe_layer_freq": "[0]+[1]*2"}
 
 
 class Flow(Protocol):
@@ -174,6 +175,8 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "swept, hidden states": _training(SWEPT, num_layers=3, offload_slot_tiles=1, offload_hidden_states=True),
     "experts, swap": _training(EXPERTS, HALF),
     "delta nets, swept": _training(DELTA_NETS, SWEPT, num_layers=2, offload_tiles=2, offload_slot_tiles=1),
+    "latents, swap": _training(LATENTS, HALF),
+    "latents, swept": _training(LATENTS, SWEPT, num_layers=2, moe_layer_freq="[0,1]", offload_slot_tiles=1),
     "evaluation": _training(HALF, kind=Evaluating),
     "evaluation, states": _training(ALL, kind=Evaluating),
     "exception": _training(HALF, kind=Interrupted),
@@ -196,6 +199,7 @@ LAYOUTS: dict[str, Callable[[], Flow]] = {
     "cp by a2a": _training(TWO, cp=2, cp_comm_type="a2a"),
     "cp by a2a, delta nets": _training(DELTA_NETS, TWO, cp=2, cp_comm_type="a2a"),
     "tp, experts": _training(EXPERTS, TWO, tp=2, moe_layer_freq="[0,1]"),
+    "tp, latents": _training(LATENTS, TWO, tp=2, moe_layer_freq="[0,1]"),
     "pp": _training(TWO, pp=2),
     "pp, planned": _training(TWO, PLANNED, pp=2),
     "pp in chunks": _training(num_layers=4, pp=2, vpp=2),
