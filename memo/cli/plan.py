@@ -17,6 +17,7 @@ from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, Flag, ReadWith
 from memo.config.flag_table import dashed
 from memo.config.require import require
+from memo.config.training import Preference
 from memo.errors import tell
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
@@ -62,6 +63,8 @@ class _Options(Job):
     clip_grad: float = TrainingConfig.clip_grad
     """Setting of the run; 0 does not clip, so that gradients of layers that the CPU updates need not wait in host
     memory for their norm."""
+    preference: Preference | None = None
+    """Setting of the run: loss on pairs of answers, with forwards before each step for their log-probs."""
     custom_layer: str = ""
     """Setting of the run: FILE.py:CLASS of your own layer, which replaces the model's (docs/custom_model.md)."""
     train_as: str | None = None
@@ -113,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse_options(_Options, argv, prog="memo plan", examples=EXAMPLES)
     _check(options)
     columns = None if options.wide else terminal_columns()
-    more = ("place_states", "nvme_path", "clip_grad", "price_per_gpu_hour", "custom_layer")
+    more = ("place_states", "nvme_path", "clip_grad", "price_per_gpu_hour", "custom_layer", "preference")
     asked = options.job() | {name: getattr(options, name) for name in more}
     asked["model"] = base_model(options.model, options.family, options.objective)
     if options.compare is not None or options.train_as is not None:

@@ -17,6 +17,7 @@ from memo.config.derived import (
     resolved_lr_decay_iters,
     resolved_lr_warmup_iters,
     resolved_lr_wsd_decay_iters,
+    trains_adapters_alone,
 )
 from memo.config.flag_table import dashed
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
@@ -54,7 +55,7 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True, needs_
     _check_optimizer(config)
     _check_data(config, needs_data, needs_data and needs_eval_data)
     if config.training.preference is not None:
-        _check_preference(config, global_batch_size(config, world_size))
+        check_preference(config, global_batch_size(config, world_size))
     _check_hardware(config)
 
 
@@ -111,9 +112,9 @@ def _check_data(config: RunConfig, needs_data: bool, needs_eval_data: bool) -> N
         )
 
 
-def _check_preference(config: RunConfig, batch: int) -> None:
-    """Rules that need no data; whether the data are pairs is known once they are opened."""
-    adapters_alone = config.model.lora_rank and not config.model.train_only
+def check_preference(config: RunConfig, batch: int) -> None:
+    """Rules of --preference that need no data; whether the data are pairs is known once they are opened."""
+    adapters_alone = trains_adapters_alone(config.model)
     require(
         adapters_alone or config.data.reference_log_probs is not None,
         "--preference needs a reference, which is the model where adapters alone are trained: give --lora-rank 16 "

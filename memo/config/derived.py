@@ -8,7 +8,7 @@ from memo.config.model import ModelConfig
 from memo.config.parallel import ParallelConfig
 from memo.config.require import require
 from memo.config.run import RunConfig
-from memo.config.training import Dtype, TrainingConfig
+from memo.config.training import Dtype, Preference, TrainingConfig
 
 DEFAULT_TILES = 8
 """Tiles in which layers are computed under a swap plan. They bound the memory of a layer besides its slot, and are long
@@ -96,6 +96,19 @@ def global_batch_size(config: RunConfig, world_size: int) -> int:
     return config.training.global_batch_size or one_microbatch_each * (2 if is_odd_of_pairs else 1)
 
 
+def trains_adapters_alone(model: ModelConfig) -> bool:
+    """Whether the model without its adapters stays as it is, so that it can be the reference of --preference."""
+    return model.lora_rank > 0 and not model.train_only
+
+
+def forwards_before_step(config: RunConfig) -> int:
+    """Forwards of the global batch before a step with --preference, for log-probs under the model, and under the
+    reference unless a file holds them."""
+    if config.training.preference is None:
+        return 0
+    return 2 if config.data.reference_log_probs is None else 1
+
+
 def num_microbatches(config: RunConfig, world_size: int) -> int:
     """Forward and backward passes of one model copy in one optimizer step."""
     one_microbatch_each = config.training.micro_batch_size * config.parallel.dp(world_size)
@@ -162,13 +175,14 @@ def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
 def default_lr(config: RunConfig) -> LearningRate:
     """The default learning rate of a run, by what it trains (new weights, those of --pretrained-checkpoint or
     adapters), and on texts or on preferences."""
-    if config.training.preference is not None:
-        return ADAPTERS_OF_PREFERENCES if config.model.lora_rank else PREFERENCES
-    return default_lr_of(config.model, config.checkpoint.pretrained_checkpoint is not None)
+    has_weights = config.checkpoint.pretrained_checkpoint is not None
+    return default_lr_of(config.model, has_weights, config.training.preference)
 
 
-def default_lr_of(model: ModelConfig, has_weights: bool) -> LearningRate:
-    """The default learning rate of a model on texts; it starts from given weights or from new ones."""
+def default_lr_of(model: ModelConfig, has_weights: bool, preference: Preference | None = None) -> LearningRate:
+    """The same of a model that starts from given weights or from new ones."""
+    if preference is not None:
+        return ADAPTERS_OF_PREFERENCES if model.lora_rank else PREFERENCES
     if model.lora_rank:
         return ADAPTERS
     return GIVEN_WEIGHTS if has_weights else NEW_WEIGHTS

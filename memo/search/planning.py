@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from memo.config import ModelConfig, TrainingConfig
 from memo.config.flag_table import dashed
 from memo.config.model import Quantization
-from memo.config.training import MomentDtype
+from memo.config.training import MomentDtype, Preference
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
@@ -51,6 +51,7 @@ def plan(
     exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype,
     exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype,
     deterministic: bool = False,
+    preference: Preference | None = None,
     price_per_gpu_hour: float | None = None,
     custom_layer: str | type = "",
     lora_rank: int = ModelConfig.lora_rank,
@@ -83,6 +84,7 @@ def plan(
         exp_avg_dtype: dtype of AdamW's first moments, fp32 or bf16.
         exp_avg_sq_dtype: dtype of AdamW's second moments, fp32 or bf16.
         deterministic: whether every run gives the same bits.
+        preference: the loss on pairs of answers, dpo or ipo; None: that of the next token.
         price_per_gpu_hour: dollars; default: the price in a dated table (memo.estimate.prices), which may have none.
         custom_layer: a layer that replaces the model's (memo.CustomLayer): its class, or FILE.py:CLASS.
         lora_rank: rank of LoRA's adapters beside a frozen model; 0: no adapters, and all of the model is trained.

@@ -12,7 +12,8 @@ from memo.artifacts.reading import Source, read_json_object
 from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
 from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_model import check_model
-from memo.config.derived import default_lr_of
+from memo.config.checks import check_preference
+from memo.config.derived import default_lr_of, trains_adapters_alone
 from memo.config.flag_table import dashed
 from memo.config.hugging_face import CONFIG_FILE, download_hint, has_weights, model_of
 from memo.config.model import Quantization
@@ -20,7 +21,7 @@ from memo.config.model_name import check_planned_model
 from memo.config.presets import preset_name
 from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
-from memo.config.training import MomentDtype
+from memo.config.training import MomentDtype, Preference
 from memo.errors import ConfigError
 from memo.estimate.accounts import Account
 from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
@@ -81,6 +82,7 @@ class Question:
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
         exp_avg_dtype, exp_avg_sq_dtype: dtypes of AdamW's first and second moments.
         deterministic: whether every run gives the same bits.
+        preference: the loss on pairs of answers, if any.
     """
 
     model: PlannedModel
@@ -97,6 +99,7 @@ class Question:
     exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype
     exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype
     deterministic: bool = False
+    preference: Preference | None = None
     nvme_path: str = NVME_PATH
     price: Price | None = None
 
@@ -130,8 +133,9 @@ class Question:
                 clip_grad=self.clip_grad,
                 exp_avg_dtype=self.exp_avg_dtype,
                 exp_avg_sq_dtype=self.exp_avg_sq_dtype,
+                preference=self.preference,
             ),
-            data=DataConfig(seq_length=self.seq_len),
+            data=DataConfig(seq_length=self.seq_len, reference_log_probs=self._reference),
             hardware=HardwareConfig(
                 device="cuda",
                 attention_backend=backend_by_capability(self.hardware.capability, self.deterministic),
@@ -172,10 +176,11 @@ class Question:
     def weights_text(self) -> str:
         """The weights from which a run starts, and its default learning rate."""
         directory = self.model.pretrained
+        rate = default_lr_of(self.model.sizes, directory is not None, self.preference)
         if directory is None:
-            return f"weights: new; by default {default_lr_of(self.model.sizes, has_weights=False)}"
+            return f"weights: new; by default {rate}"
         if self.model.has_weights:
-            return f"weights: from {directory}; by default {default_lr_of(self.model.sizes, has_weights=True)}"
+            return f"weights: from {directory}; by default {rate}"
         return (
             f"weights: from {directory}, which has none yet: before training, {download_hint(directory)}, or train new "
             "ones with --pretrained-checkpoint None"
@@ -187,6 +192,11 @@ class Question:
         own = self.hardware
         machine = replace(part, nvme_gib=own.nvme_gib, nvme_gb_per_s=own.nvme_gb_per_s)
         return replace(self, gpus=gpus, hardware=machine, host_memory_gib=part.host_memory_gib)
+
+    @property
+    def _reference(self) -> str | None:
+        """The file of the reference's log-probs in commands, where the run needs one."""
+        return None if self.preference is None or trains_adapters_alone(self.model.sizes) else "REFERENCE"
 
     def at_length(self, seq_len: int) -> "Question":
         """Return the question for another length. Raises ConfigError if the model has no positions for it."""
@@ -212,6 +222,7 @@ def ask(
     exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype,
     exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype,
     deterministic: bool = False,
+    preference: Preference | None = None,
     price_per_gpu_hour: float | None = None,
     custom_layer: str = "",
     lora_rank: int = ModelConfig.lora_rank,
@@ -220,7 +231,8 @@ def ask(
     freeze: str = "",
     train_only: str = "",
 ) -> Question:
-    """Read a question. Defaults: one sequence for each GPU; the memory, the disks and the price of the hardware.
+    """Read a question. Defaults: one sequence for each GPU, and one more if pairs of answers need an even number; the
+    memory, the disks and the price of the hardware.
 
     Raises ConfigError for an unknown model or machine, a size that is not above 0, sequences for which the model has no
     positions, and GPUs that do not fill their nodes.
@@ -240,6 +252,7 @@ def ask(
         ("--exp-avg-dtype", exp_avg_dtype, MomentDtype),
         ("--exp-avg-sq-dtype", exp_avg_sq_dtype, MomentDtype),
         ("--quantize", quantize, Quantization),
+        ("--preference", preference or "dpo", Preference),
     ):
         if choice not in get_args(kind):
             raise ConfigError(f"{flag} is {choice!r}: use {', '.join(get_args(kind))}")
@@ -255,7 +268,7 @@ def ask(
         model=planned_model(model, seq_len, changes),
         gpus=gpus,
         seq_len=seq_len,
-        global_batch_size=global_batch_size or gpus,
+        global_batch_size=global_batch_size or gpus + (gpus % 2 if preference is not None else 0),
         hardware=machine,
         node=node,
         gpu_memory_gib=gpu_memory_gib or machine.memory_gib,
@@ -267,9 +280,12 @@ def ask(
         exp_avg_dtype=exp_avg_dtype,
         exp_avg_sq_dtype=exp_avg_sq_dtype,
         deterministic=deterministic,
+        preference=preference,
         price=PRICES.get(machine.name) if price_per_gpu_hour is None else Price(price_per_gpu_hour, "as given"),
     )
     check_model(question.base)
+    if preference is not None:
+        check_preference(question.base, question.global_batch_size)
     check_patterns_of(question.base.model, question.base.data.seq_length)
     return question
 

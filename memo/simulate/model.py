@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from memo.config import RunConfig
-from memo.config.derived import rank_tokens, resolved_dtype, resolved_sections
+from memo.config.derived import forwards_before_step, rank_tokens, resolved_dtype, resolved_sections
 from memo.config.grid import AXES, rank_grid
 from memo.estimate.attention_rates import has_slow_attention, with_attention_of
 from memo.estimate.hardware import Hardware
@@ -45,6 +45,7 @@ class StepModel:
         always_share: bytes that always move, as a share of the moved bytes.
         has_unmeasured_host: as in Framework.
         has_slow_attention: as in StepParts.
+        forwards: forwards of the whole batch before the step (--preference).
     """
 
     pipeline: Pipeline
@@ -64,6 +65,7 @@ class StepModel:
     always_share: float = 1.0
     has_unmeasured_host: bool = False
     has_slow_attention: bool = False
+    forwards: int = 0
 
     def program(self, pipeline: Pipeline) -> Program:
         """Return the schedules of `pipeline` for the clock; it may have fewer microbatches than the step."""
@@ -91,6 +93,15 @@ class StepModel:
         layers = self.pipeline.layers(stage, action.chunk, self.num_layers)
         layers_s = sum(self.times.computed_s(action.kind, layer) for layer in layers)
         return layers_s + self.embedding_s(stage, action) + self.loss_s(stage, action)
+
+    @property
+    def forwards_s(self) -> float:
+        """The seconds of the forwards before the step: microbatches follow each other through the slowest stage.
+
+        Not modelled: messages, and weights that stream from host memory and do not hide."""
+        stages, chunks = self.pipeline.stages, range(self.pipeline.chunks)
+        slowest_s = max(sum(self.action_s(stage, Action("F", 0, chunk)) for chunk in chunks) for stage in range(stages))
+        return self.forwards * (self.pipeline.microbatches + (stages - 1) / len(chunks)) * slowest_s
 
 
 def step_model(
@@ -127,6 +138,7 @@ def step_model(
         always_share=made.always_share,
         has_unmeasured_host=framework.has_unmeasured_host,
         has_slow_attention=has_slow_attention(hardware, config),
+        forwards=forwards_before_step(config),
     )
 
 

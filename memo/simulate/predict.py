@@ -96,6 +96,7 @@ def predict_step(
     """
     model = step_model(config, world_size, hardware, alpha, framework, layer)
     timed = _time_pipeline(model)
+    timed = replace(timed, seconds=timed.seconds + model.forwards_s)
     step_s = timed.seconds + timed.data_s + timed.optimizer_s
     tokens = config.data.seq_length * global_batch_size(config, world_size)
     flops_per_s = tokens * model_flops_per_token(config.model, config.data.seq_length) / world_size / step_s
@@ -129,7 +130,7 @@ class _Timed:
     """The times of one step.
 
     Attributes:
-        seconds: the pipeline.
+        seconds: the pipeline, with forwards before the step.
         data_s, optimizer_s: reductions, and the update with the new weights, after the pipeline.
         stall_s, copies_s: waiting for copies, and copies in both directions, averaged over stages.
         activations_s: copies of activations by direction (offload, prefetch), on the busiest stage.
@@ -257,10 +258,10 @@ def _extended(full: Pipeline, short: Pipeline, clock: Clock, skip: int = 0) -> f
 
 def _compute_s(model: StepModel) -> dict[str, float]:
     """Return the seconds of compute in one step by component, averaged over the stages."""
-    layers = model.layers_per_stage
-    total = (model.layer.forward + model.layer.backward) * layers
+    layers, forwards = model.layers_per_stage, 1 + model.forwards
+    total = (model.layer.forward * forwards + model.layer.backward) * layers
     for end in (model.embedding, model.loss):
-        total += (end.forward + end.backward) * (1.0 / model.pipeline.stages)
+        total += (end.forward * forwards + end.backward) * (1.0 / model.pipeline.stages)
     count = model.pipeline.microbatches
     return {
         "matmul": total.matmul * count,

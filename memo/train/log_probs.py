@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memo.config.derived import trains_adapters_alone
 from memo.config.model import ModelConfig
 from memo.data import Sample
 from memo.errors import ConfigError
@@ -171,7 +172,7 @@ def check_reference(model: ModelConfig, otherwise: str) -> None:
 
     `otherwise`: what to do if more than adapters is to be trained.
     """
-    if not model.lora_rank or model.train_only:
+    if not trains_adapters_alone(model):
         told = f"--train-only {model.train_only}" if model.lora_rank else "--lora-rank 0"
         raise ConfigError(
             f"{told} leaves no reference in memory, which is the model without its adapters: train adapters alone, "

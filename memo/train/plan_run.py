@@ -40,17 +40,17 @@ def plan_run(config: RunConfig, model: str, gpus: int, hardware: str | None = No
         )
     training = config.training
     machine = hardware or gpu_machine()
-    of_pairs = gpus % 2 if training.preference is not None else 0
     found = plan(
         model,
         gpus,
         seq_len=config.data.seq_length,
-        global_batch_size=training.global_batch_size or gpus + of_pairs,
+        global_batch_size=training.global_batch_size,
         hardware=machine,
         clip_grad=training.clip_grad,
         exp_avg_dtype=training.exp_avg_dtype,
         exp_avg_sq_dtype=training.exp_avg_sq_dtype,
         deterministic=config.hardware.deterministic,
+        preference=training.preference,
         **{name: getattr(config.model, name) for name in CHOICES_OF_TRAINED},
     )
     if found.best is None:

@@ -16,6 +16,7 @@ from memo.errors import ConfigError, ResourceError
 from memo.estimate.admission import Room, admit
 from memo.search.candidates import AUTO, FULL, GRID, KEEP, Layout, config_of
 from memo.search.launch import command, run_of, write_run
+from memo.search.planning import plan
 from memo.search.question import ask
 from memo.search.ranking import evaluate, search
 from memo.units import GIB
@@ -43,6 +44,21 @@ def test_the_file_is_the_run(strategy: object, tmp_path: Path) -> None:
 def test_host_memory_is_free_where_nobody_bounds_it() -> None:
     question = ask("gpt-7b", 8, seq_len=1 << 18, global_batch_size=16)
     assert run_of(question, evaluate(question, Layout(4, 2), AUTO)).memory.offload_host_memory_gib is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "rate"),
+    [({"lora_rank": 8}, "", "5e-06"), ({}, "--reference-log-probs REFERENCE ", "5e-07")],
+)
+def test_a_run_on_pairs_of_answers(changes: dict[str, int], flags: str, rate: str) -> None:
+    """A step takes an even number of sequences, and all weights need the reference's log-probs in a file."""
+    found = plan("llama-3.2-1b", 1, seq_len=8192, hardware="h100-80", preference="dpo", top=1, **changes)
+    assert found.question.global_batch_size == 2 and f"--lr {rate} " in found.question.weights_text
+    assert found.best is not None
+    line = command(found.question, found.best)
+    assert " --preference dpo " in line and f" {flags}--data-path DATA " in line
+    with pytest.raises(ConfigError, match="--global-batch-size is 3: give an even number"):
+        ask("llama-3.2-1b", 1, global_batch_size=3, preference="dpo", lora_rank=8)
 
 
 def test_steps_of_hours_are_admitted() -> None:

@@ -22,7 +22,9 @@ from memo.simulate.layer import swapped_layer
 from memo.simulate.model import step_model
 from memo.simulate.swapping import choose, machine_limits, modelled_problem
 from memo.simulate.trace import simulate_step
+from memo.spec.clock import Op, program_of, run
 from memo.spec.flops import step_flops
+from memo.spec.schedule import forward_only
 
 A800 = HARDWARE["a800-80"]
 
@@ -46,6 +48,25 @@ def test_parts_sum_to_the_step_and_rates_agree() -> None:
     assert step.tgs * 32 * step.step_time_s == pytest.approx(16 * 65536)
     assert step.tflops_per_gpu * 1e12 * 32 * step.step_time_s == pytest.approx(step_flops(run, 32))
     assert step.mfu_percent == pytest.approx(100 * step.tflops_per_gpu / 312)
+
+
+@pytest.mark.parametrize("layout", [{"tp": 8}, {"tp": 2, "pp": 4}, {"tp": 2, "pp": 4, "vpp": 2}, {"dp": 8}])
+def test_preferences_add_forwards_of_the_whole_batch(layout: dict[str, int]) -> None:
+    """Two, or one with a file of the reference; as long as the clock takes for their schedule, within 2 %."""
+    axes = {axis: size for axis, size in layout.items() if axis != "dp"}
+    pairs = {"preference": "dpo", "lora_rank": 16, "mock_data": False, "data_path": ("pairs",)}
+    plain = predict_step(checked(8, gbs=16, lora_rank=16, **axes), 8, A800)
+    model = step_model(checked(8, gbs=16, **pairs, **axes), 8, A800)
+    schedule = program_of(model.pipeline, [forward_only(model.pipeline)] * model.pipeline.stages)
+
+    def execute(stage: int, op: Op, ready_s: float) -> float:
+        return ready_s + model.action_s(stage, op.executed_action)
+
+    clock_s = run(schedule, execute, model.message_s).makespan_s
+    for forwards, more in ((2, {}), (1, {"reference_log_probs": "reference.json"})):
+        step = predict_step(checked(8, gbs=16, **pairs, **axes, **more), 8, A800)
+        assert step.step_time_s - plain.step_time_s == pytest.approx(forwards * clock_s, rel=0.02)
+        assert sum(step.seconds.values()) == pytest.approx(step.step_time_s)
 
 
 def test_recomputation_is_that_of_the_chosen_tiles() -> None:
