@@ -125,7 +125,8 @@ class KeyValueSwapper:
         host: HostBudget | None,
         disk: DiskPlan | None = None,
     ) -> None:
-        """Draws host records from the budget `host` (None: no limit); records in `disk` go to the budget's disk.
+        """Draws host records from the budget `host` (None: no limit); records in `disk` go to the budget's disk. The
+        plan of a stage whose layers have no keys and values has no slot.
 
         Raises HostMemoryError or DiskError if the budget is too small.
         """
@@ -134,7 +135,7 @@ class KeyValueSwapper:
         self.records = HostRecords(plan, size, device, backend, host, disk, "key/value ", layout.sections)
         parts = values.moved.view(layout.sections, -1).view(torch.uint8)
         self.swappers = [
-            Swapper(plan, [part], size, self.records, backend, f"key/value part {index} ", index)
+            Swapper(plan, [part][: plan.num_slots], size, self.records, backend, f"key/value part {index} ", index)
             for index, part in enumerate(parts)
         ]
 

@@ -25,7 +25,7 @@ from memo.simulate.tile_clock import TileClock
 from memo.spec.quantized import CHUNK, KERNELS, passed_bytes
 from memo.spec.shapes import shape_of
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
-from memo.spec.slots import NEEDS_FULL_ROOM, resident, slot_dims
+from memo.spec.slots import NEEDS_FULL_ROOM, resident
 from memo.spec.stack import layers_with_attention_again, runs_of_kinds, stack_of
 from memo.spec.sweep import key_value_layout
 
@@ -111,7 +111,7 @@ def _under_autograd(config: RunConfig, kernels: Kernels) -> LayerCost:
 def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
     """Return the cost of a layer that memo.executor.resident runs."""
     shape = LayerShape(config, kernels, resident_tiles(config))
-    of = resident(config.model, slot_dims(config), config.memory.recompute_granularity)
+    of = resident(config, config.model)
     kept = frozenset(of.layout.places)
     again = _qkv(shape, kept, again=True) if NEEDS_FULL_ROOM in of.dropped else NOTHING
     if "attention_out" in of.dropped:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import rank_length, resolved_dtype, resolved_offload_tiles, resolved_sections
-from memo.config.memory import OffloadPolicy, RecomputeGranularity
+from memo.config.memory import OffloadPolicy
 from memo.config.training import Dtype
 from memo.spec.skeleton import SkeletalTensor, SlotDims, local_size, moves_in_part, skeletal_tensors
 from memo.units import DTYPE_BYTES
@@ -145,11 +145,13 @@ class Resident:
     dropped: frozenset[str]
 
 
-def resident(kind: ModelConfig, dims: SlotDims, granularity: RecomputeGranularity) -> Resident:
-    """The tensors that a layer of one kind keeps under --recompute-granularity."""
-    skeleton = skeletal_tensors(kind)
+def resident(config: RunConfig, kind: ModelConfig) -> Resident:
+    """The tensors that a layer of one kind of this run keeps under --recompute-granularity. They have rows of all
+    tokens, also where --offload-granularity tile would sweep the layer if anything had to move."""
+    skeleton, granularity = skeletal_tensors(kind), config.memory.recompute_granularity
+    dims = replace(slot_dims(config), tokens=rank_length(config), tiles=1, carried=0)
     whole = {} if granularity == "full" else {tensor.group: 1 for tensor in skeleton if tensor.kind == "token_wise"}
-    layout = plan_slot(skeleton, replace(dims, tiles=1), whole)  # all rows or none
+    layout = plan_slot(skeleton, dims, whole)  # all rows or none
     made = {**layout.places, **({} if layout.workspace is None else {NEEDS_FULL_ROOM: layout.workspace})}
     del made["input"]
     of_attention = frozenset(name for name in ("attention_out", "lse") if name in made)

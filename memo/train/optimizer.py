@@ -22,6 +22,7 @@ from memo.executor.states import StateStreamer
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.units import Bucket, MasterSegment, Unit
 from memo.train.adamw import AdamW
+from memo_kernels import wide_dtype
 
 
 class _Part:
@@ -130,8 +131,7 @@ class Optimizer:
             self.states.await_gradients()
         norm_value = read(data_parallel.main_gradients.norm())
         # Allocated even if it is not used, because a memory plan needs every step to make the same memory requests.
-        dtype = data_parallel.trained_buckets[0].gradient_shard.dtype
-        factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=dtype)
+        factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=wide_dtype(data_parallel.dtype))
         done = [] if self._early is None else self._early.finish()
         if not math.isfinite(norm_value):
             if done:

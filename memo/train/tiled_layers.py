@@ -86,7 +86,7 @@ def on_device(
     """Wrap one layer to run without a swap plan."""
     model = stack_of(config.model)[index]
     tiles = make_tiles(rank_length(config), config.parallel.tp, resident_tiles(config))
-    of = resident(model, slot_dims(config), config.memory.recompute_granularity)
+    of = resident(config, model)
     wrap = ResidentCustomLayer if isinstance(layer, CustomLayer) else ResidentLayer
     return wrap(layer, kind_of(model), index, tiles, of.layout, DeviceMemory(of, device), sink, tp_group)
 

@@ -33,6 +33,7 @@ CUSTOM, SANDWICHED = "a layer that is not in memo", "another one, with norms aro
 CUSTOM_LAYERS = {CUSTOM: PARALLEL, SANDWICHED: SANDWICH}
 KINDS = "llama-tiny, layers with a window and layers without RoPE, all with sinks"
 
+SWEPT = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 4, "offload_slot_tiles": 1}
 Layout = tuple[str, int, dict[str, object]]
 # Every axis, every pair of two, and three together; every kind of model in one of them.
 LAYOUTS: list[Layout] = [
@@ -50,6 +51,8 @@ LAYOUTS: list[Layout] = [
     (CODED, 2, {"data_parallel_sharding_strategy": "optim_grads_params", "offload_states": "all"}),
     # pairs
     (FROZEN, 4, {"tp": 2, "pp": 2}),
+    (FROZEN, 4, {"pp": 4}),  # two stages train nothing
+    (DELTA, 4, {"pp": 4, **SWEPT}),  # three stages have no keys and values
     (OLMO, 4, {"tp": 2, "pp": 2}),
     (OSS, 4, {"tp": 2, "cp": 2}),
     (LATENT, 4, {"tp": 2, "cp": 2, "cp_comm_type": "all_gather"}),

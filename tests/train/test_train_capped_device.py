@@ -86,3 +86,13 @@ def train_long() -> tuple[list[float], int, int, memo.RunConfig]:
 
 def train_long_capped() -> tuple[list[float], int, int, memo.RunConfig]:
     return train(**ACTIVATIONS, offload_alpha="auto", device_memory_gib=_cap_of_activations() / GIB)
+
+
+def test_layers_that_would_be_swept_run_whole_where_nothing_has_to_move() -> None:
+    swept = {"offload_alpha": "auto", "offload_granularity": "tile", "offload_tiles": 4}
+    found = []
+    for memory in ({}, swept):
+        with memo.Trainer(config=configuration(num_layers=2, recompute_granularity="none", **memory)) as trainer:
+            found.append([trainer.step().lm_loss for _ in range(2)])
+            assert trainer.parts.swap is None
+    assert found[0] == found[1]

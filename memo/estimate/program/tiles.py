@@ -80,7 +80,7 @@ def kept_by_layer(config: RunConfig, moved: Moved | None) -> Kept | Residents | 
     if moved is None:
         if stays_under_autograd(config):
             return None
-        of = resident(config.model, dims, memory.recompute_granularity)
+        of = resident(config, config.model)
         named_bytes = tuple((name, place.num_bytes) for name, place in of.made.items())
         return Residents(named_bytes, frozenset(of.layout.places), of.dropped)
 
