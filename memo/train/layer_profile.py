@@ -5,7 +5,7 @@ Measuring is collective, so all ranks must decide alike: rank 0 looks into its c
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -206,12 +206,11 @@ def measure(
         found[stack[index]] = _by_group(config.model, measured)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # memory that the measurement freed must count as free for the plan
-    any_kind = next(iter(found.values()))
-    unseen = dataclasses.replace(
-        any_kind, forward_s=0.0, backward_s=0.0, recompute_s=dict.fromkeys(any_kind.recompute_s, 0.0)
-    )
-    kinds = kinds_of(config.model)
-    return _of_stack(config.model, {kind: _slowest(found.get(kind, unseen), mesh, device) for kind in kinds})
+    # Stages may have layers of different kinds, with different groups.
+    unseen = dataclasses.replace(next(iter(found.values())), forward_s=0.0, backward_s=0.0, recompute_s={})
+    parts = list(dict.fromkeys(tensor.group for tensor in skeletal_tensors(config.model)))
+    own = {kind: found.get(kind, unseen) for kind in kinds_of(config.model)}
+    return _of_stack(config.model, {kind: _slowest(of, parts, mesh, device) for kind, of in own.items()})
 
 
 def _by_group(model: ModelConfig, profile: LayerProfile) -> LayerProfile:
@@ -261,9 +260,10 @@ def _cached_on_rank_0(profile_cache: str, key: ProfileKey, mesh: Mesh, device: t
     return found if all_reduce(fits, mesh.world, "min").item() else None
 
 
-def _slowest(own: LayerProfile, mesh: Mesh, device: torch.device) -> LayerProfile:
-    """The slowest rank's times and the slowest link's rates."""
-    times = torch.tensor([own.forward_s, own.backward_s, *own.recompute_s.values()], dtype=torch.float64, device=device)
+def _slowest(own: LayerProfile, groups: Sequence[str], mesh: Mesh, device: torch.device) -> LayerProfile:
+    """The slowest rank's times and the slowest link's rates. `groups`: all that a layer of the model may have."""
+    recomputed = [own.recompute_s.get(group, 0.0) for group in groups]
+    times = torch.tensor([own.forward_s, own.backward_s, *recomputed], dtype=torch.float64, device=device)
     rates = torch.tensor([getattr(own, name) for name in RATES], dtype=torch.float64, device=device)
     forward_s, backward_s, *recompute_s = all_reduce(times, mesh.world, "max").tolist()
     rates = all_reduce(rates, mesh.world, "min")
@@ -271,7 +271,7 @@ def _slowest(own: LayerProfile, mesh: Mesh, device: torch.device) -> LayerProfil
         own,
         forward_s=forward_s,
         backward_s=backward_s,
-        recompute_s=dict(zip(own.recompute_s, recompute_s, strict=True)),
+        recompute_s={group: seconds for group, seconds in zip(groups, recompute_s, strict=True) if seconds},
         **dict(zip(RATES, rates.tolist(), strict=True)),
     )
 

@@ -207,6 +207,18 @@ def test_ranks_on_different_devices_measure_together_each_time(tmp_path: Path) -
     assert [[calls for calls, _, _ in starts] for starts in ranks] == [[1, 2], [1, 2]]
 
 
+def _profiled() -> tuple[list[float], float]:
+    kinds = {"layer_types": "linear,full", "attention_output_gate": False}  # the delta net alone has a gate
+    chosen = _model(tiny("qwen3.5-tiny", pp=2, offload_alpha=0.5, num_query_groups=4, **kinds)).chosen_swap
+    assert chosen is not None
+    return [group.recompute_s for group in chosen.problem.groups], chosen.problem.forward_s
+
+
+def test_stages_with_other_kinds_of_layers_have_one_profile() -> None:
+    first, second = run_ranks(2, _profiled)
+    assert first == second
+
+
 def _slowest(factors: tuple[float, float]) -> tuple[LayerProfile, LayerProfile]:
     layer_profile.profile_layer = counter = Count(factors[dist.get_rank()])
     config = tiny(offload_alpha="off", seq_length=64)
