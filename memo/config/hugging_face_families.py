@@ -75,6 +75,7 @@ _QWEN35 = replace(
     },
     biases=NO_BIASES,
     fixed={**RMS, "qk_layernorm": True, "apply_layernorm_1p": True, "attention_output_gate": True},
+    own_activation="swiglu",  # it is that of the convolution of delta nets, too
     only={"attention_bias": (False,), "linear_conv_kernel_dim": (4,)},
     layer_types=True,
     layer_pattern="full_attention_interval",

@@ -49,7 +49,7 @@ class Family:
             mathematics memo computes: their models are trained, imported and exported as well.
         tensors: the names of its weights.
         activation: the key with the name of the activation.
-        own_activation: the activation that the family calls silu, where it is not swiglu.
+        own_activation: the activation that the family calls silu, where it has no other one.
         only: their other keys -> the values that memo computes with; the first stands for a key that is left out.
         window: the key that turns a sliding window on; empty: the family has none.
         default_window: the window of a file that states none.

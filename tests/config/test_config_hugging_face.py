@@ -322,6 +322,7 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             "LlamaForCausalLM that are all alike, without a window",
         ),
         ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ({**QWEN35_27B["text_config"], "hidden_act": "gelu_pytorch_tanh"}, "computes qwen3_5_text with silu"),
         ({**GPT2, "activation_function": "relu"}, "activation_function is 'relu': .* gelu or gelu_new"),
         ({**QWEN3_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic': .* linear"),
         (
