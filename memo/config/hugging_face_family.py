@@ -61,6 +61,7 @@ class Family:
             the key of all layers' base; empty: all layers rotate alike.
         rope_layers: the key of a list with 1 for layers with RoPE and 0 for layers without it, or sliding_attention,
             where layers without the window have no RoPE if other layers have the window; empty: all layers have it.
+        default_rope: the scaling of a file without one.
         scales_scores: whether the scaling of RoPE has a key by which scores of attention grow.
         scales_queries: whether the scaling of RoPE has a key by which queries grow with their position.
         packed: whether experts may be published in MXFP4.
@@ -94,6 +95,7 @@ class Family:
     layer_pattern: str = ""
     sliding_base: str = ""
     rope_layers: Literal["", "no_rope_layers", "sliding_attention"] = ""
+    default_rope: Mapping[str, Any] = field(default_factory=dict)
     scales_scores: bool = False
     scales_queries: bool = False
     packed: bool = False

@@ -38,7 +38,7 @@ def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
     content, family, source = keys.content, keys.family, keys.source
     if not family.sliding_base:
         name = _name_of_rope(content, source)
-        given = content.get(name) or {}
+        given = content.get(name) or family.default_rope
         if family.has_delta_nets and isinstance(given, dict):
             given = {key: value for key, value in given.items() if key not in _OF_IMAGES}
         if _SHARE not in family.names.values() or not isinstance(given, dict) or given.get(_SHARE) is None:
@@ -87,6 +87,8 @@ def without_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
                 "complete the list with 1 for layers with RoPE and 0 for layers without",
             )
         marks = ["0" if rotates else "1" for rotates in rotated[:layers]]
+    if "0" not in marks:
+        raise keys.source.refusal(f"{family.rope_layers} leaves no layer with RoPE", "use a model with RoPE in some")
     if "1" not in marks:
         return {}
     period = period_of(marks)
@@ -179,7 +181,8 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
     scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _keys_of(kind, family).items()}}
     if kind == "yarn":
         scaling["attention_factor"] = model.rope_attention_factor or None
-    found: dict[str, Any] = {"rope_scaling": None if kind == "default" else scaling}
+    unsaid = kind == "default" and not family.default_rope
+    found: dict[str, Any] = {"rope_scaling": None if unsaid else scaling}
     if family.rope_layers not in ("", _SLIDING):
         found[family.rope_layers] = [int(not without) for without in model.layers_without_rope]
     own = model.sliding_rotary_base or model.rotary_base
