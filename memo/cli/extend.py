@@ -66,8 +66,9 @@ def main(argv: Sequence[str]) -> None:
         found = {"as it is": _evaluate(config)}
         with Trainer(config=extended, stop=stop) as trainer:
             trainer.print_header()
-            found["stretched"] = trainer.evaluate_positions()
-            trainer.log_evaluation(found["stretched"])
+            begun = f"at iteration {trainer.iteration}" if trainer.iteration else "stretched"
+            found[begun] = trainer.evaluate_positions()
+            trainer.log_evaluation(found[begun])
             trainer.train()
             if trainer.was_stopped:  # by a signal, whose sender waits for the end
                 return

@@ -183,6 +183,9 @@ def test_the_exported_model_is_the_trained_one(
     told = RunLog.load(tmp_path / "run").evaluations
     assert [iteration for iteration, _ in told] == [0, 4]
     assert [math.exp(loss) for _, loss in told] == pytest.approx([stretched, after], rel=6e-4)
+    if not more:
+        printed = run(few, "--no-packing", **{**flags, "train_iters": 5}, save=tmp_path / "run", load=tmp_path / "run")
+        assert "perplexity  as it is  at iteration 4  trained" in printed  # weights that are not the stretched ones
 
 
 def test_refusals(run: Callable[..., str], few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
