@@ -164,13 +164,15 @@ def _saved_config(values: Mapping[str, Any]) -> str | None:
     """The configuration beside the checkpoints of --load, which names their directory or one iter_... in it; None if
     there is none.
 
-    Raises ConfigError for a configuration with a layer of the user's own that this command does not name: its file
-    would be run.
+    Raises ConfigError for a directory that does not exist, and for a configuration with a layer of the user's own that
+    this command does not name: its file would be run.
     """
     load = values.get("load")
     if load is None:
         return None
     folder = Path(load).parent if Path(load).name.startswith("iter_") else Path(load)
+    if not folder.exists():
+        raise ConfigError(f"--load {load} does not exist: give the directory that an earlier run named with --save")
     file = folder / RUN_CONFIG
     if not is_there(file):
         return None

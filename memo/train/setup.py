@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -212,6 +213,11 @@ def _check_pretrained(config: RunConfig) -> None:
     directory = pretrained_directory(config)
     if directory is None:
         return
+    require(
+        Path(directory).exists(),
+        f"--pretrained-checkpoint {directory} does not exist: if it has moved, say where it is with --model DIR or "
+        f"--pretrained-checkpoint DIR, else {download_hint(directory)}",
+    )
     require(
         has_weights(directory),
         f"--pretrained-checkpoint {directory} has no weights, neither {SINGLE_FILE} nor {INDEX_FILE}: "
