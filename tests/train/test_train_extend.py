@@ -115,7 +115,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
         common = {"device": "cpu", "num_threads": 1, "offload_alpha": "off", "lr": 3e-3, **data, **flags}
         words = [f"--{name.replace('_', '-')}={value}" for name, value in common.items()]
         assert main(["extend", *words, *switches]) == 0
-        return capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert "nothing rescales its RoPE" not in err
+        return out
 
     return with_flags
 
