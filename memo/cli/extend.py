@@ -66,8 +66,9 @@ def main(argv: Sequence[str]) -> None:
         found = {"as it is": _evaluate(config)}
         with Trainer(config=extended, stop=stop) as trainer:
             trainer.print_header()
-            found["stretched"] = trainer.evaluate_positions()
-            trainer.log_evaluation(found["stretched"])
+            begun = f"at iteration {trainer.iteration}" if trainer.iteration else "stretched"
+            found[begun] = trainer.evaluate_positions()
+            trainer.log_evaluation(found[begun])
             trainer.train()
             if trainer.was_stopped:  # by a signal, whose sender waits for the end
                 return
@@ -98,6 +99,8 @@ def _evaluate(config: RunConfig) -> "LossByPosition":
     """Evaluate the original model, even if the run resumes from a checkpoint of the extended model."""
     from memo.train.trainer import Trainer
 
-    config = replace(config, checkpoint=replace(config.checkpoint, load=None))
+    # The length is that of the run on purpose: no warning that nothing stretches the positions.
+    model = replace(config.model, max_position_embeddings=config.data.seq_length)
+    config = replace(config, model=model, checkpoint=replace(config.checkpoint, load=None))
     with Trainer(config=for_evaluation(config, world_size_from_env())) as trainer:
         return trainer.evaluate_positions()

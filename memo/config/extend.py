@@ -1,6 +1,6 @@
 """A model's rotary positions stretched for sequences longer than it was made for: the start of an extension.
 
-    rope-base   theta' = theta * s^(d / (d - 2)),  s = new length / old length,  d = size of a head
+    rope-base   theta' = theta * s^(d / (d - 2)),  s = new length / old length,  d = rotated dims of a head
     yarn        wavelengths that turn often within the original length stay, those that hardly turn become s times as
                 long, with a blend between; s = new length / original length
 
@@ -41,8 +41,8 @@ def extend_context(model: ModelConfig, seq_length: int, method: ExtensionMethod)
         f"already: give more, such as {4 * made_for}",
     )
     if method == "rope-base":
-        dims = model.head_dim
-        require(dims > 2, f"--kv-channels {dims} is one pair of dims, whose angle no base changes: use --method yarn")
+        dims = model.rotary_dim
+        require(dims > 2, f"RoPE turns {dims} dims of a head, one pair, whose angle no base changes: use --method yarn")
         base = model.rotary_base * (seq_length / made_for) ** (dims / (dims - 2))
         return replace(model, rotary_base=base, max_position_embeddings=seq_length)
     original = _original_length(model, made_for)

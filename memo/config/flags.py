@@ -5,6 +5,7 @@ message and exit status 2.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from memo.config import command_line, help_text
 from memo.config.check_fields import check_options
 from memo.config.flag import Flag
 from memo.config.flag_table import CommandLine, FlagGroup
+from memo.config.identity import differences, model_facts
 from memo.config.launching import check_ranks
+from memo.config.model import ModelConfig
 from memo.config.model_name import choose_model
 from memo.config.presets import PRESETS
 from memo.config.run import RUN_CONFIG, RunConfig, read_toml
@@ -132,8 +135,9 @@ def parse_command(
         raise SystemExit(0)
     with exit_on_error():
         values = command_line.read_values(line, words)
-        if reads_run:
-            values.setdefault("config", _saved_config(values))
+        if reads_run and "config" not in values:
+            values["config"] = _saved_config(values)
+            _check_one_model(values)
         return _merged(values, options)
 
 
@@ -160,13 +164,15 @@ def _saved_config(values: Mapping[str, Any]) -> str | None:
     """The configuration beside the checkpoints of --load, which names their directory or one iter_... in it; None if
     there is none.
 
-    Raises ConfigError for a configuration with a layer of the user's own that this command does not name: its file
-    would be run.
+    Raises ConfigError for a directory that does not exist, and for a configuration with a layer of the user's own that
+    this command does not name: its file would be run.
     """
     load = values.get("load")
     if load is None:
         return None
     folder = Path(load).parent if Path(load).name.startswith("iter_") else Path(load)
+    if not folder.exists():
+        raise ConfigError(f"--load {load} does not exist: give the directory that an earlier run named with --save")
     file = folder / RUN_CONFIG
     if not is_there(file):
         return None
@@ -177,6 +183,33 @@ def _saved_config(values: Mapping[str, Any]) -> str | None:
             "if you trust it"
         )
     return str(file)
+
+
+def _check_one_model(values: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a --model that is not the model of the run in --load, which would be taken without a word.
+
+    Another directory is right where the weights are read from it, beside those that the run trained; a run knows them
+    by their content.
+    """
+    name, file = values.get("model"), values["config"]
+    if name is None or file is None:
+        return
+    saved, fields = _defaults(_Sources(config=file)), {entry.name for entry in dataclasses.fields(ModelConfig)}
+    own = saved.model
+    if own.lora_rank or own.freeze or own.train_only:
+        return
+    given = choose_model(RunConfig(), name).replaced({key: values[key] for key in values if key in fields})
+    weights, base = given.checkpoint.pretrained_checkpoint, saved.checkpoint.pretrained_checkpoint
+    if weights is None:
+        shape = dataclasses.replace(given.model, vocab_size=own.vocab_size)
+        is_own = not differences(model_facts(own), model_facts(shape))
+    else:
+        is_own = base is not None and os.path.realpath(base) == os.path.realpath(weights)
+    if not is_own:
+        raise ConfigError(
+            f"--model {name} is not the model of the run in --load {values['load']}, whose weights would be taken: "
+            "leave out --model for the run, or --load for the model"
+        )
 
 
 def _merged(values: dict[str, Any], options: Options) -> tuple[RunConfig, Options]:

@@ -163,6 +163,7 @@ TRAINED: dict[str, Family] = {
         default_window=128,
         layer_types=True,
         default_layer_types=("sliding_attention", "full_attention"),
+        default_rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
         packed=True,
         tensors=tensors.GPT_OSS,
     ),

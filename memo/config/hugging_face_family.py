@@ -62,6 +62,7 @@ class Family:
         rope_layers: the key of a list with 1 for layers with RoPE and 0 for layers without it, or sliding_attention,
             where layers without the window have no RoPE if other layers have the window; empty: all layers have it.
         rotations: the words of rope_type that its models may have.
+        default_rope: the scaling of a file without one.
         scales_scores: whether the scaling of RoPE has a key by which scores of attention grow.
         scales_queries: whether the scaling of RoPE has a key by which queries grow with their position.
         packed: whether experts may be published in MXFP4.
@@ -96,6 +97,7 @@ class Family:
     sliding_base: str = ""
     rope_layers: Literal["", "no_rope_layers", "sliding_attention"] = ""
     rotations: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    default_rope: Mapping[str, Any] = field(default_factory=dict)
     scales_scores: bool = False
     scales_queries: bool = False
     packed: bool = False

@@ -40,7 +40,7 @@ def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
     content, family, source = keys.content, keys.family, keys.source
     if not family.sliding_base:
         name = _name_of_rope(content, source)
-        given = content.get(name) or {}
+        given = content.get(name) or family.default_rope
         if family.has_delta_nets and isinstance(given, dict):
             given = {key: value for key, value in given.items() if key not in _OF_IMAGES}
         if _SHARE not in family.names.values() or not isinstance(given, dict) or given.get(_SHARE) is None:
@@ -89,6 +89,8 @@ def without_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
                 "complete the list with 1 for layers with RoPE and 0 for layers without",
             )
         marks = ["0" if rotates else "1" for rotates in rotated[:layers]]
+    if "0" not in marks:
+        raise keys.source.refusal(f"{family.rope_layers} leaves no layer with RoPE", "use a model with RoPE in some")
     if "1" not in marks:
         return {}
     period = period_of(marks)
@@ -192,11 +194,10 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
     scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _keys_of(kind, family).items()}}
     if kind == "yarn":
         scaling["attention_factor"] = model.rope_attention_factor or None
+    unsaid = kind == "default" and not family.default_rope
+    found: dict[str, Any] = {"rope_scaling": None if unsaid else scaling}
     if kind == "longrope":
-        scaling = _write_longrope(model)
-    found: dict[str, Any] = {"rope_scaling": None if kind == "default" else scaling}
-    if kind == "longrope":
-        found["original_max_position_embeddings"] = model.rope_original_max_position_embeddings
+        found = _write_longrope(model)
     if family.rope_layers not in ("", _SLIDING):
         found[family.rope_layers] = [int(not without) for without in model.layers_without_rope]
     own = model.sliding_rotary_base or model.rotary_base
@@ -209,14 +210,16 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
 
 
 def _write_longrope(model: ModelConfig) -> dict[str, Any]:
-    """rope_scaling as Phi's models are published; before 5.0 transformers refuses other keys than these three."""
-    found: dict[str, Any] = {key: numbers_of(getattr(model, f"rope_{key}")) for key in _FACTORS} | {"type": "longrope"}
+    """As Phi's models are published; before 5.0 transformers refuses a rope_scaling with other keys than three."""
+    scaling: dict[str, Any] = {key: numbers_of(getattr(model, f"rope_{key}")) for key in _FACTORS} | {
+        "type": "longrope"
+    }
     factor, length = model.rope_scaling_factor, model.rope_original_max_position_embeddings
     if factor * length != model.max_position_embeddings:
-        found["factor"] = factor
+        scaling["factor"] = factor
     if model.rope_attention_factor:
-        found["attention_factor"] = model.rope_attention_factor
-    return found
+        scaling["attention_factor"] = model.rope_attention_factor
+    return {"rope_scaling": scaling, "original_max_position_embeddings": length}
 
 
 def _check_keys(given: Mapping[str, Any], kind: str, keys_of: Mapping[str, str], name: str, source: Source) -> None:

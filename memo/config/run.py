@@ -13,7 +13,7 @@ from memo.artifacts.fields import NonNegativeFloat, PositiveFloat, checked, fiel
 from memo.artifacts.reading import Source, shown
 from memo.artifacts.reading import read_toml as read_document
 from memo.config.data import DataConfig
-from memo.config.flag import COUNT, Flag, NonNegativeInt, PathText, PositiveInt, ReadWith
+from memo.config.flag import COUNT, Flag, NonNegativeInt, PathText, PositiveInt, ReadWith, reading_marks
 from memo.config.flag_table import entries_of
 from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
@@ -147,10 +147,13 @@ class RunConfig:
         return self.replaced(chosen)
 
     def replaced(self, values: dict[str, Any]) -> "RunConfig":
-        """A copy with fields replaced, by their full names, whose values are of the right type."""
+        """A copy with fields replaced, by their full names, whose values are of the right type. What the model no
+        longer reads then has its default."""
         by_section: dict[str, dict[str, Any]] = {}
         for name, value in _with_one_length(values).items():
             by_section.setdefault(section_of(name, ""), {})[name] = value
+        if "model" in by_section:
+            by_section["model"] = {**_put_out_of_use(self.model, by_section["model"]), **by_section["model"]}
         sections = {name: dataclasses.replace(getattr(self, name), **given) for name, given in by_section.items()}
         return dataclasses.replace(self, **sections)
 
@@ -164,6 +167,22 @@ class RunConfig:
                     lines.append(f"{key} = {toml_value(value)}")
             lines.append("")
         return "\n".join(lines)
+
+
+def _put_out_of_use(model: ModelConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """{field: default} of what the model no longer reads once `given` replaces its fields, such as the factor of a
+    preset's scaling under --rope-scaling-type none."""
+    after = dataclasses.replace(model, **given)
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(ModelConfig)}
+    found = {
+        name: defaults[name]
+        for name, marks in reading_marks(ModelConfig).items()
+        for mark in marks
+        if name not in given
+        and mark.accepts(getattr(model, mark.field))
+        and not mark.accepts(getattr(after, mark.field))
+    }
+    return {**found, **_put_out_of_use(model, {**given, **found})} if found else {}
 
 
 def _checked(section: type, name: str, value: object, source: str) -> object:

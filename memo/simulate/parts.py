@@ -19,7 +19,7 @@ def step_parts(
         products=seconds["matmul"] + again.matmul,
         messages=seconds["tensor"] + seconds["context"] + seconds["data"] + again.tensor + again.context,
         token_wise=seconds["elementwise"] + again.elementwise + seconds["optimizer"],
-        waiting=max(0.0, seconds["pipeline"]),
+        waiting=seconds["pipeline"],
         host=seconds["host"],
         copies=seconds["copies"],
         of_activations=_copies(model, config, passes),

@@ -106,7 +106,7 @@ def predict_step(
     busy_s = computing_s + stall_s
     compute_s |= {
         "copies": stall_s,
-        "pipeline": timed.seconds - busy_s,
+        "pipeline": max(0.0, timed.seconds - busy_s),  # of one stage the difference is rounding
         "data": timed.data_s,
         "optimizer": timed.optimizer_s,
     }

@@ -154,9 +154,10 @@ def describe_end(config: RunConfig, history: History, iteration: int, is_on_cpu:
     """
     last = history.last
     if last is None:
+        load = config.checkpoint.load
         return (
-            f"nothing is left to train: --load {config.checkpoint.load} is at iteration {iteration}, and --train-iters "
-            f"is {config.training.train_iters}: give a larger one to go on"
+            f"nothing is left to train: {'this Trainer' if load is None else f'--load {load}'} is at iteration "
+            f"{iteration}, and --train-iters is {config.training.train_iters}: give a larger one to go on"
         )
     loss = f"loss {last.lm_loss:.4f}"
     if history.evaluations:

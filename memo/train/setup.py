@@ -3,12 +3,13 @@
 import importlib.util
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from memo.attention.select import AttentionChoice
 from memo.checkpoint.hugging_face.load import given_adapters, open_pretrained, pretrained_directory
-from memo.config import ModelConfig, RunConfig
+from memo.config import RunConfig
 from memo.config.check_model import unscaled_length
 from memo.config.checks import check
 from memo.config.derived import (
@@ -116,7 +117,7 @@ def prepare(
         config = with_epochs(config, world_size, own_data)
         check(config, world_size, **needs)
     config = config.override({"lr": resolved_lr(config), "lr_warmup_iters": resolved_lr_warmup_iters(config)})
-    config = config.override({"vocab_size": _vocab_size(config.model, tokenizer)})
+    config = config.override({"vocab_size": _vocab_size(config, tokenizer)})
     _check_model_and_files(config)
     device = local_device(device_type)
     prepare_allocator(config.memory, device_type)
@@ -167,14 +168,17 @@ def field_keywords(keywords: dict[str, object]) -> dict[str, object]:
     return {**keywords, "custom_layer": layer_name(layer)} if isinstance(layer, type) else keywords
 
 
-def _vocab_size(model: ModelConfig, tokenizer: Tokenizer | None) -> int:
+def _vocab_size(config: RunConfig, tokenizer: Tokenizer | None) -> int:
     """Resolve the vocabulary; raises ConfigError if it is smaller than the tokenizer's."""
-    vocab_size = resolved_vocab_size(model, tokenizer.vocab_size if tokenizer else None)
+    vocab_size = resolved_vocab_size(config.model, tokenizer.vocab_size if tokenizer else None)
     if tokenizer is not None and vocab_size < tokenizer.vocab_size:
-        raise ConfigError(
-            f"--vocab-size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
-            "leave it out or give at least that many, or build the corpus with the tokenizer of a pretrained model"
-        )
+        directory, remedy = config.checkpoint.pretrained_checkpoint, "leave it out or give at least that many"
+        if directory is not None:
+            remedy = (
+                f"build the corpus with the tokenizer that {directory} was trained with; if tokens were added to that, "
+                f"give the model rows for them in transformers, model.resize_token_embeddings({tokenizer.vocab_size})"
+            )
+        raise ConfigError(f"--vocab-size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: {remedy}")
     return vocab_size
 
 
@@ -209,6 +213,11 @@ def _check_pretrained(config: RunConfig) -> None:
     directory = pretrained_directory(config)
     if directory is None:
         return
+    require(
+        Path(directory).exists(),
+        f"--pretrained-checkpoint {directory} does not exist: if it has moved, say where it is with --model DIR or "
+        f"--pretrained-checkpoint DIR, else {download_hint(directory)}",
+    )
     require(
         has_weights(directory),
         f"--pretrained-checkpoint {directory} has no weights, neither {SINGLE_FILE} nor {INDEX_FILE}: "

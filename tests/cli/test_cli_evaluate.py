@@ -77,6 +77,14 @@ def test_a_hugging_face_directory_gives_the_same_figures(run: Path, capsys: pyte
     assert table in printed
 
 
+@pytest.mark.parametrize("command", ["evaluate", "generate"])
+def test_another_model_beside_a_run_is_refused(run: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights would not be read. The run's own model may be named again: test_train_placement does."""
+    for name in (str(run / "model"), "qwen3-tiny"):
+        message = refusal([command, "--load", f"{run}/run", "--model", name], capsys)
+        assert f"--model {name} is not the model of the run in --load {run}/run" in message
+
+
 def test_an_output_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["evaluate", "--model", str(run / "model"), "--data-path", str(run / "corpus"), "--tokenizer", "byte"]
     assert f"--out {__file__}/x: " in refusal([*argv, "--seq-len", "64", "--out", f"{__file__}/x"], capsys)

@@ -73,6 +73,12 @@ def test_a_chat_needs_a_template(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert refused.value.code == 2 and message in capsys.readouterr().err
 
 
+def test_a_run_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """And not the data that its configuration would have named."""
+    for command in (["generate", "--prompt", "a"], ["evaluate"]):
+        assert "--load nowhere does not exist: give the" in refusal([*command, "--load", "nowhere"], capsys)
+
+
 def test_no_layer_is_run_that_only_the_run_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The directory may be a stranger's, and no --config has named it."""
     (tmp_path / "config.toml").write_text('custom_layer = "mine.py:Layer"\n')

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from memo.config import PRESETS, RunConfig, preset
+from memo.config.checks import check
 from memo.config.flags import load_run, parse_run
 from memo.config.presets import listed
 from memo.config.run import read_toml
@@ -156,3 +157,14 @@ def test_help_tells_flags_presets_and_their_values(capsys: pytest.CaptureFixture
     text = " ".join(capsys.readouterr().out.split())
     assert "--model NAME|DIR" in text and "llama-3.1-8b" in text
     assert "--hidden-size INT Width h of the residual stream. (default: 4096)" in text
+
+
+def test_a_flag_takes_along_what_the_preset_has_for_it_alone() -> None:
+    """The factor of a scaling that is turned off was none of the user's, so it is no mistake of theirs."""
+    plain = parse_run(["--model", "llama-3.1-8b", "--rope-scaling-type", "none", "--mock-data"], prog="memo train")
+    check(plain, 1)
+    assert plain.model == dataclasses.replace(preset("llama-3.1-8b"), rope_scaling_type="none", rope_scaling_factor=1.0)
+    dense = RunConfig(model=preset("qwen3-moe-tiny")).override({"num_experts": 0, "mock_data": True})
+    check(dense, 1)
+    with pytest.raises(ConfigError, match=r"--rope-scaling-factor 4.0 has no use where --rope-scaling-type is none"):
+        check(plain.override({"rope_scaling_factor": 4.0}), 1)

@@ -13,6 +13,7 @@ from memo.config.checks import check
 from memo.config.flags import parse_run
 from memo.config.hugging_face import HuggingFaceModel, model_of, read_config
 from memo.config.hugging_face_families import FAMILIES, TRAINED
+from memo.config.hugging_face_rope import write_rope
 from memo.config.model_name import choose_model
 from memo.config.to_hugging_face import write_config
 from memo.errors import ConfigError
@@ -249,6 +250,21 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
             assert getattr(theirs, name) == value, name
 
 
+@pytest.mark.parametrize("model_type", [name for name in TRAINED if not TRAINED[name].scales_queries])
+def test_a_scaling_of_rope_that_is_left_out_is_that_of_the_class(model_type: str) -> None:
+    """In a file that is read, and in one that is written of a model without scaling."""
+    config_of, family = pytest.importorskip("transformers").AutoConfig.for_model, TRAINED[model_type]
+    if not family.has_rope:
+        return
+    theirs = config_of(model_type).rope_parameters
+    theirs = theirs.get("full_attention", theirs)
+    assert {"rope_type": "default", **family.default_rope}.items() <= theirs.items()
+    assert theirs["rope_type"] == family.default_rope.get("rope_type", "default")
+    keys = write_rope(ModelConfig(num_layers=2), family)
+    written = config_of(model_type, num_hidden_layers=2, **keys).rope_parameters
+    assert written.get("full_attention", written)["rope_type"] == "default"
+
+
 @pytest.mark.parametrize("content", [LLAMA_31_8B, MISTRAL, QWEN3_8B])
 def test_null_key_value_heads_are_as_many_as_all_heads(content: dict[str, Any]) -> None:
     """As in transformers, whatever the family's default."""
@@ -352,6 +368,7 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             "rope_type is 'yarn': memo computes Phi3ForCausalLM with default or longrope",
         ),
         ({**MISTRAL, "model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 numbers for 32 layers"),
+        ({**SMOLLM_3, "no_rope_layer_interval": 1}, "no_rope_layers leaves no layer with RoPE: use a model with"),
         ({**SMOLLM_3, "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0: give a whole number of 1 or more"),
         (
             {**EXAONE_4, "layer_types": ["full_attention"] * 8},

@@ -134,6 +134,12 @@ def test_one_layer_on_one_rank() -> None:
     assert step.step_time_s == pytest.approx(simulate_step(run, 1, A800).step_time_s)
 
 
+@pytest.mark.parametrize("microbatches", range(1, 7))
+def test_no_part_of_a_step_is_less_than_nothing(microbatches: int) -> None:
+    """One stage waits for no other; what rounding leaves is not shown as a negative time."""
+    assert min(predict_step(config(tp=8, gbs=microbatches), 8, A800).seconds.values()) >= 0.0
+
+
 def test_twice_the_microbatches_take_twice_the_time_of_one_stage() -> None:
     one, two = (predict_step(config(tp=8, gbs=n, overlap_grad_reduce=False), 8, A800) for n in (8, 16))
     rest = one.seconds["data"] + one.seconds["optimizer"]

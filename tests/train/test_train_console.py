@@ -157,7 +157,9 @@ def test_a_run_on_a_cpu_that_saves_nothing_says_so_and_names_no_mfu(capsys: pyte
 def test_a_finished_run_that_is_resumed_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with trainer(save=str(tmp_path)) as made:
         made.train()
-    capsys.readouterr()
+        capsys.readouterr()
+        assert not made.train()
+        assert "nothing is left to train: this Trainer is at iteration 2, and" in capsys.readouterr().out
     with trainer(save=str(tmp_path), load=str(tmp_path)) as made:
         assert not made.train()
     assert (

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,13 @@ def test_a_larger_base_spreads_the_slowest_pair_over_the_new_length_and_leaves_t
     assert (ratio.diff() > 0).all()
 
 
+@pytest.mark.parametrize("name", ["glm-4.5-air", "deepseek-v3"])
+def test_a_larger_base_counts_the_rotated_dims_alone(name: str) -> None:
+    before = replace(preset(name), rope_scaling_type="none", max_position_embeddings=4096)
+    ratio = rope_frequencies(before)[0] / rope_frequencies(extend_context(before, 32768, "rope-base"))[0]
+    assert ratio[0] == 1.0 and ratio[-1] == pytest.approx(8.0, rel=1e-12)
+
+
 def test_yarn_is_measured_from_the_length_before_any_scaling() -> None:
     after = extend_context(model(), 4096, "yarn")
     assert (after.rope_scaling_type, after.rope_scaling_factor) == ("yarn", 8.0)
@@ -83,7 +91,7 @@ def test_what_cannot_be_extended_is_refused() -> None:
         extend_context(model(position_embedding_type="learned_absolute"), 4096, "yarn")
     with pytest.raises(ConfigError, match=r"--max-position-embeddings is not given"):
         extend_context(model(max_position_embeddings=None), 4096, "rope-base")
-    with pytest.raises(ConfigError, match=r"--kv-channels 2 is one pair of dims"):
+    with pytest.raises(ConfigError, match=r"RoPE turns 2 dims of a head, one pair"):
         extend_context(model(kv_channels=2), 4096, "rope-base")
 
 
@@ -111,7 +119,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
         common = {"device": "cpu", "num_threads": 1, "offload_alpha": "off", "lr": 3e-3, **data, **flags}
         words = [f"--{name.replace('_', '-')}={value}" for name, value in common.items()]
         assert main(["extend", *words, *switches]) == 0
-        return capsys.readouterr().out
+        out, err = capsys.readouterr()
+        assert "nothing rescales its RoPE" not in err
+        return out
 
     return with_flags
 
@@ -179,6 +189,9 @@ def test_the_exported_model_is_the_trained_one(
     told = RunLog.load(tmp_path / "run").evaluations
     assert [iteration for iteration, _ in told] == [0, 4]
     assert [math.exp(loss) for _, loss in told] == pytest.approx([stretched, after], rel=6e-4)
+    if not more:
+        printed = run(few, "--no-packing", **{**flags, "train_iters": 5}, save=tmp_path / "run", load=tmp_path / "run")
+        assert "perplexity  as it is  at iteration 4  trained" in printed  # weights that are not the stretched ones
 
 
 def test_refusals(run: Callable[..., str], few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from trainers import train_whole_and_in_two
 import memo
 from memo.checkpoint.directory import latest_checkpoint
 from memo.checkpoint.run_state import read_state
-from memo.errors import CheckpointError
+from memo.errors import CheckpointError, ConfigError
 
 FLAGS: dict[str, Any] = {"mock_data": True, "seq_length": 32, "global_batch_size": 2, "train_iters": 4, "lora_rank": 2}
 FLAGS |= {"device": "cpu", "progress": False, "peak_tflops": 1.0, "num_threads": 1, "lr": 1e-2, "lr_decay_iters": 4}
@@ -71,4 +71,6 @@ def test_the_same_weights_elsewhere_are_the_same_base(base: Path, tmp_path: Path
     for file in base.iterdir():
         (moved / file.name).write_bytes(file.read_bytes())
     train(moved, load=run)
+    with pytest.raises(ConfigError, match=r"gone does not exist: if it has moved, say where it is with --model DIR"):
+        train(moved, load=run, pretrained_checkpoint=str(tmp_path / "gone"))
     assert torch.equal(*(load_file(each / "model.safetensors")["lm_head.weight"] for each in (base, moved)))
