@@ -211,9 +211,8 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
 
 def _write_longrope(model: ModelConfig) -> dict[str, Any]:
     """As Phi's models are published; before 5.0 transformers refuses a rope_scaling with other keys than three."""
-    scaling: dict[str, Any] = {key: numbers_of(getattr(model, f"rope_{key}")) for key in _FACTORS} | {
-        "type": "longrope"
-    }
+    factors = {key: numbers_of(getattr(model, f"rope_{key}")) for key in _FACTORS}
+    scaling: dict[str, Any] = {**factors, "type": "longrope"}
     factor, length = model.rope_scaling_factor, model.rope_original_max_position_embeddings
     if factor * length != model.max_position_embeddings:
         scaling["factor"] = factor
