@@ -24,12 +24,6 @@ def _words(model: ModelConfig) -> list[str]:
     return model.layer_types.split(",")
 
 
-def _factors(model: ModelConfig) -> list[list[float]]:
-    if model.rope_scaling_type != "longrope":
-        return []
-    return [numbers_of(each) if each else [] for each in (model.rope_short_factor, model.rope_long_factor)]
-
-
 def _has_even_groups(model: ModelConfig) -> bool:
     experts, groups = model.num_experts, model.moe_router_num_groups
     return groups == 1 or (experts % groups == 0 and experts >= 2 * groups)
@@ -58,11 +52,6 @@ _CONDITIONS: tuple[Condition, ...] = (
     (
         lambda c: c.model.rope_beta_slow < c.model.rope_beta_fast,
         "{rope_beta_slow} is not below {rope_beta_fast}, so no dimension lies between them: use 1 and 32",
-    ),
-    (
-        lambda c: all(len(each) == c.model.rotary_dim // 2 for each in _factors(c.model)),
-        "{rope_short_factor} and {rope_long_factor} need a number for each pair of rotated channels, which are half of "
-        "{kv_channels} x {rotary_percent}: take both from the model's config.json",
     ),
     (
         lambda c: not c.model.layer_types or (SLIDING in _words(c.model)) == (c.model.window_size > 0),
@@ -156,6 +145,8 @@ def check_model(config: RunConfig) -> None:
     _check_heads(config.model)
     check_conflicts(config, _CONFLICTS)
     check_conditions(config, _CONDITIONS)
+    if config.model.rope_scaling_type == "longrope":
+        _check_factors(config.model)
 
 
 def _check_heads(model: ModelConfig) -> None:
@@ -177,6 +168,20 @@ def _check_heads(model: ModelConfig) -> None:
         )
     use = f"--num-query-groups {divisors(heads)}"
     require_divides("--num-attention-heads", heads, f"--num-query-groups {model.kv_heads}", model.kv_heads, use)
+
+
+def _check_factors(model: ModelConfig) -> None:
+    pairs = model.rotary_dim // 2
+    for flag, factors in (
+        ("--rope-short-factor", model.rope_short_factor),
+        ("--rope-long-factor", model.rope_long_factor),
+    ):
+        count = len(numbers_of(factors)) if factors else 0
+        require(
+            count == pairs,
+            f"{flag} has {count} numbers, but RoPE turns {pairs} pairs of channels of a head: give one for each, as "
+            "in the model's config.json",
+        )
 
 
 def unscaled_length(model: ModelConfig, seq_length: int) -> str:
