@@ -67,7 +67,7 @@ def layer_peaks(config: RunConfig) -> dict[str, int]:
     positions = torch.arange(length).unsqueeze(1).expand(length, batch).contiguous()
     rope: RopeRows | RopeTable | None = None
     if config.model.position_embedding_type == "rope":
-        rope = RopeRows(Rope(config.model, dtype), positions)
+        rope = RopeRows(Rope(config.model, dtype, config.data.seq_length), positions)
         rope = rope if config.memory.sweeps else rope.rows(slice(None))
     counter, seen = counted(), dict[str, int]()
     one = torch.ones((), dtype=dtype)
