@@ -60,8 +60,9 @@ def experts_backward(
     grad_x, grad_router, grad_router_bias = mlp.route_backward(grads[1], x, routing, rows)
     grad_rows, adapter = rows.products(grad, mlp.fc1.weight, back=True), mlp.fc1.adapter
     narrow = None if adapter is None else adapter.add_gradient_(grad_rows, grad, rows)
-    grad_x = rows.sums(grad_rows).add_(grad_x)
+    whole = rows.sums(grad_rows)
     del grad_rows
+    grad_x = whole.add_(grad_x)
     scattered, work = reduce_scatter_async(grad_x.view_as(x), group)
     for parameter, found in ((mlp.router.weight, grad_router), (mlp.router.bias, grad_router_bias)):
         main = None if parameter is None else sink.main_gradient(parameter)
