@@ -115,20 +115,20 @@ def _read_rotation(keys: ConfigKeys, name: str, given: Any) -> dict[str, Any]:
             "made from, which is for shorter sequences and which memo extend stretches, or another one",
         )
     lists = _FACTORS if kind == "longrope" else ()
-    plain = {key: value for key, value in given.items() if key not in lists} if isinstance(given, dict) else {"": given}
-    if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in plain.values()):
+    if not isinstance(given, dict) or any(
+        isinstance(value, dict | list) for key, value in given.items() if key not in lists
+    ):
         raise source.refusal(f"{name} is {shown(given)}", "memo has one rotation for all layers; use another model")
     keys_of = _keys_of(kind, family)
     _check_keys(given, kind, keys_of, name, source)
     found: dict[str, Any] = {"rope_scaling_type": "none" if kind == "default" else kind}
     if "rope_theta" in given:
         found["rotary_base"] = as_field("rotary_base", given["rope_theta"], "rope_theta", source)
-    for key in lists:
-        factors = checked(list[PositiveFloat], given.get(key), f"{name}.{key}", source)
-        found[keys_of[key]] = ",".join(map(repr, factors))
     for key, ours in keys_of.items():
-        if plain.get(key) is not None:
-            found[ours] = as_field(ours, plain[key], f"{name}.{key}", source)
+        if key in lists:
+            found[ours] = ",".join(map(repr, checked(list[PositiveFloat], given.get(key), f"{name}.{key}", source)))
+        elif given.get(key) is not None:
+            found[ours] = as_field(ours, given[key], f"{name}.{key}", source)
     if family.scales_queries and _BETA not in found:
         raise source.refusal(f"{name}.llama_4_scaling_beta is missing", "complete the file with it, beside yarn's keys")
     if kind not in ("default", "longrope") and "rope_scaling_factor" not in found:

@@ -99,6 +99,8 @@ class StepModel:
         """The seconds of the forwards before the step: microbatches follow each other through the slowest stage.
 
         Not modelled: messages, and weights that stream from host memory and do not hide."""
+        if not self.forwards:
+            return 0.0
         stages, chunks = self.pipeline.stages, range(self.pipeline.chunks)
         slowest_s = max(sum(self.action_s(stage, Action("F", 0, chunk)) for chunk in chunks) for stage in range(stages))
         return self.forwards * (self.pipeline.microbatches + (stages - 1) / len(chunks)) * slowest_s
