@@ -29,7 +29,7 @@ _SCALES = ("mscale", _OF_SCORES)
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SHARE, _INTERVAL = "partial_rotary_factor", "no_rope_layer_interval"
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
-"""Keys of Qwen3.5 that assign channels to the positions of an image; for text all these positions are the same."""
+"""Keys that assign channels to the positions of an image; for text all these positions are the same."""
 # Keys that need no translation: names, and values that are read apart.
 _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", *_SCALES, "finetuned", "max_position_embeddings")
 
@@ -41,7 +41,7 @@ def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
     if not family.sliding_base:
         name = _name_of_rope(content, source)
         given = content.get(name) or family.default_rope
-        if family.has_delta_nets and isinstance(given, dict):
+        if isinstance(given, dict):
             given = {key: value for key, value in given.items() if key not in _OF_IMAGES}
         if _SHARE not in family.names.values() or not isinstance(given, dict) or given.get(_SHARE) is None:
             return _read_rotation(keys, name, given)

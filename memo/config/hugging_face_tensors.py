@@ -68,6 +68,7 @@ PHI3 = TensorNames(
     }
 )
 QWEN3_MOE = TensorNames({**_NORMED, **_OF_EXPERTS})
+QWEN3_VL_MOE = replace(QWEN3_MOE.stacked(), transposed_experts=True)
 GLM4_MOE = TensorNames(
     {
         **LLAMA.modules,

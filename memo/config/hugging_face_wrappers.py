@@ -37,6 +37,8 @@ those of a text in a wrapper."""
 WRAPPERS = {
     "qwen3_5": Wrapper("Qwen3_5ForConditionalGeneration", "qwen3_5_text", _INNER),
     "qwen3_5_moe": Wrapper("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", _INNER, stacked=True),
+    "qwen3_vl": Wrapper("Qwen3VLForConditionalGeneration", "qwen3_vl_text", _INNER),
+    "qwen3_vl_moe": Wrapper("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", _INNER),
     "gemma3": Wrapper("Gemma3ForConditionalGeneration", "gemma3_text", _OUTER),
     "mistral3": Wrapper("Mistral3ForConditionalGeneration", "mistral", _OUTER),
 }

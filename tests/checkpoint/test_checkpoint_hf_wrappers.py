@@ -63,14 +63,14 @@ def test_transformers_loads_what_went_in_and_out(name: str, tmp_path: Path) -> N
 
 
 def _as_published(directory: Path) -> dict[str, Tensor]:
-    """Rewrites a mixture of experts as it is on the hub: all experts in one tensor, and layers that predict further
-    tokens, of which one has another dtype."""
+    """Rewrites a mixture of experts as it is on the hub: all experts in one tensor, transposed where transformers has
+    one too (Qwen3-VL), and layers that predict further tokens, of which one has another dtype."""
     stacked: dict[str, Tensor] = {}
     experts: dict[str, list[dict[str, Tensor]]] = {}
     for name, tensor in tensors_of(directory).items():
         layer, is_expert, rest = name.partition(".mlp.experts.")
-        if not is_expert:
-            stacked[name] = tensor
+        if not is_expert or rest.endswith("_proj"):
+            stacked[name] = tensor.mT.contiguous() if is_expert else tensor
             continue
         number, part, _ = rest.split(".")
         experts.setdefault(layer, [{} for _ in range(6)])[int(number)][part] = tensor
@@ -83,8 +83,9 @@ def _as_published(directory: Path) -> dict[str, Tensor]:
     return stacked
 
 
-def test_stacked_experts_go_in_and_out_byte_for_byte(tmp_path: Path) -> None:
-    source = write_wrapper("qwen3_5_moe", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "qwen3_vl_moe"])
+def test_stacked_experts_go_in_and_out_byte_for_byte(name: str, tmp_path: Path) -> None:
+    source = write_wrapper(name, tmp_path)
     published = _as_published(source)
     import_checkpoint(source, tmp_path / "checkpoint")
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "out", max_shard_bytes=20_000)

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from golden import GOLDEN
+from hf_directories import ALONE
 
 from memo.config import PRESETS, ModelConfig, RunConfig
 from memo.config.checks import check
 from memo.config.flags import parse_run
 from memo.config.hugging_face import HuggingFaceModel, model_of, read_config
+from memo.config.hugging_face_counted import COUNTED
 from memo.config.hugging_face_families import FAMILIES, TRAINED
 from memo.config.hugging_face_rope import write_rope
 from memo.config.model_name import choose_model
@@ -229,7 +231,7 @@ def test_layers_with_and_without_the_window_are_read_and_written(given: dict[str
         write_config(replace(model_of(GPT2, "x"), window_size=9, layer_types="full,sliding"), 1024, None)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", [*ALONE, *COUNTED])
 def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(model_type)
@@ -271,7 +273,7 @@ def test_null_key_value_heads_are_as_many_as_all_heads(content: dict[str, Any]) 
     assert model_of({**content, "num_key_value_heads": None}, "x").kv_heads == content["num_attention_heads"]
 
 
-@pytest.mark.parametrize("model_type", TRAINED)
+@pytest.mark.parametrize("model_type", ALONE)
 def test_architectures_are_what_transformers_picks(model_type: str) -> None:
     pytest.importorskip("transformers")
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

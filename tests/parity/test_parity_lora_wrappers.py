@@ -19,7 +19,8 @@ from memo.config.model_name import choose_model
 pytestmark = needs("transformers", "peft")
 torch.set_num_threads(1)
 
-ATTENTION_ALONE = {"qwen3_5_moe": {"lora_target_modules": "q_proj,k_proj,v_proj,o_proj"}}
+_ATTENTION = {"lora_target_modules": "q_proj,k_proj,v_proj,o_proj"}
+ATTENTION_ALONE = {"qwen3_5_moe": _ATTENTION, "qwen3_vl_moe": _ATTENTION}
 """Where PEFT has no names for adapters beside other matrices."""
 
 

@@ -5,6 +5,10 @@ from typing import Any
 
 import torch
 
+from memo.config.hugging_face_families import TRAINED
+
+ALONE = [name for name, family in TRAINED.items() if not family.architecture.endswith("TextModel")]
+"""Trained families that transformers has as models of their own, not in larger models alone."""
 VOCAB = 97
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,

@@ -12,13 +12,22 @@ _QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
     "num_position_embeddings": 16,
     "patch_size": 4,
 }
+_QWEN3_VL = {**_QWEN, "deepstack_visual_indexes": [0]}
+_OF_IMAGES = {"rope_theta": 500.0, "rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+_TEXTS = {
+    **{name: fields for name, (_, fields) in CONFIGS.items()},
+    "qwen3_vl_text": {**CONFIGS["qwen3"][1], "rope_parameters": _OF_IMAGES},
+    "qwen3_vl_moe_text": {**CONFIGS["qwen3_moe"][1], "rope_parameters": _OF_IMAGES, "tie_word_embeddings": False},
+}
 WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", "qwen3_5_text", _QWEN),
     "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", _QWEN),
+    "qwen3_vl": ("Qwen3VL", "qwen3_vl_text", _QWEN3_VL),
+    "qwen3_vl_moe": ("Qwen3VLMoe", "qwen3_vl_moe_text", _QWEN3_VL),
     "gemma3": ("Gemma3", "gemma3_text", {**_TOWER, **_PATCHES}),
     "mistral3": ("Mistral3", "mistral", {**_TOWER, **_PATCHES, "head_dim": 8, "model_type": "pixtral"}),
 }
-"""By model_type: the prefix of its classes, the model of CONFIGS for its text, and its part for images."""
+"""By model_type: the prefix of its classes, the model_type of its text, and its part for images."""
 
 
 def wrapper_class(name: str) -> Any:
@@ -32,7 +41,7 @@ def make_wrapper(name: str, dtype: torch.dtype = torch.float32) -> Any:
     import transformers
 
     prefix, text, tower = WRAPPED[name]
-    fields = {**CONFIGS[text][1], "model_type": text, "max_position_embeddings": 4096}
+    fields = {**_TEXTS[text], "model_type": text, "max_position_embeddings": 4096}
     tied = bool(fields.get("tie_word_embeddings", text == "gemma3_text"))
     config = getattr(transformers, f"{prefix}Config")(text_config=fields, vision_config=tower, tie_word_embeddings=tied)
     model = wrapper_class(name)(config).to(dtype).eval()

@@ -117,7 +117,17 @@ class PretrainedWeights:
             ) from None
         found = {name: self._stored_as(place) for name, place in own.items()}
         stacked = own if all(found.values()) else places(model, model_type, self.shapes, stacked=True)
-        return {name: place or self._stored_as(stacked[name]) or own[name] for name, place in found.items()}
+        found = {name: place or self._stored_as(stacked[name]) for name, place in found.items()}
+        return {name: own[name] if place is None else self._turned(name, place) for name, place in found.items()}
+
+    def _turned(self, name: str, place: HuggingFacePlace) -> HuggingFacePlace:
+        """The place, with the matrices of all experts in the order of their two dimensions in the files: the hub has
+        those of Qwen3-VL as [in, out], a model that transformers made as [out, in], and transformers reads both."""
+        stored, shape = self.files.tensors.get(place.name), self.shapes[name]
+        turned = replace(place, transposed=not place.transposed)
+        if not place.num_experts or stored is None or stored.shape == place.whole_shape(shape):
+            return place
+        return turned if stored.shape == turned.whole_shape(shape) else place
 
     def _stored_as(self, place: HuggingFacePlace) -> HuggingFacePlace | None:
         for naming in NAMINGS:
