@@ -62,8 +62,9 @@ def experts_backward(
     narrow = None if adapter is None else adapter.add_gradient_(grad_rows, grad, rows)
     whole = rows.sums(grad_rows)
     del grad_rows
-    grad_x = whole.add_(grad_x)
-    scattered, work = reduce_scatter_async(grad_x.view_as(x), group)
+    whole.copy_(grad_x.add_(whole))  # in the wide dtype: the other way round CPUs copy both to it
+    del grad_x
+    scattered, work = reduce_scatter_async(whole.view_as(x), group)
     for parameter, found in ((mlp.router.weight, grad_router), (mlp.router.bias, grad_router_bias)):
         main = None if parameter is None else sink.main_gradient(parameter)
         if main is not None:

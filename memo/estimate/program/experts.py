@@ -125,13 +125,14 @@ def first_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, matrix: int, 
     _products(ledger, sizes, tokens * sizes.top_k * sizes.hidden)
     narrow = _adapter_backward(ledger, sizes, tokens, adapter)
     whole = sums(ledger, sizes, tokens, rows)
-    if sizes.mixed:
+    if sizes.mixed and not sizes.on_cuda:
         ledger.scratch(("wide part", tokens * sizes.hidden * sizes.wide))
+    ledger.free(of_tokens_wide)
     grad_x, copy = reduce_scatter(ledger, sizes.tp, "column gradient", whole)
     rows = of_tokens(ledger, sizes, tokens)
     _add_gradients(ledger, sizes, matrix)
     _adapter_gradients(ledger, sizes, tokens, adapter, narrow)
-    ledger.free(rows, of_router, of_tokens_wide, None if grad_x is whole else whole)
+    ledger.free(rows, of_router, None if grad_x is whole else whole)
     ledger.free_late(copy)
     return grad_x
 

@@ -69,7 +69,7 @@ def norm_backward(ledger: Ledger, sizes: LayerSizes, saved: Normed) -> Block:
     normalized, *kept = saved.kept
     ledger.free(normalized)
     grad_x = ledger.make("norm gradient", rows * width * sizes.narrow)
-    ledger.scratch(("norm scratch", (5 if sizes.mixed else 4) * wide))  # the terms of the gradient through the mean
+    ledger.scratch(("norm scratch", 4 * wide + (wide // 2 if sizes.mixed else 0)))  # the terms of the gradient through the mean
     ledger.free(*kept)
     return grad_x
 
