@@ -34,15 +34,16 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """q [s_q, b, n, d], k and v [s_k, b, n_kv, d] -> out [s_q, b, n, d] in q's dtype, lse [b, n, s_q].
 
-    ``scores`` must give every query at least one key. lse is fp32, or fp64 for fp64 inputs. Results may be strided, so
-    that a single block that covers everything needs no copy. ``out`` and ``lse``, if given, are overwritten, and all
-    other memory is freed; the last dim of ``out`` must be contiguous.
+    ``scores`` must give every query at least one key. lse is fp32, or fp64 for fp64 inputs. ``out`` and ``lse``, if
+    given, are overwritten, and all other memory is freed; the last dim of ``out`` must be contiguous. Results that are
+    not given are contiguous, in whatever layout a kernel writes: sums over them, such as the gradients of norms and
+    sinks, have the same order as those over tensors that the caller has made.
     """
     scores = cut_within(scores, _most_tokens(q, k, v))
     if lse is None and _is_whole(scores, q, k):
         place, causal = None if out is None else _heads_first(out), scores.blocks[0].causal
         found, lse = backend.forward(_heads_first(q), _heads_first(k), _heads_first(v), causal, scale, place)
-        return _tokens_first(found), lse
+        return _tokens_first(found).contiguous() if out is None else out, lse.contiguous()
     if not _are_apart(scores):
         merger = OutputMerger(q, out, lse)
         merger.add(backend, q, k, v, scores, scale)
@@ -79,14 +80,15 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of attend: grad_out [s_q, b, n, d] and its inputs and results -> dq, dk, dv in q's dtype.
 
-    ``grads``, if given, are zeros of this dtype, which become the gradients; all other memory is freed.
+    ``grads``, if given, are zeros of this dtype, which become the gradients; all other memory is freed. Gradients are
+    contiguous like the results of attend.
     """
     q, k, v, out, lse = saved
     scores = cut_within(scores, _most_tokens(q, k, v, out, grad_out))
     if grads is None and _is_whole(scores, q, k):
         block_saved = Saved(_heads_first(q), _heads_first(k), _heads_first(v), _heads_first(out), lse)
         dq, dk, dv = backend.backward(_heads_first(grad_out), block_saved, scores.blocks[0].causal, scale)
-        return _tokens_first(dq), _tokens_first(dk), _tokens_first(dv)
+        return _tokens_first(dq).contiguous(), _tokens_first(dk).contiguous(), _tokens_first(dv).contiguous()
     dtype = _sum_dtype(scores, q)
     sums = GradSums.zeros(saved, dtype) if grads is None or dtype != q.dtype else grads
     sums.add(backend, grad_out, saved, scores, scale)

@@ -81,6 +81,15 @@ def test_every_packing_is_served_by_one_plan(name: str) -> None:
     assert any(phase.kind == ATTENTION for phase in plan.phases)
 
 
+@pytest.mark.parametrize("model", ["qwen3-tiny", "gpt-oss-tiny"])
+def test_a_batch_without_packed_documents_has_the_bits_of_the_run_without_a_plan(model: str) -> None:
+    """Its one block comes from the kernel as it is; norms of heads, or sinks, sum over it."""
+    options = {"model": model, "micro_batch_size": 2, "params_dtype": "fp32"}
+    plain, _, _ = run_ranks(1, train_on_rank, [()], 2, **options, memory_planner="off")[0]
+    planned, _, _ = run_ranks(1, train_on_rank, [()], 2, **options, **PLANNED)[0]
+    assert planned == plain
+
+
 @pytest.mark.parametrize(
     "cp_comm_type", ["all_gather", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("p2p", "a2a"))]
 )
