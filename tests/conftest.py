@@ -3,8 +3,9 @@
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -17,12 +18,23 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores; deci
 def pytest_configure() -> None:
     """Workers of pytest-xdist start later: they share this process's server."""
     forked.server()
+    gc.disable()  # until the tests are collected: none of their objects is garbage
 
 
 def pytest_collection_finish() -> None:
     """Runs in this process are spared measurements too, unless it would have to import torch just for that."""
+    gc.enable()
     if "memo.train.device" in sys.modules:
         import spared_measurements  # noqa: F401
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable(report: pytest.CollectReport | pytest.TestReport) -> Generator[None, Any, Any]:
+    """Workers send three reports of a test; nobody asks for the keywords of those that passed."""
+    data = yield
+    if report.passed and data is not None:
+        data["keywords"] = {}
+    return data
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,12 +3,11 @@
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import alone
 
 from memo.allocator import build
 from memo.allocator.seal import seal, seal_fault
@@ -216,8 +215,9 @@ def test_a_library_that_was_cut_short_does_not_end_the_process(
     whole = Path(shutil.copy(library, folder))
     assert build.library("cpu") == whole
     os.truncate(whole, whole.stat().st_size // 2)
-    command = [sys.executable, "-c", "from memo.allocator.planned import *; PlannedAllocator.install('cpu')"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "is not loaded but built again: it is not as it was built: damaged, or cut short" in done.stderr
+    program = "from memo.allocator.planned import *; PlannedAllocator.install('cpu')"
+    with alone(tmp_path, ("program", program), []) as process:
+        done = process.ended(0)
+    assert done.status == 0, done.errors
+    assert "is not loaded but built again: it is not as it was built: damaged, or cut short" in done.errors
     assert seal_fault(whole, build.build_key("cpu")) is None

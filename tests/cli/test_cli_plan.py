@@ -163,12 +163,12 @@ def test_where_nothing_fits_it_says_what_would(capsys: Capture) -> None:
 
 @pytest.mark.usefixtures("answered_once")
 def test_the_longest_sequence(capsys: Capture) -> None:
-    argv = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "h100-80", "--objective", "max-seq-len"]
+    argv = ["--model", "llama-3.1-8b", "--gpus", "2", "--hardware", "h100-80", "--objective", "max-seq-len"]
     found = json.loads(printed([*argv, "--json"], capsys))
     assert found["seq_len"] == found["longest"]["seq_len"] > 100_000 and found["choices"]
     shown = printed(argv, capsys)
     assert (
-        f"longest sequence that fits: {found['seq_len']:,} tokens (in steps of 65,536); by definition it is near "
+        f"longest sequence that fits: {found['seq_len']:,} tokens (in steps of 16,384); by definition it is near "
         in shown
     )
     assert f"beyond it: {found['longest']['limit']}" in shown

@@ -5,8 +5,6 @@ import fcntl
 import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import alone
 from torch import Tensor
 
 from memo.errors import DiskError
@@ -107,11 +106,13 @@ def test_no_file_is_left_by_a_killed_process(tmp_path: Path) -> None:
         "        file.write(index, buffer)\n"
         "    print('written', flush=True)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "written\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert list(tmp_path.iterdir()) == []
+    records, out = tmp_path / "records", tmp_path / "out"
+    records.mkdir()
+    out.mkdir()
+    with alone(out, ("program", script), [str(records)]) as process:
+        process.wait_until(lambda: "written" in process.output(0), "a record")
+    assert process.ended(0).status == -signal.SIGKILL
+    assert list(records.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from one_cpu import on_one_cpu
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "quickstart.ipynb"
@@ -19,6 +18,8 @@ def test_it_is_kept_without_outputs() -> None:
 
 @pytest.mark.full
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbclient import NotebookClient
+
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -146,8 +146,8 @@ def test_a_unit_that_every_layout_divides() -> None:
 
 def test_hidden_states_leave_the_gpu_only_where_it_lacks_room() -> None:
     """On small GPUs beside much host memory they allow longer sequences; shorter ones keep them on the GPU."""
-    question = ask("llama-3.1-8b", 8, global_batch_size=1, host_memory_gib=8192, place_states="never")
-    question = replace(question, gpu_memory_gib=40.0)
+    question = ask("llama-3.1-8b", 2, global_batch_size=1, host_memory_gib=8192, place_states="never")
+    question = replace(question, gpu_memory_gib=90.0)
     found = longest(question)
     best = search(question.at_length(found.seq_len), top=1).best
     assert best is not None and best.strategy.hidden_on_host and "hidden states in host memory" in str(best.strategy)

@@ -1,15 +1,14 @@
 """Training whose activations do not fit in host memory and lie on a real disk: the same losses, and nothing left."""
 
 import os
+import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from processes import alone
 from ranks import run_ranks
 from trainers import tiny_trainer
 
@@ -140,23 +139,17 @@ def test_a_disk_that_fails_in_a_step_ends_the_run_with_one_message(
 
 
 def test_a_run_that_is_killed_in_a_step_leaves_no_file(tmp_path: Path) -> None:
+    records, out = tmp_path / "records", tmp_path / "out"
+    records.mkdir()
     flags = (
         "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --vocab-size 61 --mock-data --seq-len 256 "
         "--train-iters 100000 --device cpu --num-threads 1 --peak-tflops 1 --no-progress --max-step-minutes 1000 "
-        f"--offload-alpha 1 --profile-cache off --offload-nvme-path {tmp_path} --offload-host-memory-gib 0.0035"
+        f"--offload-alpha 1 --profile-cache off --offload-nvme-path {records} --offload-host-memory-gib 0.0035"
     )
-    command = [sys.executable, "-m", "memo", "train", *flags.split()]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if "iteration" in line and "2/" in line:
-            break
-    assert process.poll() is None, "".join(seen)
-    files = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
-    assert any(str(tmp_path) in file and "deleted" in file for file in files), "no record is on the disk"
-    time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert list(tmp_path.iterdir()) == []
+    out.mkdir()
+    with alone(out, ("module", "memo"), ["train", *flags.split()]) as run:
+        run.wait_until(lambda: re.search("iteration.*2/", run.output(0)), "iteration 2")
+        files = [os.readlink(link) for link in Path(f"/proc/{run.processes[0].pid}/fd").iterdir()]
+        assert any(str(records) in file and "deleted" in file for file in files), "no record is on the disk"
+    assert run.ended(0).status == -signal.SIGKILL
+    assert list(records.iterdir()) == []

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import alone
 from ranks import run_ranks
 from trainers import SMALL_RUN
 
@@ -288,22 +286,18 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_process_whose_memory_ends_says_where_and_what_helps(tmp_path: Path) -> None:
+def test_a_process_whose_memory_ends_says_where_and_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 MiB more than the model are not enough for logits of 8192 tokens x 8000 words in fp32: 250 MiB."""
     flags = "--num-layers 1 --hidden-size 32 --num-attention-heads 4 --vocab-size 8000 --mock-data --seq-len 8192 "
     flags += "--train-iters 2 --loss-chunk-size 8192 --device cpu --num-threads 1 --peak-tflops 1 --no-progress "
     flags += "--offload-alpha off --numa-binding off"
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, *flags.split()],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LOCAL_RANK": "1", "RANK": "0"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == EXIT_FAILED, done.stderr
-    (message,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert "Traceback" not in done.stderr
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "0")
+    with alone(tmp_path, ("program", LIMITED), flags.split()) as process:
+        done = process.ended(0)
+    assert done.status == EXIT_FAILED, done.errors
+    (message,) = (line for line in done.errors.splitlines() if line.startswith("error: "))
+    assert "Traceback" not in done.errors
     assert "out of memory on rank 0 in iteration 1, in the loss, which asked for 250.00 MiB: weights" in message
     assert "; no component is above what was foreseen, so the memory itself is smaller" in message
     assert "--loss-chunk-size 4096 (now 8192: tokens whose logits exist at once)" in message
