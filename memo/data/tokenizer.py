@@ -18,8 +18,12 @@ from memo.config.hugging_face import hub_name
 from memo.config.presets import PRESETS
 from memo.errors import ConfigError, DataError
 
-END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-"""Names of the end-of-document token (GPT-2 and Qwen, Llama 3, Llama 2, Gemma), tried in this order."""
+END_OF_DOCUMENT_NAMES = (
+    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<seed:eos>", "[e~["),
+)
+"""Names of the end-of-document token (GPT-2 and Qwen, Llama 3, Llama 2, Gemma; DeepSeek, Seed-OSS, MiniMax), tried in
+this order."""
 _NUM_BYTES = 256
 _LARGEST_DEFINITION_BYTES = 1 << 28
 """Limit of a tokenizer.json; the largest in use have an eighth of it."""

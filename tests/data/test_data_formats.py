@@ -161,7 +161,7 @@ def test_a_folder_of_the_hub(tmp_path: Path) -> None:
         ("a.json", b"[" * 100_000, "a.json: element 1 is nested too deep"),
         ("a.json", b'{\n "text": "a"\n}', "a.json, line 1: is not JSON"),
         ("a.csv", b"", "a.csv: is empty: its first row must name the columns"),
-        ("a.csv", b"id,text\n1,a,b\n", "a.csv, row 2: no string under the key 'text', found a list"),
+        ("a.csv", b"id,text\n1,a,b\n", "a.csv, row 2: 3 cells, but row 1 names 2 columns; put"),
         ("a.csv", b"id,body\n1,a\n", "a.csv, row 2: no string under the key 'text', found ['body', 'id']"),
         ("a.csv", b"id,text\n1,\xff\n", "a.csv: is not text in UTF-8 ("),
         ("a.txt.gz", gzip.compress(b"\xff", mtime=0), "a.txt.gz: is not text in UTF-8 ("),

@@ -104,6 +104,10 @@ def test_the_template_of_a_model_is_that_of_transformers(tmp_path: Path, style: 
         ({"prompt": "a", "chosen": "b", "rejected": [BAD]}, "line 2: prompt is 'a'.*give chosen and rejected as texts"),
         ({"prompt": [USER], "chosen": "b", "rejected": "c"}, "line 2: prompt is .*give chosen and rejected as texts"),
         ({"chosen": [USER, GOOD], "rejected": [USER]}, "line 2: rejected has no message of the role assistant behind"),
+        (
+            {"question": "a", "chosen": "b", "rejected": "c"},
+            "line 2: prompt is missing.*no common beginning; give",
+        ),
         ({"prompt": "", "chosen": "", "rejected": "x"}, "line 2: chosen has no token of an answer that counts; see"),
     ],
 )
