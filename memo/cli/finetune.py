@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from memo.artifacts.regular_file import removed_if_unused
 from memo.config import RunConfig
 from memo.config.derived import world_size_from_env
+from memo.config.evaluation_run import LONGER_THAN_ANY_RUN
 from memo.config.flags import parse_command
 from memo.config.launching import require_started
 from memo.data import PackedConversations, PackedDataset, PreferencePairs, Reading, build_chat, build_pairs
@@ -81,8 +82,10 @@ def main(argv: Sequence[str]) -> None:
 
         check_files(config)
         corpus = build_corpus(config, options, model, save)
-        config = _with_plan(config.override({"data_path": corpus}), options, model)
-        with Trainer(config=config, eval_data=f"{corpus}-eval", stop=stop) as trainer:
+        interval = config.training.eval_interval or LONGER_THAN_ANY_RUN
+        data = {"data_path": corpus, "eval_data_path": f"{corpus}-eval", "eval_interval": interval}
+        config = _with_plan(config.override(data), options, model)
+        with Trainer(config=config, stop=stop) as trainer:
             _finetune(trainer)
             if not trainer.was_stopped and trainer.mesh.rank == 0:
                 exported = export_run(trainer.config, export, alone=True)

@@ -13,6 +13,10 @@ from memo.config.memory import MemoryConfig
 from memo.config.require import require
 from memo.config.run import CheckpointConfig, LoggingConfig, RunConfig
 from memo.config.training import TrainingConfig
+from memo.errors import is_reporting_rank, tell
+
+LONGER_THAN_ANY_RUN = 1 << 40
+"""An --eval-interval, in steps, of commands that evaluate before and after training only."""
 
 
 def evaluated_run(
@@ -25,6 +29,13 @@ def evaluated_run(
     """
     config, options = parse_command(argv, options, prog=prog, about=about, examples=examples, reads_run=True)
     check_values(config)
+    data, load = config.data, config.checkpoint.load
+    if needs_data and load and data.data_path and not (data.eval_data_path or data.holds_out) and is_reporting_rank():
+        words = " ".join(map(str, data.data_path))
+        tell(
+            f"warning: the loss is that of --data-path {words}, on which the run in --load {load} may have been "
+            "trained: --eval-data-path names other texts"
+        )
     config = for_evaluation(config, wanted_ranks(config.parallel))
     if not needs_data and config.data.data_path is None:
         config = config.override({"mock_data": True})

@@ -178,7 +178,7 @@ class _Errors:
         """Count errors; raises the first unless unreadable records are left out."""
         for error in errors:
             if not self._skips:
-                raise DataError(f"{error} (--skip-unreadable leaves out what cannot be read)") from None
+                raise DataError(f"{error} (--skip-unreadable of `memo data` leaves out what cannot be read)") from None
             self._count += 1
             if self._count <= _MOST_TOLD:
                 self._told.append(f"  {error}")

@@ -173,7 +173,7 @@ def test_files_that_cannot_be_read(name: str, content: bytes, says: str, tmp_pat
     with pytest.raises(DataError) as refused:
         build_corpus([tmp_path / name], tmp_path / "out")
     assert f"{tmp_path}/{says}" in str(refused.value)
-    assert str(refused.value).endswith("(--skip-unreadable leaves out what cannot be read)")
+    assert str(refused.value).endswith("(--skip-unreadable of `memo data` leaves out what cannot be read)")
     (tmp_path / "b.txt").write_text("good")
     summary = build_corpus(
         [tmp_path / name, tmp_path / "b.txt"], tmp_path / "out", reading=Reading(skip_unreadable=True)
@@ -276,7 +276,7 @@ def test_workers_change_nothing(tokenizer: Path, tmp_path: Path, monkeypatch: py
         assert summary.num_empty_documents == 29 and "line 51: is not JSON" in summary.left_out[1]
     for suffix in (".bin", ".idx", "-eval.bin", "-eval.idx"):
         assert Path(f"{tmp_path}/one{suffix}").read_bytes() == Path(f"{tmp_path}/two{suffix}").read_bytes()
-    with pytest.raises(DataError, match=r"a.jsonl, line 51: is not JSON.* \(--skip-unreadable leaves out"):
+    with pytest.raises(DataError, match=r"a.jsonl, line 51: is not JSON.* \(--skip-unreadable of `memo data`"):
         build_corpus([tmp_path / "a.jsonl"], tmp_path / "three", tokenizer=str(tokenizer), reading=Reading(workers=2))
     assert not list(tmp_path.glob("three*"))
 

@@ -114,7 +114,7 @@ def test_the_template_of_a_model_is_that_of_transformers(tmp_path: Path, style: 
 def test_records_that_are_no_pairs_are_refused_or_left_out(tmp_path: Path, record: Any, told: str) -> None:
     good = {"prompt": "Sky is", "chosen": " blue.", "rejected": " green."}
     file = write_lines(tmp_path / "pairs.jsonl", [good, record])
-    with pytest.raises(DataError, match=f"{told}.*--skip-unreadable leaves out"):
+    with pytest.raises(DataError, match=f"{told}.*--skip-unreadable of `memo data` leaves out"):
         build_pairs([file], tmp_path / "out", tokenizer="byte", chat_template="chatml")
     flags = ["--tokenizer", "byte", "--chat-template", "chatml", "--skip-unreadable"]
     main(["data", "pairs", str(file), str(tmp_path / "out"), *flags])

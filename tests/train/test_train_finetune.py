@@ -112,6 +112,8 @@ def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path, caps
         asked = ["--chat", "--prompt", "say moon cat", "--device", "cpu", "--num-threads", "1"]
         assert main(["generate", *weights, *asked]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == "moon cat"
+    assert main(["evaluate", "--load", str(tmp_path / "one"), "--device", "cpu", "--num-threads", "1"]) == 0
+    assert f" {after:.4f} " in capsys.readouterr().out, "of the held-out conversations"
     log = RunLog.load(tmp_path / "one")
     last = log.steps[-1].iteration
     assert [iteration for iteration, _ in log.evaluations] == [0, last]
