@@ -29,13 +29,7 @@ def evaluated_run(
     """
     config, options = parse_command(argv, options, prog=prog, about=about, examples=examples, reads_run=True)
     check_values(config)
-    data, load = config.data, config.checkpoint.load
-    if needs_data and load and data.data_path and not (data.eval_data_path or data.holds_out) and is_reporting_rank():
-        words = " ".join(map(str, data.data_path))
-        tell(
-            f"warning: the loss is that of --data-path {words}, on which the run in --load {load} may have been "
-            "trained: --eval-data-path names other texts"
-        )
+    given = config.data
     config = for_evaluation(config, wanted_ranks(config.parallel))
     if not needs_data and config.data.data_path is None:
         config = config.override({"mock_data": True})
@@ -44,6 +38,12 @@ def evaluated_run(
         "there are no weights: give --model DIR, a Hugging Face directory, or --load DIR, where a run saved",
     )
     check_ranks(config, prog, argv)
+    load, is_held_out = config.checkpoint.load, given.eval_data_path or given.holds_out
+    if needs_data and load and given.data_path and not is_held_out and is_reporting_rank():
+        tell(
+            f"warning: the loss is that of --data-path {' '.join(map(str, given.data_path))}, on which the run in "
+            f"--load {load} may have been trained: --eval-data-path names other texts"
+        )
     return config, options
 
 
