@@ -120,7 +120,14 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
             raise ConfigError(
                 f"--data-path {' '.join(words)} is no corpus of `memo data {kind}`: give one, or --train-data"
             )
+        if not Path(f"{words[0]}-eval.idx").exists():
+            raise ConfigError(
+                f"--data-path {words[0]} has no held-out part, {words[0]}-eval: build both with `memo data {kind}` and "
+                "--eval-fraction 0.05, or give --train-data"
+            )
         return words[0]
+    if options.eval_fraction == 0:
+        raise ConfigError("--eval-fraction is 0, but the loss of a held-out part is told: give more, such as 0.05")
     from memo.train.first_rank import on_first_rank
 
     prefix = f"{save}/data/{kind}"
