@@ -212,6 +212,13 @@ class RunLog:
         return cls(path, head, tuple(steps), num_records - len(steps), tuple(evaluations))
 
 
+def check_log(path: str) -> None:
+    """Raises ArtifactError for a file whose first line is not of a log: a run would append to it."""
+    with opened(path, Source(f"--log-jsonl {path}", ArtifactError, "give another path")) as file:
+        if line := file.readline(_LONGEST_LINE_BYTES):
+            _record(line, f"--log-jsonl {path}, line 1")
+
+
 T = TypeVar("T")
 
 

@@ -4,9 +4,10 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
-from memo.artifacts.fields import Count
+from memo.artifacts.fields import in_range
 from memo.cli.main import Command, dispatch
 from memo.config.command_line import parse_options
 from memo.config.flag import Flag
@@ -60,7 +61,7 @@ class _Options(_Split):
     """byte, a tokenizer.json or its directory, or bpe to train one on the corpus (set vocab-size)."""
     vocab_size: int | None = None
     """Vocabulary of a bpe tokenizer to train."""
-    workers: Count = 0
+    workers: Annotated[int, in_range(0, 1024)] = 0
     """Processes that tokenize; 0: one for each core. The corpus does not depend on their number."""
 
 
@@ -126,6 +127,10 @@ def _run(
     paths = options.paths
     given = ", ".join(paths) or "none"
     require(len(paths) > 1, f"memo data needs two paths or more, but got {given}: give IN... and then OUT")
+    require(
+        Path(paths[-1]).name,
+        f"memo data: OUT is {paths[-1]!r}, which names no file: give the prefix of those to write, such as data/mine",
+    )
     _build(function, options, paths[:-1], paths[-1])
 
 

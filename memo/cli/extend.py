@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memo.artifacts.regular_file import removed_if_unused
 from memo.config import RunConfig
 from memo.config.derived import world_size_from_env
-from memo.config.evaluation_run import for_evaluation
+from memo.config.evaluation_run import LONGER_THAN_ANY_RUN, for_evaluation
 from memo.config.extend import ExtensionMethod, extend_context
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks
@@ -33,8 +33,6 @@ EXAMPLES = (
     "torchrun --nproc-per-node 8 -m memo extend --model Llama-3.1-8B --seq-len 512K --tp 8 --method yarn --data-path "
     "data/long --eval-data-path data/long-eval --train-iters 200 --save runs/long --out Llama-512K",
 )
-LONGER_THAN_ANY_RUN = 1 << 40
-"""A number of steps."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from memo.artifacts.regular_file import removed_if_unused
 from memo.config import RunConfig
 from memo.config.derived import world_size_from_env
+from memo.config.evaluation_run import LONGER_THAN_ANY_RUN
 from memo.config.flags import parse_command
 from memo.config.launching import require_started
 from memo.data import PackedConversations, PackedDataset, PreferencePairs, Reading, build_chat, build_pairs
@@ -81,8 +82,10 @@ def main(argv: Sequence[str]) -> None:
 
         check_files(config)
         corpus = build_corpus(config, options, model, save)
-        config = _with_plan(config.override({"data_path": corpus}), options, model)
-        with Trainer(config=config, eval_data=f"{corpus}-eval", stop=stop) as trainer:
+        interval = config.training.eval_interval or LONGER_THAN_ANY_RUN
+        data = {"data_path": corpus, "eval_data_path": f"{corpus}-eval", "eval_interval": interval}
+        config = _with_plan(config.override(data), options, model)
+        with Trainer(config=config, stop=stop) as trainer:
             _finetune(trainer)
             if not trainer.was_stopped and trainer.mesh.rank == 0:
                 exported = export_run(trainer.config, export, alone=True)
@@ -117,7 +120,14 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
             raise ConfigError(
                 f"--data-path {' '.join(words)} is no corpus of `memo data {kind}`: give one, or --train-data"
             )
+        if not Path(f"{words[0]}-eval.idx").exists():
+            raise ConfigError(
+                f"--data-path {words[0]} has no held-out part, {words[0]}-eval: build both with `memo data {kind}` and "
+                "--eval-fraction 0.05, or give --train-data"
+            )
         return words[0]
+    if options.eval_fraction == 0:
+        raise ConfigError("--eval-fraction is 0, but the loss of a held-out part is told: give more, such as 0.05")
     from memo.train.first_rank import on_first_rank
 
     prefix = f"{save}/data/{kind}"

@@ -39,6 +39,12 @@ def _has_delta_heads(model: ModelConfig) -> bool:
     return LINEAR not in _words(model) or (keys > 0 and values > 0 and values % keys == 0)
 
 
+def _has_positions(config: RunConfig) -> bool:
+    """Whether a learned table has a row for each position of a sequence."""
+    learned, length = config.model.position_embedding_type == "learned_absolute", config.data.seq_length
+    return not learned or length <= (config.model.max_position_embeddings or length)
+
+
 _CONDITIONS: tuple[Condition, ...] = (
     (
         lambda c: c.model.rope_low_freq_factor < c.model.rope_high_freq_factor,
@@ -128,12 +134,14 @@ _CONDITIONS: tuple[Condition, ...] = (
         "{quantize} is of frozen matrices, and everything is trained: give --lora-rank 16, --freeze or --train-only",
     ),
     (
-        lambda c: (
-            c.model.position_embedding_type != "learned_absolute"
-            or c.data.seq_length <= (c.model.max_position_embeddings or c.data.seq_length)
-        ),
+        lambda c: _has_positions(c) or c.checkpoint.pretrained_checkpoint,
         "{seq_length} is longer than the learned position table, {max_position_embeddings}: give as many tokens or "
         "fewer, a larger table, or --position-embedding-type rope",
+    ),
+    (
+        _has_positions,
+        "{seq_length} is longer than the learned position table of {pretrained_checkpoint}, "
+        "{max_position_embeddings}, which nothing stretches: give as many tokens or fewer, or another model",
     ),
 )
 
@@ -185,13 +193,22 @@ def _check_factors(model: ModelConfig) -> None:
 
 
 def unscaled_length(model: ModelConfig, seq_length: int) -> str:
-    """A warning if sequences are longer than the model was made for and nothing stretches its RoPE; else an empty
+    """A warning if sequences are longer than the model was made for, or than its RoPE is stretched for; else an empty
     text."""
-    made_for = model.max_position_embeddings
-    if model.position_embedding_type != "rope" or model.rope_scaling_type != "none":
+    made_for, scaling = model.max_position_embeddings, model.rope_scaling_type
+    if model.position_embedding_type != "rope" or made_for is None or seq_length <= made_for:
         return ""
-    if made_for is None or seq_length <= made_for:
-        return ""
+    if scaling != "none":
+        original, factor = model.rope_original_max_position_embeddings, model.rope_scaling_factor
+        if scaling == "linear" or seq_length <= original * factor:
+            return ""  # linear does not say from which length
+        return (
+            f"--seq-length {seq_length} is more than the {made_for} tokens that the model was made for "
+            f"(--max-position-embeddings), and its RoPE is stretched from {original} tokens by "
+            f"--rope-scaling-type {scaling} --rope-scaling-factor {factor:g}: give memo extend --method yarn, which "
+            f"stretches it anew, or --max-position-embeddings {seq_length} if it shall learn longer positions as they "
+            "are"
+        )
     return (
         f"--seq-length {seq_length} is more than the {made_for} tokens that the model was made for "
         "(--max-position-embeddings), and nothing rescales its RoPE: give memo train --rope-scaling-type yarn "

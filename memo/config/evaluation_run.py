@@ -13,6 +13,10 @@ from memo.config.memory import MemoryConfig
 from memo.config.require import require
 from memo.config.run import CheckpointConfig, LoggingConfig, RunConfig
 from memo.config.training import TrainingConfig
+from memo.errors import is_reporting_rank, tell
+
+LONGER_THAN_ANY_RUN = 1 << 40
+"""An --eval-interval, in steps, of commands that evaluate before and after training only."""
 
 
 def evaluated_run(
@@ -25,6 +29,7 @@ def evaluated_run(
     """
     config, options = parse_command(argv, options, prog=prog, about=about, examples=examples, reads_run=True)
     check_values(config)
+    given = config.data
     config = for_evaluation(config, wanted_ranks(config.parallel))
     if not needs_data and config.data.data_path is None:
         config = config.override({"mock_data": True})
@@ -33,6 +38,12 @@ def evaluated_run(
         "there are no weights: give --model DIR, a Hugging Face directory, or --load DIR, where a run saved",
     )
     check_ranks(config, prog, argv)
+    load, is_held_out = config.checkpoint.load, given.eval_data_path or given.holds_out
+    if needs_data and load and given.data_path and not is_held_out and is_reporting_rank():
+        tell(
+            f"warning: the loss is that of --data-path {' '.join(map(str, given.data_path))}, on which the run in "
+            f"--load {load} may have been trained: --eval-data-path names other texts"
+        )
     return config, options
 
 

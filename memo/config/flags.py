@@ -18,7 +18,7 @@ from memo.config.flag import Flag
 from memo.config.flag_table import CommandLine, FlagGroup
 from memo.config.identity import differences, model_facts
 from memo.config.launching import check_ranks
-from memo.config.model import ModelConfig
+from memo.config.model import CHOICES_OF_TRAINED, ModelConfig
 from memo.config.model_name import choose_model
 from memo.config.presets import PRESETS
 from memo.config.run import RUN_CONFIG, RunConfig, read_toml
@@ -65,6 +65,9 @@ EXAMPLES = (
     "torchrun --nproc-per-node 8 -m memo train --model Llama-3.1-8B --tp 4 --cp 2 --seq-len 128K --data-path data/mine",
     "torchrun --nproc-per-node 8 -m memo train --config run.toml --save runs/b   # run.toml: memo plan --out run.toml",
 )
+
+
+_OF_RUN = ("vocab_size", "lora_alpha", "lora_use_rslora")
 
 
 @dataclass(frozen=True)
@@ -196,13 +199,14 @@ def _check_one_model(values: Mapping[str, Any]) -> None:
         return
     saved, fields = _defaults(_Sources(config=file)), {entry.name for entry in dataclasses.fields(ModelConfig)}
     own = saved.model
-    if own.lora_rank or own.freeze or own.train_only:
-        return
     given = choose_model(RunConfig(), name).replaced({key: values[key] for key in values if key in fields})
     weights, base = given.checkpoint.pretrained_checkpoint, saved.checkpoint.pretrained_checkpoint
-    if weights is None:
-        shape = dataclasses.replace(given.model, vocab_size=own.vocab_size)
+    if weights is None:  # a preset, which says nothing of the vocabulary or of what is trained
+        of_run = {key: getattr(own, key) for key in (*_OF_RUN, *CHOICES_OF_TRAINED) if key not in values}
+        shape = dataclasses.replace(given.model, **of_run)
         is_own = not differences(model_facts(own), model_facts(shape))
+    elif own.lora_rank or own.freeze or own.train_only:
+        return
     else:
         is_own = base is not None and os.path.realpath(base) == os.path.realpath(weights)
     if not is_own:

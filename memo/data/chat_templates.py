@@ -23,7 +23,7 @@ TEMPLATE_SUFFIX = f"-{TEMPLATE_FILE}"
 """The prefix of a corpus of conversations and this suffix name the template that rendered the corpus."""
 _LARGEST_BYTES = 1 << 20
 """Limit of a template's file; the largest in use have a hundredth of it."""
-_TOKENIZER_CONFIG = "tokenizer_config.json"
+_TOKENIZER_CONFIG, _TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"
 _WITHOUT_TOOLS = r"""{%- if tools or messages | selectattr('tool_calls', 'defined') | list %}
     {{- raise_exception('it has no place for tools') }}
 {%- endif %}
@@ -120,7 +120,7 @@ def load_run_template(config: RunConfig, special_texts: Sequence[str], given: st
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """bos_token, eos_token and so on, as the tokenizer_config.json of a folder spells them. Raises DataError."""
+    """bos_token, eos_token and so on, as the tokenizer's files in a folder spell them. Raises DataError."""
     return _tokens_in(_read_config(folder))
 
 
@@ -140,10 +140,13 @@ def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str | Path, str] | N
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json; empty if there is no such file."""
-    path = model_file(folder, _TOKENIZER_CONFIG)
-    source = Source(str(folder / _TOKENIZER_CONFIG), DataError, "download it again")
-    return {} if path is None else read_json_object(path, source)
+    """The content of tokenizer_config.json; empty if there is no such file. As in transformers, the named tokens of an
+    older directory, which does not list its added tokens, are those of special_tokens_map.json."""
+    config, named = (
+        {} if path is None else read_json_object(path, Source(str(path), DataError, "download it again"))
+        for path in (model_file(folder, name) for name in (_TOKENIZER_CONFIG, _TOKENS_MAP))
+    )
+    return config if "added_tokens_decoder" in config else config | named
 
 
 def _read_text(path: Path) -> str:

@@ -79,6 +79,8 @@ def conversation_of(record: Any, where: str, form: ChatForm | None = None) -> Co
         question, answer = (_text(record, field, where) for field in _FIELDS[form])
         if form == "instruction" and record.get("input") is not None:
             question = "\n\n".join(filter(None, (question, _text(record, "input", where))))
+        if record.get("label") is False:  # as in data for KTO
+            raise DataError(f"{where}: label is false, so the answer is not to be learned; remove the line")
         messages = [{"role": "user", "content": question}, {"role": ASSISTANT, "content": answer}]
     if form != "messages" and record.get("system") and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": _text(record, "system", where)})
@@ -105,6 +107,11 @@ def _form(record: dict[str, Any], where: str) -> ChatForm:
         raise DataError(
             f"{where}: it may be read in {len(found)} ways, as it has {fields}; say which with --chat-form "
             f"{' or --chat-form '.join(found)}"
+        )
+    if not found and {"chosen", "rejected"} <= there:
+        raise DataError(
+            f"{where}: it has chosen and rejected, which are preferences: read them with `memo data pairs`, or with "
+            "--preference dpo"
         )
     # No form is complete. The reader of the form whose first field exists will say which field is missing or empty.
     found += [form for form, needed in _FIELDS.items() if needed[0] in record]

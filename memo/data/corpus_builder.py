@@ -161,6 +161,8 @@ def write_corpus(
             for group in groups:
                 corpus.add(*group)
             reach(piece.done_bytes)
+        if not corpus.num_groups and (told := errors.lines()):
+            raise DataError(f"no documents for {prefix}: {' '.join(told)}")
         facts, elapsed_s = corpus.complete(), time.perf_counter() - start_s
     lines = tuple(visible(line) for line in (*_ignored(found.ignored), *errors.lines()))
     return BuildSummary(prefix, *facts, corpus.num_empty_documents, found.num_bytes, elapsed_s, lines)
@@ -176,7 +178,7 @@ class _Errors:
         """Count errors; raises the first unless unreadable records are left out."""
         for error in errors:
             if not self._skips:
-                raise DataError(f"{error} (--skip-unreadable leaves out what cannot be read)") from None
+                raise DataError(f"{error} (--skip-unreadable of `memo data` leaves out what cannot be read)") from None
             self._count += 1
             if self._count <= _MOST_TOLD:
                 self._told.append(f"  {error}")

@@ -81,7 +81,12 @@ def _pair_of_texts(record: dict[str, Any], where: str) -> tuple[Rendered, ...]:
     prompt, texts = record.get("prompt"), [record[side] for side in SIDES]
     if prompt is None:
         begin = _shared(*texts)
-        begin -= begin > 0 and texts[0][begin - 1] == " "  # as in TRL, because tokens begin with their blank
+        if not begin:  # as in files that have the prompt under another key
+            raise DataError(
+                f"{where}: prompt is missing, and chosen and rejected have no common beginning; give prompt, a text "
+                "that may be empty"
+            )
+        begin -= texts[0][begin - 1] == " "  # as in TRL, because tokens begin with their blank
     else:
         begin, texts = len(prompt), [prompt + text for text in texts]
     return tuple(

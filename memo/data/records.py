@@ -57,7 +57,7 @@ class RecordPiece:
     Attributes:
         unit: "line", "element" or "row"; "" if the file is one record.
         numbers: numbers of the records, from 1 on.
-        records: JSON as bytes, rows as dicts, or texts.
+        records: JSON as bytes, rows as dicts, texts, or the errors of rows.
         done_bytes: bytes of all files read at the end of this piece.
         broken: the reason if the file cannot be read after these records, else None.
     """
@@ -76,6 +76,8 @@ class RecordPiece:
         for number, record in zip(self.numbers, self.records, strict=True):
             where = f"{self.file}, {self.unit} {number}" if self.unit else self.file
             try:
+                if isinstance(record, DataError):
+                    raise record
                 if isinstance(record, bytes):
                     record = parse_json(record, Source(where, DataError, f"repair or remove the {self.unit}"))
                 made.append(make(record, where))
@@ -225,7 +227,7 @@ def _text(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
 
 
 def _csv_rows(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
-    """Yield rows of a table with commas or tabs as dicts by the names in row 1; a row of another length as a list."""
+    """Yield rows of a table with commas or tabs as dicts by the names in row 1; a row of another length as an error."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     rows = read_table(file, source, delimiter="\t" if ".tsv" in suffixes else ",")
     _, names = next(rows, (0, None))
@@ -233,7 +235,12 @@ def _csv_rows(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
         raise source.refusal("is empty: its first row must name the columns")
     for number, (_, row) in enumerate(rows, start=2):
         if row:  # not a blank line
-            record: Any = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
+            record: Any = DataError(
+                f"{path}, row {number}: {len(row)} cells, but row 1 names {len(names)} columns; put quotes around "
+                "cells with the separator, quotes or line breaks"
+            )
+            if len(row) == len(names):
+                record = dict(zip(names, row, strict=True))
             yield number, record, sum(map(len, row))
 
 

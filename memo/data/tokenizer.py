@@ -18,11 +18,17 @@ from memo.config.hugging_face import hub_name
 from memo.config.presets import PRESETS
 from memo.errors import ConfigError, DataError
 
-END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-"""Names of the end-of-document token (GPT-2 and Qwen, Llama 3, Llama 2, Gemma), tried in this order."""
+END_OF_DOCUMENT_NAMES = (
+    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<seed:eos>", "[e~["),
+)
+"""Names of the end-of-document token (GPT-2 and Qwen, Llama 3, Llama 2, Gemma; DeepSeek, Seed-OSS, MiniMax), tried in
+this order."""
 _NUM_BYTES = 256
 _LARGEST_DEFINITION_BYTES = 1 << 28
 """Limit of a tokenizer.json; the largest in use have an eighth of it."""
+_MOST_TRAINED = 1 << 22
+"""Limit of a vocabulary that is trained; the largest in use have a sixteenth of it."""
 
 
 class Tokenizer(Protocol):
@@ -200,10 +206,12 @@ def train_bpe(texts: Iterable[str], vocab_size: int, path: str | Path) -> BPETok
     """Train a byte-level BPE (like GPT-2's, so that any text survives a round trip) and save it to `path`.
 
     The vocabulary has at most `vocab_size` tokens; few texts may have too few pairs to fill it. Raises ConfigError if
-    there is no room for the 256 bytes and the end-of-document token.
+    there is no room for the 256 bytes and the end-of-document token, or for more tokens than any model has.
     """
     if vocab_size < _NUM_BYTES + 1:
         raise ConfigError(f"vocab-size = {vocab_size}, but byte-level BPE needs at least {_NUM_BYTES + 1}; raise it")
+    if vocab_size > _MOST_TRAINED:  # the library reserves memory for all, and ends the process where there is none
+        raise ConfigError(f"vocab-size = {vocab_size}, but at most {_MOST_TRAINED} tokens are trained; lower it")
     from tokenizers import Tokenizer as HuggingFaceTokenizer
     from tokenizers import decoders, models, pre_tokenizers, trainers
 

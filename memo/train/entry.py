@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from memo.artifacts.regular_file import removed_if_unused
 from memo.config.flags import load_run
 from memo.data.find import check_corpora
 from memo.data.pairs_of_run import build_pairs_of_run, check_corpora_learned, corpus_of_pairs, pairs_file
@@ -24,9 +25,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "memo train") -> int:
     exit status of memo.errors. Signals are listened for from here to the end of close(). `prog` is the command that
     started this program, for help and messages.
     """
-    with exit_on_error(needs_output=False), GracefulStop().listening() as stop:
+    with exit_on_error(needs_output=False), GracefulStop().listening() as stop, contextlib.ExitStack() as refused:
         with _refusals_are_heard():
             config = load_run(sys.argv[1:] if argv is None else argv, prog=prog)
+            refused.enter_context(removed_if_unused(config.checkpoint.save))
             file = pairs_file(config)
             if file is not None:
                 check_files(config)

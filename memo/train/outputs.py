@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from memo.artifacts.regular_file import other_kind
+from memo.artifacts.run_log import check_log
 from memo.checkpoint.directory import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.files import RUN_STATE
 from memo.config import RunConfig
@@ -23,6 +24,8 @@ def check_files(config: RunConfig) -> None:
     _check_save(config.checkpoint)
     check_writable("--save", config.checkpoint.save, is_directory=True)
     check_writable("--log-jsonl", config.logging.log_jsonl, is_directory=False)
+    if config.logging.log_jsonl is not None and os.path.exists(config.logging.log_jsonl):
+        check_log(config.logging.log_jsonl)
     check_writable("--heartbeat-file", config.logging.heartbeat_file, is_directory=False)
     check_writable("--tensorboard-dir", config.logging.tensorboard_dir, is_directory=True)
     if (

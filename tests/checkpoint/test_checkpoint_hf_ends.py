@@ -16,10 +16,17 @@ from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.files import TensorFiles, write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.data import build_corpus, train_bpe
-from memo.errors import CheckpointError
+from memo.errors import CheckpointError, DataError
 
 SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48, "seq_length": 64, "lr": 2e-2}
-SIZES |= {"global_batch_size": 2, "num_threads": 1, "device": "cpu", "progress": False, "offload_alpha": "off"}
+SIZES |= {
+    "vocab_size": 320,
+    "global_batch_size": 2,
+    "num_threads": 1,
+    "device": "cpu",
+    "progress": False,
+    "offload_alpha": "off",
+}
 WORDS = "abcdefgh"
 
 
@@ -86,6 +93,8 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_before_weights_are_written(r
     folder = write_tokenizer(tmp_path / "model", "chatml", marks=False)
     (folder / "tokenizer.json").write_text('{"added_tokens": [{"id": "x", "content": "y"}]}')
     with pytest.raises(CheckpointError, match=r"tokenizer.json: id is 'x' .*give a whole number"):
+        add_token_ids(folder, {}, answers=False)
+    with pytest.raises(DataError, match=r"tokenizer.json cannot be read as a tokenizer.json"):
         export_checkpoint(run / "run", tmp_path / "out", tokenizer=folder)
     assert not list(tmp_path.glob("out*"))
 

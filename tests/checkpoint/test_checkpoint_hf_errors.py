@@ -22,6 +22,7 @@ from memo.checkpoint.hugging_face.importer import import_checkpoint
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import save_checkpoint
 from memo.config.model_name import choose_model
+from memo.data import ByteTokenizer
 from memo.errors import CheckpointError, ConfigError, MemoError
 
 torch.set_num_threads(1)
@@ -171,6 +172,10 @@ def test_exports_that_lack_something(published: Path, tmp_path: Path) -> None:
         export_checkpoint(tmp_path, tmp_path / "out")
     with pytest.raises(ConfigError, match=r"--tokenizer nowhere does not exist"):
         export_checkpoint(published / "checkpoint", tmp_path / "out", tokenizer="nowhere")
+    larger = tmp_path / "tokenizer.json"
+    larger.write_bytes(ByteTokenizer().definition)
+    with pytest.raises(ConfigError, match=r"tokenizer.json has 257 tokens, but the model's vocabulary has 97: give"):
+        export_checkpoint(published / "checkpoint", tmp_path / "out", tokenizer=larger)
     copy = shutil.copytree(published / "checkpoint", tmp_path / "copy")
     toml = (copy / "config.toml").read_text()
     (copy / "config.toml").write_text(toml.replace("num_layers = 2", "num_layers = 3"))

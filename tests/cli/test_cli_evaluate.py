@@ -85,6 +85,28 @@ def test_another_model_beside_a_run_is_refused(run: Path, command: str, capsys: 
         assert f"--model {name} is not the model of the run in --load {run}/run" in message
 
 
+def test_a_preset_beside_a_run_with_adapters_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory is not: it may be the base, moved."""
+    toml = (run / "run" / "config.toml").read_text()
+    (tmp_path / "config.toml").write_text(toml.replace("lora_rank = 0", "lora_rank = 2"))
+    message = refusal(["generate", "--load", str(tmp_path), "--model", "qwen3-tiny"], capsys)
+    assert f"--model qwen3-tiny is not the model of the run in --load {tmp_path}" in message
+    own = ["--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48"]
+    own += ["--prompt", "a"]
+    message = refusal(["generate", "--load", str(tmp_path), "--model", "llama-tiny", *own], capsys)
+    assert "so it holds no whole checkpoint" in message
+
+
+def test_what_a_run_was_trained_on_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, told in (["--eval-data-path", "None"], True), (["--eval-data-path", f"{run}/other"], False):
+        argv = ["evaluate", "--load", f"{run}/run", *words, "--num-threads", "1", "--device", "cpu"]
+        assert main(argv) == 0
+        warning = f"warning: the loss is that of --data-path {run}/corpus, on which the run in --load {run}/run may"
+        assert (warning in capsys.readouterr().err) == told
+
+
 def test_an_output_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["evaluate", "--model", str(run / "model"), "--data-path", str(run / "corpus"), "--tokenizer", "byte"]
     assert f"--out {__file__}/x: " in refusal([*argv, "--seq-len", "64", "--out", f"{__file__}/x"], capsys)

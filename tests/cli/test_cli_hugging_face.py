@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hf_directories import CONFIGS, VOCAB, write_model
+from hf_directories import CONFIGS, VOCAB, make_model, write_model
 from safetensors.torch import load_file
 
 from memo import Trainer
@@ -58,7 +58,9 @@ def test_import_and_export(published: Path, tmp_path: Path, capsys: pytest.Captu
 
 def test_a_tokenizer_goes_along(published: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    directory = write_model("gpt2", tmp_path)
+    model, directory = make_model("gpt2"), tmp_path / "gpt2"
+    model.resize_token_embeddings(300)
+    model.save_pretrained(directory)
     shutil.copy(published / "tokenizer.json", directory)
     (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     import_checkpoint(directory, tmp_path / "checkpoint")

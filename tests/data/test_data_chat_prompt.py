@@ -34,6 +34,21 @@ def test_a_prompt_is_that_of_transformers(tmp_path: Path, style: str, marks: boo
             assert ours.prompt(tuple(asked), "here") == expected
 
 
+@pytest.mark.parametrize("lists_added_tokens", [False, True])
+def test_named_tokens_of_an_older_directory(tmp_path: Path, lists_added_tokens: bool) -> None:
+    """transformers reads special_tokens_map.json only beside a configuration without a list of added tokens."""
+    from transformers import AutoTokenizer
+
+    folder = write_tokenizer(tmp_path / "headers", "headers", marks=False)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": config.pop("bos_token")["content"]}))
+    config |= {"added_tokens_decoder": {}} if lists_added_tokens else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(CHATS[0][:1], tokenize=False)
+    assert expected.startswith("<|begin|>") != lists_added_tokens
+    assert load(folder).prompt(tuple(CHATS[0][:1]), "here").startswith(expected)
+
+
 @pytest.mark.parametrize("marks", [False, True])
 @pytest.mark.parametrize("style", STYLES)
 def test_the_token_that_ends_an_answer(tmp_path: Path, style: str, marks: bool) -> None:

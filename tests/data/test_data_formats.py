@@ -161,7 +161,7 @@ def test_a_folder_of_the_hub(tmp_path: Path) -> None:
         ("a.json", b"[" * 100_000, "a.json: element 1 is nested too deep"),
         ("a.json", b'{\n "text": "a"\n}', "a.json, line 1: is not JSON"),
         ("a.csv", b"", "a.csv: is empty: its first row must name the columns"),
-        ("a.csv", b"id,text\n1,a,b\n", "a.csv, row 2: no string under the key 'text', found a list"),
+        ("a.csv", b"id,text\n1,a,b\n", "a.csv, row 2: 3 cells, but row 1 names 2 columns; put"),
         ("a.csv", b"id,body\n1,a\n", "a.csv, row 2: no string under the key 'text', found ['body', 'id']"),
         ("a.csv", b"id,text\n1,\xff\n", "a.csv: is not text in UTF-8 ("),
         ("a.txt.gz", gzip.compress(b"\xff", mtime=0), "a.txt.gz: is not text in UTF-8 ("),
@@ -173,7 +173,7 @@ def test_files_that_cannot_be_read(name: str, content: bytes, says: str, tmp_pat
     with pytest.raises(DataError) as refused:
         build_corpus([tmp_path / name], tmp_path / "out")
     assert f"{tmp_path}/{says}" in str(refused.value)
-    assert str(refused.value).endswith("(--skip-unreadable leaves out what cannot be read)")
+    assert str(refused.value).endswith("(--skip-unreadable of `memo data` leaves out what cannot be read)")
     (tmp_path / "b.txt").write_text("good")
     summary = build_corpus(
         [tmp_path / name, tmp_path / "b.txt"], tmp_path / "out", reading=Reading(skip_unreadable=True)
@@ -276,7 +276,7 @@ def test_workers_change_nothing(tokenizer: Path, tmp_path: Path, monkeypatch: py
         assert summary.num_empty_documents == 29 and "line 51: is not JSON" in summary.left_out[1]
     for suffix in (".bin", ".idx", "-eval.bin", "-eval.idx"):
         assert Path(f"{tmp_path}/one{suffix}").read_bytes() == Path(f"{tmp_path}/two{suffix}").read_bytes()
-    with pytest.raises(DataError, match=r"a.jsonl, line 51: is not JSON.* \(--skip-unreadable leaves out"):
+    with pytest.raises(DataError, match=r"a.jsonl, line 51: is not JSON.* \(--skip-unreadable of `memo data`"):
         build_corpus([tmp_path / "a.jsonl"], tmp_path / "three", tokenizer=str(tokenizer), reading=Reading(workers=2))
     assert not list(tmp_path.glob("three*"))
 

@@ -104,13 +104,17 @@ def test_the_template_of_a_model_is_that_of_transformers(tmp_path: Path, style: 
         ({"prompt": "a", "chosen": "b", "rejected": [BAD]}, "line 2: prompt is 'a'.*give chosen and rejected as texts"),
         ({"prompt": [USER], "chosen": "b", "rejected": "c"}, "line 2: prompt is .*give chosen and rejected as texts"),
         ({"chosen": [USER, GOOD], "rejected": [USER]}, "line 2: rejected has no message of the role assistant behind"),
+        (
+            {"question": "a", "chosen": "b", "rejected": "c"},
+            "line 2: prompt is missing.*no common beginning; give",
+        ),
         ({"prompt": "", "chosen": "", "rejected": "x"}, "line 2: chosen has no token of an answer that counts; see"),
     ],
 )
 def test_records_that_are_no_pairs_are_refused_or_left_out(tmp_path: Path, record: Any, told: str) -> None:
     good = {"prompt": "Sky is", "chosen": " blue.", "rejected": " green."}
     file = write_lines(tmp_path / "pairs.jsonl", [good, record])
-    with pytest.raises(DataError, match=f"{told}.*--skip-unreadable leaves out"):
+    with pytest.raises(DataError, match=f"{told}.*--skip-unreadable of `memo data` leaves out"):
         build_pairs([file], tmp_path / "out", tokenizer="byte", chat_template="chatml")
     flags = ["--tokenizer", "byte", "--chat-template", "chatml", "--skip-unreadable"]
     main(["data", "pairs", str(file), str(tmp_path / "out"), *flags])

@@ -15,6 +15,7 @@ from memo.artifacts.run_log import RunLog
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.cli.main import main
 from memo.config import preset
+from memo.config.check_model import unscaled_length
 from memo.config.extend import extend_context
 from memo.config.model import ModelConfig
 from memo.data import PackedDataset, build_corpus, build_demo
@@ -95,6 +96,18 @@ def test_what_cannot_be_extended_is_refused() -> None:
         extend_context(model(kv_channels=2), 4096, "rope-base")
 
 
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_a_length_beyond_what_is_stretched_already_is_told(kind: str) -> None:
+    """It is both the length that the model says, and that of the original one times the factor, as either may lag."""
+    lengths = {"rope_original_max_position_embeddings": 256, "max_position_embeddings": 512}
+    stretched = model(rope_scaling_type=kind, rope_scaling_factor=4.0, **lengths)
+    assert not unscaled_length(stretched, 1024)
+    told = unscaled_length(stretched, 1025)
+    assert told.startswith("--seq-length 1025 is more than the 512 tokens") and "stretched from 256 tokens" in told
+    assert not unscaled_length(extend_context(stretched, 2048, "rope-base"), 2048)
+    assert not unscaled_length(extend_context(stretched, 2048, "yarn"), 2048)
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
@@ -120,7 +133,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
         words = [f"--{name.replace('_', '-')}={value}" for name, value in common.items()]
         assert main(["extend", *words, *switches]) == 0
         out, err = capsys.readouterr()
-        assert "nothing rescales its RoPE" not in err
+        assert "that the model was made for" not in err
         return out
 
     return with_flags

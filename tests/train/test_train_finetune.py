@@ -112,6 +112,8 @@ def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path, caps
         asked = ["--chat", "--prompt", "say moon cat", "--device", "cpu", "--num-threads", "1"]
         assert main(["generate", *weights, *asked]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == "moon cat"
+    assert main(["evaluate", "--load", str(tmp_path / "one"), "--device", "cpu", "--num-threads", "1"]) == 0
+    assert f" {after:.4f} " in capsys.readouterr().out, "of the held-out conversations"
     log = RunLog.load(tmp_path / "one")
     last = log.steps[-1].iteration
     assert [iteration for iteration, _ in log.evaluations] == [0, last]
@@ -188,6 +190,7 @@ def test_two_ranks_under_a_plan_are_the_same_run(
             "error: --eval-fraction (split_eval in Python) is 0.05, which leaves 8 documents to train on and 0 to "
             "evaluate on; give a larger share, or more documents",
         ),
+        (["--train-data", "IN", "--save", "OUT", "--eval-fraction", "0"], "error: --eval-fraction is 0, but the loss"),
         (
             ["--save", "OUT", "--preference", "dpo", "--lora-rank", "4"],
             "error: --data-path None is no corpus of `memo data pairs`: give one, or --train-data",
@@ -235,6 +238,10 @@ def test_a_corpus_that_is_already_there(model: Path, tmp_path: Path) -> None:
     assert command.build_corpus(config, command.Options(), str(model), str(tmp_path / "save")) == str(prefix)
     samples = json.loads(Path(f"{prefix}.json").read_text())["num_tokens"] / 65
     steps = with_epochs(config, world_size=1).training.train_iters
+    for file in tmp_path.glob("chat-eval*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"has no held-out part, .*chat-eval: build both with `memo data chat`"):
+        command.build_corpus(config, command.Options(), str(model), str(tmp_path / "save"))
     assert samples * 2.5 / 4 <= steps <= 1.3 * samples * 2.5 / 4 + 1
 
 

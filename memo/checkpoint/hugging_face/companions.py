@@ -12,10 +12,12 @@ from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.config import RunConfig
 from memo.config.blend import read_blend
 from memo.config.hugging_face import CONFIG_FILE, has_weights, read_config
+from memo.config.model import ModelConfig
 from memo.data import BPETokenizer, ByteTokenizer
 from memo.data.chat_templates import TEMPLATE_SUFFIX
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
 from memo.data.tokenizer import END_OF_DOCUMENT_NAMES
+from memo.errors import ConfigError
 
 COMPANION_DIR = "hugging_face"
 """The folder of --save that keeps them."""
@@ -121,6 +123,17 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
         return []
     tokenizer = BPETokenizer(source)
     return _write_tokenizer(tokenizer.definition, tokenizer.eod_name, target)
+
+
+def check_tokenizer(source: Path, model: ModelConfig) -> None:
+    """Raises ConfigError if the tokenizer.json at or in `source` has ids that the model lacks."""
+    path = model_file(source, "tokenizer.json") if source.is_dir() else source
+    size = 0 if path is None else BPETokenizer(path).vocab_size
+    if model.vocab_size is not None and size > model.vocab_size:
+        raise ConfigError(
+            f"--tokenizer {source} has {size} tokens, but the model's vocabulary has {model.vocab_size}: give the "
+            "tokenizer that the run was trained with, or leave the flag out"
+        )
 
 
 def _write_tokenizer(definition: bytes, eod: str, target: Path) -> list[str]:

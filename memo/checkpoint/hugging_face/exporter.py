@@ -31,6 +31,7 @@ from memo.checkpoint.hugging_face.companions import (
     COMPANIONS,
     LEARNED_TEMPLATE,
     REST_FILE,
+    check_tokenizer,
     copy_tokenizer,
 )
 from memo.checkpoint.hugging_face.files import tensor_bytes, write_safetensors
@@ -124,6 +125,8 @@ def export_checkpoint(
         raise CheckpointError(f"--out {target} exists and is not empty: choose another directory, or remove it")
     if tokenizer is not None and not Path(tokenizer).exists():
         raise ConfigError(f"--tokenizer {tokenizer} does not exist: give the directory of a tokenizer's files")
+    if tokenizer is not None:
+        check_tokenizer(Path(tokenizer), config.model)
     chosen = dtype or config.training.params_dtype
     ancestor = _ancestor(final)
     theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), ancestor)
