@@ -105,7 +105,7 @@ class LayerProfile(Artifact):
         tensor_bytes: bytes of the layer's skeletal activations on one rank, by name (memo.spec.skeleton).
         forward_s, backward_s: times of the fastest kind of layer; backward without recomputation.
         longer_s: by how much forward and backward of the mean layer take longer, if there are several kinds.
-        recompute_s: time to recompute all tokens of a group of tensors, by group.
+        recompute_s: time to recompute all tokens of a group of tensors, by group; 0: backward computes it in any case.
         offload_bytes_per_s, prefetch_bytes_per_s: rates from device to host and back while nothing else runs.
         offload_under_compute_bytes_per_s, prefetch_under_compute_bytes_per_s: rates while the device computes; 0 if
             copies take turns with compute, as they do on a CPU.
@@ -119,7 +119,7 @@ class LayerProfile(Artifact):
     tensor_bytes: dict[str, PositiveInt]
     forward_s: PositiveFloat
     backward_s: PositiveFloat
-    recompute_s: dict[str, PositiveFloat]
+    recompute_s: dict[str, NonNegativeFloat]
     offload_bytes_per_s: PositiveFloat
     prefetch_bytes_per_s: PositiveFloat
     offload_under_compute_bytes_per_s: NonNegativeFloat

@@ -69,7 +69,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"prefetch_under_compute_bytes_per_s": -1.0},
         r"prefetch_under_compute_bytes_per_s is -1\.0: give a number of 0 or more, or ",
     ),
-    ({"recompute_s": {"qkv": 0.0}}, r"recompute_s\['qkv'\] is 0\.0"),
+    ({"recompute_s": {"qkv": -0.1}}, r"recompute_s\['qkv'\] is -0\.1: give a number of 0 or more"),
     ({"tensor_bytes": {"input": -4}}, r"tensor_bytes\['input'\] is -4"),
     ({"measured_at": "yesterday"}, "measured_at is 'yesterday': give a string with a date"),
     (

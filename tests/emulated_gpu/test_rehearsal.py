@@ -49,7 +49,7 @@ THE_SAME_RUN = """
 DEVICE = emulated_device(2, find_hardware("h100-80"), "h100-80")
 FLOWS = {
     "plain": ("--offload-alpha off --memory-planner off", "offload_alpha='off', memory_planner='off'"),
-    "swapped": ("--offload-alpha 0.5", "offload_alpha=0.5"),
+    "swapped": ("--offload-alpha 0.5 --offload-policy paper", "offload_alpha=0.5, offload_policy='paper'"),
     "streamed and planned": (
         "--offload-alpha 1 --offload-states all --memory-planner auto --memory-planner-min-bytes 4096",
         "offload_alpha=1.0, offload_states='all', memory_planner='auto', memory_planner_min_bytes=4096",
