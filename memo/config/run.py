@@ -147,13 +147,11 @@ class RunConfig:
         return self.replaced(chosen)
 
     def replaced(self, values: dict[str, Any]) -> "RunConfig":
-        """A copy with fields replaced, by their full names, whose values are of the right type. What the model no
-        longer reads then has its default."""
+        """A copy with fields replaced, by their full names, whose values are of the right type. What nothing reads any
+        longer then has its default."""
         by_section: dict[str, dict[str, Any]] = {}
-        for name, value in _with_one_length(values).items():
+        for name, value in _with_one_length({**_put_out_of_use(self, values), **values}).items():
             by_section.setdefault(section_of(name, ""), {})[name] = value
-        if "model" in by_section:
-            by_section["model"] = {**_put_out_of_use(self.model, by_section["model"]), **by_section["model"]}
         sections = {name: dataclasses.replace(getattr(self, name), **given) for name, given in by_section.items()}
         return dataclasses.replace(self, **sections)
 
@@ -169,20 +167,29 @@ class RunConfig:
         return "\n".join(lines)
 
 
-def _put_out_of_use(model: ModelConfig, given: dict[str, Any]) -> dict[str, Any]:
-    """{field: default} of what the model no longer reads once `given` replaces its fields, such as the factor of a
-    preset's scaling under --rope-scaling-type none."""
-    after = dataclasses.replace(model, **given)
-    defaults = {entry.name: entry.default for entry in dataclasses.fields(ModelConfig)}
+def _put_out_of_use(run: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """{field: default} of what nothing reads any longer once `given` replaces fields, such as the factor of a preset's
+    scaling under --rope-scaling-type none, or the tiles of a run's file under --offload-alpha off."""
     found = {
-        name: defaults[name]
-        for name, marks in reading_marks(ModelConfig).items()
-        for mark in marks
+        name: default
+        for name, default, mark in _readers()
         if name not in given
-        and mark.accepts(getattr(model, mark.field))
-        and not mark.accepts(getattr(after, mark.field))
+        and mark.field in given
+        and mark.accepts(getattr(getattr(run, section_of(mark.field, "")), mark.field))
+        and not mark.accepts(given[mark.field])
     }
-    return {**found, **_put_out_of_use(model, {**given, **found})} if found else {}
+    return {**found, **_put_out_of_use(run, {**given, **found})} if found else {}
+
+
+@cache
+def _readers() -> tuple[tuple[str, Any, ReadWith], ...]:
+    """(field, its default, the mark of the field with which alone it is read), of all sections."""
+    return tuple(
+        (entry.name, entry.default, mark)
+        for kind in _sections().values()
+        for entry in dataclasses.fields(kind)
+        for mark in reading_marks(kind)[entry.name]
+    )
 
 
 def _checked(section: type, name: str, value: object, source: str) -> object:

@@ -8,6 +8,7 @@ import pytest
 from memo.config import PRESETS, RunConfig, preset
 from memo.config.checks import check
 from memo.config.flags import load_run, parse_run
+from memo.config.memory import MemoryConfig
 from memo.config.presets import listed
 from memo.config.run import read_toml
 from memo.errors import ConfigError
@@ -168,3 +169,17 @@ def test_a_flag_takes_along_what_the_preset_has_for_it_alone() -> None:
     check(dense, 1)
     with pytest.raises(ConfigError, match=r"--rope-scaling-factor 4.0 has no use where --rope-scaling-type is none"):
         check(plain.override({"rope_scaling_factor": 4.0}), 1)
+
+
+def test_a_flag_takes_along_what_the_file_has_for_it_alone(tmp_path: Path) -> None:
+    """As `memo evaluate --load RUN --offload-alpha off`, of a run with tiles of its own."""
+    (file := tmp_path / "run.toml").write_text(
+        'model = "qwen3-moe-tiny"\nmock_data = true\noffload_alpha = 0.5\noffload_tiles = 4\n'
+        'offload_policy = "paper"\nmoe_aux_loss_coeff = 0.1\n'
+    )
+    given = ["--config", str(file), "--offload-alpha", "off", "--num-experts", "0"]
+    config = parse_run(given, prog="memo train")
+    check(config, 1)
+    assert (config.memory, config.training.moe_aux_loss_coeff) == (MemoryConfig(offload_alpha="off"), 0.0)
+    with pytest.raises(ConfigError, match=r"--offload-tiles 4 has no use where --offload-alpha is off"):
+        check(parse_run([*given, "--offload-tiles", "4"], prog="memo train"), 1)
