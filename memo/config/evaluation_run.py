@@ -12,7 +12,6 @@ from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.memory import MemoryConfig
 from memo.config.require import require
 from memo.config.run import CheckpointConfig, LoggingConfig, RunConfig
-from memo.config.training import TrainingConfig
 from memo.errors import is_reporting_rank, tell
 
 LONGER_THAN_ANY_RUN = 1 << 40
@@ -55,6 +54,7 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
     evaluation where it is admitted for training. Nothing is saved or logged. The global batch size is stated, as the
     run that saved the checkpoint may have had another one.
     """
+    config = config.replaced({"preference": None})  # and what is read with it alone
     data, checkpoint = config.data, config.checkpoint
     corpus = data.eval_data_path or data.data_path
     read = data  # with --split the parts that were not trained on
@@ -70,14 +70,12 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
             memory_planner_min_bytes=MemoryConfig.memory_planner_min_bytes,
             memory_planner_from=MemoryConfig.memory_planner_from,
         ),
-        data=replace(read, reference_log_probs=None),
+        data=read,
         training=replace(
             config.training,
             eval_interval=1,
             global_batch_size=batch,
             num_epochs=None,
-            preference=None,
-            preference_beta=TrainingConfig.preference_beta,
         ),
         checkpoint=CheckpointConfig(
             load=checkpoint.load,

@@ -65,9 +65,8 @@ EXAMPLES = (
     "torchrun --nproc-per-node 8 -m memo train --model Llama-3.1-8B --tp 4 --cp 2 --seq-len 128K --data-path data/mine",
     "torchrun --nproc-per-node 8 -m memo train --config run.toml --save runs/b   # run.toml: memo plan --out run.toml",
 )
-
-
-_OF_RUN = ("vocab_size", "lora_alpha", "lora_use_rslora")
+_OF_RUN = ("vocab_size", "lora_alpha", "lora_use_rslora", *CHOICES_OF_TRAINED)
+"""Fields of a model that a preset says nothing of."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +200,8 @@ def _check_one_model(values: Mapping[str, Any]) -> None:
     own = saved.model
     given = choose_model(RunConfig(), name).replaced({key: values[key] for key in values if key in fields})
     weights, base = given.checkpoint.pretrained_checkpoint, saved.checkpoint.pretrained_checkpoint
-    if weights is None:  # a preset, which says nothing of the vocabulary or of what is trained
-        of_run = {key: getattr(own, key) for key in (*_OF_RUN, *CHOICES_OF_TRAINED) if key not in values}
+    if weights is None:  # a preset
+        of_run = {key: getattr(own, key) for key in _OF_RUN if key not in values}
         shape = dataclasses.replace(given.model, **of_run)
         is_own = not differences(model_facts(own), model_facts(shape))
     elif own.lora_rank or own.freeze or own.train_only:

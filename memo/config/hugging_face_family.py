@@ -46,8 +46,8 @@ class Family:
         beyond: facts that ModelConfig cannot express, as fields of memo.spec.shapes.ModelShape; called with the file
             and the nearest ModelConfig.
         architecture: the class that AutoModelForCausalLM picks; a class without a head where transformers has the
-            text in larger models alone. This attribute and all below are for families whose
-            mathematics memo computes: their models are trained, imported and exported as well.
+            text in larger models alone. This attribute and all below are for families whose mathematics memo computes:
+            their models are trained, imported and exported as well.
         tensors: the names of its weights.
         activation: the key with the name of the activation.
         own_activation: the activation that the family calls silu, where it has no other one.

@@ -235,12 +235,12 @@ def _csv_rows(file: BinaryIO, source: Source, path: Path) -> Iterator[Record]:
         raise source.refusal("is empty: its first row must name the columns")
     for number, (_, row) in enumerate(rows, start=2):
         if row:  # not a blank line
-            record: Any = DataError(
-                f"{path}, row {number}: {len(row)} cells, but row 1 names {len(names)} columns; put quotes around "
-                "cells with the separator, quotes or line breaks"
-            )
-            if len(row) == len(names):
-                record = dict(zip(names, row, strict=True))
+            record: Any = dict(zip(names, row, strict=False))
+            if len(row) != len(names):
+                record = DataError(
+                    f"{path}, row {number}: {len(row)} cells, but row 1 names {len(names)} columns; put quotes around "
+                    "cells with the separator, quotes or line breaks"
+                )
             yield number, record, sum(map(len, row))
 
 

@@ -126,7 +126,9 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
 
 
 def check_tokenizer(source: Path, model: ModelConfig) -> None:
-    """Raises ConfigError if the tokenizer.json at or in `source` has ids that the model lacks."""
+    """Raises ConfigError if there is no `source`, or if the tokenizer.json at or in it has ids that the model lacks."""
+    if not source.exists():
+        raise ConfigError(f"--tokenizer {source} does not exist: give the directory of a tokenizer's files")
     path = model_file(source, "tokenizer.json") if source.is_dir() else source
     size = 0 if path is None else BPETokenizer(path).vocab_size
     if model.vocab_size is not None and size > model.vocab_size:

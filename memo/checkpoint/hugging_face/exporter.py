@@ -123,8 +123,6 @@ def export_checkpoint(
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"--out {target} exists and is not empty: choose another directory, or remove it")
-    if tokenizer is not None and not Path(tokenizer).exists():
-        raise ConfigError(f"--tokenizer {tokenizer} does not exist: give the directory of a tokenizer's files")
     if tokenizer is not None:
         check_tokenizer(Path(tokenizer), config.model)
     chosen = dtype or config.training.params_dtype

@@ -123,11 +123,9 @@ class PretrainedWeights:
     def _turned(self, name: str, place: HuggingFacePlace) -> HuggingFacePlace:
         """The place, with the matrices of all experts in the order of their two dimensions in the files: the hub has
         those of Qwen3-VL as [in, out], a model that transformers made as [out, in], and transformers reads both."""
-        stored, shape = self.files.tensors.get(place.name), self.shapes[name]
-        turned = replace(place, transposed=not place.transposed)
-        if not place.num_experts or stored is None or stored.shape == place.whole_shape(shape):
-            return place
-        return turned if stored.shape == turned.whole_shape(shape) else place
+        stored, turned = self.files.tensors.get(place.name), replace(place, transposed=not place.transposed)
+        ours, theirs = (each.whole_shape(self.shapes[name]) for each in (place, turned))
+        return turned if place.num_experts and stored is not None and stored.shape == theirs != ours else place
 
     def _stored_as(self, place: HuggingFacePlace) -> HuggingFacePlace | None:
         for naming in NAMINGS:
