@@ -72,9 +72,10 @@ def group_elements(head_dim: int, channels: float, backward: bool, mixed: bool) 
     """Elements in the wide dtype, for each token and value head, of all tensors that a group of tokens makes at its
     peak. `channels`: channels of q, k and v for each value head; `mixed`: whether the model's dtype is narrower.
 
-    An upper bound, fitted in chunks of 128 to the requests of torch's CPU kernels at heads of 16, 64 and 128, with one
-    and two value heads a key head: up to 1 % more than was measured (tests/estimate/test_estimate_program_memory.py).
+    An upper bound, fitted in chunks of 128 to the requests of torch's kernels, which are the same on CPUs and GPUs, with
+    heads of 16 to 256, and one, two and four value heads a key head: with heads of 128, up to 3 % more than was
+    counted, with others up to 8 % (tests/estimate/test_estimate_delta_memory.py).
     """
     if backward:
-        return (15.15 - 1.75 * mixed) * head_dim + 3.8 * channels + 8.1 * CHUNK + 6.15 * head_dim**2 / CHUNK
-    return 11.6 * head_dim + 2.05 * channels + 3.75 * CHUNK + 4.15 * head_dim**2 / CHUNK
+        return (15.05 - 0.3 * mixed) * head_dim + 3.72 * channels + 8.05 * CHUNK + 6.1 * head_dim**2 / CHUNK
+    return 12.75 * head_dim + 3.05 * channels + 3.65 * CHUNK + 3.12 * head_dim**2 / CHUNK

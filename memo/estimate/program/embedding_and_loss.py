@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import vocab_rows_per_rank
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply
+from memo.estimate.program.matrices import hidden_bytes, multiply
 from memo.estimate.program.messages import all_gather, scattered
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import Normed, norm_backward, norm_forward
@@ -113,13 +113,14 @@ def embedding_backward(
     has_table, has_positions = (name not in ends.frozen for name in _TABLES[:2])
     size, of_positions = ends.rows * sizes.hidden * has_table, ends.positions * sizes.hidden * has_positions
     if of_positions and not sizes.sections:
-        add_gradient(ledger, sizes, of_positions)
+        _add_rows(ledger, sizes, sizes.tokens, of_positions)
     if not _is_in_chunks(sizes, ends):
         scaled = ledger.make("scaled gradient", sizes.between_layers if ends.scaled else 0)
         if ends.scaled:
             ledger.free(grad)
             grad = scaled
         table = ledger.make("embedding gradient", size * sizes.narrow)
+        ledger.scratch(("sums of segments", _segment_bytes(sizes, sizes.tokens, ends.rows * has_table)))
         ledger.free(grad)
         tables = [table]
     else:
@@ -145,7 +146,7 @@ def embedding_backward(
 
 
 def _add_rows(ledger: Ledger, sizes: LayerSizes, tokens: int, size: int) -> None:
-    """Sum the gradients of a chunk by row of a table of `size` elements, and add them to those of other chunks."""
+    """Sum the gradients of these tokens by row of a table of `size` elements, and add them to those of others."""
     part = ledger.make("embedding gradient", size * sizes.narrow)
     ledger.scratch(("sums of segments", _segment_bytes(sizes, tokens, size // sizes.hidden)))
     if sizes.mixed:
