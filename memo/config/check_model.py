@@ -13,7 +13,7 @@ _CONFLICTS: tuple[Conflict, ...] = (
     ("custom_layer", ("apply_layernorm_1p", "attention_sinks", "attention_output_gate"), _OWN),
     ("multi_latent_attention", ("kv_channels", "rotary_percent", "qk_layernorm", "attention_output_gate"), _LATENT),
     ("multi_latent_attention", ("add_bias_linear", "add_qkv_bias", "custom_layer"), _LATENT),
-    ("multi_latent_attention", ("rope_llama_4_scaling_beta", "attention_sinks"), _LATENT),
+    ("multi_latent_attention", ("attention_sinks",), _LATENT),
     ("norm_placement", ("num_experts",), "memo has norms of the outputs of one MLP for all tokens"),
     ("freeze", ("train_only",), "each says what is trained"),
     ("freeze", ("lora_rank",), "LoRA freezes the whole model, and --train-only says what is trained beside it"),
@@ -49,11 +49,6 @@ _CONDITIONS: tuple[Condition, ...] = (
     (
         lambda c: c.model.rope_low_freq_factor < c.model.rope_high_freq_factor,
         "{rope_low_freq_factor} is not below {rope_high_freq_factor}, so no wavelength lies between them: use 1 and 4",
-    ),
-    (
-        lambda c: not c.model.rope_llama_4_scaling_beta or c.model.rotary_percent == 1,
-        "{rope_llama_4_scaling_beta} scales queries as they are rotated, and {rotary_percent} rotates a part of them: "
-        "leave one out",
     ),
     (
         lambda c: c.model.rope_beta_slow < c.model.rope_beta_fast,

@@ -1,4 +1,5 @@
-"""Families whose mixtures of experts are DeepSeek's: GLM-4.5, DeepSeek-V2 and -V3, and GLM-4.7-Flash."""
+"""Families whose mixtures of experts are DeepSeek's: GLM-4.5, DeepSeek-V2 and -V3, GLM-4.7-Flash and Mistral Small
+4."""
 
 from dataclasses import replace
 
@@ -134,4 +135,30 @@ DEEPSEEK2 = replace(
         "topk_group": (None, 1),
     },
     layers_beyond="",
+)
+MISTRAL4 = replace(
+    DEEPSEEK2,
+    architecture="Mistral4ForCausalLM",
+    aliases=GLM4_MOE.aliases,
+    defaults={
+        **DEEPSEEK2.defaults,
+        "num_key_value_heads": 32,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "q_lora_rank": 1024,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "norm_topk_prob": True,
+    },
+    only={
+        "attention_bias": (False,),
+        "rope_interleave": (True, None),
+        "routed_scaling_factor": (1.0,),
+        "n_group": (1, None),
+        "topk_group": (1, None),
+    },
+    scales_queries=True,
+    tensors=tensors.MISTRAL4,
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from memo.config import hugging_face_tensors as tensors
 from memo.config.hugging_face_counted import COUNTED
-from memo.config.hugging_face_deepseek import DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE
+from memo.config.hugging_face_deepseek import DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE, MISTRAL4
 from memo.config.hugging_face_family import ALL_BIASES, NO_BIASES, Biases, Family
 from memo.config.hugging_face_shared import DEFAULTS, GPT2, LLAMA, LLAMA_NAMES, RMS, ROPE_NAMES, TIED
 
@@ -123,6 +123,7 @@ TRAINED: dict[str, Family] = {
         default_window=None,
         scales_queries=True,
     ),
+    "mistral4": MISTRAL4,
     "qwen2": replace(
         LLAMA,
         architecture="Qwen2ForCausalLM",

@@ -43,6 +43,8 @@ def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
         given = content.get(name) or family.default_rope
         if isinstance(given, dict):
             given = {key: value for key, value in given.items() if key not in _OF_IMAGES}
+            if "multi_latent_attention" in family.fixed:
+                given.pop(_SHARE, None)  # qk_rope_head_dim says which channels are rotated
         if _SHARE not in family.names.values() or not isinstance(given, dict) or given.get(_SHARE) is None:
             return _read_rotation(keys, name, given)
         share = as_field("rotary_percent", given[_SHARE], f"{name}.{_SHARE}", source)
@@ -194,6 +196,9 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
     scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _keys_of(kind, family).items()}}
     if kind == "yarn":
         scaling["attention_factor"] = model.rope_attention_factor or None
+    if "multi_latent_attention" in family.fixed and family.scales_queries:
+        # Mistral 4 adds the share of rotated channels to these keys alone.
+        return {"rope_parameters": {**scaling, "rope_theta": model.rotary_base}}
     unsaid = kind == "default" and not family.default_rope
     found: dict[str, Any] = {"rope_scaling": None if unsaid else scaling}
     if kind == "longrope":

@@ -88,6 +88,7 @@ DEEPSEEK = TensorNames(
         "attention.kv_up": "self_attn.kv_b_proj",
     }
 )
+MISTRAL4 = DEEPSEEK.stacked()
 MIXTRAL = TensorNames(
     {
         **_NORMED,

@@ -128,7 +128,7 @@ class ModelConfig:
     not."""
     rope_llama_4_scaling_beta: Annotated[float, in_range(0, 100), _YARN] = 0.0
     """The query of position p is multiplied by 1 + this x ln(1 + floor(p / rope-original-max-position-embeddings))
-    (Ministral 3); 0: it is not."""
+    (Ministral 3, Mistral Small 4); 0: it is not."""
     add_bias_linear: bool = False
     """Biases on every linear layer (GPT-2)."""
     add_qkv_bias: bool = False

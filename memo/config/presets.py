@@ -104,6 +104,20 @@ _GLM_45 = {
     "vocab_size": 151552,
 }
 _BY_40 = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+_MISTRAL_SMALL_4 = {
+    "model_type": "mistral4",
+    "vocab_size": 131072,
+    "max_position_embeddings": 1048576,
+    "rope_theta": 10000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 128.0,
+        "original_max_position_embeddings": 8192,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
 _DEEPSEEK_V3 = {
     "model_type": "deepseek_v3",
     "vocab_size": 129280,
@@ -216,6 +230,7 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
     "llama-3.3-70b": _sized(_LLAMA_31, 80, 8192, 64, 8, 28672),
     "mistral-7b": _sized(_MISTRAL, 32, 4096, 32, 8, 14336),
     "mistral-small-24b": _sized(_MISTRAL, 40, 5120, 32, 8, 32768, head_dim=128, vocab_size=131072, rope_theta=1e8),
+    "mistral-small-4-119b": _sized(_MISTRAL_SMALL_4, 36, 4096, 32, 32, 12288),
     "ministral-3-tiny": _tiny(_MINISTRAL_3, head_dim=32),
     "ministral-3-8b": _sized(_MINISTRAL_3, 34, 4096, 32, 8, 14336),
     "qwen2.5-0.5b": _sized(_QWEN_25_SMALL, 24, 896, 14, 2, 4864),

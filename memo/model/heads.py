@@ -40,6 +40,7 @@ class Heads(nn.Module):
     def _rotated(self, x: Tensor, rope: RopeTable) -> Tensor:
         turned, rest = x.tensor_split([2 * rope.cos.shape[-1]], dim=-1)
         turned = self.ops.rotate(turned, rope.cos, rope.sin)
+        rest = rest if rope.rest is None else rest * rope.rest
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
     # Token-wise: on any range of tokens, with their rows of the RoPE table.
@@ -65,7 +66,10 @@ class Heads(nn.Module):
         """Apply RoPE to q and k in place, outside of autograd; with `back` to their gradients."""
         if rope is not None:
             for heads, table in ((q, rope.of_queries), (k, rope)):
-                self.ops.rotate_(heads[..., : 2 * table.cos.shape[-1]], table.cos, table.sin, back=back)
+                turned, rest = heads.tensor_split([2 * table.cos.shape[-1]], dim=-1)
+                self.ops.rotate_(turned, table.cos, table.sin, back=back)
+                if table.rest is not None:
+                    rest.mul_(table.rest)
 
 
 def _each_head(norms: tuple[Norm, Norm], heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

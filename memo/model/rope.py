@@ -21,12 +21,15 @@ from memo.config.model import ModelConfig, attention_factor_of, longrope_attenti
 class RopeTable:
     """cos and sin, [s, b, 1, d/2] in the model's dtype, for tokens of a microbatch and d dims of a head.
 
-    `scaled`: the table for queries, where they are scaled by their position; None: that of the keys.
+    Attributes:
+        scaled: the table for queries, where they are scaled by their position; None: that of the keys.
+        rest: factors on the channels that are not rotated, [s, b, 1, 1]; None: they stay as they are.
     """
 
     cos: Tensor
     sin: Tensor
     scaled: "RopeTable | None" = None
+    rest: Tensor | None = None
 
     @property
     def of_queries(self) -> "RopeTable":
@@ -34,7 +37,8 @@ class RopeTable:
 
     def rows(self, tokens: slice) -> "RopeTable":
         scaled = None if self.scaled is None else self.scaled.rows(tokens)
-        return RopeTable(self.cos[tokens], self.sin[tokens], scaled)
+        rest = None if self.rest is None else self.rest[tokens]
+        return RopeTable(self.cos[tokens], self.sin[tokens], scaled, rest)
 
 
 class Rope:
@@ -59,10 +63,11 @@ class Rope:
         table = RopeTable((angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype))
         if not self.config.rope_llama_4_scaling_beta:
             return table
-        scales = scale * _scales_of_queries(self.config, positions)[..., None, None]
-        return replace(
-            table, scaled=RopeTable((angles.cos() * scales).to(self.dtype), (angles.sin() * scales).to(self.dtype))
-        )
+        of_queries = _scales_of_queries(self.config, positions)[..., None, None]
+        rest = of_queries.to(self.dtype) if self.config.rotary_dim < self.config.head_dim else None
+        scales = scale * of_queries
+        cos, sin = (angles.cos() * scales).to(self.dtype), (angles.sin() * scales).to(self.dtype)
+        return replace(table, scaled=RopeTable(cos, sin, rest=rest))
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ def group_elements(head_dim: int, channels: float, backward: bool, mixed: bool) 
     """Elements in the wide dtype, for each token and value head, of all tensors that a group of tokens makes at its
     peak. `channels`: channels of q, k and v for each value head; `mixed`: whether the model's dtype is narrower.
 
-    An upper bound, fitted in chunks of 128 to the requests of torch's kernels, which are the same on CPUs and GPUs, with
-    heads of 16 to 256, and one, two and four value heads a key head: with heads of 128, up to 3 % more than was
-    counted, with others up to 8 % (tests/estimate/test_estimate_delta_memory.py).
+    An upper bound, fitted in chunks of 128 to the requests of torch's kernels, which CPUs and GPUs share, with heads of
+    16 to 256, and one, two and four value heads a key head: with heads of 128, up to 3 % more than was counted, with
+    others up to 8 % (tests/estimate/test_estimate_delta_memory.py).
     """
     if backward:
         return (15.05 - 0.3 * mixed) * head_dim + 3.72 * channels + 8.05 * CHUNK + 6.1 * head_dim**2 / CHUNK

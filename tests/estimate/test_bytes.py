@@ -87,7 +87,7 @@ MORE_CASES: list[Case] = [
     ("qwen3.5-tiny", 1, {**HALF, **BF16}),
     ("qwen3-moe-tiny", 1, {**HALF, **BF16, **ROUTER_LOSSES}),
     ("glm-4.5-tiny", 1, {**HALF, **BF16}),
-    ("deepseek-tiny", 1, {**HALF, **BF16}),
+    ("deepseek-tiny", 1, {**HALF, **BF16, "rope_scaling_type": "yarn", "rope_llama_4_scaling_beta": 0.3}),
     ("deepseek-tiny", 1, {**SWEEP, "offload_alpha": 0.5, "offload_tiles": 4, "num_layers": 4}),
     ("deepseek-tiny", 1, {**SHORT, **BF16, "q_lora_rank": None, "v_head_dim": 32, "lora_rank": 16}),
     ("gemma-3-tiny", 1, {**HALF, **BF16}),

@@ -162,6 +162,7 @@ def test_published_sizes() -> None:
         "deepseek-v3": 671_026_404_352,  # and 14,848 biases of routers
         "moonlight-16b-a3b": 15_960_108_544,
         "glm-4.7-flash": 29_943_390_976,
+        "mistral-small-4-119b": 118_972_826_624,
         "ministral-3-8b": 8_489_553_920,
         "olmo-2-7b": 7_298_617_344,
         "olmo-2-13b": 13_716_198_400,

@@ -340,6 +340,33 @@ FAMILIES = {
         ),
         deepseek_sources,
     ),
+    "mistral4": Family(
+        "Mistral4Config",
+        "Mistral4ForCausalLM",
+        {**_LATENT_THEIRS, "v_head_dim": 8, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
+        | {
+            "pad_token_id": None,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**_YARN_OF_SCORES, "rope_theta": 100.0, "llama_4_scaling_beta": 0.3}
+            | {"original_max_position_embeddings": 8},
+        },
+        replace(
+            _LATENT,
+            v_head_dim=8,
+            moe_router_score_function="softmax",
+            moe_router_enable_expert_bias=False,
+            moe_router_topk_scaling_factor=1.0,
+            moe_router_num_groups=1,
+            moe_router_group_topk=1,
+            rope_scaling_type="yarn",
+            rope_scaling_factor=4.0,
+            rope_original_max_position_embeddings=8,
+            rope_attention_factor=1.0,
+            mscale_all_dim=1.0,
+            rope_llama_4_scaling_beta=0.3,
+        ),
+        deepseek_sources,
+    ),
     "qwen3_5_text": Family("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", _QWEN35_THEIRS, _QWEN35, qwen35_sources),
     "qwen3_5_moe_text": Family(
         "Qwen3_5MoeTextConfig",

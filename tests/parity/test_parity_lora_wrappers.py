@@ -20,7 +20,8 @@ pytestmark = needs("transformers", "peft")
 torch.set_num_threads(1)
 
 _ATTENTION = {"lora_target_modules": "q_proj,k_proj,v_proj,o_proj"}
-ATTENTION_ALONE = {"qwen3_5_moe": _ATTENTION, "qwen3_vl_moe": _ATTENTION}
+_LATENTS = {"lora_target_modules": "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj"}
+ATTENTION_ALONE = {"qwen3_5_moe": _ATTENTION, "qwen3_vl_moe": _ATTENTION, "mistral3-4": _LATENTS}
 """Where PEFT has no names for adapters beside other matrices."""
 
 

@@ -200,7 +200,7 @@ ROWS: dict[str, Row] = {
         "deepseek-tiny",
         {**ONE_STAGE, "moe_layer_freq": "[0]+[1]*2", "moe_router_topk": 8, "moe_router_group_topk": 4},
     ),  # all experts, because another rounding may choose others
-    "tp2 queries without a latent": Row(2, "deepseek-tiny", {"tp": 2, **ONE_STAGE, **WITHOUT_LATENT}),
+    "tp2 queries without a latent": Row(2, "deepseek-tiny", {"tp": 2, **ONE_STAGE, **WITHOUT_LATENT, **SCALED}),
     "cp2 exchanged, multi-latent attention": Row(
         2, "deepseek-tiny", {**EXCHANGED, **ONE_STAGE, "moe_layer_freq": "[0]*2+[1]", "lora_rank": 3}, is_full=True
     ),

@@ -70,9 +70,11 @@ LATENTS: dict[str, Any] = {"model": "deepseek-tiny", "moe_layer_freq": "[0]+[1]*
 ACROSS_HEADS: dict[str, Any] = {"model": "olmo-3-tiny", "window_size": 11, "lr": 1e-4, "no_rope_freq": "[0,1,0]"}
 SLIDING = {"window_size": 11}
 SINKS: dict[str, Any] = {"attention_sinks": True}
-SCALED = {**SINKS, "rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "rope_llama_4_scaling_beta": 0.3}
-SCALED |= {"rope_original_max_position_embeddings": 16}
+OF_QUERIES = {"rope_scaling_type": "yarn", "rope_scaling_factor": 4.0, "rope_llama_4_scaling_beta": 0.3}
+OF_QUERIES |= {"rope_original_max_position_embeddings": 16}
 """Queries have a table of RoPE of their own."""
+SCALED = {**SINKS, **OF_QUERIES}
+LATENTS |= OF_QUERIES
 WINDOW = {"window_size": 7, "layer_types": "sliding,full,sliding"}
 
 

@@ -7,7 +7,7 @@ import torch
 
 from memo.config.hugging_face_families import TRAINED
 
-ALONE = [name for name, family in TRAINED.items() if not family.architecture.endswith("TextModel")]
+ALONE = [name for name in TRAINED if name not in ("qwen3_vl_text", "qwen3_vl_moe_text", "mistral4")]
 """Trained families that transformers has as models of their own, not in larger models alone."""
 VOCAB = 97
 _SIZES: dict[str, Any] = {

@@ -13,19 +13,24 @@ _QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
     "patch_size": 4,
 }
 _QWEN3_VL = {**_QWEN, "deepstack_visual_indexes": [0]}
+_PIXTRAL = {**_TOWER, **_PATCHES, "head_dim": 8, "model_type": "pixtral"}
 _OF_IMAGES = {"rope_theta": 500.0, "rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 _TEXTS = {
     **{name: fields for name, (_, fields) in CONFIGS.items()},
     "qwen3_vl_text": {**CONFIGS["qwen3"][1], "rope_parameters": _OF_IMAGES},
     "qwen3_vl_moe_text": {**CONFIGS["qwen3_moe"][1], "rope_parameters": _OF_IMAGES, "tie_word_embeddings": False},
 }
+_TEXTS["mistral4"] = {**CONFIGS["deepseek_v2"][1], "q_lora_rank": 24, "pad_token_id": None}
+_TEXTS["mistral4"] |= {"rope_parameters": {**_TEXTS["ministral3"]["rope_scaling"], "rope_theta": 500.0}}
+del _TEXTS["mistral4"]["rope_scaling"]
 WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", "qwen3_5_text", _QWEN),
     "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", _QWEN),
     "qwen3_vl": ("Qwen3VL", "qwen3_vl_text", _QWEN3_VL),
     "qwen3_vl_moe": ("Qwen3VLMoe", "qwen3_vl_moe_text", _QWEN3_VL),
     "gemma3": ("Gemma3", "gemma3_text", {**_TOWER, **_PATCHES}),
-    "mistral3": ("Mistral3", "mistral", {**_TOWER, **_PATCHES, "head_dim": 8, "model_type": "pixtral"}),
+    "mistral3": ("Mistral3", "mistral", _PIXTRAL),
+    "mistral3-4": ("Mistral3", "mistral4", _PIXTRAL),
 }
 """By model_type: the prefix of its classes, the model_type of its text, and its part for images."""
 

@@ -170,7 +170,8 @@ def rope_frequency_bytes(sizes: LayerSizes, rotations: int) -> int:
 
 
 def rope_table_bytes(sizes: LayerSizes) -> int:
-    return sizes.tokens * (sizes.rotary_dim // 2) * 2 * sizes.narrow * (2 if sizes.scales_queries else 1)
+    rest = sizes.scales_queries and sizes.rotary_dim < sizes.head_dim  # a factor on the channels that are not rotated
+    return sizes.tokens * ((sizes.rotary_dim // 2) * 2 * (2 if sizes.scales_queries else 1) + rest) * sizes.narrow
 
 
 def rope_table(ledger: Ledger, sizes: LayerSizes) -> Block:
@@ -179,7 +180,7 @@ def rope_table(ledger: Ledger, sizes: LayerSizes) -> Block:
     angles = ledger.make("angles", 8 * pairs)
     table = [_cast(ledger, sizes, pairs) for _ in range(2)]
     if sizes.scales_queries:
-        scales = ledger.make("scales", 8 * sizes.tokens)
+        scales = ledger.make("scales", 2 * 8 * sizes.tokens)  # with the factor on cos and sin, and without it
         table += [_cast(ledger, sizes, pairs) for _ in range(2)]
         ledger.free(scales)
     ledger.free(angles, *table)
