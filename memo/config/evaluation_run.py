@@ -80,6 +80,7 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
         checkpoint=CheckpointConfig(
             load=checkpoint.load,
             pretrained_checkpoint=checkpoint.pretrained_checkpoint,
+            lora_checkpoint=checkpoint.lora_checkpoint,
             verify_checkpoint=checkpoint.verify_checkpoint,
             load_accept_changes=",".join((*accepted_changes(checkpoint.load_accept_changes), *DATA_FACTS))
             if checkpoint.load
