@@ -8,7 +8,7 @@ from memo.config.derived import (
     resolved_slot_tiles,
     sequence_step,
 )
-from memo.config.memory import MemoryConfig
+from memo.config.memory import READ_WHERE_SOMETHING_MOVES, MemoryConfig
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.config.require import either, neighbours, require, require_divides, require_most
 from memo.config.run import RunConfig
@@ -45,15 +45,14 @@ def check_memory(config: RunConfig) -> None:
     check_conditions(config, _CONDITIONS)
     check_fields(config, "memory")
     # The default planner depends on the device: it is checked once that is known.
-    if (memory.memory_planner or device != "auto") and resolved_memory_planner(config.memory, device) == "off":
+    if device != "auto" and resolved_memory_planner(config.memory, device) == "off":
         off = "--memory-planner is off (the default on a CPU)"
         _refuse_unread(config, off, "--memory-planner auto", "memory_planner_min_bytes", "memory_planner_from")
     if memory.swaps:
         _check_tiles(config)
-    elif not memory.offloads_states and not config.parallel.shards_gradients:
-        nothing = "nothing moves to host memory"
-        names = ("offload_host_memory_gib", "offload_backend", "offload_check_races")
-        _refuse_unread(config, nothing, "--offload-alpha auto, or --offload-states", *names)
+    elif not config.moves:
+        use = "--offload-alpha auto, or --offload-states"
+        _refuse_unread(config, "nothing moves to host memory", use, *READ_WHERE_SOMETHING_MOVES)
 
 
 def _refuse_unread(config: RunConfig, why: str, use: str, *names: str) -> None:

@@ -9,7 +9,6 @@ from memo.config.derived import global_batch_size
 from memo.config.flags import Options, parse_command
 from memo.config.identity import DATA_FACTS, accepted_changes
 from memo.config.launching import check_ranks, wanted_ranks
-from memo.config.memory import MemoryConfig
 from memo.config.require import require
 from memo.config.run import CheckpointConfig, LoggingConfig, RunConfig
 from memo.errors import is_reporting_rank, tell
@@ -54,7 +53,7 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
     evaluation where it is admitted for training. Nothing is saved or logged. The global batch size is stated, as the
     run that saved the checkpoint may have had another one.
     """
-    config = config.replaced({"preference": None})  # and what is read with it alone
+    config = config.replaced({"preference": None, "memory_planner": "off"})  # and what is read with them alone
     data, checkpoint = config.data, config.checkpoint
     corpus = data.eval_data_path or data.data_path
     read = data  # with --split the parts that were not trained on
@@ -64,12 +63,6 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
     batch = global_batch_size(config, world_size)
     return replace(
         config,
-        memory=replace(
-            config.memory,
-            memory_planner="off",
-            memory_planner_min_bytes=MemoryConfig.memory_planner_min_bytes,
-            memory_planner_from=MemoryConfig.memory_planner_from,
-        ),
         data=read,
         training=replace(
             config.training,
@@ -80,6 +73,7 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
         checkpoint=CheckpointConfig(
             load=checkpoint.load,
             pretrained_checkpoint=checkpoint.pretrained_checkpoint,
+            lora_checkpoint=checkpoint.lora_checkpoint,
             verify_checkpoint=checkpoint.verify_checkpoint,
             load_accept_changes=",".join((*accepted_changes(checkpoint.load_accept_changes), *DATA_FACTS))
             if checkpoint.load

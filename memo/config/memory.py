@@ -19,6 +19,10 @@ _SWAPPED = ReadWith("offload_alpha", but=("off",), use="--offload-alpha auto")
 _ALONE = ReadWith("recompute_granularity", ("none",))
 _SWEPT = ReadWith("offload_granularity", ("tile",))
 _SHARED_OUT = ReadWith("offload_states", ("optimizer", "all"))
+_PLANNED = ReadWith("memory_planner", but=("off",), use="--memory-planner auto")
+
+READ_WHERE_SOMETHING_MOVES = ("offload_host_memory_gib", "offload_backend", "offload_check_races")
+"""Fields that nothing reads in a run whose activations and states all stay in their place."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,9 @@ class MemoryConfig:
     better of the two plans; off: torch's allocator. Default: auto on CUDA, else off. Where the CUDA part cannot be
     built, torch's allocator serves all requests. On CUDA torch's allocator has expandable_segments, unless
     PYTORCH_ALLOC_CONF says otherwise or off is given."""
-    memory_planner_min_bytes: Annotated[PositiveInt, BYTES] = 1 << 20
+    memory_planner_min_bytes: Annotated[PositiveInt, BYTES, _PLANNED] = 1 << 20
     """Smaller requests are left to torch's allocator."""
-    memory_planner_from: MemoryPlannerFrom = "training"
+    memory_planner_from: Annotated[MemoryPlannerFrom, _PLANNED] = "training"
     """The steps whose allocations are recorded for the plan. training: the second step of training, or the second and
     third on a CPU; the plan serves the steps after them, and no time is lost. rehearsal: two to four steps before the
     first, which change nothing; the plan is known before training."""

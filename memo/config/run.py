@@ -15,7 +15,7 @@ from memo.artifacts.reading import read_toml as read_document
 from memo.config.data import DataConfig
 from memo.config.flag import COUNT, Flag, NonNegativeInt, PathText, PositiveInt, ReadWith, reading_marks
 from memo.config.flag_table import entries_of
-from memo.config.memory import MemoryConfig
+from memo.config.memory import READ_WHERE_SOMETHING_MOVES, MemoryConfig
 from memo.config.model import ModelConfig
 from memo.config.other_names import advice
 from memo.config.parallel import ParallelConfig
@@ -153,7 +153,15 @@ class RunConfig:
         for name, value in _with_one_length({**_put_out_of_use(self, values), **values}).items():
             by_section.setdefault(section_of(name, ""), {})[name] = value
         sections = {name: dataclasses.replace(getattr(self, name), **given) for name, given in by_section.items()}
-        return dataclasses.replace(self, **sections)
+        after = dataclasses.replace(self, **sections)
+        idle = READ_WHERE_SOMETHING_MOVES if self.moves and not after.moves else ()
+        unread = {name: getattr(MemoryConfig, name) for name in idle if name not in values}
+        return after.replaced(unread) if unread else after
+
+    @property
+    def moves(self) -> bool:
+        """Whether activations or states may move, to host memory or between ranks."""
+        return self.memory.swaps or self.memory.offloads_states or self.parallel.shards_gradients
 
     def to_toml(self) -> str:
         """Sections as tables; fields that are None are left out (TOML has no null)."""

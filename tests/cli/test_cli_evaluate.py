@@ -77,6 +77,22 @@ def test_a_hugging_face_directory_gives_the_same_figures(run: Path, capsys: pyte
     assert table in printed
 
 
+def test_an_adapter_beside_its_model_gives_the_figures_of_its_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = "num_layers", "hidden_size", "ffn_hidden_size"
+    given = {name: value for name, value in SMALL.items() if name not in sizes}
+    adapted = {"lora_rank": 2, "train_data": run / "corpus", "eval_data": run / "other", "save": str(tmp_path / "run")}
+    with Trainer(str(run / "model"), **given | adapted | {"lr": 0.1}) as trainer:
+        trainer.train()
+        table = trainer.evaluate_positions(2).table()
+    export_checkpoint(tmp_path / "run", tmp_path / "adapter")
+    common = ["--seq-len", "64", "--gbs", "4", "--eval-iters", "2", "--dtype", "fp64"]
+    data = ["--data-path", str(run / "other")]
+    model = ["--model", str(run / "model"), "--lora-rank", "2", "--lora-checkpoint", str(tmp_path / "adapter")]
+    assert table in evaluate(capsys, *model, *data, *common)
+
+
 @pytest.mark.parametrize("command", ["evaluate", "generate"])
 def test_another_model_beside_a_run_is_refused(run: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Its weights would not be read. The run's own model may be named again: test_train_placement does."""

@@ -50,6 +50,7 @@ TEXTS = {
 
 
 OFF = {"position_embedding_type": "learned_absolute", "offload_alpha": "off", "recompute_granularity": "full"}
+OFF |= {"memory_planner": "off"}
 """Values of other fields with which the marked ones are not read, where these are not their defaults."""
 
 

@@ -175,11 +175,13 @@ def test_a_flag_takes_along_what_the_file_has_for_it_alone(tmp_path: Path) -> No
     """As `memo evaluate --load RUN --offload-alpha off`, of a run with tiles of its own."""
     (file := tmp_path / "run.toml").write_text(
         'model = "qwen3-moe-tiny"\nmock_data = true\noffload_alpha = 0.5\noffload_tiles = 4\n'
-        'offload_policy = "paper"\nmoe_aux_loss_coeff = 0.1\n'
+        'offload_policy = "paper"\nmoe_aux_loss_coeff = 0.1\noffload_host_memory_gib = 2\n'
+        'memory_planner = "flat"\nmemory_planner_from = "rehearsal"\n'
     )
-    given = ["--config", str(file), "--offload-alpha", "off", "--num-experts", "0"]
+    given = ["--config", str(file), "--offload-alpha", "off", "--num-experts", "0", "--memory-planner", "off"]
     config = parse_run(given, prog="memo train")
     check(config, 1)
-    assert (config.memory, config.training.moe_aux_loss_coeff) == (MemoryConfig(offload_alpha="off"), 0.0)
+    assert config.memory == MemoryConfig(offload_alpha="off", memory_planner="off")
+    assert config.training.moe_aux_loss_coeff == 0.0
     with pytest.raises(ConfigError, match=r"--offload-tiles 4 has no use where --offload-alpha is off"):
         check(parse_run([*given, "--offload-tiles", "4"], prog="memo train"), 1)
