@@ -53,14 +53,6 @@ def fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def fake_world(rank: int, world_size: int) -> None:
-    """Start a process group in which only this rank exists; collectives return right shapes and undefined content."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-
-
 class FakeGradients:
     """Parameters without data, and their gradients in fp32 (fp64 for fp64) as in memo.parallel.data.
 

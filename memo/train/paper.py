@@ -14,11 +14,12 @@ from memo.config.derived import rank_length, resident_tiles
 from memo.errors import ConfigError
 from memo.executor.phases import Phases, mark_phases
 from memo.mesh import Mesh
+from memo.mesh.simulated import init_simulated
 from memo.model.transformer import Microbatch, TransformerChunk
 from memo.parallel.dtypes import torch_dtype
 from memo.planner.caching import simulate_caching
 from memo.planner.traces import RECORDED_LAYERS, extend_layers
-from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode, fake_world
+from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode
 from memo.spec.schedule import one_f_one_b
 from memo.train.build import add_router_losses, build_chunks, build_mesh, build_stage
 from memo.train.outputs import check_writable
@@ -32,8 +33,8 @@ _DEVICE = torch.device("cpu")  # autograd on fake CUDA tensors needs a CUDA buil
 def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
     """Return the memory requests of forward and backward of one step of the first rank of pipeline stage `stage`.
 
-    Only RECORDED_LAYERS layers of each chunk are run; they represent all layers. Starts a fake process group, so call
-    it in a process without one.
+    Only RECORDED_LAYERS layers of each chunk are run; they represent all layers. Starts a simulated process group, so
+    call it in a process without one.
 
     Known errors: scratch memory inside kernels is missing, and kernels of a CUDA device may need other scratch than a
     CPU's. Weight gradients are allocated as on a CPU, while a CUDA device adds its products to the main gradients.
@@ -83,7 +84,7 @@ def write_paper_trace(config: RunConfig, world_size: int, stage: int, out: str) 
 def _traced(config: RunConfig, world_size: int, stage: int) -> Trace:
     rank = stage * (world_size // config.parallel.pp)  # pp is the outermost axis of the grid
     if world_size > 1:
-        fake_world(rank, world_size)
+        init_simulated(rank, world_size)
     try:
         mesh = build_mesh(config, rank, world_size)
         assert mesh.at.pp == stage

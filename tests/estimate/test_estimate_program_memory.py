@@ -23,10 +23,10 @@ from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.tiles import kept_by_layer
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.verdict import Verdict
+from memo.mesh.simulated import init_simulated
 from memo.model.parts import LayerContext
 from memo.model.rope import Rope, RopeRows, RopeTable
 from memo.parallel.dtypes import torch_dtype
-from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients
 from memo.program.kinds import kind_of
 from memo.search.estimating import answer
@@ -282,7 +282,7 @@ def stage_layout(config: RunConfig, world_size: int, stage: int) -> list[Any]:
     """What memo.parallel.data gives to plan_buckets, on the first rank of a stage."""
     rank = stage * (world_size // config.parallel.pp)
     if world_size > 1:
-        fake_world(rank, world_size)
+        init_simulated(rank, world_size)
     try:
         mesh = build_mesh(config, rank, world_size)
         _, chunks = build_chunks(config, mesh, torch.float32, torch.device("cpu"))
