@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.reading import Source, opened, read_table
 from memo.artifacts.regular_file import replacing
 from memo.cli.job import Job
@@ -44,7 +43,6 @@ SIZES = {
 TIMES = ("step_time_s", "tflops_per_gpu", "mfu_percent", "tgs")
 ADDED = (*SIZES, "verdict", *TIMES)
 """Columns of the output; columns of time are filled for the methods memo and megatron-lm."""
-_COUNTED = ReadWith("method", COUNTED)
 _OF_TABLES = ("cases", "out", "llmem_corrected")
 """Flags that go with a table of cases."""
 
@@ -89,9 +87,7 @@ class _Options(Job):
     """CSV file with one case in each row; needs --out, and takes no other flag except --llmem-corrected."""
     out: Annotated[str | None, ReadWith("cases", use="--cases FILE")] = None
     """CSV file to write: all columns of the input and the answers."""
-    memory_plan: Annotated[str | None, _COUNTED] = None
-    """Plan of `memo solve` for this case: its bytes replace the estimate of the memory that a step allocates."""
-    trace_out: Annotated[str | None, _COUNTED] = None
+    trace_out: Annotated[str | None, ReadWith("method", COUNTED)] = None
     """File for the simulated step, which https://ui.perfetto.dev opens."""
     json: bool = False
     """Print one JSON object instead of a table."""
@@ -111,9 +107,7 @@ def main(argv: Sequence[str]) -> None:
 def _evaluate(case: Case, options: _Options) -> Answer:
     if case.method not in COUNTED:
         return answer_by_paper(case, llmem_corrected=options.llmem_corrected)
-    plan = options.memory_plan
-    arena_bytes = None if plan is None else MemoryPlan.load(plan).arena_bytes
-    return answer(case, is_timed=True, trace_out=options.trace_out, arena_bytes=arena_bytes)
+    return answer(case, is_timed=True, trace_out=options.trace_out)
 
 
 def _case(options: _Options) -> None:

@@ -95,22 +95,19 @@ class Answer:
         )
 
 
-def answer(
-    case: Case, *, is_timed: bool = False, trace_out: str | None = None, arena_bytes: int | None = None
-) -> Answer:
+def answer(case: Case, *, is_timed: bool = False, trace_out: str | None = None) -> Answer:
     """Return the answer of memo's account of its own runs or, for method megatron-lm, of Megatron-LM's runs.
 
     Args:
         is_timed: whether a step is simulated too.
         trace_out: file to which a simulated step is written.
-        arena_bytes: bytes that a memory plan of this case reserves; they replace all allocations of a step.
 
     Raises ConfigError if memo cannot run the case.
     """
     if case.hardware.device == "cpu" and case.method != "memo":
         raise ConfigError(f"--method {case.method} knows GPUs alone, but the hardware is cpu: use --method memo")
     on_device = _on_cpu if case.hardware.device == "cpu" else _on_gpu
-    found, config = on_device(case, capacity_of(case), arena_bytes)
+    found, config = on_device(case, capacity_of(case))
     if trace_out is not None:
         trace_step(config, case.gpus, case.hardware, trace_out, found.moved)
     if not is_timed:
@@ -177,7 +174,7 @@ def _filling_batch(case: Case) -> int:
     return case.mbs * (case.gpus // case.model_ranks) * microbatches
 
 
-def _on_gpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[Answer, RunConfig]:
+def _on_gpu(case: Case, capacity: Capacity) -> tuple[Answer, RunConfig]:
     """Return the answer for a GPU, and the run."""
     config, is_own = run_config(case), case.method == "memo"
     if is_own and not case.loss_chunk_size:
@@ -197,8 +194,6 @@ def _on_gpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[An
             config = replace(config, memory=replace(config.memory, offload_alpha="off", offload_nvme_path=None))
     what = case.alpha if isinstance(case.alpha, float) else moved
     rank = account.worst(config, what)
-    if arena_bytes is not None:  # the arena also holds what layers keep, unless rounding buffers do
-        rank = replace(rank, skeletal=0, transient=arena_bytes)
     host, disk = _of_node(case, config, what)
     unseen = account.unseen(config, rank)
     bound = _own_bound(unseen, capacity, rank) if is_own else _MEGATRON_BOUND
@@ -224,17 +219,12 @@ def _of_node(case: Case, config: RunConfig, moved: Moved | None) -> tuple[int, i
     return node_bytes(config, case.gpus, case.hardware, moved, case.host_memory_gib * GIB)
 
 
-def _on_cpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[Answer, RunConfig]:
+def _on_cpu(case: Case, capacity: Capacity) -> tuple[Answer, RunConfig]:
     """Return the answer for a CPU, and the run: the requests to torch's allocator, and the memory of the process."""
     if not case.loss_chunk_size:
         raise ConfigError(
             "loss_chunk_size is 0, as in Megatron-LM, but on a CPU memo itself runs, which never has all logits at "
             "once: give a number of tokens, such as 1024, or leave it out"
-        )
-    if arena_bytes is not None:
-        raise ConfigError(
-            f"--memory-plan conflicts with --hardware {case.hardware.name}, where the step is counted tensor by "
-            "tensor: drop one"
         )
     config = run_config(case)
     stages = range(config.parallel.pp)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import refusals
 
-from memo.artifacts.memory_plan import MemoryPlan
 from memo.cli.estimate import ADDED, TIMES
 from memo.cli.main import main
 from memo.config import RunConfig, preset
@@ -236,25 +235,6 @@ def test_times_are_the_simulators_and_for_the_method_memo_alone(tmp_path: Path) 
         for name in TIMES:
             assert float(row[name]) == pytest.approx(getattr(step, name), rel=1e-12)
     assert float(swapped["step_time_s"]) > float(plain["step_time_s"])
-
-
-def test_a_memory_plan_takes_the_place_of_the_estimate(tmp_path: Path, capsys: Capture) -> None:
-    """What a step allocates is known, so no more is estimated of it; states, buffers and context stay."""
-    arena_bytes = 3 * GIB
-    plan = MemoryPlan("cuda", "paper", 512, 1, arena_bytes, arena_bytes, "optimal", ())
-    plan.save(tmp_path / "plan.json")
-    case = ["estimate", "--model", "gpt-7b", "--seq-len", "65536", "--tp", "8", "--json", "--alpha", "0.25"]
-    main(case)
-    estimated = json.loads(capsys.readouterr().out)
-    main([*case, "--memory-plan", str(tmp_path / "plan.json")])
-    planned = json.loads(capsys.readouterr().out)
-    parts, before = planned["parts_bytes"], estimated["parts_bytes"]
-    assert parts["transient"] == arena_bytes != before["transient"]
-    assert parts["rounding_buffers"] == before["rounding_buffers"] > 0
-    assert planned["states_gib"] == estimated["states_gib"]
-    assert planned["activations_gib"] == pytest.approx((arena_bytes + parts["rounding_buffers"]) / GIB)
-    says = refusal([*case[1:], "--method", "eq18", "--memory-plan", str(tmp_path / "plan.json")], capsys)
-    assert "has no use where --method is eq18" in says
 
 
 def test_a_row_without_a_model(tmp_path: Path, capsys: Capture) -> None:

@@ -322,16 +322,15 @@ def test_memo_estimate_answers_for_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "arena_bytes", "message"),
+    ("cells", "message"),
     [
-        ({"loss_chunk_size": "0"}, None, "loss_chunk_size is 0.* give a number of tokens"),
-        ({}, 1 << 20, "--memory-plan conflicts with --hardware cpu"),
-        ({"alpha": "auto"}, None, "--offload-alpha auto is decided by measuring"),
+        ({"loss_chunk_size": "0"}, "loss_chunk_size is 0.* give a number of tokens"),
+        ({"alpha": "auto"}, "--offload-alpha auto is decided by measuring"),
     ],
 )
-def test_what_no_cpu_can_be_asked(cells: dict[str, str], arena_bytes: int | None, message: str) -> None:
+def test_what_no_cpu_can_be_asked(cells: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        answer(case(**cells), arena_bytes=arena_bytes)
+        answer(case(**cells))
 
 
 WAYS: list[dict[str, object]] = [
