@@ -10,7 +10,6 @@ folder, and the file must be whole and sealed with its key (seal.py); otherwise 
 
 import contextlib
 import hashlib
-import os
 import platform
 import subprocess
 import tempfile
@@ -23,7 +22,8 @@ import torch
 from memo.allocator.seal import seal, seal_fault
 from memo.artifacts import toolchain
 from memo.artifacts.build_lock import build_lock
-from memo.artifacts.cache_folder import cache_folder, file_fault, folder_fault, make_private
+from memo.artifacts.cache_folder import file_fault, private_folder
+from memo.artifacts.regular_file import make_durable
 from memo.errors import AllocatorError, warn
 
 Device = Literal["cpu", "cuda"]
@@ -55,18 +55,9 @@ def library(device: Device) -> Path:
 
 def kept_library(name: str, key: str, compile_into: Callable[[Path], None]) -> Path:
     """Return NAME-KEY.so in the cache folder; builds it if there is none that may be loaded. Raises AllocatorError."""
-    try:
-        folder = cache_folder(CACHE)
-    except RuntimeError as error:
-        raise AllocatorError(f"the native allocator cannot be kept ({error}): set XDG_CACHE_HOME") from None
+    folder = private_folder(CACHE, WHAT, AllocatorError)
     target = folder / f"{name}-{key}.so"
     try:
-        make_private(folder)
-        if fault := folder_fault(folder):
-            raise AllocatorError(
-                f"the native allocator cannot be kept in {folder}, where others could exchange it: {fault}; or set "
-                "XDG_CACHE_HOME to a folder of your own"
-            )
         if not _may_be_loaded(target, key, warns=False):
             with build_lock(target.with_suffix(".lock"), WHAT, works_without=True):  # else the last one stays
                 if not _may_be_loaded(target, key, warns=True):
@@ -140,16 +131,7 @@ def compile_sealed(command_for: Callable[[Path], list[str]], target: Path, key: 
             )
         seal(partial, key)
         partial.replace(target)
-        _flush_folder(target.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Flush the folder, so that the new name is on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        make_durable(target.parent)
 
 
 def command(device: Device, compiler: str, output: Path, *extra_flags: str) -> list[str]:

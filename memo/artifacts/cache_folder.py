@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from memo.errors import is_reporting_rank, warn
+from memo.errors import MemoError, is_reporting_rank, reason_of, warn
 
 _PRIVATE = 0o700
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -24,6 +24,26 @@ def cache_folder(name: str) -> Path:
     if not base.is_absolute():
         raise RuntimeError(f"the home directory {str(Path.home())!r} is a relative path")
     return base / "memo" / name
+
+
+def private_folder(name: str, what: str, error: type[MemoError]) -> Path:
+    """The folder of `cache_folder`, made if needed, for `what`, from which code is loaded. Raises `error` if it cannot
+    be made, or if another user could write to it."""
+    try:
+        folder = cache_folder(name)
+        make_private(folder)
+        fault = folder_fault(folder)
+    except (OSError, RuntimeError) as problem:
+        why = reason_of(problem) if isinstance(problem, OSError) else problem
+        raise error(
+            f"{what} cannot be kept in the cache ({why}): set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
+    if fault:
+        raise error(
+            f"{what} cannot be kept in {folder}, where others could exchange it: {fault}; or set XDG_CACHE_HOME to a "
+            "folder of your own"
+        )
+    return folder
 
 
 def make_private(folder: Path) -> None:

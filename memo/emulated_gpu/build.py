@@ -11,9 +11,9 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from memo.artifacts import cache_folder as cache
 from memo.artifacts import toolchain
 from memo.artifacts.build_lock import build_lock
+from memo.artifacts.cache_folder import private_folder
 from memo.emulated_gpu import symbols
 from memo.errors import EmulatorError
 
@@ -65,22 +65,8 @@ def libraries() -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder of the libraries, made if needed. Raises EmulatorError if other users could write to it, because code
-    is loaded from it."""
-    try:
-        folder = cache.cache_folder("emulated_gpu")
-        cache.make_private(folder)
-        fault = cache.folder_fault(folder)
-    except (OSError, RuntimeError) as error:
-        raise EmulatorError(
-            f"the emulated GPU cannot be kept ({error}): set XDG_CACHE_HOME to a folder that can be written"
-        ) from None
-    if fault:
-        raise EmulatorError(
-            f"the emulated GPU cannot be kept in {folder}, where others could exchange it: {fault}; or set "
-            "XDG_CACHE_HOME to a folder of your own"
-        )
-    return folder
+    """The folder of the libraries, made if needed. Raises EmulatorError if other users could write to it."""
+    return private_folder("emulated_gpu", WHAT, EmulatorError)
 
 
 def find_torch() -> Path:

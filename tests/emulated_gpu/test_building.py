@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memo.artifacts import toolchain
+from memo.artifacts import cache_folder, toolchain
 from memo.emulated_gpu import build, symbols
 from memo.emulated_gpu.__main__ import main
 from memo.emulated_gpu.launch import is_emulated
@@ -68,7 +68,7 @@ def test_a_folder_that_others_can_write_is_refused(
 ) -> None:
     (torch_of_cpu / "lib" / "libtorch_cuda.so").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(build.cache, "folder_fault", lambda folder: f"{folder} can be written by others")
+    monkeypatch.setattr(cache_folder, "folder_fault", lambda folder: f"{folder} can be written by others")
     assert "where others could exchange it: " in refusal(capsys)
 
 
