@@ -10,17 +10,13 @@ import resource
 from collections.abc import Iterator
 
 
-def address_space_bytes() -> int:
-    """The present size of this process's address space; libraries reserve much that they never touch."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @contextlib.contextmanager
-def limited_memory(num_bytes: int) -> Iterator[None]:
-    """A context in which the address space of this process, with all its threads, is at most `num_bytes`."""
+def limited_memory(more_bytes: int) -> Iterator[None]:
+    """A context in which the address space of this process, with all its threads, may grow by `more_bytes`."""
+    with open("/proc/self/statm", "rb") as file:  # the present size; libraries reserve much that they never touch
+        now_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [limit for limit in (num_bytes, before, hard) if limit != resource.RLIM_INFINITY]
+    limits = [limit for limit in (now_bytes + more_bytes, before, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield

@@ -32,7 +32,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from memo.artifacts.memory_limit import address_space_bytes, limited_memory
+from memo.artifacts.memory_limit import limited_memory
 from memo.data.conversations import ASSISTANT, Conversation, Message
 from memo.errors import DataError
 
@@ -113,7 +113,7 @@ def _limited(where: str, say: Callable[[str], str], num_characters: int = 0) -> 
         try:
             if has_timer:
                 signal.setitimer(signal.ITIMER_VIRTUAL, TIME_LIMIT_S)
-            with limited_memory(address_space_bytes() + memory_bytes):
+            with limited_memory(memory_bytes):
                 yield
         finally:
             if has_timer:

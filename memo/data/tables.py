@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.memory_limit import address_space_bytes, limited_memory
+from memo.artifacts.memory_limit import limited_memory
 from memo.errors import ConfigError
 
 _ROWS, _ROWS_BYTES = 256, 32 << 20
@@ -67,7 +67,7 @@ def _columns(names: list[str], column: str | None) -> list[str] | None:
 
 def _limited(act: Callable[[], Any]) -> Any:
     """Return act(). Raises MemoryError if it takes too much memory."""
-    with limited_memory(address_space_bytes() + MEMORY_BYTES):
+    with limited_memory(MEMORY_BYTES):
         return act()
 
 
