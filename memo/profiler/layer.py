@@ -110,15 +110,16 @@ def _rate_under_compute(dst: Tensor, src: Tensor) -> float:
 
 def median_s(work: Callable[[], object], device: torch.device, groups: Sequence[ProcessGroup | None] = ()) -> float:
     """Median seconds of a few runs after a warm-up run; if the first run takes long, its time alone."""
-    first_s = torch.tensor(_once_s(work, device), dtype=torch.float64, device=device)
+    first_s = torch.tensor(once_s(work, device), dtype=torch.float64, device=device)
     for group in groups:
         all_reduce(first_s, group, "max")
     if first_s.item() > _LONG_S:
         return first_s.item()
-    return statistics.median(_once_s(work, device) for _ in range(_REPEATS))
+    return statistics.median(once_s(work, device) for _ in range(_REPEATS))
 
 
-def _once_s(work: Callable[[], object], device: torch.device) -> float:
+def once_s(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one run, on CUDA until the device has ended it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start_s = time.perf_counter()

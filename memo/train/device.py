@@ -17,6 +17,7 @@ from memo.estimate.gpu_peaks import bf16_peak_tflops
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_cpus import allowed_cpus, cpu_quota, threads_of_a_rank
 from memo.estimate.machines import nearest_hardware
+from memo.profiler.layer import once_s
 from memo.train.numa import bind_near
 from memo.units import GIB
 
@@ -126,17 +127,8 @@ def _measured_flops(device: torch.device, dtype: torch.dtype) -> float:
     a = torch.ones(size, size, dtype=dtype, device=device)
     best_s, end = float("inf"), time.perf_counter() + 0.5
     while time.perf_counter() < end:
-        _synchronize(device)
-        start = time.perf_counter()
-        a @ a
-        _synchronize(device)
-        best_s = min(best_s, time.perf_counter() - start)
+        best_s = min(best_s, once_s(lambda: a @ a, device))
     return 2.0 * size**3 / best_s
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def peak_memory_bytes(device: torch.device) -> tuple[int, int]:

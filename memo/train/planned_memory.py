@@ -47,15 +47,11 @@ def prepare_allocator(config: MemoryConfig, device_type: str) -> None:
     if device_type != "cuda" or not config.plans:
         return
     if not any(os.environ.get(name) for name in _TORCH_SETTINGS):
-        _set_torch_allocator("expandable_segments:True")
+        # The binding of torch 2.11 to 2.14; torch.cuda's function for it warns.
+        set_it = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        (set_it or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
     with contextlib.suppress(AllocatorError):  # Transients reports the reason
         PlannedAllocator.install("cuda")
-
-
-def _set_torch_allocator(settings: str) -> None:
-    """Configure torch's allocator through the binding of torch 2.11 to 2.14; torch.cuda's function for it warns."""
-    set_it = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    (set_it or torch.cuda.memory._set_allocator_settings)(settings)
 
 
 def _segments() -> str:

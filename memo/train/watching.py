@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import platform
-import resource
 import shlex
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import psutil
 import torch
 
 from memo import __version__
@@ -134,12 +134,8 @@ class Meter:
 
 
 def resident_bytes() -> int:
-    """The resident set of this process now; its peak so far if the system does not report it."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The resident set of this process now."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def memory_forecast(parts: ParallelModel) -> dict[str, int]:

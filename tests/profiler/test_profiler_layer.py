@@ -26,14 +26,14 @@ def _build(config: RunConfig, world_size: int) -> ParallelModel:
 def _profile_with_one_slow_rank() -> list[float]:
     """Rank 1 takes longer than the limit for its first run of everything; rank 0 does not."""
     profiler.median_s, profiler._LONG_S = spared_measurements.median_s, 0.05
-    once_s = profiler._once_s
+    once_s = profiler.once_s
 
     def slow(work: object, device: torch.device) -> float:
         if dist.get_rank() == 1:
             time.sleep(0.06)
         return once_s(work, device) + (0.06 if dist.get_rank() == 1 else 0.0)  # type: ignore[arg-type]
 
-    profiler._once_s = slow
+    profiler.once_s = slow
     measured: list[LayerProfile] = []
     profile_layer = layer_profile.profile_layer
 
