@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from memo.cli.job import Job
-from memo.cli.waiting import waiting
 from memo.config import TrainingConfig
 from memo.config.check_fields import check_conflicts
 from memo.config.check_model import unscaled_length
@@ -21,6 +20,7 @@ from memo.config.training import Preference
 from memo.errors import tell
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
+from memo.progress import waiting
 from memo.search.candidates import config_of, parse_layout
 from memo.search.largest import Family
 from memo.search.launch import command, trial_file, write_run
@@ -253,7 +253,7 @@ def _write(plan: Plan, options: _Options) -> Commands:
         from memo.report.plan_page import write_plan_page
 
         with waiting("writing the page") as doing:
-            write_plan_page(plan, commands, options.html, doing)
+            write_plan_page(plan, commands, options.html, lambda what: doing(description=what))
     return commands
 
 
@@ -262,7 +262,7 @@ def _draw(question: Question, path: str) -> None:
     from memo.report.memory_drawing import draw_plans
 
     with waiting("drawing") as doing:
-        plans = plans_by_length(question, doing)
+        plans = plans_by_length(question, lambda what: doing(description=what))
     require(plans, f"--plot {path}: no sequence length fits on --gpus {question.gpus}: use more, or a smaller --model")
     title = (
         f"{question.model.name} on {question.gpus} x {question.hardware.name}, {question.global_batch_size} sequences "

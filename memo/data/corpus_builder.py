@@ -13,10 +13,10 @@ from memo.data.corpus_writer import CorpusWriter, check_share
 from memo.data.encode import AnswerEncoder, TextEncoder, encode_all
 from memo.data.facts import CorpusFacts
 from memo.data.file_kinds import Inputs, list_files, walk
-from memo.data.progress import progress
 from memo.data.records import read_pieces, text_of
 from memo.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from memo.errors import ConfigError, DataError
+from memo.progress import waiting
 from memo.standard_streams import visible
 
 TRAIN_BPE = "bpe"
@@ -152,7 +152,7 @@ def write_corpus(
     with ExitStack() as stack:
         corpus = CorpusWriter(stack, prefix, split_eval, encoder)
         what = "tokenizing" if has_texts else "rendering"
-        reach = stack.enter_context(progress(what, found.num_bytes, reading.progress))
+        reach = stack.enter_context(waiting(what, found.num_bytes, reading.progress))
         start_s = time.perf_counter()
         pieces = read_pieces(found.files, encoder.key, lines_of_text=not has_texts)
         encoded = stack.enter_context(closing(encode_all(pieces, encoder, num_workers)))
@@ -160,7 +160,7 @@ def write_corpus(
             errors.add(unread)
             for group in groups:
                 corpus.add(*group)
-            reach(piece.done_bytes)
+            reach(completed=piece.done_bytes)
         if not corpus.num_groups and (told := errors.lines()):
             raise DataError(f"no documents for {prefix}: {' '.join(told)}")
         facts, elapsed_s = corpus.complete(), time.perf_counter() - start_s

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memo.cli.waiting import waiting
+from memo.progress import waiting
 from memo.search.planning import plans_by_length
 from memo.search.question import ask
 
@@ -20,7 +20,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, errors: io.StringIO) -> str:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", errors)
     with waiting("planning [8]") as doing:
-        doing("drawing")
+        doing(description="drawing")
     return errors.getvalue()
 
 
