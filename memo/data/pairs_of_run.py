@@ -48,19 +48,10 @@ def check_corpora_learned(config: RunConfig) -> None:
         check_learned(config, facts is not None and facts.num_pairs is not None, f"--data-path {prefix}")
 
 
-def corpus_of_pairs(config: RunConfig) -> str:
-    """The prefix of the corpus that `build_pairs_of_run` makes."""
-    return f"{config.checkpoint.save}/data/pairs"
-
-
-def build_pairs_of_run(config: RunConfig, file: str) -> None:
-    """Build SAVE/data/pairs from `pairs_file`; raises the errors of `build_pairs`."""
-    build_pairs(
-        [file],
-        corpus_of_pairs(config),
-        tokenizer=str(_tokenizer_of(config)),
-        reading=Reading(progress=config.logging.progress),
-    )
+def build_pairs_of_run(config: RunConfig, file: str, prefix: str) -> None:
+    """Build the corpus PREFIX from `pairs_file`; raises the errors of `build_pairs`."""
+    reading = Reading(progress=config.logging.progress)
+    build_pairs([file], prefix, tokenizer=str(_tokenizer_of(config)), reading=reading)
 
 
 def _tokenizer_of(config: RunConfig) -> str | None:

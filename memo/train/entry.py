@@ -8,11 +8,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from memo.artifacts.regular_file import removed_if_unused
 from memo.config.flags import load_run
 from memo.data.find import check_corpora
-from memo.data.pairs_of_run import build_pairs_of_run, check_corpora_learned, corpus_of_pairs, pairs_file
+from memo.data.pairs_of_run import build_pairs_of_run, check_corpora_learned, pairs_file
 from memo.errors import exit_on_error
 from memo.train.outputs import check_files
 from memo.train.stop import GracefulStop
@@ -39,8 +40,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "memo train") -> int:
         from memo.train.trainer import Trainer
 
         if file is not None:
-            on_first_rank(lambda: build_pairs_of_run(config, file))
-            config = config.override({"data_path": corpus_of_pairs(config)})
+            prefix = f"{config.checkpoint.save}/data/pairs"
+            on_first_rank(partial(build_pairs_of_run, config, file, prefix))
+            config = config.override({"data_path": prefix})
         with Trainer(config=config, stop=stop) as trainer:
             trainer.print_header()
             trainer.train()

@@ -71,7 +71,7 @@ class LossByPosition:
 
 @dataclass(frozen=True)
 class DistanceBucket:
-    """EvaluationApi whose answer is at least `first` and fewer than `end` tokens back."""
+    """Questions whose answer is at least `first` and fewer than `end` tokens back."""
 
     first: int
     end: int

@@ -1,4 +1,4 @@
-"""EvaluationApi to a model between training steps: evaluation losses, recall of needles, log-probs, generated text."""
+"""Questions to a model between training steps: evaluation losses, recall of needles, log-probs, generated text."""
 
 import os
 from collections.abc import Sequence
