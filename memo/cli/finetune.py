@@ -23,6 +23,7 @@ from memo.config.launching import require_started
 from memo.data import PackedConversations, PackedDataset, PreferencePairs, Reading, build_chat, build_pairs
 from memo.data.chat_templates import TEMPLATE_SUFFIX
 from memo.data.conversations import ChatForm
+from memo.data.find import check_corpora
 from memo.errors import ConfigError, is_first_of_node
 from memo.train.stop import GracefulStop
 
@@ -53,7 +54,7 @@ class Options:
     chat_form: ChatForm | None = None
     """Form of all records of train-data if their fields fit two: messages, conversations, instruction or prompt."""
     eval_fraction: float = 0.05
-    """Share of train-data to hold out."""
+    """Share of train-data to hold out; nothing is held out with eval-data-path."""
     chat_template: str | None = None
     """chatml, llama3 or plain, a Jinja file, or the directory of a model; default: the chat template of --model."""
     plan: Literal["auto", "off"] | None = None
@@ -75,6 +76,8 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(f"--save {save}: {export} exists: choose another directory, or remove it")
     if config.training.preference is not None:
         _check_preference(config, options)
+    if config.data.eval_data_path is not None:
+        check_corpora(config)
     with GracefulStop().listening() as stop, removed_if_unused(save):
         from memo.checkpoint.hugging_face.exporter import export_run
         from memo.train.outputs import check_files
@@ -83,7 +86,8 @@ def main(argv: Sequence[str]) -> None:
         check_files(config)
         corpus = build_corpus(config, options, model, save)
         interval = config.training.eval_interval or LONGER_THAN_ANY_RUN
-        data = {"data_path": corpus, "eval_data_path": f"{corpus}-eval", "eval_interval": interval}
+        held_out = config.data.eval_data_path or (f"{corpus}-eval",)
+        data = {"data_path": corpus, "eval_data_path": held_out, "eval_interval": interval}
         config = _with_plan(config.override(data), options, model)
         with Trainer(config=config, stop=stop) as trainer:
             _finetune(trainer)
@@ -111,23 +115,27 @@ def _finetune(trainer: "Trainer") -> None:
 
 
 def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> str:
-    """Return the prefix of the corpus; rank 0 builds it while all other ranks wait. PREFIX-eval is held out."""
+    """Return the prefix of the corpus; rank 0 builds it while all other ranks wait. PREFIX-eval is held out, unless
+    --eval-data-path names a corpus."""
     kind = "chat" if config.training.preference is None else "pairs"
-    train_data = options.train_data
+    train_data, holds_out = options.train_data, config.data.eval_data_path is None
     if train_data is None:
         words = config.data.data_path or ("None",)
         if len(words) != 1 or not Path(f"{words[0]}{TEMPLATE_SUFFIX if kind == 'chat' else '.idx'}").exists():
             raise ConfigError(
                 f"--data-path {' '.join(words)} is no corpus of `memo data {kind}`: give one, or --train-data"
             )
-        if not Path(f"{words[0]}-eval.idx").exists():
+        if holds_out and not Path(f"{words[0]}-eval.idx").exists():
             raise ConfigError(
                 f"--data-path {words[0]} has no held-out part, {words[0]}-eval: build both with `memo data {kind}` and "
-                "--eval-fraction 0.05, or give --train-data"
+                "--eval-fraction 0.05, or give --train-data, or another corpus as --eval-data-path"
             )
         return words[0]
-    if options.eval_fraction == 0:
-        raise ConfigError("--eval-fraction is 0, but the loss of a held-out part is told: give more, such as 0.05")
+    if holds_out and options.eval_fraction == 0:
+        raise ConfigError(
+            "--eval-fraction is 0, but the loss of a held-out part is told: give more, such as 0.05, or a corpus as "
+            "--eval-data-path"
+        )
     from memo.train.first_rank import on_first_rank
 
     prefix = f"{save}/data/{kind}"
@@ -136,7 +144,7 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
     reading = Reading(progress=config.logging.progress)
 
     def build_it() -> None:
-        build([train_data], prefix, **fields, split_eval=options.eval_fraction, reading=reading)
+        build([train_data], prefix, **fields, split_eval=options.eval_fraction * holds_out, reading=reading)
 
     on_first_rank(build_it)
     return prefix

@@ -155,6 +155,18 @@ def test_a_run_that_goes_on_says_at_which_iteration_its_first_loss_is(
     assert again == after and f"nats a token: {after:.4f} at iteration {last}, " in printed
 
 
+def test_a_corpus_for_evaluation_leaves_all_data_to_train_on(
+    model: Path, tmp_path: Path, short: tuple[Path, float, float]
+) -> None:
+    save, corpora = tmp_path / "one", [short[0] / "data" / name for name in ("chat", "chat-eval")]
+    given = ["--eval-data-path", str(corpora[1]), "--offload-alpha", "off"]
+    before, _, _ = finetune(model, save, *given, epochs=1)
+    assert before == short[1]
+    assert {each.name for each in (save / "data").glob("*.idx")} == {"chat.idx", "chat.mask.idx"}
+    all_of_them = sum(len(IndexedDataset(str(corpus))) for corpus in corpora)
+    assert len(IndexedDataset(str(save / "data" / "chat"))) == all_of_them
+
+
 def test_two_ranks_under_a_plan_are_the_same_run(
     model: Path, tmp_path: Path, short: tuple[Path, float, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +203,7 @@ def test_two_ranks_under_a_plan_are_the_same_run(
             "evaluate on; give a larger share, or more documents",
         ),
         (["--train-data", "IN", "--save", "OUT", "--eval-fraction", "0"], "error: --eval-fraction is 0, but the loss"),
+        (["--train-data", "IN", "--save", "OUT", "--eval-data-path", "none"], "error: --eval-data-path none: there is"),
         (
             ["--save", "OUT", "--preference", "dpo", "--lora-rank", "4"],
             "error: --data-path None is no corpus of `memo data pairs`: give one, or --train-data",
