@@ -255,8 +255,9 @@ def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str
         found["qk_layernorm"] = keys.switch(family.qk_norm_switch)
     if family.dense_first:
         layers = numbers["num_layers"]
-        dense = _dense_layers(keys, layers)
-        found["moe_layer_freq"] = "+".join(f"[{n}]*{count}" for n, count in ((0, dense), (1, layers - dense)) if count)
+        if dense := _dense_layers(keys, layers):  # else --num-layers alone makes a smaller model
+            parts = ((0, dense), (1, layers - dense))
+            found["moe_layer_freq"] = "+".join(f"[{n}]*{count}" for n, count in parts if count)
     if family.shared_experts:
         count = checked(Count, keys.get(family.shared_experts), family.shared_experts, keys.source)
         what, width = f"{family.shared_experts} x moe_intermediate_size", count * numbers["moe_ffn_hidden_size"]

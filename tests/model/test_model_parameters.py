@@ -5,7 +5,7 @@ has no memory until someone gives it some.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -186,6 +186,8 @@ def test_published_sizes() -> None:
     papers = {"gpt-7b", "gpt-13b", "gpt-30b", "gpt-65b"}  # of no published weights
     assert set(PUBLISHED) - papers == sizes.keys()
     assert layer_parameters(preset("llama-3.1-8b")).total == 218_112_000
+    fewer = replace(preset("mistral-small-4-119b"), num_layers=4)
+    assert fewer.layers_with_experts == (True,) * 4  # without a list for 36 layers
     active = {
         "qwen3-30b-a3b": 3.3,
         "qwen3-235b-a22b": 22,
