@@ -51,19 +51,20 @@ _STRETCHED = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embed
 _LLAMA_31 = {**_LLAMA_3, "max_position_embeddings": 131072, "rope_scaling": _STRETCHED}
 _LLAMA_32 = {**_LLAMA_31, "rope_scaling": {**_STRETCHED, "factor": 32.0}, "tie_word_embeddings": True}
 _MISTRAL = {**_LLAMA, "vocab_size": 32768, "max_position_embeddings": 32768, "rope_theta": 1e6}
+_GROWING = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 _MINISTRAL_3 = {
     "model_type": "ministral3",
     "vocab_size": 131072,
     "max_position_embeddings": 262144,
     "rope_theta": 1e6,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 16.0,
-        "original_max_position_embeddings": 16384,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
+    "rope_scaling": {**_GROWING, "factor": 16.0, "original_max_position_embeddings": 16384},
+}
+_MISTRAL_SMALL_4 = {
+    **_MINISTRAL_3,
+    "model_type": "mistral4",
+    "max_position_embeddings": 1048576,
+    "rope_theta": 10000.0,
+    "rope_scaling": {**_GROWING, "factor": 128.0, "original_max_position_embeddings": 8192},
 }
 _MIXTRAL = {"model_type": "mixtral", "max_position_embeddings": 32768, "vocab_size": 32000}
 _QWEN_25 = {"model_type": "qwen2", "rope_theta": 1e6, "vocab_size": 152064, "max_position_embeddings": 32768}
@@ -104,20 +105,6 @@ _GLM_45 = {
     "vocab_size": 151552,
 }
 _BY_40 = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
-_MISTRAL_SMALL_4 = {
-    "model_type": "mistral4",
-    "vocab_size": 131072,
-    "max_position_embeddings": 1048576,
-    "rope_theta": 10000.0,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 128.0,
-        "original_max_position_embeddings": 8192,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
-    },
-}
 _DEEPSEEK_V3 = {
     "model_type": "deepseek_v3",
     "vocab_size": 129280,
