@@ -143,8 +143,10 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
     fields: dict[str, Any] = {"tokenizer": config.data.tokenizer or model, "chat_template": options.chat_template}
     reading = Reading(progress=config.logging.progress)
 
+    share = options.eval_fraction if holds_out else 0.0
+
     def build_it() -> None:
-        build([train_data], prefix, **fields, split_eval=options.eval_fraction * holds_out, reading=reading)
+        build([train_data], prefix, **fields, split_eval=share, reading=reading)
 
     on_first_rank(build_it)
     return prefix
