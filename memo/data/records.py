@@ -41,6 +41,8 @@ _LARGEST_DOCUMENT_BYTES = 1 << 31
 """Limit of one text: an index counts the tokens of a document in 31 bits."""
 _MOST_EXPANSION = 100
 """Factor by which a compressed text above MAX_BYTES may grow; usual texts grow by three to ten."""
+_MOST_PADDING_BYTES = 1 << 20
+"""Limit of zeros after the content of a gzip file; the padding of a tape's block has a few thousand."""
 _FAULTS = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 """Errors that readers raise for a damaged file, besides the errors of pyarrow."""
 _BLANKS = re.compile(r"[ \t\r\n]*")
@@ -185,8 +187,22 @@ def _zstandard(raw: BinaryIO, path: Path) -> BinaryIO:
     return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"), 1 << 20)
 
 
+class _LittlePadding(io.RawIOBase):
+    """A file that refuses many zeros at its end. Python's gzip skips them singly, and a sparse file has billions."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._num_zeros = raw, 0
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._raw.read(size)
+        self._num_zeros = self._num_zeros + 1 if found == b"\0" else 0
+        if self._num_zeros > _MOST_PADDING_BYTES:
+            raise OSError(f"more than {_MOST_PADDING_BYTES} zeros follow its end")
+        return found
+
+
 _UNPACKERS: dict[str, Callable[[BinaryIO, Path], AbstractContextManager[BinaryIO]]] = {
-    ".gz": lambda raw, _: cast(Any, gzip.GzipFile(fileobj=raw)),
+    ".gz": lambda raw, _: cast(Any, gzip.GzipFile(fileobj=cast(Any, _LittlePadding(raw)))),
     ".bz2": lambda raw, _: cast(Any, importlib.import_module("bz2").BZ2File(raw)),  # some builds of Python lack it
     ".xz": lambda raw, _: cast(Any, lzma.LZMAFile(raw)),  # noqa: SIM115  closed by the caller
     ".zst": _zstandard,
