@@ -142,7 +142,6 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
     build = partial(build_chat, chat_form=options.chat_form) if kind == "chat" else build_pairs
     fields: dict[str, Any] = {"tokenizer": config.data.tokenizer or model, "chat_template": options.chat_template}
     reading = Reading(progress=config.logging.progress)
-
     share = options.eval_fraction if holds_out else 0.0
 
     def build_it() -> None:

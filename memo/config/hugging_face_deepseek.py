@@ -1,5 +1,4 @@
-"""Families whose mixtures of experts are DeepSeek's: GLM-4.5, DeepSeek-V2 and -V3, GLM-4.7-Flash and Mistral Small
-4."""
+"""Families whose experts are DeepSeek's: GLM-4.5, DeepSeek-V2 and -V3, GLM-4.7-Flash and Mistral Small 4."""
 
 from dataclasses import replace
 

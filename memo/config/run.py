@@ -154,9 +154,10 @@ class RunConfig:
             by_section.setdefault(section_of(name, ""), {})[name] = value
         sections = {name: dataclasses.replace(getattr(self, name), **given) for name, given in by_section.items()}
         after = dataclasses.replace(self, **sections)
-        idle = READ_WHERE_SOMETHING_MOVES if self.moves and not after.moves else ()
-        unread = {name: getattr(MemoryConfig, name) for name in idle if name not in values}
-        return after.replaced(unread) if unread else after
+        if not self.moves or after.moves:
+            return after
+        unread = {name: getattr(MemoryConfig, name) for name in READ_WHERE_SOMETHING_MOVES if name not in values}
+        return dataclasses.replace(after, memory=dataclasses.replace(after.memory, **unread))
 
     @property
     def moves(self) -> bool:

@@ -169,6 +169,15 @@ _LATENT = replace(
     qk_pos_emb_head_dim=6,
     v_head_dim=16,
 )
+_LATENT_BY_SOFTMAX = replace(
+    _LATENT,
+    v_head_dim=8,
+    moe_router_score_function="softmax",
+    moe_router_enable_expert_bias=False,
+    moe_router_topk_scaling_factor=1.0,
+    moe_router_num_groups=1,
+    moe_router_group_topk=1,
+)
 _YARN_OF_SCORES = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -327,17 +336,7 @@ FAMILIES = {
         "DeepseekV2ForCausalLM",
         {**_LATENT_THEIRS, "v_head_dim": 8, "q_lora_rank": None, "routed_scaling_factor": 1.0}
         | {"first_k_dense_replace": 1},
-        replace(
-            _LATENT,
-            q_lora_rank=None,
-            v_head_dim=8,
-            moe_router_score_function="softmax",
-            moe_router_enable_expert_bias=False,
-            moe_router_pre_softmax=True,
-            moe_router_topk_scaling_factor=1.0,
-            moe_router_num_groups=1,
-            moe_router_group_topk=1,
-        ),
+        replace(_LATENT_BY_SOFTMAX, q_lora_rank=None, moe_router_pre_softmax=True),
         deepseek_sources,
     ),
     "mistral4": Family(
@@ -351,13 +350,7 @@ FAMILIES = {
             | {"original_max_position_embeddings": 8},
         },
         replace(
-            _LATENT,
-            v_head_dim=8,
-            moe_router_score_function="softmax",
-            moe_router_enable_expert_bias=False,
-            moe_router_topk_scaling_factor=1.0,
-            moe_router_num_groups=1,
-            moe_router_group_topk=1,
+            _LATENT_BY_SOFTMAX,
             rope_scaling_type="yarn",
             rope_scaling_factor=4.0,
             rope_original_max_position_embeddings=8,

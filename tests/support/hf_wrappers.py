@@ -32,7 +32,8 @@ WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral3": ("Mistral3", "mistral", _PIXTRAL),
     "mistral3-4": ("Mistral3", "mistral4", _PIXTRAL),
 }
-"""By model_type: the prefix of its classes, the model_type of its text, and its part for images."""
+"""By model_type, with a number for another text: the prefix of its classes, the model_type of its text, and its part
+for images."""
 
 
 def wrapper_class(name: str) -> Any:
