@@ -4,7 +4,6 @@ The result is an estimate, because scratch memory inside kernels does not show. 
 requests are exact, because the same code runs.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,15 +17,18 @@ from memo_kernels import wide_dtype
 class FakeRecorder(StorageMode):
     """Records when every new storage of fake tensors is allocated and freed.
 
-    Use it inside of torch's FakeTensorMode; `phase` is called as in memo.executor.phases. Storages that existed before
-    are not recorded.
+    Use it inside of torch's FakeTensorMode; `phase` is called as in memo.executor.phases. Storages from before the
+    first phase, such as weights, are not recorded.
     """
 
-    def __init__(self, existing: Iterable[Tensor] = ()) -> None:
-        super().__init__(existing)
+    def __init__(self) -> None:
+        super().__init__()
         self._phases: list[tuple[str, int, int, list[Event]]] = []
+        self._first_number = 0
 
     def phase(self, kind: str, layer: int, microbatch: int) -> None:
+        if not self._phases:
+            self._first_number = self._next_number
         self._phases.append((kind, layer, microbatch, []))
 
     def trace(self, run: dict[str, Any]) -> Trace:
@@ -36,14 +38,19 @@ class FakeRecorder(StorageMode):
         return Trace("cpu", "fake", phases, run)
 
     def begin(self, number: int, num_bytes: int) -> None:
-        self._phases[-1][3].append(Malloc(number, num_bytes))
+        if self._phases:
+            self._phases[-1][3].append(Malloc(number, num_bytes))
 
     def end(self, number: int) -> None:
-        self._phases[-1][3].append(Free(number))
+        if self._phases and number >= self._first_number:
+            self._phases[-1][3].append(Free(number))
 
-    def _note(self, tensor: Tensor) -> None:
-        if self._phases:
-            super()._note(tensor)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # The host reads how many rows each expert of a mixture has: on paper none, and what holds all rows has its size
+        # anyway.
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 0
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def fake_mode() -> Any:
@@ -60,7 +67,6 @@ class FakeGradients:
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
-        self.parameters: list[torch.nn.Parameter] = []
         self._main: dict[int, Tensor] = {}
         replaced: list[torch.nn.Parameter] = []  # kept alive, because ids of dead objects are reused
         given: dict[int, torch.nn.Parameter] = {}
@@ -71,10 +77,6 @@ class FakeGradients:
                     replaced.append(parameter)
                 setattr(module, key, given[id(parameter)])
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [*self.parameters, *self._main.values()]
-
     def main_gradient(self, parameter: torch.nn.Parameter) -> Tensor | None:
         return self._main.get(id(parameter))
 
@@ -83,7 +85,6 @@ class FakeGradients:
 
     def _add(self, parameter: torch.nn.Parameter, dtype: torch.dtype) -> torch.nn.Parameter:
         new = torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype), requires_grad=parameter.requires_grad)
-        self.parameters.append(new)
         if not new.requires_grad:
             return new
         self._main[id(new)] = torch.empty(parameter.shape, dtype=wide_dtype(dtype))

@@ -21,6 +21,7 @@ from memo.planner.caching import simulate_caching
 from memo.planner.traces import RECORDED_LAYERS, extend_layers
 from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode
 from memo.spec.schedule import one_f_one_b
+from memo.spec.stack import kinds_of
 from memo.train.build import add_router_losses, build_chunks, build_mesh, build_stage
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
@@ -58,7 +59,7 @@ def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
             "--offload-tiles; `memo plan` says which fits"
         )
     layers = model.num_layers // (parallel.pp * parallel.vpp)
-    if layers > RECORDED_LAYERS and not model.layer_types:  # layers of several types make different requests
+    if layers > RECORDED_LAYERS and len(kinds_of(model)) == 1:  # layers of several kinds make different requests
         short = dataclasses.replace(model, num_layers=RECORDED_LAYERS * parallel.pp * parallel.vpp)
         trace = extend_layers(_traced(dataclasses.replace(config, model=short), world_size, stage), layers)
     else:
@@ -97,36 +98,33 @@ def _traced(config: RunConfig, world_size: int, stage: int) -> Trace:
 
 def _run(config: RunConfig, mesh: Mesh) -> Trace:
     dtype = torch_dtype(str(config.training.params_dtype))
-    pipeline, chunks = build_chunks(config, mesh, dtype, _DEVICE)
-    add_router_losses(config, mesh, chunks, _DEVICE)
-    gradients = FakeGradients(nn.ModuleList(chunks), dtype)
-    slots = _hand_over(config, mesh, chunks, gradients)
-    batch = _batch(config)
-    executor = build_stage(config, mesh, pipeline, _DEVICE)
-    recorder = FakeRecorder([*gradients.tensors, *slots, *(v for v in vars(batch).values() if isinstance(v, Tensor))])
-    phases = Phases(recorder.phase)
-    mark_phases(chunks, phases)
+    with FakeRecorder() as recorder:
+        pipeline, chunks = build_chunks(config, mesh, dtype, _DEVICE)
+        add_router_losses(config, mesh, chunks, _DEVICE)
+        gradients = FakeGradients(nn.ModuleList(chunks), dtype)
+        _hand_over(config, mesh, chunks, gradients)
+        batch = _batch(config)
+        executor = build_stage(config, mesh, pipeline, _DEVICE)
+        phases = Phases(recorder.phase)
+        mark_phases(chunks, phases)
 
-    def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
-        output: Tensor = chunk(hidden, batch)
-        return output
+        def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
+            output: Tensor = chunk(hidden, batch)
+            return output
 
-    forwards = [functools.partial(forward, chunk) for chunk in chunks]
-    with recorder:
+        forwards = [functools.partial(forward, chunk) for chunk in chunks]
         executor.run(one_f_one_b(pipeline, mesh.at.pp), forwards, phases.enter)
     return recorder.trace({})
 
 
-def _hand_over(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradients: FakeGradients) -> list[Tensor]:
-    """Hand the layers to the executor, as in training; returns their slots, which lie outside every memory plan."""
+def _hand_over(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradients: FakeGradients) -> None:
+    """Hand the layers to the executor, as in training."""
+    alpha = config.memory.offload_alpha
     if not config.memory.swaps:
         keep_on_device(config, mesh, chunks, gradients, _DEVICE)
-        return []
-    alpha = config.memory.offload_alpha
-    assert not isinstance(alpha, str)
-    memory = scratch_for(config, alpha, _DEVICE)
-    put_on_tiles(config, mesh, chunks, memory, gradients)
-    return list(memory.tensors.values())
+    else:
+        assert not isinstance(alpha, str)
+        put_on_tiles(config, mesh, chunks, scratch_for(config, alpha, _DEVICE), gradients)
 
 
 def _batch(config: RunConfig) -> Microbatch:

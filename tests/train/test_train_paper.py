@@ -16,6 +16,7 @@ from memo.train import paper
 from memo.train.paper import trace_on_paper
 
 SWAP: dict[str, Any] = {"offload_alpha": 0.5, "offload_tiles": 2}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "moe_router_topk": 2, "moe_aux_loss_coeff": 1e-2}
 BIG = 2048
 """Bytes; what is smaller differs between shapes alone and a real step (scalars, masks)."""
 
@@ -62,11 +63,13 @@ def without_update(trace: Trace) -> Trace:
     [
         pytest.param(1, {}, marks=pytest.mark.full),
         (1, SWAP),
+        (1, {**EXPERTS, **SWAP}),
+        (1, {"num_layers": 6, "moe_layer_freq": "[0]*2+[1]*4", **EXPERTS}),
         pytest.param(2, {"pp": 2}, marks=pytest.mark.full),
         (2, {"pp": 2, "vpp": 2, "num_layers": 4}),
         (2, {"tp": 2, **SWAP}),
     ],
-    ids=["plain", "alpha", "pp2", "pp2vpp2", "tp2alpha"],
+    ids=["plain", "alpha", "experts", "kinds", "pp2", "pp2vpp2", "tp2alpha"],
 )
 def test_paper_foresees_the_peak_of_a_real_step(world_size: int, layout: dict[str, Any]) -> None:
     """Bound 1 % (measured 6e-6); with tp 15 % below (seen: 6 %): gloo copies what it gathers and scatters, and its
@@ -82,7 +85,7 @@ def test_paper_foresees_the_peak_of_a_real_step(world_size: int, layout: dict[st
 
 
 @pytest.mark.parametrize(
-    "overrides", [pytest.param({}, marks=pytest.mark.full), SWAP, {"recompute_granularity": "full"}]
+    "overrides", [pytest.param({}, marks=pytest.mark.full), SWAP, {"recompute_granularity": "full"}, EXPERTS]
 )
 def test_four_layers_stand_for_all(overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = run_config(num_layers=6, global_batch_size=2, **overrides)
