@@ -20,6 +20,15 @@ HOLED = Problem(
     )
 )  # fmt: skip
 
+RING_BACKWARD = (
+    (0, 23, 1), (0, 47, 3), (0, 47, 1), (0, 23, 1), (0, 2, 2), (0, 23, 2), (0, 5, 2), (0, 4, 4), (0, 1, 1), (0, 1, 1),
+    (1, 4, 4), (1, 8, 2), (1, 7, 4), (2, 3, 1), (2, 3, 1), (3, 7, 4), (4, 11, 2), (4, 10, 4), (5, 6, 1), (5, 6, 1),
+    (6, 10, 4), (7, 14, 2), (7, 13, 4), (8, 9, 1), (8, 9, 1), (9, 13, 4), (10, 17, 2), (10, 16, 4), (11, 12, 1),
+    (11, 12, 1), (12, 16, 4), (13, 20, 2), (13, 19, 4), (14, 15, 1), (14, 15, 1), (15, 19, 4), (16, 23, 2), (16, 22, 4),
+    (17, 18, 1), (17, 18, 1), (18, 22, 4), (19, 23, 4), (20, 21, 1), (20, 21, 1), (21, 23, 4), (22, 47, 2), (22, 47, 1),
+)  # fmt: skip
+"""The large requests of a backward of attention over a ring of 8 ranks (GPT 7B, 256K tokens), in units of 128 MiB."""
+
 
 def fits(problem: Problem, capacity_bytes: int) -> bool:
     """By trying every address for every block."""
@@ -180,7 +189,7 @@ def test_every_order_fit_and_skyline_is_valid() -> None:
             for order in greedy.orders(instance, overlaps).values()
             for fit in greedy.FITS
         ]
-        found.append(skyline.fill(instance, 1.0 + np.arange(instance.num_blocks)))
+        found.append(skyline.fill(instance, np.arange(instance.num_blocks)))
         for offsets in found:
             assert offsets is not None
             settled = greedy.settle(instance, overlaps, offsets)
@@ -202,10 +211,6 @@ def test_place_gives_up_at_the_limit_and_at_the_clock() -> None:
     assert greedy.place(instance, overlaps, order, "best", limit=peak) is None
     assert greedy.place(instance, overlaps, order, "best", limit=peak + 1) is not None
     assert greedy.place(instance, overlaps, order, "best", end_s=time.monotonic() - 1) is None
-    filled = skyline.fill(instance, 1.0 + order)
-    assert filled is not None
-    assert skyline.fill(instance, 1.0 + order, limit=instance.bound) is None
-    assert skyline.fill(instance, 1.0 + order, limit=instance.peak(filled) + 1) is not None
 
 
 def test_the_search_improves_on_greedy() -> None:
@@ -218,6 +223,23 @@ def test_the_search_improves_on_greedy() -> None:
     peaks = [first.peak, *(each.peak for each in found)]
     assert peaks[-1] < peaks[0]
     assert peaks[-1] == instance.peak(found[-1].offsets)
+
+
+def test_the_search_meets_the_bound_of_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy orders leave 7 %. Seen: 77 placements; judged by its peak alone, the search needs thousands."""
+    instance = Instance.of(Problem(blocks(*RING_BACKWARD)))
+    placements: list[Ints] = []
+    fill = skyline.fill
+
+    def counted(instance: Instance, order: Ints) -> Ints:
+        placements.append(fill(instance, order))
+        assert len(placements) < 500
+        return placements[-1]
+
+    monkeypatch.setattr(skyline, "fill", counted)
+    end_s = time.monotonic() + 600
+    *_, found = skyline.search(instance, Overlaps(instance), greedy.NO_LIMIT, instance.bound, end_s)
+    assert found.peak == instance.bound == instance.peak(found.offsets)
 
 
 def test_large_problems_are_solved_without_the_mip() -> None:

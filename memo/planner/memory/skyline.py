@@ -1,39 +1,32 @@
 """Fills the lowest place with the block of the highest priority, and searches for good priorities by trial.
 
 Placement after the best-fit heuristic of Sekiyama et al., "Profile-guided memory optimization for deep neural
-networks" (arXiv 1804.10001). Their choice, the longest lifetime, is one of several priorities here, and a local
-search varies them.
+networks" (arXiv 1804.10001). Their choice, the longest lifetime, is one of several orders of priority here, and
+simulated annealing varies them.
 """
 
+import math
 import random
 import time
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from memo.planner.memory.dsa import Instance, Ints
 from memo.planner.memory.greedy import NO_LIMIT, Found, orders
 from memo.planner.memory.overlaps import Overlaps
 
-Priorities = npt.NDArray[np.float64]
-
 MAX_BLOCKS = 2000
 """With more blocks one trial takes longer than all greedy orders together."""
 
-_STALLS_PER_BLOCK = 100
-"""Trials in a row without a better one, for each block, after which the search ends."""
-_PARENTS = 3
-_ALL_SHARE = 0.2
-"""Share of trials that change all priorities a little; the others set a few of them at random."""
-_STEPS = (0.02, 0.05, 0.1, 0.2)
-_FEW = (1, 2, 3, 5, 8, 13)
-_SMALLEST = 1e-9
-"""Least priority; 0 marks blocks that are placed."""
+_FIRST_ROUND, _LAST_ROUND = 0.25, 10
+"""Trials for each block: in the first rounds, and at most in rounds after one that found nothing better."""
+_HEAT = 0.3
+"""Temperature at the beginning of a round, in mean sizes times mean lifetimes."""
 
 
-def fill(instance: Instance, priorities: Priorities, limit: int = NO_LIMIT) -> Ints | None:
-    """Offsets in units, or None as soon as the peak must reach `limit`; priorities are above 0.
+def fill(instance: Instance, order: Ints) -> Ints:
+    """Offsets in units; blocks that come first in `order` have the highest priority.
 
     address                            The lowest place is columns 2 to 4. It gets the block of the highest
        |-----+        +--+             priority among blocks that live in these columns alone. If there is none,
@@ -44,7 +37,8 @@ def fill(instance: Instance, priorities: Priorities, limit: int = NO_LIMIT) -> I
     rest = instance.loads()  # sizes still to be placed in each column
     ground = np.zeros(instance.num_columns + 2, dtype=np.int64)
     ground[0] = ground[-1] = NO_LIMIT  # walls: column c is ground[c + 1]
-    waiting = priorities.copy()  # 0 for blocks that are placed
+    waiting = np.empty(instance.num_blocks, dtype=np.int64)  # priorities; 0 for blocks that are placed
+    waiting[order] = np.arange(instance.num_blocks, 0, -1)
     offsets = np.zeros(instance.num_blocks, dtype=np.int64)
     num_waiting = instance.num_blocks
     while num_waiting:
@@ -61,55 +55,56 @@ def fill(instance: Instance, priorities: Priorities, limit: int = NO_LIMIT) -> I
             rest[first:last] -= size
             ground[first + 1 : last + 1] = np.where(rest[first:last] > 0, level + size, NO_LIMIT)
         else:
-            level = int(min(ground[left - 1], ground[right]))
-            if level + int(rest[left - 1 : right - 1].max()) >= limit:
-                return None
-            ground[left:right] = level
+            ground[left:right] = min(ground[left - 1], ground[right])
     return offsets
 
 
 def search(instance: Instance, overlaps: Overlaps, limit: int, goal: int, end_s: float) -> Iterator[Found]:
-    """Placements below `limit` units, each better than the last one.
+    """Placements below `limit` units, each better than the last one, from rounds that begin with different orders.
 
-    Ends when one reaches `goal`, at time.monotonic() `end_s`, or after too many trials in a row without a better one.
-    It starts from several orders; a trial changes the priorities of one of the best and replaces it if it is not worse.
+    Every further round from an order is twice as long: of two orders one often needs few trials where the other needs
+    many. Ends when a peak reaches `goal`, at time.monotonic() `end_s`, or when long rounds have found nothing better.
     The seed is always the same.
     """
     chance = random.Random(0)
-    parents: list[tuple[int, Priorities]] = []
-    for order in orders(instance, overlaps).values():
-        if time.monotonic() > end_s:
-            return
-        priorities = np.empty(instance.num_blocks)
-        priorities[order] = np.linspace(1, 0, instance.num_blocks, endpoint=False)
-        offsets = fill(instance, priorities)
-        assert offsets is not None
-        parents.append((instance.peak(offsets), priorities))
-        if parents[-1][0] < limit:
-            limit = parents[-1][0]
-            yield Found(offsets, limit, "skyline")
-    parents = sorted(parents, key=lambda parent: parent[0])[:_PARENTS]
-    stalls = 0
-    while limit > goal and stalls < _STALLS_PER_BLOCK * instance.num_blocks and time.monotonic() < end_s:
-        index = chance.randrange(len(parents))
-        peak, priorities = parents[index]
-        child = _changed(priorities, chance)
-        offsets = fill(instance, child, peak + 1)
-        stalls += 1
-        if offsets is None:
-            continue
-        parents[index] = instance.peak(offsets), child
-        if parents[index][0] < limit:
-            limit, stalls = parents[index][0], 0
-            yield Found(offsets, limit, "skyline search")
+    starts = orders(instance, overlaps).values()
+    num_trials, before = math.ceil(_FIRST_ROUND * instance.num_blocks), NO_LIMIT
+    while limit < before or num_trials <= _LAST_ROUND * instance.num_blocks:
+        before = limit
+        for start in starts:
+            for offsets in _anneal(instance, start, goal, num_trials, chance):
+                peak = instance.peak(offsets)
+                if peak < limit:
+                    limit = peak
+                    yield Found(offsets, limit, "skyline search")
+                if limit <= goal or time.monotonic() > end_s:
+                    return
+        num_trials *= 2
 
 
-def _changed(priorities: Priorities, chance: random.Random) -> Priorities:
-    child = priorities.copy()
-    if chance.random() < _ALL_SHARE:
-        step = chance.choice(_STEPS)
-        noise = np.array([chance.gauss(0, step) for _ in range(len(child))])
-        return np.maximum(np.abs(child + noise), _SMALLEST)
-    for _ in range(chance.choice(_FEW)):
-        child[chance.randrange(len(child))] = max(chance.random(), _SMALLEST)
-    return child
+def _anneal(instance: Instance, order: Ints, goal: int, num_trials: int, chance: random.Random) -> Iterator[Ints]:
+    """The placements of one round of simulated annealing, which changes the order of priority.
+
+    A placement is judged by how far blocks reach above the goal, times how long they live. Few changes lower the peak;
+    this tells which of two placements with the same peak is nearer to a lower one.
+    """
+    lifetimes = instance.upper - instance.lower
+    heat = _HEAT * float(instance.sizes.mean() * lifetimes.mean())
+    least, best, late = math.inf, order, order
+    for trial in range(num_trials):
+        offsets = fill(instance, order)
+        yield offsets
+        above = np.minimum(offsets + instance.sizes - goal, instance.sizes).clip(0)
+        cost = float(above @ lifetimes)
+        if cost - least < heat * (1 - trial / num_trials) * chance.expovariate(1):
+            least, best, late = cost, order, np.flatnonzero(above[order])
+        order = _changed(best, late, chance)
+
+
+def _changed(order: Ints, late: Ints, chance: random.Random) -> Ints:
+    """Another order: a block is moved to another place, half of the time one of the places `late` to an earlier one."""
+    source, target = chance.randrange(len(order)), chance.randrange(len(order))
+    if chance.random() < 0.5:
+        source = chance.choice(late)
+        target = chance.randrange(source + 1)
+    return np.insert(np.delete(order, source), target, order[source])

@@ -17,7 +17,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -110,6 +110,8 @@ class _Iteration:
     alignment_bytes: int
     exact: bool
     end_s: float
+    arenas: dict[tuple[bytes, ...], Solution] = field(default_factory=dict)
+    """The best addresses for the requests of a section, by their fingerprint: finer sections leave most as they are."""
 
     @classmethod
     def of(cls, trace: Trace, min_bytes: int, alignment_bytes: int, exact: bool, time_limit_s: float) -> "_Iteration":
@@ -302,7 +304,11 @@ def _solve_sections(
         alike[key].append(start)
     arenas, parts = {}, []
     for index, (key, starts) in enumerate(alike.items()):
-        solution = iteration.solve(problems[key], share=1 / (len(alike) - index + 1))  # level 2 gets the last share
+        solution = iteration.arenas.get(key)
+        if solution is None or solution.proof == "timed out":
+            again = iteration.solve(problems[key], share=1 / (len(alike) - index + 1))  # level 2 gets the last share
+            solution = min(solution or again, again, key=lambda each: each.peak_bytes)
+            iteration.arenas[key] = solution
         arenas.update(dict.fromkeys(starts, solution))
         kind = iteration.trace.phases[inner[starts[0]][0].phase].kind
         parts.append(SolvedProblem(kind, len(starts), len(problems[key].blocks), solution))
