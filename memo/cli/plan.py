@@ -159,7 +159,7 @@ def _print(told: Any) -> None:
 
 def _compared(options: _Options, asked: dict[str, Any], columns: int | None) -> Any:
     """Return a table with a line for each machine, or for each way of training."""
-    from memo.search.comparing import compare, compare_ways, comparison, comparison_object, parse_machines
+    from memo.search.comparing import as_object, compare, compare_ways, comparison, parse_machines
 
     if options.compare is None:
         with _searching("planning for each way of training"):
@@ -168,7 +168,7 @@ def _compared(options: _Options, asked: dict[str, Any], columns: int | None) -> 
         of_jobs = {name: value for name, value in asked.items() if name not in ("gpus", "hardware", "gpu_memory_gib")}
         with _searching("planning for each machine"):
             plans = compare(machines=parse_machines(options.compare), **of_jobs)
-    return comparison_object(plans) if options.json else comparison(plans, columns)
+    return [as_object(plan) for plan in plans] if options.json else comparison(plans, columns)
 
 
 @contextlib.contextmanager

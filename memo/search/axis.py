@@ -7,7 +7,6 @@ from there, because small numbers are slow as well.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import chain, takewhile
 
@@ -20,7 +19,7 @@ from memo.search.question import Question
 from memo.search.ranking import search
 from memo.search.sizing import may_fit, size
 from memo.search.states import fits as can_be_placed
-from memo.search.states import least_excess, moves_any, shortage
+from memo.search.states import nearest, shortage
 from memo.search.sweeping import sweeps
 
 _FRUGAL = (GRID[0], FULL, SELECTIVE)
@@ -146,12 +145,13 @@ def shortage_of(question: Question) -> str:
         why = next(why for _, why in grids(question) if why)
         raise ConfigError(f"--gpus {question.gpus} cannot be laid out: {why}")
     costs = {} if question.place_states == "never" else {pair: costs_of(question, *pair) for pair in pairs}
-    nearest = min(pairs, key=lambda pair: least_excess(costs[pair]) if costs else size(question, *pair).excess)
-    layout, strategy = nearest
-    if costs and moves_any(costs[nearest]):
-        lacks = shortage(costs[nearest])
-    else:
-        lacks = size(question, *nearest).shortage(question)
+
+    def excess(pair: tuple[Layout, Strategy]) -> float:
+        return max(costs[pair].excess(*nearest(costs[pair]))) if costs else size(question, *pair).excess
+
+    layout, strategy = pair = min(pairs, key=excess)
+    moves_states = costs and nearest(costs[pair])[0].optimizer > 0
+    lacks = shortage(costs[pair]) if moves_states else size(question, *pair).shortage(question)
     return f"{lacks} with {question.seq_len:,} tokens under {layout}, {strategy}"
 
 
@@ -163,10 +163,6 @@ def least_doubling(vary: Callable[[int], Question]) -> Question | None:
     """
     questions = (vary(1 << power) for power in range(_MOST_DOUBLINGS, 0, -1))
     return next(reversed(list(takewhile(fitting_layout, questions))), None)
-
-
-def with_host(question: Question, times: int) -> Question:
-    return replace(question, host_memory_gib=question.host_memory_gib * times)
 
 
 def with_gpus(question: Question, times: int) -> Question:

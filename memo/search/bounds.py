@@ -9,7 +9,6 @@ the simulated time, except for copies that do not hide. The bound leaves out: co
 long as the swap plan is not known, gradients that are reduced late, and every wait between stages.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 from memo.estimate.attention_rates import with_attention_of
@@ -27,15 +26,6 @@ _ENDLESS_S = 1e9
 """A backward so long that every reduction hides under it."""
 _ROUNDING = 1e-9
 """Tolerance: the simulation adds the same numbers in another order."""
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """Seconds of one microbatch, forward and backward: embedding, loss, and a message to the next stage and back."""
-
-    embedding_s: float
-    loss_s: float
-    messages_s: float
 
 
 class Bounds:
@@ -72,13 +62,14 @@ class Bounds:
         """Return the seconds from the first forward to the last backward."""
         question = self.question
         microbatches = num_microbatches(question, layout)
-        layer_s = self._layer_s(layout, strategy) if swap is None else swap.layer_s
+        # The recomputation of a swap plan counts only if the plan is known.
+        layer_s = sum(self.layer(layout, strategy).computed_s) if swap is None else swap.layer_s
         stage_s = layer_s * question.model.sizes.num_layers / layout.pp
-        ends = self._ends(Layout(*layout.grid, mbs=layout.mbs))
+        embedding_s, loss_s, messages_s = self._ends(Layout(*layout.grid, mbs=layout.mbs))
         if layout.pp == 1:
-            return microbatches * (stage_s + ends.loss_s + ends.embedding_s)
-        hop_s = stage_s / layout.vpp + ends.messages_s
-        return microbatches * (stage_s + ends.loss_s) + (layout.pp - 1) * hop_s + ends.embedding_s
+            return microbatches * (stage_s + loss_s + embedding_s)
+        hop_s = stage_s / layout.vpp + messages_s
+        return microbatches * (stage_s + loss_s) + (layout.pp - 1) * hop_s + embedding_s
 
     def layer(self, layout: Layout, strategy: Strategy) -> LayerCost:
         """Return the cost of one layer for one microbatch."""
@@ -99,18 +90,15 @@ class Bounds:
             self._layers[key] = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
         return self._layers[key]
 
-    def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
-        """Return the seconds of one layer's forward and backward, without recomputation and copies of a swap plan."""
-        layer = self.layer(layout, strategy)
-        return layer.forward.total_s + layer.backward.total_s + layer.attention_again.total_s
-
-    def _time_ends(self, layout: Layout) -> _Ends:
+    def _time_ends(self, layout: Layout) -> tuple[float, float, float]:
+        """Return the seconds of embedding, loss, and a message to the next stage and back, for one microbatch."""
         config = config_of(self.question, layout, KEEP)
         embedding, loss = embedding_cost(config, self.kernels), loss_cost(config, self.kernels)
-        return _Ends(
+        message_s = stage_message_s(config, self.kernels, self.question.gpus)
+        return (
             (embedding.forward + embedding.backward).total_s,
             (loss.forward + loss.backward).total_s,
-            2 * stage_message_s(config, self.kernels, self.question.gpus),
+            2 * message_s,
         )
 
     def _time_update(self, layout: Layout) -> float:

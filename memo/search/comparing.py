@@ -144,12 +144,8 @@ def _errors(plans: Sequence[Plan]) -> list[str]:
     return [*(f"{each} (sources: memo hardware NAME)" for each in told), *([kernels] if kernels else [])]
 
 
-def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """Return the comparison for programs; values that need a plan or a price are None without it."""
-    return [_object(plan) for plan in plans]
-
-
-def _object(plan: Plan) -> dict[str, Any]:
+def as_object(plan: Plan) -> dict[str, Any]:
+    """Return one line of the comparison for programs; values that need a plan or a price are None without it."""
     question, best, model = plan.question, plan.best, plan.question.model.sizes
     step = None if best is None else best.step
     return {

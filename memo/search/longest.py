@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from memo.config.derived import DEFAULT_TILES
 from memo.config.flag import LARGEST
-from memo.search.axis import Axis, fitting_layout, least_doubling, shortage_of, too_slow, with_gpus, with_host
+from memo.search.axis import Axis, fitting_layout, least_doubling, shortage_of, too_slow, with_gpus
 from memo.search.plan import Longest
 from memo.search.question import Question
 
@@ -81,7 +81,7 @@ def remedies(question: Question) -> list[str]:
     shorter = _last_fitting(question, unit)[0] * unit
     if 0 < shorter < question.seq_len:
         found.append(f"--seq-len {shorter}")
-    more = least_doubling(lambda times: with_host(question, times))
+    more = least_doubling(lambda times: replace(question, host_memory_gib=times * question.host_memory_gib))
     if more is not None:
         found.append(f"--host-memory-gib {more.host_memory_gib:g}")
     narrow = replace(question, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")

@@ -18,7 +18,7 @@ from memo.search.plan import Choice, Plan, Timed, as_good, speed_error, step_s
 from memo.search.question import Question
 from memo.search.race import STRATEGIES, Race, timed
 from memo.search.sizing import size
-from memo.search.swap_choice import SwapChoice, given_swaps
+from memo.search.swap_choice import given_swaps
 from memo.search.sweeping import sweeps
 
 NUM_UNSURE = 3
@@ -58,9 +58,9 @@ def search(question: Question, *, top: int = 10, everything: bool = False, below
     )
 
 
-def evaluate(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> Choice:
-    """Return one candidate with time and memory, fitting or not; `swap`: the choice of alpha auto, if known."""
-    return _sized(question, timed(question, layout, strategy, swap))
+def evaluate(question: Question, layout: Layout, strategy: Strategy) -> Choice:
+    """Return one candidate with time and memory, fitting or not."""
+    return _sized(question, timed(question, layout, strategy))
 
 
 def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:

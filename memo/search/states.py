@@ -104,7 +104,7 @@ def fits(costs: Costs, given: StatePlacement | None = None) -> bool:
 
 def shortage(costs: Costs, given: StatePlacement | None = None) -> str:
     """Return a text that says which memory is short, for the placement nearest to fitting or the given one."""
-    at, use = _nearest(costs, given)
+    at, use = nearest(costs, given)
     device, host = costs.needed(at, use)
     limits = costs.limits
     binds = "device memory" if device * limits.host_bytes >= host * limits.device_bytes else "host memory"
@@ -116,17 +116,7 @@ def shortage(costs: Costs, given: StatePlacement | None = None) -> str:
     )
 
 
-def moves_any(costs: Costs) -> bool:
-    """Return whether states move to host memory under the placement that comes nearest to fitting."""
-    return _nearest(costs, None)[0].optimizer > 0
-
-
-def least_excess(costs: Costs) -> float:
-    """Return the bytes that the placement nearest to fitting needs of the scarcer memory, over the bytes available."""
-    return max(costs.excess(*_nearest(costs, None)))
-
-
-def _nearest(costs: Costs, given: StatePlacement | None) -> tuple[StatePlacement, ActivationUse]:
+def nearest(costs: Costs, given: StatePlacement | None = None) -> tuple[StatePlacement, ActivationUse]:
     """Return the placement (or the given one) and the use of activations that need least of the scarcer memory."""
 
     def excess(pair: tuple[StatePlacement, ActivationUse]) -> tuple[float, float]:

@@ -50,7 +50,10 @@ def choose_swap(
         layer: the result of `memo.simulate.layer.swapped_layer`, if it is known.
     """
     world_size = account.world_size
-    free = modelled_problem(config, world_size, hardware, layer or _layer(config, hardware))
+    if layer is None:
+        kernels = Kernels(with_attention_of(hardware, config), resolved_dtype(config.training, "cuda"))
+        layer = swapped_layer(config, kernels)
+    free = modelled_problem(config, world_size, hardware, layer)
     nothing = free.uniform(0)
     others_bytes, rank = max(
         ((rank.total - rank.rounding_buffers, rank) for rank in account.stages(config, nothing).values()),
@@ -85,15 +88,11 @@ def choose_swap(
 
 
 def given_swaps(
-    config: RunConfig, world_size: int, hardware: Hardware, alphas: Iterable[float], layer: LayerCost | None = None
+    config: RunConfig, world_size: int, hardware: Hardware, alphas: Iterable[float], layer: LayerCost
 ) -> list[SwapChoice]:
     """Return the choice for each of the given alphas, fitting or not; arguments as in `choose_swap`."""
-    problem = modelled_problem(config, world_size, hardware, layer or _layer(config, hardware))
+    problem = modelled_problem(config, world_size, hardware, layer)
     return [_choice(problem, hardware, choose(problem, alpha).tiles, Limit.REQUEST) for alpha in alphas]
-
-
-def _layer(config: RunConfig, hardware: Hardware) -> LayerCost:
-    return swapped_layer(config, Kernels(with_attention_of(hardware, config), resolved_dtype(config.training, "cuda")))
 
 
 def _choice(problem: SwapProblem, hardware: Hardware, tiles: dict[str, int], limit: Limit) -> SwapChoice:

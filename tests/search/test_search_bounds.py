@@ -5,29 +5,15 @@ from statistics import median
 import pytest
 
 from memo.search.bounds import Bounds
-from memo.search.candidates import (
-    AUTO,
-    FULL,
-    GRID,
-    KEEP,
-    SELECTIVE,
-    Layout,
-    config_of,
-    grids,
-    layouts_of,
-)
+from memo.search.candidates import AUTO, FULL, GRID, KEEP, SELECTIVE, Layout, config_of, grids, layouts_of
 from memo.search.question import Question, ask
+from memo.search.race import swap_choice, timed
 from memo.search.ranking import evaluate
-from memo.search.swap_choice import SwapChoice, choose_swap, given_swaps
+from memo.search.swap_choice import SwapChoice, given_swaps
 
 
 def layouts(question: Question) -> list[Layout]:
     return [way for grid, why in grids(question) if not why for way in layouts_of(question, grid)]
-
-
-def swap(question: Question, layout: Layout) -> SwapChoice:
-    config = config_of(question, layout, AUTO)
-    return choose_swap(config, question.account, question.hardware, question.capacity)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +30,8 @@ def test_bounds_are_never_above_the_simulation(model: str, gpus: int, seq_len: i
     bounds, shares = Bounds(question), []
     for layout in layouts(question):
         for strategy in (KEEP, SELECTIVE, FULL, AUTO):
-            moved = swap(question, layout) if strategy == AUTO else None
-            step_s = evaluate(question, layout, strategy, moved).step.step_time_s
+            moved = swap_choice(question, layout, AUTO) if strategy == AUTO else None
+            step_s = timed(question, layout, strategy, moved).step.step_time_s
             first_s, second_s = (bounds.least_s(layout, strategy, given) for given in (None, moved))
             assert 0 < first_s <= second_s * (1 + 1e-12), (layout, strategy)  # equal ones are summed in another order
             assert second_s < step_s, (layout, strategy)
@@ -59,7 +45,8 @@ def test_bounds_of_given_shares_are_never_above_the_simulation() -> None:
     question = ask("llama-3.1-8b", 8, seq_len=131072, hardware="h100-80")
     bounds, alphas = Bounds(question), [float(share.alpha) for share in GRID]
     for layout in (Layout(1, 2), Layout(4), Layout(2, 2, mbs=2), Layout(1, 2, 2, vpp=8)):
-        swaps = given_swaps(config_of(question, layout, AUTO), question.gpus, question.hardware, alphas)
+        config, layer = config_of(question, layout, AUTO), bounds.layer(layout, AUTO)
+        swaps = given_swaps(config, question.gpus, question.hardware, alphas, layer)
         simulated_s = [evaluate(question, layout, share).step.step_time_s for share in GRID]
         least_s = [bounds.least_s(layout, share, given) for share, given in zip(GRID, swaps, strict=True)]
         assert all(least < step for least, step in zip(least_s, simulated_s, strict=True))
@@ -80,5 +67,5 @@ def test_of_one_stage_the_bound_is_the_simulation(strategy: object) -> None:
 def test_copies_on_a_slow_link_bound_the_step() -> None:
     question = ask("gpt-7b", 8, seq_len=1 << 18, global_batch_size=16)
     layout = Layout(4, 2)
-    slow = SwapChoice({"qkv": 8}, swap(question, layout).limit, layer_s=1e-6, link_s=500.0)
+    slow = SwapChoice({"qkv": 8}, swap_choice(question, layout, AUTO).limit, layer_s=1e-6, link_s=500.0)
     assert 500.0 <= Bounds(question).least_s(layout, AUTO, slow) < 510.0

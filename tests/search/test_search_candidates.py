@@ -16,7 +16,6 @@ from memo.search.candidates import (
     Layout,
     can_tile,
     config_of,
-    divisors,
     exchanges,
     grids,
     layouts_of,
@@ -105,7 +104,3 @@ def test_other_spellings_of_a_layout() -> None:
         parse_layout("tp4 dp2")
     with pytest.raises(ConfigError, match="'tp0' is no part"):
         parse_layout("tp0")
-
-
-def test_divisors() -> None:
-    assert [divisors(n) for n in (1, 7, 12, 16)] == [[1], [1, 7], [1, 2, 3, 4, 6, 12], [1, 2, 4, 8, 16]]

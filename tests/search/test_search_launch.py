@@ -113,17 +113,6 @@ def test_a_shape_without_a_model_directory_starts_from_new_weights(tmp_path: Pat
         assert f"# Unless given: {rate}.\n" in path.read_text()
 
 
-def test_a_family_that_memo_can_only_plan_for(tmp_path: Path) -> None:
-    values = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "ffn_dim": 8192}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt", "vocab_size": 50272, **values}))
-    question = ask(str(tmp_path), 8, seq_len=2048)
-    best = search(question).best
-    assert best is not None and question.model.run is None
-    assert question.model.shape.parameters == 1_315_758_080
-    with pytest.raises(ConfigError, match=r"cannot be trained, only planned for: .*model_type is 'opt'"):
-        run_of(question, best)
-
-
 def test_one_node_and_several() -> None:
     one, four, three = (ask("gpt-7b", gpus, hardware="h100-80") for gpus in (8, 32, 3))
     choice = evaluate(one, Layout(8), KEEP)
