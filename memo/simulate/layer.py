@@ -60,13 +60,11 @@ def _of_stack(config: RunConfig, cost_of: Callable[[RunConfig], LayerCost]) -> L
         forward=sum((cost.forward * share for cost, share in shares), NOTHING),
         backward=sum((cost.backward * share for cost, share in shares), NOTHING),
         attention_again=sum((costs[stack[layer]].attention_again * (1 / len(stack)) for layer in again), NOTHING),
-        by_layer=tuple(_computed_s(costs[kind], layer in again) for layer, kind in enumerate(stack)),
+        by_layer=tuple(
+            (costs[kind] if layer in again else replace(costs[kind], attention_again=NOTHING)).computed_s
+            for layer, kind in enumerate(stack)
+        ),
     )
-
-
-def _computed_s(cost: LayerCost, again: bool) -> tuple[float, float]:
-    """Seconds of forward and backward of one layer; `again`: whether it recomputes attention."""
-    return cost.forward.total_s, cost.backward.total_s + (cost.attention_again.total_s if again else 0.0)
 
 
 def _plain(config: RunConfig, kernels: Kernels, framework: Framework) -> LayerCost:

@@ -26,23 +26,38 @@ from memo.spec.schedule import Action, Pipeline, pipeline_of
 _PerStage = TypeVar("_PerStage")
 
 
-@dataclass(frozen=True)
-class StepModel:
-    """The costs of one step on every stage.
+@dataclass(frozen=True, kw_only=True)
+class _LayerModel:
+    """The costs of a layer: plain, or under a swap plan with its recomputation and copies.
 
     Attributes:
         layer: cost of an average layer, without the recomputation of skeletal activations under a swap plan.
         recompute: cost of this recomputation in the backward of one layer.
-        embedding, loss: cost of embedding and loss for one microbatch.
-        message_s: seconds of a message between neighbouring stages.
-        has_rendezvous: whether stages meet for their messages (memo.spec.rendezvous).
         times: seconds of one layer and of its copies, which take 0 s if nothing moves.
-        updates, states: costs by stage; None in `states` for stages whose states are all whole on the device.
-        peak_flops: peak of one rank, FLOP/s.
         swap: what moves (planned for the first stage); None if no swap plan runs.
         spared: cost of the recomputation that moving saves in the backward of one layer, compared with moving only the
             activations that always move.
         always_share: bytes that always move, as a share of the moved bytes.
+    """
+
+    layer: LayerCost
+    times: LayerTimes
+    recompute: Cost = NOTHING
+    swap: SwapSolution | None = None
+    spared: Cost = NOTHING
+    always_share: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepModel(_LayerModel):
+    """The costs of one step on every stage.
+
+    Attributes:
+        embedding, loss: cost of embedding and loss for one microbatch.
+        message_s: seconds of a message between neighbouring stages.
+        has_rendezvous: whether stages meet for their messages (memo.spec.rendezvous).
+        updates, states: costs by stage; None in `states` for stages whose states are all whole on the device.
+        peak_flops: peak of one rank, FLOP/s.
         has_unmeasured_host: as in Framework.
         has_slow_attention: as in StepParts.
         forwards: forwards of the whole batch before the step (--preference).
@@ -50,19 +65,13 @@ class StepModel:
 
     pipeline: Pipeline
     num_layers: int
-    layer: LayerCost
-    recompute: Cost
     embedding: EndCost
     loss: EndCost
     message_s: float
     has_rendezvous: bool
-    times: LayerTimes
     updates: tuple[UpdateCost, ...]
     states: tuple[StateTimes | None, ...]
     peak_flops: float
-    swap: SwapSolution | None
-    spared: Cost = NOTHING
-    always_share: float = 1.0
     has_unmeasured_host: bool = False
     has_slow_attention: bool = False
     forwards: int = 0
@@ -119,25 +128,19 @@ def step_model(
     if config.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
     kernels = Kernels(with_attention_of(hardware, config), dtype)
-    made = _layer(config, world_size, kernels, alpha, framework, layer)
-    swap = made.swap
-    from_host = swap is not None and config.memory.sweeps and config.memory.offload_hidden_states
+    made = _layer_model(config, world_size, kernels, alpha, framework, layer)
+    from_host = made.swap is not None and config.memory.sweeps and config.memory.offload_hidden_states
     return StepModel(
+        **vars(made),
         pipeline=pipeline_of(config, world_size),
         num_layers=config.model.num_layers,
-        layer=made.cost,
-        recompute=made.recompute,
         embedding=embedding_cost(config, kernels),
         loss=loss_cost(config, kernels),
         message_s=stage_message_s(config, kernels, world_size, from_host, framework.order),
         has_rendezvous=from_host or framework.waits_for_messages,
-        times=made.times,
         updates=_by_stage(config, lambda stage: update_cost(config, kernels, world_size, stage, framework.order)),
         states=_by_stage(config, lambda stage: state_times(config, kernels, world_size, stage)),
         peak_flops=hardware.peak_flops(dtype),
-        swap=swap,
-        spared=made.spared,
-        always_share=made.always_share,
         has_unmeasured_host=framework.has_unmeasured_host,
         has_slow_attention=has_slow_attention(hardware, config),
         forwards=forwards_before_step(config),
@@ -170,27 +173,14 @@ def stage_message_s(
     return sections * max(sent_s, copied_s)
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A layer as it is executed; attributes as in StepModel."""
-
-    cost: LayerCost
-    times: LayerTimes
-    recompute: Cost = NOTHING
-    swap: SwapSolution | None = None
-    spared: Cost = NOTHING
-    always_share: float = 1.0
-
-
-def _layer(
+def _layer_model(
     config: RunConfig,
     world_size: int,
     kernels: Kernels,
     alpha: float | Mapping[str, int] | None,
     framework: Framework,
     known: LayerCost | None,
-) -> _Layer:
-    """Return the layer: plain, or under a swap plan with its recomputation and copies."""
+) -> _LayerModel:
     asked: float | str | Mapping[str, int] = config.memory.offload_alpha if alpha is None else alpha
     if asked != "off" and (alpha is not None or config.memory.swaps):
         layer = known if known is not None and config.memory.swaps else swapped_layer(config, kernels, framework)
@@ -202,8 +192,8 @@ def _layer(
             moved = {name: swap.tiles[name] / problem.tiles for name in layer.recompute}
             recompute = sum((cost * (1.0 - moved[name]) for name, cost in layer.recompute.items()), NOTHING)
             times = layer_times(problem, swap, hardware).of_stack(layer.by_layer)
-            return _Layer(
-                cost=layer,
+            return _LayerModel(
+                layer=layer,
                 times=on_disk(config, world_size, hardware, problem, swap, times),
                 recompute=layer.attention_again + recompute,
                 swap=swap,
@@ -212,7 +202,8 @@ def _layer(
             )
     layer = known if known is not None and not config.memory.swaps else plain_layer(config, kernels, framework)
     overlap = kernels.hardware.copies_overlap
-    return _Layer(layer, LayerTimes(*layer.computed_s, copies_overlap=overlap, by_layer=layer.by_layer))
+    times = LayerTimes(*layer.computed_s, copies_overlap=overlap, by_layer=layer.by_layer)
+    return _LayerModel(layer=layer, times=times)
 
 
 def _by_stage(config: RunConfig, of_stage: Callable[[int], _PerStage]) -> tuple[_PerStage, ...]:

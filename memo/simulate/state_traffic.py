@@ -50,19 +50,14 @@ def state_traffic(pipeline: Pipeline, stage: int, placement: StatePlacement) -> 
 @lru_cache(maxsize=1 << 14)
 def _of_all_microbatches(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StateTraffic:
     def count(short: Pipeline) -> StateTraffic:
-        return count_traffic(_stage_state_plan(short, stage, placement), placement)
+        return count_traffic(stage_state_plan(short, stage, placement), placement)
 
     least = pipeline.stages + 1 + repeats_after(pipeline)
     return StateTraffic(*of_all_microbatches(pipeline, least, count))
 
 
-@lru_cache(maxsize=1024)
 def stage_state_plan(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StatePlan:
     """Return the plan that `memo.executor.states` follows on a rank of a stage."""
-    return _stage_state_plan(pipeline, stage, placement)
-
-
-def _stage_state_plan(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StatePlan:
     return placed_state_plan(_stage_ops(pipeline, stage, placement.layers * pipeline.stages), placement)
 
 

@@ -311,17 +311,12 @@ def _is_second(operation: Operation) -> bool:
     return len(operation.reads) > 1
 
 
+_REPLAYED = (op.Norm, op.LatentNorm, op.Trim, op.Activate, op.ActivateScored, op.ActivateExperts, op.Gate)
+"""Operations that are one kernel over their values, whose outputs a backward makes again."""
 _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
-    op.Norm: _moves,
-    op.LatentNorm: _moves,
+    **dict.fromkeys((*_REPLAYED, op.Add), _moves),
     op.Expand: _expand,
-    op.Trim: _moves,
-    op.Add: _moves,
-    op.Activate: _moves,
-    op.ActivateScored: _moves,
     op.WholeColumn: _column,
-    op.ActivateExperts: _moves,
-    op.Gate: _moves,
     op.ExpertColumn: _expert_column,
     op.ExpertRow: _expert_row,
     op.Column: _column,
@@ -330,15 +325,9 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     op.Opaque: _half,
 }
 _BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
-    op.Norm: _replayed_backward,
-    op.LatentNorm: _replayed_backward,
+    **dict.fromkeys(_REPLAYED, _replayed_backward),
     op.Expand: _expand_backward,
-    op.Trim: _replayed_backward,
-    op.Activate: _replayed_backward,
-    op.ActivateScored: _replayed_backward,
     op.WholeColumn: _column_backward,
-    op.ActivateExperts: _replayed_backward,
-    op.Gate: _replayed_backward,
     op.ExpertColumn: _expert_column_backward,
     op.ExpertRow: _expert_row_backward,
     op.Column: _column_backward,
