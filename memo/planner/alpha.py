@@ -98,10 +98,8 @@ def solve(problem: SwapProblem) -> SwapSolution:
 def solve_at(problem: SwapProblem, alpha: float) -> SwapSolution:
     """One given alpha for every group, rounded down to tiles, and lowered only where memory is short.
 
-    Raises as `solve` does, and PlanError for an alpha outside [0, 1].
+    Raises as `solve` does.
     """
-    if not 0 <= alpha <= 1:
-        raise PlanError(f"--offload-alpha is {alpha}, but it is a share and must be in [0, 1]: give 0 to 1")
     _require_memory(problem)
     shares = {group.name: float(alpha) for group in problem.groups}
     asked = count = whole_tiles(alpha, problem.tiles)

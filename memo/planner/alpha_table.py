@@ -74,7 +74,6 @@ def _rows(solution: SwapSolution, problem: SwapProblem) -> list[tuple[str, str, 
 
 
 def _summary(solution: SwapSolution, problem: SwapProblem) -> list[str]:
-    step = format_seconds(solution.step_s) if solution.step_s < float("inf") else "unknown"
     forward, backward = format_seconds(problem.forward_s), format_seconds(problem.backward_s + solution.recompute_s)
     return [
         f"limit          {solution.limit}",
@@ -85,7 +84,7 @@ def _summary(solution: SwapSolution, problem: SwapProblem) -> list[str]:
         f"copies         {_percent(solution.hidden_share)} hidden under compute "
         f"(forward {forward}, backward {backward})",
         f"recomputation  {format_seconds(solution.recompute_s)} in the backward of a {_part(problem)}",
-        f"step           {step}",
+        f"step           {format_seconds(solution.step_s)}",
     ]
 
 
@@ -114,11 +113,6 @@ def _remarks(solution: SwapSolution, problem: SwapProblem) -> list[str]:
         )
     if problem.num_moves == 0:
         remarks.append(f"No {_part(problem)} has to move: the backward of each follows while its slot is still filled.")
-    elif not (problem.offload.is_usable and problem.prefetch.is_usable):
-        remarks.append(
-            "No link rate is known, so only what always has to move does, and times are unknown: "
-            "measure with `memo profile`, or give --offload-alpha as a number."
-        )
     elif solution.hidden_share < 1:
         remarks.append(
             f"Compute waits {format_seconds(solution.exposed_s)} for the copies of each {_part(problem)} that moves: "

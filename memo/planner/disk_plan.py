@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from memo.errors import PlanError
 from memo.planner.swap import SwapPlan, SwapStep
 
 
@@ -95,14 +94,7 @@ def disk_plan(plan: SwapPlan, num_on_disk: int, num_buffers: int, parts: int = 1
 
     Args:
         parts: parts of a record, each of which has a slot of its own that follows `plan`.
-
-    Raises PlanError for more records than there are, and for no buffers.
     """
-    if not 0 <= num_on_disk <= plan.num_records or (num_on_disk and num_buffers < 1):
-        raise PlanError(
-            f"{num_on_disk} of {plan.num_records} records cannot be on disk with {num_buffers} staging buffers: put at "
-            "most all of them there, with at least one buffer"
-        )
     records = longest_waiting(plan, num_on_disk)
     return DiskPlan(records, num_buffers, _turns(plan, set(records), num_buffers, parts), parts)
 

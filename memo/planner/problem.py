@@ -14,7 +14,6 @@ from functools import cached_property
 from math import inf
 
 from memo.config.memory import OffloadPolicy
-from memo.errors import PlanError
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind, Split, split_records
 
 KEY_VALUE = "key_value"
@@ -46,24 +45,16 @@ _ORDER = [Limit.HOST, Limit.DISK, Limit.DEVICE, Limit.OFFLOAD, Limit.PREFETCH, L
 
 @dataclass(frozen=True)
 class Link:
-    """Copies in one direction, in bytes per second of one rank; None, or 0 alone: no link, or not measured.
+    """Copies in one direction, in bytes per second of one rank.
 
     0 under compute: copies and compute take turns, as on a CPU.
     """
 
-    alone_bytes_per_s: float | None
-    under_compute_bytes_per_s: float | None
-
-    @property
-    def is_usable(self) -> bool:
-        return bool(self.alone_bytes_per_s) and self.under_compute_bytes_per_s is not None
+    alone_bytes_per_s: float
+    under_compute_bytes_per_s: float
 
     def copy_s(self, num_bytes: int, compute_s: float) -> float:
-        """Seconds of a copy that starts together with `compute_s` of compute; infinite without a link."""
-        if num_bytes == 0:
-            return 0.0
-        if not self.alone_bytes_per_s or self.under_compute_bytes_per_s is None:
-            return inf
+        """Seconds of a copy that starts together with `compute_s` of compute."""
         left_bytes = num_bytes - compute_s * self.under_compute_bytes_per_s
         if left_bytes <= 0:
             return num_bytes / self.under_compute_bytes_per_s
@@ -138,27 +129,6 @@ class SwapProblem:
     hidden: RecordKind = NO_RECORDS
     disk: Disk | None = None
     longer_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.tiles < 1:
-            raise PlanError(f"tiles is {self.tiles}, but a sequence has at least 1: give --offload-tiles 1 or more")
-        if not self.groups:
-            raise PlanError("groups is empty, so there is no share to choose: give those of memo.spec.skeleton")
-        if not self.num_records <= self.num_moves <= self.num_passes:
-            raise PlanError(
-                f"num_records {self.num_records}, num_moves {self.num_moves} and num_passes {self.num_passes} do not "
-                "rise: each record holds a pass that moves; take all three from one swap plan"
-            )
-        if (self.num_records == 0) != (self.num_moves == 0):
-            raise PlanError(
-                f"num_moves is {self.num_moves}, but num_records is {self.num_records}: what moves needs a record, "
-                "and a record something that moves; take both from one swap plan"
-            )
-        if not (self.forward_s > 0 and self.backward_s > 0):
-            raise PlanError(
-                f"forward_s is {self.forward_s} and backward_s is {self.backward_s}, but a layer takes time: "
-                "give positive seconds"
-            )
 
     @cached_property
     def always_bytes(self) -> int:

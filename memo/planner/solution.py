@@ -1,9 +1,7 @@
 """A solution of a SwapProblem, and its expected costs."""
 
 from dataclasses import dataclass
-from math import inf
 
-from memo.errors import PlanError
 from memo.planner.problem import Limit, SwapProblem
 
 
@@ -22,7 +20,7 @@ class SwapSolution:
         hidden_share: share of the time of the copies alone that is hidden under compute; 1 when nothing moves.
         exposed_s: seconds that compute waits for the copies of one layer that moves, both ways together.
         recompute_s: seconds of recomputation in the backward of one layer.
-        step_s: seconds of all passes, recomputation and waiting included; infinite when a link is missing.
+        step_s: seconds of all passes, recomputation and waiting included.
         moves_nothing_is_best: all activations fit in device memory, so swapping and recomputing only cost time.
     """
 
@@ -62,7 +60,6 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
         write_s, read_s = moved / problem.disk.write_bytes_per_s, moved / problem.disk.read_bytes_per_s
         disk_s = max(0.0, write_s - problem.forward_s) + max(0.0, read_s - backward_s)
         exposed_s += on_disk * max(0.0, disk_s - exposed_s)
-    is_known = copies_s < inf
     return SwapSolution(
         tiles=tiles,
         alphas=alphas,
@@ -70,7 +67,7 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
         moved_bytes=moved,
         host_bytes=problem.record_bytes(moved) if split is None else split.host_bytes,
         device_bytes=problem.buffer_bytes(tiles),
-        hidden_share=(max(0.0, 1.0 - exposed_s / copies_s) if copies_s else 1.0) if is_known else 0.0,
+        hidden_share=max(0.0, 1.0 - exposed_s / copies_s) if copies_s else 1.0,
         exposed_s=exposed_s,
         recompute_s=recompute_s,
         step_s=problem.num_passes * problem.computed_s(tiles) + problem.num_moves * exposed_s,
@@ -81,8 +78,7 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
 
 def stay(problem: SwapProblem) -> SwapSolution:
     """The solution without swapping: every activation stays on the device, nothing is recomputed."""
-    if problem.resident_bytes is None:
-        raise PlanError("resident_bytes is None, so nobody knows what staying takes: give the bytes of all activations")
+    assert problem.resident_bytes is not None
     return SwapSolution(
         tiles={group.name: problem.tiles for group in problem.groups},
         alphas={group.name: 1.0 for group in problem.groups},

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from memo.errors import PlanError
 from memo.spec.hidden_ops import HiddenOps
 from memo.spec.layer_ops import LayerOp, SweptOps
 from memo.spec.schedule import Kind
@@ -66,10 +65,7 @@ def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
     A single stage uses slot i mod 2 for layer i. Activations never move if their backward comes while they are still in
     their slot. `num_slots` is the number of slots needed, at most max_slots: one layer needs one. Without backwards
     nothing moves.
-
-    Raises PlanError when an operation is repeated or a backward stands before its forward.
     """
-    _check_ops(ops, max_slots)
     slots, evicted = _assign_slots(ops, max_slots)
     following = _next_users(slots)
     steps: list[SwapStep] = []
@@ -115,7 +111,7 @@ class SweepPlans(NamedTuple):
 
 
 def sweep_plans(ops: SweptOps, hidden: HiddenOps | None = None) -> tuple[SwapPlan, SweepPlans]:
-    """The plan of sections, and the plans of what moves beside them. Raises as `swap_plan`.
+    """The plan of sections, and the plans of what moves beside them.
 
     `hidden`: None where hidden states stay on the device.
     """
@@ -124,18 +120,6 @@ def sweep_plans(ops: SweptOps, hidden: HiddenOps | None = None) -> tuple[SwapPla
     moved = (None, None) if hidden is None else (swap_plan(hidden.training), swap_plan(hidden.evaluation))
     keys = swap_plan(ops.keys) if ops.keys_slide else swap_plan(ops.keys, max_slots=1)
     return sections, SweepPlans(keys, inputs, *moved)
-
-
-def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:
-    if max_slots < 1:
-        raise PlanError(f"max_slots is {max_slots}: a layer needs at least one slot")
-    done: set[LayerOp] = set()
-    for op in ops:
-        if op in done:
-            raise PlanError(f"{op} occurs twice in the schedule")
-        if op.kind == "B" and LayerOp("F", *op.key) not in done:
-            raise PlanError(f"{op} stands before its forward in the schedule")
-        done.add(op)
 
 
 def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], set[tuple[Any, ...]]]:

@@ -78,7 +78,7 @@ def swap_problem(
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
     sizes = layer_bytes(config.model, dims, memory.offload_policy)
-    always, fixed_bytes = sizes.always, fixed_buffer_bytes(config.model, dims, num_slots)
+    always, fixed_bytes = sizes.always, buffer_bytes(config.model, dims, num_slots, {})
     keys, input_bytes = NO_RECORDS, sizes.always["input"]
     if memory.sweeps:
         layout = key_value_layout(config)
@@ -113,12 +113,6 @@ def swap_problem(
     )
 
 
-def fixed_buffer_bytes(model: ModelConfig, dims: SlotDims, num_slots: int) -> int:
-    """Bytes of the buffers if only tensors move that always do: room for these in every slot, and one workspace for
-    qkv."""
-    return _buffer_bytes(model, dims, num_slots, {})
-
-
 def swap_groups(
     model: ModelConfig, dims: SlotDims, num_slots: int, sizes: LayerBytes, recompute_s: Mapping[str, float]
 ) -> tuple[SwapGroup, ...]:
@@ -127,14 +121,16 @@ def swap_groups(
     Args:
         sizes: bytes of one layer of `model` under `dims`; its groups are those that the policy may move.
     """
-    fixed = _buffer_bytes(model, dims, num_slots, {})
+    fixed = buffer_bytes(model, dims, num_slots, {})
     groups = []
     for name, num_bytes in sizes.groups.items():
-        added = _buffer_bytes(model, dims, num_slots, {name: dims.tiles}) - fixed
+        added = buffer_bytes(model, dims, num_slots, {name: dims.tiles}) - fixed
         entry, gradual = (added, 0) if name == NEEDS_FULL_ROOM else (0, added)
         groups.append(SwapGroup(name, num_bytes, recompute_s.get(name, 0.0), gradual, entry))
     return tuple(groups)
 
 
-def _buffer_bytes(model: ModelConfig, dims: SlotDims, num_slots: int, tiles: Mapping[str, int]) -> int:
+def buffer_bytes(model: ModelConfig, dims: SlotDims, num_slots: int, tiles: Mapping[str, int]) -> int:
+    """Bytes of the buffers if `tiles` of each group move. Without any, every slot has room for the tensors that always
+    move, and there is one workspace for qkv."""
     return plan_slot(skeletal_tensors(model), dims, tiles, alignment_bytes=1).buffer_bytes(num_slots)

@@ -1,7 +1,8 @@
 """The time of one training step, predicted from the configuration and the machine alone."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from math import ceil
 
 from memo.config import RunConfig
@@ -17,7 +18,7 @@ from memo.simulate.stage import run_stages, update_stages
 from memo.simulate.swapping import always_hidden, copies_s, moves_and_records
 from memo.spec.clock import Clock, Op, run
 from memo.spec.flops import model_flops_per_token
-from memo.spec.schedule import Pipeline
+from memo.spec.schedule import Action, Pipeline
 from memo.spec.steady import steady_microbatches, steady_period_s
 
 _MOST_BREADTH_FIRST = 64
@@ -91,8 +92,7 @@ def predict_step(
         ConfigError: the machine has no peak for the run's dtype.
         HostMemoryError, DiskError: under --offload-alpha auto, the activations that always move do not fit in the
             node's host memory, or on its disks under --offload-nvme-path.
-        PlanError: under --offload-alpha auto, the rounding buffers do not fit on the device; or alpha is outside
-            [0, 1].
+        PlanError: under --offload-alpha auto, the rounding buffers do not fit on the device.
     """
     model = step_model(config, world_size, hardware, alpha, framework, layer)
     timed = _time_pipeline(model)
@@ -187,8 +187,12 @@ def _breadth_first(model: StepModel, timed: Callable[[StepModel, Pipeline], _Tim
 
 def _constantly(model: StepModel, short: Pipeline) -> _Timed:
     """Time the pipeline with one event for each action, if no action waits for a copy."""
-    clock = run(model.program(short), _constant(model), model.message_s)
-    return _with_update(model, _extended(model.pipeline, short, clock))
+    action_s = cache(lambda stage, kind, chunk: model.action_s(stage, Action(kind, 0, chunk)))  # as in all microbatches
+
+    def execute(stage: int, op: Op, ready_s: float) -> float:
+        return ready_s + action_s(stage, op.executed_action.kind, op.executed_action.chunk)
+
+    return _with_update(model, _extended(model.pipeline, short, run(model.program(short), execute, model.message_s)))
 
 
 def _with_update(model: StepModel, pipeline_s: float, stall_s: float = 0.0) -> _Timed:
@@ -237,19 +241,6 @@ def _resources(model: StepModel, timed: _Timed, compute_s: float) -> dict[str, f
     }
 
 
-def _constant(model: StepModel) -> Callable[[int, Op, float], float]:
-    """Return a function that executes an action in a constant time."""
-    durations: dict[tuple[int, str, int], float] = {}
-
-    def execute(stage: int, op: Op, ready_s: float) -> float:
-        key = stage, op.executed_action.kind, op.executed_action.chunk
-        if key not in durations:
-            durations[key] = model.action_s(stage, op.executed_action)
-        return ready_s + durations[key]
-
-    return execute
-
-
 def _extended(full: Pipeline, short: Pipeline, clock: Clock, skip: int = 0) -> float:
     """Return the makespan of all microbatches from a run of the first ones; `skip` as in `steady_period_s`."""
     missing = full.microbatches - short.microbatches
@@ -263,12 +254,5 @@ def _compute_s(model: StepModel) -> dict[str, float]:
     for end in (model.embedding, model.loss):
         total += (end.forward * forwards + end.backward) * (1.0 / model.pipeline.stages)
     count = model.pipeline.microbatches
-    return {
-        "matmul": total.matmul * count,
-        "attention": total.attention * count,
-        "elementwise": total.elementwise * count,
-        "tensor": total.tensor * count,
-        "context": total.context * count,
-        "host": total.host * count,
-        "recompute": model.recompute.total_s * layers * count,
-    }
+    kinds = {kind.name: getattr(total, kind.name) * count for kind in fields(total)}
+    return {**kinds, "recompute": model.recompute.total_s * layers * count}

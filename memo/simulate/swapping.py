@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_sections
-from memo.errors import PlanError
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.memory_account import PROCESS_BYTES
@@ -179,16 +178,12 @@ def choose(problem: SwapProblem, alpha: float | str | Mapping[str, int]) -> Swap
     `alpha` is a share of every group, rounded down to tiles; or tiles by group; or "auto", which answers and raises as
     `memo.planner.alpha.solve` does. Shares and tiles are not checked against limits: an estimate of memory says whether
     they fit.
-
-    Raises PlanError for a share outside [0, 1].
     """
     if isinstance(alpha, Mapping):
         shares = {name: count / problem.tiles for name, count in alpha.items()}
         return predict(problem, dict(alpha), shares, Limit.REQUEST)
     if isinstance(alpha, str):
         return solve(problem)
-    if not 0 <= alpha <= 1:
-        raise PlanError(f"alpha is {alpha}, but it is a share of the tokens: give 0 to 1")
     tiles = problem.uniform(whole_tiles(alpha, problem.tiles))
     return predict(problem, tiles, {group.name: float(alpha) for group in problem.groups}, Limit.REQUEST)
 

@@ -179,23 +179,6 @@ def test_indivisible_layers_are_refused() -> None:
         layer_ops(Pipeline(2, 2, 2), 0, 6, [])
 
 
-@pytest.mark.parametrize(
-    ("ops", "message"),
-    [
-        ([LayerOp("B", 0, 0), LayerOp("F", 0, 0)], "B0 layer 0 stands before its forward"),
-        ([LayerOp("F", 0, 0), LayerOp("F", 0, 0)], "F0 layer 0 occurs twice"),
-    ],
-)
-def test_impossible_schedules_are_refused(ops: list[LayerOp], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        swap_plan(ops)
-
-
-def test_no_slot_is_refused() -> None:
-    with pytest.raises(PlanError, match="max_slots is 0"):
-        swap_plan([LayerOp("F", 0, 0)], max_slots=0)
-
-
 def test_random_orders() -> None:
     """Any order in which backwards follow their forwards, not only those of pipelines."""
     for seed in range(60):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from swap_runs import SCHEDULES, DroppedWait, Layers, Logged, caught_drops, on_disk
 
-from memo.errors import DiskError, PlanError, RaceError
+from memo.errors import DiskError, RaceError
 from memo.executor.checker import Checked
 from memo.executor.cpu_streams import ThreadStreams, VirtualStreams
 from memo.executor.record_file import RecordFile
@@ -162,10 +162,3 @@ def test_a_failing_disk_ends_the_step(
     layers.swapper.reset()
     layers.step()
     assert layers.wrong == []
-
-
-def test_more_records_on_disk_than_there_are_is_refused() -> None:
-    plan = swap_plan(ONE_STAGE)
-    for count, num_buffers in ((5, 2), (-1, 2), (1, 0)):
-        with pytest.raises(PlanError, match=f"{count} of 4 records cannot be on disk with {num_buffers} staging"):
-            disk_plan(plan, count, num_buffers)

@@ -102,9 +102,3 @@ def test_infeasible_at_alpha_zero_names_the_equation_that_fails() -> None:
         solve_paper(8 * GIB, GIB, 0.5, 10 * GIB, 32, 1000 * GIB)
     with pytest.raises(HostMemoryError, match=r"host memory.*30 records x 1\.00 GiB = 30\.00 GiB.*10\.00 GiB"):
         solve_paper(GIB, GIB, 0.5, 10 * GIB, 32, 10 * GIB)
-
-
-def test_solving_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    case = Instance(GIB, 7 * GIB, 0.4, 10 * GIB, 34, 1000 * GIB)
-    solve_paper(**dataclasses.asdict(case))
-    assert capfd.readouterr() == ("", "")

@@ -7,7 +7,7 @@ import pytest
 from memo.config import preset
 from memo.config.memory import OffloadPolicy
 from memo.planner.problem import Link, SwapProblem
-from memo.planner.swap_problem import fixed_buffer_bytes, swap_groups
+from memo.planner.swap_problem import buffer_bytes, swap_groups
 from memo.spec.skeleton import SlotDims, layer_bytes, skeletal_tensors
 from memo.spec.slots import SLOT_ALIGNMENT_BYTES, plan_slot
 
@@ -37,7 +37,7 @@ def test_bytes_are_those_of_the_slots(name: str, tp: int, num_slots: int, policy
         num_records=2,
         host_bytes=0,
         device_bytes=0,
-        fixed_buffer_bytes=fixed_buffer_bytes(model, dims, num_slots),
+        fixed_buffer_bytes=buffer_bytes(model, dims, num_slots, {}),
     )
     assert {group.name: group.recompute_s for group in problem.groups} == {
         **dict.fromkeys(sizes.groups, 0.0),

@@ -28,7 +28,6 @@ SOLVED = Solution({"a": 0, "b": 1, "c": 2, "d": 0}, 4, 4, "optimal", "hand")
         ({"blocks": (Block("x", 0, 1, 1 << 62),)}, f"{1 << 62} bytes in all"),
         ({"blocks": (Block("x", 0, 1 << 62, 1),)}, f"block x lives from 0 to {1 << 62}, beyond"),
         ({"blocks": (Block("x", -(1 << 62), 0, 1),)}, f"block x lives from {-(1 << 62)} to 0, beyond"),
-        ({"blocks": (), "alignment_bytes": 0}, "alignment_bytes is 0"),
         ({"blocks": (), "capacity_bytes": -1}, "capacity_bytes is -1"),
     ],
 )

@@ -192,21 +192,6 @@ def test_nothing_to_plan_gives_an_empty_arena() -> None:
     assert not any(phase.requests for phase in plan.phases)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"planner": "best"}, "planner is 'best', but it must be 'auto', 'paper' or 'flat'"),
-        ({"min_bytes": 0}, "min_bytes is 0"),
-        ({"alignment_bytes": 0}, "alignment_bytes is 0"),
-        ({"time_limit_s": -1.0}, "time_limit_s is -1.0"),
-        ({"time_limit_s": float("nan")}, "time_limit_s is nan"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        solve_trace(layers(1), **options)  # type: ignore[arg-type]
-
-
 def test_malformed_traces_are_refused() -> None:
     broken = Trace("cpu", "recorded", (Phase("loss", -1, -1, (Malloc(1, 8), Free(1), Free(1))),))
     with pytest.raises(TraceError, match="request 1 is freed twice"):

@@ -219,11 +219,6 @@ def test_an_argument_overrides_the_configuration() -> None:
     )
 
 
-def test_a_share_outside_0_to_1_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"alpha is 1\.5, but it is a share of the tokens: give 0 to 1"):
-        predict_step(config(), 8, A800, alpha=1.5)
-
-
 def test_auto_says_what_does_not_fit() -> None:
     run = config(tp=8, seq_length=1048576, offload_alpha="auto")
     with pytest.raises(HostMemoryError, match="host memory"):

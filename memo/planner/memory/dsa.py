@@ -43,8 +43,6 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Raises PlanError, naming the block, for values that are out of range."""
-        if self.alignment_bytes < 1:
-            raise PlanError(f"alignment_bytes is {self.alignment_bytes}, but addresses need 1 or more: give 512")
         if self.capacity_bytes is not None and self.capacity_bytes < 0:
             raise PlanError(f"capacity_bytes is {self.capacity_bytes}: give 0 bytes or more, or none")
         for block in self.blocks:

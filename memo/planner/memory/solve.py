@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from memo.artifacts.memory_plan import Proof
-from memo.errors import PlanError
 from memo.planner.memory import greedy, skyline
 from memo.planner.memory.dsa import Instance, Problem, Solution
 from memo.planner.memory.greedy import NO_LIMIT, Found
@@ -31,10 +30,7 @@ def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S, exact: bool = Tr
 
     Args:
         exact: whether the MIP is asked as well, if the problem is not too large for it.
-
-    Raises PlanError for a time limit below 0.
     """
-    check_time_limit(time_limit_s)
     instance = Instance.of(problem)
     run = _Run(instance, _goal(problem, instance), time.monotonic() + time_limit_s)
     if instance.num_blocks:
@@ -51,12 +47,6 @@ def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S, exact: bool = Tr
     )
     validate(replace(problem, capacity_bytes=None), solution)
     return solution
-
-
-def check_time_limit(time_limit_s: float) -> None:
-    """Raises PlanError below 0."""
-    if not time_limit_s >= 0:  # true for NaN as well
-        raise PlanError(f"time_limit_s is {time_limit_s}: give 0 seconds or more")
 
 
 def _goal(problem: Problem, instance: Instance) -> int:

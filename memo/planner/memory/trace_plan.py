@@ -27,7 +27,7 @@ from memo.errors import PlanError
 from memo.planner.memory.dsa import Block, Instance, Problem, Solution, lower_bound_bytes
 from memo.planner.memory.plan_check import check_memory_plan
 from memo.planner.memory.repeats import repeated_phases, without_phases
-from memo.planner.memory.solve import TIME_LIMIT_S, check_time_limit, solve
+from memo.planner.memory.solve import TIME_LIMIT_S, solve
 from memo.units import MIB
 
 Planner = Literal["auto", "paper", "flat"]
@@ -77,13 +77,10 @@ def solve_trace(
             peak, and `plan.planner` is "paper", "sections" or "flat".
         time_limit_s: as in `solve`, for all problems together.
 
-    Raises TraceError as `check_trace`, PlanError for options out of range.
+    Raises TraceError as `check_trace`, PlanError for `min_bytes` below 1.
     """
-    if planner not in ("auto", "paper", "flat"):
-        raise PlanError(f"planner is {planner!r}, but it must be 'auto', 'paper' or 'flat': give one of these")
     if min_bytes < 1:
         raise PlanError(f"min_bytes is {min_bytes}, but requests have 1 byte or more: give 1 to plan them all")
-    check_time_limit(time_limit_s)
     whole = _Iteration.of(trace, min_bytes, alignment_bytes, exact, time_limit_s)
     repeats = repeated_phases(trace, {request.id for request in whole.served})
     short = without_phases(trace, repeats)
