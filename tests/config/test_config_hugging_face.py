@@ -310,14 +310,11 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             {**LLAMA_31_8B, "hidden_size": "4096"},
             "hidden_size is '4096' .a string.: give a whole number from 1 to 16777216",
         ),
-        ({k: v for k, v in LLAMA_31_8B.items() if k != "hidden_size"}, "hidden_size is missing: complete the file"),
         (
             {k: v for k, v in LLAMA_31_8B.items() if k != "max_position_embeddings"},
             "max_position_embeddings is missing: complete the file with it, a whole number from 1 to",
         ),
         ({**GPT2, "n_positions": None}, "n_positions or max_position_embeddings is missing: complete the file"),
-        ({**LLAMA_31_8B, "num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),
-        ({**LLAMA_31_8B, "num_key_value_heads": 5}, "32 attention heads do not divide into 5 key/value heads"),
         ({**LLAMA_31_8B, "model_type": "gemma"}, "model_type is 'gemma': memo knows llama, mistral, .*`memo plan` and"),
         (
             {**MISTRAL, "sliding_window": 4096, "layer_types": ["full_attention", "sliding_attention"]},
@@ -389,18 +386,8 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**GLM_45_AIR, "n_shared_experts": 10**9}, "n_shared_experts x moe_intermediate_size is 1408000000000: give"),
         ({**GLM_45_AIR, "n_shared_experts": "1"}, "n_shared_experts is '1' .a string.: give a whole number"),
         ({**QWEN3_8B, "rope_parameters": {"full": {}, "window": {}}}, "one rotation for all layers"),
-        ({**LLAMA_31_8B, "tie_word_embeddings": "no"}, "tie_word_embeddings is 'no' .a string.: give true or false"),
         ({**LLAMA_31_8B, "attention_bias": "no", "mlp_bias": "no"}, "attention_bias is 'no' .a string.: give true or"),
         ({**QWEN3_8B, "sliding_window": 9, "use_sliding_window": "no"}, "use_sliding_window is 'no' .a string.: give"),
-        (
-            {**LLAMA_31_8B, "num_hidden_layers": 10**30},
-            "num_hidden_layers is 10{30} .* from 1 to 65536",
-        ),
-        (
-            {**LLAMA_31_8B, "rms_norm_eps": float("nan")},
-            "rms_norm_eps is nan .a number that is not finite.: give a number above 0",
-        ),
-        ({**LLAMA_31_8B, "rope_theta": -1}, "rope_theta is -1: give a number above 0"),
         ({**LLAMA_31_8B, "model_type": {}}, "model_type is {}: memo knows"),
         ({**LLAMA_31_8B, "hidden_act": []}, "hidden_act is .*: memo computes llama"),
         ({**LLAMA_31_8B, "layer_types": 5}, "layer_types is 5 .a whole number.: give a list"),
