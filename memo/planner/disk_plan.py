@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from memo.planner.swap import SwapPlan, SwapStep
+from memo.planner.swap import SwapPlan
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,5 @@ def _transfers_through_staging(plan: SwapPlan, on_disk: set[int], parts: int) ->
         record = plan.steps[step.next_prefetch].record
         if record in on_disk:
             assert record is not None
-            yield from ((step.next_prefetch, record, part, True) for part in _in_order(step, parts))
-
-
-def _in_order(step: SwapStep, parts: int) -> range:
-    """Parts of a record in the order in which they are free after this step: a backward finishes the last part
-    first."""
-    return range(parts) if step.op.kind == "F" else range(parts)[::-1]
+            free = range(parts) if step.op.kind == "F" else range(parts)[::-1]  # a backward finishes the last one first
+            yield from ((step.next_prefetch, record, part, True) for part in free)

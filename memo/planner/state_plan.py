@@ -127,7 +127,8 @@ def _weights(
         issued = []
         for layer in wanted:
             if layer not in content:
-                slot = _victim(content, wanted)
+                # There is one whose layer is not wanted, as no more layers are wanted than there are slots.
+                slot = next(slot for slot, held in enumerate(content) if held not in wanted)
                 content[slot] = layer
                 issued.append(Fetch("weights", layer, slot))
         if issued:
@@ -135,12 +136,6 @@ def _weights(
         if own is not None:
             chosen[index] = content.index(own)
     return chosen, fetches
-
-
-def _victim(content: list[int | None], wanted: Sequence[int]) -> int:
-    """A slot whose layer is not among the next ones; there is one, as no more layers are wanted than there are
-    slots."""
-    return next(slot for slot, layer in enumerate(content) if layer not in wanted)
 
 
 class _Gradient(NamedTuple):

@@ -77,7 +77,8 @@ def extend_layers(trace: Trace, layers: int) -> Trace:
         raise TraceError(f"{layers} layers a chunk are not more than the {RECORDED_LAYERS} recorded: record them all")
     short = [_Template(phase, own) for phase, own in zip(trace.phases, _blocks(trace), strict=True)]
     _check_repetition(short)
-    full = [entry for _, run in groupby(short, _run_name) for entry in _stretched(list(run), layers)]
+    runs = groupby(short, lambda t: (t.phase.kind, t.phase.layer // RECORDED_LAYERS, t.phase.microbatch))
+    full = [entry for _, run in runs for entry in _stretched(list(run), layers)]
     source = "composed" if trace.source == "recorded" else trace.source
     return replace(trace, source=source, phases=_instantiate(full, layers))
 
@@ -162,13 +163,8 @@ def _check_repetition(templates: Sequence[_Template]) -> None:
             )
 
 
-def _run_name(template: _Template) -> tuple[str, int, int]:
-    """A name that neighbouring phases of the layers of one chunk, kind and microbatch share."""
-    return template.phase.kind, template.phase.layer // RECORDED_LAYERS, template.phase.microbatch
-
-
 def _stretched(run: list[_Template], layers: int) -> Iterator[tuple[_Template, int]]:
-    """(template, layer of the full stage) in order of execution."""
+    """(template, layer of the full stage) in order of execution; `run`: the layers of one chunk in one pass."""
     if run[0].phase.layer < 0:
         yield from ((template, template.phase.layer) for template in run)
         return

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
 
 from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
 from memo.search.candidates import Layout, Strategy
@@ -94,8 +93,8 @@ class Timed:
     moved: Mapping[str, int] | None
 
 
-def step_s(choice: Timed | None) -> float:
-    return inf if choice is None else choice.step.step_time_s
+def step_s(choice: Timed) -> float:
+    return choice.step.step_time_s
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class Costs:
         machine = with_attention_of(self.hardware, self.config)
         self.kernels = Kernels(machine, resolved_dtype(self.config.training, self.hardware.device))
         self.of = cache(partial(_placement_costs, self.config, self.kernels, self.world_size))
-        self._best: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}
+        self.seen: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}  # results of `best_use` so far
 
     @cached_property
     def frugal_uses(self) -> list[ActivationUse]:
@@ -152,7 +152,8 @@ class Costs:
         Known error: it assumes that a backward lasts twice a forward, and that copies wait for their link alone.
         """
         costs, step = self.of(placement), use.step
-        after_s = max(use.after_s * self._share_here(placement), costs.cpu_s * self.sizes.clips)
+        share_here = 0.0 if placement.ends_on_host else 1.0 - placement.optimizer / placement.layers
+        after_s = max(use.after_s * share_here, costs.cpu_s * self.sizes.clips)
         links = step.resources["h2d"] + costs.h2d_s, step.resources["d2h"] + costs.d2h_s, costs.dp_s
         pipeline_s = step.step_time_s - use.after_s
         is_breadth_first = self.config.parallel.gradient_accumulation_order == "breadth_first"
@@ -162,19 +163,10 @@ class Costs:
 
     def best_use(self, placement: StatePlacement) -> tuple[float, ActivationUse | None]:
         """Return (seconds, use) of the fastest use that fits; infinite seconds and None if none fits."""
-        found: tuple[float, ActivationUse | None] = inf, None
-        if placement in self._best:
-            return self._best[placement]
-        for use in self.uses:
-            if self.holds(placement, use):
-                found = min(found, (self.rough_s(placement, use), use), key=lambda pair: pair[0])
-        self._best[placement] = found
-        return found
-
-    @property
-    def seen(self) -> list[StatePlacement]:
-        """The placements whose best use was computed so far."""
-        return list(self._best)
+        if placement not in self.seen:
+            found = [(self.rough_s(placement, use), use) for use in self.uses if self.holds(placement, use)]
+            self.seen[placement] = min(found, key=lambda pair: pair[0], default=(inf, None))
+        return self.seen[placement]
 
     def needed(self, placement: StatePlacement, use: ActivationUse) -> tuple[int, int]:
         """Return the bytes of a rank's device, on the stage that needs most, and of a node's host memory."""
@@ -201,9 +193,6 @@ class Costs:
 
     def fits_device(self, placement: StatePlacement, use: ActivationUse) -> bool:
         return use.device_bytes(placement) <= max(1.0, self.limits.device_bytes)
-
-    def _share_here(self, placement: StatePlacement) -> float:
-        return 0.0 if placement.ends_on_host else 1.0 - placement.optimizer / placement.layers
 
     def _use(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> ActivationUse:
         disk_bytes = self.limits.disk_bytes / self.limits.local_ranks

@@ -40,10 +40,6 @@ class Sweeping(NamedTuple):
 WHOLE_LAYERS = Sweeping()
 
 
-def sweeping(config: RunConfig) -> Sweeping:
-    return Sweeping(resolved_sections(config), layers_with_attention_again(config))
-
-
 @lru_cache(maxsize=256)
 def stage_plan(pipeline: Pipeline, stage: int, num_layers: int, sweep: Sweeping = WHOLE_LAYERS) -> SwapPlan:
     """Return the swap plan of one stage over all microbatches of `pipeline`; a slot holds a layer, or a section.
@@ -145,7 +141,8 @@ def modelled_problem(
     Args:
         layer: the result of `memo.simulate.layer.swapped_layer`.
     """
-    pipeline, num_layers, sweep = pipeline_of(config, world_size), config.model.num_layers, sweeping(config)
+    pipeline, num_layers = pipeline_of(config, world_size), config.model.num_layers
+    sweep = Sweeping(resolved_sections(config), layers_with_attention_again(config))
     num_moves, num_records = moves_and_records(pipeline, 0, num_layers, sweep)
     forward_s, backward_s = min(layer.by_layer, default=layer.computed_s)
     two = sweep._replace(sections=min(sweep.sections, 2))

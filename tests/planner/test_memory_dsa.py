@@ -43,8 +43,8 @@ def test_bound_of_the_drawing() -> None:
 
 
 def test_columns_of_the_drawing() -> None:
-    found = columns(np.array([0, 2, 3, 5]), np.array([3, 5, 7, 7]))
-    assert (found.lower.tolist(), found.upper.tolist(), found.num_columns) == ([0, 0, 1, 2], [1, 2, 3, 3], 3)
+    lower, upper, num_columns = columns(np.array([0, 2, 3, 5]), np.array([3, 5, 7, 7]))
+    assert (lower.tolist(), upper.tolist(), num_columns) == ([0, 0, 1, 2], [1, 2, 3, 3], 3)
 
 
 def test_bound_columns_and_overlaps_equal_brute_force() -> None:

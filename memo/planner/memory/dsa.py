@@ -93,16 +93,8 @@ class Solution:
         return self.peak_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
 
 
-class Columns(NamedTuple):
-    """Lifetimes in columns of time: block i lives in columns lower[i] to upper[i] - 1, out of `num_columns`."""
-
-    lower: Ints
-    upper: Ints
-    num_columns: int
-
-
-def columns(lower: Ints, upper: Ints) -> Columns:
-    """Time compressed to the moments that matter.
+def columns(lower: Ints, upper: Ints) -> tuple[Ints, Ints, int]:
+    """Time compressed to the moments that matter: block i lives in columns lower[i] to upper[i] - 1 of so many.
 
     A column is a moment at which the live set is as large as possible; a new one begins with the first request after a
     free. Blocks are alive together exactly if they share a column.
@@ -119,7 +111,7 @@ def columns(lower: Ints, upper: Ints) -> Columns:
     column: Ints = np.cumsum(np.diff(num_ends, prepend=num_ends[:1]) > 0, dtype=np.int64)
     last_start = np.searchsorted(starts, upper, side="left") - 1
     num_columns = int(column[-1]) + 1 if len(column) else 0
-    return Columns(column[np.searchsorted(starts, lower)], column[last_start] + 1, num_columns)
+    return column[np.searchsorted(starts, lower)], column[last_start] + 1, num_columns
 
 
 @dataclass(frozen=True)

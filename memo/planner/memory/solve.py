@@ -32,7 +32,9 @@ def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S, exact: bool = Tr
         exact: whether the MIP is asked as well, if the problem is not too large for it.
     """
     instance = Instance.of(problem)
-    run = _Run(instance, _goal(problem, instance), time.monotonic() + time_limit_s)
+    enough_bytes = problem.capacity_bytes or 0
+    goal = max(instance.bound, enough_bytes // instance.unit_bytes)
+    run = _Run(instance, goal, time.monotonic() + time_limit_s)
     if instance.num_blocks:
         run.solve(exact)
     unit_bytes = instance.unit_bytes
@@ -47,13 +49,6 @@ def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S, exact: bool = Tr
     )
     validate(replace(problem, capacity_bytes=None), solution)
     return solution
-
-
-def _goal(problem: Problem, instance: Instance) -> int:
-    """The peak, in units, that is good enough."""
-    if problem.capacity_bytes is None:
-        return instance.bound
-    return max(instance.bound, problem.capacity_bytes // instance.unit_bytes)
 
 
 class _Run:
