@@ -24,7 +24,8 @@ def check_disk_space(directory: str | Path, checkpoint_bytes: int, keep_latest_k
     num_new = CHECKPOINTS_AHEAD
     if keep_latest_k:
         num_new -= max(0, min(num_whole + 1 - keep_latest_k, CHECKPOINTS_AHEAD - 1))
-    free_bytes = shutil.disk_usage(root).free + sum(_size_bytes(left) for left in root.glob("iter_*.partial"))
+    unfinished = (path for left in root.glob("iter_*.partial") for path in left.rglob("*"))
+    free_bytes = shutil.disk_usage(root).free + sum(os.lstat(path).st_size for path in unfinished)
     needed_bytes = num_new * checkpoint_bytes
     if free_bytes < needed_bytes:
         plural = "s" if num_new > 1 else ""
@@ -33,7 +34,3 @@ def check_disk_space(directory: str | Path, checkpoint_bytes: int, keep_latest_k
             f"{format_bytes(checkpoint_bytes)} must fit: {format_bytes(needed_bytes - free_bytes)} is missing; free "
             "disk space, or give another directory"
         )
-
-
-def _size_bytes(folder: Path) -> int:
-    return sum(os.lstat(path).st_size for path in folder.rglob("*"))

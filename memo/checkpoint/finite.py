@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from memo.checkpoint.chunks import global_chunks
@@ -42,11 +41,7 @@ def _first_not_finite(segments: Sequence[SegmentState]) -> str | None:
                 names = [
                     name
                     for name, (_, parts) in global_chunks(owner.segment, owner.shard, values).items()
-                    if any(_has_not_finite(part) for _, part in parts)
+                    if not all(part.isfinite().all() for _, part in parts)
                 ]
                 return f"{kind}/{(names or [owner.segment.range.name])[0]}"
     return None
-
-
-def _has_not_finite(values: Tensor) -> bool:
-    return not bool(values.isfinite().all())

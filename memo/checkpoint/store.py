@@ -150,8 +150,8 @@ def load_checkpoint(
 
     final, state, index = from_rank_zero(described, mesh.world)
     if all(name.startswith(MASTER) for name in index):
-        for _, kinds in segments:
-            _zero_moments(kinds)
+        for moments in (values for _, kinds in segments for kind, values in kinds.items() if f"{kind}/" != MASTER):
+            moments.zero_()
         tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(MASTER)}
         shapes = {name: shape for name, shape in shapes.items() if name.startswith(MASTER)}
     check_shapes(f"--load {final}", shapes, index, "give the model flags of the run that saved it")
@@ -222,12 +222,6 @@ def _written_here(segments: Sequence[SegmentState], mesh: Mesh) -> list[SegmentS
     ranks hold."""
     writes = {"": True, "tp": mesh.at.tp == 0, "embedding": mesh.is_first_stage, "all": mesh.rank == 0}
     return [entry for entry in segments if writes[entry[0].shard.replicated]]
-
-
-def _zero_moments(kinds: dict[str, Tensor]) -> None:
-    for kind, values in kinds.items():
-        if f"{kind}/" != MASTER:
-            values.zero_()
 
 
 def check_shapes(where: str, shapes: Mapping[str, tuple[int, ...]], index: Index, remedy: str) -> None:

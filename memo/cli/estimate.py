@@ -104,12 +104,6 @@ def main(argv: Sequence[str]) -> None:
         _table(options.cases, options)
 
 
-def _evaluate(case: Case, options: _Options) -> Answer:
-    if case.method not in COUNTED:
-        return answer_by_paper(case, llmem_corrected=options.llmem_corrected)
-    return answer(case, is_timed=True, trace_out=options.trace_out)
-
-
 def _case(options: _Options) -> None:
     """Answer one case, given by flags."""
     if options.model is None:
@@ -178,7 +172,9 @@ _FLAG_COLUMNS = {
 def _located(where: str, case: Case, options: _Options) -> Answer:
     """Answer a case; in messages of a run's checks, names of flags become names of columns."""
     try:
-        return _evaluate(case, options)
+        if case.method not in COUNTED:
+            return answer_by_paper(case, llmem_corrected=options.llmem_corrected)
+        return answer(case, is_timed=True, trace_out=options.trace_out)
     except ConfigError as error:
         text = str(error)
         for flag, column in _FLAG_COLUMNS.items():

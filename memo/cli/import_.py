@@ -34,18 +34,7 @@ class _Options:
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a model that memo cannot train, and for files that cannot be read or written."""
     options = parse_options(_Options, argv, prog="memo import", examples=EXAMPLES)
-    _check_directory(options.directory)
-    from memo.checkpoint.hugging_face.importer import import_checkpoint
-
-    imported = import_checkpoint(options.directory, options.out)
-    file, out = shlex.quote(f"{options.out}/config.toml"), shlex.quote(options.out)
-    print(
-        f"{imported.path}: {format_count(imported.num_weights)} weights; beside them {', '.join(imported.companions)}\n"
-        f"train on: memo train --config {file} --load {out} --data-path PREFIX"
-    )
-
-
-def _check_directory(directory: str) -> None:
+    directory = options.directory
     require(
         directory not in PRESETS or os.path.isdir(directory),
         f"memo import {directory}: that is a preset, a shape without weights: give the directory of a model, or train "
@@ -56,4 +45,12 @@ def _check_directory(directory: str) -> None:
     require(
         is_there(directory) and os.path.isdir(directory),
         f"memo import {directory}: {other_format(directory) or missing}",
+    )
+    from memo.checkpoint.hugging_face.importer import import_checkpoint
+
+    imported = import_checkpoint(directory, options.out)
+    file, out = shlex.quote(f"{options.out}/config.toml"), shlex.quote(options.out)
+    print(
+        f"{imported.path}: {format_count(imported.num_weights)} weights; beside them {', '.join(imported.companions)}\n"
+        f"train on: memo train --config {file} --load {out} --data-path PREFIX"
     )
