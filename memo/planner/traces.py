@@ -65,7 +65,7 @@ def _ends(trace: Trace) -> list[_Place]:
 
 
 def extend_layers(trace: Trace, layers: int) -> Trace:
-    """The trace of a stage whose chunks have `layers` layers, from one in which each chunk has RECORDED_LAYERS.
+    """The trace of a stage whose chunks have `layers` layers, from one in which each chunk has fewer: RECORDED_LAYERS.
 
     Layers are numbered chunk by chunk, from 0. The first layer of a chunk, its second, the last but one and the last
     are as recorded; all between repeat the second and third, which must agree.
@@ -73,8 +73,6 @@ def extend_layers(trace: Trace, layers: int) -> Trace:
     Raises TraceError if they do not.
     """
     check_trace(trace)
-    if layers <= RECORDED_LAYERS:
-        raise TraceError(f"{layers} layers a chunk are not more than the {RECORDED_LAYERS} recorded: record them all")
     short = [_Template(phase, own) for phase, own in zip(trace.phases, _blocks(trace), strict=True)]
     _check_repetition(short)
     runs = groupby(short, lambda t: (t.phase.kind, t.phase.layer // RECORDED_LAYERS, t.phase.microbatch))
@@ -136,16 +134,11 @@ class _Template:
 def _blocks(trace: Trace) -> Iterator[tuple[_Origin, ...]]:
     """The origins of the events of every phase."""
     origins: dict[int, _Origin] = {}
-    names: set[tuple[str, int, int]] = set()
     for phase in trace.phases:
-        name = phase.kind, phase.layer, phase.microbatch
-        if name in names:
-            raise TraceError(f"{phase} occurs twice: phases of one iteration need different names")
-        names.add(name)
         made = 0
         for event in phase.events:
             if isinstance(event, Malloc):
-                origins[event.id] = _Origin(*name, made)
+                origins[event.id] = _Origin(phase.kind, phase.layer, phase.microbatch, made)
                 made += 1
         yield tuple(origins[event.id] for event in phase.events)
 

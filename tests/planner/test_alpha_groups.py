@@ -165,28 +165,6 @@ def test_a_given_alpha_is_lowered_by_memory_alone() -> None:
     assert 20 < lowered < 80
 
 
-def test_the_better_of_two_groups_gets_the_link() -> None:
-    """Room for half of either: the one that costs three times as much to recompute moves."""
-    dear, cheap = SwapGroup("fc1", 800, 0.3, 0), SwapGroup("residual", 800, 0.1, 0)
-    link = Link(1000.0, 1000.0)
-    problem = replace(
-        random_problem(random.Random(0)),
-        groups=(cheap, dear),
-        always={"input": 100},
-        forward_s=0.5,
-        backward_s=10.0,
-        offload=link,
-        prefetch=link,
-        host_bytes=10**12,
-        device_bytes=1,
-        fixed_buffer_bytes=0,
-    )
-    solution = solve(problem)
-    assert solution.tiles == {"residual": 0, "fc1": 4}
-    assert solution.limit == Limit.OFFLOAD
-    assert (solution.moved_bytes, solution.recompute_s) == (500, pytest.approx(0.25))
-
-
 def test_memory_that_any_share_takes_is_paid_only_where_it_is_worth_it() -> None:
     """qkv needs room for all its tokens at once, 300 bytes, which would hold 3/8 of fc1: 0.15 s saved."""
     fc1 = SwapGroup("fc1", 400, 0.4, 800)

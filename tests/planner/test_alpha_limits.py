@@ -169,21 +169,6 @@ def test_sizes_that_do_not_divide_by_the_tiles_never_exceed_bytes() -> None:
     assert solve(replace(problem, device_bytes=10 + 500)).tiles == {"fc1": 3}
 
 
-def test_tiles_are_chosen_on_the_grid_and_not_rounded_to_it() -> None:
-    """In tiles of 1 GiB: d + c <= 7.8 on the host, 2 d + c <= 12.7 on the device. Rounded down, the best real shares,
-    d = 4.9 and c = 2.9, would leave a tile of memory unused."""
-    groups = (SwapGroup("cheap", 8 * GIB, 0.5, 8 * GIB), SwapGroup("dear", 8 * GIB, 0.8, 16 * GIB))
-    problem = replace(
-        PROBLEM,
-        groups=groups,
-        host_bytes=int(6 * (2 + 7.8) * GIB),
-        device_bytes=PROBLEM.fixed_buffer_bytes + int(12.7 * GIB),
-    )
-    solution = solve(problem)
-    assert solution.tiles == {"cheap": 2, "dear": 5}  # one tile more of either fits with less of the other alone
-    assert solution.alphas == {"cheap": 2 / 8, "dear": 5 / 8}
-
-
 def test_a_group_kept_out_by_the_memory_it_takes_at_once_names_device_memory() -> None:
     """One byte too few for qkv; what is left moves in full and fills the link further than device memory."""
     groups = (SwapGroup("qkv", GIB, 0.1, 0, 3 * GIB), SwapGroup("fc1", 4 * GIB, 0.4, 0))

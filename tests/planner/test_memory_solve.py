@@ -30,6 +30,11 @@ RING_BACKWARD = (
 """The large requests of a backward of attention over a ring of 8 ranks (GPT 7B, 256K tokens), in units of 128 MiB."""
 
 
+@pytest.fixture
+def without_mip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memo.planner.memory.solve._MAX_MIP_PAIRS", -1)
+
+
 def fits(problem: Problem, capacity_bytes: int) -> bool:
     """By trying every address for every block."""
 
@@ -52,6 +57,7 @@ def fits(problem: Problem, capacity_bytes: int) -> bool:
     return try_rest([], problem.blocks)
 
 
+@pytest.mark.usefixtures("without_mip")
 @pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.full)])
 def test_thousands_of_small_problems(count: int) -> None:
     chance = random.Random(2)
@@ -59,7 +65,7 @@ def test_thousands_of_small_problems(count: int) -> None:
     for _ in range(count):
         alignment_bytes = chance.choice((1, 1, 8, 512))
         problem = at_random(chance, chance.randint(0, 9), chance.randint(1, 12), 2000, alignment_bytes)
-        solution = solve(problem, time_limit_s=0.02, exact=False)
+        solution = solve(problem, time_limit_s=0.02)
         assert is_valid(problem, solution), problem
         assert solution.lower_bound_bytes == most_live_bytes(problem), problem
         assert (solution.proof == "optimal") == (solution.peak_bytes == solution.lower_bound_bytes), problem
@@ -67,13 +73,14 @@ def test_thousands_of_small_problems(count: int) -> None:
     assert optimal > 0.96 * count
 
 
+@pytest.mark.usefixtures("without_mip")
 def test_the_stated_gap_is_true_where_the_optimum_is_known() -> None:
     chance = random.Random(3)
     optimal = 0
     for _ in range(200):
         height = chance.randint(20, 400)
         problem = cut_rectangle(chance, chance.randint(2, 30), 40, height)
-        solution = solve(problem, time_limit_s=0.1, exact=False)
+        solution = solve(problem, time_limit_s=0.1)
         assert is_valid(problem, solution)
         assert solution.lower_bound_bytes == height
         assert solution.gap == pytest.approx(solution.peak_bytes / height - 1)
@@ -141,8 +148,9 @@ def test_time_out_is_neither_proof_nor_impossibility() -> None:
     assert solution.lower_bound_bytes == 6
 
 
+@pytest.mark.usefixtures("without_mip")
 def test_search_that_ended_by_itself_is_feasible() -> None:
-    solution = solve(HOLED, time_limit_s=60.0, exact=False)
+    solution = solve(HOLED, time_limit_s=60.0)
     assert (solution.peak_bytes, solution.lower_bound_bytes, solution.proof) == (7, 6, "feasible")
 
 

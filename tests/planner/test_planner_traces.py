@@ -69,17 +69,6 @@ def test_layers_that_differ_cannot_stand_for_others():
     assert renamed(extend_layers(first_and_last, 8)) == renamed(iteration(8, odd_layer=7))
 
 
-def test_recording_everything_is_the_remedy_for_few_layers():
-    with pytest.raises(TraceError, match="4 layers a chunk are not more than the 4 recorded"):
-        extend_layers(iteration(4), 4)
-
-
-def test_phases_need_names_of_their_own():
-    trace = iteration(4)
-    with pytest.raises(TraceError, match="occurs twice"):
-        extend_layers(Trace("cpu", "recorded", (*trace.phases, Phase("enter0", -1, 0, ()))), 8)
-
-
 def test_two_lengths_make_a_third():
     lines = [(length, iteration(3, length=length)) for length in (64, 128, 192)]
     longer = extrapolate(lines, 1 << 20)

@@ -22,21 +22,18 @@ _MAX_MIP_PAIRS = 500
 greedy order in 20 s."""
 
 
-def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S, exact: bool = True) -> Solution:
+def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Solution:
     """The best addresses found in `time_limit_s`; the first greedy order is always finished.
 
     The search ends as soon as the peak equals the lower bound (then it is optimal) or fits into the capacity. A peak
     above the capacity is no error: the caller must compare it, and the bound to know whether any plan can fit.
-
-    Args:
-        exact: whether the MIP is asked as well, if the problem is not too large for it.
     """
     instance = Instance.of(problem)
     enough_bytes = problem.capacity_bytes or 0
     goal = max(instance.bound, enough_bytes // instance.unit_bytes)
     run = _Run(instance, goal, time.monotonic() + time_limit_s)
     if instance.num_blocks:
-        run.solve(exact)
+        run.solve()
     unit_bytes = instance.unit_bytes
     offsets = (run.best.offsets * unit_bytes).tolist()
     solution = Solution(
@@ -62,17 +59,17 @@ class _Run:
         self.is_cut_short = False
         self.seconds: dict[str, float] = {}
 
-    def solve(self, exact: bool) -> None:
+    def solve(self) -> None:
         instance = self.instance
         self.best = self.best._replace(peak=NO_LIMIT)
         end_s = self._until(_GREEDY_SHARE)
         self._take("greedy", greedy.portfolio(instance, self.overlaps, self.goal, end_s), end_s)
-        exact = exact and instance.num_pairs() <= _MAX_MIP_PAIRS
+        asks_mip = instance.num_pairs() <= _MAX_MIP_PAIRS
         if not self.is_done and instance.num_blocks <= skyline.MAX_BLOCKS:
-            end_s = self._until(_SEARCH_SHARE if exact else 1.0)
+            end_s = self._until(_SEARCH_SHARE if asks_mip else 1.0)
             found = skyline.search(instance, self.overlaps, self.best.peak, self.goal, end_s)
             self._take("search", found, end_s)
-        if not self.is_done and exact:
+        if not self.is_done and asks_mip:
             self._ask_mip()
 
     @property

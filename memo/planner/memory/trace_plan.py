@@ -67,7 +67,6 @@ def solve_trace(
     min_bytes: int = MIB,
     alignment_bytes: int = ALIGNMENT_BYTES,
     time_limit_s: float = TIME_LIMIT_S,
-    exact: bool = True,
 ) -> Planning:
     """Addresses for all requests of at least `min_bytes` that are freed within the iteration, checked.
 
@@ -81,10 +80,10 @@ def solve_trace(
     """
     if min_bytes < 1:
         raise PlanError(f"min_bytes is {min_bytes}, but requests have 1 byte or more: give 1 to plan them all")
-    whole = _Iteration.of(trace, min_bytes, alignment_bytes, exact, time_limit_s)
+    whole = _Iteration.of(trace, min_bytes, alignment_bytes, time_limit_s)
     repeats = repeated_phases(trace, {request.id for request in whole.served})
     short = without_phases(trace, repeats)
-    iteration = _Iteration.of(short, min_bytes, alignment_bytes, exact, time_limit_s)
+    iteration = _Iteration.of(short, min_bytes, alignment_bytes, time_limit_s)
     if planner == "flat":
         planning = _all_at_once(iteration)
     elif planner == "paper":
@@ -105,15 +104,14 @@ class _Iteration:
     """The requests of at least min_bytes, in order."""
     min_bytes: int
     alignment_bytes: int
-    exact: bool
     end_s: float
     arenas: dict[tuple[bytes, ...], Solution] = field(default_factory=dict)
     """The best addresses for the requests of a section, by their fingerprint: finer sections leave most as they are."""
 
     @classmethod
-    def of(cls, trace: Trace, min_bytes: int, alignment_bytes: int, exact: bool, time_limit_s: float) -> "_Iteration":
+    def of(cls, trace: Trace, min_bytes: int, alignment_bytes: int, time_limit_s: float) -> "_Iteration":
         planned = tuple(request for request in requests(trace) if request.num_bytes >= min_bytes)
-        return cls(trace, planned, min_bytes, alignment_bytes, exact, time.monotonic() + time_limit_s)
+        return cls(trace, planned, min_bytes, alignment_bytes, time.monotonic() + time_limit_s)
 
     @property
     def served(self) -> list[Request]:
@@ -128,7 +126,7 @@ class _Iteration:
 
     def solve(self, problem: Problem, share: float = 1.0) -> Solution:
         """Solve a problem in `share` of the time that is left."""
-        return solve(problem, share * max(0.0, self.end_s - time.monotonic()), self.exact)
+        return solve(problem, share * max(0.0, self.end_s - time.monotonic()))
 
     def plan(self, planner: str, offsets: Mapping[int, int], arena_bytes: int, bound_bytes: int) -> MemoryPlan:
         """A plan from `offsets`, the address of each served request by id. `_judged` corrects its proof."""
