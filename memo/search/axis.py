@@ -117,7 +117,11 @@ def fitting_layout(question: Question, first: Layout | None = None) -> Layout | 
     """Return some layout that fits; states may move unless the question forbids it. `first` is tried first."""
     known = [] if first is None or refusal(question, first) else [first]
     for layout in chain(known, single_layouts(question)):
-        if may_fit(question, layout) and any(_holds(question, layout, way) for way in _frugal(question, layout)):
+        ways = _frugal(question, layout) if may_fit(question, layout) else ()
+        if question.place_states != "never":
+            if any(can_be_placed(costs_of(question, layout, way)) for way in ways):
+                return layout
+        elif any(size(question, layout, way).verdict == Verdict.FITS for way in ways):
             return layout
     return None
 
@@ -127,12 +131,6 @@ def _frugal(question: Question, layout: Layout) -> Iterator[Strategy]:
     if question.place_states != "never":
         return frugal_strategies(question, layout)
     return chain(sweeps(question, layout, 0.0, SWEPT_TOKENS[-1:]), _FRUGAL)  # the smallest tiles take least
-
-
-def _holds(question: Question, layout: Layout, strategy: Strategy) -> bool:
-    if question.place_states != "never":
-        return can_be_placed(costs_of(question, layout, strategy))
-    return size(question, layout, strategy).verdict == Verdict.FITS
 
 
 def shortage_of(question: Question) -> str:

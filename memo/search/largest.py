@@ -96,18 +96,16 @@ def _scaling(question: Question, family: Family | None) -> Axis:
     unit = base.head_dim * max(4, question.hardware.local_ranks(question.gpus))
 
     def scaled(steps: int) -> list[Question]:
-        models = _models_of_size(base, law, unit, _SMALLEST * _STEP**steps)
-        return [_asked(question, family or question.model.name, model) for model in models]
+        asked = []
+        for model in _models_of_size(base, law, unit, _SMALLEST * _STEP**steps):
+            shape = shape_of(model, "", question.seq_len)
+            name = f"{family or question.model.name}-{format_count(shape.parameters)}"
+            asked.append(replace(question, model=PlannedModel(name, replace(shape, name=name), model, model)))
+        return asked
 
     axis = Axis(scaled)
     check_model(axis.questions(1)[0].base)
     return axis
-
-
-def _asked(question: Question, family: str, model: ModelConfig) -> Question:
-    shape = shape_of(model, "", question.seq_len)
-    name = f"{family}-{format_count(shape.parameters)}"
-    return replace(question, model=PlannedModel(name, replace(shape, name=name), model, model))
 
 
 def _models_of_size(base: ModelConfig, law: Law, unit: int, parameters: float) -> Iterator[ModelConfig]:

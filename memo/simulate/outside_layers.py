@@ -143,9 +143,9 @@ def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
 def _tied_s(config: RunConfig, kernels: Kernels, grid: RankGrid, stage: int) -> float:
     """Return the seconds of summing a tied embedding's gradients over first and last stage, shard by shard."""
     parallel = config.parallel
-    if not is_trained(config.model, "embedding.weight"):
+    if not is_trained(config.model, "embedding.weight") or parallel.pp == 1:
         return 0.0
-    if parallel.pp == 1 or config.model.untie_embeddings_and_output_weights or stage not in (0, parallel.pp - 1):
+    if config.model.untie_embeddings_and_output_weights or stage not in (0, parallel.pp - 1):
         return 0.0
     num_bytes = _head_rows(config) * config.model.hidden_size * kernels.wide / (grid.dp * grid.cp)
     return kernels.all_reduce_s(num_bytes, Group(2, grid.pp * grid.stride("pp") // 2))

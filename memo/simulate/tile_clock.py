@@ -204,10 +204,6 @@ def _expert_row(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.wait(clock.send())
 
 
-def _heads(clock: TileClock, step: Step, operation: Operation) -> None:
-    clock.rotate()
-
-
 def _expand(clock: TileClock, step: Step, operation: Operation) -> None:
     """Count the products of latents, and the copy of their results side by side."""
     for module in _expanded(operation):
@@ -321,7 +317,7 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     op.ExpertRow: _expert_row,
     op.Column: _column,
     op.Row: _row,
-    op.Heads: _heads,
+    op.Heads: lambda clock, step, operation: clock.rotate(),
     op.Opaque: _half,
 }
 _BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {

@@ -126,8 +126,10 @@ def export_checkpoint(
     if tokenizer is not None:
         check_tokenizer(Path(tokenizer), config.model)
     chosen = dtype or config.training.params_dtype
+    torch_dtype = None if chosen is None else DTYPES[chosen]
+    name = None if torch_dtype is None else str(torch_dtype).removeprefix("torch.")
     ancestor = _ancestor(final)
-    theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), ancestor)
+    theirs = write_config(config.model, _num_positions(config), name, ancestor)
     state, index = open_checkpoint(final, verify=verify)
     _check_model(final, state, config)
     source = RunWeights(final, index, verify, None if base is None else open_pretrained(base, config))
@@ -137,7 +139,7 @@ def export_checkpoint(
     tensors: dict[str, _Theirs] = {}
     if merge_adapters or not has_adapters:
         check_base(final, state, base)
-        tensors = _their_tensors(source, config, theirs, None if chosen is None else DTYPES[chosen])
+        tensors = _their_tensors(source, config, theirs, torch_dtype)
     rest = None if theirs.wrapper is None else _rest(final)
     place = Path(os.path.abspath(target))  # because "." has no name
     partial = place.with_name(f"{place.name}.partial")
@@ -202,10 +204,6 @@ def _num_positions(config: RunConfig) -> int:
         return config.model.position_rows(config.data.seq_length)
     known = config.model.max_position_embeddings
     return max(known or 0, config.data.seq_length)
-
-
-def _torch_name(dtype: ExportDtype | None) -> str | None:
-    return None if dtype is None else str(DTYPES[dtype]).removeprefix("torch.")
 
 
 def _companions(final: Path) -> Path:

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 
 from memo.checkpoint.chunks import GlobalTensor
-from memo.checkpoint.hugging_face.names import Shape
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.checkpoint.index import Index, StoredTensor
 from memo.checkpoint.run_state import RunState
@@ -31,13 +30,10 @@ class RunWeights:
     def stored(self) -> dict[str, StoredTensor]:
         """Weights by global name."""
         own = {name.removeprefix(MASTER): each for name, each in self.index.items() if name.startswith(MASTER)}
-        shapes = {} if self.base is None else self.base.shapes
-        others = {name: self._of_base(name, shape) for name, shape in shapes.items() if name not in own}
-        return own | others
-
-    def _of_base(self, name: str, shape: Shape) -> StoredTensor:
-        assert self.base is not None
-        return StoredTensor(shape, str(self.base.dtype(name)).removeprefix("torch."), ())
+        if self.base is None:
+            return own
+        dtypes = {name: str(self.base.dtype(name)).removeprefix("torch.") for name in self.base.shapes}
+        return {name: StoredTensor(shape, dtypes[name], ()) for name, shape in self.base.shapes.items()} | own
 
     def fill(self, masters: Mapping[str, GlobalTensor]) -> None:
         """Read weights by global name into `masters`. Raises CheckpointError."""

@@ -60,7 +60,8 @@ class _Model:
         self.program += self.peak
         for offset, size in zip(self.offsets, sizes, strict=True):
             self.program += offset + size <= self.peak
-        pairs = _pairs(instance)
+        lower, upper = instance.lower, instance.upper
+        pairs = [(i, j) for i, j in itertools.combinations(range(len(sizes)), 2) if lower[j] < upper[i]]
         # A plan turned upside down is also a plan, so the order of one pair, the largest, may be fixed.
         fixed = max(pairs, key=lambda pair: sizes[pair[0]] + sizes[pair[1]], default=None)
         for i, j in pairs:
@@ -96,8 +97,3 @@ class _WarmHiGHS(pulp.HiGHS):
         start.col_value = [variable.varValue for variable in lp.variables()]
         lp.solverModel.setSolution(start)
         super().callSolver(lp)
-
-
-def _pairs(instance: Instance) -> list[tuple[int, int]]:
-    lower, upper = instance.lower, instance.upper
-    return [(i, j) for i, j in itertools.combinations(range(len(lower)), 2) if lower[j] < upper[i]]

@@ -31,23 +31,7 @@ class LiveBlocks:
 def validate(problem: Problem, solution: Solution) -> None:
     """Raises PlanError for blocks that are missing, unknown, unaligned, below 0, above the capacity or overlapping, and
     for a wrong peak, bound or proof."""
-    check_offsets(problem, solution.offsets)
-    ends = [solution.offsets[block.id] + problem.aligned_bytes(block) for block in problem.blocks]
-    if solution.peak_bytes != max(ends, default=0):
-        raise PlanError(f"peak_bytes is {solution.peak_bytes}, but the highest block ends at {max(ends, default=0)}")
-    if solution.lower_bound_bytes > solution.peak_bytes:
-        raise PlanError(
-            f"lower_bound_bytes is {solution.lower_bound_bytes}, but the peak of {solution.peak_bytes} is lower"
-        )
-    if (solution.proof == "optimal") != (solution.peak_bytes == solution.lower_bound_bytes):
-        raise PlanError(
-            f"proof is {solution.proof!r} with a peak of {solution.peak_bytes} bytes and a bound of "
-            f"{solution.lower_bound_bytes}"
-        )
-
-
-def check_offsets(problem: Problem, offsets: Mapping[BlockId, int]) -> None:
-    """The part of `validate` that concerns addresses."""
+    offsets = solution.offsets
     if unknown := offsets.keys() - {block.id for block in problem.blocks}:
         raise PlanError(f"block {min(unknown, key=str)} has an offset, but the problem does not know it")
     for block in problem.blocks:
@@ -59,6 +43,18 @@ def check_offsets(problem: Problem, offsets: Mapping[BlockId, int]) -> None:
             live.add(f"block {block.id}", offsets[block.id], problem.aligned_bytes(block))
         else:
             live.remove(offsets[block.id])
+    ends = [offsets[block.id] + problem.aligned_bytes(block) for block in problem.blocks]
+    if solution.peak_bytes != max(ends, default=0):
+        raise PlanError(f"peak_bytes is {solution.peak_bytes}, but the highest block ends at {max(ends, default=0)}")
+    if solution.lower_bound_bytes > solution.peak_bytes:
+        raise PlanError(
+            f"lower_bound_bytes is {solution.lower_bound_bytes}, but the peak of {solution.peak_bytes} is lower"
+        )
+    if (solution.proof == "optimal") != (solution.peak_bytes == solution.lower_bound_bytes):
+        raise PlanError(
+            f"proof is {solution.proof!r} with a peak of {solution.peak_bytes} bytes and a bound of "
+            f"{solution.lower_bound_bytes}"
+        )
 
 
 def _check_address(problem: Problem, block: Block, offsets: Mapping[BlockId, int]) -> None:
