@@ -208,7 +208,11 @@ class _Search:
             [_minus(self._taken(_with(self._nothing, bundle, count)), least) for count in of_counts]
             for bundle in bundles
         ]
-        self._most_moved_bytes = self._most_moved()
+        moved, more = least[1], sum(table[-1][1] for table in self._more)
+        # The most bytes of one copy that break no limit of host memory, disk and the link of the forward.
+        self._most_moved_bytes = moved + last_that_holds(
+            more, lambda each: not problem.violated_by_copies(moved + each)
+        )
         self._best: tuple[int, ...] = (0,) * len(bundles)
         self._best_gain, self._best_bytes = 0.0, least[:2]
         self._try((), least, 0.0)
@@ -224,12 +228,6 @@ class _Search:
         problem = self._problem
         return problem.buffer_bytes(tiles), problem.moved_bytes(tiles), problem.recompute_s(tiles)
 
-    def _most_moved(self) -> int:
-        """The most bytes of one copy that break no limit of host memory, disk and the link of the forward."""
-        problem, least = self._problem, self._problem.moved_bytes(self._nothing)
-        more = sum(table[-1][1] for table in self._more)
-        return least + last_that_holds(more, lambda num_bytes: not problem.violated_by_copies(least + num_bytes))
-
     def _try(self, counts: tuple[int, ...], taken: _Taken, gain: float, fitting: int | None = None) -> int:
         """Try the bundles behind `counts`. Return the most tiles of the first of them that fit beside `counts`.
 
@@ -240,7 +238,9 @@ class _Search:
         """
         depth = len(counts)
         if depth == len(self._bundles):
-            self._keep_better(counts, taken[:2], gain)
+            is_as_good = gain * _CLEARLY_MORE >= self._best_gain
+            if gain > self._best_gain * _CLEARLY_MORE or (is_as_good and taken[:2] < self._best_bytes):
+                self._best, self._best_gain, self._best_bytes = counts, gain, taken[:2]
             return 0
         table, of_next = self._more[depth], None
         most = self._most(table, taken, fitting)
@@ -264,11 +264,6 @@ class _Search:
         if moved > self._most_moved_bytes or buffers > self._problem.device_bytes:
             return False
         return not self._problem.violated_in_backward(moved, recompute_s)
-
-    def _keep_better(self, counts: tuple[int, ...], taken: tuple[int, int], gain: float) -> None:
-        is_as_good = gain * _CLEARLY_MORE >= self._best_gain
-        if gain > self._best_gain * _CLEARLY_MORE or (is_as_good and taken < self._best_bytes):
-            self._best, self._best_gain, self._best_bytes = counts, gain, taken
 
 
 def _plus(one: _Taken, other: _Taken) -> _Taken:

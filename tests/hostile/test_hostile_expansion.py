@@ -142,10 +142,10 @@ def cases(path: str, out: str) -> None:
 
 def test_a_long_table_of_cases_takes_the_memory_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are written as they are answered, so none waits for the others."""
-    evaluate = estimate._evaluate
+    evaluate = estimate.answer
     (tmp_path / "in.csv").write_text("model,seq_len\n" + "gpt-7b,4096\n" * 3 + "gpt-7b,none\n")
     asked: list[object] = []
-    monkeypatch.setattr(estimate, "_evaluate", lambda case, options: asked.append(case) or evaluate(case, options))
+    monkeypatch.setattr(estimate, "answer", lambda case, **how: asked.append(case) or evaluate(case, **how))
     rows = estimate._answered(tmp_path / "in.csv", estimate._Options())
     next(rows)
     assert "total_gib" in next(rows) and len(asked) == 1

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, shown
-from memo.checkpoint.chunks import GlobalTensor, Part
-from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
+from memo.checkpoint.chunks import GlobalTensor, Part, Shape
+from memo.checkpoint.hugging_face.names import HuggingFacePlace, global_shapes, places
 from memo.config import RunConfig
 from memo.config.flag_table import dashed
 from memo.config.hugging_face import HuggingFaceModel

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memo.artifacts.model_directory import model_file, path_within
 from memo.artifacts.regular_file import copy_file, replace_file
-from memo.checkpoint.chunks import GlobalTensor
+from memo.checkpoint.chunks import GlobalTensor, Shape
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
 from memo.checkpoint.hugging_face.adapters import (
@@ -37,7 +37,7 @@ from memo.checkpoint.hugging_face.companions import (
 from memo.checkpoint.hugging_face.files import tensor_bytes, write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.checkpoint.hugging_face.load import frozen_from, open_pretrained
-from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
+from memo.checkpoint.hugging_face.names import HuggingFacePlace, global_shapes, places
 from memo.checkpoint.hugging_face.run_weights import RunWeights, check_base
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import check_shapes, open_checkpoint

@@ -46,7 +46,8 @@ def add_token_ids(folder: Path, config: dict[str, Any], *, answers: bool) -> dic
     added = _added_tokens(folder)
     ids = _token_ids(folder, added)
     config = config | {key: value for key, value in ids.items() if config.get(key, value) is None}
-    known = _generation(folder)
+    path = model_file(folder, GENERATION_FILE)  # copied from the initial model
+    known = None if path is None else read_json_object(path, Source(str(path), CheckpointError, "mend or remove it"))
     generation = {key: config[key] for key in _NAMES if config.get(key) is not None} | ids if known is None else known
     if answers and (end := _end_of_answer(folder, added)) is not None:
         ends = generation.get("eos_token_id")
@@ -76,12 +77,6 @@ def _token_ids(folder: Path, added: list[_AddedToken]) -> dict[str, int]:
     found = {key: ids[named[name]] for key, name in _NAMES.items() if named.get(name) in ids}
     ends = [{"eos_token_id": ids[name]} for name in END_OF_DOCUMENT_NAMES if name in ids]
     return (ends[0] if ends else {}) | found
-
-
-def _generation(folder: Path) -> dict[str, Any] | None:
-    """The generation_config.json that was copied from the initial model, if any."""
-    path = model_file(folder, GENERATION_FILE)
-    return None if path is None else read_json_object(path, Source(str(path), CheckpointError, "mend or remove it"))
 
 
 def _end_of_answer(folder: Path, added: list[_AddedToken]) -> int | None:

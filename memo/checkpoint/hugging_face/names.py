@@ -10,14 +10,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from memo.checkpoint.chunks import Part
+from memo.checkpoint.chunks import Part, Shape
 from memo.config.hugging_face_families import TRAINED
 from memo.config.hugging_face_tensors import TensorNames
 from memo.config.model import ModelConfig
 from memo.spec.shapes import shape_of
 from memo.spec.weights import is_of_adapter
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from memo.checkpoint.chunks import Shape
 from memo.checkpoint.hugging_face import bnb_nf4, fp8, mxfp4
 from memo.checkpoint.hugging_face.files import DTYPES, FileTensor, TensorFiles
-from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, is_no_weight, places
+from memo.checkpoint.hugging_face.names import HuggingFacePlace, global_shapes, is_no_weight, places
 from memo.config.hugging_face_wrappers import NAMINGS, renamed
 from memo.config.model import ModelConfig
 from memo.errors import CheckpointError
