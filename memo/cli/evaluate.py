@@ -10,8 +10,9 @@ from memo.artifacts.regular_file import replace_file
 from memo.config.blend import read_blend, read_eval_sets
 from memo.config.evaluation_run import evaluated_run
 from memo.config.flag import ReadWith
-from memo.data import CorpusFacts, NeedleDataset
+from memo.data import CorpusFacts, NeedleDataset, PreferencePairs
 from memo.data.needle import check_needles
+from memo.data.pairs_of_run import evaluates_pairs
 from memo.errors import ConfigError, writing
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot start, if possible before torch is loaded."""
-    config, options = evaluated_run(argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES)
+    config, options = evaluated_run(
+        argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES, evaluates_pairs=evaluates_pairs
+    )
     if options.needle:
         check_needles(config.data.seq_length, options.num_needles, options.key_length, options.value_length)
     from memo.train.outputs import check_writable
@@ -60,11 +63,15 @@ def main(argv: Sequence[str]) -> None:
     check_writable("--out", options.out, is_directory=False)
     with Trainer(config=config) as trainer:
         found: dict[str, Any] = {"iteration": trainer.iteration}
-        for name in trainer.eval_sets:
-            by_position = trainer.evaluate_positions(name=name)
+        for name, dataset in trainer.eval_sets.items():
             where = found.setdefault("sets", {}).setdefault(name, {}) if name else found
-            where["positions"] = asdict(by_position)
-            trainer.print(f"{name}:\n{by_position.table()}" if name else by_position.table())
+            if isinstance(dataset, PreferencePairs):
+                where["loss"] = trainer.evaluate(name=name)
+                told = f"loss of a pair: {where['loss']:.4f}"
+            else:
+                by_position = trainer.evaluate_positions(name=name)
+                where["positions"], told = asdict(by_position), by_position.table()
+            trainer.print(f"{name}:\n{told}" if name else told)
         if options.needle:
             recall = trainer.evaluate_needles(_needles(trainer, options))
             found["needles"] = asdict(recall)

@@ -1,6 +1,6 @@
 """The configuration of a run that only evaluates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from memo.config.blend import read_eval_sets
@@ -18,17 +18,25 @@ LONGER_THAN_ANY_RUN = 1 << 40
 
 
 def evaluated_run(
-    argv: Sequence[str], options: Options, *, prog: str, about: str, examples: Sequence[str], needs_data: bool = True
+    argv: Sequence[str],
+    options: Options,
+    *,
+    prog: str,
+    about: str,
+    examples: Sequence[str],
+    needs_data: bool = True,
+    evaluates_pairs: Callable[[RunConfig], bool] = lambda _: False,
 ) -> tuple[RunConfig, Options]:
     """The configuration with which a command evaluates the weights of --model or --load, and its own options.
 
-    Without `needs_data` a run may have no corpus: its data are then mock data. Raises the errors of `parse_command`,
+    Without `needs_data` a run may have no corpus: its data are then mock data. If its corpora `evaluates_pairs`, it
+    keeps --preference. Raises the errors of `parse_command`,
     and ConfigError for a run that cannot start or names no weights.
     """
     config, options = parse_command(argv, options, prog=prog, about=about, examples=examples, reads_run=True)
     check_values(config)
     given = config.data
-    config = for_evaluation(config, wanted_ranks(config.parallel))
+    config = for_evaluation(config, wanted_ranks(config.parallel), of_pairs=evaluates_pairs(config))
     if not needs_data and config.data.data_path is None:
         config = config.override({"mock_data": True})
     require(
@@ -45,15 +53,16 @@ def evaluated_run(
     return config, options
 
 
-def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
+def for_evaluation(config: RunConfig, world_size: int, *, of_pairs: bool = False) -> RunConfig:
     """`config` for an evaluation of its weights in its layout, on the evaluation data if there are any, else on the
-    training data.
+    training data. Its --preference is read for the loss `of_pairs` alone.
 
     The fields about memory for activations stay, though forwards alone do not use it: a model is admitted for
     evaluation where it is admitted for training. Nothing is saved or logged. The global batch size is stated, as the
     run that saved the checkpoint may have had another one.
     """
-    config = config.replaced({"preference": None, "memory_planner": "off"})  # and what is read with them alone
+    unread = {"reference_log_probs": None} if of_pairs else {"preference": None}
+    config = config.replaced({**unread, "memory_planner": "off"})  # and what is read with them alone
     data, checkpoint = config.data, config.checkpoint
     corpus = data.eval_data_path or data.data_path
     read = data  # with --split the parts that were not trained on

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from memo.config import RunConfig
-from memo.config.blend import read_blend
+from memo.config.blend import read_blend, read_eval_sets
+from memo.config.derived import trains_adapters_alone
 from memo.config.require import require
 from memo.data.corpus_builder import Reading
 from memo.data.facts import CorpusFacts
@@ -44,8 +45,28 @@ def check_corpora_learned(config: RunConfig) -> None:
     """Call `check_learned` for the corpora of --data-path, which must exist."""
     words = config.data.data_path
     for prefix in () if words is None else read_blend("--data-path", words).prefixes:
-        facts = CorpusFacts.load(prefix) if Path(f"{prefix}.json").exists() else None
-        check_learned(config, facts is not None and facts.num_pairs is not None, f"--data-path {prefix}")
+        check_learned(config, _holds_pairs(prefix), f"--data-path {prefix}")
+
+
+def evaluates_pairs(config: RunConfig) -> bool:
+    """Whether a corpus of --eval-data-path, or else of --data-path, holds pairs. Raises ConfigError if this model gives
+    them no loss."""
+    flag = "--data-path" if config.data.eval_data_path is None else "--eval-data-path"
+    corpora = config.data.eval_data_path or config.data.data_path
+    sets = {} if corpora is None else read_eval_sets(corpora)
+    prefixes = [prefix for words in sets.values() for prefix in read_blend(flag, words).prefixes]
+    found, preference = next(filter(_holds_pairs, prefixes), None), config.training.preference
+    require(
+        found is None or (preference is not None and trains_adapters_alone(config.model)),
+        f"{flag} {found} holds pairs of a chosen and a rejected answer, whose loss needs a reference, the model "
+        f"without its adapters, but {'--preference is None' if preference is None else 'all weights were trained'}: "
+        "give texts or conversations as --eval-data-path, or a run with --preference dpo and --lora-rank 16",
+    )
+    return found is not None
+
+
+def _holds_pairs(prefix: str) -> bool:
+    return Path(f"{prefix}.json").exists() and CorpusFacts.load(prefix).num_pairs is not None
 
 
 def build_pairs_of_run(config: RunConfig, file: str, prefix: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pairs import some_pairs, write_pairs
 from refusals import refusal
 
 from memo import Trainer
@@ -126,3 +127,16 @@ def test_what_a_run_was_trained_on_is_told(run: Path, capsys: pytest.CaptureFixt
 def test_an_output_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["evaluate", "--model", str(run / "model"), "--data-path", str(run / "corpus"), "--tokenizer", "byte"]
     assert f"--out {__file__}/x: " in refusal([*argv, "--seq-len", "64", "--out", f"{__file__}/x"], capsys)
+
+
+def test_the_pairs_of_a_run_that_learnt_preferences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the run itself tells their loss. It is nothing without a reference, which is said before torch starts."""
+    prefix, dpo = write_pairs(tmp_path / "pairs", some_pairs(9, 257), 257), str(tmp_path / "dpo")
+    how = {"preference": "dpo", "lora_rank": 2, "data_path": prefix, "eval_data_path": prefix, "save": dpo}
+    with Trainer("llama-tiny", **SMALL | how | {"lr": 0.1}) as trainer:
+        trainer.train()
+        loss = trainer.evaluate()
+    assert f"loss of a pair: {loss:.4f}\n" in evaluate(capsys, "--load", dpo) and loss < 0.69
+    for flags, found in ((["--lora-rank", "0"], "all weights were trained"), (["--preference", "None"], "is None: ")):
+        message = refusal(["evaluate", "--load", dpo, *flags], capsys)
+        assert message.startswith(f"--eval-data-path {prefix} holds pairs of a chosen and") and found in message
