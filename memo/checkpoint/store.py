@@ -123,7 +123,7 @@ def load_checkpoint(
     mesh: Mesh,
     *,
     verify: bool = True,
-    check: Callable[[RunState], None] = lambda state: None,
+    check: Callable[[RunState, bool], None] = lambda state, fits: None,
 ) -> RunState:
     """Fill the segments in place from the checkpoint that `directory` names (resolve_checkpoint); collective.
 
@@ -132,7 +132,8 @@ def load_checkpoint(
 
     Args:
         verify: whether to compare every checksum.
-        check: called on rank 0 with the state, before anything is filled; its error is raised on all ranks.
+        check: called on rank 0 with the state, and whether its weights have the shapes of this model, before anything
+            is filled; its error is raised on all ranks.
 
     Raises CheckpointError on every rank if there is no checkpoint, if it belongs to another model, or if it cannot be
     read; segments may then be filled in part.
@@ -145,7 +146,9 @@ def load_checkpoint(
     def described() -> tuple[Path, RunState, Index]:
         final = resolve_checkpoint(directory)
         state, index = open_checkpoint(final, verify=verify)
-        check(state)
+        stored = {name: tensor.shape for name, tensor in index.items()}
+        there, here = ({k: v for k, v in each.items() if k.startswith(MASTER)} for each in (stored, shapes))
+        check(state, there == here)
         return final, state, index
 
     final, state, index = from_rank_zero(described, mesh.world)

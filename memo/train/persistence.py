@@ -217,8 +217,9 @@ class Persistence:
         save = self.config.checkpoint.save
         return save is not None and directory == Path(save)
 
-    def _check_run(self, state: RunState) -> None:
-        """Raises CheckpointError if the model or the data of the checkpoint differ, except for accepted changes."""
+    def _check_run(self, state: RunState, fits: bool) -> None:
+        """Raises CheckpointError if the model or the data of the checkpoint differ, except for accepted changes. A change
+        can be accepted if the weights still fit."""
         checkpoint = self.config.checkpoint
         accepted = accepted_changes(checkpoint.load_accept_changes)
         trained = [f"{k} {v}" for k, v in differences(state.model, self.model).items() if k in CHOICES_OF_TRAINED]
@@ -230,9 +231,10 @@ class Persistence:
             )
         changed = differences(state.model, self.model, accepted) | differences(state.data, self.data, accepted)
         if changed:
+            accept = f", or accept what changes with --load-accept-changes {','.join(changed)}" if fits else ""
             raise CheckpointError(
                 f"--load {checkpoint.load}: its run was another: {'; '.join(f'{k} {v}' for k, v in changed.items())}: "
-                f"give the flags of that run, or accept what changes with --load-accept-changes {','.join(changed)}"
+                f"give the flags of that run{accept}"
             )
         self._check_base(str(checkpoint.load), state)
         self._check_global_batch(str(checkpoint.load), state)

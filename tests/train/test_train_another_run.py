@@ -110,6 +110,11 @@ def test_other_trained_parameters_are_never_accepted(
     )
 
 
+def test_a_change_of_shapes_cannot_be_accepted(folder: Path) -> None:
+    message = run_ranks(1, _refused, folder, {"num_layers": 3})[0]
+    assert message.endswith("its run was another: num_layers 2 then, 3 now: give the flags of that run")
+
+
 def test_every_rank_refuses_alike(folder: Path) -> None:
     first, second = run_ranks(2, _refused, folder, {"rotary_base": 500000.0, "seq_length": 32, "global_batch_size": 4})
     assert first == second and first.endswith("--load-accept-changes rotary_base,seq_length")
