@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memo.config.flag_table import dashed
 from memo.data import Sample, Tokenizer
 from memo.data.sample import cut_sample
 from memo.errors import ConfigError
@@ -50,7 +51,7 @@ class Sampling:
             ("top_p", 0 < self.top_p <= 1, "a share above 0 up to 1, such as 0.95"),
         ):
             if not holds:
-                raise ConfigError(f"generate() got {name} = {getattr(self, name)}: give {wanted}")
+                raise ConfigError(f"{dashed(name)} is {getattr(self, name)}: give {wanted}")
 
 
 def as_sample(text: Sequence[int], seq_length: int) -> Sample:
@@ -65,7 +66,8 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> list
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ConfigError(
-                "generate() got a text, but this run has no tokenizer: give token ids, or --tokenizer (tokenizer=)"
+                "the prompt is a text, but this run has no tokenizer: give --tokenizer (tokenizer=), or token ids in "
+                "Python"
             )
         ids = [int(token) for token in tokenizer.encode(prompt)]
     else:
@@ -96,10 +98,10 @@ def continuations(
     sampling.check()
     longest, seq_length = max(map(len, rows)), parts.config.data.seq_length
     if longest + sampling.max_new_tokens > seq_length:
+        fewer = f"--max-new-tokens {seq_length - longest} or less, or " if longest < seq_length else ""
         raise ConfigError(
-            f"generate() got a prompt of {longest} tokens and max_new_tokens = {sampling.max_new_tokens}, more than "
-            f"--seq-length {seq_length} together: give max_new_tokens = {max(0, seq_length - longest)} or less, or a "
-            "shorter prompt"
+            f"a prompt of {longest} tokens and --max-new-tokens {sampling.max_new_tokens} are more than --seq-length "
+            f"{seq_length} together: give {fewer}a shorter prompt or a longer --seq-length"
         )
     texts = [list(row) for row in rows]
     running, generator = set(range(len(rows))), torch.Generator().manual_seed(sampling.seed)

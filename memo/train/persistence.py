@@ -218,8 +218,8 @@ class Persistence:
         return save is not None and directory == Path(save)
 
     def _check_run(self, state: RunState, fits: bool) -> None:
-        """Raises CheckpointError if the model or the data of the checkpoint differ, except for accepted changes. A change
-        can be accepted if the weights still fit."""
+        """Raises CheckpointError if the model or the data of the checkpoint differ, except for accepted changes, which
+        can be accepted where the weights fit."""
         checkpoint = self.config.checkpoint
         accepted = accepted_changes(checkpoint.load_accept_changes)
         trained = [f"{k} {v}" for k, v in differences(state.model, self.model).items() if k in CHOICES_OF_TRAINED]

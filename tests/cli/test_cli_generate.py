@@ -53,7 +53,7 @@ def test_an_exported_model_writes_the_same(run: Path, capsys: pytest.CaptureFixt
     ("argv", "message"),
     [
         (["--load", "RUN"], "--prompt is not given: give a text"),
-        (["--load", "RUN", "--prompt", "a", "--top-p", "2"], "top_p = 2.0: give a share"),
+        (["--load", "RUN", "--prompt", "a", "--top-p", "2"], "--top-p is 2.0: give a share"),
         (["--load", "RUN", "--prompt", "a", "--hidden-size", "33"], "--hidden-size 33"),
         (
             ["--load", "RUN", "--prompt", "a", "--chat-template", "x"],

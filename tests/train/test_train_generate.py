@@ -86,14 +86,15 @@ def test_text_in_and_text_out() -> None:
 @pytest.mark.parametrize(
     ("prompt", "how", "message"),
     [
-        ("text", {}, r"no tokenizer: give token ids, or --tokenizer"),
+        ("text", {}, r"no tokenizer: give --tokenizer .*, or token ids in Python"),
         ([], {}, r"0 prompts, but --global-batch-size is 4: give 1 to 4"),
         ([[1]] * 5, {}, r"5 prompts, but --global-batch-size is 4"),
         ([16], {}, r"token ids from 16 to 16, but --vocab-size is 16"),
-        ([1] * 30, {"max_new_tokens": 3}, r"30 tokens and max_new_tokens = 3.*--seq-length 32 together: give .* = 2"),
-        ([1], {"temperature": -1.0}, r"temperature = -1.0: give 0"),
-        ([1], {"top_p": 0.0}, r"top_p = 0.0: give a share"),
-        ([1], {"max_new_tokens": 0}, r"max_new_tokens = 0: give 1"),
+        ([1] * 30, {"max_new_tokens": 3}, r"30 tokens and --max-new-tokens 3 .* 32 together: give .* 2 or less"),
+        ([1] * 32, {}, r"--seq-length 32 together: give a shorter prompt or a longer --seq-length"),
+        ([1], {"temperature": -1.0}, r"--temperature is -1.0: give 0"),
+        ([1], {"top_p": 0.0}, r"--top-p is 0.0: give a share"),
+        ([1], {"max_new_tokens": 0}, r"--max-new-tokens is 0: give 1"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(
