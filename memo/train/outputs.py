@@ -16,6 +16,7 @@ from memo.checkpoint.files import RUN_STATE
 from memo.config import RunConfig
 from memo.config.run import CheckpointConfig
 from memo.errors import ConfigError
+from memo.train.heartbeat import check_heartbeat
 
 
 def check_files(config: RunConfig) -> None:
@@ -27,6 +28,8 @@ def check_files(config: RunConfig) -> None:
     if config.logging.log_jsonl is not None and os.path.exists(config.logging.log_jsonl):
         check_log(config.logging.log_jsonl)
     check_writable("--heartbeat-file", config.logging.heartbeat_file, is_directory=False)
+    if config.logging.heartbeat_file is not None and os.path.exists(config.logging.heartbeat_file):
+        check_heartbeat(config.logging.heartbeat_file)
     check_writable("--tensorboard-dir", config.logging.tensorboard_dir, is_directory=True)
     if (
         config.logging.wandb_project is not None and os.environ.get("RANK", "0") == "0"
