@@ -102,12 +102,15 @@ def copy_file(source: str | Path, target: str | Path) -> None:
 def removed_if_unused(folder: str | None) -> Iterator[None]:
     """A context whose error removes the folder, and folders in and above it, if they are new and empty.
 
-    So a run that is refused after its folders were made leaves none of them."""
+    So a run that is refused after its folders were made leaves none of them, nor the corpora that it has built in
+    FOLDER/data: a run that began has files in FOLDER itself."""
     path = Path(folder or ".").absolute()
     new = [each for each in (path, *path.parents) if not os.path.exists(each)]
     try:
         yield
     except BaseException:
+        if new and os.path.isdir(path) and not any(each.is_file() for each in path.iterdir()):
+            shutil.rmtree(path / "data", ignore_errors=True)
         if new and os.path.exists(new[-1]):
             for each, _, _ in os.walk(new[-1], topdown=False):
                 with contextlib.suppress(OSError):  # it has content
