@@ -10,13 +10,10 @@
 
 Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values, to the byte), memo.executor.layer
 (working set), memo.planner.swap (records).
-Known error: none for slots, nor for host records in most schedules. If chunks of a stage differ in the number of layers
-with keys and values, each chunk counts as the chunk with most. One record too many (or the keys and values of one layer
-too many) is counted on the last stage of interleaved 1F1B with as many microbatches as stages. If slots hold layers,
-one record too many is also counted for breadth first with 2 microbatches, and for interleaved 1F1B with 2 stages, 2
-microbatches and one layer of a chunk that does not recompute attention. One input too many may be counted if a layer
-has fewer than three sections, and one hidden state too many if a layer has one section and the pipeline is interleaved.
-The working set is an upper bound, and was not measured on GPUs.
+Known error: none for slots and their host records. If chunks of a stage differ in the number of layers with keys and
+values, each chunk counts as the chunk with most. One input too many may be counted if a layer has fewer than three
+sections, and on the last stage of interleaved 1F1B with as many microbatches as stages; one hidden state too many if a
+layer has one section and the pipeline is interleaved. The working set is an upper bound, and was not measured on GPUs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -171,35 +168,43 @@ def _in_use(config: RunConfig, world_size: int, stages: Iterable[int]) -> Iterat
         in_flight = layers_in_flight(pipeline, num_layers, stage)
         kept = in_flight // in_chunk * (in_chunk - again)  # layers in flight that do not recompute attention
         turns_at_once = _turns_at_once(pipeline, stage)
-        records = _records(sections, kept, turns_at_once)
+        moves = sections * (1 if pipeline.breadth_first else in_chunk - again)
+        keeps_both = _keeps_both(pipeline, stage, moves)
         of_chunks = (chunks.layers(stage, chunk, num_layers) for chunk in range(parallel.vpp))
         with_keys = in_flight // in_chunk * max(len(have_keys.intersection(layers)) for layers in of_chunks)
         inputs = sections * (in_flight - kept)
         hidden = sections * most_hidden_states(pipeline, stage) if hides else 0
         beside = BesideSlots(
-            key_records=_records(sections, with_keys, turns_at_once)
-            if keys_slide
-            else max(0, with_keys - turns_at_once),
+            key_records=_records(sections, with_keys, keeps_both) if keys_slide else max(0, with_keys - turns_at_once),
             input_records=max(0, inputs - 1),
             hidden_records=hidden - 1 if hidden > 2 else 0,
             input_sections=min(2, inputs),
             hidden_sections=min(2, hidden) + 1 if hidden else 0,
         )
-        yield records, beside
+        yield _records(sections, kept, keeps_both), beside
 
 
-def _records(sections: int, layers: int, turns_at_once: bool) -> int:
+def _records(sections: int, layers: int, keeps_both: bool) -> int:
     """Return the records in use while `layers` layers that do not recompute attention are in flight."""
     if not layers:  # layers recompute attention one at a time, so the sections of a single layer count
         return max(0, sections - 2)
-    return max(0, sections * layers - (2 if turns_at_once or (sections == 1 and layers <= 2) else 1))
+    return max(0, sections * layers - (2 if keeps_both or (sections == 1 and layers <= 2) else 1))
 
 
 def _turns_at_once(pipeline: Pipeline, stage: int) -> bool:
     """Return whether the last forward is followed by its own backward when most layers are in flight."""
     if pipeline.microbatches == 1:
         return True
-    return not pipeline.breadth_first and stage == pipeline.stages - 1 and pipeline.chunks == 1
+    is_last = not pipeline.breadth_first and stage == pipeline.stages - 1
+    return is_last and (pipeline.chunks == 1 or pipeline.microbatches == pipeline.stages)
+
+
+def _keeps_both(pipeline: Pipeline, stage: int, moves: int) -> bool:
+    """Return whether the content of both slots stays there for the next backwards when most layers are in flight, if
+    `moves` layers or sections of each chunk move."""
+    if moves > 1 or (pipeline.chunks == 1 and not pipeline.breadth_first):
+        return _turns_at_once(pipeline, stage)
+    return pipeline.microbatches <= 2 and (pipeline.breadth_first or stage < pipeline.stages - 1)
 
 
 def working_set_bytes(config: RunConfig) -> int:
