@@ -45,6 +45,8 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     source, root = Path(directory), Path(out)
     theirs = read_config(source)
     config = RunConfig(model=theirs.model, checkpoint=CheckpointConfig(pretrained_checkpoint=str(source)))
+    usual = config.data.seq_length  # an export says that a model is made for the length of its run, if that is longer
+    config = config.override({"seq_length": min(usual, theirs.model.max_position_embeddings or usual)})
     weights = open_pretrained(source, config)
     if has_checkpoint(root):
         raise CheckpointError(f"--out {root} holds a checkpoint already: choose another directory, or remove it")
