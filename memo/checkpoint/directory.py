@@ -24,6 +24,7 @@ from memo.artifacts.run_log import default_log, header_path
 from memo.checkpoint.files import RUN_CONFIG, RUN_STATE
 from memo.checkpoint.owner import OWNER
 from memo.checkpoint.run_state import RunState, read_state, write_state
+from memo.config.hugging_face import CONFIG_FILE
 from memo.errors import CheckpointError
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -41,9 +42,10 @@ def latest_checkpoint(directory: str | Path) -> Path:
     if not is_there(pointer):
         if whole := whole_checkpoints(root):  # the pointer is lost, or a run died between its first two renames
             return whole[-1]
+        is_model = is_there(root / CONFIG_FILE)
         raise CheckpointError(
-            f"--load {root}: {LATEST} is not there, so it holds no whole checkpoint: "
-            "give the directory that an earlier run named with --save"
+            f"--load {root}: {LATEST} is not there, so it holds no whole checkpoint: give "
+            + (f"it as --model {root}" if is_model else "the directory that an earlier run named with --save")
         )
     source = Source(f"--load {root}: {LATEST}", CheckpointError, "write the number of an iteration there")
     text = read_text(pointer, source).strip()

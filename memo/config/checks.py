@@ -96,7 +96,7 @@ def _check_data(config: RunConfig, needs_data: bool, needs_eval_data: bool) -> N
         read_split(data.split)
     require(
         data.mock_data or data.data_path or not needs_data,
-        "there is nothing to train on, as --data-path is not given and --mock-data is off: give "
+        "there are no data to read, as --data-path is not given and --mock-data is off: give "
         "--data-path PREFIX (`memo data demo PREFIX` makes a corpus) or --mock-data",
     )
     require(

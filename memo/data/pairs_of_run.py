@@ -9,6 +9,7 @@ from memo.config.require import require
 from memo.data.corpus_builder import Reading
 from memo.data.facts import CorpusFacts
 from memo.data.file_kinds import CHAT_KINDS, file_kind
+from memo.data.find import check_prefix
 from memo.data.pairs import build_pairs
 
 
@@ -50,11 +51,13 @@ def check_corpora_learned(config: RunConfig) -> None:
 
 def evaluates_pairs(config: RunConfig) -> bool:
     """Whether a corpus of --eval-data-path, or else of --data-path, holds pairs. Raises ConfigError if this model gives
-    them no loss."""
+    them no loss, and DataError for a missing corpus."""
     flag = "--data-path" if config.data.eval_data_path is None else "--eval-data-path"
     corpora = config.data.eval_data_path or config.data.data_path
     sets = {} if corpora is None else read_eval_sets(corpora)
     prefixes = [prefix for words in sets.values() for prefix in read_blend(flag, words).prefixes]
+    for prefix in prefixes:
+        check_prefix(flag, prefix, config.checkpoint.pretrained_checkpoint)
     found, preference = next(filter(_holds_pairs, prefixes), None), config.training.preference
     require(
         found is None or (preference is not None and trains_adapters_alone(config.model)),
