@@ -29,9 +29,9 @@ def evaluated_run(
 ) -> tuple[RunConfig, Options]:
     """The configuration with which a command evaluates the weights of --model or --load, and its own options.
 
-    Without `needs_data` a run may have no corpus: its data are then mock data. If its corpora `evaluates_pairs`, it
-    keeps --preference. Raises the errors of `parse_command`,
-    and ConfigError for a run that cannot start or names no weights.
+    Without `needs_data` a run may have no corpus: its data are then mock data. A run for which `evaluates_pairs` is
+    true keeps --preference. Raises the errors of `parse_command`, and ConfigError for a run that cannot start or names
+    no weights.
     """
     config, options = parse_command(argv, options, prog=prog, about=about, examples=examples, reads_run=True)
     check_values(config)
