@@ -158,9 +158,10 @@ def make_layer(parts: ModelParts, index: int) -> TransformerLayer | CustomLayer:
 class _Probe:
     """One layer on the device "meta", where tensors have shapes but no data."""
 
-    def __init__(self, cls: type[CustomLayer], model: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, cls: type[CustomLayer], model: ModelConfig, dtype: torch.dtype, index: int = 0) -> None:
         self.model, self.dtype = model, dtype
-        self.parts = LayerParts(ModelParts(model, dtype, None, lambda _: _no_attention, select_ops("torch", dtype)), 0)
+        parts = ModelParts(model, dtype, None, lambda _: _no_attention, select_ops("torch", dtype))
+        self.parts = LayerParts(parts, index)
         try:
             self.layer = cls(self.parts)
         except TypeError as error:
@@ -201,7 +202,13 @@ def _declared(cls: type[CustomLayer], model: ModelConfig) -> tuple[tuple[Weight,
     """Return the table of parameters in the order of the layer's modules, and the matrices whose outputs may move."""
     probe = _Probe(cls, model, torch.float32)
     by_id = {id(parameter): weight for weight, parameter in probe.parts.made}
-    weights = tuple(by_id[id(parameter)] for parameter in probe.layer.parameters())
+    parameters = list(probe.layer.parameters())
+    weights = tuple(by_id[id(parameter)] for parameter in parameters)
+    made = [weight for weight, _ in probe.parts.made]
+    for index in range(1, model.num_layers):
+        if [weight for weight, _ in _Probe(cls, model, torch.float32, index).parts.made] != made:
+            what = f"makes other parameters for layer {index} than for layer 0"
+            raise _error(model, what, "make the same for each parts.index")
     calls: Counter[str] = Counter()
     widths = {}
     for name, module in probe.layer.named_modules():
@@ -210,9 +217,13 @@ def _declared(cls: type[CustomLayer], model: ModelConfig) -> tuple[tuple[Weight,
             module.register_forward_hook(_counting(calls, name))
     x, attended = probe.tensor(8, model.hidden_size), probe.tensor(8, model.num_attention_heads * model.head_dim)
     with torch.enable_grad():
-        probe.first(x)
+        first = probe.first(x)
         calls.clear()
-        probe.second(x, attended)
+        outputs = (*first, *probe.second(x, attended))
+        found = torch.autograd.grad(outputs, parameters, list(map(torch.empty_like, outputs)), allow_unused=True)
+    for weight, gradient in zip(weights, found, strict=True):
+        if gradient is None:
+            raise _error(model, f"makes {weight.name} and does not use it", "use it in every forward, or leave it out")
     recalled = tuple((name, width) for name, width in widths.items() if calls[name] == 1)
     for name, _ in recalled:
         if name in _TAKEN:

@@ -90,6 +90,8 @@ def test_what_is_planned_follows_from_the_class() -> None:
         (f"{__file__}:Undeclared", r"parameter other.weight that parts did not make.*: make it by parts"),
         (f"{__file__}:Narrow", r"returns \[8, 1, 32\] from before_attention: return a tensor \[8, 1, 64\]"),
         (f"{__file__}:Twice", r"makes norm.weight twice: give each"),
+        (f"{__file__}:Idle", r"makes other.weight and does not use it: use it in every forward, or leave it out"),
+        (f"{__file__}:Unlike", r"makes other parameters for layer 1 than for layer 0: make the same for each"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(name: str, message: str) -> None:
@@ -115,6 +117,18 @@ class Twice(_Parallel):  # type: ignore[misc, valid-type]
     def __init__(self, parts: Any) -> None:
         super().__init__(parts)
         self.norm = parts.norm("norm")
+
+
+class Idle(_Parallel):  # type: ignore[misc, valid-type]
+    def __init__(self, parts: Any) -> None:
+        super().__init__(parts)
+        self.other = parts.norm("other")
+
+
+class Unlike(_Parallel):  # type: ignore[misc, valid-type]
+    def __init__(self, parts: Any) -> None:
+        super().__init__(parts)
+        self.fc1, self.fc2 = parts.column("wide", 16 * (parts.index + 3)), parts.row("narrow", 16 * (parts.index + 3))
 
 
 def test_what_fights_with_a_custom_layer_is_refused() -> None:
