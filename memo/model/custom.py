@@ -219,7 +219,7 @@ def _declared(cls: type[CustomLayer], model: ModelConfig) -> tuple[tuple[Weight,
     with torch.enable_grad():
         first = probe.first(x)
         calls.clear()
-        outputs = (*first, *probe.second(x, attended))
+        outputs = [out for out in (*first, *probe.second(x, attended)) if out.requires_grad]
         found = torch.autograd.grad(outputs, parameters, list(map(torch.empty_like, outputs)), allow_unused=True)
     for weight, gradient in zip(weights, found, strict=True):
         if gradient is None:
