@@ -150,7 +150,8 @@ class RunConfig:
         """A copy with fields replaced, by their full names, whose values are of the right type. What nothing reads any
         longer then has its default."""
         by_section: dict[str, dict[str, Any]] = {}
-        for name, value in _with_one_length({**_put_out_of_use(self, values), **values}).items():
+        values = _with_replaced(values)
+        for name, value in {**_put_out_of_use(self, values), **values}.items():
             by_section.setdefault(section_of(name, ""), {})[name] = value
         sections = {name: dataclasses.replace(getattr(self, name), **given) for name, given in by_section.items()}
         after = dataclasses.replace(self, **sections)
@@ -228,14 +229,23 @@ SHORT_NAMES = {
 """{short or earlier name of a flag: field}; also accepted as Python keywords and TOML keys."""
 
 
-def _with_one_length(values: dict[str, Any]) -> dict[str, Any]:
-    """`values`, with the default of train_iters added where they give num_epochs alone, and vice versa.
+_REPLACED_BY = {
+    "train_iters": ("num_epochs",),
+    "num_epochs": ("train_iters",),
+    "data_path": ("mock_data",),
+    "mock_data": ("data_path", "eval_data_path", "num_epochs"),
+    "eval_data_path": ("split",),
+    "split": ("eval_data_path",),
+}
+"""{field: fields that say the same otherwise, or nothing beside it}."""
 
-    A length that is given later thus replaces a length that a file gives in the other unit.
-    """
-    lengths = ("train_iters", "num_epochs")
-    has_one = len([name for name in lengths if name in values]) == 1
-    return {**{name: getattr(TrainingConfig, name) for name in lengths if has_one}, **values}
+
+def _with_replaced(values: dict[str, Any]) -> dict[str, Any]:
+    """`values`, with the defaults of the fields that they replace without giving them: the length or the data that a
+    file gives in another way."""
+    names = {name for given, value in values.items() if value for name in _REPLACED_BY.get(given, ())}
+    sections = _sections()
+    return {**{name: getattr(sections[section_of(name, "")], name) for name in names}, **values}
 
 
 def canonical_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,22 @@ def test_a_flag_takes_the_place_of_a_length_in_the_other_unit(tmp_path: Path) ->
     path = toml(tmp_path, "train_iters = 350\n")
     training = parse_run(["--config", str(path), "--num-epochs", "2"], prog="memo train").training
     assert (training.num_epochs, training.train_iters) == (2, 100)
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "left"),
+    [
+        ("mock_data = true", "--data-path a", {"data_path": ("a",), "mock_data": False}),
+        ('data_path = "a"\nnum_epochs = 1', "--mock-data", {"data_path": None, "mock_data": True}),
+        ('data_path = "a"\nsplit = "9,1"', "--eval-data-path b", {"eval_data_path": ("b",), "split": None}),
+        ('data_path = "a"\neval_data_path = "b"', "--split 9,1", {"eval_data_path": None, "split": "9,1"}),
+    ],
+)
+def test_a_flag_takes_the_place_of_other_data(file: str, flags: str, left: dict[str, Any], tmp_path: Path) -> None:
+    argv = ["--config", str(toml(tmp_path, f"{file}\n")), *flags.split(), "--eval-interval", "1"]
+    config = parse_run(argv, prog="memo train")
+    assert {name: getattr(config.data, name) for name in left} == left
+    assert config.training.num_epochs is None
 
 
 def test_preset_named_in_toml_yields_to_the_flag(tmp_path: Path) -> None:
