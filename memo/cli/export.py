@@ -52,10 +52,11 @@ def main(argv: Sequence[str]) -> None:
     from memo.checkpoint.hugging_face.exporter import export_checkpoint
 
     path = options.checkpoint
-    is_model = os.path.exists(os.path.join(path, CONFIG_FILE))
-    problem = "that is a model of Hugging Face already" if is_model else "there is no such directory"
+    problem = "it holds no whole checkpoint" if os.path.isdir(path) else "there is no such directory"
+    if os.path.exists(os.path.join(path, CONFIG_FILE)):
+        problem = "that is a model of Hugging Face already"
     require(
-        has_checkpoint(path) or (os.path.isdir(path) and not is_model),
+        has_checkpoint(path),
         f"memo export {path}: {problem}: give the directory that a run named with --save, or that `memo import` wrote",
     )
     exported = export_checkpoint(

@@ -46,8 +46,13 @@ def main(argv: Sequence[str]) -> None:
         is_there(directory) and os.path.isdir(directory),
         f"memo import {directory}: {other_format(directory) or missing}",
     )
+    from memo.checkpoint.directory import has_checkpoint
     from memo.checkpoint.hugging_face.importer import import_checkpoint
 
+    require(
+        not has_checkpoint(directory),
+        f"memo import {directory}: that is a checkpoint of memo already: leave this step out",
+    )
     imported = import_checkpoint(directory, options.out)
     file, out = shlex.quote(f"{options.out}/config.toml"), shlex.quote(options.out)
     print(
