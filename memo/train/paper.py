@@ -38,9 +38,9 @@ def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
     call it in a process without one.
 
     Known errors: scratch memory inside kernels is missing, and kernels of a CUDA device may need other scratch than a
-    CPU's. Weight gradients are allocated as on a CPU, while a CUDA device adds its products to the main gradients.
-    gloo's copies of tensors that it gathers and scatters are missing: some per cent of the peak with tp on CPUs
-    (memo.estimate.program counts them). NCCL makes no copies.
+    CPU's. Weight gradients are allocated as on a CPU, except those of experts; a CUDA device adds all products to the
+    main gradients. gloo's copies of tensors that it gathers and scatters are missing: some per cent of the peak with tp
+    on CPUs (memo.estimate.program counts them). NCCL makes no copies.
 
     Args:
         config: checked, with a vocabulary, params_dtype, and --offload-alpha off or a number.
