@@ -3,12 +3,12 @@
     messages       {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
     conversations  {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}
     instruction    {"instruction": "Translate.", "input": "Haus", "output": "house"}      input may be left out
-    prompt         {"prompt": "2 + 2 =", "completion": "4"}
+    prompt         {"prompt": "2 + 2 =", "completion": "4"}      or lists of messages, of which completion is learned
 
 "messages" is OpenAI's form. It may also have "tools", and "weight": 0 in a message of the assistant that shall not be
-learned. "conversations" is ShareGPT's form; its speakers get OpenAI's names. Either list may contain messages of the
-other form. "instruction" is Alpaca's form. "instruction" and "prompt" become a message of the user and a message of the
-assistant. In all forms but "messages", a text under "system" becomes a first message of the system.
+learned. "conversations" is ShareGPT's form; its speakers get OpenAI's names. Any list may contain messages of the other
+form. "instruction" is Alpaca's form. The texts of "instruction" and "prompt" become a message of the user and a message
+of the assistant. In all forms but "messages", a text under "system" becomes a first message of the system.
 
 A record's fields tell its form. A record with the fields of two forms is refused unless the form is named.
 """
@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from memo.artifacts.reading import listed, shown
+from memo.artifacts.reading import Source, listed, parse_json, shown
 from memo.errors import DataError
 
 ASSISTANT = "assistant"
@@ -73,14 +73,17 @@ def conversation_of(record: Any, where: str, form: ChatForm | None = None) -> Co
     if not isinstance(record, dict):
         raise DataError(f"{where}: found {kind_of(record)} where a conversation should be; give a JSON object")
     form = form or _form(record, where)
+    if form not in ("messages", "conversations") and record.get("label") is False:  # as in data for KTO
+        raise DataError(f"{where}: label is false, so the answer is not to be learned; remove the line")
     if form in ("messages", "conversations"):
         messages = read_messages(record.get(form), form, where)
+    elif form == "prompt" and isinstance(record.get("prompt"), list):
+        prompt, completion = (read_messages(record.get(field), field, where) for field in _FIELDS[form])
+        messages = [*({**message, "weight": 0} for message in prompt), *completion]
     else:
         question, answer = (_text(record, field, where) for field in _FIELDS[form])
         if form == "instruction" and record.get("input") is not None:
             question = "\n\n".join(filter(None, (question, _text(record, "input", where))))
-        if record.get("label") is False:  # as in data for KTO
-            raise DataError(f"{where}: label is false, so the answer is not to be learned; remove the line")
         messages = [{"role": "user", "content": question}, {"role": ASSISTANT, "content": answer}]
     if form != "messages" and record.get("system") and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": _text(record, "system", where)})
@@ -92,10 +95,7 @@ def conversation_of(record: Any, where: str, form: ChatForm | None = None) -> Co
     learned = tuple(bool(weight) for message, weight in answers if message["role"] == ASSISTANT)
     if not any(learned):
         raise DataError(f"{where}: no message of the role {ASSISTANT} to learn from; add one or remove the line")
-    tools = record.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        raise DataError(f"{where}: tools is {kind_of(tools)}; give a list of functions")
-    return Conversation(where, tuple(messages), learned, tools)
+    return Conversation(where, tuple(messages), learned, read_tools(record, where))
 
 
 def _form(record: dict[str, Any], where: str) -> ChatForm:
@@ -123,10 +123,21 @@ def _form(record: dict[str, Any], where: str) -> ChatForm:
     return found[0]
 
 
+def read_tools(record: dict[str, Any], where: str) -> list[Any] | None:
+    """The tools of a record: a list, or a text with its JSON, as in tables, whose columns have one type. Raises
+    DataError."""
+    tools = record.get("tools")
+    if isinstance(tools, str):
+        tools = parse_json(tools, Source(f"{where}: tools", DataError, "give a list of functions"))
+    if tools is not None and not isinstance(tools, list):
+        raise DataError(f"{where}: tools is {kind_of(tools)}; give a list of functions")
+    return tools
+
+
 def read_messages(given: Any, field: str, where: str) -> list[Message]:
     """The messages of a list that a record has under `field`. Raises DataError."""
     if not isinstance(given, list) or not given:
-        raise DataError(f"{where}: {field} is {kind_of(given)}; give a list of at least two")
+        raise DataError(f"{where}: {field} is {kind_of(given)}; give a list of messages")
     return [_message(message, f"{where}: {field}[{i}]") for i, message in enumerate(given)]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from memo.data.chat_template import ChatTemplate, Rendered
 from memo.data.chat_templates import load_chat_template
-from memo.data.conversations import ASSISTANT, Conversation, kind_of, read_messages
+from memo.data.conversations import ASSISTANT, Conversation, kind_of, read_messages, read_tools
 from memo.data.corpus_builder import READING, BuildSummary, Reading, write_corpus
 from memo.data.corpus_writer import check_share
 from memo.data.encode import AnswerEncoder
@@ -115,7 +115,7 @@ def _pair_of_messages(record: dict[str, Any], where: str, template: ChatTemplate
                 f"{where}: {side} has no message of the role {ASSISTANT} behind the prompt; add one or remove the "
                 "record"
             )
-        found.append(template.render(Conversation(f"{where}: {side}", messages, learned, record.get("tools"))))
+        found.append(template.render(Conversation(f"{where}: {side}", messages, learned, read_tools(record, where))))
     return tuple(found)
 
 

@@ -107,6 +107,23 @@ def test_three_forms_are_one(tmp_path: Path) -> None:
     assert [c.where[-6:] for c in read] == [f"line {i}" for i in (1, 2, 3, 4, 6, 7, 8, 9)]
 
 
+def test_messages_of_a_prompt_are_not_learned(tmp_path: Path) -> None:
+    """TRL's form; tables have tools as text, because a column has one type."""
+    prompt, said = [QUESTION, {**ANSWER, "content": "first"}, QUESTION], [{**ANSWER, "content": "second"}]
+    record = {"prompt": prompt, "completion": said, "tools": '[{"n": 1}]'}
+    lines = write_lines(tmp_path / "in.jsonl", [record])
+    (conversation,) = read_conversations([lines])
+    assert (list(conversation.messages), conversation.learned) == ([*prompt, *said], (False, True))
+    assert conversation.tools == [{"n": 1}]
+    for wrong, told in (
+        ({"tools": "[{"}, r"line 1: tools: is not JSON .*: give a list of functions"),
+        ({"completion": "4"}, "line 1: completion is '4'; give a list of messages"),
+        ({"label": False}, "label is false"),
+    ):
+        with pytest.raises(DataError, match=told):
+            list(read_conversations([write_lines(tmp_path / "wrong.jsonl", [{**record, **wrong}])]))
+
+
 def test_weight_zero_is_not_learned(tmp_path: Path) -> None:
     chat = [QUESTION, {**ANSWER, "content": "first", "weight": 0}, QUESTION, {**ANSWER, "content": "second"}]
     lines = write_lines(tmp_path / "in.jsonl", [{"messages": chat}])
