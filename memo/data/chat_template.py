@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +162,9 @@ class ChatTemplate:
         """
         where, learned = f"{conversation.where}: {self.name}", conversation.learned
         text = self._text(conversation.messages, conversation.tools, where, "the conversation")
-        if self._marks:
-            text, spans = _without_marks(text, conversation, where)
-        else:
-            spans = self._added(text, conversation, where)
+        if not self._marks:
+            return Rendered(conversation.where, text, tuple(self._added(text, conversation, where)))
+        text, spans = _without_marks(text, conversation, where)
         if not all(learned):
             if len(spans) != len(learned):  # spans cannot be matched with messages
                 raise DataError(
@@ -204,11 +204,10 @@ class ChatTemplate:
             return self._template.render(**given, add_generation_prompt=asks)
 
     def _added(self, text: str, conversation: Conversation, where: str) -> list[tuple[int, int]]:
-        """The span [begin, end) of each answer in `text`: what it adds to the prompt for it."""
+        """The span [begin, end) of each learned answer in `text`: what it adds to the prompt for it."""
         messages, spans = conversation.messages, []
-        for i, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
-                continue
+        answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
+        for i in compress(answers, conversation.learned):
             prompt, answered = (
                 self._text(messages[:count], conversation.tools, where, f"its first {count} messages", asks)
                 for count, asks in ((i, True), (i + 1, False))

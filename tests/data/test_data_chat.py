@@ -172,6 +172,10 @@ def test_a_template_that_rewrites_earlier_answers_needs_marks(tmp_path: Path) ->
     message = r"in.jsonl, line 2: .*chat_template.jinja writes messages\[1\] in another way .*\{% generation %\}"
     with pytest.raises(DataError, match=message):
         build_chat([lines], tmp_path / "two", tokenizer=str(folder))
+    first_question, first_answer, *rest = CHATS[2]  # an answer that is not learned may be changed
+    unlearned = [{"messages": [first_question, {**first_answer, "weight": 0}, *rest]}]
+    build_chat([write_lines(tmp_path / "last.jsonl", unlearned)], tmp_path / "last", tokenizer=str(folder))
+    assert learned_texts(tmp_path / "last") == [["7 * 6 = 42<|im_end|>"]]
     (tmp_path / "tagged.jinja").write_text(tagged)
     build_chat([lines], tmp_path / "two", tokenizer=str(folder), chat_template=tmp_path / "tagged.jinja")
     assert learned_texts(tmp_path / "two")[1] == ["~assistant<|im_end|>", "7 * 6 = 42<|im_end|>"]
