@@ -8,7 +8,8 @@
 "messages" is OpenAI's form. It may also have "tools", and "weight": 0 in a message of the assistant that shall not be
 learned. "conversations" is ShareGPT's form; its speakers get OpenAI's names. Any list may contain messages of the other
 form. "instruction" is Alpaca's form. The texts of "instruction" and "prompt" become a message of the user and a message
-of the assistant. In all forms but "messages", a text under "system" becomes a first message of the system.
+of the assistant, after those of the pairs of texts under "history". In all forms but "messages", a text under "system"
+becomes a first message of the system.
 
 A record's fields tell its form. A record with the fields of two forms is refused unless the form is named.
 """
@@ -84,7 +85,9 @@ def conversation_of(record: Any, where: str, form: ChatForm | None = None) -> Co
         question, answer = (_text(record, field, where) for field in _FIELDS[form])
         if form == "instruction" and record.get("input") is not None:
             question = "\n\n".join(filter(None, (question, _text(record, "input", where))))
-        messages = [{"role": "user", "content": question}, {"role": ASSISTANT, "content": answer}]
+        turns = [*_history(record, where), (question, answer)]
+        roles = ("user", ASSISTANT)
+        messages = [{"role": role, "content": text} for turn in turns for role, text in zip(roles, turn, strict=True)]
     if form != "messages" and record.get("system") and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": _text(record, "system", where)})
     weights = [message.pop("weight", 1) for message in messages]
@@ -169,6 +172,18 @@ def _part(part: Any, where: str) -> str:
         raise DataError(f'{where} is {kind}; memo trains on texts: give {{"type": "text", "text": ...}}')
     text: str = part["text"]
     return text
+
+
+def _history(record: dict[str, Any], where: str) -> list[list[str]]:
+    """Earlier questions and answers under "history", as in LLaMA-Factory's form of Alpaca's data."""
+    turns = record.get("history") or []
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, list) and [type(text) for text in turn] == [str, str] for turn in turns
+    ):
+        raise DataError(
+            f"{where}: history is {kind_of(turns)}; give a list of pairs of texts, a question and its answer"
+        )
+    return turns
 
 
 def _text(record: dict[str, Any], field: str, where: str) -> str:

@@ -107,15 +107,21 @@ def test_three_forms_are_one(tmp_path: Path) -> None:
     assert [c.where[-6:] for c in read] == [f"line {i}" for i in (1, 2, 3, 4, 6, 7, 8, 9)]
 
 
-def test_messages_of_a_prompt_are_not_learned(tmp_path: Path) -> None:
-    """TRL's form; tables have tools as text, because a column has one type."""
+def test_what_other_trainers_write_beside_the_forms(tmp_path: Path) -> None:
+    """TRL's messages of a prompt, which are not learned, and LLaMA-Factory's history, which is. Tables have tools as
+    text, because a column has one type."""
     prompt, said = [QUESTION, {**ANSWER, "content": "first"}, QUESTION], [{**ANSWER, "content": "second"}]
     record = {"prompt": prompt, "completion": said, "tools": '[{"n": 1}]'}
     lines = write_lines(tmp_path / "in.jsonl", [record])
     (conversation,) = read_conversations([lines])
     assert (list(conversation.messages), conversation.learned) == ([*prompt, *said], (False, True))
     assert conversation.tools == [{"n": 1}]
+    alpaca = {"instruction": "c", "output": "d", "history": [["a", "b"]], "system": "s"}
+    (conversation,) = read_conversations([write_lines(tmp_path / "history.jsonl", [alpaca])])
+    assert [message["content"] for message in conversation.messages] == ["s", "a", "b", "c", "d"]
+    assert conversation.learned == (True, True)
     for wrong, told in (
+        ({**alpaca, "history": [["a"]], "prompt": None}, "history is a list of 1; give a list of pairs"),
         ({"tools": "[{"}, r"line 1: tools: is not JSON .*: give a list of functions"),
         ({"completion": "4"}, "line 1: completion is '4'; give a list of messages"),
         ({"label": False}, "label is false"),
