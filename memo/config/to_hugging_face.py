@@ -46,7 +46,8 @@ def write_config(
     if like is not None:
         content |= {key: like.content[key] for key in _TOKEN_IDS if key in like.content}
         if like.model_type == model_type and _facts(like.model) == _facts(model):
-            content = {key: value for key, value in like.content.items() if key not in ("dtype", "quantization_config")}
+            kept = {key: value for key, value in like.content.items() if key not in ("dtype", "quantization_config")}
+            content = {**kept, "architectures": kept.get("architectures") or content["architectures"]}
         dtype = dtype or like.content.get("dtype", like.content.get("torch_dtype"))
     if dtype is not None:
         content["torch_dtype"] = dtype
