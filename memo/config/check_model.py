@@ -200,14 +200,14 @@ def unscaled_length(model: ModelConfig, seq_length: int) -> str:
         return (
             f"--seq-length {seq_length} is more than the {made_for} tokens that the model was made for "
             f"(--max-position-embeddings), and its RoPE is stretched from {original} tokens by "
-            f"--rope-scaling-type {scaling} --rope-scaling-factor {factor:g}: give fewer tokens; or to train it, memo "
-            f"extend --method yarn, which stretches it anew, or --max-position-embeddings {seq_length} if it shall "
-            "learn longer positions as they are"
+            f"--rope-scaling-type {scaling} --rope-scaling-factor {factor:g}: to train it, give memo extend --method "
+            f"yarn, which stretches it anew, or --max-position-embeddings {seq_length} if it shall learn longer "
+            "positions as they are; to use it as it is, give fewer tokens"
         )
     return (
         f"--seq-length {seq_length} is more than the {made_for} tokens that the model was made for "
-        "(--max-position-embeddings), and nothing rescales its RoPE: give as many tokens or fewer; or to train it, "
-        f"--rope-scaling-type yarn --rope-scaling-factor {seq_length / made_for:g} "
-        f"--rope-original-max-position-embeddings {made_for}, or --max-position-embeddings {seq_length} if it shall "
-        "learn longer positions as they are"
+        "(--max-position-embeddings), and nothing rescales its RoPE: to train it, give --rope-scaling-type yarn "
+        f"--rope-scaling-factor {seq_length / made_for:g} --rope-original-max-position-embeddings {made_for}, or "
+        f"--max-position-embeddings {seq_length} if it shall learn longer positions as they are; to use it as it is, "
+        "give fewer tokens"
     )
