@@ -106,7 +106,7 @@ class _Iteration:
     alignment_bytes: int
     end_s: float
     arenas: dict[tuple[bytes, ...], Solution] = field(default_factory=dict)
-    """The best addresses for the requests of a section, by their fingerprint: finer sections leave most as they are."""
+    """The addresses for the requests of a section, by their fingerprint: finer sections leave most as they are."""
 
     @classmethod
     def of(cls, trace: Trace, min_bytes: int, alignment_bytes: int, time_limit_s: float) -> "_Iteration":
@@ -299,11 +299,10 @@ def _solve_sections(
         alike[key].append(start)
     arenas, parts = {}, []
     for index, (key, starts) in enumerate(alike.items()):
-        solution = iteration.arenas.get(key)
-        if solution is None or solution.proof == "timed out":
-            again = iteration.solve(problems[key], share=1 / (len(alike) - index + 1))  # level 2 gets the last share
-            solution = min(solution or again, again, key=lambda each: each.peak_bytes)
-            iteration.arenas[key] = solution
+        if key not in iteration.arenas:
+            share = 1 / (len(alike) - index + 1)  # level 2 gets the last share
+            iteration.arenas[key] = iteration.solve(problems[key], share)
+        solution = iteration.arenas[key]
         arenas.update(dict.fromkeys(starts, solution))
         kind = iteration.trace.phases[inner[starts[0]][0].phase].kind
         parts.append(SolvedProblem(kind, len(starts), len(problems[key].blocks), solution))
