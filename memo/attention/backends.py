@@ -39,6 +39,8 @@ class AttentionBackend(ABC):
     """Attention over one block: full, or causal over the same tokens on both sides (then s_q == s_k)."""
 
     name: str
+    softcap = 0.0
+    """Cap of scores, 0: none. Only the kernels of memo.config.attention_kernels.CAPPING read it."""
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None] = staticmethod(merge.merge_)
     """Merges the results of a block into running ones; it may be replaced by a fused kernel."""
 
@@ -90,12 +92,12 @@ class CpuFlash(AttentionBackend):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        _check_block(q, k, causal)
+        check_block(q, k, causal)
         found, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         return placed(found, out), lse
 
     def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        _check_block(saved.q, saved.k, causal)
+        check_block(saved.q, saved.k, causal)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_out, *saved, 0.0, causal, scale=scale
         )
@@ -123,7 +125,7 @@ def placed(found: Tensor, out: Tensor | None) -> Tensor:
     return found if out is None else out.copy_(found)
 
 
-def _check_block(q: Tensor, k: Tensor, causal: bool) -> None:
+def check_block(q: Tensor, k: Tensor, causal: bool) -> None:
     s_q, s_k = q.shape[2], k.shape[2]
     if s_q == 0 or s_k == 0:
         raise ValueError(f"an attention block needs tokens on both sides, got s_q {s_q} and s_k {s_k}; skip it")

@@ -107,7 +107,7 @@ class FlashAttn(VarlenBackend):
             "causal": causal,
             "window_size_left": -1,
             "window_size_right": -1,
-            "softcap": 0.0,
+            "softcap": self.softcap,
             "alibi_slopes": None,
         }
 

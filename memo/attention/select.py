@@ -9,7 +9,9 @@ import torch
 
 from memo.artifacts.attention_table import AttentionCase, AttentionTable
 from memo.attention.backends import AttentionBackend, CpuFlash
+from memo.attention.squares import Squares
 from memo.config.attention_kernels import (
+    CAPPING,
     DETERMINISTIC_HEAD_DIM,
     backend_by_capability,
     flash_2_times,
@@ -27,7 +29,7 @@ _MODULES = {
 }
 """The module that each CUDA backend imports."""
 CUDA_BACKENDS = tuple(_MODULES)
-BACKENDS = ("auto", "cpu", *CUDA_BACKENDS)
+BACKENDS = ("auto", "cpu", *CUDA_BACKENDS, "torch")
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,13 @@ def choose_backend(
     calls: Mapping[AttentionCase, float] | None = None,
     table: AttentionTable | None = None,
     compute_capability: tuple[int, int] | None = None,
+    capped: bool = False,
 ) -> AttentionChoice:
     """Choose the backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and give the reason.
 
-    "auto" is the CPU kernel on a CPU. On CUDA it is the installed backend that is fastest for ``calls`` (how often each
-    case runs) in ``table``. If the table lacks one of the cases, "auto" is the backend that `backend_by_capability`
+    "auto" is the CPU kernel on a CPU; where scores are ``capped``, it is the package flash-attn if that can run, else
+    torch's operations. On CUDA it is the installed backend that is fastest for ``calls`` (how often each case runs) in
+    ``table``. If the table lacks one of the cases, "auto" is the backend that `backend_by_capability`
     gives if it is eligible, else flash. ``compute_capability`` defaults to that of the current device. Under
     torch.use_deterministic_algorithms, which --deterministic turns on, only backends whose gradients are deterministic
     at ``head_dim`` are eligible.
@@ -58,8 +62,11 @@ def choose_backend(
     deterministic although they must be.
     """
     _check(name, device_type)
-    if device_type == "cpu":
-        return AttentionChoice("cpu", "--attention-backend" if name == "cpu" else "the one kernel of this device")
+    if name == "auto" and capped:
+        has_flash = device_type == "cuda" and is_installed("flash_attn") and _is_eligible("flash_attn", head_dim)
+        return AttentionChoice("flash_attn" if has_flash else "torch", "scores are capped")
+    if device_type == "cpu" and name == "auto":
+        return AttentionChoice("cpu", "the one fused kernel of this device")
     if name != "auto":
         _check_deterministic(name, head_dim)
         return AttentionChoice(name, "--attention-backend")
@@ -85,17 +92,22 @@ def choose_backend(
     )
 
 
-def select_backend(name: str, device_type: str, compute_capability: tuple[int, int] | None = None) -> AttentionBackend:
+def select_backend(
+    name: str, device_type: str, compute_capability: tuple[int, int] | None = None, softcap: float = 0.0
+) -> AttentionBackend:
     """Make the backend for ``name`` (one of BACKENDS); for "auto" `choose_backend` chooses it without a table.
 
-    Raises ConfigError also for a backend whose package is missing.
+    ``softcap``: the cap of scores, 0: none. Raises ConfigError also for a backend whose package is missing, and for one
+    that does not cap scores although it must.
     """
     _check(name, device_type)
-    if device_type == "cpu":
-        return CpuFlash()
     if name == "auto":
-        name = choose_backend(name, device_type, head_dim=0, compute_capability=compute_capability).name
-    return _class_of(name)()
+        name = choose_backend(name, device_type, 0, compute_capability=compute_capability, capped=bool(softcap)).name
+    if softcap and name not in CAPPING:
+        raise ConfigError(f"attention_backend is {name!r}, which cannot cap scores; use {' or '.join(CAPPING)}")
+    backend = {"cpu": CpuFlash, "torch": Squares}[name]() if name in ("cpu", "torch") else _class_of(name)()
+    backend.softcap = softcap
+    return backend
 
 
 def is_installed(name: str) -> bool:
@@ -124,9 +136,9 @@ def _class_of(name: str) -> type[AttentionBackend]:
 def _check(name: str, device_type: str) -> None:
     if name not in BACKENDS:
         raise ConfigError(f"attention_backend is {name!r}; known are {', '.join(BACKENDS)}")
-    if device_type == "cpu" and name not in ("auto", "cpu"):
+    if device_type == "cpu" and name in CUDA_BACKENDS:
         raise ConfigError(
-            f"attention_backend is {name!r}, which needs CUDA, but the device is 'cpu'; use 'auto' or 'cpu'"
+            f"attention_backend is {name!r}, which needs CUDA, but the device is 'cpu'; use 'auto', 'cpu' or 'torch'"
         )
     if device_type not in ("cpu", "cuda") or (device_type == "cuda" and name == "cpu"):
         raise ConfigError(

@@ -10,6 +10,7 @@ DETERMINISTIC_HEAD_DIM = {
     "flash_attn_3": 192,
     "flash_attn_4": 128,
     "te": 128,
+    "torch": 1 << 30,
 }
 """The largest head dim whose gradients have the same bits each time under torch.use_deterministic_algorithms; 0: none.
 
@@ -18,6 +19,8 @@ cuDNN out (check_cudnn_deterministic in ATen/native/transformers/cuda/sdp_utils.
 gradients of queries in as many parts as fill the GPU and then adds the parts in order, which takes more memory.
 """
 
+CAPPING = ("torch", "flash_attn")
+"""The kernels that can cap scores (--attn-logit-softcapping)."""
 FLASH_2 = ("flash", "flash_attn")
 """FlashAttention 2, written for Ampere: the tensor cores of later GPUs work at a part of their rate."""
 FIRST_BEYOND_FLASH_2 = 90
@@ -47,8 +50,13 @@ def flash_2_times(capability: int) -> float:
     return next((times for first, times in reversed(_FLASH_2_TIMES.items()) if capability >= first), 1.0)
 
 
-def backend_by_capability(capability: int, deterministic: bool = False) -> Literal["cudnn", "flash"]:
-    """The kernels of --attention-backend auto at a compute capability (times ten) without measurements."""
+def backend_by_capability(
+    capability: int, deterministic: bool = False, capped: bool = False
+) -> Literal["cudnn", "flash", "torch"]:
+    """The kernels of --attention-backend auto at a compute capability (times ten) without measurements; `capped`:
+    whether scores are capped, for which an estimate counts on no package."""
+    if capped:
+        return "torch"
     return "cudnn" if capability >= FIRST_BEYOND_FLASH_2 and not deterministic else "flash"
 
 

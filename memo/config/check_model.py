@@ -11,6 +11,7 @@ _LATENT = "memo has multi-latent attention without it"
 _CONFLICTS: tuple[Conflict, ...] = (
     ("custom_layer", ("pretrained_checkpoint", "quantize", "lora_rank", "num_experts", "norm_placement"), _OWN),
     ("custom_layer", ("apply_layernorm_1p", "attention_sinks", "attention_output_gate"), _OWN),
+    ("custom_layer", ("attn_logit_softcapping",), _OWN),
     ("multi_latent_attention", ("kv_channels", "rotary_percent", "qk_layernorm", "attention_output_gate"), _LATENT),
     ("multi_latent_attention", ("add_bias_linear", "add_qkv_bias", "custom_layer"), _LATENT),
     ("multi_latent_attention", ("attention_sinks",), _LATENT),

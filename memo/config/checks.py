@@ -5,7 +5,7 @@ Later rules rely on earlier ones (divisors of sizes that are known to be positiv
 broken rule ends the check.
 """
 
-from memo.config.attention_kernels import DETERMINISTIC_HEAD_DIM, largest_deterministic
+from memo.config.attention_kernels import CAPPING, DETERMINISTIC_HEAD_DIM, largest_deterministic
 from memo.config.blend import read_blend, read_eval_sets
 from memo.config.check_fields import Conflict, check_conflicts, check_fields, given
 from memo.config.check_layout import check_batch, check_layout
@@ -132,7 +132,7 @@ def check_preference(config: RunConfig, batch: int) -> None:
     )
 
 
-_CUDA_BACKENDS = tuple(name for name in DETERMINISTIC_HEAD_DIM if name != "cpu")
+_CUDA_BACKENDS = tuple(name for name in DETERMINISTIC_HEAD_DIM if name not in ("cpu", "torch"))
 _RUNS_ON = (
     ("attention_backend", ("cpu",), "cpu", f"--attention-backend auto, {', '.join(_CUDA_BACKENDS)}"),
     ("attention_backend", _CUDA_BACKENDS, "cuda", "--attention-backend auto or cpu"),
@@ -156,6 +156,12 @@ def _check_hardware(config: RunConfig) -> None:
             hardware.device in ("auto", device) or values.get(name) not in only,
             f"{given(config, name)} cannot run on --device {hardware.device}: use {use}, or --device {device}",
         )
+    cap = config.model.attn_logit_softcapping
+    require(
+        cap == 0 or backend in ("auto", *CAPPING),
+        f"--attention-backend {backend} cannot cap scores, but --attn-logit-softcapping is {cap}: use "
+        f"--attention-backend auto, {' or '.join(CAPPING)}",
+    )
     require(
         not (backend in _CUDA_BACKENDS and dtype in ("fp32", "fp64")),
         f"--attention-backend {backend} has no {dtype} kernels, but --params-dtype is {dtype}: "

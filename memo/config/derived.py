@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from memo.config.attention_kernels import backend_by_capability
 from memo.config.memory import MemoryConfig, MemoryPlanner
 from memo.config.model import ModelConfig
 from memo.config.parallel import ParallelConfig
@@ -152,6 +153,16 @@ def resolved_a2a_size(model: ModelConfig, parallel: ParallelConfig) -> int:
         and (model.num_attention_heads // parallel.tp) % size == 0
         and (model.kv_heads // parallel.tp) % size == 0
     )
+
+
+def resolved_attention(config: RunConfig) -> str:
+    """The kernels of attention. A GPU whose kernels are not chosen yet stands for one of compute capability 9.0."""
+    hardware, capped = config.hardware, config.model.attn_logit_softcapping > 0
+    if hardware.attention_backend != "auto":
+        return hardware.attention_backend
+    if hardware.device != "cuda":
+        return "torch" if capped else "cpu"
+    return backend_by_capability(90, hardware.deterministic, capped)
 
 
 def ring_size(model: ModelConfig, parallel: ParallelConfig) -> int:

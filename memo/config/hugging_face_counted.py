@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from memo.config.hugging_face_family import Biases, ConfigKeys, Family
-from memo.config.hugging_face_shared import DEFAULTS, GPT2, LLAMA_NAMES, RMS, SIZES, TIED
+from memo.config.hugging_face_shared import DEFAULTS, GPT2, LLAMA_NAMES, SIZES, TIED
 from memo.config.model import ModelConfig
 
 
@@ -23,8 +23,6 @@ def _opt(keys: ConfigKeys, model: ModelConfig) -> Mapping[str, Any]:
 
 COUNTED: dict[str, Family] = {
     "gemma": Family(names=LLAMA_NAMES, defaults={**TIED, "head_dim": 256}),
-    # Scores of attention and logits are capped.
-    "gemma2": Family(names=LLAMA_NAMES, defaults={**TIED, "head_dim": 256}, fixed={**RMS, "norm_placement": "around"}),
     "gpt_bigcode": replace(GPT2, one_kv_head="multi_query"),
     "opt": replace(
         GPT2,

@@ -10,6 +10,7 @@ from memo.config import hugging_face_tensors as tensors
 from memo.config.hugging_face_counted import COUNTED
 from memo.config.hugging_face_deepseek import DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE, MISTRAL4
 from memo.config.hugging_face_family import ALL_BIASES, NO_BIASES, Biases, Family
+from memo.config.hugging_face_gemma import GEMMA2, GEMMA3
 from memo.config.hugging_face_shared import DEFAULTS, GPT2, LLAMA, LLAMA_NAMES, RMS, ROPE_NAMES, TIED
 
 _EXPERTS = {"num_experts": "num_experts", "moe_router_topk": "num_experts_per_tok"}
@@ -206,45 +207,8 @@ TRAINED: dict[str, Family] = {
         window="",
         tensors=tensors.MINIMAX_M2,
     ),
-    "gemma3_text": replace(
-        LLAMA,
-        architecture="Gemma3ForCausalLM",
-        names={**LLAMA_NAMES, "query_pre_attn_scalar": "query_pre_attn_scalar"},
-        defaults={
-            **TIED,
-            "vocab_size": 262208,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 131072,
-            "query_pre_attn_scalar": 256,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 10000.0,
-            "hidden_activation": "gelu_pytorch_tanh",
-        },
-        biases=NO_BIASES,
-        fixed={
-            **RMS,
-            "qk_layernorm": True,
-            "norm_placement": "around",
-            "apply_layernorm_1p": True,
-            "scale_embeddings": True,
-        },
-        activation="hidden_activation",
-        only={
-            "attention_bias": (False,),
-            "attn_logit_softcapping": (None,),
-            "final_logit_softcapping": (None,),
-            "use_bidirectional_attention": (False, None),
-        },
-        window="sliding_window",
-        default_window=4096,
-        layer_types=True,
-        default_layer_types=(*["sliding_attention"] * 5, "full_attention"),
-        layer_pattern="sliding_window_pattern",
-        sliding_base="rope_local_base_freq",
-        tensors=tensors.GEMMA3,
-    ),
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
     "olmo2": _OLMO2,
     "olmo3": replace(
         _OLMO2,

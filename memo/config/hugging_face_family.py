@@ -19,6 +19,8 @@ class Biases(NamedTuple):
     mlp: bool | str
 
 
+SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+"""Fields and keys of caps; null: no cap."""
 NO_BIASES = Biases(False, False, False)
 ALL_BIASES = Biases(True, True, True)
 
@@ -161,6 +163,8 @@ class ConfigKeys:
         None only if that is the family's default, or where it has a meaning in transformers: all heads, no latent.
         """
         value, may_be_null = self.get(key), ("num_key_value_heads", "q_lora_rank")
+        if value is None and key in SOFTCAPS:
+            return 0.0
         if value is None and key not in may_be_null and self.family.defaults.get(key, 0) is not None:
             raise self.missing(ours, key)
         return as_field(ours, value, key, self.source)

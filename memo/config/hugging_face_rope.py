@@ -10,8 +10,9 @@ from memo.artifacts.reading import Source, shown
 from memo.config.flag import reading_marks
 from memo.config.hugging_face_family import ConfigKeys, Family, as_field, period_of
 from memo.config.layer_words import FULL, numbers_of
-from memo.config.model import ModelConfig, RopeScaling, attention_factor_of, longrope_attention_factor_of
+from memo.config.model import ModelConfig, RopeScaling
 from memo.config.require import either
+from memo.config.rope_factors import attention_factor_of, longrope_attention_factor_of
 
 # {rope_type: {key in the file, which is our name without its first words: our field}}.
 _KEYS = {

@@ -5,7 +5,6 @@ any model that was built (the largest public ones have 126 layers and 18,432 cha
 loop over them overflows or takes for ever.
 """
 
-import math
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Annotated, Literal
@@ -13,6 +12,7 @@ from typing import Annotated, Literal
 from memo.artifacts.fields import in_range
 from memo.config.flag import LARGEST, TOKENS, Flag, ReadWith
 from memo.config.layer_words import FACTORS, FULL, LAYER_FREQ, LAYER_TYPES, LINEAR, SLIDING, TARGETS, marked
+from memo.config.rope_factors import attention_factor_of
 
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
@@ -44,16 +44,6 @@ _SHARED = ReadWith("moe_shared_expert_intermediate_size", use="--moe-shared-expe
 _SIGMOID = ReadWith("moe_router_score_function", ("sigmoid",))
 _LORA = ReadWith("lora_rank", use="--lora-rank 16")
 _RMS = ReadWith("normalization", ("RMSNorm",))
-
-
-def attention_factor_of(factor: float) -> float:
-    """The factor on cosines and sines that YaRN's paper recommends for frequencies stretched by `factor`."""
-    return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
-
-def longrope_attention_factor_of(factor: float, original: int) -> float:
-    """The same of LongRoPE, for `original` tokens before stretching (Ding et al., 2024, arXiv 2402.13753)."""
-    return math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -166,6 +156,8 @@ class ModelConfig:
     """Size of a head of queries, keys and values in linear layers."""
     query_pre_attn_scalar: Annotated[int, in_range(0, 1 << 16)] = 0
     """Attention scores are divided by its square root; 0: by the square root of the size of a head."""
+    attn_logit_softcapping: Annotated[float, in_range(0, 10**9)] = 0.0
+    """Cap of attention scores: this times tanh(score / this), before the softmax (Gemma 2's 50); 0: no cap."""
     attention_sinks: bool = False
     """Add a learned logit to the softmax of each query head; it is zero at first and has no value vector (gpt-oss)."""
     attention_output_gate: bool = False
@@ -218,6 +210,8 @@ class ModelConfig:
     quantize: Quantization = "none"
     """Format in which the frozen matrices of layers are stored; they are dequantised for each layer that runs. nf4
     takes 4.5 bits a number (QLoRA), int8 8.5."""
+    final_logit_softcapping: Annotated[float, in_range(0, 10**9)] = 0.0
+    """Cap of the logits of the vocabulary: this times tanh(logit / this) (Gemma 2's 30); 0: no cap."""
     scale_embeddings: bool = False
     """Multiply embeddings by the square root of hidden-size; this factor is rounded to the model's dtype."""
     untie_embeddings_and_output_weights: bool = False

@@ -83,6 +83,7 @@ _GPT_OSS = {
         "truncate": False,
     },
 }
+_GEMMA_2 = {"model_type": "gemma2"}
 _GEMMA_3 = {"model_type": "gemma3_text", "sliding_window": 512, "max_position_embeddings": 32768, "vocab_size": 262144}
 _GEMMA_3_SEEING = {  # the text model of models that read images
     "model_type": "gemma3_text",
@@ -240,6 +241,10 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
     "gpt-oss-tiny": _tiny(_GPT_OSS, 64, head_dim=32, num_local_experts=8),
     "gpt-oss-20b": _sized(_GPT_OSS, 24, 2880, 64, 8, 2880, num_local_experts=32),
     "gpt-oss-120b": _sized(_GPT_OSS, 36, 2880, 64, 8, 2880),
+    "gemma-2-tiny": _tiny(_GEMMA_2, head_dim=32, query_pre_attn_scalar=24, sliding_window=128),
+    "gemma-2-2b": _sized(_GEMMA_2, 26, 2304, 8, 4, 9216),
+    "gemma-2-9b": _sized(_GEMMA_2, 42, 3584, 16, 8, 14336),
+    "gemma-2-27b": _sized(_GEMMA_2, 46, 4608, 32, 16, 36864, head_dim=128, query_pre_attn_scalar=144),
     "gemma-3-tiny": _tiny(
         _GEMMA_3, head_dim=32, query_pre_attn_scalar=24, sliding_window=128, sliding_window_pattern=2
     ),

@@ -94,11 +94,12 @@ class HardwareConfig:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA if there is a GPU, else cpu."""
-    attention_backend: Literal["auto", "cpu", "cudnn", "flash", "flash_attn", "flash_attn_3", "flash_attn_4", "te"] = (
-        "auto"
-    )
+    attention_backend: Literal[
+        "auto", "cpu", "cudnn", "flash", "flash_attn", "flash_attn_3", "flash_attn_4", "te", "torch"
+    ] = "auto"
     """Kernels of exact attention. auto: the fastest that `memo profile --attention` measured on this device for calls
-    like this run's; without measurements cudnn from compute capability 9.0 on, and flash below."""
+    like this run's; without measurements cudnn from compute capability 9.0 on, and flash below; where scores are capped
+    flash_attn if it is installed, else torch. torch: torch's operations, which run everywhere and are slow."""
     delta_backend: Literal["auto", "torch", "fla"] = "auto"
     """Kernels of gated delta nets. auto: flash-linear-attention's (fla) on CUDA where it is installed and can run, else
     torch's operations. Estimates take auto for torch's operations."""

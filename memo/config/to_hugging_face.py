@@ -10,7 +10,7 @@ from typing import Any
 
 from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, model_of
 from memo.config.hugging_face_families import TRAINED
-from memo.config.hugging_face_family import MLP_TYPES, Family, mlp_types
+from memo.config.hugging_face_family import MLP_TYPES, SOFTCAPS, Family, mlp_types
 from memo.config.hugging_face_rope import write_rope
 from memo.config.identity import Fact, model_facts
 from memo.config.layer_words import FULL, LINEAR, SLIDING
@@ -118,6 +118,7 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
         "ffn_hidden_size": model.ffn_size if family.dense_first else model.mlp_size,
         "moe_ffn_hidden_size": model.mlp_size,
         "vocab_size": model.vocabulary,
+        **{name: getattr(model, name) or None for name in SOFTCAPS},
     }
     activations = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
     dense = model.layers_with_experts.count(False)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from memo.config.layer_words import numbers_of
-from memo.config.model import ModelConfig, attention_factor_of, longrope_attention_factor_of
+from memo.config.model import ModelConfig
+from memo.config.rope_factors import attention_factor_of, longrope_attention_factor_of
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Head(nn.Module):
         super().__init__()
         config = parts.config
         self.group, self.chunk_size, self.ops = parts.tp_group, chunk_size, parts.ops
-        self.vocab_size = config.vocabulary
+        self.vocab_size, self.softcap = config.vocabulary, config.final_logit_softcapping
         table, *norm = shape_of(config, "", 0).head_weights
         own = {weight.name: parts.parameter(weight) for weight in norm}
         self.norm = parts.norm(own["final_norm.weight"], own.get("final_norm.bias"))
@@ -110,7 +110,7 @@ class Head(nn.Module):
 
     def _settings(self) -> LossSettings:
         parts = None if self.hidden is None else _in_this_pass(self.hidden)
-        return LossSettings(self.norm, self.vocab_size, self.chunk_size, self.group, self.ops, parts)
+        return LossSettings(self.norm, self.vocab_size, self.chunk_size, self.group, self.ops, parts, self.softcap)
 
 
 def _in_this_pass(hidden: Hidden) -> Hidden:

@@ -46,6 +46,7 @@ class LossSettings:
         chunk_size: maximum number of tokens whose logits exist at one time.
         ops: the kernels of softmax and its gradient; None: torch's.
         parts: gives the sections of the hidden states; no chunk crosses a tile of theirs. None: one section.
+        softcap: the cap of logits, softcap x tanh(logit / softcap); 0: there is none.
     """
 
     norm: nn.Module
@@ -54,12 +55,14 @@ class LossSettings:
     group: ProcessGroup | None
     ops: Ops | None = None
     parts: Hidden | None = None
+    softcap: float = 0.0
 
     def resolved(self, hidden: Tensor, weight: Tensor) -> "_Resolved":
         ops = select_ops("torch", hidden.dtype) if self.ops is None else self.ops
         parts = in_one_section(hidden.shape[0]) if self.parts is None else self.parts
         vocab = VocabSlice.of(self.vocab_size, weight.shape[0], self.group)
-        return _Resolved(self.norm, vocab, self.chunk_size, self.group, ops, parts, torch.is_grad_enabled())
+        trains = torch.is_grad_enabled()
+        return _Resolved(self.norm, vocab, self.chunk_size, self.group, ops, parts, trains, self.softcap)
 
 
 def linear_cross_entropy(
@@ -116,7 +119,7 @@ def logits_of(hidden: Tensor, weight: Tensor, numbers: Tensor, count: int, setti
     rows = all_reduce(rows, group)  # only one rank has each row, and all others add zeros
     asked = numbers[numbers >= 0]
     logits = hidden.new_zeros(group_size(group), count, weight.shape[0], dtype=torch.float64)
-    logits[group_rank(group), asked] = (resolved.norm(rows.unsqueeze(1)).squeeze(1) @ weight.t())[asked].double()
+    logits[group_rank(group), asked] = _logits(resolved.norm(rows.unsqueeze(1)), weight, resolved)[asked].double()
     return all_reduce(logits, group).transpose(0, 1).flatten(1)[:, : settings.vocab_size]
 
 
@@ -131,6 +134,7 @@ class _Resolved:
     ops: Ops
     parts: Hidden
     trains: bool
+    softcap: float
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -193,10 +197,14 @@ def _backward(
     labels, log_sum_exp, grad_losses = of_tokens
     norm = Replayed(resolved.norm, hidden, parameters=sums)
     gathered = all_gather(norm.output, resolved.group)
-    grad_logits = _logits(gathered, weight)
+    grad_logits = _logits(gathered, weight, resolved)
+    slopes = _slopes(grad_logits, resolved.softcap) if resolved.softcap else None
     resolved.ops.logit_gradient_(
         grad_logits, _local_labels(labels, resolved.vocab), log_sum_exp, grad_losses, resolved.vocab.num_valid
     )
+    if slopes is not None:
+        grad_logits.mul_(slopes)
+        del slopes
     grad_normed = reduce_scatter((grad_logits @ weight).view_as(gathered), resolved.group)
     add_weight_gradient(grad_weight, grad_logits, gathered.flatten(0, 1))
     del gathered, grad_logits
@@ -221,7 +229,7 @@ def _forward(
     for section in resolved.parts.sections:
         part = resolved.parts.take(hidden, section.index)
         for own, rows in _row_ranges(section, part.shape[1], resolved):
-            logits = _logits(all_gather(resolved.norm(part[own]), group), weight)
+            logits = _logits(all_gather(resolved.norm(part[own]), group), weight, resolved)
             if greedy is not None:
                 _write(greedy, rows, _greedy(logits, resolved), group)
             lse, target = _reduce(logits, _read(labels, rows, group), resolved)
@@ -261,9 +269,15 @@ def _write(tokens: Tensor, rows: slice, values: Tensor, group: ProcessGroup | No
     place.copy_(values.view_as(place))
 
 
-def _logits(gathered: Tensor, weight: Tensor) -> Tensor:
+def _logits(gathered: Tensor, weight: Tensor, resolved: _Resolved) -> Tensor:
     """[c * b, v_local]; the logits of padding rows have no meaning."""
-    return gathered.flatten(0, 1) @ weight.t()
+    logits, cap = gathered.flatten(0, 1) @ weight.t(), resolved.softcap
+    return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _slopes(capped: Tensor, cap: float) -> Tensor:
+    """The derivatives of capped logits, 1 - tanh^2."""
+    return capped.div(cap).square_().neg_().add_(1.0)
 
 
 def _greedy(logits: Tensor, resolved: _Resolved) -> Tensor:

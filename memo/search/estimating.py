@@ -19,7 +19,6 @@ from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
 from memo.estimate.disks import NVME_PATH
-from memo.estimate.hardware import Hardware
 from memo.estimate.memory_account import cpu_context_bytes
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.node_memory import node_bytes
@@ -148,7 +147,7 @@ def run_config(case: Case) -> RunConfig:
             exp_avg_sq_dtype=case.exp_avg_sq_dtype,
         ),
         data=DataConfig(seq_length=case.seq_len),
-        hardware=_device_of(case.hardware, case.deterministic),
+        hardware=_device_of(case),
     )
     # memo.config.checks.check would take half of a case's time. It is not needed: the ranges of single cells were
     # checked when they were read, and there is neither data nor an optimizer to check.
@@ -160,12 +159,13 @@ def run_config(case: Case) -> RunConfig:
     return config
 
 
-def _device_of(hardware: Hardware, deterministic: bool) -> HardwareConfig:
+def _device_of(case: Case) -> HardwareConfig:
     """Return the device, with the kernels that --attention-backend auto chooses for it."""
-    if hardware.device == "cpu":
-        return HardwareConfig(device="cpu", deterministic=deterministic)
-    backend = backend_by_capability(hardware.capability, deterministic)
-    return HardwareConfig(device="cuda", attention_backend=backend, deterministic=deterministic)
+    if case.hardware.device == "cpu":
+        return HardwareConfig(device="cpu", deterministic=case.deterministic)
+    capped = case.shape.nearest.attn_logit_softcapping > 0
+    backend = backend_by_capability(case.hardware.capability, case.deterministic, capped)
+    return HardwareConfig(device="cuda", attention_backend=backend, deterministic=case.deterministic)
 
 
 def _filling_batch(case: Case) -> int:

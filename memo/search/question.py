@@ -138,7 +138,9 @@ class Question:
             data=DataConfig(seq_length=self.seq_len, reference_log_probs=self._reference),
             hardware=HardwareConfig(
                 device="cuda",
-                attention_backend=backend_by_capability(self.hardware.capability, self.deterministic),
+                attention_backend=backend_by_capability(
+                    self.hardware.capability, self.deterministic, self.model.sizes.attn_logit_softcapping > 0
+                ),
                 deterministic=self.deterministic,
             ),
         )

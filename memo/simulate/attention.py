@@ -4,11 +4,12 @@ Follows `memo.parallel.context`: the messages of a ring step overlap with the at
 overlaps with compute. Known error: packed documents are counted as one causal document.
 """
 
-from memo.config.derived import resolved_a2a_size
+from memo.config.derived import resolved_a2a_size, resolved_attention
 from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.delta import delta_cost
 from memo.simulate.kernels import Group
 from memo.simulate.layer_shape import LayerShape
+from memo.simulate.squares import squares_s
 from memo.simulate.sweep import SUM_PASSES
 from memo.spec.window import attended_pairs, ring_steps
 
@@ -26,8 +27,11 @@ def attention_cost(shape: LayerShape, backward: bool) -> Cost:
         return delta_cost(shape, backward) + exchange
     seq_length, batch = config.data.seq_length, config.training.micro_batch_size
     pairs = 0.5 * seq_length * seq_length if shape.window is None else attended_pairs(seq_length, shape.window)
-    flops = 4.0 * pairs * batch * shape.q / parallel.cp * (2 if backward else 1)
-    seconds = kernels.attention_s(flops, config.model.head_dim, backward)
+    if resolved_attention(config) == "torch":
+        seconds = squares_s(shape, pairs / parallel.cp, backward)
+    else:
+        flops = 4.0 * pairs * batch * shape.q / parallel.cp * (2 if backward else 1)
+        seconds = kernels.attention_s(flops, config.model.head_dim, backward)
     cost = Cost(attention=seconds)
     if shape.window is not None:
         cost += _strips(shape, backward)

@@ -80,8 +80,10 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     chunk_bytes = chunk * hidden * kernels.narrow
     product_s = kernels.matmul_s(chunk, rows, hidden)
     gather_s = kernels.gather_s(chunk_bytes, tp)
-    # The product writes the logits; they are read once, and in backward their gradient overwrites them.
-    forward_bytes, backward_bytes = logits * kernels.narrow, 2 * logits * kernels.narrow
+    # The product writes the logits; they are read once, and in backward their gradient overwrites them. Caps are six
+    # more passes, and slopes of caps eleven more.
+    passes = (7, 19) if config.model.final_logit_softcapping else (1, 2)
+    forward_bytes, backward_bytes = (count * logits * kernels.narrow for count in passes)
     adds = kernels.adds_in_products
     weight_s = kernels.adding_matmul_s(rows, hidden, chunk) if adds else kernels.matmul_s(rows, hidden, chunk)
     sum_s = 0.0 if adds else kernels.sum_s(rows, hidden)

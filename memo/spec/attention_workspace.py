@@ -21,6 +21,7 @@ A deterministic backward of FlashAttention 2 sums dq in several parts that keep 
 multiprocessors / (sequences x heads) parts, rounded up (flash_api.cpp, the same function).
 """
 
+import math
 from typing import NamedTuple
 
 from memo.config.attention_kernels import FLASH_2
@@ -36,6 +37,14 @@ MOST_DOCUMENTS = 64
 document, so that without a limit thousands of short documents would need several times the memory of a long one."""
 SINK_TOKENS = 4096
 """Tokens of all sequences to which sinks are joined at a time (memo.attention.sinks): enough to fill a device."""
+
+_SQUARES = 1 << 25
+"""Scores of all heads that torch's operations compute at a time: 128 MB in fp32."""
+
+
+def square_tokens(heads: int) -> int:
+    """Queries, and keys, of a square of the scores of `heads` heads of all sequences (memo.attention.squares)."""
+    return max(64, math.isqrt(_SQUARES // heads) // 64 * 64)
 
 
 class AttentionCall(NamedTuple):
@@ -64,6 +73,26 @@ def backward_workspace(backend: str, call: AttentionCall, deterministic: bool = 
     if call.heads > call.kv_heads:
         workspace["dk and dv to add up"] = 2 * _shared_keys_bytes(backend, call, head_dim)
     return workspace
+
+
+def squares_bytes(call: AttentionCall, wide: int, on_cuda: bool, causal: bool, backward: bool) -> int:
+    """Bytes of memo.attention.squares beside its results; `wide`: bytes of an element of sums.
+
+    They are the scores of a square, in a backward three times, a GPU's narrow copy of them, the mask, the sums of
+    outputs or of gradients, and copies of queries and keys that are not views."""
+    side, narrow = square_tokens(call.batch * call.heads), call.element_bytes
+    rows, columns = min(side, call.queries), min(side, call.keys)
+    heads, kv_heads, is_mixed = call.batch * call.heads, call.batch * call.kv_heads, narrow < wide
+    of_queries, of_keys = heads * rows * call.head_dim, kv_heads * columns * call.head_dim
+    scores, statistics = heads * rows * columns, 5 * heads * rows * wide
+    folded = narrow * (of_queries * (call.batch > 1 or heads > kv_heads) + of_keys * (call.batch > 1))
+    cast = wide * (of_queries + of_keys) if is_mixed and not on_cuda else 0
+    if backward:
+        sums = (heads * call.queries + 2 * kv_heads * call.keys) * call.head_dim * wide if is_mixed else 0
+        return 3 * scores * wide + 2 * folded + cast + sums + statistics
+    copy = scores * narrow if is_mixed and on_cuda else 0
+    parts = max(folded + cast + rows * columns * causal, copy + 2 * of_queries * wide)
+    return scores * wide + of_queries * wide + parts + statistics
 
 
 def padding_rows(backend: str) -> int:

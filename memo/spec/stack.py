@@ -88,6 +88,7 @@ def _linear(model: ModelConfig) -> ModelConfig:
         kv_channels=model.linear_key_head_dim,
         qk_layernorm=False,
         qk_layernorm_across_heads=False,
+        attn_logit_softcapping=0.0,
         attention_sinks=False,
         attention_output_gate=True,
     )

@@ -31,7 +31,8 @@ def choose_attention(config: RunConfig, device: torch.device) -> AttentionChoice
     wanted, table = config.hardware.attention_backend, None
     if device.type == "cuda" and wanted == "auto":
         table = _kept_table(config, device)
-    return choose_backend(wanted, device.type, config.model.head_dim, attention_calls(config), table)
+    is_capped = config.model.attn_logit_softcapping > 0
+    return choose_backend(wanted, device.type, config.model.head_dim, attention_calls(config), table, capped=is_capped)
 
 
 def choose_delta_nets(config: RunConfig, device: torch.device) -> AttentionChoice | None:

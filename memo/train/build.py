@@ -77,7 +77,9 @@ def build_attention(
     config: RunConfig, mesh: Mesh, device: torch.device, transients: Transients | None = None
 ) -> ContextAttention:
     """Attention of this rank for one kind of layers; if documents may be packed, `transients` mark its phases."""
-    backend = select_backend(config.hardware.attention_backend, device.type)
+    backend = select_backend(
+        config.hardware.attention_backend, device.type, softcap=config.model.attn_logit_softcapping
+    )
     backend.merge_ = select_ops(config.hardware.kernels, torch.float32).merge_  # sums are fp32 or wider
     return ContextAttention(
         backend,

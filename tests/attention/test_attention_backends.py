@@ -147,7 +147,7 @@ def test_cpu_backward_accepts_slices_of_a_global_lse_bit_for_bit() -> None:
 
 def test_select_on_cpu() -> None:
     assert select_backend("auto", "cpu").name == select_backend("cpu", "cpu").name == "cpu"
-    with pytest.raises(ConfigError, match=r"'flash', which needs CUDA.*use 'auto' or 'cpu'"):
+    with pytest.raises(ConfigError, match=r"'flash', which needs CUDA.*use 'auto', 'cpu' or 'torch'"):
         select_backend("flash", "cpu")
     with pytest.raises(ConfigError, match="known are " + ", ".join(BACKENDS)):
         select_backend("xformers", "cpu")

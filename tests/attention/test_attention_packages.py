@@ -6,6 +6,7 @@ A stand-in takes the arguments that the package documents and no others, so a mi
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ from attention_reference import assert_accurate, make_inputs
 from torch import Tensor
 
 from memo.attention import packages
-from memo.attention.backends import CpuFlash, Saved, VarlenBackend, placed
+from memo.attention.backends import AttentionBackend, CpuFlash, Saved, VarlenBackend, placed
 from memo.attention.blocks import Chunk, Documents, attention_blocks
 from memo.attention.core import attend, attend_backward
+from memo.attention.select import select_backend
 
 torch.set_num_threads(1)
 
-S, SCALE = 32, 0.25
+S, SCALE, CAP = 32, 0.25, 0.7
 WHOLE = (Chunk(0, S, 0),)
 CPU = CpuFlash()
 
@@ -168,3 +170,35 @@ def test_flash_attention_3(flash_3: Stub) -> None:
 
 def test_flash_attention_4(flash_4: Stub) -> None:
     check(packages.FlashAttn4(), flash_4)
+
+
+def test_flash_attn_caps_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in computes by torch's operations what the package is told, forward and backward."""
+    module = types.ModuleType("flash_attn.flash_attn_interface")
+    by_squares = select_backend("torch", "cpu", softcap=CAP)
+
+    def fwd(q: Tensor, k: Tensor, v: Tensor, **told: Any) -> tuple[Tensor, Tensor]:
+        assert told["softcap"] == CAP
+        out, lse = by_squares.forward(*map(kernel_layout, (q, k, v)), told["causal"], told["softmax_scale"])
+        return out.transpose(1, 2), lse
+
+    def bwd(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *into: Tensor, **told: Any
+    ) -> None:
+        assert told["softcap"] == CAP
+        saved = Saved(*map(kernel_layout, (q, k, v, out)), lse)
+        found = by_squares.backward(kernel_layout(grad), saved, told["causal"], told["softmax_scale"])
+        for place, part in zip(into, found, strict=True):
+            place.copy_(part.transpose(1, 2))
+
+    module._flash_attn_forward, module._flash_attn_backward = fwd, bwd  # type: ignore[attr-defined]
+    for name in ("flash_attn", "flash_attn.flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, name, module)
+    backend = select_backend("flash_attn", "cuda", softcap=CAP)
+    q, k, v, grad = (torch.randn(1, 2, 8, 16) for _ in range(4))
+
+    def results(of: AttentionBackend) -> list[Tensor]:
+        out, lse = of.forward(q, k, v, True, SCALE)
+        return [out, lse, *of.backward(grad, Saved(q, k, v, out, lse), True, SCALE)]
+
+    assert all(map(torch.equal, results(backend), results(by_squares)))

@@ -100,7 +100,7 @@ def test_a_name_is_taken_as_it_is(installed: set[str]) -> None:
     times = table(cudnn={OWN: 0.010}, flash={OWN: 0.020})
     assert choose_backend("flash", "cuda", 128, {OWN: 1.0}, times) == AttentionChoice("flash", "--attention-backend")
     assert choose_backend("cpu", "cpu", 128) == AttentionChoice("cpu", "--attention-backend")
-    assert choose_backend("auto", "cpu", 128) == AttentionChoice("cpu", "the one kernel of this device")
+    assert choose_backend("auto", "cpu", 128) == AttentionChoice("cpu", "the one fused kernel of this device")
     with pytest.raises(ConfigError, match=r"'te', which needs CUDA"):
         choose_backend("te", "cpu", 128)
 

@@ -136,7 +136,7 @@ def test_attention_kernels_are_timed_and_kept(tmp_path: Path, capsys: pytest.Cap
     printed = capsys.readouterr().out
     for shape in ("causal", "packed"):
         assert f"  {shape}, 64 tokens, heads of 8, fp32, 4 heads (4 k/v), batch 1\n    cpu " in printed
-    assert "attention: cpu (the one kernel of this device)\n" in printed
+    assert "attention: cpu (the one fused kernel of this device)\n" in printed
     (kept,) = tmp_path.glob("attention-*.json")
     assert f"kept in {kept}\n" in printed
     assert len(AttentionTable.load(kept).rows) == 2 and len(list(tmp_path.iterdir())) == 2

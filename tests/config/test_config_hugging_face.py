@@ -287,8 +287,6 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**LLAMA_31_8B, "model_type": "mamba"}, "model_type is 'mamba': memo knows llama, mistral, "),
         ({}, "model_type is None"),
         ({**LLAMA_31_8B, "attention_bias": True}, "attention_bias is True and mlp_bias is False: .* use a model"),
-        ({**GEMMA_3_1B, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, but memo computes Gemma3"),
-        ({**GEMMA_3_1B, "final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, but memo computes Gemma3"),
         ({**GEMMA_3_1B, "sliding_window": None}, "with a sliding_window of None: memo computes 26 layers of Gemma3"),
         ({**GEMMA_3_1B, "rope_parameters": {"rope_type": "default"}}, "rope_parameters is .*; or rope_parameters with"),
         (

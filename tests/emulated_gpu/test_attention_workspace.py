@@ -6,7 +6,7 @@ import torch
 from memo.attention.backends import AttentionBackend, Saved
 from memo.attention.select import select_backend
 from memo.emulated_gpu.face import EmulatedGpu
-from memo.spec.attention_workspace import AttentionCall, backward_workspace
+from memo.spec.attention_workspace import AttentionCall, backward_workspace, squares_bytes
 
 MOST_BESIDE_BYTES = 64
 """The seeds of dropout, which nothing reads."""
@@ -39,4 +39,14 @@ def requested_bytes(backend: AttentionBackend, call: AttentionCall) -> tuple[int
 def test_the_workspace_is_asked_for_and_given_back(gpu: EmulatedGpu, name: str, call: AttentionCall) -> None:
     most, left = requested_bytes(select_backend(name, "cuda"), call)
     assert 0 <= most - sum(backward_workspace(name, call).values()) <= MOST_BESIDE_BYTES
+    assert left == 0
+
+
+@pytest.mark.parametrize("softcap", [0.0, 30.0])
+@pytest.mark.parametrize("call", [call_of(3000, 3000, 2, 64), call_of(5000, 5000, 4, 64), call_of(900, 3300, 2, 64)])
+def test_squares_take_at_most_what_the_account_says(gpu: EmulatedGpu, call: AttentionCall, softcap: float) -> None:
+    """And at least nine tenths of it."""
+    most, left = requested_bytes(select_backend("torch", "cuda", softcap=softcap), call)
+    account = squares_bytes(call, 4, on_cuda=True, causal=call.queries == call.keys, backward=True)
+    assert 0.9 * account <= most <= account
     assert left == 0

@@ -14,6 +14,9 @@ from memo.executor.cuda_streams import CudaStreams
 
 FIRST_LOSS, BFLOAT16_STEP = 1e-5, 2.0**-8
 """Relative distance from the CPU, in bf16: attention there rounds otherwise, and weights may then be neighbours."""
+FIRST_LOSS_OF_SQUARES = 1e-4
+"""The same by torch's operations: on a GPU the factors of its products are in bf16, on a CPU in fp32. On a CPU alone
+two cuts into tiles are 4e-5 apart."""
 
 
 @functools.cache
@@ -31,7 +34,8 @@ def first_name(name: str) -> str:
 def test_numbers_are_the_cpus(gpu: EmulatedGpu, name: str) -> None:
     expected, found = FLOWS[name].run("cpu"), eager(name)
     assert found.steps == eager(first_name(name)).steps
-    assert found.steps[0] == pytest.approx(expected.steps[0], rel=FIRST_LOSS)
+    by_squares = FLOWS[name].options.get("attention_backend") == "torch"
+    assert found.steps[0] == pytest.approx(expected.steps[0], rel=FIRST_LOSS_OF_SQUARES if by_squares else FIRST_LOSS)
     assert found.steps == pytest.approx(expected.steps, rel=BFLOAT16_STEP)
     assert found.more == pytest.approx(expected.more, rel=BFLOAT16_STEP)
 

@@ -54,6 +54,7 @@ CASES: list[Case] = [
     ("deepseek-tiny", 2, {**TP, "offload_alpha": 0.5, "offload_tiles": 4, "num_layers": 4}),
     ("qwen3.5-tiny", 2, TP),
     ("gemma-3-tiny", 2, TP),
+    ("gemma-2-tiny", 1, {**HALF, **BF16}),
     ("ministral-3-tiny", 1, {**SWEEP, **BF16, "offload_alpha": 1.0, "offload_tiles": 4}),
     ("olmo-3-tiny", 2, {**TP, **BF16}),
     # Gradients of a layer are being reduced while the backward of its first norm, composed in fp32, goes on.
@@ -91,6 +92,7 @@ MORE_CASES: list[Case] = [
     ("deepseek-tiny", 1, {**SWEEP, "offload_alpha": 0.5, "offload_tiles": 4, "num_layers": 4}),
     ("deepseek-tiny", 1, {**SHORT, **BF16, "q_lora_rank": None, "v_head_dim": 32, "lora_rank": 16}),
     ("gemma-3-tiny", 1, {**HALF, **BF16}),
+    ("gemma-2-tiny", 2, {**SHORT, "cp": 2}),
     ("ministral-3-tiny", 1, {**HALF, "seq_length": 4096}),
     ("olmo-3-tiny", 1, {**HALF, **BF16}),
     ("qwen3-tiny", 1, {**SWEEP, "offload_alpha": 0.0, "offload_tiles": 2, "mbs": 2}),

@@ -398,6 +398,27 @@ FAMILIES = {
         ),
         minimax_m2_sources,
     ),
+    "gemma2": Family(
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {**_LLAMA_THEIRS, "head_dim": 16, "sliding_window": 5, "layer_types": _LAYER_TYPES, "tie_word_embeddings": True}
+        | {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3},
+        replace(
+            _LLAMA_OURS,
+            activation="geglu_tanh",
+            norm_placement="around",
+            apply_layernorm_1p=True,
+            scale_embeddings=True,
+            untie_embeddings_and_output_weights=False,
+            kv_channels=16,
+            query_pre_attn_scalar=24,
+            window_size=5,
+            layer_types="sliding,full",
+            attn_logit_softcapping=0.5,
+            final_logit_softcapping=0.3,
+        ),
+        gemma3_sources,
+    ),
     "gemma3_text": Family(
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
@@ -615,7 +636,7 @@ def run_theirs(
     """Their result on make_batch(), gradients under our names; and the weights."""
     family, batch = FAMILIES[name], make_batch()
     with Wide() if wide else nullcontext():
-        has_sdpa = not family.ours.attention_sinks
+        has_sdpa = not (family.ours.attention_sinks or family.ours.attn_logit_softcapping)
         model = build_theirs(family, dtype, "sdpa" if has_sdpa and not wide else "eager")
         scores = listen_to_scores(model) if router_losses else []
         logits = model(input_ids=batch.tokens.t(), use_cache=False).logits.transpose(0, 1)
@@ -697,7 +718,7 @@ IN_FULL = ("gpt_oss", "glm4_moe", "qwen3_5_moe_text", "olmo3")
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "gemma3_text", *(pytest.param(name, marks=pytest.mark.full) for name in IN_FULL)]
+    "name", ["gpt2", "gemma2", "gemma3_text", *(pytest.param(name, marks=pytest.mark.full) for name in IN_FULL)]
 )
 def test_tensor_parallel_equals_theirs(name: str) -> None:
     """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""

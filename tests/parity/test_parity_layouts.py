@@ -34,7 +34,7 @@ LAYOUT: dict[str, Any] = {"tp": 2, "pp": 2}
 RANKS = 4
 GROUPS = {
     "here": ["llama", "qwen3", "gpt2", "olmo3"],
-    "in full": ["gemma3_text", "llama3", "ministral", "qwen2", "smollm3", "starcoder2"],
+    "in full": ["gemma2", "gemma3_text", "llama3", "ministral", "qwen2", "smollm3", "starcoder2"],
 }
 """Other mathematics each, and what differs from these in settings; test_parity_hugging_face has all in one process."""
 FAMILIES = [
@@ -85,7 +85,7 @@ def _logits(directory: Path) -> Tensor | None:
         return None
     with torch.no_grad():
         found: Tensor = all_gather(head.norm(inputs[0]), model.mesh.tp) @ head.weight.t()
-    return found
+    return head.softcap * torch.tanh(found / head.softcap) if head.softcap else found
 
 
 def _trained_loss(directory: Path, run: Path) -> tuple[float, float]:

@@ -136,6 +136,6 @@ def test_a_table_that_cannot_be_read_is_a_warning_and_replaced(tmp_path: Path, o
 def test_a_run_goes_on_with_what_was_chosen(tmp_path: Path) -> None:
     config = config_of(profile_cache=str(tmp_path), mock_data=True, num_threads=1, peak_tflops=1.0)
     prepared = prepare(config)
-    assert prepared.attention == select.AttentionChoice("cpu", "the one kernel of this device")
+    assert prepared.attention == select.AttentionChoice("cpu", "the one fused kernel of this device")
     assert prepared.config.hardware.attention_backend == "cpu"
     assert build_attention(prepared.config, build_mesh(prepared.config, 0, 1), CPU).backend.name == "cpu"

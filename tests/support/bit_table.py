@@ -20,6 +20,7 @@ TRAINING |= {"lr_decay_style": "cosine", "train_iters": STEPS, "ddp_bucket_size"
 ONE_STAGE: dict[str, Any] = {"num_layers": 3, "global_batch_size": 1}
 TWO_STAGES: dict[str, Any] = {"pp": 2, "num_layers": 4, "global_batch_size": 3}
 UNTIED: dict[str, Any] = {"untie_embeddings_and_output_weights": True}
+CAPS: dict[str, Any] = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3}
 KINDS: dict[str, Any] = {"window_size": 11, "layer_types": "sliding,full", "attention_sinks": True}
 KINDS |= {"attention_output_gate": True}
 SCALED: dict[str, Any] = {"rope_scaling_type": "yarn", "rope_llama_4_scaling_beta": 0.3}
@@ -123,6 +124,7 @@ ROWS: dict[str, Row] = {
     ),  # shorter than a tile; fewer key/value heads
     "layers of two kinds": Row(1, "llama-tiny", {**ONE_STAGE, **KINDS, **SCALED, "no_rope_freq": "[0,1,0]"}),
     "norms around": Row(1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}, tiles=2 * TILES),  # longer than a tile
+    "caps": Row(1, "gemma-2-tiny", {**ONE_STAGE, "window_size": 11, **CAPS}),
     "norms after": Row(1, "olmo-3-tiny", {**ONE_STAGE, "window_size": 11}),
     "delta nets": Row(
         1, "qwen3.5-tiny", {**ONE_STAGE, "num_layers": 4, "layer_types": "full,linear,linear,full"}

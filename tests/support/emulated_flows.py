@@ -60,6 +60,8 @@ SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles"
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
 GEMMA: dict[str, Any] = {"model": "gemma-3-tiny"}
+CAPS: dict[str, Any] = {"model": "gemma-2-tiny", "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3}
+CAPS |= {"attention_backend": "torch", "lr": 1e-4}
 DELTA_NETS: dict[str, Any] = {"model": "qwen3.5-tiny"}
 EXPERTS: dict[str, Any] = {"model": "qwen3-moe-tiny", "moe_aux_loss_coeff": 0.1, "moe_z_loss_coeff": 0.01}
 SOME_EXPERTS = {**EXPERTS, "moe_layer_freq": "[0]+[1]*2", "moe_ffn_hidden_size": 48}
@@ -399,6 +401,9 @@ FLOWS: dict[str, Flow] = {
     "norms around, swept, attention again": Flow(
         "norms around, swept", {**GEMMA, **SWEPT, "offload_alpha": 1.0, **AGAIN}
     ),
+    "caps": Flow("caps", CAPS),
+    "caps, alpha 1, planned": Flow("caps, on tiles", {**CAPS, "offload_alpha": 1.0, **PLANNED}),
+    "caps, swept": Flow("caps, swept", {**CAPS, **SWEPT, "offload_alpha": 0.0}),
     "norms across heads": Flow("norms across heads", ACROSS_HEADS),
     "norms across heads, alpha 1, planned": Flow(
         "norms across heads, on tiles", {**ACROSS_HEADS, "offload_alpha": 1.0, **PLANNED}

@@ -56,6 +56,8 @@ def run_on_rank(
     with torch.no_grad():
         losses = chunk.head.token_losses(head_inputs[0], batch.labels)
         logits = all_gather(chunk.head.norm(head_inputs[0]), model.mesh.tp) @ chunk.head.weight.t()
+        if cap := config.model.final_logit_softcapping:
+            logits = cap * torch.tanh(logits / cap)
     if tp == 1:
         logits = logits[..., : config.model.vocabulary]
     return Result(logits, losses, loss, global_pieces(model, "grad"))

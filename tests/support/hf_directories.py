@@ -118,6 +118,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": ("Qwen3_5TextConfig", {**_SIZES, **_DELTA_NETS}),
     "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", {**_SIZES, **_DELTA_NETS, **_GATED_EXPERTS}),
     "qwen3_next": ("Qwen3NextConfig", {**_SIZES, **_DELTA_NETS, **_GATED_EXPERTS, "norm_topk_prob": False}),
+    "gemma2": (
+        "Gemma2Config",
+        {**_SIZES, "head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24}
+        | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 5.0},
+    ),
     "gemma3_text": (
         "Gemma3TextConfig",
         {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}

@@ -33,6 +33,8 @@ CHANGES: list[dict[str, Any]] = [
     {"window_size": 20, "layer_types": "sliding,full", "sliding_rotary_base": 100.0},
     {"layer_types": "linear,full", "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
     {"attention_sinks": True},
+    {"attn_logit_softcapping": 0.5},
+    {"final_logit_softcapping": 0.3},
     {"attention_output_gate": True},
     {"no_rope_freq": "[0,1]*2"},
     {"rotary_percent": 0.5},

@@ -3,7 +3,7 @@
 from memo.estimate.program.attention_calls import Call
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
-from memo.spec.attention_workspace import AttentionCall, backward_workspace, padding_rows
+from memo.spec.attention_workspace import AttentionCall, backward_workspace, padding_rows, squares_bytes
 
 
 def kernel_forward(ledger: Ledger, sizes: LayerSizes, call: Call) -> tuple[Block, Block]:
@@ -43,14 +43,13 @@ def kernel_backward(ledger: Ledger, sizes: LayerSizes, call: Call) -> list[Block
     copies = ledger.make("copied for attention", _copied_bytes(sizes, call))
     grads = [ledger.make("dq", call.queries * sizes.q * sizes.narrow)]
     grads += [ledger.make(name, call.keys * sizes.kv * sizes.narrow) for name in ("dk", "dv")]
-    if sizes.on_cuda:
-        heads = (sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.narrow)
+    if sizes.on_cuda and sizes.attention != "torch":
         sequences, rows, keys = call.shape(sizes.batch)
         rows += padding_rows(sizes.attention) if sizes.packed and call.causal and not call.strip else 0
-        kernel_call = AttentionCall(sequences, rows, keys, *heads)
+        kernel_call = _sized(sizes, sequences, rows, keys)
         ledger.scratch(*backward_workspace(sizes.attention, kernel_call, sizes.deterministic).items())
     else:
-        _kernel_scratch(ledger, sizes, call)
+        _kernel_scratch(ledger, sizes, call, backward=True)
     ledger.free(copies, lse, grad_out)
     turned = [ledger.make(each.name, each.num_bytes) for each in grads] if call.flipped else []
     ledger.free(saved, *(grads if turned else ()))
@@ -71,16 +70,26 @@ def _copied_bytes(sizes: LayerSizes, call: Call) -> int:
     return {"cpu": 1, "flash": 2}.get(sizes.attention, 0) * of_queries if sizes.batch > 1 or sizes.a2a > 1 else 0
 
 
-def _kernel_scratch(ledger: Ledger, sizes: LayerSizes, call: Call) -> None:
-    """Request the scratch memory of torch's flash kernel on CPUs: an upper bound.
+def _kernel_scratch(ledger: Ledger, sizes: LayerSizes, call: Call, backward: bool = False) -> None:
+    """Request the scratch memory of torch's flash kernel on CPUs, or of torch's operations: an upper bound.
 
     Each thread works on a block of queries and a block of keys. The forward counts as much as the backward: scores and
     their gradients, wide and narrow, and for each query the sums and the output.
     """
+    if sizes.attention == "torch":
+        squares = squares_bytes(
+            _sized(sizes, *call.shape(sizes.batch)), sizes.wide, sizes.on_cuda, call.causal, backward
+        )
+        ledger.scratch(("attention squares", squares))
+        return
     _, queries, keys = call.shape(sizes.batch)
     queries, keys = min(256 if queries >= 768 else 64 if queries >= 192 else 32, queries), min(512, keys)
     scores = 2 * queries * keys * (sizes.wide + (sizes.narrow if sizes.mixed else 0))
     ledger.scratch(("attention scratch", sizes.threads * (scores + queries * (2 + sizes.head_dim) * sizes.wide)))
+
+
+def _sized(sizes: LayerSizes, sequences: int, rows: int, keys: int) -> AttentionCall:
+    return AttentionCall(sequences, rows, keys, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.narrow)
 
 
 def q_bytes(sizes: LayerSizes) -> int:

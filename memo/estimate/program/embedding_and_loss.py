@@ -35,6 +35,7 @@ class EndSizes:
         chunk: tokens whose logits exist at once.
         tied: whether the head is the embedding's matrix and both are on the same stage.
         scaled: whether the embedding's output is multiplied by a factor.
+        capped: whether logits have a cap.
         rotations: number of RoPE's tables.
         frozen: global tensors of the ends that are not trained.
     """
@@ -44,6 +45,7 @@ class EndSizes:
     chunk: int
     tied: bool
     scaled: bool
+    capped: bool
     rotations: int
     frozen: frozenset[str] = frozenset()
 
@@ -57,6 +59,7 @@ def end_sizes(config: RunConfig, sizes: LayerSizes) -> EndSizes:
         chunk=min(step, sizes.cut),
         tied=parallel.pp == 1 and not model.untie_embeddings_and_output_weights,
         scaled=model.scale_embeddings,
+        capped=model.final_logit_softcapping > 0,
         rotations=num_rotations(model),
         frozen=frozenset(name for name in _TABLES if not is_trained(model, name)),
     )
@@ -246,7 +249,9 @@ def _loss_chunk_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> N
     norm = norm_forward(ledger, sizes, "final norm", ends.chunk // sizes.tp, sizes.hidden, graph=True)
     gathered = _gathered(ledger, sizes, ends, norm)
     logits = _logits(ledger, sizes, ends)
+    slopes = ledger.make("slopes of capped logits", logits.num_bytes if ends.capped else 0)
     _softmax(ledger, sizes, ends)  # its gradient overwrites the logits
+    ledger.free(slopes)
     grad_gathered = ledger.make("gathered gradient", hidden_bytes(sizes, ends.chunk))
     multiply(ledger, sizes, ends.chunk * sizes.hidden)
     grad_normed = scattered(ledger, sizes.tp, "hidden gradient", grad_gathered)

@@ -3,16 +3,15 @@
 from typing import NamedTuple
 
 from memo.config import RunConfig
-from memo.config.attention_kernels import backend_by_capability
 from memo.config.derived import (
     rank_tokens,
     resident_tiles,
     resolved_a2a_size,
+    resolved_attention,
     resolved_dtype,
     resolved_offload_tiles,
     resolved_sections,
 )
-from memo.config.run import HardwareConfig
 from memo.spec.custom_layer import Half, custom_facts
 from memo.spec.shapes import layer_matrices
 from memo.units import element_bytes
@@ -194,7 +193,7 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         gathers_kv=parallel.cp_comm_type == "all_gather",
         sinks=model.attention_sinks,
         window=model.window(config.data.seq_length) or 0,
-        attention=_attention(config.hardware),
+        attention=resolved_attention(config),
         packed=config.data.packs_documents,
         deterministic=config.hardware.deterministic,
         threads=threads,
@@ -208,10 +207,3 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
         frozen=frozenset(module for module, weight in layer_matrices(model).items() if weight.frozen),
     )
-
-
-def _attention(hardware: HardwareConfig) -> str:
-    if hardware.device != "cuda":
-        return "cpu"
-    wanted = hardware.attention_backend
-    return backend_by_capability(90, hardware.deterministic) if wanted == "auto" else wanted
