@@ -161,7 +161,7 @@ class ChatTemplate:
         reveal what the assistant wrote.
         """
         where, learned = f"{conversation.where}: {self.name}", conversation.learned
-        text = self._text(conversation.messages, conversation.tools, where, "the conversation")
+        text = self._text(conversation.messages, conversation.variables, where, "the conversation")
         if not self._marks:
             return Rendered(conversation.where, text, tuple(self._added(text, conversation, where)))
         text, spans = _without_marks(text, conversation, where)
@@ -176,7 +176,7 @@ class ChatTemplate:
 
     def prompt(self, messages: tuple[Message, ...], where: str) -> str:
         """The text up to where the model answers. Raises the DataErrors of `render`, which begin with `where`."""
-        text = self._text(messages, None, f"{where}: {self.name}", "the conversation", asks=True)
+        text = self._text(messages, {}, f"{where}: {self.name}", "the conversation", asks=True)
         return text.replace(_BEGIN, "").replace(_END, "") if self._marks else text
 
     def end_of_answer(self) -> str | None:
@@ -191,10 +191,10 @@ class ChatTemplate:
         return max(ends, key=len, default=None)
 
     def _text(
-        self, messages: Sequence[Message], tools: list[Any] | None, where: str, what: str, asks: bool = False
+        self, messages: Sequence[Message], variables: Mapping[str, Any], where: str, what: str, asks: bool = False
     ) -> str:
         """Render messages. With `asks` the text ends where the model shall answer."""
-        given = {"messages": list(messages), "tools": tools, "documents": None, **self._variables}
+        given = {"tools": None, "documents": None, **self._variables, **variables, "messages": list(messages)}
         size = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
 
         def say(reason: str) -> str:
@@ -209,7 +209,7 @@ class ChatTemplate:
         answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
         for i in compress(answers, conversation.learned):
             prompt, answered = (
-                self._text(messages[:count], conversation.tools, where, f"its first {count} messages", asks)
+                self._text(messages[:count], conversation.variables, where, f"its first {count} messages", asks)
                 for count, asks in ((i, True), (i + 1, False))
             )
             if not (answered.startswith(prompt) and text.startswith(answered)):
@@ -226,7 +226,7 @@ class ChatTemplate:
 
 def _without_marks(marked: str, conversation: Conversation, where: str) -> tuple[str, list[tuple[int, int]]]:
     """The text without its marks, and the spans that they enclosed."""
-    said = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False, default=str)
+    said = json.dumps([conversation.messages, dict(conversation.variables)], ensure_ascii=False, default=str)
     if _BEGIN in said or _END in said:
         raise DataError(
             f"{where} marks answers with U+FDD0 and U+FDD1, which are no characters, but the conversation holds them; "

@@ -5,17 +5,18 @@
     instruction    {"instruction": "Translate.", "input": "Haus", "output": "house"}      input may be left out
     prompt         {"prompt": "2 + 2 =", "completion": "4"}      or lists of messages, of which completion is learned
 
-"messages" is OpenAI's form. It may also have "tools", and "weight": 0 in a message of the assistant that shall not be
-learned. "conversations" is ShareGPT's form; its speakers get OpenAI's names. Any list may contain messages of the other
-form. "instruction" is Alpaca's form. The texts of "instruction" and "prompt" become a message of the user and a message
-of the assistant, after those of the pairs of texts under "history". In all forms but "messages", a text under "system"
-becomes a first message of the system.
+"messages" is OpenAI's form. It may also have "weight": 0 in a message of the assistant that shall not be learned.
+"conversations" is ShareGPT's form; its speakers get OpenAI's names. Any list may contain messages of the other form.
+"instruction" is Alpaca's form. The texts of "instruction" and "prompt" become a message of the user and a message of
+the assistant, after those of the pairs of texts under "history". In all forms but "messages", a text under "system"
+becomes a first message of the system. The chat template gets the functions under "tools", and the variables under
+"chat_template_kwargs", such as {"enable_thinking": false}, as in TRL.
 
 A record's fields tell its form. A record with the fields of two forms is refused unless the form is named.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from memo.artifacts.reading import Source, listed, parse_json, shown
@@ -52,13 +53,13 @@ class Conversation:
         where: its file and line, for messages to users.
         messages: the messages, at least one of them by the assistant.
         learned: for each message of the assistant, in order, whether it is learned; at least one is.
-        tools: JSON schemas of functions, for the chat template.
+        variables: variables for the chat template: `tools`, JSON schemas of functions, and others.
     """
 
     where: str
     messages: tuple[Message, ...]
     learned: tuple[bool, ...]
-    tools: list[Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def is_conversation(fields: Collection[str]) -> bool:
@@ -98,7 +99,7 @@ def conversation_of(record: Any, where: str, form: ChatForm | None = None) -> Co
     learned = tuple(bool(weight) for message, weight in answers if message["role"] == ASSISTANT)
     if not any(learned):
         raise DataError(f"{where}: no message of the role {ASSISTANT} to learn from; add one or remove the line")
-    return Conversation(where, tuple(messages), learned, read_tools(record, where))
+    return Conversation(where, tuple(messages), learned, read_variables(record, where))
 
 
 def _form(record: dict[str, Any], where: str) -> ChatForm:
@@ -126,15 +127,21 @@ def _form(record: dict[str, Any], where: str) -> ChatForm:
     return found[0]
 
 
-def read_tools(record: dict[str, Any], where: str) -> list[Any] | None:
-    """The tools of a record: a list, or a text with its JSON, as in tables, whose columns have one type. Raises
-    DataError."""
-    tools = record.get("tools")
-    if isinstance(tools, str):
-        tools = parse_json(tools, Source(f"{where}: tools", DataError, "give a list of functions"))
-    if tools is not None and not isinstance(tools, list):
-        raise DataError(f"{where}: tools is {kind_of(tools)}; give a list of functions")
-    return tools
+def read_variables(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """The variables of a record for the chat template. Raises DataError."""
+    tools = _parsed(record, "tools", list, "a list of functions", where)
+    return {**_parsed(record, "chat_template_kwargs", dict, "an object", where), **({"tools": tools} if tools else {})}
+
+
+def _parsed(record: dict[str, Any], name: str, kind: type, wanted: str, where: str) -> Any:
+    """A field of this kind, empty if it is left out, or a text with its JSON, as in tables, whose columns have one
+    type."""
+    value = record.get(name)
+    if isinstance(value, str):
+        value = parse_json(value, Source(f"{where}: {name}", DataError, f"give {wanted}"))
+    if value is not None and not isinstance(value, kind):
+        raise DataError(f"{where}: {name} is {kind_of(value)}; give {wanted}")
+    return value or kind()
 
 
 def read_messages(given: Any, field: str, where: str) -> list[Message]:

@@ -8,7 +8,7 @@ The forms are TRL's. Without "prompt", the common beginning of both answers is t
                   "rejected": [{"role": "assistant", "content": "5"}]}
     both         {"prompt": "2 + 2?", "chosen": [user, assistant], "rejected": [user, assistant]}
 
-A record of messages may have "tools". Messages are rendered with the chat template, as by `memo data chat`, and the
+Messages are rendered with the chat template, as by `memo data chat`, and the
 assistant's tokens after the prompt are learned. Texts are used unchanged, and the end-of-document token after an answer
 is learned as well. The documents of the corpus are chosen and rejected answers in turn, each with its prompt, with a
 mask next to them (memo.data.chat).
@@ -22,7 +22,7 @@ from typing import Any
 
 from memo.data.chat_template import ChatTemplate, Rendered
 from memo.data.chat_templates import load_chat_template
-from memo.data.conversations import ASSISTANT, Conversation, kind_of, read_messages, read_tools
+from memo.data.conversations import ASSISTANT, Conversation, kind_of, read_messages, read_variables
 from memo.data.corpus_builder import READING, BuildSummary, Reading, write_corpus
 from memo.data.corpus_writer import check_share
 from memo.data.encode import AnswerEncoder
@@ -115,7 +115,9 @@ def _pair_of_messages(record: dict[str, Any], where: str, template: ChatTemplate
                 f"{where}: {side} has no message of the role {ASSISTANT} behind the prompt; add one or remove the "
                 "record"
             )
-        found.append(template.render(Conversation(f"{where}: {side}", messages, learned, read_tools(record, where))))
+        found.append(
+            template.render(Conversation(f"{where}: {side}", messages, learned, read_variables(record, where)))
+        )
     return tuple(found)
 
 

@@ -14,6 +14,7 @@ from documents import read_conversations
 
 from memo.cli.main import main
 from memo.data import CorpusFacts, IndexedDataset, build_chat, load_corpus_tokenizer, load_tokenizer
+from memo.data.chat_template import ChatTemplate
 from memo.data.chat_templates import CHAT_TEMPLATES, load_chat_template
 from memo.data.conversations import Conversation
 from memo.data.encode import answer_mask
@@ -115,13 +116,14 @@ def test_what_other_trainers_write_beside_the_forms(tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "in.jsonl", [record])
     (conversation,) = read_conversations([lines])
     assert (list(conversation.messages), conversation.learned) == ([*prompt, *said], (False, True))
-    assert conversation.tools == [{"n": 1}]
+    assert conversation.variables == {"tools": [{"n": 1}]}
     alpaca = {"instruction": "c", "output": "d", "history": [["a", "b"]], "system": "s"}
     (conversation,) = read_conversations([write_lines(tmp_path / "history.jsonl", [alpaca])])
     assert [message["content"] for message in conversation.messages] == ["s", "a", "b", "c", "d"]
     assert conversation.learned == (True, True)
     for wrong, told in (
         ({**alpaca, "history": [["a"]], "prompt": None}, "history is a list of 1; give a list of pairs"),
+        ({"chat_template_kwargs": [1]}, r"chat_template_kwargs is a list of 1; give an object"),
         ({"tools": "[{"}, r"line 1: tools: is not JSON .*: give a list of functions"),
         ({"completion": "4"}, "line 1: completion is '4'; give a list of messages"),
         ({"label": False}, "label is false"),
@@ -272,6 +274,20 @@ def test_a_template_by_name(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     summary = build_chat([tmp_path / "chats.jsonl"], "bytes", tokenizer="byte", chat_template=name)
     assert summary.train.num_documents == len(CHATS)
+
+
+def test_a_record_has_variables_for_its_template(tmp_path: Path) -> None:
+    """As objects or as their JSON; they stand before those of the tokenizer, but no message is replaced."""
+    source = "{{ thinks }}{{ eos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = ChatTemplate(source, variables={"eos_token": "E"}, special_texts=(), name="x")
+    given = {"thinks": "yes", "messages": [], "eos_token": "F"}
+    lines = [
+        {"messages": [QUESTION, ANSWER], "chat_template_kwargs": each} for each in (given, json.dumps(given), None)
+    ]
+    read = read_conversations([write_lines(tmp_path / "in.jsonl", lines)])
+    texts = [template.render(conversation).text for conversation in read]
+    said = QUESTION["content"] + ANSWER["content"]
+    assert texts == [f"yesF{said}"] * 2 + [f"E{said}"]
 
 
 def test_bytes_have_exact_offsets() -> None:
