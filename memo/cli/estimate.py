@@ -221,14 +221,13 @@ def _text(case: Case, result: Answer) -> str:
     lines += [f"  {name:<18}{value:>12,.3f}" for name, value in _times(result).items()]
     lines += [case.node_share] if case.node_share and result.host_bytes else []
     lines += pinning(int(result.host_bytes)) if case.hardware.device == "cuda" else []
-    kernels = _delta_kernels(case)
-    lines += [kernels] if kernels else []
+    lines += filter(None, [_delta_kernels(case)])
     tight = ", tight" if result.is_tight else ""
     return "\n".join([_title(case), *lines, f"verdict: {result.verdict}{tight} ({result.bound})"])
 
 
-def _delta_kernels(case: Case) -> str:
-    return foreseen_kernels(case.shape.nearest) if case.method == "memo" else ""
+def _delta_kernels(case: Case) -> str | None:
+    return foreseen_kernels(case.shape.nearest) if case.method == "memo" else None
 
 
 def _moved(tiles: Mapping[str, int] | None) -> str:
@@ -254,7 +253,7 @@ def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
         **{name: getattr(case, name) for name in COLUMNS if name != "hardware"},
         "hardware": case.hardware.name,
         "parameters": case.shape.parameters,
-        "delta_kernels": _delta_kernels(case) or None,
+        "delta_kernels": _delta_kernels(case),
         **_sizes(result),
         "verdict": str(result.verdict),
         "tight": result.is_tight,

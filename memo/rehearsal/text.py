@@ -46,11 +46,6 @@ def verdict(run: Run, found: Rehearsed) -> Verdict:
     return judge(found.steady.reserved_bytes + found.foreseen.context, 0, capacity, unseen)
 
 
-def delta_kernels(run: Run) -> str:
-    """A text about the kernels of gated delta nets that ran; empty if there is nothing to say."""
-    return foreseen_kernels(run.config.model, run.config.hardware.delta_backend)
-
-
 def worst(run: Run, all_found: Sequence[Rehearsed]) -> Verdict:
     return max((verdict(run, found) for found in all_found), key=_SEVERITY.index)
 
@@ -179,5 +174,5 @@ def _end(run: Run, all_found: Sequence[Rehearsed]) -> Iterator[str]:
     for name, stand_in in stand_ins(run.config).items():
         asked = getattr(run.config.hardware, name)
         yield f"--{name.replace('_', '-')} {asked}: kernels of torch ({stand_in}) ran in its place"
-    if told := delta_kernels(run):
+    if told := foreseen_kernels(run.config.model, run.config.hardware.delta_backend):
         yield told

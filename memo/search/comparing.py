@@ -139,9 +139,11 @@ def _errors(plans: Sequence[Plan]) -> list[str]:
         if plan.best is not None:
             names = machines.setdefault(str(speed_error(plan.question, plan.best)), [])
             names += [name for name in (plan.question.hardware.name,) if name not in names]
-    told = [f"{', '.join(sorted(names))}: {error}" for error, names in sorted(machines.items())]
-    kernels = plans[0].question.delta_kernels
-    return [*(f"{each} (sources: memo hardware NAME)" for each in told), *([kernels] if kernels else [])]
+    told = [
+        f"{', '.join(sorted(names))}: {error} (sources: memo hardware NAME)"
+        for error, names in sorted(machines.items())
+    ]
+    return [*told, *filter(None, [plans[0].question.delta_kernels])]
 
 
 def as_object(plan: Plan) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "gpus": question.gpus,
         "lora_rank": model.lora_rank,
         "quantize": model.quantize,
-        "delta_kernels": question.delta_kernels or None,
+        "delta_kernels": question.delta_kernels,
         "node_share": question.node_share,
         "host_memory_gib": question.host_memory_gib,
         "layout": best and str(best.layout),

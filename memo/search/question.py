@@ -170,8 +170,8 @@ class Question:
         return share_text(self.node, self.gpus, self.host_memory_gib if self.host_is_given else None)
 
     @property
-    def delta_kernels(self) -> str:
-        """The kernels of gated delta nets that are foreseen; empty if the model has no such layers."""
+    def delta_kernels(self) -> str | None:
+        """The kernels of gated delta nets that are foreseen; None if the model has no such layers."""
         return foreseen_kernels(self.base.model)
 
     @property

@@ -97,7 +97,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         **_named(question.hardware, "nvme_gib nvme_gb_per_s"),
         "dollars_per_gpu_hour": None if question.price is None else question.price.dollars_per_gpu_hour,
         "price": None if question.price is None else question.price.told,
-        "delta_kernels": question.delta_kernels or None,
+        "delta_kernels": question.delta_kernels,
         "longest": plan.longest and vars(plan.longest),
         "largest": plan.largest and vars(plan.largest),
         "trial": None if plan.trial is None else _choice(plan.trial, question),
@@ -222,8 +222,7 @@ def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
         lines.append(f"tight: the plan fails if CUDA and NCCL take {TIGHT_BYTES / GIB:g} GiB more than foreseen")
     found = {str(speed_error(plan.question, choice)) for choice in shown}
     lines += [f"{each} (sources: memo hardware {plan.question.hardware.name})" for each in sorted(found)]
-    kernels = plan.question.delta_kernels
-    return [*lines, str(FULL_SIZE), *([kernels] if kernels else [])]
+    return [*lines, str(FULL_SIZE), *filter(None, [plan.question.delta_kernels])]
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:

@@ -31,13 +31,13 @@ RATES = (0.01, 16.0)
 """Bounds of the initial rates of decay, which are drawn uniformly."""
 
 
-def foreseen_kernels(model: ModelConfig, delta_backend: str = "auto") -> str:
+def foreseen_kernels(model: ModelConfig, delta_backend: str = "auto") -> str | None:
     """Return a text about the kernels of gated delta nets with which memory and time are foreseen.
 
-    It is empty if the model has no such layers, or if the user chose the kernels. A run chooses its kernels where its
-    GPU and packages are, and no estimate knows them."""
+    None if the model has no such layers, or if the user chose the kernels. A run chooses its kernels where its GPU and
+    packages are, and no estimate knows them."""
     if delta_backend != "auto" or LINEAR not in model.types_of_layers:
-        return ""
+        return None
     return (
         "gated delta nets: torch's operations are foreseen; under --delta-backend auto a run takes those of "
         "flash-linear-attention where they can run, which need less memory and time"
