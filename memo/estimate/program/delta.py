@@ -11,11 +11,11 @@ from memo.spec.delta import carry_size, fla_bytes, fla_document_bytes, group_ele
 def delta_forward(ledger: Ledger, sizes: LayerSizes) -> None:
     """Run the forward of this rank's tokens; the output is written to existing memory."""
     if sizes.a2a == 1:
-        return _run_forward(ledger, sizes)
+        return _run(ledger, sizes)
     inner = exchanged(sizes)
     own = _all_of_heads(ledger, sizes.qkv * sizes.tokens * sizes.narrow)
     out = ledger.make("heads", inner.tokens * inner.q * inner.narrow)
-    _run_forward(ledger, inner)
+    _run(ledger, inner)
     ledger.free(*join_heads(ledger, sizes, (sizes.q, 1)), own, out)
 
 
@@ -57,18 +57,16 @@ def _carry_bytes(sizes: LayerSizes) -> int:
     return sizes.batch * carry_size(sizes.heads, sizes.kv_heads, sizes.head_dim) * sizes.wide
 
 
-def _run_forward(ledger: Ledger, sizes: LayerSizes) -> None:
-    """Run the forward of `sizes.tokens` tokens, with all heads that this rank has."""
-    carries = ledger.make("carries", 2 * _carry_bytes(sizes))
-    ledger.scratch(("group of a delta net", _group_bytes(sizes, backward=False)))
+def _run(ledger: Ledger, sizes: LayerSizes, backward: bool = False) -> None:
+    """Run all groups of `sizes.tokens` tokens. A backward keeps the carry before each group."""
+    groups = -(-sizes.tokens // _group(sizes)) if backward else 0
+    carries = ledger.make("carries", (groups + 2) * _carry_bytes(sizes))
+    ledger.scratch(("group of a delta net", _group_bytes(sizes, backward)))
     ledger.free(carries)
 
 
 def _run_backward(ledger: Ledger, sizes: LayerSizes) -> Block:
-    """Return the gradient of the net's inputs."""
+    """Return the gradient of the net's inputs, with all heads that this rank has."""
     grad = ledger.make("delta net gradient", sizes.tokens * sizes.qkv * sizes.narrow)
-    groups = -(-sizes.tokens // _group(sizes))
-    carries = ledger.make("carries", (groups + 2) * _carry_bytes(sizes))
-    ledger.scratch(("group of a delta net", _group_bytes(sizes, backward=True)))
-    ledger.free(carries)
+    _run(ledger, sizes, backward=True)
     return grad
