@@ -23,7 +23,7 @@ from torch import Tensor
 
 from memo.attention.backends import boundaries_on, numbers_on
 from memo.attention.blocks import Documents
-from memo.attention.delta_rule import DeltaNet, Gradients, Place, backward, decays, forward, next_carry
+from memo.attention.delta_rule import DeltaNet, Gradients, Place, backward, forward
 from memo.attention.select import AttentionChoice
 from memo.errors import ConfigError
 from memo.spec.delta import FLA_CHUNK, FLA_DOCUMENTS, TAPS, group_tokens
@@ -177,37 +177,34 @@ class FlaDeltaNet(DeltaNet):
             start = stop
         return found
 
-    def run(self, mixed: Tensor, carry: Tensor, where: _Packed | None) -> tuple[Tensor, Tensor]:
-        """Compute one group: out [t, b, n d] in the dtype of `mixed`, and the carry after it."""
-        convolve, compute = _fla()
-        (length, batch), heads, d = mixed.shape[:2], self.heads, self.head_dim
-        channels = len(self.kernels)
-        last, state = carry.split([(TAPS - 1) * channels, heads * d * d], dim=1)
-        last, state = last.view(batch, TAPS - 1, channels), state.view(batch, heads, d, d)
-        x, of_beta, of_decay = mixed.split([channels, heads, heads], dim=-1)
-        decay, beta = decays(self, of_decay, carry.dtype), of_beta.sigmoid().to(carry.dtype)
+    def compute(
+        self, x: Tensor, last: Tensor, state: Tensor, beta: Tensor, decay: Tensor, where: _Packed | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        convolve, rule = _fla()
+        (length, batch), heads, d = x.shape[:2], self.heads, self.head_dim
         shape = (batch, length) if where is None else (1, batch * length)
         rows, beta, decay = (y.transpose(0, 1).reshape(*shape, y.shape[-1]) for y in (x, beta, decay))
         # fla's convolution takes as many earlier tokens as it has taps, and does not read the first of them.
-        before, entering, options = F.pad(last.mT, (1, 0)), state, {}
+        of_rows = last.permute(1, 2, 0)
+        before, entering, options = F.pad(of_rows, (1, 0)), state, {}
         if where is not None:
-            before = torch.cat([_own_tokens(row, own) for row, own in zip(last.split(1), where.before, strict=True)])
+            before = torch.cat([_own_tokens(row, own) for row, own in zip(of_rows.split(1), where.before, strict=True)])
             before, entering, options = where.enter(before), where.enter(state), where.options
-        mixed_in, _ = convolve(rows, self.kernels, initial_state=before, activation="silu", **options)
-        q, k, v = mixed_in.unflatten(-1, (-1, d)).split([self.key_heads, self.key_heads, heads], dim=2)
-        del mixed_in
+        mixed, _ = convolve(rows, self.kernels, initial_state=before, activation="silu", **options)
+        q, k, v = mixed.unflatten(-1, (-1, d)).split([self.key_heads, self.key_heads, heads], dim=2)
+        del mixed
         own = {"scale": d**-0.5, "initial_state": entering, "output_final_state": True, **options}
-        out, state = compute(q, k, v, decay, beta, use_qk_l2norm_in_kernel=True, **own)
+        out, state = rule(q, k, v, decay, beta, use_qk_l2norm_in_kernel=True, **own)
         state = state if where is None else where.leave(state)
         out = out.view(batch, length, heads * d).transpose(0, 1)
-        return out, next_carry(last.transpose(0, 1), x, state)
+        return out, torch.cat((last, x[-(TAPS - 1) :].to(last.dtype)))[-(TAPS - 1) :], state
 
 
 def _own_tokens(last: Tensor, before: int) -> Tensor:
-    """`last` [1, TAPS - 1, C] -> [1, C, TAPS], with zeros for all but the `before` last tokens, which are of the
+    """`last` [1, C, TAPS - 1] -> [1, C, TAPS], with zeros for all but the `before` last tokens, which are of the
     current document."""
     own = min(before, TAPS - 1)
-    return F.pad(last[:, TAPS - 1 - own :].mT, (TAPS - own, 0))
+    return F.pad(last[..., TAPS - 1 - own :], (TAPS - own, 0))
 
 
 def _stop(documents: Documents, start: int, stop: int) -> int:

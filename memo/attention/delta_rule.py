@@ -84,20 +84,27 @@ class DeltaNet(_Parameters):
         return [(group, positions[:, group]) for group in groups]
 
     def run(self, mixed: Tensor, carry: Tensor, where: Any) -> tuple[Tensor, Tensor]:
-        """One group: out [t, b, n d] in the dtype of `mixed`, and the carry after it. `where`: positions [b, t]."""
-        batch, heads, d, channels = mixed.shape[1], self.heads, self.head_dim, len(self.kernels)
+        """One group: out [t, b, n d] in the dtype of `mixed`, and the carry after it. `where`: as `groups` has it."""
+        batch, heads, d, channels, wide = mixed.shape[1], self.heads, self.head_dim, len(self.kernels), carry.dtype
         last, state = carry.split([(TAPS - 1) * channels, heads * d * d], dim=1)
+        last, state = last.view(batch, TAPS - 1, channels).transpose(0, 1), state.view(batch, heads, d, d)
         x, of_beta, of_decay = mixed.split([channels, heads, heads], dim=-1)
-        with_last = torch.cat((last.view(batch, TAPS - 1, channels).transpose(0, 1), x.to(carry.dtype)))
-        convolved = _convolved(with_last, self.kernels.to(carry.dtype), where)
-        mixed_in = F.silu(convolved.to(mixed.dtype)).to(carry.dtype)
-        parts = mixed_in.unflatten(-1, (-1, d)).split([self.key_heads, self.key_heads, heads], dim=2)
-        q, k = (_normed(part).repeat_interleave(heads // self.key_heads, dim=2) for part in parts[:2])
-        decay = decays(self, of_decay, carry.dtype)
-        beta = of_beta.sigmoid().to(carry.dtype)
-        out, state = _rule(q * d**-0.5, k, parts[2], beta, decay, where, state.view(batch, heads, d, d))
-        carry = torch.cat((with_last[-(TAPS - 1) :].transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
-        return out.flatten(2).to(mixed.dtype), carry
+        decay = -self.rates.to(wide).exp() * F.softplus(of_decay.to(wide) + self.biases.to(wide))
+        out, last, state = self.compute(x, last, state, of_beta.sigmoid().to(wide), decay, where)
+        return out, torch.cat((last.transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
+
+    def compute(
+        self, x: Tensor, last: Tensor, state: Tensor, beta: Tensor, decay: Tensor, where: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Convolution and rule: out, and what goes on: the last TAPS - 1 inputs and S, as before x [t, b, C] in `last`
+        [TAPS - 1, b, C] and `state` [b, n, d, d]; `decay` [t, b, n] are the logarithms of factors."""
+        with_last = torch.cat((last, x.to(last.dtype)))
+        convolved = _convolved(with_last, self.kernels.to(last.dtype), where)
+        mixed = F.silu(convolved.to(x.dtype)).to(last.dtype).unflatten(-1, (-1, self.head_dim))
+        *parts, v = mixed.split([self.key_heads, self.key_heads, self.heads], dim=2)
+        q, k = (_normed(part).repeat_interleave(self.heads // self.key_heads, dim=2) for part in parts)
+        out, state = _rule(q * self.head_dim**-0.5, k, v, beta, decay, where, state)
+        return out.flatten(2).to(x.dtype), with_last[-(TAPS - 1) :], state
 
 
 class Gradients(NamedTuple):
@@ -145,17 +152,6 @@ def _run_backward(
         own = net._replace(kernels=inputs[2], rates=inputs[3], biases=inputs[4])
         outputs = own.run(inputs[0], inputs[1], where)
     return torch.autograd.grad(outputs, inputs, grads)
-
-
-def decays(net: DeltaNet, of_decay: Tensor, wide: torch.dtype) -> Tensor:
-    """The logarithms of the heads' decay factors, from their logits."""
-    return -net.rates.to(wide).exp() * F.softplus(of_decay.to(wide) + net.biases.to(wide))
-
-
-def next_carry(last: Tensor, x: Tensor, state: Tensor) -> Tensor:
-    """The carry after x [t, b, C]; `last` [TAPS - 1, b, C]: the tokens before x; `state`: the matrices after x."""
-    newest = torch.cat((last, x[-(TAPS - 1) :].to(last.dtype)))[-(TAPS - 1) :]
-    return torch.cat((newest.transpose(0, 1).flatten(1), state.flatten(1)), dim=1)
 
 
 def _convolved(x: Tensor, kernels: Tensor, positions: Tensor) -> Tensor:

@@ -4,11 +4,13 @@ Shapes: n = s / tp tokens between matrices, s = tokens of this context-parallel 
 b = micro-batch; a, k = query and key/value heads of this tp rank; d = size of a head.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from memo.attention.delta_rule import DeltaNet
 from memo.model.heads import Heads
 from memo.model.latent import LatentAttention
 from memo.model.norm import Norm
@@ -75,7 +77,12 @@ class DeltaAttention(nn.Module):
         self.gating = NormedGate(*parts.of_layer(layer, "attention.gating"), parts.config.norm_epsilon, parts.ops)
         self.projection = parts.row(layer, "attention.projection")
         exchange: Any = parts.attention(layer)
-        self.core = ContextDelta(exchange, self, parts.kind(layer).head_dim, parts.delta_net)
+        self._net = partial(parts.delta_net, head_dim=parts.kind(layer).head_dim)
+        self.core = ContextDelta(exchange, self.net)
+
+    def net(self) -> DeltaNet:
+        """The convolution and the rule, with the parameters that this module has now."""
+        return self._net(self.kernels, self.rates, self.biases)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         mixed, gate = self.qkv(x), self.gate(x)

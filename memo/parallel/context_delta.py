@@ -9,40 +9,25 @@ memo.attention.delta_rule, with the tokens in the order of memo.parallel.zigzag.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memo.attention import delta_rule
 from memo.attention.blocks import Documents
 from memo.attention.delta_rule import DeltaNet, Gradients, Place
 from memo.parallel.context import ContextAttention
 
-MainGradient = Callable[[nn.Parameter], Tensor | None]
-
-
-class Parameters(Protocol):
-    """The parameters of DeltaNet for all heads of this tp rank."""
-
-    @property
-    def kernels(self) -> nn.Parameter: ...
-    @property
-    def rates(self) -> nn.Parameter: ...
-    @property
-    def biases(self) -> nn.Parameter: ...
-
 
 class ContextDelta:
-    def __init__(
-        self, exchange: ContextAttention, of: Parameters, head_dim: int, delta_net: type[DeltaNet] = DeltaNet
-    ) -> None:
-        """`exchange` has the cp groups, and `delta_net` the kernels."""
-        self._exchange, self._all_heads, self._head_dim, self._delta_net = exchange, of, head_dim, delta_net
-        whole = DeltaNet(of.kernels, of.rates, of.biases, head_dim)
-        channels = [whole.key_heads * head_dim, whole.key_heads * head_dim, whole.heads * head_dim]
-        self._widths = [*channels, whole.heads, whole.heads]
-        self._widths_of = (channels, [whole.heads], [whole.heads])
+    def __init__(self, exchange: ContextAttention, of_all_heads: Callable[[], DeltaNet]) -> None:
+        """`exchange` has the cp groups. `of_all_heads` returns the net of all heads of this tp rank, with the module's
+        parameters, which may be replaced between two calls."""
+        self._exchange, self._of_all_heads, net = exchange, of_all_heads, of_all_heads()
+        channels = [count * net.head_dim for count in (net.key_heads, net.key_heads, net.heads)]
+        self._widths = [*channels, net.heads, net.heads]
+        self._widths_of = (channels, [net.heads], [net.heads])
 
     def forward(
         self, mixed: Tensor, out: Tensor, documents: Documents | None, start: int = 0, carry: Tensor | None = None
@@ -57,7 +42,7 @@ class ContextDelta:
         is_whole = self._exchange.a2a_size == 1
         place = out if is_whole else own.new_empty((*own.shape[:2], net.heads * net.head_dim))
         after = torch.empty_like(carry)
-        with self._around():
+        with self._around(net):
             delta_rule.forward(net, own, carry, Place(documents, start), place, after)
         if not is_whole:
             self._exchange.join_heads(place.unsqueeze(-1), out=out.unsqueeze(-1))
@@ -67,7 +52,7 @@ class ContextDelta:
         self,
         grad_out: Tensor,
         mixed: Tensor,
-        main_gradient: MainGradient,
+        main_gradient: Callable[[Any], Tensor | None],
         documents: Documents | None,
         start: int = 0,
         carry: Tensor | None = None,
@@ -82,10 +67,10 @@ class ContextDelta:
         grad_carry = torch.zeros_like(carry) if grad_carry is None else grad_carry
         grad_out, grad = self._split(grad_out, [grad_out.shape[-1]]), torch.empty_like(own)
         sums = tuple(torch.zeros_like(each, dtype=carry.dtype) for each in net[:3])
-        with self._around():
+        with self._around(net):
             found = Gradients(grad, grad_carry, *sums)
             delta_rule.backward(net, grad_out, own, carry, Place(documents, start), found)
-        for parameter, widths, total in zip(self._parameters, self._widths_of, sums, strict=True):
+        for parameter, widths, total in zip(self._of_all_heads()[:3], self._widths_of, sums, strict=True):
             main = main_gradient(parameter)
             if main is None:  # frozen
                 continue
@@ -97,14 +82,9 @@ class ContextDelta:
             grad = torch.cat(self._exchange.join_heads(*parts), dim=2).squeeze(-1)
         return grad, grad_carry
 
-    @property
-    def _parameters(self) -> tuple[nn.Parameter, ...]:
-        """Read at each use, because their memory changes."""
-        return self._all_heads.kernels, self._all_heads.rates, self._all_heads.biases
-
-    def _around(self) -> AbstractContextManager[None]:
+    def _around(self, net: DeltaNet) -> AbstractContextManager[None]:
         """A context around kernels whose memory requests depend on where documents end; they free all of it inside."""
-        return self._exchange.around() if self._delta_net.asks_by_documents else nullcontext()
+        return self._exchange.around() if net.asks_by_documents else nullcontext()
 
     def _split(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """All heads' [s, b, W] -> some heads' [A s, b, W / A]; `widths`: channels of each part of W."""
@@ -113,10 +93,11 @@ class ContextDelta:
         return torch.cat(self._exchange.split_heads(*x.unsqueeze(-1).split(widths, dim=2)), dim=2).squeeze(-1)
 
     def _share(self) -> DeltaNet:
-        """A DeltaNet with the parameters of the heads that this rank computes."""
-        rows = (self._own_rows(each.data, of) for each, of in zip(self._parameters, self._widths_of, strict=True))
-        kernels, rates, biases = (torch.cat(parts) for parts in rows)
-        return self._delta_net(kernels, rates, biases, self._head_dim)
+        """The net of the heads that this rank computes."""
+        net = self._of_all_heads()
+        rows = (self._own_rows(each.data, of) for each, of in zip(net[:3], self._widths_of, strict=True))
+        kernels, rates, biases = map(torch.cat, rows)
+        return net._replace(kernels=kernels, rates=rates, biases=biases)
 
     def _own_rows(self, parameter: Tensor, widths: Sequence[int]) -> list[Tensor]:
         """Views of the rows for the heads that this rank computes, one in each part; `widths`: rows of each part."""

@@ -6,7 +6,7 @@ tests/kernels/test_kernels_delta.py calls the package itself."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata, util
-from typing import Any, NamedTuple
+from typing import Any
 
 import fla_stand_in
 import pytest
@@ -14,7 +14,6 @@ import torch
 from delta_nets import BATCH, CHANNELS, DIM, DOCUMENTS, HEADS, TOKENS, expected, net, place, run
 from layouts import tiny, train_here
 from swapped_steps import profiled_once
-from torch import nn
 
 from memo.attention import delta_kernels
 from memo.attention.backends import CpuFlash
@@ -92,13 +91,8 @@ def test_all_that_depends_on_documents_is_given_back(stand_in: None) -> None:
         yield
         within.append((live.now - before, live.peak - before))
 
-    class Parameters(NamedTuple):
-        kernels: nn.Parameter
-        rates: nn.Parameter
-        biases: nn.Parameter
-
     core = ContextAttention(CpuFlash(), TOKENS, "a2a", None, None, 1.0, around=around)
-    delta = ContextDelta(core, Parameters(*map(nn.Parameter, of[:3])), DIM, FlaDeltaNet)
+    delta = ContextDelta(core, lambda: of)
     documents, mixed = place(DOCUMENTS["several"]).documents, torch.randn(TOKENS, BATCH, CHANNELS + 2 * HEADS).double()
     out = torch.empty(TOKENS, BATCH, HEADS * DIM, dtype=mixed.dtype)
     of.groups(mixed, Place(documents, 0))
