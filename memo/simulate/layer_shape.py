@@ -102,19 +102,18 @@ class LayerShape:
             found[module] = outputs // max(1, weight.experts), inputs
         return found
 
-    @property
-    def experts(self) -> int:
-        """Number of experts of a layer; 0 if it is dense."""
-        return self.config.model.num_experts
+    def experts(self, module: str) -> int:
+        """Return the number of experts that have a matrix each in a module; 0: all tokens run through one matrix."""
+        return self._matrices[module].experts
 
-    def experts_s(self, dense_s: float) -> float:
-        """Return the seconds of a product over all experts; `dense_s`: a dense product of one expert's sizes."""
-        return self.experts * dense_s / self.kernels.hardware.efficiency.expert_matmul
+    def rows(self, module: str) -> float:
+        """Return the rows of a tile that a module multiplies: tokens, or one for each token and each of its experts."""
+        return self.tile_tokens * (self.config.model.moe_router_topk if self.experts(module) else 1)
 
-    @property
-    def expert_rows(self) -> float:
-        """Rows of a tile on which experts work: one for each token and each of its experts."""
-        return self.tile_tokens * self.config.model.moe_router_topk
+    def of_all_s(self, module: str, product_s: float) -> float:
+        """Return the seconds of the products of all experts, if a module has experts; `product_s`: of one product."""
+        experts = self.experts(module)
+        return experts * product_s / self.kernels.hardware.efficiency.expert_matmul if experts else product_s
 
     def value_bytes(self, *names: str) -> float:
         """Return the bytes of values on this rank for the tokens of a tile: tp splits either tokens or width."""

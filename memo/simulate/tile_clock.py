@@ -68,26 +68,31 @@ class TileClock(Machine):
         self.elementwise_s += self.shape.kernels.memory_s(self.shape.value_bytes(*names))
 
     def multiply(self, module: str) -> None:
-        """Count the product of all tokens, or of their gradients, with a matrix and with the adapter beside it.
+        """Count the product of all rows, or of their gradients, with a matrix and with the adapter beside it.
 
-        The output of the adapter is added in place."""
-        kernels, tokens = self.shape.kernels, self.shape.tile_tokens
-        self.matmul_s += kernels.matmul_s(tokens, *self.shape.matrix(module))
-        for part in self.shape.adapter(module):
-            rows, columns = self.shape.matrix(part)
-            sum_s = kernels.memory_s(2 * tokens * max(rows, columns) * kernels.narrow)
-            self.matmul_s += max(kernels.matmul_s(tokens, rows, columns), sum_s)
+        The output of the adapter is added in place, but of experts after the product."""
+        shape, kernels = self.shape, self.shape.kernels
+        rows, experts = shape.rows(module), shape.experts(module)
+        of_one = rows / max(1, experts)  # experts have equal rows
+        self.matmul_s += shape.of_all_s(module, kernels.matmul_s(of_one, *shape.matrix(module)))
+        for part in shape.adapter(module):
+            product_s, width = kernels.matmul_s(of_one, *shape.matrix(part)), max(shape.matrix(part))
+            if experts:
+                self.matmul_s += shape.of_all_s(module, product_s)
+                self.elementwise_s += kernels.memory_s(3 * rows * width * kernels.narrow)
+            else:
+                self.matmul_s += max(product_s, kernels.memory_s(2 * rows * width * kernels.narrow))
 
-    def multiply_gradients(self, module: str, *, of_experts: bool = False) -> None:
+    def multiply_gradients(self, module: str) -> None:
         """Count the gradient of a matrix, or of one matrix for each expert, added to its main gradient.
 
         A frozen matrix has none. An adapter beside it has gradients too: the input of its second matrix, of LoRA's
         rank, is made again for them."""
         shape, kernels = self.shape, self.shape.kernels
-        rows = shape.expert_rows / shape.experts if of_experts else shape.tile_tokens
-        adapter = shape.adapter(module)
+        experts, adapter = max(1, shape.experts(module)), shape.adapter(module)
+        rows = shape.rows(module) / experts
         for part in adapter:
-            self.multiply_gradients(part, of_experts=of_experts)
+            self.multiply_gradients(part)
         seconds = [kernels.matmul_s(rows, *shape.matrix(part)) for part in adapter[:1]]
         if not shape.is_frozen(module):
             outputs, inputs = shape.matrix(module)
@@ -95,24 +100,15 @@ class TileClock(Machine):
                 seconds.append(kernels.adding_matmul_s(outputs, inputs, rows))
             else:
                 seconds.append(kernels.matmul_s(outputs, inputs, rows))
-                self.elementwise_s += (shape.experts if of_experts else 1) * kernels.sum_s(outputs, inputs)
+                self.elementwise_s += experts * kernels.sum_s(outputs, inputs)
         for product_s in seconds:
-            self.matmul_s += shape.experts_s(product_s) if of_experts else product_s
+            self.matmul_s += shape.of_all_s(module, product_s)
 
-    def multiply_experts(self, module: str) -> None:
-        """Count the products of each expert's rows, or of their gradients, with its matrix; experts have equal rows."""
-        kernels, rows = self.shape.kernels, self.shape.expert_rows / self.shape.experts
-        self.matmul_s += self.shape.experts_s(kernels.matmul_s(rows, *self.shape.matrix(module)))
-        for part in self.shape.adapter(module):
-            outputs, inputs = self.shape.matrix(part)
-            self.matmul_s += self.shape.experts_s(kernels.matmul_s(rows, outputs, inputs))
-            num_bytes = 3 * self.shape.expert_rows * max(outputs, inputs) * kernels.narrow
-            self.elementwise_s += kernels.memory_s(num_bytes)  # added to the sum of the matrix
-
-    def move_rows(self) -> None:
-        """Count the copy of tokens' hidden states to experts' rows, or back."""
-        num_bytes = (self.shape.tile_tokens + 2 * self.shape.expert_rows) * self.shape.config.model.hidden_size
-        self.elementwise_s += self.shape.kernels.memory_s(num_bytes * self.shape.kernels.narrow)
+    def move_rows(self, module: str) -> None:
+        """Count the copy of tokens' hidden states to the rows of a module's experts, or back, if it has experts."""
+        if self.shape.experts(module):
+            num_bytes = (self.shape.tile_tokens + 2 * self.shape.rows(module)) * self.shape.config.model.hidden_size
+            self.elementwise_s += self.shape.kernels.memory_s(num_bytes * self.shape.kernels.narrow)
 
     def pass_heads(self, passes: int, share: float = 1.0) -> None:
         """Count passes over the queries and keys of the tile, or over a share of their channels."""
@@ -187,6 +183,7 @@ def _column(clock: TileClock, step: Step, operation: Operation) -> None:
 
 def _row(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.multiply(operation.module)
+    clock.move_rows(operation.module)
     clock.wait(clock.send())
 
 
@@ -194,14 +191,8 @@ def _expert_column(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.wait(clock.arrival_s(step.reads[0]))
     if "routing" in step.makes:
         clock.multiply("mlp.router")
-    clock.move_rows()
-    clock.multiply_experts(operation.module)
-
-
-def _expert_row(clock: TileClock, step: Step, operation: Operation) -> None:
-    clock.multiply_experts(operation.module)
-    clock.move_rows()
-    clock.wait(clock.send())
+    clock.move_rows(operation.module)
+    clock.multiply(operation.module)
 
 
 def _expand(clock: TileClock, step: Step, operation: Operation) -> None:
@@ -239,6 +230,7 @@ def _column_backward(clock: TileClock, step: Step, operation: Operation) -> None
 
 def _row_backward(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.wait(clock.arrival_s(step.reads[1]))
+    clock.move_rows(operation.module)
     clock.multiply_gradients(operation.module)
     clock.multiply(operation.module)
 
@@ -247,20 +239,13 @@ def _expert_column_backward(clock: TileClock, step: Step, operation: Operation) 
     clock.wait(clock.arrival_s(step.reads[2]))
     for _ in range(2):  # scores again, and the gradient of the tokens
         clock.multiply("mlp.router")
-    clock.multiply_experts(operation.module)
-    clock.move_rows()
+    clock.multiply(operation.module)
+    clock.move_rows(operation.module)
     scattered_s = clock.send()
     clock.multiply_gradients("mlp.router")
-    clock.move_rows()
-    clock.multiply_gradients(operation.module, of_experts=True)
+    clock.move_rows(operation.module)
+    clock.multiply_gradients(operation.module)
     clock.wait(scattered_s)
-
-
-def _expert_row_backward(clock: TileClock, step: Step, operation: Operation) -> None:
-    clock.wait(clock.arrival_s(step.reads[1]))
-    clock.move_rows()
-    clock.multiply_gradients(operation.module, of_experts=True)
-    clock.multiply_experts(operation.module)
 
 
 def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
@@ -314,7 +299,7 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     op.Expand: _expand,
     op.WholeColumn: _column,
     op.ExpertColumn: _expert_column,
-    op.ExpertRow: _expert_row,
+    op.ExpertRow: _row,
     op.Column: _column,
     op.Row: _row,
     op.Heads: lambda clock, step, operation: clock.rotate(),
@@ -325,7 +310,7 @@ _BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     op.Expand: _expand_backward,
     op.WholeColumn: _column_backward,
     op.ExpertColumn: _expert_column_backward,
-    op.ExpertRow: _expert_row_backward,
+    op.ExpertRow: _row_backward,
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Heads: _heads_backward,
