@@ -33,56 +33,73 @@ def add_gradient(ledger: Ledger, sizes: LayerSizes, size: int) -> None:
 
 
 class AdapterSizes(NamedTuple):
-    """Shapes on this rank of LoRA's matrices beside one matrix, or beside the matrix of one expert."""
+    """Shapes on this rank of LoRA's matrices beside one matrix, or beside the matrix of one expert, and of how many
+    experts a layer has; 0: one matrix multiplies all rows."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
+    experts: int
 
     @property
     def parts(self) -> int:
         return self.a[0] // self.b[1]
 
+    @property
+    def output(self) -> int:
+        """The width of what is added at a time: experts, whose parts are equal, add part by part."""
+        return self.b[0] // self.parts if self.experts else self.b[0]
 
-def adapter_of(matrices: Mapping[str, tuple[int, ...]], module: str, experts: int = 1) -> AdapterSizes | None:
+
+def adapter_of(matrices: Mapping[str, tuple[int, ...]], module: str, experts: int = 0) -> AdapterSizes | None:
     a, b = (matrices.get(f"{module}.adapter.{part}") for part in "ab")
-    return None if a is None or b is None else AdapterSizes((a[0] // experts, a[1]), (b[0] // experts, b[1]))
+    each = max(1, experts)
+    return None if a is None or b is None else AdapterSizes((a[0] // each, a[1]), (b[0] // each, b[1]), experts)
 
 
-def adapter_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> None:
-    """Compute the adapter's output, which is added to the output in place (memo.parallel.adapter)."""
+def adapter_forward(ledger: Ledger, sizes: LayerSizes, rows: int, adapter: AdapterSizes | None) -> None:
+    """Compute the adapter's output, which is added to the output (memo.parallel.adapter); `rows`: tokens, or one for
+    each expert of each token."""
     if adapter is not None:
-        narrow = _adapter_input(ledger, sizes, tokens, adapter)
-        multiply(ledger, sizes, tokens * adapter.b[0])
+        narrow = _adapter_input(ledger, sizes, rows, adapter)
+        _add_product(ledger, sizes, rows * adapter.output, adapter)
         ledger.free(narrow)
 
 
-def adapter_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block | None:
-    """Return the gradient of the adapter's narrow values; the gradient of its input is added in place."""
+def _add_product(ledger: Ledger, sizes: LayerSizes, elements: int, adapter: AdapterSizes) -> None:
+    """Add a product to existing values: in place, or the products of all experts after they are made."""
+    if adapter.experts:
+        ledger.scratch(("adapter output", elements * sizes.narrow))
+    else:
+        multiply(ledger, sizes, elements)
+
+
+def adapter_backward(ledger: Ledger, sizes: LayerSizes, rows: int, adapter: AdapterSizes | None) -> Block | None:
+    """Return the gradient of the adapter's narrow values; the gradient of its input is added to the existing one."""
     if adapter is None:
         return None
-    grad = parts = ledger.make("adapter", tokens * adapter.a[0] * sizes.narrow)
+    grad = parts = ledger.make("adapter", rows * adapter.a[0] * sizes.narrow)
     if adapter.parts > 1:
-        grad = ledger.make("adapter", tokens * adapter.a[0] * sizes.narrow)
+        grad = ledger.make("adapter", rows * adapter.a[0] * sizes.narrow)
         ledger.free(parts)
-    multiply(ledger, sizes, tokens * adapter.a[1])
+    _add_product(ledger, sizes, rows * adapter.a[1], adapter)
     return grad
 
 
 def adapter_gradients(
-    ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None, grad: Block | None
+    ledger: Ledger, sizes: LayerSizes, rows: int, adapter: AdapterSizes | None, grad: Block | None
 ) -> None:
     """Compute the gradients of the adapter's weights. Frees `grad`, which `adapter_backward` has returned."""
     if adapter is None:
         return
     add_weight_gradient(ledger, sizes, math.prod(adapter.a))
-    narrow = _adapter_input(ledger, sizes, tokens, adapter)
-    add_weight_gradient(ledger, sizes, math.prod(adapter.b))
+    narrow = _adapter_input(ledger, sizes, rows, adapter)
+    add_weight_gradient(ledger, sizes, adapter.output * adapter.b[1])
     ledger.free(narrow, grad)
 
 
-def _adapter_input(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes) -> Block:
-    narrow = ledger.make("adapter", tokens * adapter.a[0] * sizes.narrow)
-    multiply(ledger, sizes, tokens * adapter.a[0])
+def _adapter_input(ledger: Ledger, sizes: LayerSizes, rows: int, adapter: AdapterSizes) -> Block:
+    narrow = ledger.make("adapter", rows * adapter.a[0] * sizes.narrow)
+    multiply(ledger, sizes, rows * adapter.a[0])
     return narrow
 
 

@@ -109,6 +109,13 @@ class TileLedger(Machine):
             return self.sizes
         return self.sizes._replace(ffn=self.matrices[f"{activation.module.rpartition('.')[0]}.fc2"][1])
 
+    def activate(self, activation: Operation, graph: bool) -> tuple[Block, tuple[Block, ...]]:
+        """Return (activation, tensors that the graph keeps beside it)."""
+        if isinstance(activation, op.ActivateExperts):
+            self.sort_rows()
+        is_weighted = isinstance(activation, op.ActivateScored | op.ActivateExperts)
+        return activation_forward(self.ledger, self.of_mlp(activation), self.tokens, graph, is_weighted)
+
     # The kinds of steps.
 
     def gather(self, step: Step) -> None:
@@ -144,14 +151,8 @@ class TileLedger(Machine):
             output, self.graphs[name] = normed.out, normed
         elif isinstance(step.operation, op.Gate):
             output, self.graphs[name] = gate_forward(self.ledger, self.sizes, self.tokens, graph=True)
-        elif isinstance(step.operation, op.ActivateExperts):
-            self.sort_rows()
-            output, self.graphs[name] = experts.activate_again(self.ledger, self.sizes, self.tokens)
         else:
-            sizes, is_scored = self.of_mlp(step.operation), isinstance(step.operation, op.ActivateScored)
-            output, self.graphs[name] = activation_forward(
-                self.ledger, sizes, self.tokens, graph=True, is_scored=is_scored
-            )
+            output, self.graphs[name] = self.activate(step.operation, graph=True)
         self.live |= dict.fromkeys((graph(name), *step.makes), output)
 
     def backward(self, step: Step) -> None:
@@ -176,7 +177,7 @@ class TileLedger(Machine):
 
     def adapter_of(self, operation: Operation) -> AdapterSizes | None:
         is_of_experts = isinstance(operation, op.ExpertColumn | op.ExpertRow)
-        return adapter_of(self.matrices, operation.module, self.sizes.experts if is_of_experts else 1)
+        return adapter_of(self.matrices, operation.module, self.sizes.experts if is_of_experts else 0)
 
 
 def _norm(machine: TileLedger, operation: Operation) -> Made:
@@ -216,13 +217,8 @@ def _expert_row(machine: TileLedger, operation: Operation) -> Made:
     return (experts.second_forward(machine.ledger, machine.sizes, machine.tokens, machine.adapter_of(operation)),)
 
 
-def _activate_experts(machine: TileLedger, operation: Operation) -> Made:
-    return (experts.activate(machine.ledger, machine.sizes, machine.tokens),)
-
-
 def _activate(machine: TileLedger, operation: Operation) -> Made:
-    sizes, is_scored = machine.of_mlp(operation), isinstance(operation, op.ActivateScored)
-    return (activation_forward(machine.ledger, sizes, machine.tokens, graph=False, is_scored=is_scored)[0],)
+    return machine.activate(operation, graph=False)[:1]
 
 
 def _rotated_heads(machine: TileLedger, operation: Operation) -> Made:
@@ -322,7 +318,7 @@ _FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.ActivateScored: _activate,
     op.WholeColumn: _column,
     op.ExpertColumn: _expert_column,
-    op.ActivateExperts: _activate_experts,
+    op.ActivateExperts: _activate,
     op.ExpertRow: _expert_row,
     op.Gate: lambda on, _: (gate_forward(on.ledger, on.sizes, on.tokens, graph=False)[0],),
     op.Heads: _rotated_heads,

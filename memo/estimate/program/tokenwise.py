@@ -149,21 +149,22 @@ def rope_in_place(ledger: Ledger, sizes: LayerSizes, tokens: int) -> None:
 
 
 def activation_forward(
-    ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool, is_scored: bool = False
+    ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool, is_weighted: bool = False
 ) -> tuple[Block, tuple[Block, ...]]:
     """Return (activation, tensors that the backward needs besides input and output).
 
-    `is_scored`: whether the activation of each token is multiplied with a score."""
+    `is_weighted`: whether a token's score or routing weight multiplies the activation."""
     num_bytes = tokens * sizes.ffn * sizes.narrow
-    kept = [ledger.make("activation term", num_bytes) for _ in range(sizes.activation_terms)]
+    kept = tuple(ledger.make("activation term", num_bytes) for _ in range(sizes.activation_terms))
     active = ledger.make("activation", num_bytes)
-    if is_scored:
-        kept.insert(0, active)
-        active = ledger.make("scored activation", num_bytes)
-    if graph:
-        return active, tuple(kept)
-    ledger.free(*kept)
-    return active, ()
+    if not graph:
+        ledger.free(*kept)
+    if is_weighted:
+        plain, active = active, ledger.make("activation", num_bytes)
+        kept = (plain, *kept)
+        if not graph:
+            ledger.free(plain)
+    return active, kept if graph else ()
 
 
 def activation_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> Block:
