@@ -12,7 +12,7 @@ activation); T tiles in the slot.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -129,6 +129,11 @@ class TileMachine(Machine):
         rows: ExpertRows = self.on.layer.mlp.rows(self.in_slot("routing"))
         return rows
 
+    def module(self, operation: Operation) -> Any:
+        """What an operation between matrices calls; the activation of experts needs the tile's rows as well."""
+        found = self.on.module_of[operation]
+        return partial(found, rows=self.expert_rows) if isinstance(operation, op.ActivateExperts) else found
+
     # The calls of memo.program.walk.
 
     def gather(self, step: Step) -> None:
@@ -192,11 +197,7 @@ def _combine(machine: TileMachine, operation: Operation, x: Tensor, routing: Ten
 
 
 def _applied(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
-    return (machine.on.module_of[operation](*x),)
-
-
-def _activate_experts(machine: TileMachine, operation: Operation, routing: Tensor, x: Tensor) -> Made:
-    return (machine.on.module_of[operation](routing, x, machine.expert_rows),)
+    return (machine.module(operation)(*x),)
 
 
 def _rotated_heads(machine: TileMachine, operation: Operation, qkv: Tensor) -> Made:
@@ -247,13 +248,8 @@ def _combine_backward(
 
 
 def _replayed(machine: TileMachine, operation: Operation, *x: Tensor) -> Replayed:
-    module = machine.on.module_of[operation]
+    module = machine.module(operation)
     return Replayed(module, *x, parameters=module.parameters() if isinstance(module, nn.Module) else ())
-
-
-def _replayed_experts(machine: TileMachine, operation: Operation, routing: Tensor, x: Tensor) -> Replayed:
-    activate, rows = machine.on.module_of[operation], machine.expert_rows
-    return Replayed(lambda weights, inner: activate(weights, inner, rows), routing, x)
 
 
 def _replayed_backward(machine: TileMachine, operation: Operation, grad: Tensor, again: Replayed) -> Made:
@@ -293,7 +289,7 @@ _FORWARD: dict[type[Any], Callable[..., Made]] = {
     op.ActivateScored: _applied,
     op.WholeColumn: _column,
     op.ExpertColumn: _experts,
-    op.ActivateExperts: _activate_experts,
+    op.ActivateExperts: _applied,
     op.ExpertRow: _combine,
     op.Gate: _applied,
     op.Heads: _rotated_heads,
@@ -305,7 +301,7 @@ _REPLAY: dict[type[Any], Callable[..., Replayed]] = {
     op.Trim: _replayed,
     op.Activate: _replayed,
     op.ActivateScored: _replayed,
-    op.ActivateExperts: _replayed_experts,
+    op.ActivateExperts: _replayed,
     op.Gate: _replayed,
 }
 _BACKWARD: dict[type[Any], Callable[..., Made]] = {
