@@ -17,7 +17,7 @@ from memo.model.norm import Norm
 from memo.model.parts import ExpertMatrix, LayerContext, ModelParts
 from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
 from memo.parallel.context_delta import ContextDelta
-from memo.parallel.experts import ExpertRows, Router, Sigmoid, route, route_backward, shares
+from memo.parallel.experts import ExpertRows, Router, route, route_backward, shares
 from memo.parallel.router_losses import LayerLosses
 from memo.parallel.tensor import ColumnParallelLinear
 from memo_kernels import wide_dtype
@@ -177,31 +177,18 @@ class Experts(nn.Module):
         """Return the routing [t, 2 K] of x [..., h] (memo.parallel.experts)."""
         return route(x.flatten(0, -2), self._router)
 
+    @property
+    def _router(self) -> Router:
+        return Router(self.router.weight, self.router.bias, self.config, self.expert_bias)
+
     def route_backward(
         self, grad: Tensor, x: Tensor, routing: Tensor, rows: ExpertRows
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradient of `routing` [..., 2 K] -> gradients of x [t, h] and of the router's weight and bias."""
         if self.losses is not None:
-            self.losses.count(rows)
+            self.losses.count(rows.ends)
         of_weights = grad.flatten(0, -2)[:, : self.config.moe_router_topk]
         return route_backward(of_weights, x.flatten(0, -2), self._router, routing, self.losses)
-
-    @property
-    def _router(self) -> Router:
-        config = self.config
-        sigmoid = Sigmoid(
-            self.expert_bias,
-            config.moe_router_num_groups,
-            config.moe_router_group_topk,
-            config.moe_router_topk_scaling_factor,
-        )
-        return Router(
-            self.router.weight,
-            self.router.bias,
-            config.moe_router_topk,
-            config.moe_router_pre_softmax,
-            sigmoid if config.moe_router_score_function == "sigmoid" else None,
-        )
 
     def add_biases_(self, y: Tensor, routing: Tensor) -> Tensor:
         """Add the weighted biases of fc2 to y [n, b, h], after the sum over tp; `routing` [s, b, 2 K]."""

@@ -11,86 +11,52 @@ indices of these experts. A token's experts are in the order of their scores.
 """
 
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memo.config import ModelConfig
+from memo.parallel.router_losses import LayerLosses
 from memo.parallel.weight_gradients import add_weight_gradient
 from memo_kernels import wide_dtype
 
 
 class Router(NamedTuple):
-    """How experts are chosen.
+    """How experts are chosen: by the scores of all experts, or by sigmoid, by score + bias of each (DeepSeek-V3,
+    GLM-4.5), of which weights are made in any case.
 
     Attributes:
         weight, bias: [E, h], and [E] or None.
-        top_k: K.
-        pre_softmax: whether the softmax is over all experts, rather than over the chosen ones; with sigmoid: whether
-            weights are the scores, rather than scores divided by their sum over the chosen experts.
-        sigmoid: the settings of a router by sigmoid; None: the router uses softmax.
+        model: its fields moe_router_* have the settings.
+        expert_bias: [E] fp32, or None for zeros.
     """
 
     weight: Tensor
     bias: Tensor | None
-    top_k: int
-    pre_softmax: bool
-    sigmoid: "Sigmoid | None" = None
+    model: ModelConfig
+    expert_bias: Tensor | None = None
 
-
-class Sigmoid(NamedTuple):
-    """A router by sigmoid: experts are chosen by score + bias, and weighted by score (DeepSeek-V3, GLM-4.5).
-
-    Attributes:
-        expert_bias: [E] fp32, or None for zeros.
-        groups, of_groups: number of equal groups of experts, and number of groups in which a token may choose: the
-            groups whose two best experts have the highest sum.
-        scale: factor on the weights.
-    """
-
-    expert_bias: Tensor | None
-    groups: int
-    of_groups: int
-    scale: float
-
-    def choice(self, logits: Tensor) -> Tensor:
-        """The values by which experts are ranked, [t, E]; minus infinity for experts that a token may not choose."""
-        scores = logits.sigmoid()
-        if self.expert_bias is not None:
-            scores.add_(self.expert_bias)
-        if self.groups > 1:
-            groups = scores.unflatten(-1, (self.groups, -1))
-            best = groups.topk(2, dim=-1).values.sum(-1).topk(self.of_groups, dim=-1).indices
-            left_out = torch.ones(groups.shape[:-1], dtype=torch.bool, device=scores.device).scatter_(-1, best, False)
-            groups.masked_fill_(left_out.unsqueeze(-1), -torch.inf)
-        return scores
-
-    def weights(self, logits: Tensor, is_share: bool) -> Tensor:
-        """The weights [t, K], from the logits of the chosen experts; `is_share`: divide the scores by their sum."""
-        scores = logits.sigmoid()
-        return (scores / (scores.sum(-1, keepdim=True) + _TINY) if is_share else scores) * self.scale
+    @property
+    def is_sigmoid(self) -> bool:
+        return self.model.moe_router_score_function == "sigmoid"
 
 
 _TINY = 1e-20
 """Added to sums of scores, as Megatron-LM and transformers do."""
 
 
-class ScoreLosses(Protocol):
-    """Losses on the router's scores (memo.parallel.router_losses)."""
-
-    def add_gradient_(self, grad: Tensor, scores: Tensor) -> None: ...
-
-
 def route(x: Tensor, router: Router) -> Tensor:
     """Return the routing of x [t, h]; logits, and softmax or sigmoid, are computed in the wide dtype."""
-    logits, sigmoid = _logits(x, router), router.sigmoid
-    chosen = (logits if sigmoid is None else sigmoid.choice(logits)).topk(router.top_k, dim=-1).indices
+    logits = _logits(x, router)
+    ranked = _by_sigmoid(logits, router) if router.is_sigmoid else logits
+    chosen = ranked.topk(router.model.moe_router_topk, dim=-1).indices
     return torch.cat((_weights(logits, chosen, router), chosen.to(logits.dtype)), dim=-1)
 
 
 def route_backward(
-    grad_weights: Tensor, x: Tensor, router: Router, routing: Tensor, losses: ScoreLosses | None = None
+    grad_weights: Tensor, x: Tensor, router: Router, routing: Tensor, losses: LayerLosses | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x and of the router's weight and bias, in the wide dtype.
 
@@ -123,11 +89,29 @@ def of_shares(grad: Tensor, routing: Tensor) -> Tensor:
     return grad.gather(1, _chosen(routing))
 
 
+def _by_sigmoid(logits: Tensor, router: Router) -> Tensor:
+    """The values by which experts are ranked, [t, E]; minus infinity for experts that a token may not choose."""
+    scores, model = logits.sigmoid(), router.model
+    if router.expert_bias is not None:
+        scores.add_(router.expert_bias)
+    if model.moe_router_num_groups > 1:
+        groups = scores.unflatten(-1, (model.moe_router_num_groups, -1))
+        of_groups = groups.topk(2, dim=-1).values.sum(-1)
+        best = of_groups.topk(model.moe_router_group_topk, dim=-1).indices
+        left_out = torch.ones(groups.shape[:-1], dtype=torch.bool, device=scores.device).scatter_(-1, best, False)
+        groups.masked_fill_(left_out.unsqueeze(-1), -torch.inf)
+    return scores
+
+
 def _weights(logits: Tensor, chosen: Tensor, router: Router) -> Tensor:
-    """Weights [t, K]: by sigmoid, by softmax over all experts, or by softmax over the chosen experts."""
-    if router.sigmoid is not None:
-        return router.sigmoid.weights(logits.gather(-1, chosen), not router.pre_softmax)
-    return logits.softmax(-1).gather(-1, chosen) if router.pre_softmax else logits.gather(-1, chosen).softmax(-1)
+    """Weights [t, K]: the softmax over all experts or over the chosen ones; by sigmoid the scores, or these divided by
+    their sum, times a factor."""
+    over_all = router.model.moe_router_pre_softmax
+    if router.is_sigmoid:
+        scores = logits.gather(-1, chosen).sigmoid()
+        scores = scores if over_all else scores / (scores.sum(-1, keepdim=True) + _TINY)
+        return scores * router.model.moe_router_topk_scaling_factor
+    return logits.softmax(-1).gather(-1, chosen) if over_all else logits.gather(-1, chosen).softmax(-1)
 
 
 def _chosen(routing: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ from torch.distributed import ProcessGroup
 
 from memo.config import RunConfig
 from memo.parallel.collectives import all_reduce
-from memo.parallel.experts import ExpertRows
 from memo.parallel.shards import Shard, whole
 from memo.parallel.units import MasterSegment
 from memo.spec.buckets import ParameterRange, Segment
@@ -54,9 +53,9 @@ class LayerLosses:
         self.ends, self.probabilities, self.z_squares = sums.split([num_experts, num_experts, 1])
         self.pull, self.z_slope, self.is_on, self.is_sigmoid = pull, z_slope, is_on, is_sigmoid
 
-    def count(self, rows: ExpertRows) -> None:
-        """Count a tile's rows; called in backward, which goes through each tile once."""
-        self.ends.add_(rows.ends)
+    def count(self, ends: Tensor) -> None:
+        """Count a tile's rows, which end at `ends`; called in backward, which goes through each tile once."""
+        self.ends.add_(ends)
 
     def add_gradient_(self, grad: Tensor, scores: Tensor) -> None:
         """Add the gradients of both losses to `grad`, the gradient of the scores; both [t, E]."""
@@ -112,15 +111,14 @@ class RouterLosses:
 
     def bias_segments(self) -> list[MasterSegment]:
         """The biases as segments, for checkpoints and weight files."""
+        if self.biases is None:
+            return []
         found = []
-        for layer in self._places if self.biases is not None else ():
-            name, bias = f"layers.{layer}.{EXPERT_BIAS}", self.bias_of(layer)
-            assert bias is not None
-            slot, shard = (
-                ParameterRange(name, tuple(bias.shape), 0),
-                Shard((whole(name, tuple(bias.shape)),), replicated="all"),
-            )
-            found.append(MasterSegment(Segment(slot, 0, len(bias), 0), shard, nn.Parameter(bias, requires_grad=False)))
+        for layer, place in self._places.items():
+            name, bias = f"layers.{layer}.{EXPERT_BIAS}", self.biases[place]
+            segment = Segment(ParameterRange(name, tuple(bias.shape), 0), 0, len(bias), 0)
+            shard = Shard((whole(name, tuple(bias.shape)),), replicated="all")
+            found.append(MasterSegment(segment, shard, nn.Parameter(bias, requires_grad=False)))
         return found
 
     def update_biases(self) -> None:

@@ -8,8 +8,9 @@ import torch
 from layouts import make, tiny
 from torch import Tensor
 
+from memo.config import ModelConfig
 from memo.model.layer import Experts
-from memo.parallel.experts import ExpertRows, Router, Sigmoid, of_shares, route, route_backward, shares
+from memo.parallel.experts import ExpertRows, Router, of_shares, route, route_backward, shares
 from memo.parallel.router_losses import LayerLosses
 
 TOKENS, TOP_K, NUM_EXPERTS, HIDDEN, WIDTH = 40, 3, 5, 16, 8
@@ -19,9 +20,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def settings(**values: Any) -> ModelConfig:
+    """Of a router; `values` are fields without moe_router_."""
+    return ModelConfig(**{f"moe_router_{name}": value for name, value in {"topk": TOP_K, **values}.items()})
+
+
 def routings() -> dict[str, Tensor]:
     """Of all experts, and of tokens that all have the same ones, so that two experts have no rows."""
-    router = Router(random(NUM_EXPERTS, HIDDEN, seed=1), None, TOP_K, False)
+    router = Router(random(NUM_EXPERTS, HIDDEN, seed=1), None, settings())
     pushed = router._replace(bias=torch.tensor([9.0, 0.0, 9.0, 9.0, 0.0], dtype=torch.float64) * 10)
     return {"all": route(random(TOKENS, HIDDEN), router), "three alone": route(random(TOKENS, HIDDEN), pushed)}
 
@@ -60,7 +66,7 @@ def test_rows_of_experts_are_tokens_through_all_of_them(name: str, biased: bool)
 def test_gradients_of_the_router_are_autograds(pre_softmax: bool) -> None:
     """1e-12; and weights are shares of the chosen experts, which sum to 1, or of all."""
     x, weight, bias = (random(*shape, seed=n).requires_grad_() for n, shape in enumerate([(40, 16), (5, 16), (5,)]))
-    router = Router(weight.detach(), bias.detach(), TOP_K, pre_softmax)
+    router = Router(weight.detach(), bias.detach(), settings(pre_softmax=pre_softmax))
     routing = route(x.detach(), router)
     scores = (x @ weight.t() + bias).softmax(-1)
     values, chosen = scores.topk(TOP_K)
@@ -82,7 +88,9 @@ def test_a_router_by_sigmoid_chooses_by_bias_and_weighs_without(groups: int, is_
     count, of_groups = 6, min(groups, 2)
     x, weight = random(TOKENS, HIDDEN).requires_grad_(), random(count, HIDDEN, seed=1).mul(0.3).requires_grad_()
     bias = random(count, seed=2).mul(0.5).float()
-    router = Router(weight.detach(), None, TOP_K, not is_share, Sigmoid(bias, groups, of_groups, 2.5))
+    choice = {"score_function": "sigmoid", "num_groups": groups, "group_topk": of_groups}
+    model = settings(pre_softmax=not is_share, topk_scaling_factor=2.5, **choice)
+    router = Router(weight.detach(), None, model, bias)
     routing = route(x.detach(), router)
     scores = (x @ weight.t()).sigmoid()
     choices = []
