@@ -1,8 +1,7 @@
 """A mixture of experts on a tile of tokens (memo.executor.expert_pieces, memo.parallel.experts), in requests.
 
-The number of rows of an expert depends on the data. It changes only the scratch memory of products on CPUs, where the
-largest expert counts: it is assumed to have twice its share of the rows. Numbers of experts and places of rows are
-int64.
+The number of rows of an expert depends on the data. It changes only the scratch memory of products on CPUs, for which
+`multiply` assumes a largest number. Numbers of experts and places of rows are int64.
 """
 
 from memo.estimate.program.ledger import Block, Ledger
@@ -64,11 +63,6 @@ def sums(ledger: Ledger, sizes: LayerSizes, tokens: int, rows: Block) -> Block:
     return found
 
 
-def _products(ledger: Ledger, sizes: LayerSizes, elements: int) -> None:
-    """Request the scratch memory of products with `elements` elements in all results."""
-    multiply(ledger, sizes, min(elements, 2 * elements // sizes.experts))
-
-
 def first_forward(
     ledger: Ledger, sizes: LayerSizes, tokens: int, is_placed: bool, adapter: AdapterSizes | None
 ) -> Block | None:
@@ -77,20 +71,20 @@ def first_forward(
     out = None if is_placed else ledger.make("fc1", elements * sizes.narrow)
     if is_placed and sizes.on_cuda:
         ledger.scratch(("fc1", elements * sizes.narrow))
-    _products(ledger, sizes, elements)
+    multiply(ledger, sizes, elements, sizes.experts)
     adapter_forward(ledger, sizes, tokens * sizes.top_k, adapter)
     ledger.free(rows)
     return out
 
 
 def first_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
-    """Return the gradient of the sharded input; `matrix`: elements of fc1."""
+    """Return the gradient of the sharded input; `matrix`: elements of an expert's fc1 that are trained."""
     of_router = ledger.make("wide router", sizes.experts * sizes.hidden * sizes.wide)
     of_tokens_wide = ledger.make("wide tokens", tokens * sizes.hidden * sizes.wide)
     ledger.scratch(*(("scores", tokens * sizes.experts * sizes.wide),) * 3)
     _wide_inputs(ledger, sizes, tokens)
     rows = ledger.make("expert rows", hidden_bytes(sizes, tokens) * sizes.top_k)
-    _products(ledger, sizes, tokens * sizes.top_k * sizes.hidden)
+    multiply(ledger, sizes, tokens * sizes.top_k * sizes.hidden, sizes.experts)
     narrow = adapter_backward(ledger, sizes, tokens * sizes.top_k, adapter)
     whole = sums(ledger, sizes, tokens, rows)
     if sizes.mixed and not sizes.on_cuda:
@@ -98,7 +92,7 @@ def first_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, matrix: int, 
     ledger.free(of_tokens_wide)
     grad_x, copy = reduce_scatter(ledger, sizes.tp, "column gradient", whole)
     rows = of_tokens(ledger, sizes, tokens)
-    add_weight_gradient(ledger, sizes, matrix // sizes.experts)
+    add_weight_gradient(ledger, sizes, matrix)
     adapter_gradients(ledger, sizes, tokens * sizes.top_k, adapter, narrow)
     ledger.free(rows, of_router, None if grad_x is whole else whole)
     ledger.free_late(copy)
@@ -108,18 +102,6 @@ def first_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, matrix: int, 
 def second_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None) -> Block:
     """Return the output of the layer's experts; their activation belongs to the caller."""
     rows = ledger.make("expert rows", hidden_bytes(sizes, tokens) * sizes.top_k)
-    _products(ledger, sizes, tokens * sizes.top_k * sizes.hidden)
+    multiply(ledger, sizes, tokens * sizes.top_k * sizes.hidden, sizes.experts)
     adapter_forward(ledger, sizes, tokens * sizes.top_k, adapter)
     return scattered(ledger, sizes.tp, "row output", sums(ledger, sizes, tokens, rows))
-
-
-def second_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, matrix: int, adapter: AdapterSizes | None) -> Block:
-    """Return the gradient of the activation; `matrix`: elements of fc2."""
-    rows, elements = of_tokens(ledger, sizes, tokens), tokens * sizes.ffn
-    add_weight_gradient(ledger, sizes, matrix // sizes.experts)
-    grad = ledger.make("row gradient", elements * sizes.narrow)
-    _products(ledger, sizes, elements)
-    narrow = adapter_backward(ledger, sizes, tokens * sizes.top_k, adapter)
-    adapter_gradients(ledger, sizes, tokens * sizes.top_k, adapter, narrow)
-    ledger.free(rows)
-    return grad

@@ -166,9 +166,14 @@ class TileLedger(Machine):
             made = (total, *made[1:])
         self.live |= zip(step.makes, made, strict=True)
 
+    def experts_of(self, operation: Operation) -> int:
+        """Return how many experts have a matrix each in this operation; 0: one matrix multiplies all tokens."""
+        return self.sizes.experts if isinstance(operation, op.ExpertColumn | op.ExpertRow) else 0
+
     def gradient_elements(self, operation: Operation) -> int:
-        """Return the elements of the gradient of an operation's matrix; 0 if the matrix is frozen."""
-        return 0 if operation.module in self.sizes.frozen else math.prod(self.matrices[operation.module])
+        """Return the elements of the gradient of an operation's matrix, or of one expert's; 0 if it is frozen."""
+        elements = 0 if operation.module in self.sizes.frozen else math.prod(self.matrices[operation.module])
+        return elements // max(1, self.experts_of(operation))
 
     def add_weight_gradient(self, operation: Operation) -> None:
         """Compute the gradient of an operation's matrix, unless the matrix is frozen."""
@@ -176,8 +181,7 @@ class TileLedger(Machine):
             add_weight_gradient(self.ledger, self.sizes, elements)
 
     def adapter_of(self, operation: Operation) -> AdapterSizes | None:
-        is_of_experts = isinstance(operation, op.ExpertColumn | op.ExpertRow)
-        return adapter_of(self.matrices, operation.module, self.sizes.experts if is_of_experts else 0)
+        return adapter_of(self.matrices, operation.module, self.experts_of(operation))
 
 
 def _norm(machine: TileLedger, operation: Operation) -> Made:
@@ -252,29 +256,26 @@ def _column_backward(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _row_backward(machine: TileLedger, operation: Operation) -> Made:
-    elements, sizes = machine.tokens * machine.matrices[operation.module][1], machine.sizes
+    ledger, sizes, adapter = machine.ledger, machine.sizes, machine.adapter_of(operation)
+    rows, of_rows, num_experts = machine.tokens, None, machine.experts_of(operation)
     machine.wait()
+    if num_experts:
+        machine.sort_rows()
+        rows, of_rows = rows * sizes.top_k, experts.of_tokens(ledger, sizes, rows)
     machine.add_weight_gradient(operation)
-    grad_x = machine.ledger.make("row gradient", elements * sizes.narrow)
-    multiply(machine.ledger, sizes, elements)
-    adapter = machine.adapter_of(operation)
-    narrow = adapter_backward(machine.ledger, sizes, machine.tokens, adapter)
-    adapter_gradients(machine.ledger, sizes, machine.tokens, adapter, narrow)
-    return (grad_x,)
+    elements = rows * machine.matrices[operation.module][1]
+    grad_x = ledger.make("row gradient", elements * sizes.narrow)
+    multiply(ledger, sizes, elements, num_experts)
+    narrow = adapter_backward(ledger, sizes, rows, adapter)
+    adapter_gradients(ledger, sizes, rows, adapter, narrow)
+    ledger.free(of_rows)
+    return (grad_x, *(None for _ in operation.reads[1:]))
 
 
 def _expert_column_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     matrix, adapter = machine.gradient_elements(operation), machine.adapter_of(operation)
     return (experts.first_backward(machine.ledger, machine.sizes, machine.tokens, matrix, adapter),)
-
-
-def _expert_row_backward(machine: TileLedger, operation: Operation) -> Made:
-    machine.wait()
-    machine.sort_rows()
-    matrix, adapter = machine.gradient_elements(operation), machine.adapter_of(operation)
-    made = experts.second_backward(machine.ledger, machine.sizes, machine.tokens, matrix, adapter)
-    return (made, *(None for _ in operation.reads[1:]))
 
 
 def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
@@ -336,7 +337,7 @@ _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.WholeColumn: _column_backward,
     op.ExpertColumn: _expert_column_backward,
     op.ActivateExperts: _weighted_activation_backward,
-    op.ExpertRow: _expert_row_backward,
+    op.ExpertRow: _row_backward,
     op.Gate: lambda on, of: gate_backward(on.ledger, on.sizes, on.tokens, on.graphs.pop(of.makes[0])),
     op.Heads: _heads_backward,
     op.Opaque: _half_backward,
