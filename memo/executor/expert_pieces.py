@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from memo.executor.pieces import Gathering, GradientSink, Linear
+from memo.executor.pieces import Gathering, GradientSink
 from memo.parallel.collectives import group_rank, group_size, reduce_scatter, reduce_scatter_async
-from memo.parallel.experts import ExpertRows, of_shares, shares
+from memo.parallel.experts import ExpertMatrix, ExpertRows, of_shares, shares
 from memo.parallel.weight_gradients import add_weight_gradient
 
 
 class ExpertMlp(Protocol):
     """The interface of memo.model.layer.Experts."""
 
-    router: Linear
-    fc1: Linear
-    fc2: Linear
+    router: ExpertMatrix
+    fc1: ExpertMatrix
+    fc2: ExpertMatrix
 
     def rows(self, routing: Tensor) -> ExpertRows: ...
     def route(self, x: Tensor) -> Tensor: ...
@@ -35,11 +35,8 @@ class ExpertMlp(Protocol):
 
 def experts_forward(x: Tensor, mlp: ExpertMlp, rows: ExpertRows, out: Tensor | None) -> Tensor:
     """x [s, b, h] -> fc1 of each token's K experts, [s, b, K f], in `out` if given; rows are sorted by expert."""
-    out, of_tokens = None if out is None else out.view(rows.count, -1), rows.of_tokens(x)
-    made = rows.products(of_tokens, mlp.fc1.weight, mlp.fc1.bias, out=out)
-    if mlp.fc1.adapter is not None:
-        mlp.fc1.adapter.add_(made, of_tokens, rows)
-    return made.view(*x.shape[:2], -1)
+    out = None if out is None else out.view(rows.count, -1)
+    return mlp.fc1.products(rows.of_tokens(x), rows, mlp.fc1.bias, out).view(*x.shape[:2], -1)
 
 
 def experts_backward(
@@ -82,11 +79,7 @@ def experts_backward(
 
 def combine_forward(x: Tensor, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows, group: ProcessGroup | None) -> Tensor:
     """fc2 of x [s, b, K f], summed over each token's experts and over tp -> [n, b, h]."""
-    made = rows.products(x.view(rows.count, -1), mlp.fc2.weight)
-    if mlp.fc2.adapter is not None:
-        mlp.fc2.adapter.add_(made, x.view(rows.count, -1), rows)
-    y = rows.sums(made)
-    del made
+    y = rows.sums(mlp.fc2.products(x.view(rows.count, -1), rows))
     return mlp.add_biases_(reduce_scatter(y.view(*routing.shape[:2], -1), group), routing)
 
 

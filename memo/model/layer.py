@@ -14,10 +14,10 @@ from memo.attention.delta_rule import DeltaNet
 from memo.model.heads import Heads
 from memo.model.latent import LatentAttention
 from memo.model.norm import Norm
-from memo.model.parts import ExpertMatrix, LayerContext, ModelParts
+from memo.model.parts import LayerContext, ModelParts
 from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
 from memo.parallel.context_delta import ContextDelta
-from memo.parallel.experts import ExpertRows, Router, route, route_backward, shares
+from memo.parallel.experts import ExpertMatrix, ExpertRows, Router, route, route_backward, shares
 from memo.parallel.router_losses import LayerLosses
 from memo.parallel.tensor import ColumnParallelLinear
 from memo_kernels import wide_dtype
@@ -113,7 +113,7 @@ class MLP(nn.Module):
 class SharedExperts(MLP):
     """Experts that process all tokens; `score` computes the gate on their output, if they have one."""
 
-    score: "ExpertMatrix | None"
+    score: ExpertMatrix | None
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__(parts, layer, "mlp.shared")
@@ -157,18 +157,11 @@ class Experts(nn.Module):
         whole = all_gather(x, self.group)
         routing = self.route(whole)
         rows = self.rows(routing)
-        inner = self._products(self.fc1, rows.of_tokens(whole), rows, self.fc1.bias)
-        outer = self._products(self.fc2, self.activate(routing, inner, rows).view(rows.count, -1), rows)
+        inner = self.fc1.products(rows.of_tokens(whole), rows, self.fc1.bias)
+        outer = self.fc2.products(self.activate(routing, inner, rows).view(rows.count, -1), rows)
         y = reduce_scatter(rows.sums(outer).view_as(whole), self.group)
         y = self.add_biases_(y, routing.view(*whole.shape[:2], -1))
         return y if self.shared is None else y + self.shared(x)
-
-    @staticmethod
-    def _products(matrix: ExpertMatrix, x: Tensor, rows: ExpertRows, bias: Tensor | None = None) -> Tensor:
-        y = rows.products(x, matrix.weight, bias)
-        if matrix.adapter is not None:
-            matrix.adapter.add_(y, x, rows)
-        return y
 
     def rows(self, routing: Tensor) -> ExpertRows:
         return ExpertRows(routing, self.config.num_experts)

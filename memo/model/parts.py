@@ -17,6 +17,7 @@ from memo.model.norm import Norm
 from memo.model.rope import RopeRows, RopeTable
 from memo.parallel.adapter import Adapter
 from memo.parallel.collectives import group_size
+from memo.parallel.experts import ExpertMatrix
 from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.spec.lora import lora_factor
@@ -87,7 +88,7 @@ class ModelParts:
         weight, bias = self.of_layer(layer, name)
         return RowParallelLinear(weight, bias, self.tp_group, self._adapter(layer, name))
 
-    def matrix(self, layer: int, name: str) -> "ExpertMatrix":
+    def matrix(self, layer: int, name: str) -> ExpertMatrix:
         """The matrices of all experts in one."""
         weight, bias = self.of_layer(layer, name)
         return ExpertMatrix(weight, bias, self._adapter(layer, name, is_of_experts=True))
@@ -103,11 +104,3 @@ class ModelParts:
     def norm(self, weight: nn.Parameter, bias: nn.Parameter | None) -> Norm:
         config = self.config
         return Norm(weight, bias, config.norm_epsilon, self.ops, from_zero=config.apply_layernorm_1p)
-
-
-class ExpertMatrix(nn.Module):
-    """Holds a weight and its bias; the module that uses them computes the products."""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, adapter: Adapter | None = None) -> None:
-        super().__init__()
-        self.weight, self.bias, self.adapter = weight, bias, adapter

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from memo.config import ModelConfig
+from memo.parallel.adapter import Adapter
 from memo.parallel.router_losses import LayerLosses
 from memo.parallel.weight_gradients import add_weight_gradient
 from memo_kernels import wide_dtype
@@ -205,6 +206,21 @@ class ExpertRows:
             return
         for expert, own in self._ranges:
             main.unflatten(0, (self.num_experts, -1))[expert].add_(grad_out[own].sum(0))
+
+
+class ExpertMatrix(nn.Module):
+    """The matrices of all experts, one below the other, their biases and their adapters; or the matrix of a router."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, adapter: Adapter | None = None) -> None:
+        super().__init__()
+        self.weight, self.bias, self.adapter = weight, bias, adapter
+
+    def products(self, x: Tensor, rows: ExpertRows, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Multiply rows [t K, in] with their experts' matrices, and add what adapters make of them."""
+        y = rows.products(x, self.weight, bias, out=out)
+        if self.adapter is not None:
+            self.adapter.add_(y, x, rows)
+        return y
 
 
 def _has_grouped_product(rows: Tensor, matrices: Tensor) -> bool:
