@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from memo.executor.pieces import Gathering, GradientSink
+from memo.executor.pieces import Gathering, GradientSink, add_gradients, product_backward
 from memo.parallel.collectives import group_rank, group_size, reduce_scatter, reduce_scatter_async
 from memo.parallel.experts import ExpertMatrix, ExpertRows, of_shares, shares
 from memo.parallel.weight_gradients import add_weight_gradient
@@ -66,10 +66,7 @@ def experts_backward(
         main = None if parameter is None else sink.main_gradient(parameter)
         if main is not None:
             main.add_(found)
-    of_tokens = rows.of_tokens(x)
-    rows.add_weight_gradients(sink.main_gradient(mlp.fc1.weight), grad, of_tokens)
-    if adapter is not None and narrow is not None:
-        adapter.add_weight_gradients(grad, of_tokens, narrow, sink.main_gradient, rows)
+    add_gradients(grad, rows.of_tokens(x), narrow, mlp.fc1, sink, rows)
     if mlp.fc1.bias is not None:
         rows.add_bias_gradients(sink.main_gradient(mlp.fc1.bias), grad)
     if work is not None:
@@ -88,12 +85,7 @@ def combine_backward(
 ) -> Tensor:
     """Gradient of x [s, b, K f]; `gathering` gathers the output's gradient. x is None if the matrices are frozen."""
     grad = rows.of_tokens(gathering.wait())
-    if x is not None:
-        rows.add_weight_gradients(sink.main_gradient(mlp.fc2.weight), grad, x.view(rows.count, -1))
-    grad_x, adapter = rows.products(grad, mlp.fc2.weight, back=True), mlp.fc2.adapter
-    if adapter is not None and x is not None:
-        narrow = adapter.add_gradient_(grad_x, grad, rows)
-        adapter.add_weight_gradients(grad, x.view(rows.count, -1), narrow, sink.main_gradient, rows)
+    grad_x = product_backward(grad, None if x is None else x.view(rows.count, -1), mlp.fc2, sink, rows)
     return grad_x.view(*routing.shape[:-1], -1)
 
 

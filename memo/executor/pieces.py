@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from memo.parallel.adapter import Adapter
+from memo.parallel.adapter import ONE_MATRIX, Adapter, Products
 from memo.parallel.collectives import all_gather_async, reduce_scatter, reduce_scatter_async
-from memo.parallel.weight_gradients import add_weight_gradient
 
 
 class GradientSink(Protocol):
@@ -68,10 +67,7 @@ def column_backward(
     narrow = None if linear.adapter is None else linear.adapter.add_gradient_(whole.flatten(0, 1), flat)
     grad_x, work = reduce_scatter_async(whole, group)
     if gathering is not None:
-        x = gathering.wait()
-        add_weight_gradient(sink.main_gradient(linear.weight), grad_out, x)
-        if linear.adapter is not None and narrow is not None:
-            linear.adapter.add_weight_gradients(flat, x.flatten(0, 1), narrow, sink.main_gradient)
+        add_gradients(flat, gathering.wait().flatten(0, 1), narrow, linear, sink)
     _add_bias_gradient(linear, flat, sink)
     if work is not None:
         work.wait()
@@ -92,14 +88,31 @@ def row_backward(grad: Tensor, gathering: Gathering, x: Tensor | None, linear: L
     if the matrix has no trained parameter."""
     _add_bias_gradient(linear, grad.flatten(0, 1), sink)
     gathered = gathering.wait()
+    grad_x = product_backward(gathered.flatten(0, 1), None if x is None else x.flatten(0, 1), linear, sink)
+    return grad_x.view(*gathered.shape[:2], -1)
+
+
+def product_backward(
+    grad: Tensor, x: Tensor | None, linear: Linear, sink: GradientSink, by: Products = ONE_MATRIX
+) -> Tensor:
+    """Gradient of a product's output [t, out] -> of its input x [t, in], which is None as in `row_backward`."""
     if x is not None:
-        add_weight_gradient(sink.main_gradient(linear.weight), gathered, x)
-    grad_x = gathered @ linear.weight
+        by.add_weight_gradients(sink.main_gradient(linear.weight), grad, x)
+    grad_x = by.products(grad, linear.weight, back=True)
     if linear.adapter is not None and x is not None:
-        flat = gathered.flatten(0, 1)
-        narrow = linear.adapter.add_gradient_(grad_x.flatten(0, 1), flat)
-        linear.adapter.add_weight_gradients(flat, x.flatten(0, 1), narrow, sink.main_gradient)
+        narrow = linear.adapter.add_gradient_(grad_x, grad, by)
+        linear.adapter.add_weight_gradients(grad, x, narrow, sink.main_gradient, by)
     return grad_x
+
+
+def add_gradients(
+    grad: Tensor, x: Tensor, narrow: Tensor | None, linear: Linear, sink: GradientSink, by: Products = ONE_MATRIX
+) -> None:
+    """Add the gradients of a matrix and its adapter, from the output's [t, out], x [t, in] and, of an adapter, what its
+    `add_gradient_` has returned."""
+    by.add_weight_gradients(sink.main_gradient(linear.weight), grad, x)
+    if linear.adapter is not None and narrow is not None:
+        linear.adapter.add_weight_gradients(grad, x, narrow, sink.main_gradient, by)
 
 
 def _add_bias_gradient(linear: Linear, grad: Tensor, sink: GradientSink) -> None:

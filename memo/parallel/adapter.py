@@ -38,7 +38,7 @@ class _WithOneMatrix:
         add_weight_gradient(main, grad_out, rows)
 
 
-_ONE = _WithOneMatrix()
+ONE_MATRIX = _WithOneMatrix()
 
 
 class Adapter(nn.Module):
@@ -53,7 +53,7 @@ class Adapter(nn.Module):
         self.is_on = True
         """Whether forwards add anything (`adapters_off`)."""
 
-    def add_(self, y: Tensor, x: Tensor, by: Products = _ONE) -> None:
+    def add_(self, y: Tensor, x: Tensor, by: Products = ONE_MATRIX) -> None:
         """y [t, out] += c (x A^T) B^T, for x [t, in]; does nothing within `adapters_off`."""
         if not self.is_on:
             return
@@ -61,7 +61,7 @@ class Adapter(nn.Module):
         for own, part, b in zip(self.rows, narrow, self._parts(self.b), strict=True):
             by.add_products_(y[:, own], part, b)
 
-    def add_gradient_(self, grad_x: Tensor, grad_y: Tensor, by: Products = _ONE) -> Tensor:
+    def add_gradient_(self, grad_x: Tensor, grad_y: Tensor, by: Products = ONE_MATRIX) -> Tensor:
         """Add the gradient of x to grad_x [t, in]; returns the gradient of x A^T, [t, P r]."""
         parts = [
             by.products(grad_y[:, own], b, back=True) for own, b in zip(self.rows, self._parts(self.b), strict=True)
@@ -76,7 +76,7 @@ class Adapter(nn.Module):
         x: Tensor,
         grad: Tensor,
         main_gradient: Callable[[nn.Parameter], Tensor | None],
-        by: Products = _ONE,
+        by: Products = ONE_MATRIX,
     ) -> None:
         """Add the gradients of A and B to their main gradients; `grad`: the result of `add_gradient_`."""
         by.add_weight_gradients(main_gradient(self.a), grad, x)
