@@ -58,7 +58,7 @@ def layers_with_attention_again(config: RunConfig) -> frozenset[int]:
 
 def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The kind of each layer, regardless of which parameters are trained."""
-    if (not model.layer_types or _is_kind_of_linear(model)) and not model.moe_layer_freq and not model.no_rope_freq:
+    if (not model.layer_types or model.is_linear) and not model.moe_layer_freq and not model.no_rope_freq:
         return (model,) * model.num_layers
     alike = replace(model, layer_types="", moe_layer_freq="", sliding_rotary_base=0.0, no_rope_freq="")
     attention = {SLIDING: _rotating(alike, model.sliding_rotary_base), FULL: replace(alike, window_size=0)}
@@ -92,10 +92,6 @@ def _linear(model: ModelConfig) -> ModelConfig:
         attention_sinks=False,
         attention_output_gate=True,
     )
-
-
-def _is_kind_of_linear(model: ModelConfig) -> bool:
-    return model.is_linear and model == _linear(model)
 
 
 def _rotating(model: ModelConfig, base: float) -> ModelConfig:
