@@ -178,6 +178,9 @@ def _moves(clock: TileClock, step: Step, operation: Operation) -> None:
 
 def _column(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.wait(clock.arrival_s(step.reads[0]))
+    if "routing" in step.makes:
+        clock.multiply("mlp.router")
+    clock.move_rows(operation.module)
     clock.multiply(operation.module)
 
 
@@ -185,14 +188,6 @@ def _row(clock: TileClock, step: Step, operation: Operation) -> None:
     clock.multiply(operation.module)
     clock.move_rows(operation.module)
     clock.wait(clock.send())
-
-
-def _expert_column(clock: TileClock, step: Step, operation: Operation) -> None:
-    clock.wait(clock.arrival_s(step.reads[0]))
-    if "routing" in step.makes:
-        clock.multiply("mlp.router")
-    clock.move_rows(operation.module)
-    clock.multiply(operation.module)
 
 
 def _expand(clock: TileClock, step: Step, operation: Operation) -> None:
@@ -298,7 +293,7 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     **dict.fromkeys((*_REPLAYED, op.Add), _moves),
     op.Expand: _expand,
     op.WholeColumn: _column,
-    op.ExpertColumn: _expert_column,
+    op.ExpertColumn: _column,
     op.ExpertRow: _row,
     op.Column: _column,
     op.Row: _row,
