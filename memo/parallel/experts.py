@@ -25,8 +25,7 @@ from memo_kernels import wide_dtype
 
 
 class Router(NamedTuple):
-    """How experts are chosen: by the scores of all experts, or by sigmoid, by score + bias of each (DeepSeek-V3,
-    GLM-4.5), of which weights are made in any case.
+    """How experts are chosen. A router by sigmoid (DeepSeek-V3, GLM-4.5) chooses by score + bias, and weighs by score.
 
     Attributes:
         weight, bias: [E, h], and [E] or None.
