@@ -24,7 +24,7 @@ from memo.estimate.cases import COLUMNS, COUNTED, METHODS, Case, read_case
 from memo.papers.methods import answer_by_paper
 from memo.search.costs import pinning
 from memo.search.estimating import Answer, answer
-from memo.spec.delta import foreseen_kernels
+from memo.spec.foreseen_kernels import foreseen_kernels
 from memo.standard_streams import visible
 from memo.units import GIB
 
@@ -221,12 +221,12 @@ def _text(case: Case, result: Answer) -> str:
     lines += [f"  {name:<18}{value:>12,.3f}" for name, value in _times(result).items()]
     lines += [case.node_share] if case.node_share and result.host_bytes else []
     lines += pinning(int(result.host_bytes)) if case.hardware.device == "cuda" else []
-    lines += filter(None, [_delta_kernels(case)])
+    lines += filter(None, [_kernels(case)])
     tight = ", tight" if result.is_tight else ""
     return "\n".join([_title(case), *lines, f"verdict: {result.verdict}{tight} ({result.bound})"])
 
 
-def _delta_kernels(case: Case) -> str | None:
+def _kernels(case: Case) -> str | None:
     return foreseen_kernels(case.shape.nearest) if case.method == "memo" else None
 
 
@@ -253,7 +253,7 @@ def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
         **{name: getattr(case, name) for name in COLUMNS if name != "hardware"},
         "hardware": case.hardware.name,
         "parameters": case.shape.parameters,
-        "delta_kernels": _delta_kernels(case),
+        "foreseen_kernels": _kernels(case),
         **_sizes(result),
         "verdict": str(result.verdict),
         "tight": result.is_tight,

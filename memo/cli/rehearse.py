@@ -18,7 +18,7 @@ from memo.estimate.node_share import part_of_node, share_text
 from memo.rehearsal.request import RehearsalRequest, as_one_rank, checked_run, emulated_device, ranks_that_differ
 from memo.rehearsal.start import start
 from memo.rehearsal.text import Run, text, verdict
-from memo.spec.delta import foreseen_kernels
+from memo.spec.foreseen_kernels import foreseen_kernels
 
 ABOUT = (
     "Run steps of one rank of the run that `memo train` would start with the same flags, on an emulated GPU, "
@@ -76,9 +76,9 @@ def main(argv: Sequence[str]) -> None:
         one = as_one_rank(run.config, run.gpus, rank, ranks_per_node)
         found.append(start(RehearsalRequest(one, run.hardware, options.trace_out), device))
     if options.json:
-        kernels = foreseen_kernels(run.config.model, run.config.hardware.delta_backend)
+        kernels = foreseen_kernels(run.config.model, run.config.hardware)
         objects = (dataclasses.asdict(each) | {"verdict": str(verdict(run, each))} for each in found)
-        print(json.dumps([each | {"delta_kernels": kernels} for each in objects], indent=1))
+        print(json.dumps([each | {"foreseen_kernels": kernels} for each in objects], indent=1))
     else:
         print(text(run, found))
 

@@ -15,7 +15,7 @@ from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.rehearsal.rehearsed import Rehearsed, Steady, Times
 from memo.rehearsal.request import STEADY_STEPS, stand_ins
 from memo.rehearsal.waits import REASONS, reasoned
-from memo.spec.delta import foreseen_kernels
+from memo.spec.foreseen_kernels import foreseen_kernels
 from memo.spec.slots import slot_dims
 from memo.units import GIB, format_bytes, format_count
 
@@ -174,5 +174,5 @@ def _end(run: Run, all_found: Sequence[Rehearsed]) -> Iterator[str]:
     for name, stand_in in stand_ins(run.config).items():
         asked = getattr(run.config.hardware, name)
         yield f"--{name.replace('_', '-')} {asked}: kernels of torch ({stand_in}) ran in its place"
-    if told := foreseen_kernels(run.config.model, run.config.hardware.delta_backend):
+    if told := foreseen_kernels(run.config.model, run.config.hardware):
         yield told

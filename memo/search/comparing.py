@@ -133,7 +133,7 @@ def comparison(plans: Sequence[Plan], columns: int | None = None) -> str:
 
 
 def _errors(plans: Sequence[Plan]) -> list[str]:
-    """Return the errors of predicted speeds, each with its machines, and the kernels of delta nets."""
+    """Return the errors of predicted speeds, each with its machines, and kernels that a run may replace."""
     machines: dict[str, list[str]] = {}
     for plan in plans:
         if plan.best is not None:
@@ -143,7 +143,7 @@ def _errors(plans: Sequence[Plan]) -> list[str]:
         f"{', '.join(sorted(names))}: {error} (sources: memo hardware NAME)"
         for error, names in sorted(machines.items())
     ]
-    return [*told, *filter(None, [plans[0].question.delta_kernels])]
+    return [*told, *filter(None, [plans[0].question.foreseen_kernels])]
 
 
 def as_object(plan: Plan) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "gpus": question.gpus,
         "lora_rank": model.lora_rank,
         "quantize": model.quantize,
-        "delta_kernels": question.delta_kernels,
+        "foreseen_kernels": question.foreseen_kernels,
         "node_share": question.node_share,
         "host_memory_gib": question.host_memory_gib,
         "layout": best and str(best.layout),

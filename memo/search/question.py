@@ -32,7 +32,7 @@ from memo.estimate.node_share import part_of_node, share_of_node, share_text
 from memo.estimate.prices import PRICES, Price
 from memo.estimate.unseen_memory import links_of
 from memo.estimate.verdict import Capacity, MemoryLimits
-from memo.spec.delta import foreseen_kernels
+from memo.spec.foreseen_kernels import foreseen_kernels
 from memo.spec.parameters import check_patterns_of
 from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB
@@ -170,8 +170,8 @@ class Question:
         return share_text(self.node, self.gpus, self.host_memory_gib if self.host_is_given else None)
 
     @property
-    def delta_kernels(self) -> str | None:
-        """The kernels of gated delta nets that are foreseen; None if the model has no such layers."""
+    def foreseen_kernels(self) -> str | None:
+        """The kernels that are foreseen although a run may take others; None if there are none."""
         return foreseen_kernels(self.base.model)
 
     @property

@@ -78,7 +78,7 @@ def explanation(question: Question, layout: Layout, columns: int | None = None) 
         lines += ["", f"{choice.strategy}: GPU GiB: {shown}", f"  seconds of a step: {_seconds(choice)}"]
         if choice.sized.verdict != Verdict.FITS:
             lines.append(f"  {choice.sized.verdict}: {choice.sized.shortage(question)}")
-    return "\n".join([*lines, *(["", question.delta_kernels] if question.delta_kernels else [])])
+    return "\n".join([*lines, *(["", question.foreseen_kernels] if question.foreseen_kernels else [])])
 
 
 def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         **_named(question.hardware, "nvme_gib nvme_gb_per_s"),
         "dollars_per_gpu_hour": None if question.price is None else question.price.dollars_per_gpu_hour,
         "price": None if question.price is None else question.price.told,
-        "delta_kernels": question.delta_kernels,
+        "foreseen_kernels": question.foreseen_kernels,
         "longest": plan.longest and vars(plan.longest),
         "largest": plan.largest and vars(plan.largest),
         "trial": None if plan.trial is None else _choice(plan.trial, question),
@@ -211,7 +211,7 @@ def cells(
 
 
 def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
-    """The meaning of the marks in the table, the errors of speeds and of memory, and the kernels of delta nets."""
+    """The meaning of the marks in the table, the errors of speeds and of memory, and kernels that a run may replace."""
     ties, lines = plan.ties(), list[str]()
     best = "the best" if plan.trial is None else "the fastest that surely fits"
     if ties[1:]:
@@ -222,7 +222,7 @@ def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
         lines.append(f"tight: the plan fails if CUDA and NCCL take {TIGHT_BYTES / GIB:g} GiB more than foreseen")
     found = {str(speed_error(plan.question, choice)) for choice in shown}
     lines += [f"{each} (sources: memo hardware {plan.question.hardware.name})" for each in sorted(found)]
-    return [*lines, str(FULL_SIZE), *filter(None, [plan.question.delta_kernels])]
+    return [*lines, str(FULL_SIZE), *filter(None, [plan.question.foreseen_kernels])]
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:

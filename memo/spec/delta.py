@@ -1,8 +1,5 @@
 """The sizes of a gated delta net (memo.attention.delta_rule)."""
 
-from memo.config.layer_words import LINEAR
-from memo.config.model import ModelConfig
-
 TAPS = 4
 """Tokens that a convolution reaches: a token and those just before it."""
 CHUNK = 128
@@ -29,19 +26,6 @@ a matrix of each head before and after it, and in a backward their gradients, so
 more memory than their tokens."""
 RATES = (0.01, 16.0)
 """Bounds of the initial rates of decay, which are drawn uniformly."""
-
-
-def foreseen_kernels(model: ModelConfig, delta_backend: str = "auto") -> str | None:
-    """Return a text about the kernels of gated delta nets with which memory and time are foreseen.
-
-    None if the model has no such layers, or if the user chose the kernels. A run chooses its kernels where its GPU and
-    packages are, and no estimate knows them."""
-    if delta_backend != "auto" or LINEAR not in model.types_of_layers:
-        return None
-    return (
-        "gated delta nets: torch's operations are foreseen; under --delta-backend auto a run takes those of "
-        "flash-linear-attention where they can run, which need less memory and time"
-    )
 
 
 def carry_size(heads: int, key_heads: int, head_dim: int) -> int:

@@ -114,7 +114,7 @@ def test_json(capsys: Capture) -> None:
         "nvme_gib", "nvme_gb_per_s", "global_batch_size", "longest", "largest", "trial", "choices", "unsure",
         "refused", "refusals",
         "num_candidates", "num_fitting", "command", "trial_command", "dollars_per_gpu_hour",
-        "would_fit", "ties", "node_share", "price", "pretrained_checkpoint", "has_weights", "delta_kernels",
+        "would_fit", "ties", "node_share", "price", "pretrained_checkpoint", "has_weights", "foreseen_kernels",
     }  # fmt: skip
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
     assert (found["pretrained_checkpoint"], found["has_weights"]) == (None, False)

@@ -192,15 +192,16 @@ def test_what_stands_for_other_kernels_and_what_memo_train_would_refuse_is_told(
     assert "  memo train          would refuse to start it: it is too slow\n" in printed
 
 
-def test_whose_kernels_of_delta_nets_ran_is_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_that_a_run_may_replace_are_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     told = {}
-    for flags in (SMALL, f"{MACHINE} --model qwen3.5-tiny", f"{MACHINE} --model qwen3.5-tiny --delta-backend torch"):
+    models = ("--model qwen3.5-tiny", "--model qwen3.5-tiny --delta-backend torch", "--model gemma-2-tiny")
+    for flags in (SMALL, *(f"{MACHINE} {model}" for model in models)):
         assert main(["rehearse", *flags.split()]) == 0
-        told[flags] = "gated delta nets: torch's operations are foreseen" in capsys.readouterr().out
+        told[flags] = "torch's operations are foreseen" in capsys.readouterr().out
         assert main(["rehearse", "--json", *flags.split()]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert [each["delta_kernels"] is not None for each in found] == [told[flags]] * len(found)
-    assert list(told.values()) == [False, True, False]
+        assert [each["foreseen_kernels"] is not None for each in found] == [told[flags]] * len(found)
+    assert list(told.values()) == [False, True, False, True]
 
 
 @pytest.mark.parametrize(
