@@ -12,13 +12,12 @@ from math import inf
 
 from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import Verdict
-from memo.search.candidates import AUTO, GRID, Layout, Strategy, can_tile, config_of, refusal
+from memo.search.candidates import AUTO, GRID, Layout, Strategy, can_tile, refusal
 from memo.search.placed import placed, placed_strategies
 from memo.search.plan import Choice, Plan, Timed, as_good, speed_error, step_s
 from memo.search.question import Question
 from memo.search.race import STRATEGIES, Race, timed
 from memo.search.sizing import size
-from memo.search.swap_choice import given_swaps
 from memo.search.sweeping import sweeps
 
 NUM_UNSURE = 3
@@ -88,15 +87,11 @@ def _refined(race: Race, choice: Timed) -> Timed:
     question, layout = race.question, choice.layout
     if choice.strategy != AUTO or not can_tile(question, layout):
         return choice
-    alphas = [float(share.alpha) for share in GRID]
-    config, layer = config_of(question, layout, AUTO), race.bounds.layer(layout, AUTO)
-    swaps = given_swaps(config, question.gpus, question.hardware, alphas, layer)
     best, is_tight = choice, size(question, layout, AUTO, choice.moved).is_tight
-    for share, swap in zip(GRID, swaps, strict=True):
-        if race.bounds.least_s(layout, share, swap) < step_s(best):
-            sized = size(question, layout, share)
-            if sized.verdict == Verdict.FITS and (is_tight or not sized.is_tight):
-                best = min(best, timed(question, layout, share, layer=layer), key=step_s)
+    for share in GRID:
+        sized = size(question, layout, share)
+        if sized.verdict == Verdict.FITS and (is_tight or not sized.is_tight):
+            best = min(best, timed(question, layout, share, layer=race.bounds.layer(layout, AUTO)), key=step_s)
     return best
 
 

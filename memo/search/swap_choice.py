@@ -1,6 +1,5 @@
 """Chooses which activations --offload-alpha auto moves, for GPUs whose use of memory an account predicts."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
@@ -12,7 +11,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.swap_memory import swap_bytes
 from memo.estimate.unseen_memory import page_table_bytes
 from memo.estimate.verdict import Capacity, room_for_unseen
-from memo.planner.problem import Limit, SwapProblem
+from memo.planner.problem import Limit
 from memo.simulate.cost import LayerCost
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
@@ -84,18 +83,6 @@ def choose_swap(
         limit = Limit.DISK
     except PlanError:
         pass
-    return _choice(problem, hardware, tiles, limit)
-
-
-def given_swaps(
-    config: RunConfig, world_size: int, hardware: Hardware, alphas: Iterable[float], layer: LayerCost
-) -> list[SwapChoice]:
-    """Return the choice for each of the given alphas, fitting or not; arguments as in `choose_swap`."""
-    problem = modelled_problem(config, world_size, hardware, layer)
-    return [_choice(problem, hardware, choose(problem, alpha).tiles, Limit.REQUEST) for alpha in alphas]
-
-
-def _choice(problem: SwapProblem, hardware: Hardware, tiles: dict[str, int], limit: Limit) -> SwapChoice:
     slower = min(hardware.offload_gb_per_s, hardware.prefetch_gb_per_s) * 1e9
     layer_s = problem.sections * problem.computed_s(tiles)
     return SwapChoice(tiles, limit, layer_s, problem.num_moves * problem.moved_bytes(tiles) / slower)
