@@ -16,7 +16,7 @@ from memo.config.checks import check_preference
 from memo.config.derived import default_lr_of, trains_adapters_alone
 from memo.config.flag_table import dashed
 from memo.config.hugging_face import CONFIG_FILE, download_hint, has_weights, model_of
-from memo.config.model import Quantization
+from memo.config.model import CHOICES_OF_TRAINED, Quantization
 from memo.config.model_name import check_planned_model
 from memo.config.presets import preset_name
 from memo.config.require import require_count, require_gib
@@ -38,6 +38,14 @@ from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB
 
 PlaceStates = Literal["needed", "always", "never"]
+_CHOICES = {
+    "place_states": PlaceStates,
+    "exp_avg_dtype": MomentDtype,
+    "exp_avg_sq_dtype": MomentDtype,
+    "quantize": Quantization,
+    "preference": Preference,
+}
+"""Arguments of `ask` that are one of a few words, and the words."""
 
 
 @dataclass(frozen=True)
@@ -216,25 +224,15 @@ def ask(
     hardware: str | Hardware = "",
     gpu_memory_gib: float | None = None,
     host_memory_gib: float | None = None,
-    place_states: PlaceStates = "needed",
     nvme_gib: float | None = None,
     nvme_gb_per_s: float | None = None,
-    nvme_path: str = NVME_PATH,
-    clip_grad: float = TrainingConfig.clip_grad,
-    exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype,
-    exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype,
-    deterministic: bool = False,
-    preference: Preference | None = None,
     price_per_gpu_hour: float | None = None,
-    custom_layer: str = "",
-    lora_rank: int = ModelConfig.lora_rank,
-    lora_target_modules: str = ModelConfig.lora_target_modules,
-    quantize: Quantization = ModelConfig.quantize,
-    freeze: str = "",
-    train_only: str = "",
+    **others: Any,
 ) -> Question:
     """Read a question. Defaults: one sequence for each GPU, and one more if pairs of answers need an even number; the
     memory, the disks and the price of the hardware.
+
+    `others`: fields of ModelConfig in which the model differs from the named one, and further fields of `Question`.
 
     Raises ConfigError for an unknown model or machine, a size that is not above 0, sequences for which the model has no
     positions, and GPUs that do not fill their nodes.
@@ -249,23 +247,18 @@ def ask(
             require_gib(flag, size)
     if price_per_gpu_hour is not None and not 0 < price_per_gpu_hour < math.inf:
         raise ConfigError(f"--price-per-gpu-hour is {price_per_gpu_hour:g}: give dollars above 0, such as 2.5")
-    for flag, choice, kind in (
-        ("--place-states", place_states, PlaceStates),
-        ("--exp-avg-dtype", exp_avg_dtype, MomentDtype),
-        ("--exp-avg-sq-dtype", exp_avg_sq_dtype, MomentDtype),
-        ("--quantize", quantize, Quantization),
-        ("--preference", preference or "dpo", Preference),
-    ):
-        if choice not in get_args(kind):
-            raise ConfigError(f"{flag} is {choice!r}: use {', '.join(get_args(kind))}")
+    preference = others.get("preference")
+    chosen = {**others, "preference": preference or "dpo"}
+    for name, kind in _CHOICES.items():
+        if chosen.get(name, get_args(kind)[0]) not in get_args(kind):
+            raise ConfigError(f"{dashed(name)} is {chosen[name]!r}: use {', '.join(get_args(kind))}")
     machine = hardware
     if not isinstance(machine, Hardware):
         machine = named_hardware("--hardware", machine, gpu_memory_gib)
     require_full_nodes("--hardware", gpus, machine)
     node = machine
     machine = with_disks(part_of_node(node, gpus, host_memory_gib), nvme_gib, nvme_gb_per_s)
-    changes = {"custom_layer": custom_layer, "lora_rank": lora_rank, "lora_target_modules": lora_target_modules}
-    changes |= {"quantize": quantize, "freeze": freeze, "train_only": train_only}
+    changes = {name: others.pop(name) for name in ("custom_layer", *CHOICES_OF_TRAINED) if name in others}
     question = Question(
         model=planned_model(model, seq_len, changes),
         gpus=gpus,
@@ -276,14 +269,8 @@ def ask(
         gpu_memory_gib=gpu_memory_gib or machine.memory_gib,
         host_memory_gib=machine.host_memory_gib,
         host_is_given=host_memory_gib is not None,
-        place_states=place_states,
-        nvme_path=nvme_path,
-        clip_grad=clip_grad,
-        exp_avg_dtype=exp_avg_dtype,
-        exp_avg_sq_dtype=exp_avg_sq_dtype,
-        deterministic=deterministic,
-        preference=preference,
         price=PRICES.get(machine.name) if price_per_gpu_hour is None else Price(price_per_gpu_hour, "as given"),
+        **others,
     )
     check_model(question.base)
     if preference is not None:

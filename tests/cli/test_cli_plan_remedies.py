@@ -5,9 +5,6 @@ import json
 import pytest
 from plan_answers import printed
 
-from memo.errors import ConfigError
-from memo.search.question import ask
-
 Capture = pytest.CaptureFixture[str]
 
 
@@ -22,11 +19,6 @@ def test_moments_in_bf16_make_a_model_fit_whose_states_fill_the_host_memory(caps
     best = found["choices"][0]
     assert best["verdict"] == "fits" and 190 < best["host_gib"] < 0.9 * 256
     assert f" {flags} " in found["command"]
-
-
-def test_dtypes_that_no_moment_has_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--exp-avg-sq-dtype is 'fp16': use fp32, bf16"):
-        ask("gpt-7b", 8, exp_avg_sq_dtype="fp16")  # type: ignore[arg-type]
 
 
 @pytest.mark.full
