@@ -34,11 +34,15 @@ def require_gib(flag: str, size: float) -> None:
     require(0 < size <= LARGEST, f"{flag} is {size}: give GiB above 0, such as 80")
 
 
+def divisors_of(number: int) -> list[int]:
+    """The divisors of a number, ascending."""
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return sorted({*low, *(number // d for d in low)})
+
+
 def divisors(*numbers: int) -> str:
     """The common divisors as text: `divisors(12, 8)` -> '1, 2 or 4'; if there are more than six, the six largest."""
-    greatest = gcd(*numbers)
-    low = [d for d in range(1, isqrt(greatest) + 1) if greatest % d == 0]
-    found = sorted({*low, *(greatest // d for d in low)})
+    found = divisors_of(gcd(*numbers))
     return either(found) if len(found) <= 6 else f"a divisor such as {either(found[-6:])}"
 
 

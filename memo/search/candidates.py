@@ -17,6 +17,7 @@ from memo.config.check_layout import check_batch, check_layout
 from memo.config.derived import DEFAULT_TILES, SLOT_TILES, resolved_a2a_size, sequence_step
 from memo.config.memory import OffloadAlpha, RecomputeGranularity
 from memo.config.parallel import AccumulationOrder, CpCommType, DataParallelSharding
+from memo.config.require import divisors_of
 from memo.errors import ConfigError
 from memo.search.question import Question
 from memo.spec.custom_layer import check_split
@@ -164,9 +165,9 @@ def _under(question: Question, strategy: Strategy) -> RunConfig:
 
 def grids(question: Question) -> Iterator[tuple[Layout, str]]:
     """Yield each tp, cp and pp whose product divides the GPUs, and why memo cannot run it (empty if it can)."""
-    for tp in divisors(question.gpus):
-        for cp in divisors(question.gpus // tp):
-            for pp in divisors(question.gpus // (tp * cp)):
+    for tp in divisors_of(question.gpus):
+        for cp in divisors_of(question.gpus // tp):
+            for pp in divisors_of(question.gpus // (tp * cp)):
                 layout = Layout(tp, cp, pp)
                 yield layout, refusal(question, layout)
 
@@ -196,7 +197,7 @@ def pipelines(question: Question, grid: Layout) -> Iterator[Layout]:
     yield grid
     if grid.pp > 1:
         per_stage = question.model.sizes.num_layers // grid.pp
-        yield from (replace(grid, vpp=chunks) for chunks in divisors(per_stage) if 1 < chunks <= MOST_CHUNKS)
+        yield from (replace(grid, vpp=chunks) for chunks in divisors_of(per_stage) if 1 < chunks <= MOST_CHUNKS)
 
 
 def batches(question: Question, pipeline: Layout) -> Iterator[Layout]:
@@ -249,9 +250,3 @@ def parse_layout(text: str) -> Layout:
                 "'tp4 cp2 pp1 mbs1 p2p'"
             )
     return Layout(**sizes, cp_comm_type=exchange)
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
