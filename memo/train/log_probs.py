@@ -93,9 +93,11 @@ def token_weights(log_probs: Tensor, loss: LossOfLogProbs, counts: Tensor) -> tu
     with torch.enable_grad():
         value = loss(leaf)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        found = f"a {type(value).__name__}"
+        if isinstance(value, Tensor):
+            found = f"a tensor of shape {tuple(value.shape)}{'' if value.requires_grad else ' without a gradient'}"
         raise ConfigError(
-            f"the loss over log-probs has returned {found}{_is_constant(value)}: return one number, a tensor that "
+            f"the loss over log-probs has returned {found}: return one number, a tensor that "
             "torch has computed from the log-probs that the loss was given"
         )
     (grad,) = torch.autograd.grad(value.reshape(()), leaf)
@@ -103,13 +105,7 @@ def token_weights(log_probs: Tensor, loss: LossOfLogProbs, counts: Tensor) -> tu
     return -grad.masked_fill(~counts, 0.0), float(value.detach())
 
 
-def _is_constant(value: object) -> str:
-    return " without a gradient" if isinstance(value, Tensor) and not value.requires_grad else ""
-
-
-def batches_on(
-    parts: ParallelModel, feed: Feed, log_probs: Tensor, counts: Tensor, loss: LossOfLogProbs
-) -> tuple[list[Microbatch], float]:
+def batches_on(feed: Feed, log_probs: Tensor, counts: Tensor, loss: LossOfLogProbs) -> tuple[list[Microbatch], float]:
     """Return this rank's microbatches of the next global batch, weighted so that a step has the gradient of `loss`, and
     the value of `loss`.
 
@@ -131,7 +127,7 @@ def batches_on_samples(parts: ParallelModel, samples: GivenSamples, loss: LossOf
     """Draw the microbatches of a step that trains on `loss` of the log-probs of a caller's samples."""
     log_probs = read_log_probs(parts, parts.feed(samples, trains=False), len(samples.samples))
     counts = torch.from_numpy(np.stack([sample.loss_mask for sample in samples.samples]) > 0)
-    batches, value = batches_on(parts, parts.feed(samples), log_probs, counts, loss)
+    batches, value = batches_on(parts.feed(samples), log_probs, counts, loss)
     return batches, {"lm_loss": value}
 
 

@@ -135,7 +135,7 @@ class PreferenceSteps:
         def loss(of: Tensor) -> Tensor:
             return self.objective.losses(batch.sums(of), reference, batch.lengths).mean()
 
-        batches, value = batches_on(self.parts, self.feed, log_probs, batch.counts, loss)
+        batches, value = batches_on(self.feed, log_probs, batch.counts, loss)
         return batches, {"lm_loss": value, **self.objective.rewards(batch.sums(log_probs), reference)}
 
     def _reference(self, batch: PairsOfBatch) -> Sums:
