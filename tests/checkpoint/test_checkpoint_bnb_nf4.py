@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_directories import write_model
+from hf_directories import weights_of, write_model
 from layouts import make, tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from memo.checkpoint.hugging_face.bnb_nf4 import STATE
-from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.config.hugging_face import read_config
 from memo.config.model_name import choose_model
 from memo.errors import CheckpointError, ConfigError
@@ -50,11 +49,6 @@ def published(tmp_path: Path) -> Path:
     content = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**content, "quantization_config": QUANTISED}))
     return directory
-
-
-def weights_of(directory: Path) -> PretrainedWeights:
-    theirs = read_config(directory)
-    return PretrainedWeights(directory, theirs.model, theirs.model_type, 256)
 
 
 def test_numbers_are_those_that_bitsandbytes_makes(published: Path) -> None:

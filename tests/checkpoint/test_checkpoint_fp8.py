@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_directories import CONFIGS, write_model
+from hf_directories import CONFIGS, weights_of, write_model
 from hugging_face import llama_sources, to_global
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.importer import import_checkpoint
-from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.config.hugging_face import read_config
 from memo.errors import CheckpointError
 
@@ -49,11 +48,6 @@ def published(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     content = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**content, "quantization_config": QUANTISED[name]}))
     return directory
-
-
-def weights_of(directory: Path) -> PretrainedWeights:
-    theirs = read_config(directory)
-    return PretrainedWeights(directory, theirs.model, theirs.model_type, 256)
 
 
 def decoded(directory: Path) -> dict[str, Tensor]:

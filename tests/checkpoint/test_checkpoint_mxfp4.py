@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_directories import CONFIGS, make_model
+from hf_directories import CONFIGS, make_model, weights_of
 from hugging_face import gpt_oss_sources, to_global
 from safetensors.torch import save_file
 from torch import Tensor
 
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.importer import import_checkpoint
-from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.config.hugging_face import read_config
 from memo.errors import CheckpointError
 
@@ -46,11 +45,6 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, di
     config = {**model.config.to_dict(), "quantization_config": _QUANTISED}
     (directory / "config.json").write_text(json.dumps(config))
     return directory, tensors
-
-
-def weights_of(directory: Path) -> PretrainedWeights:
-    theirs = read_config(directory)
-    return PretrainedWeights(directory, theirs.model, theirs.model_type, 256)
 
 
 def test_experts_are_what_transformers_unpacks(published: tuple[Path, dict[str, Tensor]]) -> None:

@@ -96,12 +96,6 @@ def test_data_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(IndexedDataset(paths[-1])) == 3
 
 
-def test_data_build_without_end_of_document(tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("text")
-    assert main(["data", "build", str(tmp_path / "b.txt"), str(tmp_path / "out"), "--no-append-eod"]) == 0
-    assert IndexedDataset(tmp_path / "out")[0].tolist() == list(b"text")
-
-
 def test_data_build_names_what_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "b.txt").write_text("text")
     message = refusal(["data", "build", str(tmp_path / "b.txt"), str(tmp_path / "b.txt" / "out")], capsys)

@@ -1,6 +1,5 @@
 """Blends: the order is Megatron-LM's rule, sample by sample, in any layout; each corpus goes on epoch after epoch."""
 
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,8 +192,3 @@ def test_words_that_are_blends() -> None:
     assert read_blend("--data-path", ["a", "b", "c"]) == Blend(("a", "b", "c"))
     assert read_blend("--data-path", ["2024_01"]) == Blend(("2024_01",))
     assert read_blend("--data-path", ["1e-3", "./0.7", "0", "b"]) == Blend(("./0.7", "b"), (1e-3, 0.0))
-
-
-def test_neighbouring_samples_are_of_different_corpora_where_weights_are_equal() -> None:
-    order = BlendOrder([1, 1])
-    assert all(a != b for a, b in pairwise(order.locate(i)[0] for i in range(1, 100)))

@@ -26,12 +26,6 @@ def test_same_global_order_at_any_layout(dp_size: int, micro_batch_size: int) ->
         sampler.advance()
 
 
-def test_documented_example() -> None:
-    sampler = GlobalBatchSampler(8, seed=0)
-    assert sampler.indices(0, 2, 2) == [[0, 1], [4, 5]]
-    assert sampler.indices(1, 2, 2) == [[2, 3], [6, 7]]
-
-
 def test_resume_equals_going_on() -> None:
     straight = GlobalBatchSampler(8, seed=5)
     batches = []

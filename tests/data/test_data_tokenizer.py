@@ -109,10 +109,6 @@ def test_bpe_vocabulary_must_hold_all_bytes(tmp_path: Path) -> None:
         train_bpe(["ab"], 256, tmp_path / "tokenizer.json")
 
 
-def test_load_from_directory(bpe_path: Path) -> None:
-    assert load_tokenizer(bpe_path.parent).vocab_size == 300
-
-
 @pytest.mark.parametrize("name", END_OF_DOCUMENT_NAMES)
 def test_end_of_document_names(tmp_path: Path, bpe_path: Path, name: str) -> None:
     path = tmp_path / "tokenizer.json"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from forward import run_on_rank
-from hf_directories import CONFIGS, VOCAB, write_model
+from forward import random_batch, run_on_rank
+from hf_directories import CONFIGS, VOCAB, load_model, write_model
 from layouts import global_pieces, make, one_step_backward, tiny
 from torch import Tensor
 
@@ -41,22 +41,9 @@ MODELS = {  # every family that memo writes, and what a long context adds
 }
 
 
-def make_batch(vocab_size: int) -> Microbatch:
-    generator = torch.Generator().manual_seed(5)
-    tokens, labels = torch.randint(0, vocab_size, (2, SEQ_LENGTH, BATCH), generator=generator)
-    positions = torch.arange(SEQ_LENGTH).unsqueeze(1).expand(-1, BATCH).contiguous()
-    weight = torch.full((SEQ_LENGTH, BATCH), 1.0 / (SEQ_LENGTH * BATCH), dtype=torch.float64)
-    return Microbatch(tokens, labels, positions, weight, positions, None)
-
-
 @torch.no_grad()
 def their_logits(directory: Path, batch: Microbatch) -> Tensor:
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=torch.float64,
-        experts_implementation="eager",  # which alone has fp64
-    )
-    logits: Tensor = model(input_ids=batch.tokens.t(), use_cache=False).logits
+    logits: Tensor = load_model(directory)(input_ids=batch.tokens.t(), use_cache=False).logits
     return logits.transpose(0, 1)
 
 
@@ -73,7 +60,7 @@ def base(name: str = "gpt-tiny", **overrides: Any) -> RunConfig:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_read_computes_as_theirs(name: str, tmp_path: Path) -> None:
     directory = write_model(name, tmp_path, torch.float64)
-    batch = make_batch(VOCAB)
+    batch = random_batch(VOCAB, SEQ_LENGTH, BATCH)
     ours = run_on_rank(choose_model(base(), directory), batch, None, 1)
     theirs = their_logits(directory, batch)
     assert_same(ours.logits, theirs)
@@ -91,7 +78,7 @@ def test_what_is_written_computes_as_ours(name: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "run", RunState(2, 8, 7, 2, 0, 0), model.optimizer.segment_states(), model.mesh)
     (tmp_path / "run" / "config.toml").write_text(config.to_toml())
     export_checkpoint(tmp_path / "run", tmp_path / "out")
-    batch = make_batch(config.model.vocabulary)
+    batch = random_batch(config.model.vocabulary, SEQ_LENGTH, BATCH)
     ours = run_on_rank(config, batch, global_pieces(model, "master"), 1)
     assert_same(ours.logits, their_logits(tmp_path / "out", batch))
 
@@ -110,12 +97,7 @@ class Texts:
 @torch.no_grad()
 def their_loss(directory: Path, samples: list[Sample]) -> float:
     tokens, labels = (torch.tensor(np.stack([getattr(s, kind) for s in samples])) for kind in ("tokens", "labels"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=torch.float64,
-        experts_implementation="eager",  # which alone has fp64
-    )
-    logits = model(input_ids=tokens, use_cache=False).logits
+    logits = load_model(directory)(input_ids=tokens, use_cache=False).logits
     return float(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
 
 
@@ -132,7 +114,7 @@ def test_trainer_goes_on_from_a_directory_and_back(tmp_path: Path) -> None:
         trainer.train()
         assert first.lm_loss == pytest.approx(published_loss, rel=BOUND)
         weights = global_pieces(trainer.parts, "master")
-    batch = make_batch(VOCAB)
+    batch = random_batch(VOCAB, SEQ_LENGTH, BATCH)
     before = their_logits(directory, batch)
     config = choose_model(base(), directory)
     config = config.override({"pretrained_checkpoint": None})

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from forward import random_batch
 from hf_directories import VOCAB, write_model
 from hugging_face import needs
 from layouts import make, tiny
@@ -24,7 +25,6 @@ from memo import Trainer
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.config.model_name import choose_model
 from memo.data import Sample
-from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_gather
 
 pytestmark = needs("transformers")
@@ -64,14 +64,6 @@ class Counting:
 TRAINING, HELD_OUT = Counting(0), Counting(10_000)
 
 
-def make_batch() -> Microbatch:
-    generator = torch.Generator().manual_seed(5)
-    tokens, labels = torch.randint(0, VOCAB, (2, SEQ_LENGTH, BATCH), generator=generator)
-    positions = torch.arange(SEQ_LENGTH).unsqueeze(1).expand(-1, BATCH).contiguous()
-    weight = torch.full((SEQ_LENGTH, BATCH), 1.0 / (SEQ_LENGTH * BATCH), dtype=torch.float64)
-    return Microbatch(tokens, labels, positions, weight, positions, None)
-
-
 def _logits(directory: Path) -> Tensor | None:
     """This rank's columns, [s, b, v / tp with padding], where the last stage is."""
     flags = {"micro_batch_size": BATCH, "global_batch_size": BATCH, "seq_length": SEQ_LENGTH, **LAYOUT}
@@ -80,7 +72,7 @@ def _logits(directory: Path) -> Tensor | None:
     inputs: list[Tensor] = []
     if head is not None:
         head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    model.forward([make_batch()])
+    model.forward([random_batch(VOCAB, SEQ_LENGTH, BATCH)])
     if head is None:
         return None
     with torch.no_grad():
@@ -145,7 +137,7 @@ def their_logits(directory: Path, tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize(("group", "name"), FAMILIES)
 def test_logits(group: str, name: str, ours: Outcomes, folder: Path) -> None:
     logits, _ = ours(group)[name]
-    theirs = their_logits(folder / name, make_batch().tokens.t()).transpose(0, 1)
+    theirs = their_logits(folder / name, random_batch(VOCAB, SEQ_LENGTH, BATCH).tokens.t()).transpose(0, 1)
     error = float((logits - theirs).norm() / theirs.norm())
     assert theirs.dtype == torch.float32 and error < LOGITS_BOUND
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hf_directories import write_model
+from hf_directories import load_model, write_model
 from hugging_face import Wide, needs
 from layouts import Outcome, make, relative_error, tiny, train
 from lora_models import randomize_trained
@@ -110,14 +110,7 @@ def _write_adapter(directory: Path, targets: list[str], adapter: Path) -> None:
 
 def _base(directory: Path, flags: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Their model, within `Wide`; its matrices of layers as they are made again from few bits."""
-    import transformers
-
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        directory.parent / "in bits" if "quantize" in flags else directory,
-        dtype=torch.float64,
-        attn_implementation="eager",
-        experts_implementation="eager",
-    )
+    return load_model(directory.parent / "in bits" if "quantize" in flags else directory)
 
 
 def _write_in_bits(directory: Path, quantize: Quantization) -> None:

@@ -69,12 +69,14 @@ def test_the_ranking_is_that_of_trying_everything(model: str, seq_len: int, memo
     best: dict[tuple[int, int, int], float] = {}
     for choice in everything(question):
         if choice.sized.verdict == Verdict.FITS:
-            key, step_s = grid(choice), choice.step.step_time_s
+            key, step_s = choice.layout.grid, choice.step.step_time_s
             best[key] = min(step_s, best.get(key, step_s))
     found = search(question, top=4).choices
     assert all(choice.sized.verdict == Verdict.FITS for choice in found)
     assert [c.step.tgs for c in found[1:]] == sorted((c.step.tgs for c in found[1:]), reverse=True)
-    if grid(found[0]) in map(grid, found[1:]):  # the fastest is tight, so another of its grid comes before it
+    if found[0].layout.grid in [
+        choice.layout.grid for choice in found[1:]
+    ]:  # the fastest is tight, so another of its grid comes before it
         assert not found[0].sized.is_tight and any(choice.sized.is_tight for choice in found[1:])
         found = found[1:]
     found = tuple(sorted(found, key=lambda choice: choice.step.step_time_s))  # the first has most room
@@ -85,10 +87,6 @@ def test_the_ranking_is_that_of_trying_everything(model: str, seq_len: int, memo
         assert (
             choice.step.step_time_s <= step_s if given else choice.step.step_time_s == pytest.approx(step_s, rel=1e-12)
         )
-
-
-def grid(choice: Choice) -> tuple[int, int, int]:
-    return choice.layout.tp, choice.layout.cp, choice.layout.pp
 
 
 def test_few_of_the_candidates_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,15 @@ class Result:
     gradients: dict[str, Tensor]
 
 
+def random_batch(vocab_size: int, seq_length: int, batch: int) -> Microbatch:
+    """Random tokens and labels, which all count alike."""
+    generator = torch.Generator().manual_seed(5)
+    tokens, labels = torch.randint(0, vocab_size, (2, seq_length, batch), generator=generator)
+    positions = torch.arange(seq_length).unsqueeze(1).expand(-1, batch).contiguous()
+    weight = torch.full((seq_length, batch), 1.0 / (seq_length * batch), dtype=torch.float64)
+    return Microbatch(tokens, labels, positions, weight, positions, None)
+
+
 def run_once(
     config: RunConfig, batch: Microbatch, weights: dict[str, Tensor] | None = None, tp: int = 1, passes: int = 1
 ) -> Result:

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from memo.checkpoint.hugging_face.weights import PretrainedWeights
+from memo.config.hugging_face import read_config
 from memo.config.hugging_face_families import TRAINED
 
 ALONE = [name for name in TRAINED if name not in ("qwen3_vl_text", "qwen3_vl_moe_text", "mistral4")]
@@ -197,3 +199,18 @@ def write_model(name: str, directory: Path, dtype: torch.dtype = torch.float32, 
     path = directory / name
     make_model(name, dtype).save_pretrained(path, max_shard_size=max_shard)
     return path
+
+
+def load_model(directory: Path) -> Any:
+    """transformers' model of a directory in fp64, which experts have in its eager kernels alone."""
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
+
+
+def weights_of(directory: Path) -> PretrainedWeights:
+    """memo's reader of the weights of a directory."""
+    theirs = read_config(directory)
+    return PretrainedWeights(directory, theirs.model, theirs.model_type, 256)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hf_directories import VOCAB, write_model
+from hf_directories import VOCAB, load_model, write_model
 from hugging_face import Wide
 from layouts import global_pieces, tiny
 from safetensors.torch import save_file
@@ -30,7 +30,7 @@ def write_lora_model(root: Path) -> Path:
 
     directory = write_model(FAMILY, root, torch.float64)
     with Wide():
-        base = _base(directory)
+        base = load_model(directory)
         config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
         model = peft.get_peft_model(base, config, autocast_adapter_dtype=False)
     randomize_trained(model)
@@ -73,15 +73,7 @@ def their_model(root: Path) -> Any:
     import peft
 
     return peft.PeftModel.from_pretrained(
-        _base(root / FAMILY), root / "adapter", is_trainable=True, autocast_adapter_dtype=False
-    )
-
-
-def _base(directory: Path) -> Any:
-    import transformers
-
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float64, attn_implementation="eager"
+        load_model(root / FAMILY), root / "adapter", is_trainable=True, autocast_adapter_dtype=False
     )
 
 

@@ -35,7 +35,7 @@ def corpus(folder: Path, name: str, shift: int = 0) -> str:
     return str(folder / name)
 
 
-def trainer(folder: Path, data: str | None = None, **overrides: Any) -> memo.Trainer:
+def trainer(data: str | None = None, **overrides: Any) -> memo.Trainer:
     values: dict[str, Any] = {"train_iters": STEPS, "lr_decay_iters": 10}
     if data is not None:
         values |= {"data_path": data, "mock_data": False}
@@ -43,7 +43,7 @@ def trainer(folder: Path, data: str | None = None, **overrides: Any) -> memo.Tra
 
 
 def _save(folder: Path, data: str) -> None:
-    with trainer(folder, data, save=str(folder / "run")) as made:
+    with trainer(data, save=str(folder / "run")) as made:
         made.train()
 
 
@@ -56,12 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _refused(folder: Path, overrides: dict[str, Any]) -> str:
     with pytest.raises(CheckpointError) as caught:
-        trainer(folder, str(folder / "first"), load=str(folder / "run"), **overrides)
+        trainer(str(folder / "first"), load=str(folder / "run"), **overrides)
     return str(caught.value)
 
 
 def _goes_on(folder: Path, overrides: dict[str, Any]) -> int:
-    with trainer(folder, str(folder / "first"), **{"load": str(folder / "run"), "train_iters": 3, **overrides}) as made:
+    with trainer(str(folder / "first"), **{"load": str(folder / "run"), "train_iters": 3, **overrides}) as made:
         assert made.iteration == STEPS
         made.train()
         return made.iteration
