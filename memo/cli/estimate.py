@@ -1,7 +1,6 @@
 """`memo estimate`: memory and verdict for a table of cases, or for one case given by flags."""
 
 import codecs
-import contextlib
 import csv
 import itertools
 import json
@@ -17,10 +16,11 @@ from memo.cli.job import Job
 from memo.config.check_fields import check_conflicts
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag, ReadWith
-from memo.config.flag_table import changed, dashed, entries_of
+from memo.config.flag_table import changed, dashed
+from memo.config.memory import OffloadAlpha, RecomputeGranularity
 from memo.config.model_name import check_planned_model
 from memo.errors import ConfigError, writing
-from memo.estimate.cases import COLUMNS, COUNTED, METHODS, Case, read_case
+from memo.estimate.cases import COLUMNS, COUNTED, Case, Method, read_case
 from memo.papers.methods import answer_by_paper
 from memo.search.costs import pinning
 from memo.search.estimating import Answer, answer
@@ -72,14 +72,14 @@ class _Options(Job):
     """Chunks of layers per stage (interleaved 1F1B)."""
     mbs: int | None = None
     """Sequences in one microbatch."""
-    alpha: str | None = None
+    alpha: OffloadAlpha | None = None
     """Share of the tokens whose activations move to the host, 0 to 1; auto: the best share within memory and time; off
     (default): none."""
-    recompute: str | None = None
+    recompute: RecomputeGranularity | None = None
     """none (default), selective or full; conflicts with alpha."""
     loss_chunk_size: Annotated[int | None, TOKENS] = None
     """Tokens whose logits exist at once; default: 1024, as in the trainer; for megatron-lm without alpha 0: all."""
-    method: str = METHODS[0]
+    method: Method = "memo"
     """Program to estimate: memo or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem, paper-alpha."""
     llmem_corrected: bool = False
     """llmem: use corrected formulas, which reproduce every printed row, instead of the printed formulas."""
@@ -156,7 +156,7 @@ def _answered(path: Path, options: _Options) -> Iterator[dict[str, str]]:
                 beyond = cells[len(names)]
                 raise ConfigError(f"{where}: {beyond!r} stands beyond the last column: remove it, or quote commas")
             row = dict(itertools.zip_longest(names, cells, fillvalue=""))
-            yield row | _row(_located(where, read_case(_spelled_out(row), where), options))
+            yield row | _row(_located(where, read_case(row, where), options))
 
 
 _FLAG_COLUMNS = {
@@ -180,16 +180,6 @@ def _located(where: str, case: Case, options: _Options) -> Answer:
         for flag, column in _FLAG_COLUMNS.items():
             text = text.replace(f"{flag} ", f"{column} ")
         raise ConfigError(f"{where}: {text}") from None
-
-
-def _spelled_out(row: Mapping[str, str]) -> dict[str, str]:
-    """Return `row` with numbers such as 128K in digits. Other texts stay; `read_case` refuses them."""
-    cells = dict(row)
-    for entry in entries_of(_Options):
-        with contextlib.suppress(ValueError):
-            if entry.unit is not None:
-                cells[entry.field] = str(entry.unit.parse(cells.get(entry.field, "")))
-    return cells
 
 
 def _row(result: Answer) -> dict[str, str]:

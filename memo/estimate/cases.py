@@ -5,17 +5,19 @@ ConfigError that names the place of the cell, its column, its value and what wou
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
-from memo.artifacts.reading import shown
+from memo.artifacts.fields import checked, field_types
+from memo.artifacts.reading import Source, shown
 from memo.config import PRESETS, ModelConfig
 from memo.config.derived import BYTE_VOCAB_SIZE
-from memo.config.flag import LARGEST
-from memo.config.model import Quantization
+from memo.config.flag import COUNT, TOKENS, NonNegativeInt, PositiveInt, SizeGib
+from memo.config.flag_table import Entry, entries_of
+from memo.config.memory import OffloadAlpha, RecomputeGranularity
+from memo.config.model import CHOICES_OF_TRAINED, Quantization
 from memo.config.model_name import model_problem
 from memo.config.presets import preset_name
 from memo.config.training import MomentDtype
@@ -28,14 +30,17 @@ from memo.estimate.machines import find_hardware
 from memo.estimate.node_share import part_of_node, share_text
 from memo.spec.shapes import ModelShape, shape_of
 
+Found = TypeVar("Found")
 COUNTED = ("memo", "megatron-lm")
 """Programs whose runs are counted and timed."""
-METHODS = (*COUNTED, "eq18", "llmem", "dnnmem", "paper-alpha")
-RECOMPUTE = ("none", "selective", "full")
-_COUNT = re.compile("[0-9]{1,15}")
+Method = Literal["memo", "megatron-lm", "eq18", "llmem", "dnnmem", "paper-alpha"]
+
+DEFAULT_SEQ_LEN = 8192
+MEMO_LOSS_CHUNK = 1024
+"""The default of the trainer, and of estimates for memo's own runs and for runs with a swap plan."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """A checked question; fields are the columns of the same names, and the shape of the model.
 
@@ -55,32 +60,32 @@ class Case:
         lora_rank, lora_target_modules, quantize, freeze, train_only: what is trained, as in ModelConfig.
     """
 
-    method: str
+    method: Method = "memo"
     model: str
-    seq_len: int
-    tp: int
-    cp: int
-    pp: int
-    mbs: int
-    gpus: int
-    gpu_memory_gib: float
-    global_batch_size: int | None
+    seq_len: Annotated[PositiveInt, TOKENS] = DEFAULT_SEQ_LEN
+    tp: PositiveInt = 1
+    cp: PositiveInt = 1
+    pp: PositiveInt = 1
+    mbs: PositiveInt = 1
+    gpus: PositiveInt
+    gpu_memory_gib: SizeGib
+    global_batch_size: Annotated[PositiveInt | None, COUNT] = None
     hardware: Hardware
-    alpha: float | Literal["auto"] | None
-    vpp: int
-    recompute: str
-    loss_chunk_size: int
-    host_memory_gib: float
-    nvme_gib: float
-    nvme_gb_per_s: float
-    exp_avg_dtype: MomentDtype
-    exp_avg_sq_dtype: MomentDtype
-    deterministic: bool
-    lora_rank: int
-    lora_target_modules: str
-    quantize: Quantization
-    freeze: str
-    train_only: str
+    alpha: OffloadAlpha | None = None
+    vpp: PositiveInt = 1
+    recompute: RecomputeGranularity = "none"
+    loss_chunk_size: Annotated[NonNegativeInt, TOKENS]
+    host_memory_gib: SizeGib
+    nvme_gib: SizeGib
+    nvme_gb_per_s: SizeGib
+    exp_avg_dtype: MomentDtype = "fp32"
+    exp_avg_sq_dtype: MomentDtype = "fp32"
+    deterministic: bool = False
+    lora_rank: NonNegativeInt = ModelConfig.lora_rank
+    lora_target_modules: str = ModelConfig.lora_target_modules
+    quantize: Quantization = ModelConfig.quantize
+    freeze: str = ""
+    train_only: str = ""
     shape: ModelShape
     node_share: str
 
@@ -91,68 +96,60 @@ class Case:
 
 COLUMNS = tuple(field.name for field in fields(Case) if field.name not in ("shape", "node_share"))
 """Columns that are read; all others are passed through."""
-
-DEFAULT_SEQ_LEN = 8192
-MEMO_LOSS_CHUNK = 1024
-"""The default of the trainer, and of estimates for memo's own runs and for runs with a swap plan."""
+_TYPED = tuple(entry for entry in entries_of(Case) if entry.field in {*COLUMNS} - {"hardware"})
 
 
 def read_case(cells: Mapping[str, str | None], where: str) -> Case:
     """The question that `cells` ask. Raises ConfigError, prefixed by `where`, for a missing model and for any cell that
     cannot be used."""
-    read = _Reader({name: (cells.get(name) or "").strip() for name in COLUMNS}, where)
-    seq_len = read.count("seq_len", DEFAULT_SEQ_LEN)
-    tp, cp, pp = (read.count(name, 1) for name in ("tp", "cp", "pp"))
-    gpus = read.count("gpus", tp * cp * pp)
+    text = {name: (cells.get(name) or "").strip() for name in COLUMNS}
+    given = {entry.field: _value(entry, text[entry.field], where) for entry in _TYPED if text[entry.field]}
+
+    def refusal(column: str, why: str) -> ConfigError:
+        return ConfigError(f"{where}: {column} is {shown(text[column])}: {why}")
+
+    def using(column: str, function: Callable[[], Found]) -> Found:
+        try:
+            return function()
+        except ConfigError as error:
+            raise refusal(column, str(error)) from None
+
+    tp, cp, pp = (given.get(name, 1) for name in ("tp", "cp", "pp"))
+    gpus, seq_len = given.get("gpus", tp * cp * pp), given.get("seq_len", DEFAULT_SEQ_LEN)
     if gpus % (tp * cp * pp):
-        raise read.refusal(
+        raise refusal(
             "gpus", f"does not divide by tp {tp} x cp {cp} x pp {pp} = {tp * cp * pp}: give a multiple, or smaller ones"
         )
-    memory_gib = read.size("gpu_memory_gib")
-    hardware = read.using("hardware", lambda name: HARDWARE[name] if name == "cpu" else find_hardware(name, memory_gib))
-    host_memory_gib = read.size("host_memory_gib")
-    nvme_gib, nvme_gb_per_s = read.size("nvme_gib"), read.size("nvme_gb_per_s")
-    share = share_text(hardware, gpus, host_memory_gib)
-    part = part_of_node(hardware, gpus, host_memory_gib)
-    hardware = read.using("nvme_gb_per_s", lambda _: with_disks(part, nvme_gib, nvme_gb_per_s))
-    alpha = read.alpha()
-    method, recompute = read.choice("method", METHODS), read.choice("recompute", RECOMPUTE)
-    if alpha is not None and recompute != "none":
-        raise read.refusal(
-            "recompute", f"conflicts with alpha {alpha}, which decides what is recomputed: empty one of both"
-        )
-    trained: dict[str, Any] = {
-        "lora_rank": 0 if read.text["lora_rank"] == "0" else read.count("lora_rank", 0),
-        "lora_target_modules": read.text["lora_target_modules"] or ModelConfig.lora_target_modules,
-        "quantize": read.choice("quantize", get_args(Quantization)),
-        **{name: read.text[name] for name in ("freeze", "train_only")},
+    alpha, memory_gib, host_memory_gib = (given.get(name) for name in ("alpha", "gpu_memory_gib", "host_memory_gib"))
+    alpha = None if alpha == "off" else alpha
+    if alpha is not None and given.get("recompute", "none") != "none":
+        raise refusal("recompute", f"conflicts with alpha {alpha}, which decides what is recomputed: empty one of both")
+    name = text["hardware"]
+    whole = using("hardware", lambda: HARDWARE[name] if name == "cpu" else find_hardware(name, memory_gib))
+    part, disks = part_of_node(whole, gpus, host_memory_gib), (given.get("nvme_gib"), given.get("nvme_gb_per_s"))
+    hardware = using("nvme_gb_per_s", lambda: with_disks(part, *disks))
+    trained = {name: given[name] for name in CHOICES_OF_TRAINED if name in given}
+    all_at_once = given.get("method") == "megatron-lm" and alpha is None
+    resolved = {
+        "model": text["model"],
+        "alpha": alpha,
+        "gpus": gpus,
+        "gpu_memory_gib": memory_gib or hardware.memory_gib,
+        "loss_chunk_size": given.get("loss_chunk_size", 0 if all_at_once else MEMO_LOSS_CHUNK),
+        **{name: getattr(hardware, name) for name in ("host_memory_gib", "nvme_gib", "nvme_gb_per_s")},
+        "hardware": hardware,
+        "shape": using("model", lambda: _trained_shape(model_shape(text["model"], seq_len), trained, seq_len)),
+        "node_share": share_text(whole, gpus, host_memory_gib),
     }
-    return Case(
-        method=method,
-        model=read.text["model"],
-        seq_len=seq_len,
-        tp=tp,
-        cp=cp,
-        pp=pp,
-        mbs=read.count("mbs", 1),
-        gpus=gpus,
-        gpu_memory_gib=memory_gib or hardware.memory_gib,
-        global_batch_size=read.count("global_batch_size", 0) or None,
-        hardware=hardware,
-        alpha=alpha,
-        vpp=read.count("vpp", 1),
-        recompute=recompute,
-        loss_chunk_size=read.loss_chunk(0 if method == "megatron-lm" and alpha is None else MEMO_LOSS_CHUNK),
-        host_memory_gib=hardware.host_memory_gib,
-        nvme_gib=hardware.nvme_gib,
-        nvme_gb_per_s=hardware.nvme_gb_per_s,
-        exp_avg_dtype=read.choice("exp_avg_dtype", get_args(MomentDtype)),
-        exp_avg_sq_dtype=read.choice("exp_avg_sq_dtype", get_args(MomentDtype)),
-        deterministic=read.choice("deterministic", ("false", "true")) == "true",
-        **trained,
-        shape=read.using("model", lambda name: _trained_shape(model_shape(name, seq_len), trained, seq_len)),
-        node_share=share,
-    )
+    return Case(**(given | resolved))
+
+
+def _value(entry: Entry, text: str, where: str) -> Any:
+    """The value of a cell that is not empty."""
+    if entry.is_switch and text in ("false", "true"):
+        return text == "true"
+    value = entry.read(text, f"{where}: {entry.field}")
+    return checked(field_types(Case)[entry.field], value, entry.field, Source(where, ConfigError, "leave it empty"))
 
 
 def _trained_shape(shape: ModelShape, trained: Mapping[str, Any], seq_len: int) -> ModelShape:
@@ -180,65 +177,3 @@ def model_shape(name: str, seq_len: int) -> ModelShape:
         raise ConfigError(model_problem(name, config_is_enough=True))
     model = PRESETS[known]
     return shape_of(replace(model, vocab_size=model.vocab_size or BYTE_VOCAB_SIZE), name, seq_len)
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads the cells of one row by type. All methods raise ConfigError for a cell that cannot be used."""
-
-    text: dict[str, str]
-    where: str
-
-    def refusal(self, column: str, why: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {column} is {shown(self.text[column])}: {why}")
-
-    def count(self, column: str, default: int) -> int:
-        text = self.text[column]
-        if not text:
-            return default
-        if not _COUNT.fullmatch(text) or not 1 <= int(text) <= LARGEST:
-            raise self.refusal(column, "give a whole number above 0, such as 8, or leave it empty")
-        return int(text)
-
-    def loss_chunk(self, default: int) -> int:
-        return 0 if self.text["loss_chunk_size"] == "0" else self.count("loss_chunk_size", default)
-
-    def size(self, column: str) -> float | None:
-        """GiB above 0; None if the cell is empty."""
-        value = self._number(column, "give GiB above 0, such as 80, or leave it empty")
-        if value is not None and not 0 < value <= LARGEST:
-            raise self.refusal(column, "give GiB above 0, such as 80, or leave it empty")
-        return value
-
-    def alpha(self) -> float | Literal["auto"] | None:
-        """None if the cell is off or empty."""
-        if self.text["alpha"] == "off":
-            return None
-        if self.text["alpha"] == "auto":
-            return "auto"
-        remedy = "it is a share: give 0 to 1, auto, or off (nothing moves)"
-        value = self._number("alpha", remedy)
-        if value is not None and not 0 <= value <= 1:
-            raise self.refusal("alpha", remedy)
-        return value
-
-    def choice(self, column: str, choices: tuple[Any, ...]) -> Any:
-        text = self.text[column] or choices[0]
-        if text not in choices:
-            raise self.refusal(column, f"use one of {', '.join(choices)}")
-        return text
-
-    def using(self, column: str, function: Callable[[str], Any]) -> Any:
-        """function(cell); to its ConfigError the place of the cell and its column are added."""
-        try:
-            return function(self.text[column])
-        except ConfigError as error:
-            raise self.refusal(column, str(error)) from None
-
-    def _number(self, column: str, remedy: str) -> float | None:
-        if not self.text[column]:
-            return None
-        try:
-            return float(self.text[column])
-        except ValueError:
-            raise self.refusal(column, remedy) from None

@@ -135,7 +135,7 @@ def run_config(case: Case) -> RunConfig:
         ),
         memory=MemoryConfig(
             offload_alpha="off" if case.alpha is None else case.alpha,
-            recompute_granularity=case.recompute,  # type: ignore[arg-type]  # one of RECOMPUTE
+            recompute_granularity=case.recompute,
             offload_nvme_path=NVME_PATH if case.nvme_gib and case.alpha is not None else None,
         ),
         training=TrainingConfig(
