@@ -20,7 +20,6 @@ from memo.simulate.kernels import Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 from memo.simulate.model import stage_message_s
 from memo.simulate.outside_layers import embedding_cost, loss_cost, update_cost
-from memo.simulate.states import state_times
 
 _ENDLESS_S = 1e9
 """A backward so long that every reduction hides under it."""
@@ -35,7 +34,6 @@ class Bounds:
         self.question, self.kernels = question, Kernels(with_attention_of(question.hardware, question.base), "bf16")
         # Each cached function gets a layout and a strategy reduced to the fields that it depends on.
         self._ends, self._update_s = cache(self._time_ends), cache(self._time_update)
-        self._gather_s = cache(self._time_gathers)
         self._layers: dict[object, LayerCost] = {}
 
     def least_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> float:
@@ -45,18 +43,13 @@ class Bounds:
         return (1.0 - _ROUNDING) * least_s
 
     def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
-        """Return the least seconds of a step if states may be anywhere: the pipeline and ZeRO-3's gathers alone.
+        """Return the least seconds of a step if states may be anywhere: the pipeline alone.
 
         Under alpha auto all activations may stay on the device. For swept layers this case is left out: with all
         activations on the device, whole layers are a candidate of their own.
         """
-        question, parallel = self.question, layout.tp * layout.pp
         stays = strategy.alpha == "auto" and not strategy.tiles
-        computed_s = self._pipeline_s(layout, KEEP if stays else strategy, None)
-        if strategy.sharding != "optim_grads_params" or question.gpus == parallel:
-            return (1.0 - _ROUNDING) * computed_s
-        alone = Layout(*layout.grid, mbs=layout.mbs), Strategy(sharding=strategy.sharding, order=strategy.order)
-        return (1.0 - _ROUNDING) * max(computed_s, self._gather_s(*alone))
+        return (1.0 - _ROUNDING) * self._pipeline_s(layout, KEEP if stays else strategy, None)
 
     def _pipeline_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None) -> float:
         """Return the seconds from the first forward to the last backward."""
@@ -107,7 +100,3 @@ class Bounds:
         layers = config.model.num_layers // layout.pp
         ends = (update_cost(config, self.kernels, self.question.gpus, stage) for stage in {0, layout.pp - 1})
         return max(end.exposed_s(layers, _ENDLESS_S) + end.optimizer_s + end.gather_s for end in ends)
-
-    def _time_gathers(self, layout: Layout, strategy: Strategy) -> float:
-        times = state_times(config_of(self.question, layout, strategy), self.kernels, self.question.gpus, 0)
-        return 0.0 if times is None else times.dp_s
