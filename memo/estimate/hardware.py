@@ -5,8 +5,9 @@ A `Hardware` has peaks, memory and links. Its `Efficiency` has the shares, and i
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from memo.artifacts.fields import in_range
 from memo.config.training import Dtype
 from memo.errors import ConfigError
 from memo.spec.disk import Disk, disk_budget_bytes
@@ -19,6 +20,13 @@ these numbers give 0.55 to 1.2 GiB."""
 
 _FASTEST_PCIE_GB_PER_S = 64
 """PCIe 5.0 with 16 lanes, one direction."""
+
+Size = Annotated[float, in_range(above=0, high=1e18)]
+_SizeOrNone = Annotated[float, in_range(0, 1e18)]
+_Share = Annotated[float, in_range(above=0, high=1)]
+_ExtraSeconds = Annotated[float, in_range(0, 1)]
+_Count = Annotated[int, in_range(1, 1 << 20)]
+_CountOrNone = Annotated[int, in_range(0, 1 << 20)]
 
 
 @dataclass(frozen=True)
@@ -49,22 +57,22 @@ class Efficiency:
             kernels start at once.
     """
 
-    matmul: float
-    matmul_half_size: float
-    attention_forward: float
-    attention_backward: float
-    attention_half_head: float
-    memory: float
-    node: float
-    network: float
-    host_memory: float
-    kernel_s: float
-    collective_s: float
-    host_core_gb_per_s: float
+    matmul: _Share
+    matmul_half_size: Size
+    attention_forward: _Share
+    attention_backward: _Share
+    attention_half_head: Size
+    memory: _Share
+    node: _Share
+    network: _Share
+    host_memory: _Share
+    kernel_s: Size
+    collective_s: Size
+    host_core_gb_per_s: Size
     source: str
-    hop_s: float = 0.0
-    expert_matmul: float = 0.36
-    host_kernel_s: float = 0.0
+    hop_s: _ExtraSeconds = 0.0
+    expert_matmul: _Share = 0.36
+    host_kernel_s: _ExtraSeconds = 0.0
 
 
 def visible_gib(memory_gib: float) -> float:
@@ -100,25 +108,25 @@ class Hardware:
     name: str
     device: Literal["cuda", "cpu"]
     driver_name: str
-    capability: int
-    multiprocessors: int
-    peak_tflops: dict[Dtype, float]
-    memory_gib: float
-    memory_gb_per_s: float
-    offload_gb_per_s: float
-    prefetch_gb_per_s: float
+    capability: _CountOrNone
+    multiprocessors: _CountOrNone
+    peak_tflops: dict[Dtype, Size]
+    memory_gib: Size
+    memory_gb_per_s: Size
+    offload_gb_per_s: Size
+    prefetch_gb_per_s: Size
     copies_overlap: bool
-    node_gb_per_s: float
-    network_gb_per_s: float
-    gpus_per_node: int
-    host_memory_gib: float
-    host_memory_gb_per_s: float
-    host_cores: int
+    node_gb_per_s: Size
+    network_gb_per_s: Size
+    gpus_per_node: _Count
+    host_memory_gib: Size
+    host_memory_gb_per_s: Size
+    host_cores: _Count
     efficiency: Efficiency
     source: str
-    alone_gb_per_s: float = 0.0
-    nvme_gib: float = 0.0
-    nvme_gb_per_s: float = 0.0
+    alone_gb_per_s: _SizeOrNone = 0.0
+    nvme_gib: _SizeOrNone = 0.0
+    nvme_gb_per_s: _SizeOrNone = 0.0
 
     @property
     def visible_gib(self) -> float:

@@ -18,26 +18,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from memo.artifacts.fields import checked, field_types, in_range
+from memo.artifacts.fields import checked, field_types
 from memo.artifacts.reading import Source, read_toml, shown
 from memo.errors import ConfigError
 from memo.estimate.gpu_peaks import bf16_peak_tflops
-from memo.estimate.hardware import Efficiency, Hardware
+from memo.estimate.hardware import Efficiency, Hardware, Size
 from memo.lazy_mapping import LazyMapping
 from memo.units import DTYPE_BYTES
 
-_SIZE = Annotated[float, in_range(above=0, high=1e18)]
-_COUNT = Annotated[int, in_range(1, 1 << 20)]
-_COUNT_OR_NONE = Annotated[int, in_range(0, 1 << 20)]
-_SHARE = Annotated[float, in_range(above=0, high=1)]
-_MORE_S = Annotated[float, in_range(0, 1)]
 _FOLDER = Path(__file__).parent / "machine_files"
-_SHARES = (
-    *("matmul", "attention_forward", "attention_backward", "memory", "node", "network", "host_memory"),
-    "expert_matmul",
-)
 
 
 def read_hardware(path: str | Path) -> Hardware:
@@ -55,12 +46,14 @@ def read_hardware(path: str | Path) -> Hardware:
     _require_known(document, [field.name for field in fields(Hardware)], source)
     _require_known(given_efficiency, [field.name for field in fields(Efficiency)], f"{source} [efficiency]")
     _require_known(given_peaks, DTYPE_BYTES, f"{source} [peak_tflops]")
-    values = {name: _checked(Hardware, name, value, source) for name, value in document.items()}
-    shares = {name: _checked(Efficiency, name, value, source) for name, value in given_efficiency.items()}
-    mend = Source(source, ConfigError, "")
+    mend, types, of_shares = Source(source, ConfigError, ""), field_types(Hardware), field_types(Efficiency)
+    values = {name: checked(types[name], value, name, mend) for name, value in document.items()}
+    shares = {
+        name: checked(of_shares[name], value, f"efficiency.{name}", mend) for name, value in given_efficiency.items()
+    }
     own_peak = bf16_peak_tflops(values.get("driver_name", ""))
     peaks: dict[Any, float] = {} if own_peak is None else {"bf16": own_peak}
-    peaks |= {dtype: checked(_SIZE, value, f"peak_tflops.{dtype}", mend) for dtype, value in given_peaks.items()}
+    peaks |= {dtype: checked(Size, value, f"peak_tflops.{dtype}", mend) for dtype, value in given_peaks.items()}
     values.setdefault("name", Path(path).stem)
     values.setdefault("source", str(path))
     if like is None and _are_all_there(values, shares):
@@ -102,24 +95,6 @@ def _require_known(given: Mapping[str, object], known: Iterable[str], source: st
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
             raise ConfigError(f"{source}: there is no field {shown(name)}: {hint}")
-
-
-def _checked(section: type, name: str, value: object, source: str) -> Any:
-    """Return the value if it has the type of the field.
-
-    Numbers must be above 0, unless a device may lack what they count. Shares must be at most 1.
-    """
-    hint = field_types(section)[name]
-    if section is Efficiency and name in _SHARES:
-        hint = _SHARE
-    elif section is Efficiency and name in ("hop_s", "host_kernel_s"):
-        hint = _MORE_S
-    elif name in ("capability", "multiprocessors"):
-        hint = _COUNT_OR_NONE
-    hint = {int: _COUNT, float: _SIZE}.get(hint, hint)
-    return checked(
-        hint, value, f"efficiency.{name}" if section is Efficiency else name, Source(source, ConfigError, "")
-    )
 
 
 def _listed() -> str:

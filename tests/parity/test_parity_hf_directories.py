@@ -23,7 +23,7 @@ from memo.checkpoint.store import save_checkpoint
 from memo.config import PRESETS, RunConfig
 from memo.config.model_name import choose_model
 from memo.config.run import read_toml
-from memo.data import Sample
+from memo.data.sample import Sample, cut_sample
 from memo.model.transformer import Microbatch
 
 transformers = pytest.importorskip("transformers")
@@ -90,8 +90,7 @@ class Texts:
 
     def sample(self, index: int) -> Sample:
         tokens = np.random.default_rng(index).integers(0, VOCAB, SEQ_LENGTH + 1)
-        mask, positions = np.ones(SEQ_LENGTH, dtype=np.float32), np.arange(SEQ_LENGTH)
-        return Sample(tokens[:-1], tokens[1:], mask, positions, np.array([0, SEQ_LENGTH], dtype=np.int32))
+        return cut_sample(tokens, np.array([], dtype=int))
 
 
 @torch.no_grad()

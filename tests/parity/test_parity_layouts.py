@@ -24,7 +24,7 @@ from torch import Tensor
 from memo import Trainer
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.config.model_name import choose_model
-from memo.data import Sample
+from memo.data.sample import Sample, cut_sample
 from memo.parallel.collectives import all_gather
 
 pytestmark = needs("transformers")
@@ -57,8 +57,7 @@ class Counting:
     def sample(self, index: int) -> Sample:
         index += self.first
         tokens = (7 * index + (1 + index % 4) * np.arange(SEQ_LENGTH + 1)) % VOCAB
-        mask, positions = np.ones(SEQ_LENGTH, dtype=np.float32), np.arange(SEQ_LENGTH)
-        return Sample(tokens[:-1], tokens[1:], mask, positions, np.array([0, SEQ_LENGTH], dtype=np.int32))
+        return cut_sample(tokens, np.array([], dtype=int))
 
 
 TRAINING, HELD_OUT = Counting(0), Counting(10_000)

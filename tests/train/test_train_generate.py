@@ -10,7 +10,7 @@ from ranks import run_ranks
 from trainers import SMALL_RUN
 
 import memo
-from memo.data import Sample
+from memo.data.sample import Sample, cut_sample
 from memo.errors import ConfigError
 from memo.train.generate import Sampling, _draw
 
@@ -36,9 +36,7 @@ class Counting:
 
     def sample(self, index: int) -> Sample:
         window = (index + np.arange(self.seq_length + 1)) % 16
-        ones = np.ones(self.seq_length, dtype=np.float32)
-        ends = np.array([0, self.seq_length], dtype=np.int32)
-        return Sample(window[:-1], window[1:], ones, np.arange(self.seq_length), ends)
+        return cut_sample(window, np.array([], dtype=int))
 
 
 def written(layout: dict[str, Any], steps: int = 5) -> tuple[Any, Any, float]:
