@@ -77,7 +77,6 @@ class Race:
         self.judged: dict[Layout, dict[Strategy, Sized]] = {}
         self.ways = cache(self._find_ways)
         self._numbers = count()
-        self._too_large: dict[tuple[Layout, Strategy], int] = {}  # least micro-batch with which no placement fits
         self._short_of: dict[Layout, Costs] = {}
         self._costs_if_fits = cache(self._placeable)
 
@@ -239,17 +238,12 @@ class Race:
 
     def _place(self, layout: Layout, strategy: Strategy, bound_s: float, limit_s: float) -> Iterator[Timed]:
         self.num_looked_at += 1
-        # The exchanges of attention under cp need about the same memory, except in swept layers: some gather all keys.
-        alike = replace(layout, mbs=1, cp_comm_type=layout.cp_comm_type if strategy.tiles else "p2p")
-        if self._too_large.get((alike, strategy), inf) <= layout.mbs:
-            return
         # If micro-batches of 1, depth first, do not fit, neither larger ones nor breadth first do. A single microbatch
         # accumulates no gradients, so this does not hold for it.
         least = replace(layout, mbs=1), replace(strategy, order="depth_first")
         may_fit_here = num_microbatches(self.question, layout) == 1 or self._costs_if_fits(*least) is not None
         costs = self._costs_if_fits(layout, strategy) if may_fit_here else None
         if costs is None:
-            self._too_large[alike, strategy] = layout.mbs
             self._short_of.setdefault(layout, costs_of(self.question, layout, strategy))
         elif least_s(costs, bound_s) < limit_s:
             found = placed(self.question, layout, strategy, costs)
