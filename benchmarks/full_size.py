@@ -125,6 +125,7 @@ def cases() -> Iterator[Case]:
     yield from LAYOUTS
     yield from EXPERTS
     yield from LATENTS
+    yield from WINDOWS
     yield from _of_tp_alone()
 
 
@@ -163,6 +164,9 @@ LATENTS = (
     Case("glm-4.7-flash", 256 * 1024, "alpha auto", True, tp=4, cp_comm_type="p2p", host_gib=_NODE_HOST_GIB // GPUS),
 )
 """Multi-latent attention: with values narrower than queries, and without a latent of queries; and with neither."""
+
+WINDOWS = (Case("gemma-2-9b", 64 * 1024, "alpha 1", tp=4, cp_comm_type="p2p"),)
+"""Windows in every other layer, over a ring whose last rank has chunks that are neighbours; capped scores."""
 
 COMPARED = (
     "gpt-7b, 64K, full recompute",

@@ -88,8 +88,11 @@ def squares_bytes(call: AttentionCall, wide: int, on_cuda: bool, causal: bool, b
     folded = narrow * (of_queries * (call.batch > 1 or heads > kv_heads) + of_keys * (call.batch > 1))
     cast = wide * (of_queries + of_keys) if is_mixed and not on_cuda else 0
     if backward:
-        sums = (heads * call.queries + 2 * kv_heads * call.keys) * call.head_dim * wide if is_mixed else 0
-        return 3 * scores * wide + 2 * folded + cast + sums + statistics
+        work = 3 * scores * wide + 2 * folded + cast + statistics
+        if not is_mixed:
+            return work
+        results = (heads * call.queries + 2 * kv_heads * call.keys) * call.head_dim
+        return results * wide + max(0, work - results * narrow)  # results are made when all sums are done
     copy = scores * narrow if is_mixed and on_cuda else 0
     parts = max(folded + cast + rows * columns * causal, copy + 2 * of_queries * wide)
     return scores * wide + of_queries * wide + parts + statistics

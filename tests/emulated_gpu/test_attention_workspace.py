@@ -45,8 +45,8 @@ def test_the_workspace_is_asked_for_and_given_back(gpu: EmulatedGpu, name: str, 
 @pytest.mark.parametrize("softcap", [0.0, 30.0])
 @pytest.mark.parametrize("call", [call_of(3000, 3000, 2, 64), call_of(5000, 5000, 4, 64), call_of(900, 3300, 2, 64)])
 def test_squares_take_at_most_what_the_account_says(gpu: EmulatedGpu, call: AttentionCall, softcap: float) -> None:
-    """And at least nine tenths of it."""
+    """And at least 97 % of it."""
     most, left = requested_bytes(select_backend("torch", "cuda", softcap=softcap), call)
     account = squares_bytes(call, 4, on_cuda=True, causal=call.queries == call.keys, backward=True)
-    assert 0.9 * account <= most <= account
+    assert 0.97 * account <= most <= account
     assert left == 0

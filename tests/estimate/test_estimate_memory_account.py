@@ -35,15 +35,16 @@ def foreseen(row: dict[str, Any]) -> RankMemory:
 
 
 def test_rows_are_of_one_commit_and_cover_models_lengths_ways_and_layouts() -> None:
-    """Those of a mixture of experts are of a commit of their own."""
+    """Those of a mixture of experts are of a commit of their own, and so are those of windows."""
     rows = kept_rows()
-    for is_mixture in (False, True):
-        assert len({row["commit"] for row in rows if bool(preset(row["model"]).num_experts) == is_mixture}) == 1
+    mixtures, windows = {"qwen3-30b-a3b", "deepseek-v2-lite", "glm-4.7-flash"}, {"gemma-2-9b"}
+    later = mixtures | windows
+    for models in (mixtures, windows, {"gpt-7b", "llama-3.1-8b"}):
+        assert len({row["commit"] for row in rows if row["model"] in models}) == 1
     assert len({row["name"] for row in rows}) >= 30
-    mixtures = {"qwen3-30b-a3b", "deepseek-v2-lite", "glm-4.7-flash"}
-    assert {row["model"] for row in rows} == {"gpt-7b", "llama-3.1-8b", *mixtures}
+    assert {row["model"] for row in rows} == {"gpt-7b", "llama-3.1-8b", *later}
     assert {row["seq_length"] for row in rows} >= {65536, 262144, 1048576}
-    assert {row["seq_length"] for row in rows if row["model"] in mixtures} >= {65536, 1048576}
+    assert {row["seq_length"] for row in rows if row["model"] in later} >= {65536, 1048576}
     assert len({row["way"] for row in rows}) == 4 and len({row["are_states_streamed"] for row in rows}) == 2
     layouts = {row["name"]: row for row in rows if row["tp"] < 8 or row["are_layers_swept"]}
     assert len(layouts) >= 12 and {row["are_layers_swept"] for row in layouts.values()} == {False, True}

@@ -84,35 +84,45 @@ def ring_calls(sizes: LayerSizes, step: int) -> list[Call]:
     The own block is causal. All queries attend to the first half of an earlier rank's keys; only the second half of the
     queries attends to a later rank's keys."""
     if step == 0:
-        return window_calls(sizes) if sizes.window else [Call(sizes.tokens, sizes.tokens, causal=True)]
+        return window_calls(sizes, joined=True) if sizes.window else [Call(sizes.tokens, sizes.tokens, causal=True)]
     if sizes.window:  # a window reaches only into the neighbours of a chunk
         edge = min(sizes.window * sizes.batch, sizes.tokens // 2)
         return [Call(edge, edge)]
     return [Call(sizes.tokens, sizes.tokens // 2) if step <= sizes.ring_rank else Call(sizes.tokens // 2, sizes.tokens)]
 
 
-def window_calls(sizes: LayerSizes, reach_back: bool = False) -> list[Call]:
+def window_calls(sizes: LayerSizes, reach_back: bool = False, joined: bool = False) -> list[Call]:
     """Return the calls for the strips of one row of the batch (memo.attention.blocks.strips).
 
     Two of the equal calls are enough to show how much lives at once. `reach_back`: whether a strip precedes the first
-    one, as in a tile of a sweep.
+    one, as in a tile of a sweep. `joined`: whether keys are in the order of the queries, so that one call takes the
+    strips of both chunks of a rank.
     """
-    tokens = sizes.tokens // sizes.batch // (1 if sizes.ring == 1 else 2)  # a rank of a ring has two chunks
+    chunks = 1 if _is_last(sizes) else 2
+    tokens = sizes.tokens // sizes.batch // chunks
     full, rest = divmod(tokens, sizes.window)
     calls = []
     for strip, last, flipped in ((sizes.window, rest, False), (sizes.window - 1, rest - 1, True)):
-        whole = full if reach_back or not flipped else max(0, full - 1)
+        at_once = chunks if joined and not flipped else 1
+        whole = at_once * (full if reach_back or not flipped else max(0, full - 1))
         numbers = strips_of_calls(whole if strip else 0, sizes.window, most_tokens(fused_row(sizes)))
         few = numbers[:2] + [number for number in numbers[2:][-1:] if number != numbers[0]]
         calls += [Call(number * strip, number * strip, True, strip, flipped) for number in few]
-        calls += [Call(last, last, True, last, flipped)] if last > 0 else []
+        calls += [Call(at_once * last, at_once * last, True, last, flipped)] if last > 0 else []
     return calls + ([Call(rest * sizes.batch, (sizes.window - rest) * sizes.batch)] if rest else [])
 
 
 def gathered_calls(sizes: LayerSizes) -> list[Call]:
     """Return a causal call for each of the two chunks, then for each chunk a call with all keys before it."""
     if sizes.window:
-        return window_calls(sizes)
+        return window_calls(sizes, reach_back=True)
     chunk, rank = sizes.tokens // 2, sizes.ring_rank
+    if _is_last(sizes):
+        return [Call(sizes.tokens, sizes.tokens, causal=True), Call(sizes.tokens, chunk * rank)]
     before = [Call(chunk, chunk * count) for count in (rank, 2 * sizes.ring - 1 - rank) if count]
     return [Call(chunk, chunk, causal=True), Call(chunk, chunk, causal=True), *before]
+
+
+def _is_last(sizes: LayerSizes) -> bool:
+    """Whether this is the last rank of a ring, whose two chunks are neighbours; a rank alone has all tokens."""
+    return sizes.ring_rank == sizes.ring - 1
