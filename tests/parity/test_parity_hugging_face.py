@@ -222,6 +222,26 @@ _QWEN35_EXPERTS: dict[str, Any] = {
     "moe_shared_expert_gate": True,
 }
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
+_GEMMA_THEIRS: dict[str, Any] = {
+    **_LLAMA_THEIRS,
+    "head_dim": 16,
+    "sliding_window": 5,
+    "layer_types": _LAYER_TYPES,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 24,
+}
+_GEMMA_OURS = replace(
+    _LLAMA_OURS,
+    activation="geglu_tanh",
+    norm_placement="around",
+    apply_layernorm_1p=True,
+    scale_embeddings=True,
+    untie_embeddings_and_output_weights=False,
+    kv_channels=16,
+    query_pre_attn_scalar=24,
+    window_size=5,
+    layer_types="sliding,full",
+)
 FAMILIES = {
     "llama": _llama(),
     "llama-linear": _llama(rope_scaling_type="linear"),
@@ -401,42 +421,17 @@ FAMILIES = {
     "gemma2": Family(
         "Gemma2Config",
         "Gemma2ForCausalLM",
-        {**_LLAMA_THEIRS, "head_dim": 16, "sliding_window": 5, "layer_types": _LAYER_TYPES, "tie_word_embeddings": True}
-        | {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3},
-        replace(
-            _LLAMA_OURS,
-            activation="geglu_tanh",
-            norm_placement="around",
-            apply_layernorm_1p=True,
-            scale_embeddings=True,
-            untie_embeddings_and_output_weights=False,
-            kv_channels=16,
-            query_pre_attn_scalar=24,
-            window_size=5,
-            layer_types="sliding,full",
-            attn_logit_softcapping=0.5,
-            final_logit_softcapping=0.3,
-        ),
+        _GEMMA_THEIRS | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3},
+        replace(_GEMMA_OURS, attn_logit_softcapping=0.5, final_logit_softcapping=0.3),
         gemma3_sources,
     ),
     "gemma3_text": Family(
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
-        {**_LLAMA_THEIRS, "head_dim": 16, "sliding_window": 5, "layer_types": _LAYER_TYPES, "tie_word_embeddings": True}
-        | {"query_pre_attn_scalar": 24, "rope_local_base_freq": 30.0}
-        | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        _GEMMA_THEIRS | {"rope_local_base_freq": 30.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         replace(
-            _LLAMA_OURS,
-            activation="geglu_tanh",
-            norm_placement="around",
-            apply_layernorm_1p=True,
-            scale_embeddings=True,
-            untie_embeddings_and_output_weights=False,
-            kv_channels=16,
+            _GEMMA_OURS,
             qk_layernorm=True,
-            query_pre_attn_scalar=24,
-            window_size=5,
-            layer_types="sliding,full",
             sliding_rotary_base=30.0,
             rope_scaling_type="linear",
             rope_scaling_factor=4.0,
