@@ -105,7 +105,7 @@ def select_backend(
         name = choose_backend(name, device_type, 0, compute_capability=compute_capability, capped=bool(softcap)).name
     if softcap and name not in CAPPING:
         raise ConfigError(f"attention_backend is {name!r}, which cannot cap scores; use {' or '.join(CAPPING)}")
-    backend = {"cpu": CpuFlash, "torch": Squares}[name]() if name in ("cpu", "torch") else _class_of(name)()
+    backend = _class_of(name)()
     backend.softcap = softcap
     return backend
 
@@ -119,6 +119,8 @@ def is_installed(name: str) -> bool:
 
 
 def _class_of(name: str) -> type[AttentionBackend]:
+    if name not in CUDA_BACKENDS:
+        return {cls.name: cls for cls in (CpuFlash, Squares)}[name]
     # Imported here, so that a run on a CPU does not import CUDA's operators.
     from memo.attention import cuda, packages
 

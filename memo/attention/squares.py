@@ -33,13 +33,14 @@ class Squares(AttentionBackend):
         out = q.new_empty(q.shape) if out is None else out
         lse = q.new_empty(q.shape[:3], dtype=wide)
         for rows, squares in _squares(q, k, causal):
-            own = q[:, :, rows]
+            own, heads = q[:, :, rows], k.shape[1]
             total, running = torch.zeros_like(own, dtype=wide), torch.full_like(own[..., 0], -torch.inf, dtype=wide)
             for columns in squares:
-                scores = self._scores(own, k[:, :, columns], scale, causal and columns == rows)
+                keys = k[:, :, columns]
+                scores = self._scores(_folded(own, heads), _folded(keys, heads), scale, causal and columns == rows)
                 largest = scores.amax(-1, keepdim=True)
                 sums = scores.sub_(largest).exp_().sum(-1, keepdim=True)
-                part = _product(scores, _folded(v[:, :, columns], k.shape[1]), q.dtype).div_(sums)
+                part = _product(scores, _folded(v[:, :, columns], heads), q.dtype).div_(sums)
                 self.merge_(total, running, part.view_as(total), largest.add_(sums.log_()).view_as(running))
                 del scores, part
             out[:, :, rows], lse[:, :, rows] = total, running
@@ -56,7 +57,7 @@ class Squares(AttentionBackend):
             sums, of_rows = (x.reshape(*queries.shape[:2], 1) for x in (lse[:, :, rows], of_rows))
             for columns in squares:
                 keys = _folded(k[:, :, columns], heads)
-                scores = self._scores(q[:, :, rows], k[:, :, columns], scale, causal and columns == rows)
+                scores = self._scores(queries, keys, scale, causal and columns == rows)
                 probabilities = (scores - sums).exp_()
                 _add(dv[:, :, columns], _product(probabilities.mT, grads, q.dtype))
                 of_scores = _product(grads, _folded(v[:, :, columns], heads).mT, q.dtype).sub_(of_rows)
@@ -73,16 +74,16 @@ class Squares(AttentionBackend):
                 del of_scores
         return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype)
 
-    def _scores(self, q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:
-        """The capped scores of a square, [b n_kv, g r, c]; those that a causal square leaves out are -inf."""
-        queries, keys = _folded(q, k.shape[1]), _folded(k, k.shape[1])
-        scores = _product(queries, keys.mT, q.dtype)
+    def _scores(self, queries: Tensor, keys: Tensor, scale: float, causal: bool) -> Tensor:
+        """The capped scores of a square, [b n_kv, g r, c]; those that a causal square (r = c) leaves out are -inf."""
+        scores = _product(queries, keys.mT, queries.dtype)
         if self.softcap:
             scores.mul_(scale / self.softcap).tanh_().mul_(self.softcap)
         else:
             scores.mul_(scale)
         if causal:
-            later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu_(1)
+            tokens = keys.shape[1]
+            later = torch.ones(tokens, tokens, dtype=torch.bool, device=keys.device).triu_(1)
             scores.view(-1, *later.shape).masked_fill_(later, -torch.inf)
         return scores
 

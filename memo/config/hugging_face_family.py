@@ -160,12 +160,13 @@ class ConfigKeys:
     def number(self, ours: str, key: str) -> Any:
         """A value with the type and the range of the field `ours` of ModelConfig.
 
-        None only if that is the family's default, or where it has a meaning in transformers: all heads, no latent.
+        Null has a meaning in transformers for some keys, that of the field's default: all heads, no latent, no cap.
+        Otherwise it is returned only if it is the family's default.
         """
-        value, may_be_null = self.get(key), ("num_key_value_heads", "q_lora_rank")
-        if value is None and key in SOFTCAPS:
-            return 0.0
-        if value is None and key not in may_be_null and self.family.defaults.get(key, 0) is not None:
+        value = self.get(key)
+        if value is None and key in ("num_key_value_heads", "q_lora_rank", *SOFTCAPS):
+            return getattr(ModelConfig, ours)
+        if value is None and self.family.defaults.get(key, 0) is not None:
             raise self.missing(ours, key)
         return as_field(ours, value, key, self.source)
 

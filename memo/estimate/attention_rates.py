@@ -1,10 +1,19 @@
-"""The rate of attention with the kernels that a run asks for; a machine states the rate of torch's fastest kernels."""
+"""The kernels of attention that are foreseen on a machine, and their rate; a machine states that of torch's fastest."""
 
 from dataclasses import replace
 
-from memo.config import RunConfig
-from memo.config.attention_kernels import FLASH_2, flash_2_times
+from memo.config import ModelConfig, RunConfig
+from memo.config.attention_kernels import FLASH_2, backend_by_capability, flash_2_times
+from memo.config.run import HardwareConfig
 from memo.estimate.hardware import Hardware
+
+
+def device_of(hardware: Hardware, model: ModelConfig, deterministic: bool) -> HardwareConfig:
+    """Return the device, with the kernels that --attention-backend auto chooses for it."""
+    if hardware.device == "cpu":
+        return HardwareConfig(device="cpu", deterministic=deterministic)
+    backend = backend_by_capability(hardware.capability, deterministic, model.attn_logit_softcapping > 0)
+    return HardwareConfig(device="cuda", attention_backend=backend, deterministic=deterministic)
 
 
 def with_attention_of(hardware: Hardware, config: RunConfig) -> Hardware:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memo.config import MemoryConfig, ParallelConfig, RunConfig, TrainingConfig
-from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
 from memo.config.data import DataConfig
-from memo.config.run import HardwareConfig
 from memo.errors import ConfigError, DiskError, HostMemoryError, PlanError
 from memo.estimate.accounts import Account
+from memo.estimate.attention_rates import device_of
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
 from memo.estimate.disks import NVME_PATH
@@ -147,7 +146,7 @@ def run_config(case: Case) -> RunConfig:
             exp_avg_sq_dtype=case.exp_avg_sq_dtype,
         ),
         data=DataConfig(seq_length=case.seq_len),
-        hardware=_device_of(case),
+        hardware=device_of(case.hardware, case.shape.nearest, case.deterministic),
     )
     # memo.config.checks.check would take half of a case's time. It is not needed: the ranges of single cells were
     # checked when they were read, and there is neither data nor an optimizer to check.
@@ -157,15 +156,6 @@ def run_config(case: Case) -> RunConfig:
     check_batch(config, case.gpus)
     check_memory(config)
     return config
-
-
-def _device_of(case: Case) -> HardwareConfig:
-    """Return the device, with the kernels that --attention-backend auto chooses for it."""
-    if case.hardware.device == "cpu":
-        return HardwareConfig(device="cpu", deterministic=case.deterministic)
-    capped = case.shape.nearest.attn_logit_softcapping > 0
-    backend = backend_by_capability(case.hardware.capability, case.deterministic, capped)
-    return HardwareConfig(device="cuda", attention_backend=backend, deterministic=case.deterministic)
 
 
 def _filling_batch(case: Case) -> int:

@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args
 
 from memo.artifacts.reading import Source, read_json_object
 from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
-from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_model import check_model
 from memo.config.checks import check_preference
 from memo.config.derived import default_lr_of, trains_adapters_alone
@@ -20,10 +19,10 @@ from memo.config.model import CHOICES_OF_TRAINED, Quantization
 from memo.config.model_name import check_planned_model
 from memo.config.presets import preset_name
 from memo.config.require import require_count, require_gib
-from memo.config.run import HardwareConfig
 from memo.config.training import MomentDtype, Preference
 from memo.errors import ConfigError
 from memo.estimate.accounts import Account
+from memo.estimate.attention_rates import device_of
 from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
 from memo.estimate.disks import NVME_PATH, with_disks
 from memo.estimate.hardware import Hardware
@@ -144,13 +143,7 @@ class Question:
                 preference=self.preference,
             ),
             data=DataConfig(seq_length=self.seq_len, reference_log_probs=self._reference),
-            hardware=HardwareConfig(
-                device="cuda",
-                attention_backend=backend_by_capability(
-                    self.hardware.capability, self.deterministic, self.model.sizes.attn_logit_softcapping > 0
-                ),
-                deterministic=self.deterministic,
-            ),
+            hardware=device_of(self.hardware, self.model.sizes, self.deterministic),
         )
 
     @cached_property
