@@ -421,8 +421,8 @@ FAMILIES = {
     "gemma2": Family(
         "Gemma2Config",
         "Gemma2ForCausalLM",
-        _GEMMA_THEIRS | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3},
-        replace(_GEMMA_OURS, attn_logit_softcapping=0.5, final_logit_softcapping=0.3),
+        _GEMMA_THEIRS | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 1.5},
+        replace(_GEMMA_OURS, attn_logit_softcapping=1.5, final_logit_softcapping=1.5),
         gemma3_sources,
     ),
     "gemma3_text": Family(
