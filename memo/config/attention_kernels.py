@@ -19,6 +19,8 @@ cuDNN out (check_cudnn_deterministic in ATen/native/transformers/cuda/sdp_utils.
 gradients of queries in as many parts as fill the GPU and then adds the parts in order, which takes more memory.
 """
 
+LARGEST_FUSED_HEAD_DIM = 256
+"""The largest head dim of fused kernels on GPUs."""
 CAPPING = ("torch", "flash_attn")
 """The kernels that can cap scores (--attn-logit-softcapping)."""
 FLASH_2 = ("flash", "flash_attn")
@@ -58,6 +60,12 @@ def backend_by_capability(
     if capped:
         return "torch"
     return "cudnn" if capability >= FIRST_BEYOND_FLASH_2 and not deterministic else "flash"
+
+
+def kernels_for(backend: str, head_dim: int) -> str:
+    """The kernels of layers with heads of this size where a run uses `backend`: torch's operations for heads that are
+    too large for fused kernels on GPUs."""
+    return "torch" if head_dim > LARGEST_FUSED_HEAD_DIM and backend != "cpu" else backend
 
 
 def largest_deterministic(backend: str) -> str:

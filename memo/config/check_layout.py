@@ -48,8 +48,8 @@ def check_layout(config: RunConfig, world_size: int) -> None:
 
 
 def _check_tensor(model: ModelConfig, tp: int) -> None:
-    heads, groups, ffn = model.num_attention_heads, model.kv_heads, model.ffn_size
-    for flag, count in (("--num-attention-heads", heads), ("--num-query-groups", groups)):
+    heads, groups, ffn = model.num_attention_heads, model.kv_parts, model.ffn_size
+    for flag, count in (("--num-attention-heads", heads), *_key_heads(model)):
         require_divides(flag, count, f"--tp {tp}", tp, f"--tp {divisors(heads, groups, ffn)}")
     for flag, size in (
         ("--ffn-hidden-size", ffn),
@@ -60,22 +60,28 @@ def _check_tensor(model: ModelConfig, tp: int) -> None:
         require_divides(flag, size, f"--tp {tp}", tp, use)
 
 
+def _key_heads(model: ModelConfig) -> list[tuple[str, int]]:
+    """Flags and numbers of key/value heads that layers have."""
+    of_full = ("--full-num-query-groups", model.full_num_query_groups)
+    return [("--num-query-groups", model.kv_heads), *[of_full] * (model.full_num_query_groups > 0)]
+
+
 def _check_sequence(model: ModelConfig, p: ParallelConfig, seq_length: int) -> None:
     """Zigzag context parallelism gives every cp rank two pieces; tp splits each between matrices. Ulysses deals out
     heads; so do gated delta nets, as their recurrence cannot be split along the sequence."""
     cp, tp, kind, size = p.cp, p.tp, p.cp_comm_type, p.cp_a2a_size
     step, use = sequence_step(tp, cp), f"--seq-length {neighbours(seq_length, sequence_step(tp, cp))}"
     require_divides("--seq-length", seq_length, f"{piece(tp, cp)}{'' if cp == 1 else f' = {step}'}", step, use)
-    heads, groups = model.num_attention_heads // tp, model.kv_heads // tp
+    heads, groups = model.num_attention_heads // tp, model.kv_parts // tp
     ways = {"a2a": ("--cp", cp), "a2a+p2p": ("--cp-a2a-size", size or 1)}
     if kind in ways:
         flag, ranks = ways[kind]
         most = divisors(heads, groups) if kind == "a2a" else divisors(cp, heads, groups)
         require_divides("--cp", cp, f"{flag} {ranks}", ranks, f"{flag} {most}")
-        for what, count in (("--num-attention-heads", heads), ("--num-query-groups", groups)):
+        for what, count in (("--num-attention-heads", model.num_attention_heads), *_key_heads(model)):
             use = f"{flag} {most}" + (", or --cp-comm-type a2a+p2p" if kind == "a2a" else "")
-            of_rank = f"--cp-comm-type {kind} deals out heads, but {what} {count * tp} / --tp {tp} ="
-            require_divides(of_rank, count, f"{flag} {ranks}", ranks, use)
+            of_rank = f"--cp-comm-type {kind} deals out heads, but {what} {count} / --tp {tp} ="
+            require_divides(of_rank, count // tp, f"{flag} {ranks}", ranks, use)
     if LINEAR in model.types_of_layers:
         keys, use = model.linear_num_key_heads, f"--tp and --cp whose product is {divisors(model.linear_num_key_heads)}"
         require_divides("--linear-num-key-heads", keys, f"--tp {tp} x --cp {cp} = {tp * cp}", tp * cp, use)

@@ -11,10 +11,10 @@ _LATENT = "memo has multi-latent attention without it"
 _CONFLICTS: tuple[Conflict, ...] = (
     ("custom_layer", ("pretrained_checkpoint", "quantize", "lora_rank", "num_experts", "norm_placement"), _OWN),
     ("custom_layer", ("apply_layernorm_1p", "attention_sinks", "attention_output_gate"), _OWN),
-    ("custom_layer", ("attn_logit_softcapping",), _OWN),
+    ("custom_layer", ("attn_logit_softcapping", "layer_scalar", "v_layernorm"), _OWN),
     ("multi_latent_attention", ("kv_channels", "rotary_percent", "qk_layernorm", "attention_output_gate"), _LATENT),
     ("multi_latent_attention", ("add_bias_linear", "add_qkv_bias", "custom_layer"), _LATENT),
-    ("multi_latent_attention", ("attention_sinks",), _LATENT),
+    ("multi_latent_attention", ("attention_sinks", "full_num_query_groups", "full_kv_channels"), _LATENT),
     ("norm_placement", ("num_experts",), "memo has norms of the outputs of one MLP for all tokens"),
     ("freeze", ("train_only",), "each says what is trained"),
     ("freeze", ("lora_rank",), "LoRA freezes the whole model, and --train-only says what is trained beside it"),
@@ -63,6 +63,10 @@ _CONDITIONS: tuple[Condition, ...] = (
         lambda c: not c.model.multi_latent_attention or c.model.kv_heads == c.model.num_attention_heads,
         "{num_query_groups} conflicts with {multi_latent_attention}, which makes keys and values of each of "
         "{num_attention_heads}: leave it out",
+    ),
+    (
+        lambda c: c.model.v_layernorm or not c.model.full_keys_as_values,
+        "{full_keys_as_values} needs {v_layernorm}, which makes values of keys: give both, or neither",
     ),
     (
         lambda c: not c.model.multi_latent_attention or LINEAR not in _words(c.model),
@@ -146,32 +150,33 @@ def check_model(config: RunConfig) -> None:
     """Raises ConfigError. Whether the patterns of --freeze and --train-only name any parameter is checked by
     memo.spec.parameters."""
     check_fields(config, "model")
-    _check_heads(config.model)
+    _check_heads(config.model, "num-query-groups", "kv-channels")
+    _check_heads(config.model.of_full_layers, "full-num-query-groups", "full-kv-channels")
     check_conflicts(config, _CONFLICTS)
     check_conditions(config, _CONDITIONS)
     if config.model.rope_scaling_type == "longrope":
         _check_factors(config.model)
 
 
-def _check_heads(model: ModelConfig) -> None:
+def _check_heads(model: ModelConfig, flag_of_groups: str, flag_of_size: str) -> None:
     heads, hidden, size = model.num_attention_heads, model.hidden_size, model.head_dim
     if model.kv_channels is None and not model.multi_latent_attention:
         use = f"--hidden-size {neighbours(hidden, heads)}, or state the size of a head with --kv-channels"
         require_divides("--hidden-size", hidden, f"--num-attention-heads {heads}", heads, use)
     if model.position_embedding_type == "rope" and not model.multi_latent_attention:
-        source = "--kv-channels" if model.kv_channels else f"--hidden-size {hidden} / --num-attention-heads {heads}"
+        source = f"--{flag_of_size}" if model.kv_channels else f"--hidden-size {hidden} / --num-attention-heads {heads}"
         require(
             size % 2 == 0,
             f"RoPE turns pairs of channels, but {source} gives heads of {size} channels, an odd number: use an even "
-            f"--kv-channels such as {size + 1}",
+            f"--{flag_of_size} such as {size + 1}",
         )
         require(
             model.rotary_dim > 0 and model.rotary_dim % 2 == 0,
             f"RoPE turns pairs of channels, but --rotary-percent {model.rotary_percent} of heads of {size} are "
             f"{model.rotary_dim} channels: give a share that makes an even number of them, such as 0.5",
         )
-    use = f"--num-query-groups {divisors(heads)}"
-    require_divides("--num-attention-heads", heads, f"--num-query-groups {model.kv_heads}", model.kv_heads, use)
+    use = f"--{flag_of_groups} {divisors(heads)}"
+    require_divides("--num-attention-heads", heads, f"--{flag_of_groups} {model.kv_heads}", model.kv_heads, use)
 
 
 def _check_factors(model: ModelConfig) -> None:
@@ -194,7 +199,7 @@ def unscaled_length(model: ModelConfig, seq_length: int) -> str:
     made_for, scaling = model.max_position_embeddings, model.rope_scaling_type
     if model.position_embedding_type != "rope" or made_for is None or seq_length <= made_for:
         return ""
-    if scaling != "none":
+    if scaling not in ("none", "proportional"):
         original, factor = model.rope_original_max_position_embeddings, model.rope_scaling_factor
         if scaling == "linear" or seq_length <= original * factor:
             return ""  # linear does not say from which length
@@ -205,10 +210,14 @@ def unscaled_length(model: ModelConfig, seq_length: int) -> str:
             f"yarn, which stretches it anew, or --max-position-embeddings {seq_length} if it shall learn longer "
             "positions as they are; to use it as it is, give fewer tokens"
         )
+    yarn = (
+        f"--rope-scaling-type yarn --rope-scaling-factor {seq_length / made_for:g} "
+        f"--rope-original-max-position-embeddings {made_for}"
+    )
     return (
         f"--seq-length {seq_length} is more than the {made_for} tokens that the model was made for "
-        "(--max-position-embeddings), and nothing rescales its RoPE: to train it, give --rope-scaling-type yarn "
-        f"--rope-scaling-factor {seq_length / made_for:g} --rope-original-max-position-embeddings {made_for}, or "
+        "(--max-position-embeddings), and nothing rescales its RoPE: to train it, give "
+        f"{yarn if scaling == 'none' else 'memo extend --method rope-base'}, or "
         f"--max-position-embeddings {seq_length} if it shall learn longer positions as they are; to use it as it is, "
         "give fewer tokens"
     )

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from memo.config.attention_kernels import backend_by_capability
+from memo.config.attention_kernels import backend_by_capability, kernels_for
 from memo.config.memory import MemoryConfig, MemoryPlanner
 from memo.config.model import ModelConfig
 from memo.config.parallel import ParallelConfig
@@ -151,18 +151,20 @@ def resolved_a2a_size(model: ModelConfig, parallel: ParallelConfig) -> int:
         for size in range(1, parallel.cp + 1)
         if parallel.cp % size == 0
         and (model.num_attention_heads // parallel.tp) % size == 0
-        and (model.kv_heads // parallel.tp) % size == 0
+        and (model.kv_parts // parallel.tp) % size == 0
     )
 
 
 def resolved_attention(config: RunConfig) -> str:
-    """The kernels of attention. A GPU whose kernels are not chosen yet stands for one of compute capability 9.0."""
+    """The kernels of attention in layers that are all of one kind. A GPU whose kernels are not chosen yet stands for
+    one of compute capability 9.0."""
     hardware, capped = config.hardware, config.model.attn_logit_softcapping > 0
-    if hardware.attention_backend != "auto":
-        return hardware.attention_backend
-    if hardware.device != "cuda":
-        return "torch" if capped else "cpu"
-    return backend_by_capability(90, hardware.deterministic, capped)
+    backend: str = hardware.attention_backend
+    if backend == "auto" and hardware.device != "cuda":
+        backend = "torch" if capped else "cpu"
+    elif backend == "auto":
+        backend = backend_by_capability(90, hardware.deterministic, capped)
+    return kernels_for(backend, config.model.head_dim)
 
 
 def ring_size(model: ModelConfig, parallel: ParallelConfig) -> int:

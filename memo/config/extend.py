@@ -1,6 +1,7 @@
 """A model's rotary positions stretched for sequences longer than it was made for: the start of an extension.
 
-    rope-base   theta' = theta * s^(d / (d - 2)),  s = new length / old length,  d = rotated dims of a head
+    rope-base   theta' = theta * s^(d / (t - 2)),  s = new length / old length,  d = rotated dims of a head, t = d, or
+                those that turn where RoPE is proportional
     yarn        wavelengths that turn often within the original length stay, those that hardly turn become s times as
                 long, with a blend between; s = new length / original length
 
@@ -41,10 +42,17 @@ def extend_context(model: ModelConfig, seq_length: int, method: ExtensionMethod)
         f"already: give more, such as {4 * made_for}",
     )
     if method == "rope-base":
-        dims = model.rotary_dim
-        require(dims > 2, f"RoPE turns {dims} dims of a head, one pair, whose angle no base changes: use --method yarn")
-        base = model.rotary_base * (seq_length / made_for) ** (dims / (dims - 2))
+        full = model.of_full_layers
+        dims, turned = full.rotary_dim, full.turned_dim
+        require(
+            turned > 2, f"RoPE turns {turned} dims of a head, one pair, whose angle no base changes: use --method yarn"
+        )
+        base = model.rotary_base * (seq_length / made_for) ** (dims / (turned - 2))
         return replace(model, rotary_base=base, max_position_embeddings=seq_length)
+    require(
+        model.rope_scaling_type != "proportional",
+        "--method yarn has no form for --rope-scaling-type proportional: use --method rope-base",
+    )
     original = _original_length(model, made_for)
     return replace(
         model,

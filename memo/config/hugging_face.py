@@ -156,6 +156,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
             "with BF16",
         )
     family = TRAINED[model_type]
+    content = _with_heads_of_full_layers(content, family, source)
     keys = ConfigKeys(content, family, source)
     _check_only(content, family, source)
     model, biases = _read(keys)
@@ -219,9 +220,8 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
     biases = Biases(*(keys.switch(each) if isinstance(each, str) else each for each in family.biases))
     on_all = bool(biases.projection and biases.mlp)
     model = ModelConfig(
-        **numbers,
+        **{**numbers, **_layers_and_shared(keys, numbers)},
         **family.fixed,
-        **_layers_and_shared(keys, numbers),
         activation="swiglu" if family.gated else "gelu",
         untie_embeddings_and_output_weights=not keys.switch("tie_word_embeddings"),
         add_bias_linear=on_all,
@@ -247,12 +247,34 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
     return model, biases
 
 
+def _with_heads_of_full_layers(content: Mapping[str, Any], family: Family, source: Source) -> Mapping[str, Any]:
+    """The file with the keys for the heads of layers without a window, which transformers writes, from 5.23 on, layer
+    by layer."""
+    by_layer = content.get("per_layer_config")
+    if not (family.keys_as_values and by_layer):
+        return content
+    full = {str(layer) for layer, name in enumerate(content.get("layer_types") or ()) if name == _FULL}
+    heads = list(by_layer.values()) if isinstance(by_layer, dict) else []
+    names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+    if not heads or {*by_layer} != full or any(each != heads[0] for each in heads) or not {*heads[0]} <= {*names}:
+        raise source.refusal(
+            f"per_layer_config is {shown(str(by_layer))}",
+            f"memo computes {family.architecture} with equal heads in all layers that are {_FULL}, and equal heads in "
+            "the others; use another model",
+        )
+    own = {theirs: heads[0].get(name, content.get(name)) for name, theirs in names.items()}
+    return {**{key: value for key, value in content.items() if key != "per_layer_config"}, **own}
+
+
 def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that each family states in its own way: layers with experts, the width of shared experts, norms of
     heads."""
     family, found = keys.family, dict[str, Any]()
     if family.qk_norm_switch:
         found["qk_layernorm"] = keys.switch(family.qk_norm_switch)
+    if family.keys_as_values:
+        found["full_keys_as_values"] = keys.switch(family.keys_as_values)
+        found["full_num_query_groups"] = numbers["full_num_query_groups"] * found["full_keys_as_values"]
     if family.dense_first:
         layers = numbers["num_layers"]
         if dense := _dense_layers(keys, layers):  # else --num-layers alone makes a smaller model
@@ -284,7 +306,8 @@ def _check_only(content: Mapping[str, Any], family: Family, source: Source) -> N
     for name, accepted in {**_ONLY, **family.only}.items():
         if name in family.names.values():
             continue
-        value = content.get(name, accepted[0])
+        unsaid = family.defaults.get(name, accepted[0]) if name in family.only else accepted[0]
+        value = content.get(name, unsaid)
         if value not in accepted:
             found = "set" if isinstance(value, dict) else shown(value)
             raise source.refusal(

@@ -99,6 +99,7 @@ GLM4_MOE_LITE = replace(
         "n_group": 1,
         "topk_group": 1,
         "routed_scaling_factor": 1.8,
+        "first_k_dense_replace": 1,
         "q_lora_rank": 768,
         "qk_nope_head_dim": 192,
         "v_head_dim": 256,

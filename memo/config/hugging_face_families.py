@@ -10,7 +10,7 @@ from memo.config import hugging_face_tensors as tensors
 from memo.config.hugging_face_counted import COUNTED
 from memo.config.hugging_face_deepseek import DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE, MISTRAL4
 from memo.config.hugging_face_family import ALL_BIASES, NO_BIASES, Biases, Family
-from memo.config.hugging_face_gemma import GEMMA2, GEMMA3
+from memo.config.hugging_face_gemma import GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED
 from memo.config.hugging_face_shared import DEFAULTS, GPT2, LLAMA, LLAMA_NAMES, RMS, ROPE_NAMES, TIED
 
 _EXPERTS = {"num_experts": "num_experts", "moe_router_topk": "num_experts_per_tok"}
@@ -209,6 +209,8 @@ TRAINED: dict[str, Family] = {
     ),
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
     "olmo2": _OLMO2,
     "olmo3": replace(
         _OLMO2,

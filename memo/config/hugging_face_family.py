@@ -41,6 +41,8 @@ class Family:
         rotary_channels: the key of the number of channels of a head that are rotated, by which a file may state their
             share; empty: the family has none.
         qk_norm_switch: the switch of the norms of q and k heads; empty: the family has none.
+        keys_as_values: the switch with which layers without a window have no matrix of values, and may have a number of
+            key/value heads of their own; empty: the family has none.
         renormalises: the switch with which the weights of a token's experts sum to 1; empty: they always do.
         dense_first: the key of the number of first layers without experts, or of a list with a word for each layer;
             empty: none.
@@ -81,6 +83,7 @@ class Family:
     spare_positions: int = 0
     rotary_channels: str = ""
     qk_norm_switch: str = ""
+    keys_as_values: str = ""
     renormalises: str = ""
     dense_first: str = ""
     shared_experts: str = ""
@@ -164,7 +167,7 @@ class ConfigKeys:
         Otherwise it is returned only if it is the family's default.
         """
         value = self.get(key)
-        if value is None and key in ("num_key_value_heads", "q_lora_rank", *SOFTCAPS):
+        if value is None and key in ("num_key_value_heads", "num_global_key_value_heads", "q_lora_rank", *SOFTCAPS):
             return getattr(ModelConfig, ours)
         if value is None and self.family.defaults.get(key, 0) is not None:
             raise self.missing(ours, key)

@@ -1,5 +1,5 @@
-"""Gemma 2 and Gemma 3 (the models of text): norms around each block, which multiply by 1 + weight, scaled embeddings,
-windows, and caps of scores and logits."""
+"""Gemma 2, 3 and 4 (the models of text): norms around each block, scaled embeddings, windows, and caps of scores and
+logits. Up to Gemma 3 norms multiply by 1 + weight. In Gemma 4 layers without a window have heads of their own."""
 
 from dataclasses import replace
 
@@ -53,4 +53,52 @@ GEMMA2 = replace(
     default_layer_types=("sliding_attention", "full_attention"),
     layer_pattern="",
     sliding_base="",
+)
+GEMMA4 = replace(
+    GEMMA3,
+    architecture="Gemma4ForCausalLM",
+    names={
+        **LLAMA_NAMES,
+        "final_logit_softcapping": "final_logit_softcapping",
+        "full_num_query_groups": "num_global_key_value_heads",
+        "full_kv_channels": "global_head_dim",
+    },
+    defaults={
+        **GEMMA3.defaults,
+        "vocab_size": 262144,
+        "num_global_key_value_heads": None,
+        "global_head_dim": 512,
+        "final_logit_softcapping": None,
+        "hidden_size_per_layer_input": 256,
+    },
+    fixed={
+        **RMS,
+        "norm_placement": "around",
+        "scale_embeddings": True,
+        "qk_layernorm": True,
+        "v_layernorm": True,
+        "layer_scalar": True,
+        "query_pre_attn_scalar": 1,
+    },
+    keys_as_values="attention_k_eq_v",
+    only={
+        "attention_bias": (False,),
+        "use_bidirectional_attention": (None, "vision"),
+        "hidden_size_per_layer_input": (0, None),
+        "num_kv_shared_layers": (0, None),
+        "enable_moe_block": (False, None),
+    },
+    default_window=512,
+    layer_pattern="",
+    rotations=("default", "proportional"),
+    default_rope={"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    tensors=tensors.GEMMA4,
+)
+GEMMA4_UNIFIED = replace(
+    GEMMA4,
+    architecture="Gemma4UnifiedForCausalLM",
+    defaults={**GEMMA4.defaults, "max_position_embeddings": 262144},
+    only={key: GEMMA4.only[key] for key in ("attention_bias", "num_kv_shared_layers")}
+    | {"use_bidirectional_attention": ("vision", None)},
+    default_window=1024,
 )

@@ -60,7 +60,7 @@ def read_rope(keys: ConfigKeys, model: ModelConfig) -> dict[str, Any]:
             f"rope_parameters with {_FULL} and {_SLIDING}",
         )
     name = f"rope_parameters.{_FULL}" if newer else "rope_scaling"
-    found = _read_rotation(keys, name, newer.get(_FULL) or older)
+    found = _read_rotation(keys, name, newer.get(_FULL) or older or family.default_rope)
     own = _read_rotation(keys, f"rope_parameters.{_SLIDING}", newer.get(_SLIDING) or {})
     if own["rope_scaling_type"] != "none":
         raise source.refusal(
@@ -134,7 +134,9 @@ def _read_rotation(keys: ConfigKeys, name: str, given: Any) -> dict[str, Any]:
             found[ours] = as_field(ours, given[key], f"{name}.{key}", source)
     if family.scales_queries and _BETA not in found:
         raise source.refusal(f"{name}.llama_4_scaling_beta is missing", "complete the file with it, beside yarn's keys")
-    if kind not in ("default", "longrope") and "rope_scaling_factor" not in found:
+    if kind == "proportional":
+        found["rotary_percent"] = as_field("rotary_percent", given.get(_SHARE, 1.0), f"{name}.{_SHARE}", source)
+    elif kind not in ("default", "longrope") and "rope_scaling_factor" not in found:
         raise source.refusal(f"{name}.factor is missing", f"complete the file, as rope_type {kind} needs it")
     if _LENGTH in _KEYS[kind].values():
         # transformers prefers a length beside the rotation's keys to the one among them.
@@ -207,7 +209,11 @@ def write_rope(model: ModelConfig, family: Family) -> dict[str, Any]:
     if family.rope_layers not in ("", _SLIDING):
         found[family.rope_layers] = [int(not without) for without in model.layers_without_rope]
     own = model.sliding_rotary_base or model.rotary_base
-    if family.sliding_base == "rope_theta":
+    if "proportional" in family.rotations:
+        share = {_SHARE: model.rotary_percent} if kind == "proportional" else {}
+        found = {"rope_parameters": {_FULL: {**scaling, **share, "rope_theta": model.rotary_base}}}
+        found["rope_parameters"][_SLIDING] = {"rope_type": "default", "rope_theta": own}
+    elif family.sliding_base == "rope_theta":
         parts = {_FULL: {**scaling, "rope_theta": model.rotary_base}}
         found["rope_parameters"] = {**parts, _SLIDING: {"rope_type": "default", "rope_theta": own}}
     elif family.sliding_base:
@@ -229,7 +235,7 @@ def _write_longrope(model: ModelConfig) -> dict[str, Any]:
 
 def _check_keys(given: Mapping[str, Any], kind: str, keys_of: Mapping[str, str], name: str, source: Source) -> None:
     """Refuse keys that would change an angle or its factor."""
-    neutral = {_SHARE: 1.0, "truncate": True}
+    neutral = {_SHARE: given.get(_SHARE) if kind == "proportional" else 1.0, "truncate": True}
     for key, value in given.items():
         is_read = key in keys_of or key in _OTHER_KEYS or value is None
         # Without stretching nothing else is read, except which part of a head is rotated.

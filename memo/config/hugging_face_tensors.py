@@ -145,6 +145,7 @@ GEMMA3 = TensorNames(
         "mlp_out_norm": "post_feedforward_layernorm",
     }
 )
+GEMMA4 = TensorNames({**GEMMA3.modules, "scalar": "layer_scalar"})
 OLMO3 = TensorNames(
     {
         **_ATTENTION,

@@ -40,6 +40,8 @@ WRAPPERS = {
     "qwen3_vl": Wrapper("Qwen3VLForConditionalGeneration", "qwen3_vl_text", _INNER),
     "qwen3_vl_moe": Wrapper("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", _INNER),
     "gemma3": Wrapper("Gemma3ForConditionalGeneration", "gemma3_text", _OUTER),
+    "gemma4": Wrapper("Gemma4ForConditionalGeneration", "gemma4_text", _INNER),
+    "gemma4_unified": Wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", _INNER),
     "mistral3": Wrapper("Mistral3ForConditionalGeneration", "mistral", _OUTER),
 }
 """By model_type."""

@@ -32,11 +32,13 @@ def model_identity(config: RunConfig) -> dict[str, Fact]:
 
 def model_facts(model: ModelConfig) -> dict[str, Fact]:
     """{field: fact} of a model, without the rows of a learned table of positions."""
-    experts, without = model.layers_with_experts, model.layers_without_rope
+    experts, without, full = model.layers_with_experts, model.layers_without_rope, model.of_full_layers
     values = {
         **dataclasses.asdict(model),
         "num_query_groups": model.kv_heads,
         "kv_channels": model.head_dim,
+        "full_num_query_groups": full.kv_heads if full.kv_heads != model.kv_heads else 0,
+        "full_kv_channels": full.head_dim if full.head_dim != model.head_dim else 0,
         "ffn_hidden_size": model.ffn_size,
         "add_qkv_bias": model.qkv_bias,
         "layer_types": ",".join(model.types_of_layers) if model.layer_types else "",

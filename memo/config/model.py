@@ -5,7 +5,8 @@ any model that was built (the largest public ones have 126 layers and 18,432 cha
 loop over them overflows or takes for ever.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Annotated, Literal
 
@@ -18,7 +19,7 @@ PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu_tanh"]
 NormPlacement = Literal["before", "around", "after"]
-RopeScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
+RopeScaling = Literal["none", "linear", "llama3", "yarn", "longrope", "proportional"]
 ScoreFunction = Literal["softmax", "sigmoid"]
 Quantization = Literal["none", "nf4", "int8"]
 
@@ -83,7 +84,8 @@ class ModelConfig:
     rotary_base: Annotated[float, in_range(above=0, high=10**15), _ROTATED] = 10000.0
     """RoPE's theta."""
     rotary_percent: Annotated[float, in_range(above=0, high=1), _ROTATED] = 1.0
-    """Share of the channels of each head that are rotated, the first ones (GLM's 0.5)."""
+    """Share of the channels of each head that are rotated: the first ones (GLM's 0.5), or those that turn fastest where
+    rope-scaling-type is proportional (Gemma 4's 0.25)."""
     sliding_rotary_base: Annotated[float, in_range(0, 10**15), _ROTATED, _BY_LAYER] = 0.0
     """RoPE's theta in the sliding layers of layer-types, whose frequencies are then not stretched; 0: rotate them as
     all others."""
@@ -91,7 +93,8 @@ class ModelConfig:
     """Layers without RoPE, as a sum of lists: 1 for a layer without it, 0 for one with it, such as [0,0,0,1]*9
     (SmolLM3). Default: all layers have it."""
     rope_scaling_type: Annotated[RopeScaling, _ROTATED] = "none"
-    """How RoPE frequencies are stretched for longer sequences."""
+    """How RoPE frequencies are stretched for longer sequences. proportional: they are not, but --rotary-percent leaves
+    the other channels of a head as they are, instead of counting frequencies over rotated channels alone."""
     rope_scaling_factor: Annotated[float, in_range(1, 10**9), _STRETCHED] = 1.0
     """New length / old length."""
     rope_original_max_position_embeddings: Annotated[int, TOKENS, in_range(1, LARGEST), _FROM_LENGTH] = 8192
@@ -128,6 +131,8 @@ class ModelConfig:
     qk_layernorm_across_heads: Annotated[bool, ReadWith("qk_layernorm"), _RMS] = False
     """Norm all heads of q together, and all heads of k (OLMo 2 and 3). Ranks of tensor parallelism add up the squares
     of their heads, in one small message."""
+    v_layernorm: Annotated[bool, ReadWith("qk_layernorm"), _RMS] = False
+    """Norm every v head as well, without weights (Gemma 4)."""
     multi_latent_attention: bool = False
     """Make queries, keys and values from narrow latents of each token (DeepSeek's MLA). The channels of positions of a
     query come last in its matrix, in pairs that RoPE turns; those of keys are one for all heads."""
@@ -148,6 +153,12 @@ class ModelConfig:
     layer_types: Annotated[str, LAYER_TYPES] = ""
     """Kinds of layers, repeated over all layers, such as linear,linear,linear,full. sliding: attention with the window;
     full: attention to all tokens; linear: a gated delta net in the place of attention. Default: all have the window."""
+    full_num_query_groups: Annotated[int, in_range(0, 1 << 16), _BY_LAYER] = 0
+    """Key/value heads in full layers of layer-types (Gemma 4's 4); 0: as many as in all others."""
+    full_kv_channels: Annotated[int, in_range(0, 1 << 16), _BY_LAYER] = 0
+    """Size of one head in full layers of layer-types (Gemma 4's 512); 0: as in all others."""
+    full_keys_as_values: Annotated[bool, _BY_LAYER] = False
+    """Full layers of layer-types have no matrix of values: the values are the keys before norm and RoPE (Gemma 4)."""
     linear_num_key_heads: Annotated[int, in_range(0, 1 << 16), _DELTA_NET] = 0
     """Heads of queries and keys in linear layers of layer-types."""
     linear_num_value_heads: Annotated[int, in_range(0, 1 << 16), _DELTA_NET] = 0
@@ -212,6 +223,8 @@ class ModelConfig:
     takes 4.5 bits a number (QLoRA), int8 8.5."""
     final_logit_softcapping: Annotated[float, in_range(0, 10**9)] = 0.0
     """Cap of the logits of the vocabulary: this times tanh(logit / this) (Gemma 2's 30); 0: no cap."""
+    layer_scalar: bool = False
+    """Multiply the output of each layer by a number of its own, which training leaves as it is (Gemma 4)."""
     scale_embeddings: bool = False
     """Multiply embeddings by the square root of hidden-size; this factor is rounded to the model's dtype."""
     untie_embeddings_and_output_weights: bool = False
@@ -252,21 +265,49 @@ class ModelConfig:
         return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5) * mscale**2
 
     @property
-    def rotation(self) -> tuple[float, str] | None:
-        """Theta and scaling of RoPE, by which the angles of one kind of layer differ from those of another kind; None
-        without RoPE."""
-        return (self.rotary_base, self.rope_scaling_type) if self.position_embedding_type == "rope" else None
+    def rotation(self) -> tuple[float, str, int] | None:
+        """Theta, scaling and channels of RoPE, by which the angles of one kind of layer differ from those of another
+        kind; None without RoPE."""
+        rotates = self.position_embedding_type == "rope"
+        return (self.rotary_base, self.rope_scaling_type, self.rotary_dim) if rotates else None
 
     @property
     def kv_heads(self) -> int:
         return self.num_query_groups or self.num_attention_heads
 
     @property
+    def kv_parts(self) -> int:
+        """The most parts into which the key/value heads of each layer divide evenly."""
+        return math.gcd(self.kv_heads, self.full_num_query_groups)
+
+    @property
+    def qkv_size(self) -> int:
+        """Width of queries, keys and values as the matrices make them. All layers must be of one kind."""
+        parts = 1 if self.full_keys_as_values else 2
+        return (self.num_attention_heads + parts * self.kv_heads) * self.head_dim
+
+    @property
+    def of_full_layers(self) -> "ModelConfig":
+        """The model whose layers are all as the full ones of this one."""
+        return replace(
+            self,
+            layer_types="",
+            window_size=0,
+            num_query_groups=self.full_num_query_groups or self.num_query_groups,
+            kv_channels=self.full_kv_channels or self.kv_channels,
+            full_num_query_groups=0,
+            full_kv_channels=0,
+        )
+
+    @property
     def rotary_dim(self) -> int:
-        """Channels of a head that are rotated."""
-        if self.multi_latent_attention:
-            return self.qk_pos_emb_head_dim
-        return int(self.head_dim * self.rotary_percent)
+        """Channels of a head that are rotated, some of them by no angle where the scaling is proportional."""
+        return self.head_dim if self.rope_scaling_type == "proportional" else self.turned_dim
+
+    @property
+    def turned_dim(self) -> int:
+        """Channels of a head whose angles grow with the position."""
+        return self.qk_pos_emb_head_dim if self.multi_latent_attention else int(self.head_dim * self.rotary_percent)
 
     def position_rows(self, seq_length: int) -> int:
         """Rows of the learned position table; 0 for RoPE."""

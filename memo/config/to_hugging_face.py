@@ -18,6 +18,7 @@ from memo.config.model import CHOICES_OF_TRAINED, ModelConfig
 from memo.errors import ConfigError
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_OF_FULL_LAYERS = ("full_num_query_groups", "full_kv_channels", "full_keys_as_values")
 _OF_TRAINING = (*CHOICES_OF_TRAINED, "lora_alpha", "lora_use_rslora")
 
 
@@ -105,7 +106,8 @@ def _facts(model: ModelConfig) -> dict[str, Fact]:
         "sliding_rotary_base": (model.sliding_rotary_base or plain) if model.layer_types else 0.0,
         "max_position_embeddings": positions or 0,
     }
-    return {name: value for name, value in {**model_facts(model), **resolved}.items() if name not in _OF_TRAINING}
+    unsaid = {*_OF_TRAINING, *(name for name in _OF_FULL_LAYERS if not getattr(model, name))}
+    return {name: value for name, value in {**model_facts(model), **resolved}.items() if name not in unsaid}
 
 
 def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
@@ -114,6 +116,8 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
     resolved: Mapping[str, Any] = {
         "num_query_groups": model.kv_heads,
         "kv_channels": model.head_dim,
+        "full_kv_channels": model.of_full_layers.head_dim,
+        "full_num_query_groups": model.full_num_query_groups or None,
         "query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_dim,
         "ffn_hidden_size": model.ffn_size if family.dense_first else model.mlp_size,
         "moe_ffn_hidden_size": model.mlp_size,
@@ -125,6 +129,7 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
     switches = {
         family.renormalises: not model.moe_router_pre_softmax,
         family.qk_norm_switch: model.qk_layernorm,
+        family.keys_as_values: model.full_keys_as_values,
         family.qkv_bias_switch: model.qkv_bias,
         family.dense_first: mlp_types(dense, model.num_layers) if family.dense_first == MLP_TYPES else dense,
         family.shared_experts: model.shared_ffn_size // model.mlp_size,
@@ -136,6 +141,7 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
         family.activation: activations.get(model.activation, next(iter(family.activations))),
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         **dict.fromkeys(family.bias_switches, model.add_bias_linear),
+        **{key: values[0] for key, values in family.only.items() if family.defaults.get(key, values[0]) not in values},
         **{key: value for key, value in switches.items() if key},
         **(write_rope(model, family) if family.has_rope else {}),
         **_window(model, family),

@@ -34,28 +34,32 @@ from memo.planner.swap import SwapPlan
 from memo.spec.slots import Place
 from memo.spec.sweep import KeyValueLayout
 
+Heads = tuple[int, int]
+"""Numbers 2 k and d: heads of keys and values of a token on this rank, and channels of a head."""
+
 
 class KeyValues:
-    """Keys and values of one layer, and the sums of their gradients: [held s / sections, b, 2 k, d], the keys of a
-    token come first.
+    """Keys and values of one layer, and the sums of their gradients: [held s / sections, b, 2 k d], the keys of a token
+    come first. Layers with fewer or smaller heads use the first channels of each token.
 
-    Callers name rows of this rank's s / cp tokens, in whole tiles. The store holds sections from `first` on, in one
-    piece, so that attention is cut into the same blocks whatever the store holds.
+    Callers name rows of this rank's s / cp tokens, in whole tiles, and the shape of a token's heads, (2 k, d). The
+    store holds sections from `first` on, in one piece, so that attention is cut into the same blocks whatever the store
+    holds.
     """
 
     def __init__(self, layout: KeyValueLayout, device: torch.device) -> None:
         s, b, width = layout.shape
         self.layout, self.first = layout, 0
         self._section = s // layout.sections
-        heads = (layout.held * self._section, b, width // layout.head_dim, layout.head_dim)
-        own = ((self._section if layout.slides else s) // layout.cp, *heads[1:])
-        self._keys_and_values = torch.empty(heads, dtype=torch_dtype(layout.dtype), device=device)
-        self.sums = torch.empty(heads, dtype=torch_dtype(layout.sum_dtype), device=device)
+        whole = (layout.held * self._section, b, width)
+        own = ((self._section if layout.slides else s) // layout.cp, b, width)
+        self._keys_and_values = torch.empty(whole, dtype=torch_dtype(layout.dtype), device=device)
+        self.sums = torch.empty(whole, dtype=torch_dtype(layout.sum_dtype), device=device)
         self._own = torch.empty(own, dtype=self._keys_and_values.dtype, device=device) if layout.gathers else None
 
     @property
     def moved(self) -> Tensor:
-        """Keys and values that move: [s / cp, b, 2 k, d] if those of other ranks are gathered, else the whole store.
+        """Keys and values that move: [s / cp, b, 2 k d] if those of other ranks are gathered, else the whole store.
         If the store slides, use `moved_of`."""
         return self._keys_and_values if self._own is None else self._own
 
@@ -72,7 +76,7 @@ class KeyValues:
         """Keys and values [c, b, 2 k d] of a section in a store that slides; they go to host memory between forward and
         backward. If those of other ranks are gathered, all sections use the same memory."""
         start = (section - self.first) * self._section
-        return (self._keys_and_values[start : start + self._section] if self._own is None else self._own).flatten(2)
+        return self._keys_and_values[start : start + self._section] if self._own is None else self._own
 
     def begin(self, kind: str, section: int) -> range:
         """Slide to a section before its forward or backward; returns the sections to fetch now."""
@@ -91,23 +95,28 @@ class KeyValues:
         self.sums[: self._section].zero_()
         return range(self.first, before)
 
-    def own(self, rows: slice) -> Tensor | None:
+    def own(self, rows: slice, heads: Heads) -> Tensor | None:
         """Keys and values of this rank's tokens alone, for these rows; None if nothing is gathered."""
         if self._own is None:
             return None
         start = rows.start % len(self._own)
-        return self._own[start : start + rows.stop - rows.start]
+        return _as_heads(self._own[start : start + rows.stop - rows.start], heads)
 
-    def before(self, row: int) -> Tensor:
+    def before(self, row: int, heads: Heads) -> Tensor:
         """All keys and values in the store, up to the end of the tile that ends with this rank's row `row`."""
-        return self._keys_and_values[: self._stop(row)]
+        return _as_heads(self._keys_and_values[: self._stop(row)], heads)
 
-    def sums_before(self, row: int) -> Tensor:
+    def sums_before(self, row: int, heads: Heads) -> Tensor:
         """Sums of the gradients of the keys and values that `before` returns."""
-        return self.sums[: self._stop(row)]
+        return _as_heads(self.sums[: self._stop(row)], heads)
 
     def _stop(self, row: int) -> int:
         return row * self.layout.cp - self.first_token
+
+
+def _as_heads(x: Tensor, heads: Heads) -> Tensor:
+    """[t, b, at least 2 k d] -> the view [t, b, 2 k, d]."""
+    return x[..., : heads[0] * heads[1]].unflatten(-1, heads)
 
 
 class KeyValueSwapper:

@@ -27,6 +27,7 @@ class SelfAttention(Protocol):
     projection: Linear
     core: ContextAttention
     head_dim: int
+    heads: list[int]
     q_norm: nn.Module | None
     k_norm: nn.Module | None
     sinks: nn.Parameter | None

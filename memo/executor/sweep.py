@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from memo.attention.backends import Saved
-from memo.executor.key_values import KeyValues
+from memo.executor.key_values import Heads, KeyValues
 from memo.executor.layer_on_tiles import ExplicitLayer, LayerOnTiles
 from memo.executor.pieces import GradientSink
 from memo.executor.tile_machine import Context, Rope, Tile
@@ -94,6 +94,12 @@ class SweptLayer(LayerOnTiles):
         """The state that a gated delta net carries from tile to tile, in backward its gradient; None before the first
         tile and between passes."""
 
+    @property
+    def _heads(self) -> Heads:
+        """The shape of a token's keys and values in the store."""
+        attention = self.layer.attention
+        return 2 * attention.heads[1] // attention.core.a2a_size, attention.head_dim
+
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if not torch.is_grad_enabled():
             return self._forward(x, context, self.memory.unplanned, self.hidden.unplanned)
@@ -146,7 +152,7 @@ class SweptLayer(LayerOnTiles):
             self._run_delta_net(kept, section, tile, positions)
             return
         qkv, rows = self._tile_heads(kept, tile, positions), _rows(section, tile)
-        own, before = self.memory.keys.own(rows), self.memory.keys.before(rows.stop)
+        own, before = self.memory.keys.own(rows, self._heads), self.memory.keys.before(rows.stop, self._heads)
         out = kept["attention_out"][tile.full].unflatten(-1, (-1, self.layer.attention.head_dim))
         core, sinks, first = self.layer.attention.core, self._sinks(), self.memory.keys.first_token
         lse = context_sweep.forward_rows(core, qkv, own, before, positions.documents, out, sinks, first)
@@ -178,9 +184,10 @@ class SweptLayer(LayerOnTiles):
         """Gather a section's keys and values over cp again, if host memory held only those of this rank's tokens."""
         for tile in self.tiles:
             rows = _rows(section, tile)
-            own = self.memory.keys.own(rows)
+            own = self.memory.keys.own(rows, self._heads)
             if own is not None:
-                context_sweep.gather_rows(self.layer.attention.core, own, self.memory.keys.before(rows.stop))
+                before = self.memory.keys.before(rows.stop, self._heads)
+                context_sweep.gather_rows(self.layer.attention.core, own, before)
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:
         """Gradient of the output [n, b, h] -> of the input, in the same place; weight gradients go to the sink."""
@@ -231,8 +238,8 @@ class SweptLayer(LayerOnTiles):
         q, _, _ = self._tile_heads(kept, tile, positions)
         stop = _rows(section, tile).stop
         out, lse = kept["attention_out"][tile.full].unflatten(-1, heads), kept["lse"][tile.full]
-        keys, values = self.memory.keys.before(stop).chunk(2, dim=2)
-        saved, sums = Saved(q, keys, values, out, lse), self.memory.keys.sums_before(stop)
+        keys, values = self.memory.keys.before(stop, self._heads).chunk(2, dim=2)
+        saved, sums = Saved(q, keys, values, out, lse), self.memory.keys.sums_before(stop, self._heads)
         sinks, grad_out = self._sinks(backward=True), grad_out.unflatten(-1, heads)
         first = self.memory.keys.first_token
         return context_sweep.backward_rows(core, grad_out, saved, sums, positions.documents, sinks, first)

@@ -175,6 +175,10 @@ def _add(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
     return (torch.add(*x, out=machine.place(operation.makes[0])),)
 
 
+def _scale(machine: TileMachine, operation: Operation, x: Tensor) -> Made:
+    return (torch.mul(x, machine.on.layer.scalar, out=machine.place(operation.makes[0])),)
+
+
 def _column(machine: TileMachine, operation: Operation, x: Gathering) -> Made:
     return (column_forward(x.wait(), machine.on.module_of[operation], out=machine.place(operation.makes[0])),)
 
@@ -216,6 +220,10 @@ def _half(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
     made = on.run_half(machine, operation, *x)
     place = machine.place(operation.makes[0])
     return (made if place is None else place.copy_(made), *(None for _ in operation.makes[1:]))
+
+
+def _scale_backward(machine: TileMachine, operation: Operation, grad: Tensor) -> Made:
+    return (grad * machine.on.layer.scalar,)
 
 
 def _column_backward(machine: TileMachine, operation: Operation, grad: Tensor, x: Gathering | None = None) -> Made:
@@ -283,6 +291,7 @@ _FORWARD: dict[type[Any], Callable[..., Made]] = {
     op.Expand: _expand,
     op.Trim: _applied,
     op.Add: _add,
+    op.Scale: _scale,
     op.Column: _column,
     op.Row: _row,
     op.Activate: _applied,
@@ -309,6 +318,7 @@ _BACKWARD: dict[type[Any], Callable[..., Made]] = {
     op.LatentNorm: _replayed_backward,
     op.Expand: _expand_backward,
     op.Trim: _replayed_backward,
+    op.Scale: _scale_backward,
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Activate: _replayed_backward,

@@ -20,9 +20,10 @@ class Heads(nn.Module):
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
-        config, tp = parts.config, group_size(parts.tp_group)
-        self.head_dim = config.head_dim
+        config, tp = parts.kind(layer), group_size(parts.tp_group)
+        self.head_dim, self.keys_as_values = config.head_dim, config.full_keys_as_values
         self.heads = [config.num_attention_heads // tp, config.kv_heads // tp, config.kv_heads // tp]
+        self.norms_values, self.epsilon = config.v_layernorm, config.norm_epsilon
         self.across_heads, self.group = config.qk_layernorm_across_heads, parts.tp_group
         self.core, self.ops = parts.attention(layer), parts.ops
         self.q_norm = self.k_norm = self.sinks = None
@@ -46,11 +47,18 @@ class Heads(nn.Module):
     # Token-wise: on any range of tokens, with their rows of the RoPE table.
 
     def normed_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Heads of q, k and v, [..., d]: views of qkv, except that normed q and k are new tensors."""
-        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
+        """Heads of q, k and v, [..., d]: views of qkv, except that normed ones are new tensors."""
+        heads = qkv.unflatten(-1, (-1, self.head_dim))
+        if self.keys_as_values:
+            q, k = heads.split(self.heads[:2], dim=2)
+            v = k
+        else:
+            q, k, v = heads.split(self.heads, dim=2)
         if self.q_norm is not None and self.k_norm is not None:
             norm = self._across_heads if self.across_heads else _each_head
             q, k = norm((self.q_norm, self.k_norm), (q, k))
+        if self.norms_values:
+            v = self.ops.norm(v, v.new_ones(self.head_dim), None, self.epsilon)
         return q, k, v
 
     def _across_heads(self, norms: tuple[Norm, Norm], heads: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

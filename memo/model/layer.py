@@ -216,6 +216,8 @@ class TransformerLayer(nn.Module):
         self.mlp_norm = norm("mlp_norm")
         self.mlp = Experts(parts, index) if parts.kind(index).num_experts else MLP(parts, index)
         self.attention_out_norm, self.mlp_out_norm = norm("attention_out_norm"), norm("mlp_out_norm")
+        self.scalar: Tensor | None = None
+        """[] fp32, the factor on the output (memo.parallel.constants)."""
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         attended = _normed(self.attention_out_norm, self.attention(_normed(self.attention_norm, x), context))
@@ -223,7 +225,8 @@ class TransformerLayer(nn.Module):
             x = normed = x + attended
         else:
             x, normed = self.mlp_norm.of_sum(x, attended)
-        return x + _normed(self.mlp_out_norm, self.mlp(normed))
+        y: Tensor = x + _normed(self.mlp_out_norm, self.mlp(normed))
+        return y if self.scalar is None else y * self.scalar
 
 
 def _attention(parts: ModelParts, index: int) -> nn.Module:

@@ -96,6 +96,9 @@ def rope_frequencies(config: ModelConfig, seq_length: int = 0) -> tuple[Tensor, 
     dims = torch.arange(0, config.rotary_dim, 2, dtype=torch.float64)
     frequencies = config.rotary_base ** (-dims / config.rotary_dim)
     factor = config.rope_scaling_factor
+    if config.rope_scaling_type == "proportional":
+        frequencies[config.turned_dim // 2 :] = 0
+        return frequencies, 1.0
     if config.rope_scaling_type == "linear":
         return frequencies / factor, 1.0
     if config.rope_scaling_type == "llama3":

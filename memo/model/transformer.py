@@ -167,7 +167,7 @@ class TransformerChunk(nn.Module):
     def contexts(self, batch: Microbatch) -> list[LayerContext]:
         """Return the context of a microbatch for each layer; layers with the same rotation share a table."""
         by_rows = {rotation: RopeRows(rope, batch.attention_positions) for rotation, rope in self.ropes.items()}
-        tables: dict[tuple[float, str] | None, RopeRows | RopeTable] = {
+        tables: dict[tuple[float, str, int] | None, RopeRows | RopeTable] = {
             rotation: rows if self.has_rope_by_rows else rows.rows(slice(None)) for rotation, rows in by_rows.items()
         }
         return [LayerContext(tables.get(kind.rotation), batch.documents) for kind in self.kinds]

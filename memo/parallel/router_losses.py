@@ -25,14 +25,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from memo.config import RunConfig
 from memo.parallel.collectives import all_reduce
-from memo.parallel.shards import Shard, whole
+from memo.parallel.constants import as_segment
 from memo.parallel.units import MasterSegment
-from memo.spec.buckets import ParameterRange, Segment
 from memo.spec.shapes import EXPERT_BIAS
 
 
@@ -113,13 +112,9 @@ class RouterLosses:
         """The biases as segments, for checkpoints and weight files."""
         if self.biases is None:
             return []
-        found = []
-        for layer, place in self._places.items():
-            name, bias = f"layers.{layer}.{EXPERT_BIAS}", self.biases[place]
-            segment = Segment(ParameterRange(name, tuple(bias.shape), 0), 0, len(bias), 0)
-            shard = Shard((whole(name, tuple(bias.shape)),), replicated="all")
-            found.append(MasterSegment(segment, shard, nn.Parameter(bias, requires_grad=False)))
-        return found
+        return [
+            as_segment(f"layers.{layer}.{EXPERT_BIAS}", self.biases[place]) for layer, place in self._places.items()
+        ]
 
     def update_biases(self) -> None:
         """Update the biases by the load of the step that has ended."""

@@ -22,6 +22,7 @@ from memo.program.operations import (
     Opaque,
     Operation,
     Row,
+    Scale,
     Trim,
     WholeColumn,
 )
@@ -171,6 +172,9 @@ def kind_of(model: ModelConfig) -> Kind:
     out = gating[-1].makes[0] if gating else "attention_out"
     after_attention, attended = _norm(model, "projected", "attention_out_norm")
     after_mlp, made = _norm(model, mlp[-1].makes[0], "mlp_out_norm")
+    ending: tuple[Operation, ...] = (Add(("residual", made), ("layer_output",)),)
+    if model.layer_scalar:
+        ending = (Add(("residual", made), ("layer_sum",)), Scale(("layer_sum",), ("layer_output",)))
     return _as_trained(
         model,
         (
@@ -184,7 +188,7 @@ def kind_of(model: ModelConfig) -> Kind:
             *between,
             *mlp,
             *after_mlp,
-            Add(("residual", made), ("layer_output",)),
+            *ending,
         ),
     )
 

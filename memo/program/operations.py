@@ -68,6 +68,16 @@ class Add(Operation):
     is_sum = True
 
 
+class Scale(Operation):
+    """A value times the layer's scalar, which is not trained."""
+
+    layout = "tokens"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+
 class Column(Operation):
     """A column-parallel matrix: gathers the tokens of its input; its outputs are split over tp."""
 

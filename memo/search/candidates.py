@@ -219,7 +219,7 @@ def exchanges(question: Question, layout: Layout) -> list[Layout]:
     """Return the layout with each exchange of attention under cp that differs for these heads in time or memory."""
     if layout.cp == 1:
         return [layout]
-    heads, groups = question.model.sizes.num_attention_heads // layout.tp, question.model.sizes.kv_heads // layout.tp
+    heads, groups = question.model.sizes.num_attention_heads // layout.tp, question.model.sizes.kv_parts // layout.tp
     kinds: list[CpCommType] = ["p2p", "all_gather"]
     mixed = replace(layout, cp_comm_type="a2a+p2p")
     if heads % layout.cp == 0 and groups % layout.cp == 0:

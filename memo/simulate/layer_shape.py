@@ -68,6 +68,11 @@ class LayerShape:
         return self.config.model.kv_heads * self.config.model.head_dim / self.tp.size
 
     @property
+    def normed_heads(self) -> float:
+        """Width of the heads that have norms, if any have."""
+        return self.q + self.kv * (2 if self.config.model.v_layernorm else 1)
+
+    @property
     def splits_norms(self) -> bool:
         """Whether the norms of q and k are over heads of several ranks."""
         return self.config.model.qk_layernorm_across_heads and self.tp.size > 1

@@ -110,17 +110,16 @@ class TileClock(Machine):
             num_bytes = (self.shape.tile_tokens + 2 * self.shape.rows(module)) * self.shape.config.model.hidden_size
             self.elementwise_s += self.shape.kernels.memory_s(num_bytes * self.shape.kernels.narrow)
 
-    def pass_heads(self, passes: int, share: float = 1.0) -> None:
-        """Count passes over the queries and keys of the tile, or over a share of their channels."""
-        shape = self.shape
-        num_bytes = passes * share * shape.tile_tokens * (shape.q + shape.kv) * shape.kernels.narrow
-        self.elementwise_s += shape.kernels.memory_s(num_bytes, passes)
+    def pass_heads(self, passes: int, width: float) -> None:
+        """Count passes over so many channels of the tile's heads."""
+        num_bytes = passes * self.shape.tile_tokens * width * self.shape.kernels.narrow
+        self.elementwise_s += self.shape.kernels.memory_s(num_bytes, passes)
 
     def rotate(self) -> None:
         """Count the rotation of queries and keys, if the model has RoPE."""
         model = self.shape.config.model
         if model.position_embedding_type == "rope":
-            self.pass_heads(2, model.rotary_dim / model.head_dim)
+            self.pass_heads(2, (self.shape.q + self.shape.kv) * model.rotary_dim / model.head_dim)
 
     def prepare_heads(self) -> None:
         """Count norms and rotation of queries and keys before attention, if the slot keeps them before their norms."""
@@ -129,10 +128,10 @@ class TileClock(Machine):
             self.rotate()
 
     def norm_heads(self) -> None:
-        """Count the norms of queries and keys.
+        """Count the norms of queries and keys, and of values if the model has them.
 
         Where tp splits their width, ranks add up squares first, and no kernel is fused (memo.parallel.split_norm)."""
-        self.pass_heads(5 if self.shape.splits_norms else 2)
+        self.pass_heads(5 if self.shape.splits_norms else 2, self.shape.normed_heads)
         self.add_up_squares()
 
     def add_up_squares(self) -> None:
@@ -249,7 +248,7 @@ def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
     if operation.normed:
         wide = clock.shape.kernels.wide // clock.shape.kernels.narrow
         backward = 3 if not clock.shape.splits_norms else 6 + 12 * wide  # its terms are in the wide dtype
-        clock.pass_heads(backward)
+        clock.pass_heads(backward, clock.shape.normed_heads)
         clock.add_up_squares()
         if not clock.shape.under_autograd:
             clock.norm_heads()
@@ -290,7 +289,7 @@ def _is_second(operation: Operation) -> bool:
 _REPLAYED = (op.Norm, op.LatentNorm, op.Trim, op.Activate, op.ActivateScored, op.ActivateExperts, op.Gate)
 """Operations that are one kernel over their values, whose outputs a backward makes again."""
 _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
-    **dict.fromkeys((*_REPLAYED, op.Add), _moves),
+    **dict.fromkeys((*_REPLAYED, op.Add, op.Scale), _moves),
     op.Expand: _expand,
     op.WholeColumn: _column,
     op.ExpertColumn: _column,
@@ -302,6 +301,7 @@ _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
 }
 _BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
     **dict.fromkeys(_REPLAYED, _replayed_backward),
+    op.Scale: lambda clock, step, operation: clock.move(*operation.reads, *operation.makes),
     op.Expand: _expand_backward,
     op.WholeColumn: _column_backward,
     op.ExpertColumn: _expert_column_backward,

@@ -25,6 +25,8 @@ from memo.spec.weights import Init, Split, Weight, is_of_adapter, one
 _WIDENING = "embedding_projection.weight"
 EXPERT_BIAS = "mlp.router.expert_bias"
 """The tensor that the router of a layer adds to scores where it chooses experts."""
+LAYER_SCALAR = "scalar"
+"""The factor on the output of a layer."""
 _Parts = tuple[tuple[str, int], ...]
 """Names of tensors, and their numbers of rows."""
 
@@ -93,6 +95,8 @@ class ModelShape:
             return custom_facts(model).weights
         q, kv, own = self.q_size, self.kv_size, "delta." if model.is_linear else ""
         qkv: _Parts = (("q", q), ("k", kv), ("v", kv))
+        if model.full_keys_as_values:
+            qkv = qkv[:2]
         if own:  # a delta net has one head of values for each of its heads
             qkv = (("delta.q", kv), ("delta.k", kv), ("delta.v", q))
         norms = {name: self._norm(name, hidden) for name in self.norms}
@@ -127,7 +131,8 @@ class ModelShape:
     def constants(self) -> tuple[Weight, ...]:
         """Tensors of a layer beside its parameters, in fp32 whatever the dtype of the parameters."""
         has_bias = self.nearest.num_experts > 0 and self.nearest.moe_router_enable_expert_bias
-        return (one(EXPERT_BIAS, self.nearest.num_experts, init="zeros"),) if has_bias else ()
+        found = [one(EXPERT_BIAS, self.nearest.num_experts, init="zeros")] * has_bias
+        return (*found, *[one(LAYER_SCALAR, 1, init="ones")] * self.nearest.layer_scalar)
 
     def _latent(self) -> Iterator[Weight]:
         """Parameters that make queries, keys and values from latents (memo.model.latent), which every rank of tp has.

@@ -60,8 +60,10 @@ def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The kind of each layer, regardless of which parameters are trained."""
     if (not model.layer_types or model.is_linear) and not model.moe_layer_freq and not model.no_rope_freq:
         return (model,) * model.num_layers
-    alike = replace(model, layer_types="", moe_layer_freq="", sliding_rotary_base=0.0, no_rope_freq="")
-    attention = {SLIDING: _rotating(alike, model.sliding_rotary_base), FULL: replace(alike, window_size=0)}
+    full = replace(model.of_full_layers, moe_layer_freq="", sliding_rotary_base=0.0, no_rope_freq="")
+    own = {name: getattr(model, name) for name in ("window_size", "num_query_groups", "kv_channels")}
+    alike = replace(full, **own, full_keys_as_values=False)
+    attention = {SLIDING: _rotating(alike, model.sliding_rotary_base), FULL: full}
     if LINEAR in model.types_of_layers:
         attention[LINEAR] = _linear(alike)
     types = [attention[name] for name in model.types_of_layers] if model.layer_types else [alike] * model.num_layers
@@ -88,6 +90,7 @@ def _linear(model: ModelConfig) -> ModelConfig:
         kv_channels=model.linear_key_head_dim,
         qk_layernorm=False,
         qk_layernorm_across_heads=False,
+        v_layernorm=False,
         attn_logit_softcapping=0.0,
         attention_sinks=False,
         attention_output_gate=True,
@@ -98,7 +101,10 @@ def _rotating(model: ModelConfig, base: float) -> ModelConfig:
     """`model` with this base of RoPE, no stretching and no scaling of queries; unchanged if the base is 0."""
     if not base:
         return model
-    return replace(model, rotary_base=base, rope_scaling_type="none", rope_llama_4_scaling_beta=0.0)
+    turned = 1.0 if model.rope_scaling_type == "proportional" else model.rotary_percent
+    return replace(
+        model, rotary_base=base, rope_scaling_type="none", rope_llama_4_scaling_beta=0.0, rotary_percent=turned
+    )
 
 
 def num_rotations(model: ModelConfig) -> int:

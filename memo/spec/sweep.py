@@ -99,15 +99,14 @@ class KeyValueLayout:
     """Sizes of the keys and values of one layer on one rank.
 
     Attributes:
-        shape: s tokens, b sequences, 2 k d: the keys of a token and then its values.
-        head_dim: d.
+        shape: s tokens, b sequences, 2 k d: the keys of a token and then its values, of the layers where these are
+            widest.
         cp: ranks over which the sequence is split.
         gathers: whether ranks of cp gather the keys and values of all tokens and move those of their own tokens.
         held: sections that are on the device at once; all, unless it `slides`.
     """
 
     shape: tuple[int, int, int]
-    head_dim: int
     sections: int
     dtype: Dtype
     sum_dtype: Dtype
@@ -152,11 +151,12 @@ def key_value_layout(config: RunConfig) -> KeyValueLayout:
     """The layout of a rank of this run; the dtype is the device's default if the configuration names none."""
     model, parallel = config.model, config.parallel
     gathers = parallel.cp > 1 and parallel.cp_comm_type == "all_gather"
-    width = 2 * model.kv_heads * model.head_dim // (parallel.tp * (1 if gathers else parallel.cp))
+    widest = max(kind.kv_heads * kind.head_dim for kind in kinds_of(model) if not kind.is_linear)
+    width = 2 * widest // (parallel.tp * (1 if gathers else parallel.cp))
     dtype = resolved_dtype(config.training, config.hardware.device)
     shape, sections = (config.data.seq_length, config.training.micro_batch_size, width), resolved_sections(config)
     held = _held_sections(config, sections)
-    return KeyValueLayout(shape, model.head_dim, sections, dtype, wide_dtype(dtype), parallel.cp, gathers, held)
+    return KeyValueLayout(shape, sections, dtype, wide_dtype(dtype), parallel.cp, gathers, held)
 
 
 def _held_sections(config: RunConfig, sections: int) -> int:

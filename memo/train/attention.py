@@ -13,6 +13,7 @@ from memo.artifacts.profile_cache import attention_table_file, read_attention_ta
 from memo.attention.delta_kernels import choose_delta
 from memo.attention.select import AttentionChoice, choose_backend
 from memo.config import RunConfig
+from memo.config.attention_kernels import LARGEST_FUSED_HEAD_DIM
 from memo.config.derived import resolved_a2a_size, ring_size
 from memo.config.layer_words import LINEAR
 from memo.errors import ArtifactError, warn
@@ -47,7 +48,8 @@ def choose_delta_nets(config: RunConfig, device: torch.device) -> AttentionChoic
 
 
 def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[AttentionCase, float]:
-    """The number of calls of each case by one layer of a rank, averaged over all layers.
+    """The number of calls of each case by one layer of a rank, averaged over all layers; layers whose heads are too
+    large for fused kernels have none.
 
     A rank's tokens attend to each other causally. On a ring of P ranks they also attend to the tokens of the other
     ranks: half of P - 1 full squares of scores (memo.parallel.context).
@@ -57,6 +59,8 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Atten
     """
     stack, calls = stack_of(config.model), Counter[AttentionCase]()
     for run in runs_of_kinds(config):
+        if run.model.head_dim > LARGEST_FUSED_HEAD_DIM:
+            continue
         share = stack.count(run.model) / len(stack)
         calls.update({case: share * count for case, count in _calls_of_kind(run, packed).items()})
     return dict(calls)

@@ -10,6 +10,7 @@ from memo.attention.delta_rule import DeltaNet
 from memo.attention.select import select_backend
 from memo.checkpoint.hugging_face.load import frozen_from, load_pretrained, pretrained_directory
 from memo.config import RunConfig
+from memo.config.attention_kernels import kernels_for
 from memo.config.derived import (
     global_batch_size,
     num_microbatches,
@@ -28,6 +29,7 @@ from memo.mesh import Mesh, Watch
 from memo.model.layer import Experts
 from memo.model.parts import ModelParts
 from memo.model.transformer import TransformerChunk
+from memo.parallel.constants import layer_scalars, scalar_segments
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.dtypes import torch_dtype
@@ -35,7 +37,7 @@ from memo.parallel.hidden import HiddenInPlan
 from memo.parallel.pipeline import PipelineStage
 from memo.parallel.router_losses import RouterLosses
 from memo.parallel.stage_messages import Wire
-from memo.parallel.units import moment_dtypes
+from memo.parallel.units import MasterSegment, moment_dtypes
 from memo.spec.layer_ops import stage_ops
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.schedule import Pipeline, pipeline_of
@@ -77,9 +79,8 @@ def build_attention(
     config: RunConfig, mesh: Mesh, device: torch.device, transients: Transients | None = None
 ) -> ContextAttention:
     """Attention of this rank for one kind of layers; if documents may be packed, `transients` mark its phases."""
-    backend = select_backend(
-        config.hardware.attention_backend, device.type, softcap=config.model.attn_logit_softcapping
-    )
+    name = kernels_for(config.hardware.attention_backend, config.model.head_dim)
+    backend = select_backend(name, device.type, softcap=config.model.attn_logit_softcapping)
     backend.merge_ = select_ops(config.hardware.kernels, torch.float32).merge_  # sums are fp32 or wider
     return ContextAttention(
         backend,
@@ -161,6 +162,18 @@ def add_router_losses(
     return losses
 
 
+def add_layer_scalars(
+    config: RunConfig, chunks: Sequence[TransformerChunk], device: torch.device
+) -> list[MasterSegment]:
+    """Give the layers their scalars; return those of all layers."""
+    scalars = layer_scalars(config.model, device)
+    if scalars is not None:
+        for chunk in chunks:
+            for layer, index in zip(chunk.layers, chunk.layer_indices, strict=True):
+                layer.scalar = scalars[index]
+    return scalar_segments(scalars)
+
+
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
     """Apply each axis of parallelism from outside the model; the comments give the reason for the order."""
     memory = config.memory
@@ -173,7 +186,10 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     placement = placement_of(config, mesh.grid.world_size)
     data_parallel = _shard(config, mesh, dtype, device, chunks, placement, host)
     router_losses = add_router_losses(config, mesh, chunks, device)
-    data_parallel.constants = [] if router_losses is None else router_losses.bias_segments()
+    data_parallel.constants = [
+        *([] if router_losses is None else router_losses.bias_segments()),
+        *add_layer_scalars(config, chunks, device),
+    ]
     pretrained = pretrained_directory(config)
     if pretrained is None:
         data_parallel.initialize(config.training.seed)

@@ -101,7 +101,7 @@ def test_layers_with_a_window_rotate_by_the_base_of_all_and_are_not_stretched() 
     may not differ."""
     model = model_of(OLMO_3_7B, "x")
     sliding, full = kinds_of(model)
-    assert (sliding.rotation, full.rotation) == ((5e5, "none"), (5e5, "yarn"))
+    assert (sliding.rotation, full.rotation) == ((5e5, "none", 128), (5e5, "yarn", 128))
     written = write_config(replace(model, rotary_base=3e6, sliding_rotary_base=2e6), 65536, None).content
     newer = {key: value for key, value in written.items() if key not in ("rope_scaling", "rope_theta")}
     for content in (written, newer):
@@ -157,7 +157,7 @@ def test_layers_with_a_window_may_rotate_in_their_own_way() -> None:
     model = model_of({**GEMMA_3_1B, "rope_parameters": _FULL_AND_SLIDING}, "x")
     assert (model.rotary_base, model.rope_scaling_type, model.sliding_rotary_base) == (5e5, "linear", 3e3)
     sliding, full = kinds_of(model)
-    assert (sliding.rotation, full.rotation) == ((3e3, "none"), (5e5, "linear"))
+    assert (sliding.rotation, full.rotation) == ((3e3, "none", 256), (5e5, "linear", 256))
     older = {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 3e3}
     assert model_of({**GEMMA_3_1B, **older}, "x") == model == model_of(write_config(model, 32768, None).content, "x")
     alike = {kind: model_of({**GEMMA_3_1B, **older, "layer_types": [kind] * 26}, "x") for kind in _FULL_AND_SLIDING}
@@ -231,6 +231,9 @@ def test_layers_with_and_without_the_window_are_read_and_written(given: dict[str
         write_config(replace(model_of(GPT2, "x"), window_size=9, layer_types="full,sliding"), 1024, None)
 
 
+_FILLED_IN = ("num_key_value_heads", "num_global_key_value_heads", "head_dim", "max_position_embeddings")
+
+
 @pytest.mark.parametrize("model_type", [*ALONE, *COUNTED])
 def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -246,7 +249,10 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
         if name in ("rope_theta", "partial_rotary_factor"):
             of_full = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
             assert value == of_full.get(name, 1.0)  # a family without the share rotates all
-        elif name in ("num_key_value_heads", "head_dim", "max_position_embeddings") and value is None:
+        elif "global_head_dim" in family.defaults and name.endswith("head_dim"):
+            of_kind = "full" if name == "global_head_dim" else "sliding"
+            assert theirs.per_layer_config[f"{of_kind}_attention"].head_dim == value
+        elif name in _FILLED_IN and value is None:
             pass  # filled in from the other sizes, or needed for training alone, where it must be in the file
         else:
             assert getattr(theirs, name) == value, name

@@ -21,6 +21,7 @@ from hugging_face import (
     Wide,
     deepseek_sources,
     gemma3_sources,
+    gemma4_sources,
     glm4_moe_sources,
     gpt2_sources,
     gpt_oss_sources,
@@ -242,6 +243,31 @@ _GEMMA_OURS = replace(
     window_size=5,
     layer_types="sliding,full",
 )
+_GEMMA4_THEIRS: dict[str, Any] = {
+    **_GEMMA_THEIRS,
+    "global_head_dim": 24,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 1.5,
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 100.0, "rope_type": "proportional", "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_theta": 30.0, "rope_type": "default"},
+    },
+}
+del _GEMMA4_THEIRS["rope_theta"], _GEMMA4_THEIRS["query_pre_attn_scalar"]
+_GEMMA4_OURS = replace(
+    _GEMMA_OURS,
+    apply_layernorm_1p=False,
+    rope_scaling_type="proportional",
+    rotary_percent=0.5,
+    sliding_rotary_base=30.0,
+    qk_layernorm=True,
+    v_layernorm=True,
+    full_kv_channels=24,
+    query_pre_attn_scalar=1,
+    final_logit_softcapping=1.5,
+    layer_scalar=True,
+)
 FAMILIES = {
     "llama": _llama(),
     "llama-linear": _llama(rope_scaling_type="linear"),
@@ -438,6 +464,20 @@ FAMILIES = {
         ),
         gemma3_sources,
     ),
+    "gemma4_text": Family(
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        _GEMMA4_THEIRS | {"hidden_size_per_layer_input": 0},
+        replace(_GEMMA4_OURS, full_num_query_groups=1, full_keys_as_values=True),
+        gemma4_sources,
+    ),
+    "gemma4_unified_text": Family(
+        "Gemma4UnifiedTextConfig",
+        "Gemma4UnifiedForCausalLM",
+        _GEMMA4_THEIRS | {"attention_k_eq_v": False},
+        _GEMMA4_OURS,
+        gemma4_sources,
+    ),
     "olmo3": Family(
         "Olmo3Config",
         "Olmo3ForCausalLM",
@@ -585,14 +625,16 @@ def build_theirs(family: Family, dtype: torch.dtype, attention: str) -> Any:
             noise = 0.2 * torch.randn(parameter.shape, generator=generator)
             is_norm_weight = parameter.ndim == 1 and name.endswith("weight")
             parameter.copy_(noise + 1.0 if is_norm_weight else noise)
-        for _, bias in biases_of_choice(model):
-            bias.copy_(0.05 * torch.randn(bias.shape, generator=generator))
+        for name, buffer in constants(model):
+            is_factor = name.endswith("layer_scalar")
+            buffer.copy_(is_factor + (0.2 if is_factor else 0.05) * torch.randn(buffer.shape, generator=generator))
     return model
 
 
-def biases_of_choice(model: Any) -> list[tuple[str, Tensor]]:
-    """Buffers by which experts are chosen."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+def constants(model: Any) -> list[tuple[str, Tensor]]:
+    """Buffers with which files are written: biases by which experts are chosen, and factors on layers' outputs."""
+    ends = ("e_score_correction_bias", "layer_scalar")
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(ends)]
 
 
 ROUTER_LOSSES = {"moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0.02}
@@ -642,10 +684,10 @@ def run_theirs(
     (loss + of_routers).backward()
     parameters = dict(model.named_parameters())
     sources = family.sources(family.ours)
-    biases = dict(biases_of_choice(model))
-    of_parameters = {name: source for name, source in sources.items() if source.name not in biases}
+    others = dict(constants(model))
+    of_parameters = {name: source for name, source in sources.items() if source.name not in others}
     gradients = to_global({name: p.grad for name, p in parameters.items()}, of_parameters)
-    weights = to_global({name: p.detach() for name, p in (parameters | biases).items()}, sources)
+    weights = to_global({name: p.detach() for name, p in (parameters | others).items()}, sources)
     assert sum(weights[name].numel() for name in of_parameters) == sum(p.numel() for p in parameters.values())
     return Result(logits.detach(), losses.detach(), loss.detach(), gradients), weights
 

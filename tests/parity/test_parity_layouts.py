@@ -34,7 +34,7 @@ LAYOUT: dict[str, Any] = {"tp": 2, "pp": 2}
 RANKS = 4
 GROUPS = {
     "here": ["llama", "qwen3", "gpt2", "olmo3"],
-    "in full": ["gemma2", "gemma3_text", "llama3", "ministral", "qwen2", "smollm3", "starcoder2"],
+    "in full": ["gemma2", "gemma3_text", "gemma4_text", "llama3", "ministral", "qwen2", "smollm3", "starcoder2"],
 }
 """Other mathematics each, and what differs from these in settings; test_parity_hugging_face has all in one process."""
 FAMILIES = [

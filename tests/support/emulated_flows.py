@@ -60,6 +60,7 @@ SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles"
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
 GEMMA: dict[str, Any] = {"model": "gemma-3-tiny"}
+GEMMA_4: dict[str, Any] = {"model": "gemma-4-tiny", "window_size": 11, "lr": 1e-4, "query_pre_attn_scalar": 24}
 CAPS: dict[str, Any] = {"model": "gemma-2-tiny", "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3}
 CAPS |= {"attention_backend": "torch", "lr": 1e-4}
 DELTA_NETS: dict[str, Any] = {"model": "qwen3.5-tiny"}
@@ -403,6 +404,8 @@ FLOWS: dict[str, Flow] = {
     ),
     "caps": Flow("caps", CAPS),
     "caps, alpha 1, planned": Flow("caps, on tiles", {**CAPS, "offload_alpha": 1.0, **PLANNED}),
+    "heads by layer, alpha 1": Flow("heads by layer", {**GEMMA_4, "offload_alpha": 1.0}),
+    "heads by layer, swept": Flow("heads by layer, swept", {**GEMMA_4, **SWEPT, "offload_alpha": 0.0}),
     "caps, swept": Flow("caps, swept", {**CAPS, **SWEPT, "offload_alpha": 0.0}),
     "norms across heads": Flow("norms across heads", ACROSS_HEADS),
     "norms across heads, alpha 1, planned": Flow(

@@ -131,6 +131,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"query_pre_attn_scalar": 24, "rope_local_base_freq": 30.0, "rope_theta": 500.0}
         | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
+    "gemma4_text": (
+        "Gemma4TextConfig",
+        {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+        | {"global_head_dim": 24, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
+        | {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 5.0},
+    ),
+    "gemma4_unified_text": (
+        "Gemma4UnifiedTextConfig",
+        {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "olmo3": (
         "Olmo3Config",
         {**_SIZES, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
@@ -191,6 +201,8 @@ def make_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
                 model.get_submodule(key.rpartition(".")[0]).e_score_correction_bias = 0.05 * torch.randn(
                     buffer.shape, generator=generator
                 )
+            if key.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.2 * torch.randn(buffer.shape, generator=generator))
     return model
 
 

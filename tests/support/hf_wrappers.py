@@ -29,6 +29,11 @@ WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_vl": ("Qwen3VL", "qwen3_vl_text", _QWEN3_VL),
     "qwen3_vl_moe": ("Qwen3VLMoe", "qwen3_vl_moe_text", _QWEN3_VL),
     "gemma3": ("Gemma3", "gemma3_text", {**_TOWER, **_PATCHES}),
+    "gemma4": ("Gemma4", "gemma4_text", {**_TOWER, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 8}),
+    "gemma4_unified": (
+        *("Gemma4Unified", "gemma4_unified_text"),
+        {"patch_size": 8, "mm_embed_dim": 16, "mm_posemb_size": 16, "output_proj_dims": 32},
+    ),
     "mistral3": ("Mistral3", "mistral", _PIXTRAL),
     "mistral3-4": ("Mistral3", "mistral4", _PIXTRAL),
 }
@@ -48,7 +53,7 @@ def make_wrapper(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
     prefix, text, tower = WRAPPED[name]
     fields = {**_TEXTS[text], "model_type": text, "max_position_embeddings": 4096}
-    tied = bool(fields.get("tie_word_embeddings", text == "gemma3_text"))
+    tied = bool(fields.get("tie_word_embeddings", text.startswith("gemma")))
     config = getattr(transformers, f"{prefix}Config")(text_config=fields, vision_config=tower, tie_word_embeddings=tied)
     model = wrapper_class(name)(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(13)

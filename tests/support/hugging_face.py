@@ -247,6 +247,16 @@ def gemma3_sources(model: ModelConfig) -> Sources:
     return found
 
 
+def gemma4_sources(model: ModelConfig) -> Sources:
+    """As Gemma 3's, with a factor on each layer's output; full layers may have no matrix of values."""
+    found = gemma3_sources(model)
+    for layer, kind in enumerate(model.types_of_layers):
+        found[f"layers.{layer}.scalar"] = Source(f"model.layers.{layer}.layer_scalar")
+        if kind == "full" and model.full_keys_as_values:
+            del found[f"layers.{layer}.attention.v.weight"]
+    return found
+
+
 def phi3_sources(model: ModelConfig) -> Sources:
     """q, k and v in one matrix, gate and up in another."""
     found, size = llama_sources(model), model.head_dim

@@ -36,6 +36,8 @@ class LayerSizes(NamedTuple):
         ffn: width of the activation, over all experts of a token.
         activation_terms: number of further values of this width that the kernels of the activation make.
         qk_norm, qk_across: whether each head of q and k is normed, or all heads of each together.
+        v_norm: whether each head of v is normed.
+        keys_as_values: whether keys before norm and RoPE are the values, which no matrix makes.
         experts, top_k: experts of a layer, and of each token; without experts one MLP computes all tokens.
         matrices: {path of the module: (outputs, inputs)} of each matrix, those of adapters included.
         frozen: modules whose matrices are not trained.
@@ -77,6 +79,8 @@ class LayerSizes(NamedTuple):
     norms_from_zero: bool
     qk_norm: bool
     qk_across: bool
+    v_norm: bool
+    keys_as_values: bool
     linear_bias: bool
     rotary_dim: int
     scales_queries: bool
@@ -184,6 +188,8 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         norms_from_zero=model.apply_layernorm_1p,
         qk_norm=model.qk_layernorm and not model.custom_layer,
         qk_across=model.qk_layernorm_across_heads,
+        v_norm=model.v_layernorm,
+        keys_as_values=model.full_keys_as_values,
         linear_bias=model.add_bias_linear,
         rotary_dim=model.rotary_dim if model.position_embedding_type == "rope" else 0,
         scales_queries=model.rope_llama_4_scaling_beta > 0,

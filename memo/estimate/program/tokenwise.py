@@ -77,18 +77,19 @@ def norm_backward(ledger: Ledger, sizes: LayerSizes, saved: Normed) -> Block:
 
 @dataclass
 class Heads:
-    """Normed q and k; None if q and k are views of qkv, as v always is."""
+    """Normed q, k and v; None if they are views of qkv."""
 
     q: Normed | None = None
     k: Normed | None = None
+    v: Normed | None = None
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        return tuple(norm.out for norm in (self.q, self.k) if norm is not None)
+        return tuple(norm.out for norm in (self.q, self.k, self.v) if norm is not None)
 
 
 def heads_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) -> Heads:
-    """Return the normed q and k, if the model norms them."""
+    """Return the normed q and k, if the model norms them, and v likewise."""
     if not sizes.qk_norm:
         return Heads()
     if sizes.qk_across and sizes.tp > 1:
@@ -97,7 +98,14 @@ def heads_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) -
     if sizes.qk_across:
         (rows, of_k), widths = (1, 1), (sizes.q, sizes.kv)
     q = norm_forward(ledger, sizes, "normed q", tokens * rows, widths[0], graph)
-    return Heads(q, norm_forward(ledger, sizes, "normed k", tokens * of_k, widths[1], graph))
+    k = norm_forward(ledger, sizes, "normed k", tokens * of_k, widths[1], graph)
+    if not sizes.v_norm:
+        return Heads(q, k)
+    v = norm_forward(ledger, sizes, "normed v", tokens * sizes.kv_heads, sizes.head_dim, graph)
+    ones = ledger.make("ones", sizes.head_dim * sizes.narrow)
+    if not graph:
+        ledger.free(ones)
+    return Heads(q, k, Normed(v.rows, v.width, v.out, (*v.kept, ones)) if graph else v)
 
 
 def _split_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) -> Heads:
@@ -129,14 +137,17 @@ def heads_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, heads: Heads)
     if sizes.qk_norm and sizes.qk_across and sizes.tp > 1:
         grads = _split_backward(ledger, sizes, tokens, heads)
     else:
-        grads = []
+        grads = [] if heads.v is None else [norm_backward(ledger, sizes, heads.v)]
         for norm in (heads.k, heads.q):
             if norm is not None:
                 grads += [
                     norm_backward(ledger, sizes, norm),
                     ledger.make("norm weight gradient", norm.width * sizes.narrow),
                 ]
-    whole = ledger.make("qkv gradient", tokens * sizes.qkv * sizes.narrow)
+            if sizes.keys_as_values and norm is heads.k:  # both gradients are added up
+                ledger.free(grads.pop(0))
+    width = sizes.qkv - (sizes.kv if sizes.keys_as_values else 0)
+    whole = ledger.make("qkv gradient", tokens * width * sizes.narrow)
     ledger.free(*grads)
     return whole
 
