@@ -191,7 +191,7 @@ def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, 
     known = FAMILIES[family]
     keys = ConfigKeys(content, known, source)
     model, biases = _read(keys)
-    if known.has_delta_nets:
+    if known.has_delta_nets or known.keys_as_values:
         model = replace(model, **_layers(keys, model.num_layers))
     own = {"qkv_bias": biases.qkv, "projection_bias": biases.projection, "mlp_bias": biases.mlp}
     return model, {**own, **keys.family.beyond(keys, model)}

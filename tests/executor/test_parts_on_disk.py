@@ -27,7 +27,6 @@ from memo.spec.sweep import KeyValueLayout
 SECTIONS = 5
 LAYOUT = KeyValueLayout(
     (2 * SECTIONS, 1, 4),
-    head_dim=2,
     sections=SECTIONS,
     dtype="fp32",
     sum_dtype="fp32",

@@ -15,7 +15,7 @@ from torch import Tensor
 from memo.attention.delta_rule import DeltaNet
 from memo.errors import MemoError
 from memo.executor.hidden_states import HiddenOnHost
-from memo.executor.key_values import KeyValues, KeyValueSwapper
+from memo.executor.key_values import Heads, KeyValues, KeyValueSwapper
 from memo.executor.section_stream import SectionStream
 from memo.executor.swapper import Swapper
 from memo.executor.sweep import SweptLayer
@@ -78,9 +78,9 @@ def ends_forward_early(right: Callable[..., Any], keys: KeyValueSwapper, kind: s
         right(keys, kind, layer, section)
 
 
-def adds_to_a_copy(right: Callable[..., Any], keys: KeyValues, row: int) -> Tensor:
+def adds_to_a_copy(right: Callable[..., Any], keys: KeyValues, row: int, heads: Heads) -> Tensor:
     """What a tile gives to the gradients of keys and values before it is lost."""
-    sums: Tensor = right(keys, row)
+    sums: Tensor = right(keys, row, heads)
     return sums.clone()
 
 
