@@ -74,12 +74,16 @@ def main(argv: Sequence[str]) -> None:
         return
     config = with_simulated_axes(config)
     check_ranks(config, "memo profile", argv)
-    from memo.train.profile import TraceOptions, profile_run
+    from memo.train.profile import profile_run
 
-    recording = None
-    if options.trace_out is not None:
-        recording = TraceOptions(options.trace_out, options.managed_memory, options.oversubscribe)
-    profile_run(config, options.out, recording, options.attention)
+    profile_run(
+        config,
+        options.out,
+        options.trace_out,
+        is_managed=options.managed_memory,
+        oversubscribes=options.oversubscribe,
+        attention=options.attention,
+    )
 
 
 def _trace_on_paper(config: RunConfig, options: _Options, num_gpus: int) -> None:

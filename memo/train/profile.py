@@ -1,7 +1,7 @@
 """`memo profile` on the ranks of a run: it measures one layer alone, and makes the swap plan from the profile."""
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -34,44 +34,36 @@ from memo.train.watchdog import Watchdog
 from memo_kernels import select_ops
 
 
-@dataclass(frozen=True)
-class TraceOptions:
-    """Settings for recording the memory requests of one step.
-
-    Attributes:
-        out: file for the requests of rank 0 (schema "memory_trace").
-        is_managed: whether CUDA's managed memory serves the step while it is recorded.
-        oversubscribes: whether the step may then request more than the device has free.
-    """
-
-    out: str
-    is_managed: bool = False
-    oversubscribes: bool = False
-
-
 def profile_run(
-    config: RunConfig, out: str | None, recording: TraceOptions | None = None, attention: bool = False
+    config: RunConfig,
+    out: str | None,
+    trace_out: str | None = None,
+    *,
+    is_managed: bool = False,
+    oversubscribes: bool = False,
+    attention: bool = False,
 ) -> None:
     """Measure one layer on every rank of the run that `config` describes; rank 0 writes and prints.
 
     Args:
         out: file for the profile (schema "layer_profile"); None: only the cache keeps it.
-        recording: how to record the memory requests of one step; None: do not record them.
+        trace_out: file for the memory requests of one step of rank 0 (schema "memory_trace"); None: not recorded.
+        is_managed: whether CUDA's managed memory serves the step while it is recorded.
+        oversubscribes: whether the step may then request more than the device has free.
         attention: whether to measure attention kernels first, and to choose --attention-backend by the times.
 
     Raises the errors of training for a run that cannot start, PlanError and HostMemoryError if there is no plan,
     AllocatorError if requests cannot be recorded, and ConfigError for managed memory without CUDA.
     """
     check_writable("--out", out, is_directory=False)
-    if recording is not None:
-        check_writable("--trace-out", recording.out, is_directory=False)
-    if recording is None and config.memory.memory_planner is None:  # no step runs that could be planned
+    check_writable("--trace-out", trace_out, is_directory=False)
+    if trace_out is None and config.memory.memory_planner is None:  # no step runs that could be planned
         config = config.override({"memory_planner": "off"})
     # Managed memory counts and refuses requests one by one, so no estimate needs to refuse the run before.
     with refusals_are_heard(config.parallel):
-        prepared = prepare(config, must_fit=recording is None or not recording.is_managed)
+        prepared = prepare(config, must_fit=not is_managed)
     wanted, config, device = config.hardware.attention_backend, prepared.config, local_device(prepared.device_type)
-    if recording is not None and recording.is_managed and device.type != "cuda":
+    if is_managed and device.type != "cuda":
         raise ConfigError(
             f"--managed-memory is memory of CUDA, but the run is on --device {device.type}: leave it out, which "
             "records the same requests here"
@@ -86,8 +78,8 @@ def profile_run(
             if attention:
                 config = _with_measured_attention(config, wanted, mesh, device)
             _profile(config, mesh, device, out)
-            if recording is not None:
-                _record(prepared, mesh, device, recording)
+            if trace_out is not None:
+                _record(prepared, mesh, device, trace_out, is_managed, oversubscribes)
     finally:
         shutdown()
         watchdog.close()
@@ -125,7 +117,9 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
     _show(mesh, f"\nplan for {chosen.describe()}")
 
 
-def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: TraceOptions) -> None:
+def _record(
+    prepared: Prepared, mesh: Mesh, device: torch.device, out: str, is_managed: bool, oversubscribes: bool
+) -> None:
     """Record the memory requests that training records before its first step, but do not reserve planned memory."""
     config = prepared.config.override({"memory_planner": "auto"})
     parts = build(config, mesh, prepared.dtype, device)
@@ -135,15 +129,15 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Tra
     recorded = batches_to_record(config, batches, transients.on_cuda)
     with contextlib.ExitStack() as stack:
         stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, even with managed memory
-        if recording.is_managed:
-            stack.enter_context(transients.managed_memory(recording.oversubscribes))
+        if is_managed:
+            stack.enter_context(transients.managed_memory(oversubscribes))
         run = describe_run(config, mesh.grid.world_size, mesh.at.pp)
         transients.foresee([partial(parts.train_step, batches, lr=0.0) for batches in recorded], run)
     if transients.planned is None:
-        raise AllocatorError(f"--trace-out {recording.out}: nothing was recorded: {transients.reason}")
+        raise AllocatorError(f"--trace-out {out}: nothing was recorded: {transients.reason}")
     if mesh.is_main_rank:
-        transients.planned.trace.save(recording.out)
-    traced = f"\nmemory that a step allocates on this rank, traced to {recording.out}:"
+        transients.planned.trace.save(out)
+    traced = f"\nmemory that a step allocates on this rank, traced to {out}:"
     _show(mesh, f"{traced}\n{transients.describe()}")
 
 

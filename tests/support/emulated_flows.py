@@ -32,7 +32,7 @@ from memo.errors import OutOfMemory
 from memo.parallel import context_sweep
 from memo.parallel.context import ContextAttention
 from memo.train.metrics import StepRecord
-from memo.train.profile import TraceOptions, profile_run
+from memo.train.profile import profile_run
 
 STEPS = 3
 SEQ_LENGTH = 64
@@ -231,12 +231,12 @@ def profiled(**options: Any) -> Numbers:
         out, trace, cache = (Path(folder) / name for name in ("profile.json", "trace.json", "cache"))
         config = dataclasses.replace(RunConfig(), model=preset("llama-tiny")).override(options)
         # A planned allocator stays in its process, and tests on CPUs share theirs.
-        recording = TraceOptions(str(trace)) if config.hardware.device == "cuda" else None
-        profile_run(config.override({"profile_cache": str(cache)}), str(out), recording, attention=True)
+        trace_out = str(trace) if config.hardware.device == "cuda" else None
+        profile_run(config.override({"profile_cache": str(cache)}), str(out), trace_out, attention=True)
         assert LayerProfile.load(out).backward_s > 0
         for row in AttentionTable.load(next(cache.glob("attention-*.json"))).rows:
             assert set(row.seconds) in ({"cpu"}, {"flash", "cudnn"}), row
-        if recording is not None:
+        if trace_out is not None:
             requests = [event for phase in Trace.load(trace).phases for event in phase.events]
             assert any(isinstance(event, Malloc) for event in requests), "no request was recorded"
         return train(layer_profile=str(out), **options)
