@@ -1,6 +1,5 @@
 """Corpora, tokenizers, samples and their order. Pure numpy: `memo data ...` must start without torch."""
 
-from memo.data.batch import Batch, collate
 from memo.data.blended import BlendedDataset
 from memo.data.chat import build_chat
 from memo.data.checked import checked_sample
@@ -21,7 +20,6 @@ from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tok
 
 __all__ = [
     "BPETokenizer",
-    "Batch",
     "BlendedDataset",
     "BuildSummary",
     "ByteTokenizer",
@@ -44,7 +42,6 @@ __all__ = [
     "build_demo",
     "build_pairs",
     "checked_sample",
-    "collate",
     "load_corpus_tokenizer",
     "load_tokenizer",
     "open_corpora",

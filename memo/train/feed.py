@@ -1,12 +1,16 @@
 """Makes microbatches of this data-parallel rank's samples, with this context-parallel rank's tokens."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from memo.config import RunConfig
-from memo.data import Batch, GlobalBatchSampler, SampleDataset, checked_sample, collate
+from memo.data import GlobalBatchSampler, Sample, SampleDataset, checked_sample
 from memo.mesh import Mesh
+from memo.model.parts import Documents
 from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_reduce
 from memo.parallel.zigzag import token_indices
@@ -51,13 +55,12 @@ class Feed:
         """
         groups = self.own_samples()
         self.sampler.advance()
-        batches = [
-            collate([checked_sample(self.dataset, index, self.vocab_size) for index in group]) for group in groups
-        ]
-        microbatches = [self._microbatch(batch) for batch in batches]
+        batches = [[checked_sample(self.dataset, index, self.vocab_size) for index in group] for group in groups]
+        microbatches = [self._microbatch(samples) for samples in batches]
         if per_token:
             return microbatches
-        counted = torch.tensor(sum(float(b.loss_mask.sum()) for b in batches), dtype=torch.float64)
+        counts = (float(sample.loss_mask.sum()) for samples in batches for sample in samples)
+        counted = torch.tensor(sum(counts), dtype=torch.float64)
         # At least 1, so that a global batch without unmasked labels does not divide by zero. The sum stays on the
         # device, so that the host need not wait for it.
         total = all_reduce(self._on_device(counted), self.mesh.dp).clamp_(min=1.0)
@@ -76,20 +79,23 @@ class Feed:
         """[b, s] of the whole sequence -> this rank's tokens [s / cp, b] in the order of its shards (tp ranks)."""
         return self._own(rows, self.shard_order)
 
-    def _microbatch(self, batch: Batch) -> Microbatch:
+    def _microbatch(self, samples: Sequence[Sample]) -> Microbatch:
         """Return one microbatch on the device, whose loss weight is the loss mask."""
-        tokens, labels, of_tokens = (
-            torch.from_numpy(rows.astype(np.int32)) for rows in (batch.tokens, batch.labels, batch.positions)
-        )
-        positions = self._own(of_tokens, self.shard_order)
+
+        def rows(name: str, dtype: DTypeLike = np.int32) -> Tensor:
+            """[b, s]"""
+            return torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]).astype(dtype))
+
+        of_tokens = rows("positions")
+        positions = self.in_shard_order(of_tokens)
         one_order = self.shard_order is self.attention_order
         return Microbatch(
-            tokens=self._own(tokens, self.shard_order),
-            labels=self._own(labels, self.shard_order),
+            tokens=self.in_shard_order(rows("tokens")),
+            labels=self.in_shard_order(rows("labels")),
             positions=positions,
-            loss_weight=self._own(torch.from_numpy(batch.loss_mask).double(), self.shard_order),
+            loss_weight=self.in_shard_order(rows("loss_mask", np.float64)),
             attention_positions=positions if one_order else self._own(of_tokens, self.attention_order),
-            documents=batch.cu_seqlens,
+            documents=documents_of(samples),
         )
 
     def _own(self, rows: Tensor, order: Tensor) -> Tensor:
@@ -102,3 +108,10 @@ class Feed:
         torch does not reuse a pinned block before the copies from it have ended.
         """
         return (x.pin_memory() if self.device.type == "cuda" else x).to(self.device, non_blocking=True)
+
+
+def documents_of(samples: Sequence[Sample]) -> Documents:
+    """Document boundaries of each sample, from 0 to s. None if every sample is one document: attention then takes its
+    fastest path, one causal block for each row."""
+    found = tuple(tuple(sample.cu_seqlens.tolist()) for sample in samples)
+    return None if all(len(boundaries) == 2 for boundaries in found) else found

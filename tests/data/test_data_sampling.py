@@ -1,13 +1,18 @@
-"""Mock data, the global batch sampler and collation."""
+"""Mock data, the global batch sampler and microbatches."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from memo.data.batch import collate
+from memo.config import RunConfig
+from memo.config.grid import RankGrid
 from memo.data.mock import MockDataset
 from memo.data.sample import Sample, cut_sample
 from memo.data.sampler import GlobalBatchSampler
 from memo.errors import CheckpointError
+from memo.train.feed import Feed, documents_of
 
 
 def global_batch(sampler: GlobalBatchSampler, dp_size: int, micro_batch_size: int) -> list[int]:
@@ -107,27 +112,28 @@ def test_document_that_ends_with_the_sample_masks_its_last_label() -> None:
     assert sample.cu_seqlens.tolist() == [0, 4]
 
 
-def test_collate_stacks_rows() -> None:
-    dataset = MockDataset(100, 32, seed=0, mean_document_length=8)
+def test_a_microbatch_stacks_samples() -> None:
+    dataset, mesh = MockDataset(100, 32, seed=0, mean_document_length=8), SimpleNamespace(grid=RankGrid(1, 1, 1, 1))
+    mesh.at, config = mesh.grid.coordinates(0), RunConfig().override({"mbs": 3, "vocab_size": 100})
+    feed = Feed(dataset, GlobalBatchSampler(3, seed=0), mesh, config, torch.device("cpu"))  # type: ignore[arg-type]
     samples = [dataset.sample(index) for index in range(3)]
-    batch = collate(samples)
-    for name, dtype in (
-        ("tokens", "int64"),
-        ("labels", "int64"),
-        ("loss_mask", "float32"),
-        ("positions", "int64"),
+    (batch,) = feed.next_global_batch(per_token=True)
+    for name, dtype, of_sample in (
+        ("tokens", torch.int32, "tokens"),
+        ("labels", torch.int32, "labels"),
+        ("loss_weight", torch.float64, "loss_mask"),
+        ("positions", torch.int32, "positions"),
     ):
-        array = getattr(batch, name)
-        assert (array.shape, array.dtype.name) == ((3, 32), dtype)
-        for row, sample in zip(array, samples, strict=True):
-            assert np.array_equal(row, getattr(sample, name))
-    assert batch.cu_seqlens == tuple(tuple(sample.cu_seqlens.tolist()) for sample in samples)
-    assert batch.cu_seqlens is not None
-    assert all(type(boundary) is int for row in batch.cu_seqlens for boundary in row)
+        columns = getattr(batch, name)
+        assert (columns.shape, columns.dtype) == ((32, 3), dtype)
+        for column, sample in zip(columns.unbind(1), samples, strict=True):
+            assert np.array_equal(column.numpy(), getattr(sample, of_sample))
+    assert batch.documents == tuple(tuple(sample.cu_seqlens.tolist()) for sample in samples)
+    assert all(type(boundary) is int for row in batch.documents or () for boundary in row)
 
 
-def test_collate_without_inner_boundaries() -> None:
+def test_samples_without_inner_boundaries() -> None:
     """None only if it holds for every row."""
     whole, split = cut_sample(np.arange(5), np.array([], dtype=int)), cut_sample(np.arange(5), np.array([2]))
-    assert collate([whole, whole]).cu_seqlens is None
-    assert collate([whole, split]).cu_seqlens == ((0, 4), (0, 2, 4))
+    assert documents_of([whole, whole]) is None
+    assert documents_of([whole, split]) == ((0, 4), (0, 2, 4))
