@@ -8,7 +8,6 @@ qkv). Rectangles have global offsets, so a checkpoint of one layout can be loade
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +36,11 @@ class Part:
     def of(offset: Sequence[int], values: Tensor) -> "Part":
         return Part(tuple(offset), tuple(values.shape), lambda: values)
 
+    @property
+    def place(self) -> tuple[slice, ...]:
+        """The slices of the whole tensor that are this part."""
+        return tuple(slice(start, start + length) for start, length in zip(self.offset, self.shape, strict=True))
+
 
 @dataclass(frozen=True)
 class GlobalTensor:
@@ -44,7 +48,7 @@ class GlobalTensor:
 
     shape: Shape
     dtype: torch.dtype
-    parts: Sequence[Part]
+    parts: list[Part]
 
     @staticmethod
     def whole(values: Tensor) -> "GlobalTensor":
@@ -79,12 +83,9 @@ def rectangles(shape: Sequence[int], start: int, stop: int) -> list[Rectangle]:
     return found
 
 
-def global_chunks(segment: Segment, shard: Shard, values: Tensor) -> dict[str, tuple[tuple[int, ...], list[Any]]]:
-    """Cut the 1-D `values` of a segment into rectangles of global tensors.
-
-    Returns, by global name: (global shape, [(offset in the global tensor, view of values)]).
-    """
-    found: dict[str, tuple[tuple[int, ...], list[Any]]] = {}
+def global_chunks(segment: Segment, shard: Shard, values: Tensor) -> dict[str, GlobalTensor]:
+    """Cut the 1-D `values` of a segment into views that are rectangles of global tensors; returns these by name."""
+    found: dict[str, GlobalTensor] = {}
     consumed = 0
     for offset, shape in rectangles(segment.range.shape, segment.start, segment.stop):
         count = math.prod(shape)
@@ -93,9 +94,9 @@ def global_chunks(segment: Segment, shard: Shard, values: Tensor) -> dict[str, t
         for piece in shard.pieces:
             if common := overlap((offset, shape), (piece.local_offset, piece.shape)):
                 low, high = common
-                at = tuple(g + a - start for g, a, start in zip(piece.offset, low, piece.local_offset, strict=True))
-                part = local[slices(low, high, offset)]
-                found.setdefault(piece.name, (piece.global_shape, []))[1].append((at, part))
+                at = [g + a - start for g, a, start in zip(piece.offset, low, piece.local_offset, strict=True)]
+                whole = found.setdefault(piece.name, GlobalTensor(piece.global_shape, values.dtype, []))
+                whole.parts.append(Part.of(at, local[slices(low, high, offset)]))
     return found
 
 

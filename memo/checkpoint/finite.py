@@ -40,8 +40,8 @@ def _first_not_finite(segments: Sequence[SegmentState]) -> str | None:
             if not is_finite:
                 names = [
                     name
-                    for name, (_, parts) in global_chunks(owner.segment, owner.shard, values).items()
-                    if not all(part.isfinite().all() for _, part in parts)
+                    for name, tensor in global_chunks(owner.segment, owner.shard, values).items()
+                    if not all(part.values().isfinite().all() for part in tensor.parts)
                 ]
                 return f"{kind}/{(names or [owner.segment.range.name])[0]}"
     return None

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from memo.artifacts.checksum import checksum_of
 from memo.artifacts.reading import read_bytes
 from memo.artifacts.regular_file import replace_file
-from memo.checkpoint.chunks import GlobalTensor, Part, global_chunks
+from memo.checkpoint.chunks import GlobalTensor, global_chunks
 from memo.checkpoint.directory import check_names, newest_but, partial, prepare, publish, resolve_checkpoint
 from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
 from memo.checkpoint.index import MAX_BYTES as MAX_INDEX_BYTES
@@ -211,12 +211,10 @@ def _state_dict(segments: Sequence[SegmentState]) -> dict[str, GlobalTensor]:
     found: dict[str, GlobalTensor] = {}
     for owner, kinds in segments:
         for kind, values in kinds.items():
-            for name, (shape, chunks) in global_chunks(owner.segment, owner.shard, values).items():
-                parts = [Part.of(offset, part) for offset, part in chunks]
-                known = found.get(f"{kind}/{name}")
-                if known is not None:
-                    parts = [*known.parts, *parts]
-                found[f"{kind}/{name}"] = GlobalTensor(shape, values.dtype, parts)
+            for name, tensor in global_chunks(owner.segment, owner.shard, values).items():
+                known = found.setdefault(f"{kind}/{name}", tensor)
+                if known is not tensor:
+                    known.parts.extend(tensor.parts)
     return found
 
 

@@ -39,12 +39,12 @@ def test_a_fused_parameter_is_cut_into_its_global_tensors(start: int, stop: int)
     values = torch.arange(float(start), float(stop))
     found = global_chunks(segment, shard, values)
     whole = {"q": torch.full((6, 4), -1.0), "k": torch.full((4, 4), -1.0)}
-    for name, (shape, parts) in found.items():
-        assert shape == tuple(whole[name].shape)
-        for offset, part in parts:
-            view = whole[name][tuple(slice(o, o + n) for o, n in zip(offset, part.shape, strict=True))]
+    for name, tensor in found.items():
+        assert tensor.shape == tuple(whole[name].shape)
+        for part in tensor.parts:
+            view = whole[name][tuple(slice(o, o + n) for o, n in zip(part.offset, part.shape, strict=True))]
             assert (view == -1).all(), "two chunks overlap"
-            view.copy_(part)
+            view.copy_(part.values())
     flat = torch.arange(24.0)
     flat[(flat < start) | (flat >= stop)] = -1
     local = flat.view(6, 4)
@@ -52,6 +52,6 @@ def test_a_fused_parameter_is_cut_into_its_global_tensors(start: int, stop: int)
     expected["q"][2:5], expected["k"][1:3] = local[:3], local[3:5]
     assert all(torch.equal(whole[name], expected[name]) for name in whole)
     if start < stop:
-        first = next(iter(found.values()))[1][0][1]
+        first = next(iter(found.values())).parts[0].values()
         assert first.data_ptr() >= values.data_ptr()  # views: loading fills the shard in place
         assert first.untyped_storage().data_ptr() == values.untyped_storage().data_ptr()

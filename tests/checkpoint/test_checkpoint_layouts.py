@@ -43,10 +43,10 @@ def global_state(model: ParallelModel) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for owner, kinds in model.optimizer.segment_states():
         for kind, values in kinds.items():
-            for name, (shape, parts) in global_chunks(owner.segment, owner.shard, values).items():
-                whole = found.setdefault(f"{kind}/{name}", torch.full(shape, float("nan")))
-                for offset, part in parts:
-                    whole[tuple(slice(o, o + n) for o, n in zip(offset, part.shape, strict=True))] = part
+            for name, tensor in global_chunks(owner.segment, owner.shard, values).items():
+                whole = found.setdefault(f"{kind}/{name}", torch.full(tensor.shape, float("nan")))
+                for part in tensor.parts:
+                    whole[part.place] = part.values()
     return found
 
 

@@ -81,10 +81,10 @@ def global_pieces(model: ParallelModel, kind: str) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for segment in model.optimizer.segments:
         values = segment.weight.grad if kind == "grad" else segment.weight.detach()
-        for name, (shape, parts) in global_chunks(segment.segment, segment.shard, values).items():
-            whole = found.setdefault(name, torch.full(shape, float("nan"), dtype=values.dtype))
-            for offset, part in parts:
-                whole[tuple(slice(o, o + n) for o, n in zip(offset, part.shape, strict=True))] = part
+        for name, tensor in global_chunks(segment.segment, segment.shard, values).items():
+            whole = found.setdefault(name, torch.full(tensor.shape, float("nan"), dtype=values.dtype))
+            for part in tensor.parts:
+                whole[part.place] = part.values()
     return found
 
 

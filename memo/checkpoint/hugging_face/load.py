@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from memo.checkpoint.chunks import global_chunks, slices
+from memo.checkpoint.chunks import global_chunks
 from memo.checkpoint.directory import has_checkpoint
 from memo.checkpoint.hugging_face.adapters import read_adapters
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
@@ -82,22 +82,21 @@ def given_adapters(config: RunConfig) -> dict[str, Tensor]:
 def _fill(given: Mapping[str, Tensor], data_parallel: ShardedDataParallel) -> None:
     """Copy this rank's part of the whole tensors `given`, by global name, into its masters."""
     for owner in data_parallel.master_segments() if given else ():
-        for name, (_, chunks) in global_chunks(owner.segment, owner.shard, owner.weight.detach()).items():
-            for offset, values in chunks if name in given else ():
-                corner = tuple(o + n for o, n in zip(offset, values.shape, strict=True))
-                values.copy_(given[name][slices(offset, corner, (0,) * len(offset))])
+        for name, tensor in global_chunks(owner.segment, owner.shard, owner.weight.detach()).items():
+            for part in tensor.parts if name in given else ():
+                part.values().copy_(given[name][part.place])
 
 
 def _read_masters(weights: PretrainedWeights, data_parallel: ShardedDataParallel) -> None:
     parts = [
-        (name, tuple(offset), values)
+        (name, part)
         for owner in data_parallel.master_segments()
         if not is_of_adapter(owner.segment.range.name)
-        for name, (_, chunks) in global_chunks(owner.segment, owner.shard, owner.weight.detach()).items()
-        for offset, values in chunks
+        for name, tensor in global_chunks(owner.segment, owner.shard, owner.weight.detach()).items()
+        for part in tensor.parts
     ]
-    for name, offset, values in sorted(parts, key=lambda part: weights.file(part[0])):
-        values.copy_(weights.read(name, offset, tuple(values.shape)))
+    for name, part in sorted(parts, key=lambda each: weights.file(each[0])):
+        part.values().copy_(weights.read(name, part.offset, part.shape))
 
 
 def _read_coded(weights: PretrainedWeights, data_parallel: ShardedDataParallel) -> None:
