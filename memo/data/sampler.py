@@ -18,11 +18,11 @@ class GlobalBatchSampler:
     The global batch size may change between a save and a load without skipping or repeating a sample.
     """
 
-    def __init__(self, global_batch_size: int, seed: int, consumed_samples: int = 0) -> None:
+    def __init__(self, global_batch_size: int, seed: int) -> None:
         """`seed` is the seed that orders the dataset; it is kept so that a resumed run cannot change it unnoticed."""
         self.global_batch_size = global_batch_size
         self.seed = seed
-        self.consumed_samples = consumed_samples
+        self.consumed_samples = 0
 
     def indices(self, dp_rank: int, dp_size: int, micro_batch_size: int) -> list[list[int]]:
         """Samples of the next global batch for one rank: a list of micro_batch_size indices for each microbatch. The
@@ -36,18 +36,14 @@ class GlobalBatchSampler:
         """Move to the next global batch."""
         self.consumed_samples += self.global_batch_size
 
-    def state_dict(self) -> dict[str, int]:
-        """Everything that a resumed run needs."""
-        return {"seed": self.seed, "consumed_samples": self.consumed_samples}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where `state` was taken; raises CheckpointError if it has another seed.
+    def resume(self, seed: int, consumed_samples: int) -> None:
+        """Continue after samples that were read with `seed`; raises CheckpointError if that is another seed.
 
         Before the first sample any seed is accepted, because imported weights have none.
         """
-        if state["consumed_samples"] and state["seed"] != self.seed:
+        if consumed_samples and seed != self.seed:
             raise CheckpointError(
-                f"the checkpoint read its data with seed = {state['seed']}, this run has seed = {self.seed}: "
-                f"samples would repeat and others be missed; set seed = {state['seed']}"
+                f"the checkpoint read its data with seed = {seed}, this run has seed = {self.seed}: "
+                f"samples would repeat and others be missed; set seed = {seed}"
             )
-        self.consumed_samples = state["consumed_samples"]
+        self.consumed_samples = consumed_samples

@@ -70,9 +70,9 @@ class Feed:
 
     def peek(self) -> list[Microbatch]:
         """The microbatches that `next_global_batch` will return; the sampler does not advance."""
-        state = self.sampler.state_dict()
+        consumed_samples = self.sampler.consumed_samples
         batches = self.next_global_batch()
-        self.sampler.load_state_dict(state)
+        self.sampler.consumed_samples = consumed_samples
         return batches
 
     def in_shard_order(self, rows: Tensor) -> Tensor:

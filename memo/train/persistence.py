@@ -109,7 +109,7 @@ class Persistence:
             return None
         segments, verify = self.optimizer.segment_states(), self.config.checkpoint.verify_checkpoint
         state = load_checkpoint(directory, segments, self.mesh, verify=verify, check=self._check_run)
-        self.sampler.load_state_dict({"seed": state.seed, "consumed_samples": state.consumed_samples})
+        self.sampler.resume(state.seed, state.consumed_samples)
         self.optimizer.resume(state.optimizer_steps)
         if self.router_losses is not None:
             self.router_losses.load_state(state.expert_load)

@@ -68,7 +68,7 @@ def _load(config: RunConfig, world_size: int, directory: Path) -> tuple[dict[str
     assert state == STATE
     model.optimizer.resume(state.optimizer_steps)
     loaded = {name: value.clone() for name, value in global_state(model).items()}
-    feed.sampler.load_state_dict({"seed": 7, "consumed_samples": state.consumed_samples})
+    feed.sampler.resume(7, state.consumed_samples)
     return loaded, one_step_backward(model, feed)
 
 

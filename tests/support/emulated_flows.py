@@ -171,12 +171,12 @@ def interrupted(**options: Any) -> Numbers:
     """Train with a second step that raises half-way and is repeated."""
     with memo.Trainer("llama-tiny", **options) as trainer:
         steps = steps_of(trainer, 1)
-        sampler = trainer.feed.sampler.state_dict()
+        sampler = trainer.feed.sampler.consumed_samples
         try:
             with during_backward(2, raise_injected):
                 trainer.step()
         except Injected:
-            trainer.feed.sampler.load_state_dict(sampler)
+            trainer.feed.sampler.consumed_samples = sampler
         else:
             raise AssertionError("nothing was raised")
         return Numbers(steps + steps_of(trainer, STEPS - 1), [])
@@ -208,7 +208,7 @@ def out_of_memory(**options: Any) -> Numbers:
         log = Path(folder) / "log.jsonl"
         with memo.Trainer("llama-tiny", log_jsonl=str(log), **options) as trainer:
             steps, on_cuda = steps_of(trainer, 1), trainer.parts.device.type == "cuda"
-            sampler = trainer.feed.sampler.state_dict()
+            sampler = trainer.feed.sampler.consumed_samples
             act = (lambda: shortage.enter_context(no_memory_left())) if on_cuda else raise_memory_error
             try:
                 with during_backward(2, act):
@@ -221,7 +221,7 @@ def out_of_memory(**options: Any) -> Numbers:
             else:
                 raise AssertionError("memory did not run out")
             shortage.close()
-            trainer.feed.sampler.load_state_dict(sampler)
+            trainer.feed.sampler.consumed_samples = sampler
             return Numbers(steps + steps_of(trainer, STEPS - 1), [])
 
 

@@ -87,12 +87,12 @@ class Interrupted(Training):
     """Each step is repeated after an exception in its backward."""
 
     def step(self) -> None:
-        sampler = self.trainer.feed.sampler.state_dict()
+        sampler = self.trainer.feed.sampler.consumed_samples
         try:
             with during_backward(2, raise_injected):
                 self.trainer.step()
         except Injected:
-            self.trainer.feed.sampler.load_state_dict(sampler)
+            self.trainer.feed.sampler.consumed_samples = sampler
         super().step()
 
 
