@@ -43,50 +43,30 @@ from memo.train.tiled_layers import on_tiles, scratch_for
 
 def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
     """The key of the profile that this rank would measure; `config` is prepared, and the number of threads is set."""
-    model, parallel, training = config.model, config.parallel, config.training
-    return ProfileKey(
-        hidden_size=model.hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        num_query_groups=model.kv_heads,
-        kv_channels=model.head_dim,
-        ffn_hidden_size=model.ffn_size,
-        normalization=model.normalization,
-        activation=model.activation,
-        position_embedding_type=model.position_embedding_type,
-        add_bias_linear=model.add_bias_linear,
-        add_qkv_bias=model.qkv_bias,
-        qk_layernorm=model.qk_layernorm,
-        qk_layernorm_across_heads=model.qk_layernorm_across_heads,
-        window_size=model.window_size,
-        layer_types=model.layer_types,
-        norm_placement=model.norm_placement,
-        attention_sinks=model.attention_sinks,
-        attention_output_gate=model.attention_output_gate,
-        delta_nets=_delta_nets(model, config.hardware.delta_backend),
-        latents=_latents(model),
-        experts=_experts(model),
-        moe_layer_freq=model.moe_layer_freq,
-        no_rope_freq=model.no_rope_freq,
-        seq_length=config.data.seq_length,
-        micro_batch_size=training.micro_batch_size,
-        tensor_model_parallel_size=parallel.tp,
-        context_parallel_size=parallel.cp,
-        cp_comm_type=parallel.cp_comm_type if parallel.cp > 1 else "none",
-        cp_a2a_size=resolved_a2a_size(model, parallel),
-        params_dtype=str(training.params_dtype),
-        offload_tiles=resolved_offload_tiles(config),
-        offload_sections=resolved_sections(config),
-        attention_backend=config.hardware.attention_backend,
-        kernels=config.hardware.kernels,
-        deterministic=config.hardware.deterministic,
-        device=device_name(device),
-        num_threads=torch.get_num_threads(),
-        ranks_per_node=0 if config.parallel.simulate_world else local_world_size_from_env(),  # 0: they are not there
-        torch=torch.__version__,
-        memo=__version__,
-        custom_layer=f"{model.custom_layer} {custom_facts(model).digest}" if model.custom_layer else "",
-        trained=_trained(model),
-    )
+    model, parallel = config.model, config.parallel
+    sections = (model, parallel, config.training, config.data, config.hardware)
+    given = {name: value for section in sections for name, value in vars(section).items()}
+    resolved = {
+        "num_query_groups": model.kv_heads,
+        "kv_channels": model.head_dim,
+        "ffn_hidden_size": model.ffn_size,
+        "add_qkv_bias": model.qkv_bias,
+        "delta_nets": _delta_nets(model, config.hardware.delta_backend),
+        "latents": _latents(model),
+        "experts": _experts(model),
+        "cp_comm_type": parallel.cp_comm_type if parallel.cp > 1 else "none",
+        "cp_a2a_size": resolved_a2a_size(model, parallel),
+        "offload_tiles": resolved_offload_tiles(config),
+        "offload_sections": resolved_sections(config),
+        "device": device_name(device),
+        "num_threads": torch.get_num_threads(),
+        "ranks_per_node": 0 if parallel.simulate_world else local_world_size_from_env(),  # 0: they are not there
+        "torch": torch.__version__,
+        "memo": __version__,
+        "custom_layer": f"{model.custom_layer} {custom_facts(model).digest}" if model.custom_layer else "",
+        "trained": _trained(model),
+    }
+    return ProfileKey(**{field.name: (given | resolved)[field.name] for field in dataclasses.fields(ProfileKey)})
 
 
 def _trained(model: ModelConfig) -> str:
