@@ -1,6 +1,7 @@
 """AdamW over this rank's master shards, gradient clipping, and the learning-rate schedule."""
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +95,8 @@ class Optimizer:
                     part.state(segment)
         self.before_update: Callable[[], None] = lambda: None
         """Called in every step before masters and moments change, because a checkpoint may still be reading them."""
-        self._early: _EarlyUpdates | None = None
+        self._early: dict[_Part, Future[None]] = {}
+        """The updates of this step that run during its backward."""
 
     @contextlib.contextmanager
     def updating(self, lr: float) -> Iterator[Update | None]:
@@ -103,13 +105,30 @@ class Optimizer:
         if self.states is None or self.config.clip_grad > 0:
             yield None
             return
-        parts = {part.layer: part for part in self.parts if part.layer is not None}
         with ThreadPoolExecutor(1, "memo-optimizer") as thread:
-            self._early = _EarlyUpdates(parts, lr, self.before_update, thread)
             try:
-                yield self._early.start
+                yield functools.partial(self._start_update, thread, lr)
             finally:
-                self._early = None
+                self._early = {}
+
+    def _start_update(
+        self, thread: ThreadPoolExecutor, lr: float, unit: Unit, wait: Callable[[], None]
+    ) -> Future[None]:
+        """Start the update of a layer in host memory whose gradient arrives when `wait` returns."""
+        assert unit.layer is not None, "embedding and head are not updated early"
+        part = next(part for part in self.parts if part.layer == unit.layer)
+        is_virtual = unit.buckets[0].device.type == "cpu"
+        if is_virtual:
+            wait()  # virtual copies run in the thread that waits for them
+
+        def update() -> None:
+            if not is_virtual:
+                wait()
+            self.before_update()
+            part.update(lr)
+
+        running = self._early[part] = thread.submit(update)
+        return running
 
     @property
     def host_update_s(self) -> float:
@@ -132,9 +151,10 @@ class Optimizer:
         norm_value = read(data_parallel.main_gradients.norm())
         # Allocated even if it is not used, because a memory plan needs every step to make the same memory requests.
         factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=wide_dtype(data_parallel.dtype))
-        done = [] if self._early is None else self._early.finish()
+        for running in self._early.values():
+            running.result()  # raises the error of an update that failed
         if not math.isfinite(norm_value):
-            if done:
+            if self._early:
                 raise GradientError(
                     f"the gradient norm is {norm_value}, and with --clip-grad 0 and --offload-states layers were"
                     " updated before it was known: resume from the last checkpoint with --clip-grad 1, which skips"
@@ -145,7 +165,7 @@ class Optimizer:
             data_parallel.main_gradients.scale(factor)
         self.before_update()
         for part in self.parts:
-            if part not in done:
+            if part not in self._early:
                 part.update(lr)
             data_parallel.publish_weights(part.buckets, self.states)
         return norm_value, True
@@ -186,40 +206,6 @@ class Optimizer:
                 step = torch.tensor(float(optimizer_steps), device=segment.weight.device)
                 part.state(segment)["step"] = step
         self.data_parallel.publish_weights(mover=self.states)
-
-
-class _EarlyUpdates:
-    """Updates layers in host memory during the backward of one step."""
-
-    def __init__(
-        self, parts: dict[int, _Part], lr: float, before_update: Callable[[], None], thread: ThreadPoolExecutor
-    ) -> None:
-        """`parts`: by layer."""
-        self._parts, self._lr, self._before_update, self._thread = parts, lr, before_update, thread
-        self._running: dict[int, Future[None]] = {}
-
-    def start(self, unit: Unit, wait: Callable[[], None]) -> Future[None]:
-        """Start the update of a layer whose gradient arrives when `wait` returns; this is an `Update`."""
-        assert unit.layer is not None, "embedding and head are not updated early"
-        part = self._parts[unit.layer]
-        is_virtual = unit.buckets[0].device.type == "cpu"
-        if is_virtual:
-            wait()  # virtual copies run in the thread that waits for them
-
-        def update() -> None:
-            if not is_virtual:
-                wait()
-            self._before_update()
-            part.update(self._lr)
-
-        running = self._running[unit.layer] = self._thread.submit(update)
-        return running
-
-    def finish(self) -> list[_Part]:
-        """Wait for all updates, and return the parts that were updated. Raises the error of an update that failed."""
-        for future in self._running.values():
-            future.result()
-        return [self._parts[layer] for layer in self._running]
 
 
 def learning_rate(config: RunConfig, iteration: int) -> float:
