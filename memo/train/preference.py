@@ -12,7 +12,6 @@ trl/trainer/dpo_trainer.py, "sigmoid" and "ipo"). The IPO paper does not divide 
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from memo.artifacts.reference_log_probs import ReferenceLogProbs
 from memo.checkpoint.hugging_face.adapters import ADAPTER_FILE
 from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.config import RunConfig
-from memo.config.training import Preference
+from memo.config.training import TrainingConfig
 from memo.data import PreferencePairs, SampleDataset, checked_sample
 from memo.errors import ConfigError
 from memo.mesh.objects import from_rank_zero
@@ -44,30 +43,24 @@ Sums = tuple[Tensor, Tensor]
 """A number for the chosen and for the rejected answer of each pair, such as log p; [pairs] fp64 on the host."""
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The preference loss of a run."""
+def preference_losses(training: TrainingConfig, policy: Sums, reference: Sums, lengths: Sums) -> Tensor:
+    """The loss of each pair, [pairs]; `lengths`: tokens that count."""
+    chosen, rejected = (ours - theirs for ours, theirs in zip(policy, reference, strict=True))
+    if training.preference == "dpo":
+        return -F.logsigmoid(training.preference_beta * (chosen - rejected))
+    return (chosen / lengths[0] - rejected / lengths[1] - 1 / (2 * training.preference_beta)).square()
 
-    kind: Preference
-    beta: float
 
-    def losses(self, policy: Sums, reference: Sums, lengths: Sums) -> Tensor:
-        """The loss of each pair, [pairs]; `lengths`: tokens that count."""
-        chosen, rejected = (ours - theirs for ours, theirs in zip(policy, reference, strict=True))
-        if self.kind == "dpo":
-            return -F.logsigmoid(self.beta * (chosen - rejected))
-        return (chosen / lengths[0] - rejected / lengths[1] - 1 / (2 * self.beta)).square()
-
-    def rewards(self, policy: Sums, reference: Sums) -> dict[str, float]:
-        """Means over pairs by the names of StepRecord: beta r of both answers, their difference, and the share of pairs
-        with a difference above zero."""
-        chosen, rejected = (self.beta * (ours - theirs) for ours, theirs in zip(policy, reference, strict=True))
-        return {
-            "rewards_chosen": chosen.mean().item(),
-            "rewards_rejected": rejected.mean().item(),
-            "rewards_margins": (chosen - rejected).mean().item(),
-            "rewards_accuracies": (chosen > rejected).double().mean().item(),
-        }
+def rewards(beta: float, policy: Sums, reference: Sums) -> dict[str, float]:
+    """Means over pairs by the names of StepRecord: beta r of both answers, their difference, and the share of pairs
+    with a difference above zero."""
+    chosen, rejected = (beta * (ours - theirs) for ours, theirs in zip(policy, reference, strict=True))
+    return {
+        "rewards_chosen": chosen.mean().item(),
+        "rewards_rejected": rejected.mean().item(),
+        "rewards_margins": (chosen - rejected).mean().item(),
+        "rewards_accuracies": (chosen > rejected).double().mean().item(),
+    }
 
 
 class PairsOfBatch:
@@ -118,7 +111,7 @@ class PreferenceSteps:
         self, parts: ParallelModel, feed: Feed, say: Callable[[str], None], begin: Callable[[str], None]
     ) -> None:
         self.config, self.parts, self.feed, self._say, self._begin = parts.config, parts, feed, say, begin
-        self.objective, self._asks = objective_of(parts.config), parts.feed(feed.dataset, trains=False)
+        self._asks = parts.feed(feed.dataset, trains=False)
         self._stored: dict[int, tuple[float, float]] | None = None
 
     def draw(self, iteration: int) -> Drawn:
@@ -129,14 +122,14 @@ class PreferenceSteps:
         """
         self._prepare(iteration)
         batch = PairsOfBatch(self.parts, self._asks, self.feed.sampler.consumed_samples)
-        log_probs = batch.log_probs()
-        reference = self._reference(batch)
+        log_probs, reference, training = batch.log_probs(), self._reference(batch), self.config.training
 
         def loss(of: Tensor) -> Tensor:
-            return self.objective.losses(batch.sums(of), reference, batch.lengths).mean()
+            return preference_losses(training, batch.sums(of), reference, batch.lengths).mean()
 
         batches, value = batches_on(self.feed, log_probs, batch.counts, loss)
-        return batches, {"lm_loss": value, **self.objective.rewards(batch.sums(log_probs), reference)}
+        told = rewards(training.preference_beta, batch.sums(log_probs), reference)
+        return batches, {"lm_loss": value, **told}
 
     def _reference(self, batch: PairsOfBatch) -> Sums:
         if self._stored is None:
@@ -219,21 +212,15 @@ def _content_of(config: RunConfig, dataset: SampleDataset) -> dict[str, Any]:
     }
 
 
-def objective_of(config: RunConfig) -> Objective:
-    """The objective of a run with --preference."""
-    assert config.training.preference is not None
-    return Objective(config.training.preference, config.training.preference_beta)
-
-
 def mean_preference_loss(parts: ParallelModel, feed: Feed, iters: int) -> float:
     """The mean loss over the pairs of `iters` global batches of a feed for evaluation; collective.
 
     Raises ConfigError if the reference is not in memory.
     """
     check_reference(parts.config.model, "leave out the evaluation")
-    objective, losses = objective_of(parts.config), []
+    losses = []
     for _ in range(iters):
         batch = PairsOfBatch(parts, feed, feed.sampler.consumed_samples)
         policy, reference = (batch.sums(batch.log_probs(reference=without)) for without in (False, True))
-        losses.append(objective.losses(policy, reference, batch.lengths))
+        losses.append(preference_losses(parts.config.training, policy, reference, batch.lengths))
     return torch.cat(losses).mean().item()

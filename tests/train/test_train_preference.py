@@ -22,10 +22,11 @@ import memo
 from memo.artifacts.reference_log_probs import ReferenceLogProbs
 from memo.artifacts.run_log import RunLog
 from memo.cli.main import main as command
+from memo.config import TrainingConfig
 from memo.data import IndexedDatasetWriter
 from memo.errors import ConfigError
 from memo.train.metrics import _scalars
-from memo.train.preference import Objective
+from memo.train.preference import preference_losses
 
 torch.set_num_threads(1)
 
@@ -176,7 +177,8 @@ def test_evaluation_without_a_reference_in_memory_is_refused(prefix: str, tmp_pa
 def test_ipo_divides_by_the_lengths_of_answers() -> None:
     zeros = torch.zeros(1, dtype=torch.float64)
     policy, lengths = (zeros + 6.0, zeros - 4.0), (zeros + 3.0, zeros + 2.0)
-    assert Objective("ipo", 0.5).losses(policy, (zeros, zeros), lengths).item() == (2.0 + 2.0 - 1.0) ** 2
+    training = TrainingConfig(preference="ipo", preference_beta=0.5)
+    assert preference_losses(training, policy, (zeros, zeros), lengths).item() == (2.0 + 2.0 - 1.0) ** 2
 
 
 @pytest.fixture(scope="module")
