@@ -45,7 +45,7 @@ from memo.spec.stack import runs_of_kinds, stack_of
 from memo.train import swap
 from memo.train.optimizer import Optimizer
 from memo.train.parallel_model import ParallelModel
-from memo.train.planned_memory import Transients
+from memo.train.planned_memory import Transients, describe_run
 from memo.train.tiled_layers import decode_weights, keep_on_device, stream_states
 from memo_kernels import select_ops, wide_dtype
 
@@ -177,7 +177,8 @@ def add_layer_scalars(
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
     """Apply each axis of parallelism from outside the model; the comments give the reason for the order."""
     memory = config.memory
-    transients = Transients(memory, device.type) if memory.plans else None
+    run = describe_run(config, mesh.grid.world_size, mesh.at.pp)
+    transients = Transients(memory, device.type, run) if memory.plans else None
     pipeline, chunks = build_chunks(config, mesh, dtype, device, transients)  # 1 to 3
     # 4. Memory comes after all shapes are known: parameters become views of flat buffers, and offloaded states get
     # host memory and slots. The ranks of a node divide its memory before any of them allocates.

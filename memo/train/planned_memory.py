@@ -106,12 +106,12 @@ class Transients:
     differ, it goes on with the plan of the smallest. `reason` says why.
     """
 
-    def __init__(self, config: MemoryConfig, device_type: str) -> None:
-        self.config, self.on_cuda = config, device_type == "cuda"
+    def __init__(self, config: MemoryConfig, device_type: str, run: dict[str, Any]) -> None:
+        """`run` describes the run in traces (`describe_run`)."""
+        self.config, self.on_cuda, self._run = config, device_type == "cuda", run
         self.planned: PlannedMemory | None = None
         self.reason = ""
         self.allocator: PlannedAllocator | None = None
-        self._run: dict[str, Any] = {}
         self._num_to_record = 0
         self._is_warm = False
         self._traces: list[Trace] = []
@@ -144,9 +144,9 @@ class Transients:
         """Whether steps of training are still to be recorded for a plan."""
         return self._num_to_record > 0
 
-    def learn(self, run: dict[str, Any]) -> None:
-        """Record steps of training, after a first one that updates the weights; `run` describes the run."""
-        self._run, self._num_to_record = run, num_recordings(self.on_cuda)
+    def learn(self) -> None:
+        """Record steps of training, after a first one that updates the weights."""
+        self._num_to_record = num_recordings(self.on_cuda)
         self.reason = self.reason or "training ended before a step was recorded and planned"
 
     def stepped(self, updated: bool) -> bool:
@@ -172,7 +172,7 @@ class Transients:
             for run_rehearsal in rehearsals:
                 run_rehearsal()
             return
-        parts = [self._recorded(self.allocator, run_rehearsal, self._run) for run_rehearsal in rehearsals]
+        parts = [self._recorded(self.allocator, run_rehearsal) for run_rehearsal in rehearsals]
         traces, self._traces = self._traces, []
         if traces:
             self.reason = ""
@@ -183,9 +183,9 @@ class Transients:
         """A context around iterations that may exceed the device's memory; see PlannedAllocator.managed_memory."""
         return contextlib.nullcontext() if self.allocator is None else self.allocator.managed_memory(oversubscribe)
 
-    def plan(self, iterations: Sequence[Callable[[], object]], run: dict[str, object]) -> None:
+    def plan(self, iterations: Sequence[Callable[[], object]]) -> None:
         """Make a plan with `foresee`, and serve all later iterations from it."""
-        self.foresee(iterations, run)
+        self.foresee(iterations)
         if self.allocator is not None:
             self._obey(self.allocator)
 
@@ -199,8 +199,8 @@ class Transients:
         except PlanError as error:
             self.planned, self.reason = None, str(error)
 
-    def foresee(self, iterations: Sequence[Callable[[], object]], run: dict[str, object]) -> None:
-        """Record iterations, which must not change the training state, and make a plan. `run` describes the run.
+    def foresee(self, iterations: Sequence[Callable[[], object]]) -> None:
+        """Record iterations, which must not change the training state, and make a plan.
 
         The first iteration runs once unrecorded, so that libraries allocate the memory that they keep. All iterations
         should make the same requests, except in phases of attention. Collective, because an iteration communicates.
@@ -210,7 +210,7 @@ class Transients:
             for run_iteration in iterations:
                 run_iteration()
             return
-        traces = [self._recorded(self.allocator, run_iteration, run) for run_iteration in iterations]
+        traces = [self._recorded(self.allocator, run_iteration) for run_iteration in iterations]
         self._make(self.allocator, traces)
 
     def _make(self, allocator: PlannedAllocator, traces: Sequence[Trace], parts: Sequence[Trace] = ()) -> None:
@@ -237,9 +237,8 @@ class Transients:
             self.reason = str(error)
             return min(traces, key=lambda trace: sum(len(phase.events) for phase in trace.phases))
 
-    @staticmethod
-    def _recorded(allocator: PlannedAllocator, run_iteration: Callable[[], object], run: dict[str, object]) -> Trace:
-        with allocator.record(run) as recording:
+    def _recorded(self, allocator: PlannedAllocator, run_iteration: Callable[[], object]) -> Trace:
+        with allocator.record(self._run) as recording:
             run_iteration()
         return recording.trace
 

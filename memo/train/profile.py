@@ -27,7 +27,7 @@ from memo.train.ending import shutdown
 from memo.train.layer_profile import keep, measure, one_of_each_kind
 from memo.train.memory_choice import agreed
 from memo.train.outputs import check_writable
-from memo.train.planned_memory import batches_to_record, describe_run
+from memo.train.planned_memory import batches_to_record
 from memo.train.setup import Prepared, prepare
 from memo.train.swap import decide, free_device_bytes
 from memo.train.watchdog import Watchdog
@@ -131,8 +131,7 @@ def _record(
         stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, even with managed memory
         if is_managed:
             stack.enter_context(transients.managed_memory(oversubscribes))
-        run = describe_run(config, mesh.grid.world_size, mesh.at.pp)
-        transients.foresee([partial(parts.train_step, batches, lr=0.0) for batches in recorded], run)
+        transients.foresee([partial(parts.train_step, batches, lr=0.0) for batches in recorded])
     if transients.planned is None:
         raise AllocatorError(f"--trace-out {out}: nothing was recorded: {transients.reason}")
     if mesh.is_main_rank:

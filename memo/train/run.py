@@ -30,7 +30,7 @@ from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.parallel_model import ParallelModel
 from memo.train.persistence import Persistence, own_directory
-from memo.train.planned_memory import batches_to_record, demanding_batches, describe_run
+from memo.train.planned_memory import batches_to_record, demanding_batches
 from memo.train.preference import PreferenceSteps
 from memo.train.same_flags import check_same_flags
 from memo.train.setup import Prepared
@@ -110,14 +110,13 @@ class Run:
         parts, transients = self.parts, self.parts.transients
         if transients is None or not on_any_rank(transients.allocator is not None, parts.mesh, parts.device):
             return  # no rank has an allocator to plan for
-        run = describe_run(self.config, parts.mesh.grid.world_size, parts.mesh.at.pp)
         if self.config.memory.memory_planner_from == "training":
-            transients.learn(run)
+            transients.learn()
             return
         recorded = batches_to_record(self.config, self.feed.peek(), transients.on_cuda)
         steps = [functools.partial(parts.train_step, each, 0.0, self._still_open.agreement) for each in recorded]
         with parts.rehearsing(), explained(parts, self._meter, self.iteration + 1):
-            transients.plan(steps, run)
+            transients.plan(steps)
 
     def _plan_learned_transients(self, batches: list[Microbatch]) -> None:
         """Plan the memory requests of steps from those of the last one, which trained on `batches`."""

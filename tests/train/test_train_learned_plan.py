@@ -129,8 +129,8 @@ def test_a_run_that_ends_before_has_no_plan_and_says_so(tmp_path: Path) -> None:
 
 def skipped_on_rank() -> list[bool]:
     """Whether a plan is due after steps of which the first two update nothing."""
-    transients = Transients(MemoryConfig(memory_planner="auto"), "cpu")
-    transients.learn({})
+    transients = Transients(MemoryConfig(memory_planner="auto"), "cpu", {})
+    transients.learn()
     return [transients.stepped(updated) for updated in (False, False, True, True, False, True)]
 
 
