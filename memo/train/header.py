@@ -22,34 +22,30 @@ def describe_start(parts: ParallelModel, prepared: Prepared, resumed_at: int | N
         resumed_at: the iteration of the checkpoint in --load, if the run resumes from one.
     """
     config, grid, pipeline, attention = parts.config, parts.mesh.grid, parts.pipeline, prepared.attention
-    model, samples = config.model, global_batch_size(config, grid.world_size)
-    text = (
+    model, samples, delta_nets = config.model, global_batch_size(config, grid.world_size), prepared.delta_nets
+    lines = [
         f"model: {format_count(count_parameters(config))} parameters, {model.num_layers} layers, "
         f"h = {model.hidden_size}, "
         f"{model.num_attention_heads} heads ({model.kv_heads} k/v), vocabulary {model.vocabulary}, "
-        f"{config.training.params_dtype}\n"
-        f"weights: {_weights(config, resumed_at)}\n"
+        f"{config.training.params_dtype}",
+        f"weights: {_weights(config, resumed_at)}",
         f"layout: tp {grid.tp} x cp {grid.cp} ({config.parallel.cp_comm_type}) x pp {grid.pp} "
-        f"(x {pipeline.chunks} chunks) x dp {grid.dp} on {parts.device.type}\n"
-        f"{_simulation(config, parts.mesh.rank)}"
+        f"(x {pipeline.chunks} chunks) x dp {grid.dp} on {parts.device.type}",
+        _simulation(config, parts.mesh.rank),
         f"batch: {samples} x {config.data.seq_length} tokens a step, "
-        f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
-        f"{_data(prepared.train_data, config.training.train_iters * samples)}"
-        f"host: {prepared.placement}\n"
-        f"{_granularity(config, prepared)}"
-        f"attention: {attention.name} ({attention.reason})\n"
-        f"{_delta_nets(prepared)}"
-        f"{describe_bits(config.hardware, parts.device.type, attention.name)}"
-    )
-    if parts.device.type == "cuda":
-        text += f"\nMFU refers to {prepared.peak}"
-    if parts.chosen_swap is not None:
-        text += f"\n{parts.chosen_swap.headline()}"
-    if parts.states is not None:
-        text += f"\n{parts.states.describe()}"
-    if parts.transients is not None:
-        text += f"\nmemory of a step: {parts.transients.headline()}"
-    return text
+        f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy",
+        _data(prepared.train_data, config.training.train_iters * samples),
+        f"host: {prepared.placement}",
+        _granularity(config, prepared),
+        f"attention: {attention.name} ({attention.reason})",
+        "" if delta_nets is None else f"gated delta nets: {delta_nets.name} ({delta_nets.reason})",
+        describe_bits(config.hardware, parts.device.type, attention.name),
+        f"MFU refers to {prepared.peak}" if parts.device.type == "cuda" else "",
+        "" if parts.chosen_swap is None else parts.chosen_swap.headline(),
+        "" if parts.states is None else parts.states.describe(),
+        "" if parts.transients is None else f"memory of a step: {parts.transients.headline()}",
+    ]
+    return "\n".join(filter(None, lines))
 
 
 def _weights(config: RunConfig, resumed_at: int | None) -> str:
@@ -67,13 +63,8 @@ def _simulation(config: RunConfig, rank: int) -> str:
         return ""
     return (
         f"simulated: rank {rank} of {world} alone. No message is sent: times lack communication, and "
-        "losses mean nothing\n"
+        "losses mean nothing"
     )
-
-
-def _delta_nets(prepared: Prepared) -> str:
-    chosen = prepared.delta_nets
-    return "" if chosen is None else f"gated delta nets: {chosen.name} ({chosen.reason})\n"
 
 
 def _granularity(config: RunConfig, prepared: Prepared) -> str:
@@ -83,21 +74,16 @@ def _granularity(config: RunConfig, prepared: Prepared) -> str:
     sweep, flags = sweep_of(config), "--offload-granularity layer"
     if sweep.tiles:
         flags = f"--offload-granularity tile --offload-tiles {sweep.tiles} --offload-slot-tiles {sweep.slot_tiles}"
-        flags += (
-            f" --recompute-attention-layers {sweep.recompute_attention_layers}"
-            if sweep.recompute_attention_layers
-            else ""
-        )
+        again = sweep.recompute_attention_layers
+        flags += f" --recompute-attention-layers {again}" if again else ""
         flags += " --offload-hidden-states" if sweep.hidden_on_host else ""
-    return f"layers: {sweep} (--offload-granularity auto chose {flags})\n"
+    return f"layers: {sweep} (--offload-granularity auto chose {flags})"
 
 
 def _data(dataset: object, num_samples: int) -> str:
     """A line about a dataset of memo, with one more line for each corpus of a blend; "" for a user's dataset."""
     if isinstance(dataset, BlendedDataset):
-        return f"data: {dataset.describe(num_samples)}\n"
-    return (
-        f"data: {dataset.describe()}\n"
-        if isinstance(dataset, PackedDataset | PackedConversations | PreferencePairs | TokenStream)
-        else ""
-    )
+        return f"data: {dataset.describe(num_samples)}"
+    if isinstance(dataset, PackedDataset | PackedConversations | PreferencePairs | TokenStream):
+        return f"data: {dataset.describe()}"
+    return ""
