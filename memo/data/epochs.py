@@ -4,9 +4,9 @@ import math
 
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
-from memo.config.require import require
 from memo.data.corpus import open_corpora, training_part
 from memo.data.sample import SampleDataset
+from memo.errors import ConfigError
 
 
 def with_epochs(config: RunConfig, world_size: int, dataset: SampleDataset | None = None) -> RunConfig:
@@ -21,16 +21,14 @@ def with_epochs(config: RunConfig, world_size: int, dataset: SampleDataset | Non
     epochs, data = config.training.num_epochs, config.data
     if epochs is None:
         return config
-    corpus = dataset
-    if corpus is None:
+    if dataset is None:
         words, part = data.data_path or (), training_part(data)
-        corpus = open_corpora("--data-path", words, data, config.training.seed, part)
-    samples = getattr(corpus, "samples_per_epoch", None)
-    require(
-        samples is not None,
-        f"--num-epochs {epochs:g} needs the number of samples, but the given dataset has no samples_per_epoch: add it, "
-        "or give --train-iters",
-    )
-    assert samples is not None
+        dataset = open_corpora("--data-path", words, data, config.training.seed, part)
+    samples = getattr(dataset, "samples_per_epoch", None)
+    if samples is None:
+        raise ConfigError(
+            f"--num-epochs {epochs:g} needs the number of samples, but the given dataset has no samples_per_epoch: add "
+            "it, or give --train-iters"
+        )
     steps = math.ceil(epochs * samples / global_batch_size(config, world_size))
     return config.override({"train_iters": steps, "num_epochs": None})

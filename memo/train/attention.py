@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
@@ -67,21 +68,18 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Atten
 
 
 def _calls_of_kind(config: RunConfig, packed: bool | None) -> dict[AttentionCase, float]:
-    data, head_dim, dtype = config.data, config.model.head_dim, str(config.training.params_dtype)
-    repeats = config.hardware.deterministic
-    ring = ring_size(config.model, config.parallel)
+    data, ring = config.data, ring_size(config.model, config.parallel)
+    dtype, repeats = str(config.training.params_dtype), config.hardware.deterministic
+    case = partial(AttentionCase, config.model.head_dim, dtype, deterministic=repeats)
     window = config.model.window(data.seq_length)
     if window is not None:  # two triangles of every strip (memo.spec.window)
-        strips = AttentionCase(
-            head_dim, dtype, causal=True, packed=False, tokens=length_class(window), deterministic=repeats
-        )
+        strips = case(causal=True, packed=False, tokens=length_class(window))
         return {strips: 2.0 * data.seq_length / ring / window}
     tokens = length_class(data.seq_length // ring)
     packed = data.packs_documents if packed is None else packed
-    calls = {AttentionCase(head_dim, dtype, causal=True, packed=packed, tokens=tokens, deterministic=repeats): 1.0}
+    calls = {case(causal=True, packed=packed, tokens=tokens): 1.0}
     if ring > 1:
-        full = AttentionCase(head_dim, dtype, causal=False, packed=False, tokens=tokens, deterministic=repeats)
-        calls[full] = (ring - 1) / 2
+        calls[case(causal=False, packed=False, tokens=tokens)] = (ring - 1) / 2
     return calls
 
 

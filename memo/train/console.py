@@ -122,26 +122,13 @@ class Console:
 
 def _progress_bar(train_iters: int, done: int) -> tuple[Any, Any]:
     """Return a bar on standard error and its task; it shows iterations, the remaining time, loss and speed."""
+    from rich import progress as rich
     from rich.console import Console as RichConsole
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    bar = Progress(*columns, console=RichConsole(stderr=True), transient=True)
+    what, figures = rich.TextColumn("training"), rich.TextColumn("{task.fields[figures]}")
+    counts = what, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn()
+    rest = rich.TextColumn("ETA"), rich.TimeRemainingColumn(), figures
+    bar = rich.Progress(*counts, *rest, console=RichConsole(stderr=True), transient=True)
     return bar, bar.add_task("training", total=train_iters, completed=done, figures="")
 
 
