@@ -22,11 +22,7 @@ Rectangle = tuple[Shape, Shape]
 
 @dataclass(frozen=True)
 class Part:
-    """A rectangle of a global tensor that this rank holds.
-
-    Attributes:
-        values: returns the tensor of `shape`: a view of the rank's memory, or a tensor that the call reads.
-    """
+    """A rectangle of a global tensor that this rank holds; `values` returns a view of its memory, or reads it."""
 
     offset: Shape
     shape: Shape

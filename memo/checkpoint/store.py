@@ -49,11 +49,9 @@ def save_checkpoint(
 ) -> Path:
     """Write one checkpoint; collective over all ranks. Returns its directory.
 
-    Args:
-        group: a group of all ranks for the messages of this save; default: mesh.world. With a group of its own, the
-            save can run in a thread while training goes on.
-        on_read: called once this rank's tensors have been read and may change. Tensors are read in place: host memory
-            is not copied, and device memory is copied a few MiB at a time.
+    With a `group` of all ranks for its own messages (default: mesh.world), a save can run in a thread while training
+    goes on. Tensors are read in place: host memory is not copied, and device memory is copied a few MiB at a time.
+    `on_read` is called once this rank's tensors have been read and may change.
 
     Raises CheckpointError on every rank if any rank cannot write; older checkpoints stay whole.
     """
@@ -130,10 +128,8 @@ def load_checkpoint(
     Rank 0 resolves the name and reads the index for all ranks, because nodes may see different states of a network file
     system.
 
-    Args:
-        verify: whether to compare every checksum.
-        check: called on rank 0 with the state, and whether its weights have the shapes of this model, before anything
-            is filled; its error is raised on all ranks.
+    Before anything is filled, `check` is called on rank 0 with the state, and whether its weights have the shapes of
+    this model; its error is raised on all ranks.
 
     Raises CheckpointError on every rank if there is no checkpoint, if it belongs to another model, or if it cannot be
     read; segments may then be filled in part.

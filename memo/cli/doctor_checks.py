@@ -34,15 +34,11 @@ CPUS_OF_A_GPU = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        state: note: a run works, but slower or with less memory; STOPS: a run does not start on these GPUs.
-        remedy: what to do; "" if nothing.
-    """
+    """The result of one check."""
 
     name: str
     state: Literal["ok", "note", "STOPS"]
+    """note: a run works, but slower or with less memory; STOPS: a run does not start on these GPUs."""
     found: str
     remedy: str = ""
 

@@ -163,12 +163,8 @@ def reductions_of(nodes: Sequence[Node]) -> list[Reduction]:
 
 
 def judged(tests: Sequence[Reduction], rates: Sequence[float], num_bytes: int, problem: str = "") -> list[Finding]:
-    """Return a finding for each kind of test.
-
-    Args:
-        rates: bytes per second of each link of a ring, for the tests that have ended.
-        problem: rank 0's error in the first test that has not ended.
-    """
+    """Return a finding for each kind of test. `rates`: bytes per second of each link of a ring, for the tests that have
+    ended; `problem`: rank 0's error in the first one that has not."""
     findings = []
     for kind, remedy in _REMEDIES.items():
         own = [(test, rate) for test, rate in zip(tests, rates, strict=False) if test.kind == kind]

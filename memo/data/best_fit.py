@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 
 def best_fit(documents: NDArray[np.integer], lengths: NDArray[np.integer], capacity: int) -> list[list[int]]:
     """The documents of each window. From the longest document on, each goes into the window where it leaves least
-    space.
-
-    Args:
-        documents: numbers of documents; documents of equal length are placed in this order.
-        lengths: lengths of all documents by number, none above `capacity`.
-    """
+    space; those of equal length in the given order. `lengths`: of all documents by number, none above `capacity`."""
     longest_first = documents[np.argsort(-lengths[documents], kind="stable")]
     windows: list[list[int]] = []
     spaces: list[int] = []  # distinct numbers of free tokens in windows, ascending

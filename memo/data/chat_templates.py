@@ -70,9 +70,8 @@ def load_chat_template(
 ) -> ChatTemplate:
     """Load the template of a tokenizer's directory (or of the directory of a tokenizer.json), or the `given` template.
 
-    Args:
-        given: a name of CHAT_TEMPLATES, a Jinja file, or a directory; the variables still come from `tokenizer`.
-        flag: the flag that gave `tokenizer`, for messages.
+    `given`: a name of CHAT_TEMPLATES, a Jinja file, or a directory; the variables still come from `tokenizer`, which
+    `flag` gave.
 
     Raises ConfigError if there is no template, and DataError for a template that cannot be read.
     """

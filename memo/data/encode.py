@@ -57,12 +57,8 @@ class TextEncoder:
 
 @dataclass(frozen=True)
 class AnswerEncoder:
-    """Encodes the `sides` texts that `render(record, where)` makes of each record; parts of each text are learned.
-
-    Attributes:
-        sides: texts of a record with masks of learned tokens: 1 for conversations, 2 for pairs.
-        template: the Jinja template that renders them, if any.
-    """
+    """Encodes the texts that `render(record, where)` makes of each record, with the Jinja template `template` if there
+    is one: one text of a conversation, or the two `sides` of a pair. Parts of each text are learned."""
 
     tokenizer: Tokenizer
     render: Callable[[Any, str], tuple[Rendered, ...]]

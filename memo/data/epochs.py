@@ -12,11 +12,8 @@ from memo.errors import ConfigError
 def with_epochs(config: RunConfig, world_size: int, dataset: SampleDataset | None = None) -> RunConfig:
     """Return `config` with train_iters instead of num_epochs, rounded up to a whole step; unchanged without num_epochs.
 
-    Args:
-        config: a checked configuration.
-        dataset: a dataset that is read instead of --data-path.
-
-    Raises ConfigError for a dataset without samples_per_epoch, and the errors of `open_corpora`.
+    `dataset` is read instead of --data-path, if given. Raises ConfigError for one without samples_per_epoch, and the
+    errors of `open_corpora`.
     """
     epochs, data = config.training.num_epochs, config.data
     if epochs is None:

@@ -24,12 +24,8 @@ class Agreement:
     def __init__(
         self, mesh: Mesh, stop: GracefulStop, has_failed: Callable[[], bool], is_save_due: Callable[[], bool]
     ) -> None:
-        """Both functions are called in every step and must not wait.
-
-        Args:
-            has_failed: whether this rank could not write its checkpoint.
-            is_save_due: whether a checkpoint is due; true on one rank at most, because the clocks of ranks differ.
-        """
+        """Both functions are called in every step and must not wait. `has_failed` tells whether this rank could not
+        write its checkpoint; `is_save_due` is true on one rank at most, because the clocks of ranks differ."""
         self.mesh, self._stop, self._has_failed, self._is_save_due = mesh, stop, has_failed, is_save_due
         self.loss, self.stops, self.failed, self.saves = 0.0, False, False, False
         self.figures: list[float] = []

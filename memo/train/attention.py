@@ -53,10 +53,8 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Atten
     large for fused kernels have none.
 
     A rank's tokens attend to each other causally. On a ring of P ranks they also attend to the tokens of the other
-    ranks: half of P - 1 full squares of scores (memo.parallel.context).
-
-    Args:
-        packed: whether a sample holds several documents; None: as --packing says.
+    ranks: half of P - 1 full squares of scores (memo.parallel.context). `packed`: whether a sample holds several
+    documents; None: as --packing says.
     """
     stack, calls = stack_of(config.model), Counter[AttentionCase]()
     for run in runs_of_kinds(config):

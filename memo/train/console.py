@@ -133,12 +133,8 @@ def _progress_bar(train_iters: int, done: int) -> tuple[Any, Any]:
 
 
 def describe_end(config: RunConfig, history: History, iteration: int, is_on_cpu: bool, saved: Path | None) -> str:
-    """Return a summary of train(): iterations, time, memory, the place of the weights, and the command to run next.
-
-    Args:
-        iteration: the last complete iteration.
-        saved: the last checkpoint of this start.
-    """
+    """Return a summary of train(): iterations up to `iteration`, time, memory, the last checkpoint of this start, and
+    the command to run next."""
     last = history.last
     if last is None:
         load = config.checkpoint.load

@@ -154,11 +154,8 @@ def loss_by_position(
     """The losses of `iters` global batches by position; collective, the same on all ranks.
 
     The position is the one that RoPE uses: with packing a token's index in its document, without packing its index in
-    the sample. So it is the number of tokens to which the token can attend.
-
-    Args:
-        edges: the ends of buckets, in increasing order; the end of the sequence is always one. Default: 512 and its
-            doublings.
+    the sample. So it is the number of tokens to which the token can attend. `edges` are the ends of buckets besides the
+    end of the sequence; default: 512 and its doublings.
 
     Raises ConfigError for edges that do not increase from 1, and DataError if no token counts.
     """
@@ -186,11 +183,7 @@ def needle_recall(
     parts: ParallelModel, feed: Feed, needles: NeedleDataset, iters: int, edges: Sequence[int] | None = None
 ) -> NeedleRecall:
     """The share of the values asked for in `iters` global batches that are found; collective, the same on all ranks.
-
-    Args:
-        feed: draws from `needles`, starting with its first sample.
-        edges: edges of distances, otherwise as in `loss_by_position`.
-    """
+    `feed` draws from `needles` from its first sample on; `edges`: of distances, as in `loss_by_position`."""
     bounds = _bounds(edges, needles.seq_length)
     num_samples = iters * feed.sampler.global_batch_size
     # For each question: the sum of the losses of its answer's tokens, and how many of the tokens are the likeliest.

@@ -106,10 +106,9 @@ class EvaluationApi(Run):
         tokens. A list of prompts, at most one global batch, takes as long as one prompt and returns a list. Changes no
         training state.
 
-        Args:
-            temperature: 0 takes the likeliest token each time; otherwise tokens are drawn from the `top_k` likeliest
-                (0: all), and from the fewest whose probabilities sum to `top_p`.
-            seed: seed of the draws, which depend on the layout only by its rounding.
+        A `temperature` of 0 takes the likeliest token each time; otherwise tokens are drawn from the `top_k` likeliest
+        (0: all), and from the fewest whose probabilities sum to `top_p`. Draws depend on `seed`, and on the layout only
+        by its rounding.
 
         A text ends after `max_new_tokens` or where the model ends the document. Raises ConfigError for a prompt that is
         too long, and for a text if the run has no tokenizer.

@@ -45,11 +45,7 @@ class Sink(Protocol):
 
 class Events:
     """A context manager that passes events on to the sinks and closes them at its end; only rank 0 has sinks.
-
-    Attributes:
-        history: the result of train().
-        saved_at: iteration of the last checkpoint of this start; None before the first checkpoint.
-    """
+    `history` is the result of train(), `saved_at` the iteration of the last checkpoint of this start, if any."""
 
     def __init__(self, parts: ParallelModel, callbacks: Sequence[Callback] = ()) -> None:
         self.history, self._parts, self._callbacks = History(), parts, callbacks
@@ -67,12 +63,8 @@ class Events:
             self._open(f"the log {log}", lambda name: JsonLines(name, log, header and header()))
 
     def open_all(self, done: int, header: Callable[[], RunHeader]) -> None:
-        """Open all sinks that the run asks for.
-
-        Args:
-            done: iterations completed before this start.
-            header: makes the header; called only if a log is written.
-        """
+        """Open all sinks that the run asks for. `done`: iterations completed before this start; `header` makes the
+        header, and is called only if a log is written."""
         config, logging = self._parts.config, self._parts.config.logging
         self.open_log(header)
         if self._parts.transients is not None and self._parts.transients.is_learning:

@@ -15,12 +15,8 @@ from memo.units import format_count
 
 
 def describe_start(parts: ParallelModel, prepared: Prepared, resumed_at: int | None = None) -> str:
-    """Sizes, weights, layout, data, plans, and on GPUs the peak that MFU refers to. Planned memory takes seconds to
-    describe.
-
-    Args:
-        resumed_at: the iteration of the checkpoint in --load, if the run resumes from one.
-    """
+    """Sizes, weights, layout, data, plans, and on GPUs the peak that MFU refers to; takes seconds for planned memory.
+    `resumed_at`: the iteration of the checkpoint in --load, if the run resumes from one."""
     config, grid, pipeline, attention = parts.config, parts.mesh.grid, parts.pipeline, prepared.attention
     model, samples, delta_nets = config.model, global_batch_size(config, grid.world_size), prepared.delta_nets
     lines = [

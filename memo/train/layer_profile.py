@@ -160,13 +160,11 @@ def measure(
     device: torch.device,
     states: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> LayerProfile:
-    """Measure layers on random input of the true size; collective, and the same result on all ranks.
+    """Measure `layers`, by index one of each kind that this rank has, on random input of the true size; collective, and
+    the same result on all ranks.
 
-    Weight gradients are added to `main_gradient`, which must be zeroed before training uses it.
-
-    Args:
-        layers: one layer of each kind that this rank has, by its index.
-        states: returns a context in which the layer of an index has its weights and gradients.
+    Weight gradients are added to `main_gradient`, which must be zeroed before training uses it. `states` returns a
+    context in which the layer of an index has its weights and gradients.
     """
     tokens, batch = rank_length(config), config.training.micro_batch_size
     dtype = torch_dtype(str(config.training.params_dtype))

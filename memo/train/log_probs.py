@@ -107,12 +107,8 @@ def token_weights(log_probs: Tensor, loss: LossOfLogProbs, counts: Tensor) -> tu
 
 def batches_on(feed: Feed, log_probs: Tensor, counts: Tensor, loss: LossOfLogProbs) -> tuple[list[Microbatch], float]:
     """Return this rank's microbatches of the next global batch, weighted so that a step has the gradient of `loss`, and
-    the value of `loss`.
-
-    Args:
-        feed: feed for training; its next global batch begins with the samples of `log_probs` (see `read_log_probs`).
-        counts: [samples, s], true for labels that count.
-    """
+    the value of `loss`. The next global batch of `feed`, for training, begins with the samples of `log_probs` [samples,
+    s]; `counts` [samples, s] is true for labels that count."""
     weights, value = token_weights(log_probs, loss, counts)
     first, missing = feed.sampler.consumed_samples, feed.sampler.global_batch_size - len(weights)
     whole = torch.cat([weights, weights.new_zeros(missing, weights.shape[1])])

@@ -42,11 +42,8 @@ def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
     main gradients. gloo's copies of tensors that it gathers and scatters are missing: some per cent of the peak with tp
     on CPUs (memo.estimate.program counts them). NCCL makes no copies.
 
-    Args:
-        config: checked, with a vocabulary, params_dtype, and --offload-alpha off or a number.
-
-    Raises ConfigError for --offload-alpha auto and --offload-granularity auto, and TraceError if layers make different
-    requests.
+    `config` is checked, with a vocabulary and params_dtype. Raises ConfigError for --offload-alpha auto and
+    --offload-granularity auto, and TraceError if layers make different requests.
     """
     parallel, model = config.parallel, config.model
     if config.memory.offload_alpha == "auto" and config.memory.swaps:

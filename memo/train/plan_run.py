@@ -28,9 +28,8 @@ def has_own_layout(config: RunConfig) -> bool:
 def plan_run(config: RunConfig, model: str, gpus: int, hardware: str | None = None) -> tuple[RunConfig, Choice]:
     """Return `config` with the fastest layout that fits, and the plan's choice.
 
-    Args:
-        model: a preset, or a Hugging Face directory, of which only config.json is read.
-        hardware: a machine as for `memo plan`; default: the machine with the first GPU here.
+    `model`: a preset, or a Hugging Face directory, of which only config.json is read; `hardware`: a machine as for
+    `memo plan`, by default the one with the first GPU here.
 
     Raises ConfigError for flags that the plan would overrule, for an unknown machine, and if nothing fits.
     """

@@ -52,12 +52,8 @@ class _Opened:
 
 
 class Run:
-    """The part of a Trainer that opens and closes a run, and takes its steps.
-
-    Attributes:
-        state: the contents of a checkpoint besides its tensors.
-        eval_sets: the evaluation sets by name; `eval_data` is the first of them.
-    """
+    """The part of a Trainer that opens and closes a run, and takes its steps. `state` has the contents of a checkpoint
+    besides tensors, `eval_sets` the evaluation sets by name, and `eval_data` is the first of them."""
 
     def __init__(self, prepared: Prepared, stop: GracefulStop | None) -> None:
         self._prepared, self.config, self.peak = prepared, prepared.config, prepared.peak

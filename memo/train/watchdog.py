@@ -51,12 +51,8 @@ _TIMEOUT_WORDS = ("Timed out", "timed out", "timeout", "Timeout")
 
 
 class Watchdog:
-    """Created once the ranks of a run know each other; close() ends both threads.
-
-    Attributes:
-        watch: observes the messages of the mesh that is built with it, and remembers the last message.
-        name: this rank's name in messages; None in a single process.
-    """
+    """Created once the ranks of a run know each other; close() ends both threads. `watch` observes the messages of the
+    mesh that is built with it; `name` is this rank's name in messages, None in a single process."""
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self.config, self.rank, self.watch = config, world.rank, Watch()

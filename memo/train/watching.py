@@ -78,10 +78,8 @@ class Meter:
     Make it before the model, because on a CPU it measures the size of the process without a model. torch loads more
     libraries in the first step, so this size counts as at least the estimate's.
 
-    Args:
-        interval: copies are timed in every interval-th step. Timing puts a few timestamps around each layer and copy
-            and waits for nothing. On CUDA they are events; events that are pending at the end of the step are read with
-            the next timed step.
+    Copies are timed in every interval-th step. Timing puts a few timestamps around each layer and copy and waits for
+    nothing. On CUDA they are events; events that are pending at the end of the step are read with the next timed step.
     """
 
     def __init__(self, device: torch.device, interval: int) -> None:

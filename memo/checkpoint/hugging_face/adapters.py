@@ -52,12 +52,8 @@ _OF_THE_RUN = (*_OF_TRAINING, "vocab_size", "max_position_embeddings")
 
 @dataclass(frozen=True)
 class AdaptedMatrix:
-    """One matrix of the Hugging Face model, and memo's matrices with adapters that are its parts.
-
-    Attributes:
-        parts: global name, place and shape of each of memo's matrices.
-        rows, columns: the shape [out, in] of the whole matrix.
-    """
+    """One matrix [rows, columns] of the Hugging Face model, and memo's matrices with adapters that are its parts: the
+    global name, place and shape of each."""
 
     parts: tuple[tuple[str, HuggingFacePlace, Shape], ...]
     rows: int

@@ -34,12 +34,8 @@ class _AddedToken:
 def add_token_ids(folder: Path, config: dict[str, Any], *, answers: bool) -> dict[str, Any]:
     """Return `config`, the content of a config.json, with missing token ids taken from the tokenizer in `folder`.
 
-    Writes generation_config.json if there is none.
-
-    Args:
-        folder: the exported model, with its tokenizer's files and chat template.
-        answers: whether the model has learned to answer in that template; then the special token that ends an answer
-            also ends a text.
+    Writes generation_config.json if there is none. If the model has learned to answer in the chat template of `folder`
+    (`answers`), the special token that ends an answer also ends a text.
 
     Raises CheckpointError or DataError for files that cannot be read, OSError if a file cannot be written.
     """

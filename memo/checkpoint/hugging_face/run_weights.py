@@ -15,11 +15,7 @@ from memo.errors import ConfigError
 
 @dataclass(frozen=True)
 class RunWeights:
-    """A checkpoint and its base model.
-
-    Attributes:
-        base: the model whose weights the run had frozen, which the checkpoint lacks; None if it has all weights.
-    """
+    """A checkpoint; `base`: the model whose weights the run had frozen, if the checkpoint lacks these."""
 
     final: Path
     index: Index

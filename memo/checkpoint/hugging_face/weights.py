@@ -34,12 +34,8 @@ _CODECS: tuple[_Codec, ...] = (bnb_nf4, fp8)
 
 
 class PretrainedWeights:
-    """The global tensors of a model; rectangles of them are read from the files of a Hugging Face model.
-
-    Attributes:
-        shapes: {memo's global name: shape}, in the model's order.
-        rest: names of tensors of a wrapper around the text model, which memo does not train.
-    """
+    """The global tensors of a model; rectangles of them are read from the files of a Hugging Face model. `rest` are the
+    names of tensors of a wrapper around the text model, which memo does not train."""
 
     def __init__(
         self,
