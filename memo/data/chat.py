@@ -33,13 +33,8 @@ def build_chat(
     split_eval: float = 0.0,
     reading: Reading = READING,
 ) -> BuildSummary:
-    """Build a corpus of lines, lists and tables of conversations, and of directories that contain such files.
-
-    tokenizer: directory of the model, its tokenizer.json, or `byte`.
-    chat_template: chatml, llama3 or plain, a Jinja file, or a directory that has one; default: the template of
-        `tokenizer`.
-    chat_form: the form of all records (`memo.data.conversations` lists the forms); default: by each record's fields.
-    split_eval: share of the conversations, in [0, 1), that goes to OUT-eval instead, as in `build_corpus`.
+    """Build a corpus of lines, lists and tables of conversations, and of directories that contain such files. The
+    arguments are the options of `memo data chat` (memo.cli.data); `split_eval` is its --eval-fraction.
 
     Raises ConfigError for arguments that do not fit together and DataError, with file and line, for conversations
     that cannot be read, rendered or learned from; an older corpus of the same name then stays unchanged.

@@ -106,16 +106,11 @@ def build_corpus(
     split_eval: float = 0.0,
     reading: Reading = READING,
 ) -> BuildSummary:
-    """Build OUT.bin, .idx and .json (for BPE also OUT-tokenizer.json) from files and directories.
+    """Build OUT.bin, .idx and .json (for BPE also OUT-tokenizer.json) from files and directories. The arguments are the
+    options of `memo data build` (memo.cli.data); `split_eval` is its --eval-fraction.
 
-    inputs: lines, lists and tables of documents, texts, and directories of such files (docs/data.md lists the kinds).
-    tokenizer: `byte`, a tokenizer.json or its directory, or `bpe` to train one of `vocab_size` on the inputs.
-    json_key: the key of a record, or the column of a table, that holds the text.
-    append_eod: end each document with the tokenizer's end-of-document token.
-    split_eval: share of the documents, in [0, 1), that goes to OUT-eval instead. The choice depends only on a
-        document's position in the inputs, so a second build holds out the same documents.
-
-    The corpus does not depend on the number of workers. Raises ConfigError for arguments that do not fit together and
+    Which documents are held out depends only on their position in the inputs, so a second build holds out the same. The
+    corpus does not depend on the number of workers. Raises ConfigError for arguments that do not fit together and
     for a missing package, DataError for inputs that cannot be read; an older corpus of the same name then stays
     unchanged.
     """

@@ -26,15 +26,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options for drawing the next token.
-
-    Attributes:
-        max_new_tokens: the most tokens after the prompt; a text may end before.
-        temperature: logits are divided by it; 0: always the likeliest token.
-        top_k: draw from this number of likeliest tokens; 0: from all tokens.
-        top_p: draw from the fewest likeliest tokens whose probabilities sum to this.
-        seed: seed of the draws.
-    """
+    """Options for drawing the next token; `Trainer.generate` explains them."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0

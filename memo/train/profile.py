@@ -43,14 +43,8 @@ def profile_run(
     oversubscribes: bool = False,
     attention: bool = False,
 ) -> None:
-    """Measure one layer on every rank of the run that `config` describes; rank 0 writes and prints.
-
-    Args:
-        out: file for the profile (schema "layer_profile"); None: only the cache keeps it.
-        trace_out: file for the memory requests of one step of rank 0 (schema "memory_trace"); None: not recorded.
-        is_managed: whether CUDA's managed memory serves the step while it is recorded.
-        oversubscribes: whether the step may then request more than the device has free.
-        attention: whether to measure attention kernels first, and to choose --attention-backend by the times.
+    """Measure one layer on every rank of the run that `config` describes; rank 0 writes and prints. The other arguments
+    are the options of `memo profile` (memo.cli.profile).
 
     Raises the errors of training for a run that cannot start, PlanError and HostMemoryError if there is no plan,
     AllocatorError if requests cannot be recorded, and ConfigError for managed memory without CUDA.

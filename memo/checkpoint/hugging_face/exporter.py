@@ -72,7 +72,6 @@ class Exported:
 
     @property
     def content(self) -> str:
-        """A description for people."""
         return f"an adapter of {self.architecture}" if self.files == [ADAPTER_FILE] else self.architecture
 
 
@@ -102,18 +101,7 @@ def export_checkpoint(
     base: str | Path | None = None,
 ) -> Exported:
     """Write OUT: config.json, the weights, and the tokenizer's files if they are known; for a LoRA run only the
-    adapters, in the files of PEFT.
-
-    Args:
-        checkpoint: a directory that --save or `memo import` wrote, or one iter_... in it.
-        dtype: dtype of the weights; default: the dtype in which the run computed, or the stored dtype after
-            `memo import`.
-        max_shard_bytes: limit of a file of weights, unless a single tensor is larger; this much is in memory at a time.
-        tokenizer: a directory with the tokenizer's files, or one file.
-        config_file: the run's config.toml; default: the file in `checkpoint`.
-        verify: whether to compare checksums.
-        merge_adapters: write the whole model of a LoRA run, with the adapters added to its weights.
-        base: the Hugging Face directory that a run with frozen weights started from; needed to write its whole model.
+    adapters, in the files of PEFT. The arguments are the options of `memo export` (memo.cli.export).
 
     Raises CheckpointError, and ConfigError for a model that no architecture of Hugging Face has. An export that fails
     is removed.
