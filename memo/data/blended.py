@@ -130,19 +130,17 @@ class BlendedDataset:
         return self.corpora[corpus].sample(number)
 
     def where(self, index: int, offset: int) -> str:
-        """The source of token `offset` of the window of sample `index`, as its corpus describes it."""
         corpus, number = self.order.locate(index)
         return self.corpora[corpus].where(number, offset)
 
     def identity(self) -> dict[str, Fact]:
-        """{flag: fact} of everything that determines its samples, besides lengths and seed."""
         facts = [corpus.identity() for corpus in self.corpora]
         shares = zip(self.order.weights.tolist(), facts, strict=True)
         merged = {name: value for each in facts for name, value in each.items()}
         return {**merged, "data_path": " + ".join(f"{weight!r} of {each['data_path']}" for weight, each in shares)}
 
     def describe(self, num_samples: int | None = None) -> str:
-        """A description for people; with `num_samples` of a run it tells how often the run reads each corpus."""
+        """With `num_samples` of a run this also tells how often the run reads each corpus."""
         lines = [f"a blend of {len(self.corpora)} corpora, {self.samples_per_epoch:,} samples an epoch"]
         counts = None if num_samples is None else self.order.counts(num_samples).tolist()
         for place, corpus in enumerate(self.corpora):

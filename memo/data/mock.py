@@ -25,7 +25,6 @@ class MockDataset:
         self.mean_document_length = mean_document_length
 
     def identity(self) -> dict[str, Fact]:
-        """{flag: fact} of everything that determines its samples, besides lengths and seed."""
         length = self.mean_document_length
         return {"data_path": "mock data" if length is None else f"mock data, {length} tokens a document"}
 

@@ -109,7 +109,7 @@ class PackedAnswers:
         return self._windows[self._order(epoch)[offset // self.sides]]
 
     def where(self, index: int, offset: int) -> str:
-        """File, document and token of token `offset` of the window of sample `index`, all counted from 0."""
+        """File, document and token, all counted from 0."""
         documents = self._documents(index)
         ends = np.cumsum(self._lengths[documents])
         place = int(np.searchsorted(ends, offset, side="right"))
@@ -119,12 +119,10 @@ class PackedAnswers:
         return f"{self._indexed.prefix}.bin, document {self._indexed.first_document + documents[place]}, token {token}"
 
     def identity(self) -> dict[str, Fact]:
-        """{flag: fact} of everything that determines its samples, besides lengths and seed."""
         content = f"{self._indexed.describe_content()}, answers {self._answers.describe_content()}"
         return {"data_path": content, "packing": self.packing, "long_conversations": self.long_conversations}
 
     def describe(self) -> str:
-        """A description for people."""
         share = 100.0 * self.num_tokens / (self.samples_per_epoch * (self.seq_length + 1))
         text = f"{self.num_kept:,} {self.noun} in {self.samples_per_epoch:,} samples, {share:.1f} % full"
         if self.num_truncated:

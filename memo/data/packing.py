@@ -77,7 +77,7 @@ class PackedDataset:
         return cut_sample(window, ends if self.packing else ends[:0])
 
     def where(self, index: int, offset: int) -> str:
-        """File, document and token of token `offset` of the window of sample `index`, all counted from 0."""
+        """File, document and token, all counted from 0."""
         epoch, start = self._window(index)
         place = int(np.searchsorted(epoch.ends, start + offset, side="right"))
         document = int(epoch.documents[place])
@@ -85,11 +85,9 @@ class PackedDataset:
         return f"{self._indexed.prefix}.bin, document {self._indexed.first_document + document}, token {token}"
 
     def identity(self) -> dict[str, Fact]:
-        """{flag: fact} of everything that determines its samples, besides lengths and seed."""
         return {"data_path": self._indexed.describe_content(), "packing": self.packing}
 
     def describe(self) -> str:
-        """A description for people."""
         return f"{self.num_tokens:,} tokens of {len(self._documents):,} documents in {self.samples_per_epoch:,} samples"
 
     def _window(self, index: int) -> tuple[_Epoch, int]:

@@ -33,7 +33,11 @@ class Sample:
 
 @runtime_checkable
 class SampleDataset(Protocol):
-    """An endless sequence of samples by index; the same index always gives the same sample."""
+    """An endless sequence of samples by index; the same index always gives the same sample.
+
+    memo's own also have where(index, offset), the source of token `offset` of the window of a sample; identity(),
+    {flag: fact} of everything that determines the samples besides lengths and seed; and describe(), for people.
+    """
 
     @property
     def seq_length(self) -> int: ...

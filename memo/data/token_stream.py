@@ -99,15 +99,13 @@ class TokenStream:
         return (num_tokens - 1) // self.seq_length
 
     def where(self, index: int, offset: int) -> str:
-        """The source of token `offset` of the window of sample `index`."""
         return f"{self._name} ({self._kind}), token {index * self.seq_length + offset} of those it hands out"
 
     def identity(self) -> dict[str, Fact]:
-        """{flag: fact} that identifies the stream, by its first sample."""
+        """The stream is known by its first sample."""
         return {"data_path": self._begin, "packing": self.packing}
 
     def describe(self) -> str:
-        """A description for people."""
         order = "shuffled each epoch" if self._has_numbers else "in the order of its own"
         return f"documents from a {self._kind}, {order}"
 
