@@ -40,22 +40,19 @@ _MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Owner:
-    """The run that owns a directory.
-
-    Attributes:
-        token: a random name of this start of the run.
-        machine, process_start: from memo.artifacts.processes; process numbers are unique within one machine.
-        job, restart: torchrun's name of the job ("" without torchrun) and the number of its restarts.
-    """
+    """The run that owns a directory."""
 
     token: str
+    """A random name of this start of the run."""
     host: str
     machine: str
+    """As memo.artifacts.processes names it; process numbers are unique within one machine."""
     pid: int
     process_start: str
     user: str
     since: str
     job: str = ""
+    """torchrun's name of the job; "" without torchrun."""
     restart: int = 0
 
     @classmethod

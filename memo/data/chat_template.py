@@ -49,18 +49,14 @@ _BEGIN, _END = "\ufdd0", "\ufdd1"
 
 @dataclass(frozen=True)
 class Rendered:
-    """The text of a document.
-
-    Attributes:
-        where: the file and line of its record, for messages.
-        spans: characters [begin, end) of the learned parts, in order.
-        ends: whether an end-of-document token follows the text, and is learned.
-    """
+    """The text of a document, and the file and line of its record, for messages."""
 
     where: str
     text: str
     spans: tuple[tuple[int, int], ...]
+    """Characters [begin, end) of the learned parts, in order."""
     ends: bool = False
+    """Whether an end-of-document token follows the text, and is learned."""
 
 
 class _Generation(Extension):
@@ -135,19 +131,13 @@ def _limited(where: str, say: Callable[[str], str], num_characters: int = 0) -> 
 
 
 class ChatTemplate:
-    """Renders conversations.
-
-    Args:
-        source: the template in Jinja.
-        variables: variables of the template, such as bos_token and eos_token.
-        special_texts: spellings of special tokens, one of which ends an answer.
-        name: name of the file, for messages.
-    """
+    """Renders conversations by a template in Jinja."""
 
     def __init__(
         self, source: str, *, variables: Mapping[str, str], special_texts: Sequence[str], name: str | Path
     ) -> None:
-        """Raises DataError for a template that Jinja cannot compile."""
+        """`variables`, such as bos_token and eos_token; `special_texts`: spellings of special tokens, one of which ends
+        an answer; `name` of the file, for messages. Raises DataError for a template that Jinja cannot compile."""
         self.source, self.name, self._special_texts = source, name, tuple(special_texts)
         self._variables = dict(variables)
         self._marks = re.search(r"{%[-+]?\s*generation\s*[-+]?%}", source) is not None

@@ -47,19 +47,15 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """The conversation of one record.
-
-    Attributes:
-        where: its file and line, for messages to users.
-        messages: the messages, at least one of them by the assistant.
-        learned: for each message of the assistant, in order, whether it is learned; at least one is.
-        variables: variables for the chat template: `tools`, JSON schemas of functions, and others.
-    """
+    """The conversation of one record, and its file and line, for messages to users."""
 
     where: str
     messages: tuple[Message, ...]
+    """At least one of them is by the assistant."""
     learned: tuple[bool, ...]
+    """For each message of the assistant, in order, whether it is learned; at least one is."""
     variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables for the chat template: `tools`, JSON schemas of functions, and others."""
 
 
 def is_conversation(fields: Collection[str]) -> bool:

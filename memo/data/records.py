@@ -52,22 +52,19 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class RecordPiece:
-    """Consecutive records of one file.
-
-    Attributes:
-        unit: "line", "element" or "row"; "" if the file is one record.
-        numbers: numbers of the records, from 1 on.
-        records: JSON as bytes, rows as dicts, texts, or the errors of rows.
-        done_bytes: bytes of all files read at the end of this piece.
-        broken: the reason if the file cannot be read after these records, else None.
-    """
+    """Consecutive records of one file."""
 
     file: str
     unit: str
+    """"line", "element" or "row"; "" if the file is one record."""
     numbers: list[int]
+    """From 1 on."""
     records: list[Any]
+    """JSON as bytes, rows as dicts, texts, or the errors of rows."""
     done_bytes: int = 0
+    """Bytes of all files read at the end of this piece."""
     broken: DataError | None = None
+    """The reason if the file cannot be read after these records."""
 
     def each(self, make: Callable[[Any, str], Made]) -> tuple[list[Made], list[DataError]]:
         """Return the results of make(value, where) for all records, and the errors: of records that are no JSON or that

@@ -14,7 +14,6 @@ class Agreement:
     """Loss and requests of a step, which the host reads together with the gradient norm.
 
     Attributes:
-        loss: the loss of the global batch.
         stops: whether some rank was asked to stop; all ranks then stop after the same step.
         failed: whether some rank could not write a checkpoint; all ranks then raise CheckpointError.
         saves: whether a checkpoint is due by the deciding rank's clock; all ranks then save after the same step.

@@ -22,16 +22,13 @@ class History:
     take. Beyond 16,384 steps it keeps every second step, then every fourth and so on, and always the last step; the
     file of --log-jsonl has all steps.
 
-    Attributes:
-        records: one StepRecord a step.
-        evaluations: (iteration, nats per token) of each evaluation between steps.
-        num_steps: number of steps taken.
-        trained_s: seconds that the steps took.
+    `trained_s` are the seconds that its `num_steps` steps took.
     """
 
     def __init__(self) -> None:
         self.records: list[StepRecord] = []
         self.evaluations: list[tuple[int, float]] = []
+        """(iteration, nats per token) of each evaluation between steps."""
         self.num_steps, self.trained_s = 0, 0.0
         self._every = 1
         self._is_last_extra = False

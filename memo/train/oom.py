@@ -45,25 +45,20 @@ _PLACES = (
 
 @dataclass(frozen=True)
 class Shortage:
-    """The memory of one rank when it ran out of it.
-
-    Attributes:
-        place: the part of the step that was running.
-        asked_bytes: bytes of the failed request; None if the error does not name them.
-        used_bytes: bytes in use by component; the failed request counts as transient.
-        foreseen_bytes: bytes by component as forecast before training.
-        free: words about the free memory of the device, for a message.
-        scattered_bytes: free bytes that torch's allocator holds in pieces (fragmentation).
-        noise_bytes: used_bytes may be too high by this.
-    """
+    """The memory of one rank when it ran out of it, in use and as foreseen before training, by component."""
 
     place: str
+    """The part of the step that was running."""
     asked_bytes: int | None
+    """Of the failed request, which counts as used; None if the error does not name them."""
     used_bytes: dict[str, int]
     foreseen_bytes: dict[str, int]
     free: str = ""
+    """Words about the free memory of the device."""
     scattered_bytes: int = 0
+    """Free bytes that torch's allocator holds in pieces (fragmentation)."""
     noise_bytes: int = 0
+    """used_bytes may be too high by this."""
 
     @property
     def grown(self) -> str | None:

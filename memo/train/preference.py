@@ -99,13 +99,8 @@ class PairsOfBatch:
 
 
 class PreferenceSteps:
-    """Draws the microbatches of the steps of a run with --preference.
-
-    Args:
-        feed: feed of the training data.
-        say: prints a line, on one rank.
-        begin: tells the watchdog which work begins now.
-    """
+    """Draws the microbatches of the steps of a run with --preference from the `feed` of its training data. `say` prints
+    a line, on one rank; `begin` tells the watchdog which work begins now."""
 
     def __init__(
         self, parts: ParallelModel, feed: Feed, say: Callable[[str], None], begin: Callable[[str], None]

@@ -57,23 +57,18 @@ from memo.train.preference import stored_reference
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that has passed every check.
-
-    Attributes:
-        config: resolved on this rank; only the first rank of each node resolves auto for layers.
-        placement: CPU threads and NUMA node of this rank, for people.
-        delta_nets: the kernels of gated delta nets, if the model has any.
-        is_granularity_chosen: whether --offload-granularity was auto.
-        tokenizer: of the corpus or of the pretrained model; None if neither names one.
-    """
+    """A run that has passed every check."""
 
     config: RunConfig
+    """Resolved on this rank; only the first rank of each node resolves auto for layers."""
     world_size: int
     device_type: str
     dtype: torch.dtype
     peak: PeakFlops
     placement: str
+    """CPU threads and NUMA node of this rank, for people."""
     is_granularity_chosen: bool
+    """Whether --offload-granularity was auto."""
     attention: AttentionChoice
     delta_nets: AttentionChoice | None
     train_data: SampleDataset

@@ -108,13 +108,10 @@ def decide(
     host: HostBudget,
     device: torch.device,
 ) -> ChosenSwap:
-    """Solve for the tiles that move; the ranks of a stage agree on the minimum of their solutions.
+    """Solve for the tiles that move, from a profile that is the same on all ranks; the ranks of a stage agree on the
+    minimum of their solutions, and those of a node measure the disk together.
 
-    Args:
-        profile: the same on all ranks.
-        free_bytes: bytes of the device for activations.
-        host: the budget of host memory, from which states have drawn their bytes. The ranks of a node measure the disk
-            together.
+    `free_bytes`: bytes of the device for activations; `host`: a budget from which states have drawn their bytes.
     """
     plan, sweep = _plans(config, mesh, ops)
     problem = _problem(config, mesh, plan, sweep, profile, free_bytes, host)
