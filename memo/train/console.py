@@ -31,12 +31,13 @@ def log_line(record: StepRecord, train_iters: int, form: LogFormat = "short") ->
 def _short_line(record: StepRecord, train_iters: int) -> str:
     """Fields that few iterations have, such as the count of skipped ones, may make the line longer than 120 columns."""
     now, width = datetime.datetime.now().strftime("%m-%d %H:%M:%S"), len(str(train_iters))
+    step_s = record.step_time_s
     fields = [
         f"{now} iteration {record.iteration:{width}d}/{train_iters}",
         f"loss {record.lm_loss:.4f}",
         f"grad norm {record.grad_norm:.4g}",
         f"lr {record.lr:.2e}",
-        _step_time(record.step_time_s),
+        f"{step_s * 1e3:.0f} ms" if step_s < 1 else format_duration_s(step_s),
         f"TGS {record.tgs:,.0f}",
     ]
     mfu = [] if record.mfu_percent is None else [f"MFU {record.mfu_percent:.1f}%"]
@@ -56,10 +57,6 @@ def _routers(record: StepRecord, names: Sequence[str], form: str) -> list[str]:
     """The losses of routers and the load imbalance of experts, if the model has experts."""
     values = (record.load_balancing_loss, record.z_loss, record.load_imbalance)
     return [form.format(name, value) for name, value in zip(names, values, strict=True) if value is not None]
-
-
-def _step_time(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else format_duration_s(seconds)
 
 
 def _megatron_line(record: StepRecord, train_iters: int) -> str:
@@ -146,18 +143,15 @@ def describe_end(config: RunConfig, history: History, iteration: int, is_on_cpu:
     if history.evaluations:
         loss += f", validation loss {history.evaluations[-1][1]:.4f}"
     tokens = history.num_steps * last.global_batch_size * config.data.seq_length
+    peaks = format_bytes(last.host_peak_bytes)
+    if not is_on_cpu:  # there one resident set holds everything
+        peaks = f"{format_bytes(last.device_peak_bytes)} of the device, {peaks} of the host"
     lines = [
         f"trained {history.num_steps:,} iterations, {tokens:,} tokens, in "
         f"{format_duration_s(history.trained_s)}: {loss}",
-        f"peak memory of rank 0: {_peaks(last, is_on_cpu)}",
+        f"peak memory of rank 0: {peaks}",
     ]
     return "\n".join([*lines, *_next(config, saved)])
-
-
-def _peaks(last: StepRecord, is_on_cpu: bool) -> str:
-    if is_on_cpu:  # one resident set holds everything
-        return format_bytes(last.host_peak_bytes)
-    return f"{format_bytes(last.device_peak_bytes)} of the device, {format_bytes(last.host_peak_bytes)} of the host"
 
 
 def _next(config: RunConfig, saved: Path | None) -> Sequence[str]:

@@ -127,12 +127,7 @@ def speed(config: RunConfig, samples_per_s: float, peak_flops: float) -> dict[st
 
 
 def _scalars(record: StepRecord) -> dict[str, float]:
-    """The measured values of a record, by the names that trackers show."""
-    values = dataclasses.asdict(record)
+    """The measured values of a record by the names that trackers show; rewards have TRL's, such as rewards/margins."""
+    values = {name: value for name, value in dataclasses.asdict(record).items() if value is not None}
     del values["iteration"]
-    return {_shown_name(name): value for name, value in values.items() if value is not None}
-
-
-def _shown_name(field: str) -> str:
-    """The name of a field in trackers; rewards have TRL's names, such as rewards/margins."""
-    return field.replace("rewards_", "rewards/").replace("_", "-")
+    return {name.replace("rewards_", "rewards/").replace("_", "-"): value for name, value in values.items()}

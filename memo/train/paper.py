@@ -99,7 +99,12 @@ def _run(config: RunConfig, mesh: Mesh) -> Trace:
         pipeline, chunks = build_chunks(config, mesh, dtype, _DEVICE)
         add_router_losses(config, mesh, chunks, _DEVICE)
         gradients = FakeGradients(nn.ModuleList(chunks), dtype)
-        _hand_over(config, mesh, chunks, gradients)
+        if config.memory.swaps:
+            moved = config.memory.offload_alpha
+            assert not isinstance(moved, str), "auto is refused, and off does not swap"
+            put_on_tiles(config, mesh, chunks, scratch_for(config, moved, _DEVICE), gradients)
+        else:
+            keep_on_device(config, mesh, chunks, gradients, _DEVICE)
         batch = _batch(config)
         executor = build_stage(config, mesh, pipeline, _DEVICE)
         phases = Phases(recorder.phase)
@@ -112,16 +117,6 @@ def _run(config: RunConfig, mesh: Mesh) -> Trace:
         forwards = [functools.partial(forward, chunk) for chunk in chunks]
         executor.run(one_f_one_b(pipeline, mesh.at.pp), forwards, phases.enter)
     return recorder.trace({})
-
-
-def _hand_over(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradients: FakeGradients) -> None:
-    """Hand the layers to the executor, as in training."""
-    alpha = config.memory.offload_alpha
-    if not config.memory.swaps:
-        keep_on_device(config, mesh, chunks, gradients, _DEVICE)
-    else:
-        assert not isinstance(alpha, str)
-        put_on_tiles(config, mesh, chunks, scratch_for(config, alpha, _DEVICE), gradients)
 
 
 def _batch(config: RunConfig) -> Microbatch:

@@ -54,12 +54,6 @@ def prepare_allocator(config: MemoryConfig, device_type: str) -> None:
         PlannedAllocator.install("cuda")
 
 
-def _segments() -> str:
-    """Words for people if torch's CUDA allocator uses expandable segments by its snapshot, else ""."""
-    is_expandable = torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
-    return " with expandable_segments" if is_expandable else ""
-
-
 def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, Any]:
     """The description of a run that is written into a trace."""
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "parallel", "memory")}
@@ -119,7 +113,7 @@ class Transients:
             self.allocator = PlannedAllocator.install("cuda" if device_type == "cuda" else "cpu")
         except AllocatorError as error:
             self.reason = str(error)
-        self.phases = Phases(_untold if self.allocator is None else self.allocator.mark)
+        self.phases = Phases((lambda *_: None) if self.allocator is None else self.allocator.mark)
 
     def iteration(self) -> contextlib.AbstractContextManager[None]:
         """A context around one step: forwards, backwards, reduction and optimizer."""
@@ -254,7 +248,8 @@ class Transients:
         if self.is_learning:
             return "torch's own allocator serves the first steps; a plan is made from them, for the steps after"
         if self.planned is None:
-            segments = _segments() if self.on_cuda else ""
+            is_expandable = self.on_cuda and torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
+            segments = " with expandable_segments" if is_expandable else ""
             return f"not planned, torch's own allocator serves it{segments}: {self.reason}"
         note = f"{between}some requests will not be as planned: {self.reason}" if self.reason else ""
         return tell(self.planned.plan, self.planned.trace) + note
@@ -274,7 +269,3 @@ class Transients:
     def statistics(self) -> Statistics | None:
         """Counts since the plan was made; None without a plan."""
         return self.allocator.statistics if self.allocator is not None and self.planned is not None else None
-
-
-def _untold(kind: str, layer: int, microbatch: int) -> None:
-    """Ignore marks of phases, because there is no allocator to tell."""

@@ -116,7 +116,7 @@ def export_checkpoint(
     chosen = dtype or config.training.params_dtype
     torch_dtype = None if chosen is None else DTYPES[chosen]
     name = None if torch_dtype is None else str(torch_dtype).removeprefix("torch.")
-    ancestor = _ancestor(final)
+    ancestor = None if model_file(_companions(final), CONFIG_FILE) is None else read_config(_companions(final))
     theirs = write_config(config.model, _num_positions(config), name, ancestor)
     state, index = open_checkpoint(final, verify=verify)
     _check_model(final, state, config)
@@ -210,11 +210,6 @@ def _rest(final: Path) -> Path:
             "one was made from with `memo import`, and copy the file from its hugging_face folder"
         )
     return found
-
-
-def _ancestor(final: Path) -> HuggingFaceModel | None:
-    directory = _companions(final)
-    return None if model_file(directory, CONFIG_FILE) is None else read_config(directory)
 
 
 def _their_tensors(
