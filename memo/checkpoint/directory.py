@@ -152,28 +152,24 @@ def publish(final: Path, state: RunState) -> None:
     _remove(replaced(final))
 
 
-def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
+def remove_older(final: Path, keep_latest_k: int) -> None:
     """Delete whole checkpoints older than the published `final`, so that the newest K remain, `final` included.
 
     0 deletes only checkpoints that --save-interval-minutes alone asked for. Checkpoints newer than `final` (they remain
     if a run goes back to an older one), links, and incomplete checkpoints are neither counted nor deleted. While steps
-    are being skipped, the last checkpoint from before the first skip is kept as well. Returns the deleted checkpoints,
-    the oldest first. Raises OSError.
+    are being skipped, the last checkpoint from before the first skip is kept as well. Raises OSError.
     """
     older = [path for path in whole_checkpoints(final.parent) if _iteration(path) < _iteration(final)]
     if keep_latest_k:
         gone = older[: max(0, len(older) - (keep_latest_k - 1))]
     else:
         gone = [path for path in older if _says(path, lambda state: state.by_time)]
-    before_skips = (
-        path for path in (final, *reversed(older)) if _says(path, lambda state: state.consecutive_skips == 0)
-    )
-    spared = next(before_skips, None)
-    gone = [path for path in gone if path != spared]
+    newest_first = (final, *reversed(older))
+    spared = next((path for path in newest_first if _says(path, lambda state: state.consecutive_skips == 0)), None)
     for path in gone:
-        os.replace(path, partial(path))  # a process killed during rmtree leaves no damaged checkpoint under this name
-        shutil.rmtree(partial(path))
-    return gone
+        if path != spared:
+            os.replace(path, partial(path))  # a process killed during rmtree leaves no damaged checkpoint of this name
+            shutil.rmtree(partial(path))
 
 
 def whole_checkpoints(root: Path) -> list[Path]:
