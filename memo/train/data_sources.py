@@ -108,11 +108,11 @@ def open_dataset(
     dataset = open_corpora(flag, words, data, config.training.seed, part)
     for prefix in read_blend(flag, words).prefixes:
         facts = f"{prefix}.json"
-        if os.path.exists(facts) and CorpusFacts.load(prefix).vocab_size > vocab_size:
+        used = CorpusFacts.load(prefix).vocab_size if os.path.exists(facts) else 0
+        if used > vocab_size:
             raise ConfigError(
-                f"--vocab-size is {vocab_size}, but {facts} says that the corpus uses "
-                f"{CorpusFacts.load(prefix).vocab_size} tokens: leave --vocab-size out, or build the corpus "
-                "with the model's own tokenizer"
+                f"--vocab-size is {vocab_size}, but {facts} says that the corpus uses {used} tokens: leave "
+                "--vocab-size out, or build the corpus with the model's own tokenizer"
             )
     return dataset
 
