@@ -118,33 +118,14 @@ class _Pairs(_Rendered):
 def _run(
     kind: type[_Split], function: Callable[..., BuildSummary], examples: Sequence[str], argv: Sequence[str]
 ) -> None:
-    """`memo data NAME ...`: parse the options and build."""
+    """`memo data NAME ...`: call a build function, whose arguments are named like the options, and print a summary."""
     prog = " ".join(examples[0].split()[:3])
     options: Any = parse_options(kind, argv, prog=prog, examples=examples)
-    if kind is _Demo:
-        _build(function, options, options.out)
-        return
-    paths = options.paths
-    given = ", ".join(paths) or "none"
-    require(len(paths) > 1, f"memo data needs two paths or more, but got {given}: give IN... and then OUT")
-    require(
-        Path(paths[-1]).name,
-        f"memo data: OUT is {paths[-1]!r}, which names no file: give the prefix of those to write, such as data/mine",
-    )
-    _build(function, options, paths[:-1], paths[-1])
-
-
-demo = partial(_run, _Demo, build_demo, ("memo data demo data/demo",))
-build = partial(_run, _Build, build_corpus, BUILD_EXAMPLES)
-chat = partial(_run, _Chat, build_chat, CHAT_EXAMPLES)
-pairs = partial(_run, _Pairs, build_pairs, PAIRS_EXAMPLES)
-
-
-def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str | Sequence[str]) -> None:
-    """Call a build function of memo.data, whose arguments are named like the options, and print a summary."""
-    given = {name: value for name, value in vars(options).items() if name not in ("out", "paths", "eval_fraction")}
+    given = dict(vars(options))
+    places = [given.pop("out")] if kind is _Demo else _inputs_and_out(given.pop("paths"))
+    share = given.pop("eval_fraction")
     reading = Reading(**{field.name: given.pop(field.name) for field in fields(Reading) if field.name in given})
-    summary = function(*paths, split_eval=options.eval_fraction, reading=reading, **given)
+    summary = function(*places, split_eval=share, reading=reading, **given)
     print(_line(str(summary.prefix), summary.train))
     if summary.evaluation is not None:
         print(_line(f"{summary.prefix}-eval", summary.evaluation))
@@ -157,6 +138,22 @@ def _build(function: Callable[..., BuildSummary], options: _Split, *paths: str |
         print(f"read {size} in {summary.seconds:.1f} s, {rate} a second")
     flags = "" if summary.train.num_pairs is None else " --preference dpo"
     print(f"train on it: memo train --data-path {shlex.quote(str(summary.prefix))}{flags}")
+
+
+def _inputs_and_out(paths: Sequence[str]) -> list[str | Sequence[str]]:
+    given = ", ".join(paths) or "none"
+    require(len(paths) > 1, f"memo data needs two paths or more, but got {given}: give IN... and then OUT")
+    require(
+        Path(paths[-1]).name,
+        f"memo data: OUT is {paths[-1]!r}, which names no file: give the prefix of those to write, such as data/mine",
+    )
+    return [paths[:-1], paths[-1]]
+
+
+demo = partial(_run, _Demo, build_demo, ("memo data demo data/demo",))
+build = partial(_run, _Build, build_corpus, BUILD_EXAMPLES)
+chat = partial(_run, _Chat, build_chat, CHAT_EXAMPLES)
+pairs = partial(_run, _Pairs, build_pairs, PAIRS_EXAMPLES)
 
 
 def _line(prefix: str, facts: CorpusFacts) -> str:
