@@ -8,18 +8,15 @@ from torch.distributed import ProcessGroup
 from memo.checkpoint.chunks import global_chunks
 from memo.checkpoint.store import SegmentState
 from memo.errors import DivergenceError
-from memo.mesh import Mesh
 from memo.mesh.objects import of_all_ranks
 
 
-def check_finite(
-    segments: Sequence[SegmentState], iteration: int, mesh: Mesh, group: ProcessGroup | None = None
-) -> None:
-    """Raises DivergenceError on every rank if any value is not finite, naming its tensor; collective.
+def check_finite(segments: Sequence[SegmentState], iteration: int, group: ProcessGroup | None) -> None:
+    """Raises DivergenceError on every rank of `group` if any value is not finite, naming its tensor; collective.
 
-    It reads all values once without a copy, and waits for the device. `group` has all ranks; default: mesh.world.
+    It reads all values once without a copy, and waits for the device.
     """
-    found = of_all_ranks(_first_not_finite(segments), mesh.world if group is None else group)
+    found = of_all_ranks(_first_not_finite(segments), group)
     names = [f"{name} on rank {rank}" for rank, name in enumerate(found) if name is not None]
     if names:
         more = f" and of {len(names) - 1} more ranks" if len(names) > 1 else ""

@@ -29,17 +29,17 @@ not returned, libraries that the first step loads. It was 10 to 75 MiB in four s
 
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
-_PLACES = (
-    ("memo.parallel.loss", "the loss"),
-    ("memo.train.optimizer", "the optimizer's step"),
-    ("memo.parallel.data", "the reduction of gradients"),
-    ("memo.executor.layer", "a layer"),
-    ("memo.executor.sweep", "a layer"),
-    ("memo.executor.tile_machine", "a layer"),
-    ("memo.model.layer", "a layer"),
-    ("memo.parallel.stage_messages", "a backward or the messages between stages"),
-    ("memo.parallel.pipeline", "a backward or the messages between stages"),
-)
+_PLACES = {
+    "memo.parallel.loss": "the loss",
+    "memo.train.optimizer": "the optimizer's step",
+    "memo.parallel.data": "the reduction of gradients",
+    "memo.executor.layer": "a layer",
+    "memo.executor.sweep": "a layer",
+    "memo.executor.tile_machine": "a layer",
+    "memo.model.layer": "a layer",
+    "memo.parallel.stage_messages": "a backward or the messages between stages",
+    "memo.parallel.pipeline": "a backward or the messages between stages",
+}
 """Parts of a step by module; the innermost module on the stack counts. Autograd's backward has no Python frame."""
 
 
@@ -136,9 +136,8 @@ def asked_bytes(message: str) -> int | None:
 def place_of(trace: TracebackType | None) -> str:
     """The part of a step that was running, for people."""
     found = "the step"
-    names = dict(_PLACES)
     while trace is not None:
-        found = names.get(trace.tb_frame.f_globals.get("__name__", ""), found)
+        found = _PLACES.get(trace.tb_frame.f_globals.get("__name__", ""), found)
         trace = trace.tb_next
     return found
 

@@ -186,11 +186,11 @@ class Persistence:
             self.background.finish()
 
     def _write(self, target: Path, state: RunState, segments: list[SegmentState], on_read: Callable[[], None]) -> Path:
+        owned, group = self._owned, self.mesh.background or self.mesh.world
         if self._is_own(target):
-            owned, group = self._owned, self.mesh.background or self.mesh.world
             from_rank_zero(lambda: None if owned is None else owned.check(), group)
-        check_finite(segments, state.iteration, self.mesh, self.mesh.background)
-        path = save_checkpoint(target, state, segments, self.mesh, group=self.mesh.background, on_read=on_read)
+        check_finite(segments, state.iteration, group)
+        path = save_checkpoint(target, state, segments, self.mesh, group=group, on_read=on_read)
         self._remove_older(path)
         return path
 

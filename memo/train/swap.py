@@ -1,6 +1,7 @@
 """Sets up token-wise swapping for a model that is already built: profile, plan, slots, wrapped layers."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,16 +85,8 @@ def choose(
     units = {index: data_parallel.layer_units[position] for position, index in enumerate(layers)}
     of_kinds = {index: layers[index] for index in one_of_each_kind(config.model, layers)}
 
-    def measured() -> LayerProfile:
-        return measure(
-            config,
-            mesh,
-            of_kinds,
-            data_parallel.main_gradients.main_gradient,
-            device,
-            lambda i: data_parallel.scratch(units[i]),
-        )
-
+    gradient, states = data_parallel.main_gradients.main_gradient, lambda index: data_parallel.scratch(units[index])
+    measured = functools.partial(measure, config, mesh, of_kinds, gradient, device, states)
     profile, origin = obtain(config, mesh, device, measured)
     return decide(config, mesh, ops, profile, origin, free_bytes, host, device)
 
