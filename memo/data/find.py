@@ -32,7 +32,7 @@ def check_corpora(config: RunConfig) -> None:
 
 
 def check_prefix(flag: str, prefix: str, model: str | None = None) -> None:
-    """Raises DataError unless PREFIX.bin and PREFIX.idx are there; it may name `model`, whose tokenizer builds one."""
+    """Raises DataError unless PREFIX.bin and PREFIX.idx are there; its remedy names the tokenizer of `model`."""
     missing = [suffix for suffix in _PAIR if not os.path.isfile(f"{prefix}{suffix}")]
     if missing:
         raise DataError(f"{flag} {prefix}: {_problem(flag, prefix, model, missing)}")

@@ -110,8 +110,8 @@ def utf8(text: str, where: str) -> bytes:
 def read_pieces(files: Sequence[Path], column: str | None, *, lines_of_text: bool = False) -> Iterator[RecordPiece]:
     """Yield the records of all files in turn; a file that cannot be read ends with a broken piece.
 
-    Of tables that have `column` only this column is read. With `lines_of_text` a file with an unknown suffix has lines
-    of JSON rather than one text. Raises ConfigError for a file that needs a package that is not installed.
+    Only `column` is read from tables that have it. With `lines_of_text` a file with an unknown suffix has lines of JSON
+    rather than one text. Raises ConfigError for a file that needs a package that is not installed.
     """
     before = 0
     for path in files:

@@ -50,7 +50,7 @@ class Shortage:
     place: str
     """The part of the step that was running."""
     asked_bytes: int | None
-    """Of the failed request, which counts as used; None if the error does not name them."""
+    """Bytes of the failed request, which counts as transient; None if the error does not name them."""
     used_bytes: dict[str, int]
     foreseen_bytes: dict[str, int]
     free: str = ""
