@@ -43,8 +43,7 @@ class _Options:
     host_memory_gib: SizeGib | None = None
     """Host memory of each node that the run gets; default: the share of its GPUs in the machine's."""
     rank: int | None = None
-    """The rank to rehearse; default: one rank each of the first, second and last pipeline stage, because ranks of a
-    stage are alike."""
+    """The rank to rehearse; default: of the first, second and last pipeline stage the rank that needs most memory."""
     trace_out: str | None = None
     """File for the trace of one more step (compute, copies, messages), which https://ui.perfetto.dev opens; one file
     for each rank."""

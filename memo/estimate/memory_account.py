@@ -61,9 +61,7 @@ def own_memories(
     config: RunConfig, world_size: int, stages: Iterable[int], *, moved: Moved | None = None, links: Links = FAST_NODE
 ) -> dict[int, RankMemory]:
     """Return `memory_account` of each of several stages; they share most of the counting."""
-    if moved is None and config.memory.swaps and config.memory.offload_alpha == "auto":  # nothing is chosen yet
-        config = replace(config, memory=replace(config.memory, offload_alpha="off"))
-    program, is_gpu, found = Program(config, world_size, moved), config.hardware.device == "cuda", {}
+    program, is_gpu, found = _program(config, world_size, moved), config.hardware.device == "cuda", {}
     unseen = unseen_memory(config, world_size, links).foreseen if is_gpu else 0
     pipeline = pipeline_of(config, world_size)
     for stage in stages:
@@ -85,6 +83,17 @@ def own_memories(
             host=swap.host + states.host,
         )
     return found
+
+
+def worst_ring_rank(config: RunConfig, world_size: int, stage: int) -> int:
+    """Return the place in a ring of cp of the rank of a stage that needs most device memory, on GPUs."""
+    return _program(config, world_size, None).worst_ring_rank(stage)
+
+
+def _program(config: RunConfig, world_size: int, moved: Moved | None) -> Program:
+    if moved is None and config.memory.swaps and config.memory.offload_alpha == "auto":  # nothing is chosen yet
+        config = replace(config, memory=replace(config.memory, offload_alpha="off"))
+    return Program(config, world_size, moved)
 
 
 def possible_memory(config: RunConfig, world_size: int, stage: int, links: Links = FAST_NODE) -> list[RankMemory]:

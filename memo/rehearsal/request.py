@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from memo.artifacts.artifact import Artifact
 from memo.config import RunConfig
 from memo.config.checks import check
-from memo.config.derived import world_size_from_env
+from memo.config.derived import resolved_a2a_size, resolved_vocab_size, world_size_from_env
 from memo.config.grid import Coordinates, rank_grid
 from memo.config.require import require, require_count
 from memo.config.run import CheckpointConfig, LoggingConfig
 from memo.config.training import TrainingConfig
 from memo.emulated_gpu.launch import Device
 from memo.estimate.hardware import Hardware
+from memo.estimate.memory_account import worst_ring_rank
 from memo.estimate.unseen_memory import CONTEXT
 from memo.units import GIB
 
@@ -82,10 +83,11 @@ def checked_run(config: RunConfig, gpus: int) -> RunConfig:
 
 
 def ranks_that_differ(config: RunConfig, gpus: int, rank: int | None = None) -> list[int]:
-    """The first rank of the first, the second and the last pipeline stage; or only `rank`.
+    """A rank of the first, the second and the last pipeline stage; or only `rank`.
 
-    Ranks of one stage have the same shapes, and the second stage has the most microbatches in flight of all stages in
-    the middle. Raises ConfigError for a rank that the run does not have.
+    Ranks of one stage have the same shapes, but those of a ring of cp differ in their calls of attention: the one that
+    needs most is taken. The second stage has the most microbatches in flight of all stages in the middle. Raises
+    ConfigError for a rank that the run does not have.
     """
     if rank is not None:
         require(
@@ -93,7 +95,10 @@ def ranks_that_differ(config: RunConfig, gpus: int, rank: int | None = None) -> 
         )
         return [rank]
     grid, last = rank_grid(config.parallel, gpus), config.parallel.pp - 1
-    return [grid.rank_at(Coordinates(0, 0, 0, stage)) for stage in sorted({0, min(1, last), last})]
+    in_group = resolved_a2a_size(config.model, config.parallel)  # consecutive ranks, each in a ring of its own
+    sized = config.override({"vocab_size": resolved_vocab_size(config.model)})
+    places = {stage: worst_ring_rank(sized, gpus, stage) for stage in sorted({0, min(1, last), last})}
+    return [grid.rank_at(Coordinates(0, place * in_group, 0, stage)) for stage, place in places.items()]
 
 
 def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) -> RunConfig:

@@ -61,7 +61,7 @@ FLOWS = {
     "flags",
     [
         "--tp 8 --window-size 4096",
-        "--tp 2 --cp 4 --window-size 1000 --layer-types sliding,full --offload-alpha 0.5 --attention-sinks --rank 7",
+        "--tp 2 --cp 4 --window-size 1000 --layer-types sliding,full --offload-alpha 0.5 --attention-sinks",
         "--tp 2 --cp 4 --cp-comm-type a2a --window-size 128 --offload-alpha 0.5 --offload-granularity tile",
         "--tp 2 --cp 4 --cp-comm-type all_gather --recompute-granularity full --window-size 4096 "
         "--layer-types full,sliding",

@@ -135,9 +135,10 @@ class Program:
         # The sizes read below are the same for all kinds, except that a kind may have no RoPE.
         self.layer = layer = max((sizes for sizes, _, _ in reversed(of_kinds)), key=lambda sizes: sizes.rope)
         # Ranks of a ring differ in their attention calls; the first or the last rank needs most.
+        self._ring_ranks = sorted({0, layer.ring - 1})
         self._kinds = [
             [layer_passes(sizes._replace(ring_rank=rank), kind, kept) for sizes, kind, kept in of_kinds]
-            for rank in sorted({0, layer.ring - 1})
+            for rank in self._ring_ranks
         ]
         self._is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
         self._ends = end_passes(layer, end_sizes(config, layer), not self._is_breadth_first)
@@ -164,6 +165,10 @@ class Program:
         if not self.layer.on_cuda:
             return self.walk(stage).peak_bytes
         return self.lasting.live_bytes + max(peak_bytes(*rank) for rank in self.ranks(stage))
+
+    def worst_ring_rank(self, stage: int) -> int:
+        """Return the place in a ring of cp of the stage's rank that needs most; on GPUs."""
+        return max(zip(self.ranks(stage), self._ring_ranks, strict=True), key=lambda each: peak_bytes(*each[0]))[1]
 
     def walk(self, stage: int) -> Ledger:
         """Return all requests of the rank of a stage that needs most."""
