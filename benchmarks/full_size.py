@@ -165,8 +165,12 @@ LATENTS = (
 )
 """Multi-latent attention: with values narrower than queries, and without a latent of queries; and with neither."""
 
-WINDOWS = (Case("gemma-2-9b", 64 * 1024, "alpha 1", tp=4, cp_comm_type="p2p"),)
-"""Windows in every other layer, over a ring whose last rank has chunks that are neighbours; capped scores."""
+WINDOWS = (
+    Case("gemma-2-9b", 64 * 1024, "alpha 1", tp=4, cp_comm_type="p2p"),
+    Case("gemma-4-31b", 64 * 1024, "alpha 1", are_states_streamed=True, tp=4, cp_comm_type="p2p"),
+)
+"""Windows in some layers, over a ring whose last rank has chunks that are neighbours; capped scores, or larger heads in
+the layers without windows."""
 
 COMPARED = (
     "gpt-7b, 64K, full recompute",
