@@ -26,7 +26,7 @@ SOME_EXPERTS: dict[str, Any] = {"moe_layer_freq": "[0]+[1]*3", "ffn_hidden_size"
 SOME_EXPERTS |= {"moe_shared_expert_intermediate_size": 512, "moe_shared_expert_gate": True, "rotary_percent": 0.5}
 KINDS: dict[str, Any] = {"window_size": 300, "layer_types": "sliding,full", "attention_sinks": True}
 KINDS |= {"no_rope_freq": "[0,1]*2"}
-HALF: dict[str, Any] = {"seq_length": 2048, "offload_alpha": 0.5}
+HALF: dict[str, Any] = {"seq_length": 1024, "offload_alpha": 0.5}
 SHORT: dict[str, Any] = {"seq_length": 1024}
 TP: dict[str, Any] = {"tp": 2, "num_layers": 2, **SHORT}
 BF16: dict[str, Any] = {"params_dtype": "bf16"}
@@ -66,11 +66,7 @@ CASES: list[Case] = [
     ("gpt-tiny", 1, {"seq_length": 32}),  # the worst moment is the gradient norm's
     ("gpt-tiny", 2, {"seq_length": 32, "offload_states": "optimizer"}),
     # Swept layers.
-    (
-        "qwen3.5-tiny",
-        1,
-        {"seq_length": 2048, "offload_alpha": 0.5, "offload_granularity": "tile", "offload_slot_tiles": 1},
-    ),
+    ("qwen3.5-tiny", 1, {**HALF, "offload_granularity": "tile", "offload_slot_tiles": 1}),
     ("llama-tiny", 1, {**SWEEP, **BF16, "offload_alpha": 1.0, "offload_tiles": 4}),
     ("llama-tiny", 1, {**SWEEP, **HIDDEN, "offload_alpha": 0.5, "gbs": 3, "recompute_attention_layers": 1}),
     ("llama-tiny", 1, {**SWEEP, **HIDDEN, **BREADTH_FIRST, "offload_alpha": 0.5}),

@@ -94,8 +94,7 @@ def test_the_same_holds_breadth_first(microbatches: int, strategy: Strategy) -> 
         assert program.peak_bytes(0) == program.walk(0).peak_bytes
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("model", ["gpt-7b", "llama-3.1-8b"])
+@pytest.mark.parametrize(("model", "device"), [("gpt-7b", "cpu"), ("llama-3.1-8b", "cuda")])
 def test_microbatches_and_layers_that_are_alike_are_walked_through_at_once(
     model: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
