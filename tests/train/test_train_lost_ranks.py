@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from forked import Kind
-from processes import SMALL, Ranks, by_hand, by_torchrun
+from processes import SMALL, Ranks, by_hand
 
 from memo.errors import EXIT_FAILED, EXIT_REFUSED
 from memo.train.watchdog import message_failure
@@ -104,16 +104,6 @@ def test_a_bug_shows_its_traceback_once(tmp_path: Path, script: str) -> None:
     told = rf"^{RANK_0}: error: {RANK_1} left first: KeyError: 'a fault of memo'"
     assert other.status == EXIT_FAILED and re.search(told, other.errors, re.M), other.errors
     assert has_no_traceback(other.errors) and "gloo" not in failed.errors + other.errors
-
-
-@pytest.mark.full  # the test before has what the ranks print, and test_two_nodes.py has ranks of torchrun
-def test_a_bug_shows_its_traceback_once_under_torchrun(tmp_path: Path, script: str) -> None:
-    with by_torchrun(2, tmp_path, [script, "bug", *SMALL.split(), *flags(tmp_path)]) as ranks:
-        errors = ranks.ended(0).errors
-    before_torchruns = errors.split("torch/distributed/run.py")[0].split("ChildFailedError")[0]
-    assert before_torchruns.count("KeyError: 'a fault of memo'\n") >= 1
-    assert re.search(rf"^{RANK_0}: error: {RANK_1} left first: KeyError: 'a fault of memo'", errors, re.M), errors
-    assert "gloo" not in errors
 
 
 def test_a_stopped_rank_is_lost_after_the_time_that_was_set_and_not_before(tmp_path: Path) -> None:
