@@ -1,6 +1,5 @@
 """`memo plan`: table, JSON, run file, drawing, and every refusal."""
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from memo.errors import ConfigError
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.search.plan import Plan
-from memo.search.planning import answer
 from memo.search.question import Question
 from memo.search.ranking import search
 
@@ -138,13 +136,6 @@ def test_json(capsys: Capture) -> None:
     assert best["mfu_percent"] == pytest.approx(100 * best["tflops_per_gpu"] / 312)
 
 
-@pytest.fixture
-def answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question that is asked again, to be told in another form, takes no second search."""
-    monkeypatch.setattr("memo.cli.plan.answer", functools.cache(answer))
-
-
-@pytest.mark.usefixtures("answered_once")
 def test_where_nothing_fits_it_says_what_would(capsys: Capture) -> None:
     asked = {"--model": "llama-3.1-8b", "--gpus": "1", "--hardware": "rtx-4090", "--seq-len": "262144", "--gbs": "1"}
     asked |= {"--host-memory-gib": "176"}
@@ -161,7 +152,6 @@ def test_where_nothing_fits_it_says_what_would(capsys: Capture) -> None:
         assert fits["choices"], f"{flag} {value} does not suffice"
 
 
-@pytest.mark.usefixtures("answered_once")
 def test_the_longest_sequence(capsys: Capture) -> None:
     argv = ["--model", "llama-3.1-8b", "--gpus", "2", "--hardware", "h100-80", "--objective", "max-seq-len"]
     found = json.loads(printed([*argv, "--json"], capsys))
