@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 from suggestions import check_parses, suggested
 
+from memo import Trainer
 from memo.cli.main import main
 from memo.data import build_demo
 
@@ -99,9 +100,10 @@ def demo() -> ModuleType:
 
 
 def test_the_demo(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
-    """What it prints at its end works as it stands; long steps are made short by a flag behind."""
+    """What it prints at its end works as it stands; steps are made few and short, by flags behind where it can be."""
     module = demo()
     monkeypatch.setattr(module, "STEPS", 21)  # more than its warm-up
+    monkeypatch.setattr(module, "Trainer", lambda model, **flags: Trainer(model, **{**flags, "seq_length": 64}))
     monkeypatch.setattr(module, "build_demo", lambda out, split_eval: build_demo(out, split_eval=0.2))
     module.main()
     out = capfd.readouterr().out
@@ -113,5 +115,5 @@ def test_the_demo(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -
     (home / "chats.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     commands = [line for line in module.NEXT.replace("\\\n", " ").splitlines() if line.startswith(("python ", "memo "))]
     assert [line.split()[1] for line in commands] == ["finetune", "generate", "plan"]
-    for line, more in zip(commands, (" --train-iters 2", "", ""), strict=True):
+    for line, more in zip(commands, (" --train-iters 2 --seq-len 64", "", ""), strict=True):
         told_by(line + more, capfd)

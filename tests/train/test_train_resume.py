@@ -88,7 +88,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-IN_FULL = {"bf16 tp2 dp2", "bf16 adapters, tp2, ZeRO-3"}
+IN_FULL = {"bf16 tp2 dp2", "bf16 adapters, tp2, ZeRO-3", "fp32 cp2"}
 """What others show in part each."""
 
 

@@ -92,7 +92,7 @@ def test_a_run_of_skipped_steps_ends_the_run_and_spares_the_checkpoint_before_it
 
 def test_fewer_skips_or_no_limit_let_a_run_go_on(tmp_path: Path) -> None:
     ((message, iteration, skips),) = run_ranks(
-        1, _train_with_overflow, tmp_path, 3, max_consecutive_skips=0, train_iters=15
+        1, _train_with_overflow, tmp_path, 3, max_consecutive_skips=0, train_iters=15, save_interval=3
     )
     assert (message, iteration, skips) == ("", 15, 12)
     ((message, iteration, skips),) = run_ranks(1, _train_with_overflow, tmp_path, 99, train_iters=17)
