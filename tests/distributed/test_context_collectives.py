@@ -1,4 +1,4 @@
-"""Collectives: values, out buffers, no-ops on a single rank, batched point-to-point, and no warnings."""
+"""Collectives: values, out buffers, no-ops on a single rank, and batched point-to-point."""
 
 import warnings
 
@@ -21,6 +21,7 @@ from memo.parallel.collectives import (
 
 
 def check_values(dtype: torch.dtype) -> None:
+    warnings.simplefilter("error")  # such as of calls that torch will no longer have
     group, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     assert group is not None and (group_size(group), group_rank(group)) == (size, rank)
     x = torch.arange(6, dtype=dtype).view(2, 3) + 10 * rank
@@ -81,12 +82,6 @@ def check_exchange() -> None:
     assert exchange([], [], group) == []
 
 
-def check_no_warnings() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_values(torch.float32)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_values(dtype: torch.dtype) -> None:
     run_ranks(3, check_values, dtype)
@@ -98,10 +93,6 @@ def test_async_variants_and_errors() -> None:
 
 def test_exchange_matches_by_order_within_a_subgroup() -> None:
     run_ranks(4, check_exchange)
-
-
-def test_no_deprecation_warnings() -> None:
-    run_ranks(2, check_no_warnings)
 
 
 def test_single_rank_returns_the_input() -> None:
