@@ -36,8 +36,6 @@ def test_round_trip(tmp_path: Path) -> None:
         (("phases", 0, "requests", 0), [100], r"phases\[0\].requests\[0\] is a list of 1: give a list of 3"),
         (("arena_bytes",), "192", "arena_bytes is '192'.*solve the trace again"),
         (("proof",), "certain", "proof is 'certain'"),
-        (("version",), 0, "version 0 of memory_plan"),
-        (("schema",), None, "holds None, but a 'memory_plan' is needed"),
     ],
 )
 def test_broken_files_are_refused(tmp_path: Path, path: tuple[Any, ...], value: Any, message: str) -> None:
@@ -53,11 +51,7 @@ def test_broken_files_are_refused(tmp_path: Path, path: tuple[Any, ...], value: 
         MemoryPlan.load(file)
 
 
-def test_no_file_and_no_json(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"none\.json: the file does not exist"):
-        MemoryPlan.load(tmp_path / "none.json")
-    (tmp_path / "text.json").write_text("offset")
-    with pytest.raises(ArtifactError, match="is not JSON"):
-        MemoryPlan.load(tmp_path / "text.json")
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match=r"could not be written .*: check the path"):
-        PLAN.save(tmp_path / "text.json" / "plan.json")
+        PLAN.save(tmp_path / "file" / "plan.json")

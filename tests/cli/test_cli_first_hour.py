@@ -37,7 +37,6 @@ RIGHT = [
     ("plan --model llama-3.1-8b --gpus 8 --seq-len 32K --gpu h100-80 --top 1", "8 x h100-80"),
     ("estimate --model llama-3.1-8b --tp 8 --seq-len 64k", "65,536 tokens"),
     ("estimate --model QWEN3-32B --tp 8 --seq-len 8K", "8,192 tokens"),
-    ("plan --model Qwen3-32B --gpus 8 --hardware h100-80 --top 1", "qwen3-32b on 8 x h100-80"),
     ("plan --model Qwen3-32B --gpus 8 --hardware h100-80 --top 1", "-m memo train --model qwen3-32b "),
     ("estimate --model Llama/checkpoint-7 --seq_len=1K", "1,024 tokens"),
     ("hardware h100-80", "peak_tflops"),
