@@ -38,7 +38,6 @@ Layout = tuple[str, int, dict[str, object]]
 # Every axis, every pair of two, and three together; every kind of model in one of them.
 LAYOUTS: list[Layout] = [
     # one axis
-    (GPT2, 2, {"tp": 2}),
     *((model, 2, {"tp": 2}) for model in (ADAPTED, CUSTOM, GLM)),
     (DELTA, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (GLM, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
@@ -67,7 +66,7 @@ LAYOUTS: list[Layout] = [
 # Axes of four ranks; pairs again, with what one axis shows alone (exchanges of cp, chunks of a stage), and three axes
 # with a fourth; kinds of models again.
 MORE_LAYOUTS: list[Layout] = [
-    (QWEN, 2, {"tp": 2}),
+    *((model, 2, {"tp": 2}) for model in (GPT2, QWEN)),
     (ADAPTED, 2, {"pp": 2}),
     (ADAPTED, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (OLMO, 2, {"cp": 2, "cp_comm_type": "all_gather"}),

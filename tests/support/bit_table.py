@@ -143,7 +143,7 @@ ROWS: dict[str, Row] = {
     "custom layer of two halves": Row(
         1, "llama-tiny", {**ONE_STAGE, "custom_layer": SANDWICH}, refuses=("plain",), is_full=True
     ),
-    "tp2": Row(2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
+    "tp2": Row(2, "llama-tiny", {"tp": 2, **ONE_STAGE}, is_full=True),
     "tp2 norms across heads": Row(2, "olmo-3-tiny", {"tp": 2, **ONE_STAGE, "window_size": 11}, is_full=True),
     "tp2 experts by sigmoid": Row(
         2, "glm-4.5-tiny", {"tp": 2, **ONE_STAGE, "moe_layer_freq": "[0]+[1]*2"}, is_full=True
