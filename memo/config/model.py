@@ -267,8 +267,8 @@ class ModelConfig:
     @property
     def rotation(self) -> tuple[float, str, int] | None:
         """Theta, scaling and channels of RoPE, by which the angles of one kind of layer differ from those of another
-        kind; None without RoPE."""
-        rotates = self.position_embedding_type == "rope"
+        kind; None without RoPE, and in gated delta nets."""
+        rotates = self.position_embedding_type == "rope" and not self.is_linear
         return (self.rotary_base, self.rope_scaling_type, self.rotary_dim) if rotates else None
 
     @property

@@ -191,7 +191,7 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         v_norm=model.v_layernorm,
         keys_as_values=model.full_keys_as_values,
         linear_bias=model.add_bias_linear,
-        rotary_dim=model.rotary_dim if model.position_embedding_type == "rope" else 0,
+        rotary_dim=model.rotary_dim if model.rotation else 0,
         scales_queries=model.rope_llama_4_scaling_beta > 0,
         ring=parallel.cp // a2a,
         ring_rank=0,
