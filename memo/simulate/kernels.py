@@ -6,6 +6,7 @@ from functools import cached_property
 from memo.config.grid import RankGrid
 from memo.config.training import Dtype
 from memo.estimate.hardware import Hardware
+from memo.simulate.cost import Cost
 from memo.units import element_bytes
 
 _LARGE_HEAD = 128
@@ -70,6 +71,11 @@ class Kernels:
     @cached_property
     def _memory_bytes_per_s(self) -> float:
         return self.hardware.memory_gb_per_s * 1e9 * self.hardware.efficiency.memory
+
+    @cached_property
+    def tile_costs(self) -> dict[object, Cost]:
+        """Cache of `memo.simulate.layer`: the costs of parts of a layer on one tile."""
+        return {}
 
     def matmul_s(self, m: float, n: float, k: float) -> float:
         """Return the seconds of [m, k] x [k, n]. Small sizes fill the device badly: each size divides the rate by

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from memo.config import RunConfig
 from memo.config.derived import resident_tiles, resolved_offload_tiles, stays_under_autograd
+from memo.program.kinds import Kind
 from memo.program.walk import Step, backward, forward
 from memo.simulate.attention import attention_cost, gathered_keys
 from memo.simulate.cost import NOTHING, Cost, LayerCost
@@ -31,6 +32,7 @@ from memo.spec.sweep import key_value_layout
 
 Kept = frozenset[str]
 """Values of a tile that a slot holds between forward and backward."""
+Steps = tuple[Step, ...]
 
 
 def plain_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
@@ -101,9 +103,10 @@ def _decoding(layer: LayerCost, config: RunConfig, kernels: Kernels) -> LayerCos
 
 def _under_autograd(config: RunConfig, kernels: Kernels) -> LayerCost:
     shape = LayerShape(config, kernels, under_autograd=True)
-    made, attention = _forward(shape), attention_cost(shape, backward=False)
+    made, attention = _forward(shape, frozenset()), attention_cost(shape, backward=False)
     again = {"none": NOTHING, "selective": attention, "full": made}[config.memory.recompute_granularity]
-    return LayerCost(made, _backward(shape) + again)
+    kept = frozenset(name for each in (*shape.kind.before, *shape.kind.after) for name in each.makes)
+    return LayerCost(made, _backward(shape, kept) + again)
 
 
 def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
@@ -111,7 +114,7 @@ def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
     shape = LayerShape(config, kernels, resident_tiles(config))
     of = resident(config, config.model)
     kept = frozenset(of.layout.places)
-    again = _qkv(shape, kept, again=True) if NEEDS_FULL_ROOM in of.dropped else NOTHING
+    again = _on_tiles(shape, _qkv_again, kept) if NEEDS_FULL_ROOM in of.dropped else NOTHING
     if "attention_out" in of.dropped:
         again += _attention(shape, backward=False)
     return LayerCost(_forward(shape, kept), again + _backward(shape, kept))
@@ -152,25 +155,25 @@ def _slides(shape: LayerShape, backward: bool) -> Cost:
 # Passes over all tiles.
 
 
-def _forward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
-    made = _on_tiles(shape, kept, forward(shape.kind.after, frozenset({"layer_output"}), kept))
-    return _qkv(shape, kept) + _attention(shape, backward=False) + made
-
-
-def _qkv(shape: LayerShape, kept: Kept, again: bool = False) -> Cost:
-    return _on_tiles(shape, kept, forward(shape.kind.before, frozenset({shape.kind.qkv_in_slot}), kept, again))
+def _forward(shape: LayerShape, kept: Kept) -> Cost:
+    made = _on_tiles(shape, _outputs, kept)
+    return _on_tiles(shape, _qkv, kept) + _attention(shape, backward=False) + made
 
 
 def _attention(shape: LayerShape, backward: bool) -> Cost:
-    clock = TileClock(shape)
-    if not (backward and shape.under_autograd):
-        clock.prepare_heads()
-    return clock.cost * shape.tiles + attention_cost(shape, backward)
+    cost = attention_cost(shape, backward)
+    if not shape.kind.norms_heads or (backward and shape.under_autograd):
+        return cost
+    clock = TileClock(shape)  # the slot keeps queries and keys before their norms
+    clock.norm_heads()
+    clock.rotate()
+    return clock.cost * shape.tiles + cost
 
 
-def _backward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
+def _backward(shape: LayerShape, kept: Kept) -> Cost:
     """Return the cost of a backward that finds queries, keys, values and attention's output on the device."""
-    cost = _after_backward(shape, kept) + _attention(shape, backward=True) + _before_backward(shape, kept)
+    cost = _on_tiles(shape, _after_backward, kept) + _attention(shape, backward=True)
+    cost += _on_tiles(shape, _before_backward, kept)
     if shape.tiles > 1 and not shape.sweeps:
         cost += _copied_outputs(shape)  # attention takes the gradients of all tiles as one tensor
     return cost
@@ -182,23 +185,39 @@ def _copied_outputs(shape: LayerShape) -> Cost:
     return Cost(elementwise=shape.kernels.memory_s(num_bytes, shape.tiles))
 
 
-def _after_backward(shape: LayerShape, kept: Kept) -> Cost:
-    if shape.under_autograd:
-        kept = frozenset(name for operation in shape.kind.after for name in operation.makes)
-    return _on_tiles(shape, kept, backward(shape.kind.after, kept, frozenset({"layer_output"})).steps)
+# Token-wise parts of a layer, as steps on one tile.
 
 
-def _before_backward(shape: LayerShape, kept: Kept) -> Cost:
-    if shape.under_autograd:
-        kept = frozenset(name for operation in shape.kind.before for name in operation.makes)
-    walk = backward(shape.kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({shape.kind.sequence_input, "input"}))
-    return _on_tiles(shape, kept, walk.steps)
+def _qkv(kind: Kind, kept: Kept) -> Steps:
+    return forward(kind.before, frozenset({kind.qkv_in_slot}), kept)
 
 
-def _on_tiles(shape: LayerShape, kept: Kept, steps: tuple[Step, ...]) -> Cost:
-    clock = TileClock(shape, kept)
-    clock.run(steps)
-    return clock.cost * shape.tiles
+def _qkv_again(kind: Kind, kept: Kept) -> Steps:
+    return forward(kind.before, frozenset({kind.qkv_in_slot}), kept, again=True)
+
+
+def _outputs(kind: Kind, kept: Kept) -> Steps:
+    return forward(kind.after, frozenset({"layer_output"}), kept)
+
+
+def _after_backward(kind: Kind, kept: Kept) -> Steps:
+    return backward(kind.after, kept, frozenset({"layer_output"})).steps
+
+
+def _before_backward(kind: Kind, kept: Kept) -> Steps:
+    return backward(kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({kind.sequence_input, "input"})).steps
+
+
+def _on_tiles(shape: LayerShape, part: Callable[[Kind, Kept], Steps], kept: Kept) -> Cost:
+    """Return the cost of a part on all tiles. Layouts with the same tile share the cost of one tile."""
+    costs = shape.kernels.tile_costs
+    key = (part, kept, shape.config.model, shape.tp.size, shape.tile_tokens, shape.under_autograd)
+    cost = costs.get(key)
+    if cost is None:
+        clock = TileClock(shape, kept)
+        clock.run(part(shape.kind, kept))
+        cost = costs[key] = clock.cost
+    return cost * shape.tiles
 
 
 def _groups(config: RunConfig) -> dict[str, Kept]:
@@ -217,12 +236,16 @@ def _recompute(shape: LayerShape, groups: dict[str, Kept], everything: Kept) -> 
     other groups.
     """
     kept, found = everything, dict[str, Cost]()
-    before = _before_backward(shape, kept) + _after_backward(shape, kept)
+    before = _token_wise_backward(shape, kept)
     for name, values in groups.items():
         kept -= values
         if name == NEEDS_FULL_ROOM:
-            found[name] = _qkv(shape, kept, again=True)
+            found[name] = _on_tiles(shape, _qkv_again, kept)
         else:
-            after = _before_backward(shape, kept) + _after_backward(shape, kept)
+            after = _token_wise_backward(shape, kept)
             found[name], before = after + before * -1, after
     return found
+
+
+def _token_wise_backward(shape: LayerShape, kept: Kept) -> Cost:
+    return _on_tiles(shape, _before_backward, kept) + _on_tiles(shape, _after_backward, kept)

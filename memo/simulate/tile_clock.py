@@ -121,12 +121,6 @@ class TileClock(Machine):
         if model.position_embedding_type == "rope":
             self.pass_heads(2, (self.shape.q + self.shape.kv) * model.rotary_dim / model.head_dim)
 
-    def prepare_heads(self) -> None:
-        """Count norms and rotation of queries and keys before attention, if the slot keeps them before their norms."""
-        if self.shape.kind.norms_heads:
-            self.norm_heads()
-            self.rotate()
-
     def norm_heads(self) -> None:
         """Count the norms of queries and keys, and of values if the model has them.
 
