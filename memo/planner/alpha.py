@@ -7,7 +7,8 @@ group by the recomputation that it saves, and the grid of tiles; on this grid it
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from math import gcd
+from typing import NamedTuple
 
 from memo.errors import DiskError, HostMemoryError, PlanError
 from memo.planner.problem import Limit, SwapGroup, SwapProblem
@@ -23,8 +24,7 @@ _CLEARLY_MORE = 1 + 1e-9
 """The gains of equally good solutions differ by rounding; the solution that takes less memory is then kept."""
 
 
-@dataclass(frozen=True)
-class PaperAlpha:
+class PaperAlpha(NamedTuple):
     """The solution of the paper's program: a real share, not rounded, and the equation that limits it."""
 
     alpha: float
@@ -202,17 +202,18 @@ class _Search:
         is_paper = problem.policy == "paper"
         self._gains = [1.0 if is_paper else sum(group.recompute_s for group in bundle) for bundle in bundles]
         self._rests = [sum(self._gains[depth + 1 :]) * problem.tiles for depth in range(len(bundles))]
-        least = self._taken(self._nothing)
+        nothing = self._nothing
+        least = problem.buffer_bytes(nothing), problem.moved_bytes(nothing), problem.recompute_s(nothing)
         of_counts = range(problem.tiles + 1)
-        self._more = [
-            [_minus(self._taken(_with(self._nothing, bundle, count)), least) for count in of_counts]
-            for bundle in bundles
-        ]
-        moved, more = least[1], sum(table[-1][1] for table in self._more)
-        # The most bytes of one copy that break no limit of host memory, disk and the link of the forward.
-        self._most_moved_bytes = moved + last_that_holds(
-            more, lambda each: not problem.violated_by_copies(moved + each)
+        self._more = [[self._added(bundle, count) for count in of_counts] for bundle in bundles]
+        moved, step = least[1], gcd(*(added[1] for table in self._more for added in table)) or 1
+        # The most bytes of one copy that break no limit of host memory, disk and the link of the forward; tiles add a
+        # multiple of `step`.
+        most = last_that_holds(
+            sum(table[-1][1] for table in self._more) // step,
+            lambda count: not problem.violated_by_copies(moved + count * step),
         )
+        self._most_moved_bytes = moved + most * step
         self._best: tuple[int, ...] = (0,) * len(bundles)
         self._best_gain, self._best_bytes = 0.0, least[:2]
         self._try((), least, 0.0)
@@ -224,9 +225,13 @@ class _Search:
             tiles = _with(tiles, bundle, count)
         return tiles
 
-    def _taken(self, tiles: dict[str, int]) -> _Taken:
-        problem = self._problem
-        return problem.buffer_bytes(tiles), problem.moved_bytes(tiles), problem.recompute_s(tiles)
+    def _added(self, bundle: Bundle, count: int) -> _Taken:
+        """The resources that `count` tiles of a bundle take more than none of them."""
+        tiles = self._problem.tiles
+        gradual = sum(-(-group.buffer_bytes * count // tiles) for group in bundle)
+        entry = sum(group.entry_bytes for group in bundle) if count else 0
+        moved = sum(-(-group.num_bytes * count // tiles) for group in bundle)
+        return gradual + entry, moved, -sum(group.recompute_s * count / tiles for group in bundle)
 
     def _try(self, counts: tuple[int, ...], taken: _Taken, gain: float, fitting: int | None = None) -> int:
         """Try the bundles behind `counts`. Return the most tiles of the first of them that fit beside `counts`.
@@ -268,10 +273,6 @@ class _Search:
 
 def _plus(one: _Taken, other: _Taken) -> _Taken:
     return one[0] + other[0], one[1] + other[1], one[2] + other[2]
-
-
-def _minus(one: _Taken, other: _Taken) -> _Taken:
-    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
 
 
 def last_that_holds(most: int, holds: Callable[[int], bool]) -> int:

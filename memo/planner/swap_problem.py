@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from memo.config import ModelConfig, RunConfig
+from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.memory_account import memory_account
 from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
 from memo.planner.problem import KEY_VALUE, Link, SwapGroup, SwapProblem
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind
-from memo.spec.skeleton import LayerBytes, SlotDims, layer_bytes, skeletal_tensors
-from memo.spec.slots import NEEDS_FULL_ROOM, plan_slot, slot_dims
+from memo.spec.skeleton import LayerBytes, layer_bytes
+from memo.spec.slots import NEEDS_FULL_ROOM, slot_dims
 from memo.spec.stack import attending_layers
 from memo.spec.sweep import key_value_layout, key_value_records
 
@@ -78,7 +78,7 @@ def swap_problem(
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
     sizes = layer_bytes(config.model, dims, memory.offload_policy)
-    always, fixed_bytes = sizes.always, buffer_bytes(config.model, dims, num_slots, {})
+    always, fixed_bytes = sizes.always, fixed_buffer_bytes(sizes, num_slots)
     keys, input_bytes = NO_RECORDS, sizes.always["input"]
     if memory.sweeps:
         layout = key_value_layout(config)
@@ -91,7 +91,7 @@ def swap_problem(
         policy=memory.offload_policy,
         tiles=dims.tiles,
         always=always,
-        groups=swap_groups(config.model, dims, num_slots, sizes, recompute_s),
+        groups=swap_groups(sizes, num_slots, recompute_s),
         never=sizes.never,
         forward_s=forward_s / sections,
         backward_s=backward_s / sections,
@@ -113,24 +113,21 @@ def swap_problem(
     )
 
 
-def swap_groups(
-    model: ModelConfig, dims: SlotDims, num_slots: int, sizes: LayerBytes, recompute_s: Mapping[str, float]
-) -> tuple[SwapGroup, ...]:
+def swap_groups(sizes: LayerBytes, num_slots: int, recompute_s: Mapping[str, float]) -> tuple[SwapGroup, ...]:
     """The groups that may move, each with the seconds to recompute all of it (`recompute_s`, 0 for absent groups).
 
     Args:
-        sizes: bytes of one layer of `model` under `dims`; its groups are those that the policy may move.
+        sizes: bytes of one layer; its groups are those that the policy may move.
     """
-    fixed = buffer_bytes(model, dims, num_slots, {})
     groups = []
     for name, num_bytes in sizes.groups.items():
-        added = buffer_bytes(model, dims, num_slots, {name: dims.tiles}) - fixed
-        entry, gradual = (added, 0) if name == NEEDS_FULL_ROOM else (0, added)
+        in_slots = num_slots * num_bytes
+        gradual, entry = (0, in_slots - num_bytes) if name == NEEDS_FULL_ROOM else (in_slots, 0)
         groups.append(SwapGroup(name, num_bytes, recompute_s.get(name, 0.0), gradual, entry))
     return tuple(groups)
 
 
-def buffer_bytes(model: ModelConfig, dims: SlotDims, num_slots: int, tiles: Mapping[str, int]) -> int:
-    """Bytes of the buffers if `tiles` of each group move. Without any, every slot has room for the tensors that always
-    move, and there is one workspace for qkv."""
-    return plan_slot(skeletal_tensors(model), dims, tiles, alignment_bytes=1).buffer_bytes(num_slots)
+def fixed_buffer_bytes(sizes: LayerBytes, num_slots: int) -> int:
+    """Bytes of the buffers if no group moves: every slot has room for the tensors that always move, and there is one
+    workspace for qkv."""
+    return num_slots * sum(sizes.always.values()) + sizes.groups[NEEDS_FULL_ROOM]

@@ -14,6 +14,7 @@ Where layers are swept (memo.spec.sweep), "layer" here means one section of it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import rank_length, resolved_dtype, resolved_offload_tiles, resolved_sections
@@ -105,10 +106,16 @@ def whole_tiles(share: float, tiles: int) -> int:
 
 def slot_layout(config: RunConfig, moved: Moved) -> SlotLayout:
     """The layout of one layer in a rounding buffer of one rank when `moved` moves."""
-    skeleton, dims = skeletal_tensors(config.model), slot_dims(config)
+    dims = slot_dims(config)
     if not isinstance(moved, Mapping):
         moved = dict.fromkeys(nothing_moved(config.model, config.memory.offload_policy), whole_tiles(moved, dims.tiles))
-    return plan_slot(skeleton, dims, moved)
+    return _layout_of(config.model, dims, frozenset(moved.items()))
+
+
+@lru_cache(maxsize=1024)
+def _layout_of(model: ModelConfig, dims: SlotDims, moved: frozenset[tuple[str, int]]) -> SlotLayout:
+    """Cached, because a search asks for the same few layouts of slots again and again."""
+    return plan_slot(skeletal_tensors(model), dims, dict(moved))
 
 
 def own_layout(kind: ModelConfig, dims: SlotDims, slots: SlotLayout) -> SlotLayout:
@@ -151,7 +158,7 @@ def resident(config: RunConfig, kind: ModelConfig) -> Resident:
     skeleton, granularity = skeletal_tensors(kind), config.memory.recompute_granularity
     dims = replace(slot_dims(config), tokens=rank_length(config), tiles=1, carried=0)
     whole = {} if granularity == "full" else {tensor.group: 1 for tensor in skeleton if tensor.kind == "token_wise"}
-    layout = plan_slot(skeleton, dims, whole)  # all rows or none
+    layout = _layout_of(kind, dims, frozenset(whole.items()))  # all rows or none
     made = {**layout.places, **({} if layout.workspace is None else {NEEDS_FULL_ROOM: layout.workspace})}
     del made["input"]
     of_attention = frozenset(name for name in ("attention_out", "lse") if name in made)
@@ -161,12 +168,7 @@ def resident(config: RunConfig, kind: ModelConfig) -> Resident:
     return Resident(layout, made, dropped)
 
 
-def plan_slot(
-    skeleton: tuple[SkeletalTensor, ...],
-    dims: SlotDims,
-    tiles_moved: Mapping[str, int],
-    alignment_bytes: int = SLOT_ALIGNMENT_BYTES,
-) -> SlotLayout:
+def plan_slot(skeleton: tuple[SkeletalTensor, ...], dims: SlotDims, tiles_moved: Mapping[str, int]) -> SlotLayout:
     """Lay out one layer. `tiles_moved` gives, by group, how many of the T tiles move (0 for absent groups)."""
     always = [t for t in skeleton if t.kind == "always"]
     partial = [t for t in skeleton if t.kind != "always" and tiles_moved.get(t.group, 0) > 0]
@@ -177,7 +179,7 @@ def plan_slot(
         rows, width, dtype = local_size(tensor, dims)
         saved = rows if tensor.kind == "always" else rows * tiles_moved[tensor.group] // dims.tiles
         kept = rows if tensor.group == NEEDS_FULL_ROOM else saved
-        start = -(-end // alignment_bytes) * alignment_bytes
+        start = -(-end // SLOT_ALIGNMENT_BYTES) * SLOT_ALIGNMENT_BYTES
         row_bytes = dims.batch * width * DTYPE_BYTES[dtype]
         places[tensor.name] = Place(tensor.name, (kept, dims.batch, width), dtype, start, saved)
         moved, end = start + saved * row_bytes, start + kept * row_bytes

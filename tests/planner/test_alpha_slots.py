@@ -7,7 +7,7 @@ import pytest
 from memo.config import preset
 from memo.config.memory import OffloadPolicy
 from memo.planner.problem import Link, SwapProblem
-from memo.planner.swap_problem import buffer_bytes, swap_groups
+from memo.planner.swap_problem import fixed_buffer_bytes, swap_groups
 from memo.spec.skeleton import SlotDims, layer_bytes, skeletal_tensors
 from memo.spec.slots import SLOT_ALIGNMENT_BYTES, plan_slot
 
@@ -26,7 +26,7 @@ def test_bytes_are_those_of_the_slots(name: str, tp: int, num_slots: int, policy
         policy=policy,
         tiles=TILES,
         always=sizes.always,
-        groups=swap_groups(model, dims, num_slots, sizes, {"qkv": 0.1, "fc1": 0.2}),
+        groups=swap_groups(sizes, num_slots, {"qkv": 0.1, "fc1": 0.2}),
         never=sizes.never,
         forward_s=1.0,
         backward_s=1.0,
@@ -37,7 +37,7 @@ def test_bytes_are_those_of_the_slots(name: str, tp: int, num_slots: int, policy
         num_records=2,
         host_bytes=0,
         device_bytes=0,
-        fixed_buffer_bytes=buffer_bytes(model, dims, num_slots, {}),
+        fixed_buffer_bytes=fixed_buffer_bytes(sizes, num_slots),
     )
     assert {group.name: group.recompute_s for group in problem.groups} == {
         **dict.fromkeys(sizes.groups, 0.0),
