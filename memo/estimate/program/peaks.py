@@ -111,12 +111,16 @@ def _worst_moments(course: Course) -> list[_Moment]:
     places = range(len(_numbers(course, kinds, ends, gradients)))
     highest = sum(1 << _DIGIT_BITS * place + _DIGIT_BITS - 1 for place in places)
     worst: list[int] = []
-    for moment in sorted(ledger.seen, key=int.bit_count, reverse=True):
+    for moment in sorted(ledger.seen, key=_digit_sum, reverse=True):  # so that no later moment has more of everything
         if not any(highest & (highest + other - moment) == highest for other in worst):
-            worst = [other for other in worst if highest & (highest + moment - other) != highest] + [moment]
+            worst.append(moment)
     found: list[_Moment] = []
     for moment in worst:
         digits = [moment >> _DIGIT_BITS * place & (1 << _DIGIT_BITS) - 1 for place in places]
         counts = {place: digit for place, digit in enumerate(digits) if digit}
         found.append((itemgetter(0, *counts), (0, *counts.values())))  # with 0 first, itemgetter returns a tuple
     return found
+
+
+def _digit_sum(moment: int) -> int:
+    return moment % ((1 << _DIGIT_BITS) - 1)
