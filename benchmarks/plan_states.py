@@ -91,7 +91,7 @@ def cells(plan: Plan) -> dict[str, object]:
     return {
         "method": " ".join(axes) or "one GPU",
         "micro_batch_size": layout.mbs,
-        "activations": str(replace(best.strategy, placement=None, sharding="optim")),
+        "activations": str(best.strategy._replace(placement=None, sharding="optim")),
         "states_in_host_memory": "none"
         if at is None or not at.optimizer
         else f"{at.optimizer}+{at.gradients}+{at.weights} of {at.layers}",

@@ -76,7 +76,7 @@ class HeldWithCopies(Held):
         input_gb = config.data.seq_length * config.model.hidden_size * DTYPE_BYTES["bf16"] / 1e9
         inputs = (config.training.global_batch_size or 0) // self.gpus * (config.model.num_layers - 2)
         copies_s = inputs * sum(input_gb / gb_per_s for gb_per_s in rates)
-        return replace(step, step_time_s=step.step_time_s + copies_s, parts=replace(step.parts, copies=copies_s))
+        return replace(step, step_time_s=step.step_time_s + copies_s, parts=step.parts._replace(copies=copies_s))
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,14 @@
 """The control groups that bound this process: its own and each above it, of version 1 or 2."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
-@dataclass(frozen=True)
-class ControlGroup:
+class ControlGroup(NamedTuple):
     """A folder of the control group file system; its files are named by `version`, 1 or 2."""
 
     folder: Path

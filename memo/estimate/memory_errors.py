@@ -4,11 +4,10 @@ The program ran at full size on the emulated GPU (benchmarks/full_size.py), and 
 (benchmarks/gpu_accuracy.py); tests hold the figures here to those rows.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class AccountError:
+class AccountError(NamedTuple):
     """The largest error of `runs` runs, as a share of the bytes that were foreseen to be allocated."""
 
     share: float

@@ -5,11 +5,10 @@ change by the week and differ twofold from one cloud to the next, so `memo plan 
 table; machines that it does not list have no price until one is given.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Price:
+class Price(NamedTuple):
     """Dollars for a GPU and an hour.
 
     Attributes:

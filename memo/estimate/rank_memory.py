@@ -24,6 +24,7 @@ states stream, reduced gradients are counted instead of the fitted STEP_BYTES.
 
 import math
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import (
@@ -193,8 +194,7 @@ def worst_rank(
     return max(ranks, key=lambda rank: rank.total)
 
 
-@dataclass(frozen=True)
-class _Layers:
+class _Layers(NamedTuple):
     """Bytes of all layers of one rank.
 
     Attributes:

@@ -24,7 +24,7 @@ all layers. Embedding and head keep their weights and gradients on the device. S
 memo.parallel and memo.executor implement.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
@@ -37,8 +37,7 @@ from memo.spec.quantized import coded_bytes, workspace_bytes
 from memo.units import element_bytes
 
 
-@dataclass(frozen=True)
-class StateBytes:
+class StateBytes(NamedTuple):
     """Bytes of one rank. All fields but `host` are bytes of its device.
 
     Attributes:
@@ -65,8 +64,7 @@ class StateBytes:
         return self.weights + self.gradients + self.optimizer + self.slots + self.staging
 
 
-@dataclass(frozen=True)
-class StateSizes:
+class StateSizes(NamedTuple):
     """Sizes on which the bytes of states depend, besides the number of elements.
 
     Attributes:

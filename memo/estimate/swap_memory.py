@@ -17,7 +17,6 @@ layer has one section and the pipeline is interleaved. The working set is an upp
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -38,8 +37,7 @@ from memo.spec.sweep import key_value_layout, key_value_records
 from memo.units import element_bytes
 
 
-@dataclass(frozen=True)
-class SwapBytes:
+class SwapBytes(NamedTuple):
     """Bytes of one rank of one stage.
 
     Attributes:

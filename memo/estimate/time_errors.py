@@ -9,7 +9,7 @@ benchmarks/gpu_accuracy.py those of memo on one H200, and tests hold the figures
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
@@ -22,8 +22,7 @@ layout foreseen to be faster was slower in three of ten; of pairs foreseen furth
 """
 
 
-@dataclass(frozen=True)
-class Copies:
+class Copies(NamedTuple):
     """Seconds of copies of activations in a foreseen step, and of the compute that hides them.
 
     Attributes:
@@ -57,8 +56,7 @@ class Copies:
         return max(0.0, times * self.offload - self.forward) + max(0.0, times * self.prefetch - self.backward)
 
 
-@dataclass(frozen=True)
-class StepParts:
+class StepParts(NamedTuple):
     """Seconds of the parts of a foreseen step, averaged over its stages; the first seven add up to the step.
 
     Attributes:
@@ -102,8 +100,7 @@ class StepParts:
 PARTS = ("attention", "products", "messages", "token_wise", "waiting", "host", "copies")
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """Possible errors of the seconds foreseen for some parts, as shares of them, and the source of this knowledge."""
 
     shares: dict[str, float]
@@ -114,8 +111,7 @@ class Evidence:
         return f"{parts} ({self.source})"
 
 
-@dataclass(frozen=True)
-class TimeError:
+class TimeError(NamedTuple):
     """The possible error of a step.
 
     Attributes:

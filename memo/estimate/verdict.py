@@ -12,10 +12,9 @@ did fit are unsure. Verdicts of memo's account were not tested on a GPU: the cou
 and memory that torch does not see is taken from published figures, which differ. So a run that fits may be `tight`.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.hardware import visible_gib
@@ -42,8 +41,7 @@ class Verdict(StrEnum):
     OOHM = "oohm"
 
 
-@dataclass(frozen=True)
-class Capacity:
+class Capacity(NamedTuple):
     """Bytes of memory that are available, and how an account is compared with them.
 
     Attributes:
@@ -88,8 +86,7 @@ class Capacity:
         return gpu_bytes <= self.sure_gpu_bytes < gpu_bytes + room_for_unseen(unseen)
 
 
-@dataclass(frozen=True)
-class MemoryLimits:
+class MemoryLimits(NamedTuple):
     """Bytes that one rank may take of its device, and that all `local_ranks` ranks of a node may take of host memory,
     and of the disk if the run names one; `links`: links between the GPUs."""
 

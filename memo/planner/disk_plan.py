@@ -26,8 +26,7 @@ from typing import NamedTuple
 from memo.planner.swap import SwapPlan
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One use of a staging buffer, for a part of a record that moves after a step of the swap plan.
 
     A turn of an offload ends with the write to the disk, and a turn of a prefetch with that prefetch.

@@ -1,12 +1,11 @@
 """A solution of a SwapProblem, and its expected costs."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.planner.problem import Limit, SwapProblem
 
 
-@dataclass(frozen=True)
-class SwapSolution:
+class SwapSolution(NamedTuple):
     """How much of each group moves, which limit prevents more, and the expected costs.
 
     Attributes:

@@ -12,7 +12,7 @@ long as the swap plan is not known, gradients that are reduced late, and every w
 from functools import cache
 
 from memo.estimate.attention_rates import with_attention_of
-from memo.search.candidates import KEEP, Layout, Strategy, config_of, num_microbatches
+from memo.search.candidates import KEEP, Grid, Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
 from memo.search.swap_choice import SwapChoice
 from memo.simulate.cost import LayerCost
@@ -32,14 +32,13 @@ class Bounds:
 
     def __init__(self, question: Question) -> None:
         self.question, self.kernels = question, Kernels(with_attention_of(question.hardware, question.base), "bf16")
-        # Each cached function gets a layout and a strategy reduced to the fields that it depends on.
         self._ends, self._update_s = cache(self._time_ends), cache(self._time_update)
         self._layers: dict[object, LayerCost] = {}
 
     def least_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> float:
         """Return the least seconds of a step; `swap`, the choice of alpha auto, adds recomputation and copies."""
         link_s = 0.0 if swap is None else swap.link_s
-        least_s = max(self._pipeline_s(layout, strategy, swap), link_s) + self._update_s(Layout(*layout.grid))
+        least_s = max(self._pipeline_s(layout, strategy, swap), link_s) + self._update_s(layout.grid)
         return (1.0 - _ROUNDING) * least_s
 
     def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
@@ -58,7 +57,7 @@ class Bounds:
         # The recomputation of a swap plan counts only if the plan is known.
         layer_s = sum(self.layer(layout, strategy).computed_s) if swap is None else swap.layer_s
         stage_s = layer_s * question.model.sizes.num_layers / layout.pp
-        embedding_s, loss_s, messages_s = self._ends(Layout(*layout.grid, mbs=layout.mbs))
+        embedding_s, loss_s, messages_s = self._ends(layout.grid, layout.mbs)
         if layout.pp == 1:
             return microbatches * (stage_s + loss_s + embedding_s)
         hop_s = stage_s / layout.vpp + messages_s
@@ -83,9 +82,9 @@ class Bounds:
             self._layers[key] = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
         return self._layers[key]
 
-    def _time_ends(self, layout: Layout) -> tuple[float, float, float]:
+    def _time_ends(self, grid: Grid, mbs: int) -> tuple[float, float, float]:
         """Return the seconds of embedding, loss, and a message to the next stage and back, for one microbatch."""
-        config = config_of(self.question, layout, KEEP)
+        config = config_of(self.question, Layout(*grid, mbs=mbs))
         embedding, loss = embedding_cost(config, self.kernels), loss_cost(config, self.kernels)
         message_s = stage_message_s(config, self.kernels, self.question.gpus)
         return (
@@ -94,9 +93,9 @@ class Bounds:
             2 * message_s,
         )
 
-    def _time_update(self, layout: Layout) -> float:
+    def _time_update(self, grid: Grid) -> float:
         """Return the seconds of exposed reduction, optimizer and new weights, on the slower end of the pipeline."""
-        config = config_of(self.question, layout, KEEP)
-        layers = config.model.num_layers // layout.pp
-        ends = (update_cost(config, self.kernels, self.question.gpus, stage) for stage in {0, layout.pp - 1})
+        config, pp = config_of(self.question, Layout(*grid)), grid[2]
+        layers = config.model.num_layers // pp
+        ends = (update_cost(config, self.kernels, self.question.gpus, stage) for stage in {0, pp - 1})
         return max(end.exposed_s(layers, _ENDLESS_S) + end.optimizer_s + end.gather_s for end in ends)

@@ -9,8 +9,8 @@ ZeRO-1 is no choice: memo always shards the optimizer over dp x cp.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import get_args
+from dataclasses import replace
+from typing import NamedTuple, get_args
 
 from memo.config import RunConfig
 from memo.config.check_layout import check_batch, check_layout
@@ -29,8 +29,11 @@ MOST_CHUNKS = 8
 """Most chunks of a stage: more chunks only add messages and activations in flight."""
 
 
-@dataclass(frozen=True, order=True)
-class Layout:
+Grid = tuple[int, int, int]
+"""tp, cp and pp."""
+
+
+class Layout(NamedTuple):
     """How the model and a microbatch are spread over the GPUs."""
 
     tp: int = 1
@@ -45,7 +48,7 @@ class Layout:
         return self.tp * self.cp * self.pp
 
     @property
-    def grid(self) -> tuple[int, int, int]:
+    def grid(self) -> Grid:
         return self.tp, self.cp, self.pp
 
     def __str__(self) -> str:
@@ -55,8 +58,7 @@ class Layout:
         return f"tp{self.tp} cp{self.cp} pp{self.pp}{chunks} mbs{self.mbs}{exchange}"
 
 
-@dataclass(frozen=True)
-class Strategy:
+class Strategy(NamedTuple):
     """Places of a layer's activations between forward and backward, and of its states.
 
     Attributes:
@@ -197,16 +199,16 @@ def pipelines(question: Question, grid: Layout) -> Iterator[Layout]:
     yield grid
     if grid.pp > 1:
         per_stage = question.model.sizes.num_layers // grid.pp
-        yield from (replace(grid, vpp=chunks) for chunks in divisors_of(per_stage) if 1 < chunks <= MOST_CHUNKS)
+        yield from (grid._replace(vpp=chunks) for chunks in divisors_of(per_stage) if 1 < chunks <= MOST_CHUNKS)
 
 
 def batches(question: Question, pipeline: Layout) -> Iterator[Layout]:
     """Yield micro-batches of 1, 2, 4, ... sequences that divide the sequences of one model copy, smallest first."""
-    sequences = num_microbatches(question, replace(pipeline, mbs=1))
+    sequences = num_microbatches(question, pipeline._replace(mbs=1))
     size = 1
     while size <= sequences and sequences % size == 0:
         if pipeline.vpp == 1 or sequences // size % pipeline.pp == 0:
-            yield replace(pipeline, mbs=size)
+            yield pipeline._replace(mbs=size)
         size *= 2
 
 
@@ -221,12 +223,12 @@ def exchanges(question: Question, layout: Layout) -> list[Layout]:
         return [layout]
     heads, groups = question.model.sizes.num_attention_heads // layout.tp, question.model.sizes.kv_parts // layout.tp
     kinds: list[CpCommType] = ["p2p", "all_gather"]
-    mixed = replace(layout, cp_comm_type="a2a+p2p")
+    mixed = layout._replace(cp_comm_type="a2a+p2p")
     if heads % layout.cp == 0 and groups % layout.cp == 0:
         kinds.append("a2a")
     elif resolved_a2a_size(question.model.sizes, config_of(question, mixed).parallel) > 1:
         kinds.append("a2a+p2p")
-    return [replace(layout, cp_comm_type=kind) for kind in kinds]
+    return [layout._replace(cp_comm_type=kind) for kind in kinds]
 
 
 def can_tile(question: Question, layout: Layout) -> bool:

@@ -1,7 +1,6 @@
 """Strategies with placed states (ZeRO-2, ZeRO-3, states in host memory): which are tried, and what each costs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import get_args
 
@@ -26,14 +25,14 @@ def placed_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
     orders = get_args(AccumulationOrder) if is_choice else ("depth_first",)
     uses = (*_ACTIVATIONS, *sweeps(question, layout))
     for activations, order, sharding in product(uses, orders, _shardings(question, layout)):
-        yield replace(activations, order=order, sharding=sharding)
+        yield activations._replace(order=order, sharding=sharding)
 
 
 def frugal_strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
     """Yield the strategies that need least: the smallest tiles, without breadth first and ZeRO-2, which need more."""
     uses = (*_ACTIVATIONS, *sweeps(question, layout, sizes=SWEPT_TOKENS[-1:]))
     shardings = (sharding for sharding in _shardings(question, layout) if sharding != "optim_grads")
-    return (replace(use, sharding=sharding) for use, sharding in product(uses, shardings))
+    return (use._replace(sharding=sharding) for use, sharding in product(uses, shardings))
 
 
 def _shardings(question: Question, layout: Layout) -> Sequence[DataParallelSharding]:
@@ -49,7 +48,7 @@ def costs_of(question: Question, layout: Layout, strategy: Strategy, leaves_room
     config, limits = config_of(question, layout, strategy), question.limits
     if leaves_room:
         room = room_for_unseen(unseen_memory(config, question.gpus, limits.links))
-        limits = replace(limits, device_bytes=limits.device_bytes - room)
+        limits = limits._replace(device_bytes=limits.device_bytes - room)
     return Costs(config, question.gpus, question.hardware, limits)
 
 
@@ -63,5 +62,5 @@ def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs 
     if found is None:
         return None
     alpha = strategy.alpha if found.moved is not None or strategy.alpha != "auto" else "off"
-    where = replace(strategy, alpha=alpha, placement=found.placement)
+    where = strategy._replace(alpha=alpha, placement=found.placement)
     return Timed(layout, where, found.step, "device memory", found.moved)

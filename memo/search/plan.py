@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
 from memo.search.candidates import Layout, Strategy
@@ -19,8 +20,7 @@ _NOTEBOOK = ("layout", "dp", "activations", "tok/GPU/s", "MFU %", "step s", "GPU
 """Columns of a table in a notebook."""
 
 
-@dataclass(frozen=True)
-class Longest:
+class Longest(NamedTuple):
     """The longest sequence that fits.
 
     Attributes:
@@ -35,8 +35,7 @@ class Longest:
     limit: str
 
 
-@dataclass(frozen=True)
-class Largest:
+class Largest(NamedTuple):
     """The largest model that fits.
 
     Attributes:
@@ -63,8 +62,7 @@ class Reason(StrEnum):
     UNSURE = "unsure whether it fits"
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A layout that fits under no strategy. `tell` computes `text`, which takes long, so only for shown refusals."""
 
     layout: Layout

@@ -10,7 +10,6 @@ So the memory of slow layouts is never counted, and no faster candidate is misse
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import count
 from math import inf
@@ -196,7 +195,7 @@ class Race:
         """
         found: list[Strategy] = []
         for strategy in sweeps(self.question, layout, sizes=SWEPT_TOKENS[::-1]):
-            alike = [way for way in found if replace(way, tiles=strategy.tiles) == strategy]
+            alike = [way for way in found if way._replace(tiles=strategy.tiles) == strategy]
             fitting = [way for way in found if self.judge(layout, way).verdict == Verdict.FITS]
             if any(way not in alike for way in fitting):
                 break
@@ -210,11 +209,12 @@ class Race:
         If it surely does not fit with half the micro-batch, or in one chunk, that smaller memory is returned as a lower
         bound, without counting again.
         """
-        found, smaller = self.judged.setdefault(layout, {}), _smaller(layout)
+        found = self.judged.setdefault(layout, {})
         if strategy not in found:
+            smaller = _smaller(layout)
             below = None if smaller is None else self.judge(smaller, strategy)
             if below is not None and below.verdict in _TOO_LARGE:
-                found[strategy] = replace(below, is_exact=False)
+                found[strategy] = below._replace(is_exact=False)
             else:
                 self.num_looked_at += 1
                 found[strategy] = size(self.question, layout, strategy)
@@ -240,7 +240,7 @@ class Race:
         self.num_looked_at += 1
         # If micro-batches of 1, depth first, do not fit, neither larger ones nor breadth first do. A single microbatch
         # accumulates no gradients, so this does not hold for it.
-        least = replace(layout, mbs=1), replace(strategy, order="depth_first")
+        least = layout._replace(mbs=1), strategy._replace(order="depth_first")
         may_fit_here = num_microbatches(self.question, layout) == 1 or self._costs_if_fits(*least) is not None
         costs = self._costs_if_fits(layout, strategy) if may_fit_here else None
         if costs is None:
@@ -293,5 +293,5 @@ def _handicap(strategy: Strategy) -> float:
 def _smaller(layout: Layout) -> Layout | None:
     """Return a layout that needs no more memory: with half the micro-batch, or with one chunk per stage."""
     if layout.mbs > 1:
-        return replace(layout, mbs=layout.mbs // 2)
-    return replace(layout, vpp=1) if layout.vpp > 1 else None
+        return layout._replace(mbs=layout.mbs // 2)
+    return layout._replace(vpp=1) if layout.vpp > 1 else None

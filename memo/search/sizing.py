@@ -1,7 +1,7 @@
 """Memory of a candidate, and the verdict on it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.estimate.host_memory import HOST_FITS_SHARE
 from memo.estimate.node_memory import node_bytes
@@ -16,8 +16,7 @@ from memo.spec.stack import runs_of_kinds
 from memo.units import GIB
 
 
-@dataclass(frozen=True)
-class Sized:
+class Sized(NamedTuple):
     """A candidate's memory.
 
     Attributes:

@@ -9,10 +9,11 @@ The costs of placements and of uses of activations are computed separately, beca
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from math import ceil, inf
 from operator import add
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
@@ -63,8 +64,7 @@ class ActivationUse:
         return self.step.seconds["data"] + self.step.seconds["optimizer"]
 
 
-@dataclass(frozen=True)
-class PlacementCosts:
+class PlacementCosts(NamedTuple):
     """Costs of the states alone: seconds of the busiest stage.
 
     Attributes:
@@ -78,14 +78,13 @@ class PlacementCosts:
     cpu_s: float
 
 
-_COSTS = tuple(field.name for field in fields(PlacementCosts))
-
-
 def _placement_costs(config: RunConfig, kernels: Kernels, world_size: int, placement: StatePlacement) -> PlacementCosts:
     ends = sorted({0, config.parallel.pp - 1})
     found = (state_times(config, kernels, world_size, stage, placement) for stage in ends)
     times = [stage for stage in found if stage is not None]
-    return PlacementCosts(*(max((getattr(stage, cost) for stage in times), default=0.0) for cost in _COSTS))
+    return PlacementCosts(
+        *(max((getattr(stage, cost) for stage in times), default=0.0) for cost in PlacementCosts._fields)
+    )
 
 
 @dataclass

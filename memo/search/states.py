@@ -10,9 +10,10 @@ Known error: at most 3 % slower than the best of a grid of quarters, in the case
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.errors import ResourceError
@@ -41,8 +42,7 @@ _EXCHANGES = (
 """Changes of the number of layers in host memory. More layers of a single kind never make a step shorter."""
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A placement with a use of activations, and the simulated step.
 
     Attributes:

@@ -1,6 +1,7 @@
 """Chooses which activations --offload-alpha auto moves, for GPUs whose use of memory an account predicts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
@@ -19,8 +20,7 @@ from memo.simulate.swapping import choose, disk_of_rank, modelled_problem
 from memo.spec.slots import SLOT_ALIGNMENT_BYTES
 
 
-@dataclass(frozen=True)
-class SwapChoice:
+class SwapChoice(NamedTuple):
     """Which activations of every layer move, and the costs of moving them.
 
     Attributes:

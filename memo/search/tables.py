@@ -1,8 +1,7 @@
 """A plan as text for people, and as an object for programs."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memo.config.model import CHOICES_OF_TRAINED
 from memo.estimate.memory_errors import FULL_SIZE
@@ -21,8 +20,7 @@ from memo.text_table import text_table
 from memo.units import GIB, format_count
 
 
-@dataclass(frozen=True)
-class Commands:
+class Commands(NamedTuple):
     """The command lines of the best choice and of the trial; None if there is nothing to run."""
 
     best: str | None = None
@@ -98,8 +96,8 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         "dollars_per_gpu_hour": None if question.price is None else question.price.dollars_per_gpu_hour,
         "price": None if question.price is None else question.price.told,
         "foreseen_kernels": question.foreseen_kernels,
-        "longest": plan.longest and vars(plan.longest),
-        "largest": plan.largest and vars(plan.largest),
+        "longest": plan.longest and plan.longest._asdict(),
+        "largest": plan.largest and plan.largest._asdict(),
         "trial": None if plan.trial is None else _choice(plan.trial, question),
         "choices": [_choice(choice, question) for choice in plan.choices],
         "ties": len(plan.ties()),
@@ -126,7 +124,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
     error, at = speed_error(question, choice), strategy.placement
     parts = {name: size / GIB for name, size in components(sized.memory).items() if name != "host"}
     return {
-        **vars(layout),
+        **layout._asdict(),
         "dp": question.gpus // layout.ranks,
         **_named(strategy, "alpha recompute order sharding"),
         "swept_tiles": strategy.tiles,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from memo.config.grid import RankGrid
 from memo.config.training import Dtype
@@ -13,8 +14,7 @@ _LARGE_HEAD = 128
 """The head size for which the efficiencies of attention are given."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """A group of `size` ranks in rows: ranks of a row are `stride` apart, and rows are `row_stride` apart."""
 
     size: int

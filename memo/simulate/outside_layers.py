@@ -4,7 +4,7 @@ Follows `memo.parallel.tensor`, `memo.parallel.loss`, `memo.parallel.data` and `
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import rank_tokens, vocab_rows_per_rank
@@ -17,16 +17,14 @@ from memo.spec.parameters import layer_parameters, shape_of_run, stage_parameter
 from memo.spec.placement import placement_of
 
 
-@dataclass(frozen=True)
-class EndCost:
+class EndCost(NamedTuple):
     """The cost of the embedding, or of the loss, for one microbatch."""
 
     forward: Cost
     backward: Cost
 
 
-@dataclass(frozen=True)
-class UpdateCost:
+class UpdateCost(NamedTuple):
     """Seconds of the work that follows the backwards of a stage.
 
     Attributes:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import ceil
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
@@ -96,7 +97,7 @@ def predict_step(
     """
     model = step_model(config, world_size, hardware, alpha, framework, layer)
     timed = _time_pipeline(model)
-    timed = replace(timed, seconds=timed.seconds + model.forwards_s)
+    timed = timed._replace(seconds=timed.seconds + model.forwards_s)
     step_s = timed.seconds + timed.data_s + timed.optimizer_s
     tokens = config.data.seq_length * global_batch_size(config, world_size)
     flops_per_s = tokens * model_flops_per_token(config.model, config.data.seq_length) / world_size / step_s
@@ -125,8 +126,7 @@ def predict_step(
     )
 
 
-@dataclass(frozen=True)
-class _Timed:
+class _Timed(NamedTuple):
     """The times of one step.
 
     Attributes:
@@ -157,8 +157,7 @@ def _time_pipeline(model: StepModel) -> _Timed:
         return found
     moved_s = [copies_s(full, stage, model.num_layers, model.times) for stage in range(full.stages)]
     share = max(moved_s) / (model.times.offload_s + model.times.prefetch_s)
-    return replace(
-        found,
+    return found._replace(
         copies_s=found.copies_s + sum(moved_s) / full.stages,
         activations_s=(share * model.times.offload_s, share * model.times.prefetch_s),
     )

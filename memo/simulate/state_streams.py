@@ -13,6 +13,7 @@
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.planner.state_plan import Fetch, StatePlan, StateStep
 from memo.simulate.resources import Record, Resources
@@ -28,8 +29,7 @@ class _Slot:
     free_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Reduction:
+class _Reduction(NamedTuple):
     """The reduction of one layer's gradient, begun when its backward ended.
 
     Attributes:

@@ -6,9 +6,9 @@ after it was read. The copy of a record on disk lasts as long as the slower of l
 record at a time.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import sub
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memo.planner.disk_plan import longest_waiting
 from memo.planner.swap import SwapPlan, SwapStep
@@ -19,8 +19,7 @@ from memo.spec.schedule import Kind
 CopyRow = Literal["offload", "prefetch", "disk"]
 
 
-@dataclass(frozen=True)
-class LayerTimes:
+class LayerTimes(NamedTuple):
     """Seconds of one layer: compute, averaged over all layers, and the copies of its moved activations.
 
     Without `copies_overlap` compute stands still while a copy runs (CPU).
@@ -55,7 +54,7 @@ class LayerTimes:
         less_s = tuple(map(sub, (self.forward_s, self.backward_s), min(by_layer)))
         found = tuple((forward_s + less_s[0], backward_s + less_s[1]) for forward_s, backward_s in by_layer)
         forward_s, backward_s = (sum(seconds) / len(found) for seconds in zip(*found, strict=True))
-        return replace(self, forward_s=forward_s, backward_s=backward_s, by_layer=found)
+        return self._replace(forward_s=forward_s, backward_s=backward_s, by_layer=found)
 
     @property
     def least_s(self) -> tuple[float, float]:

@@ -119,8 +119,7 @@ def on_disk(
     _, *away = (0, problem.inputs.number, problem.num_records) if split is None else split.on_disk
     in_memory = problem.inputs.number + problem.num_records - sum(away)
     moved_bytes = problem.sections * solution.moved_bytes
-    return replace(
-        times,
+    return times._replace(
         write_s=moved_bytes / disk.write_bytes_per_s,
         read_s=moved_bytes / disk.read_bytes_per_s,
         layers_in_memory=in_memory // problem.sections,

@@ -17,8 +17,8 @@ keys, and only the rectangles before the tile are counted here.
 Elementwise work counts as in `memo.simulate.tile_clock`.
 """
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from memo.simulate.cost import Cost
 from memo.simulate.kernels import Kernels
@@ -28,8 +28,7 @@ SUM_PASSES = 2.5
 """Passes over a sum in fp32 to add a part in bf16: the part is read, and the sum is read and written."""
 
 
-@dataclass(frozen=True)
-class SweptAttention:
+class SweptAttention(NamedTuple):
     """Attention of one swept layer on one rank.
 
     Attributes:

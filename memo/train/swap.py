@@ -122,7 +122,7 @@ def decide(
         all_reduce(tiles, group, "min")
     agreed = dict(zip(solution.tiles, tiles.tolist(), strict=True))
     limit = solution.limit if agreed == solution.tiles else Limit.OTHERS
-    solution = dataclasses.replace(predict(problem, agreed, solution.alphas, limit), moves_nothing_is_best=False)
+    solution = predict(problem, agreed, solution.alphas, limit)._replace(moves_nothing_is_best=False)
     return ChosenSwap(plan, sweep, problem, solution, origin)
 
 

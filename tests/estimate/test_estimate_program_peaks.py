@@ -30,7 +30,7 @@ from memo.search.candidates import (
 from memo.search.question import Question, ask
 from memo.spec.slots import Moved
 
-ZERO_3 = replace(KEEP, sharding="optim_grads_params")
+ZERO_3 = KEEP._replace(sharding="optim_grads_params")
 
 
 def layouts(question: Question) -> Iterator[Layout]:
@@ -138,7 +138,7 @@ def breadth_first_runs(microbatches: int, strategy: Strategy) -> Iterator[RunCon
     """With states on the device, and in slots; on a tensor-parallel rank alone, and with data parallelism."""
     for layout in (Layout(tp=8), Layout(tp=2)):
         question = ask("gpt-7b", 8, seq_len=8192, global_batch_size=microbatches * 8 // layout.tp)
-        config = config_of(question, layout, replace(strategy, order="breadth_first"))
+        config = config_of(question, layout, strategy._replace(order="breadth_first"))
         for places in ("none", "all"):
             yield config.override({"offload_states": places})
             if strategy.swaps:

@@ -89,13 +89,12 @@ def test_late_copies_by_hand() -> None:
     base = StepParts(4.0, 3.0, 0.5, 0.5, 0.0, 0.0, 0.0, NO_COPIES, 0.0)
     assert base.step_s == 8.0 and base.late_copies_s(0.5) == 0.0
     given = Copies(offload=3.0, prefetch=3.0, forward=2.5, backward=5.5)  # half a second waits in forward already
-    assert replace(base, of_activations=given, copies=0.5, link=3.0).late_copies_s(0.5) == pytest.approx(1.5)
-    chosen = replace(
-        given, always_share=0.5, spared=1.2
-    )  # a third of the bytes less, two thirds of what may be left out
+    assert base._replace(of_activations=given, copies=0.5, link=3.0).late_copies_s(0.5) == pytest.approx(1.5)
+    # A third of the bytes less, two thirds of what may be left out.
+    chosen = given._replace(always_share=0.5, spared=1.2)
     assert chosen.late_s(0.5) == pytest.approx(0.8)
-    assert replace(chosen, always_share=0.9).late_s(0.5) == pytest.approx(1.55)  # what always moves is late by itself
-    states = replace(base, link=7.0)
+    assert chosen._replace(always_share=0.9).late_s(0.5) == pytest.approx(1.55)  # what always moves is late by itself
+    states = base._replace(link=7.0)
     assert states.late_copies_s(0.5) == pytest.approx(2.5)
 
 

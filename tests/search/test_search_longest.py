@@ -92,8 +92,8 @@ def test_swept_layers_reach_a_million_tokens_on_one_gpu() -> None:
     assert best is not None and best.strategy.tiles == 32
     memory = run_of(question, best).memory
     assert (memory.offload_granularity, memory.offload_tiles, memory.offload_slot_tiles) == ("tile", 32, SLOT_TILES)
-    whole = replace(best.strategy, tiles=0)
-    assert all(placed(question, best.layout, replace(whole, sharding=sharding)) is None for sharding in SHARDINGS)
+    whole = best.strategy._replace(tiles=0)
+    assert all(placed(question, best.layout, whole._replace(sharding=sharding)) is None for sharding in SHARDINGS)
 
 
 def test_layers_are_swept_under_cp_but_in_rings() -> None:

@@ -215,7 +215,7 @@ def test_of_what_is_as_good_as_the_best_the_one_with_room_comes_first() -> None:
 
 
 def with_room(choice: Choice, room_gib: float, step_s: float) -> Choice:
-    sized = replace(choice.sized, room_bytes=room_gib * GIB, is_tight=room_gib < 1)
+    sized = choice.sized._replace(room_bytes=room_gib * GIB, is_tight=room_gib < 1)
     return replace(choice, sized=sized, step=replace(choice.step, step_time_s=step_s))
 
 
@@ -286,7 +286,7 @@ def test_what_is_not_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memo.search.plan.TRIAL_GAIN", gain - 1e-9)
     assert plan.trial is plan.unsure[0]
     first = plan.unsure[0]
-    short_of_host = replace(first, sized=replace(first.sized, host_excess=1.01))
+    short_of_host = replace(first, sized=first.sized._replace(host_excess=1.01))
     assert replace(plan, unsure=(short_of_host,)).trial is None
     assert replace(plan, unsure=()).trial is None
     assert replace(plan, choices=()).trial is None

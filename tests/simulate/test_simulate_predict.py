@@ -161,7 +161,7 @@ def test_reductions_hide_under_the_last_backward_only_if_asked() -> None:
     last_s = update.rest_s + update.replicas_s
     assert update.exposed_s(32, backward_s=1e9) == pytest.approx(update.bucket_s + last_s)
     assert update.exposed_s(32, backward_s=0.0) == pytest.approx(32 * update.bucket_s + last_s)
-    late = replace(update, overlaps=False)
+    late = update._replace(overlaps=False)
     assert late.exposed_s(32, backward_s=1e9) == pytest.approx(32 * update.bucket_s + last_s)
 
 

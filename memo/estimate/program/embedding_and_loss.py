@@ -1,6 +1,6 @@
 """Requests of the ends of the model: embedding, table of positions, final norm and loss."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import vocab_rows_per_rank
@@ -25,8 +25,7 @@ _SEGMENT_TOKENS = 10
 _TABLES = ("embedding.weight", "position_embedding.weight", "head.weight", "final_norm.weight")
 
 
-@dataclass(frozen=True)
-class EndSizes:
+class EndSizes(NamedTuple):
     """The vocabulary's part of this rank.
 
     Attributes:

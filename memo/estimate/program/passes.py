@@ -6,7 +6,7 @@ A step has many layers and microbatches but few different passes, so each pass i
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from memo.estimate.program.custom_layer import custom_layer_backward, custom_layer_forward
 from memo.estimate.program.embedding_and_loss import (
@@ -104,8 +104,7 @@ def _run_forward(
     return y, lambda grad: tiled_backward(ledger, sizes, kind, how, grad), False
 
 
-@dataclass(frozen=True)
-class EndPasses:
+class EndPasses(NamedTuple):
     """Passes before and after the layers, for one microbatch on one rank.
 
     Attributes:

@@ -7,8 +7,8 @@ tile, because hidden states and their gradients are overwritten in place.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, wraps
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import stays_under_autograd
@@ -64,8 +64,7 @@ def _shared(work: _Work) -> _Work:
     return play
 
 
-@dataclass(frozen=True)
-class Residents:
+class Residents(NamedTuple):
     """Tensors that a layer without a swap plan fills beside its input (memo.spec.slots.Resident), in bytes."""
 
     num_bytes: tuple[tuple[str, int], ...]
@@ -219,11 +218,13 @@ def _attention_gradients(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Ke
     return grads
 
 
+@lru_cache(maxsize=4096)
 def _tile(sizes: LayerSizes) -> LayerSizes:
     """Return the sizes of a tile, for token-wise work, which does not depend on attention."""
     return _whole(sizes)._replace(tokens=sizes.tokens // sizes.tiles, ring=1, ring_rank=0, a2a=1, gathers_kv=False)
 
 
+@lru_cache(maxsize=4096)
 def _whole(sizes: LayerSizes) -> LayerSizes:
     """Return the sizes for attention, which takes all tiles at once."""
     return sizes._replace(tiles=1, sections=0)
