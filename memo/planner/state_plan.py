@@ -24,8 +24,7 @@ Start = Literal["zero", "fetched", "kept"]
 End = Literal["keep", "offload", "reduce"]
 
 
-@dataclass(frozen=True)
-class Fetch:
+class Fetch(NamedTuple):
     """A copy into a slot: of a layer's weights, or of the sum of its gradients so far."""
 
     kind: Literal["weights", "gradient"]
@@ -33,8 +32,7 @@ class Fetch:
     slot: int
 
 
-@dataclass(frozen=True)
-class StateStep:
+class StateStep(NamedTuple):
     """One layer operation with the copies around it.
 
     Attributes:

@@ -178,17 +178,16 @@ def _shape(costs: Costs, gradients: int, weights: int, copy: bool) -> StatePlace
 
 
 def _with_optimizers(shape: StatePlacement, count: int) -> StatePlacement:
-    gradients, weights = count * shape.gradients, count * shape.weights
-    return _regular(replace(shape, optimizer=count, gradients=gradients, weights=weights))
+    return _moving(shape, count, count * shape.gradients, count * shape.weights)
 
 
-def _regular(placement: StatePlacement) -> StatePlacement:
+def _moving(at: StatePlacement, optimizer: int, gradients: int, weights: int) -> StatePlacement:
     """Limit the layers of gradients and weights to those of optimizers; equal numbers if ZeRO keeps all in slots."""
-    most = placement.optimizer
     return replace(
-        placement,
-        gradients=most if placement.shards_gradients else min(placement.gradients, most),
-        weights=most if placement.shards_weights else min(placement.weights, most),
+        at,
+        optimizer=optimizer,
+        gradients=optimizer if at.shards_gradients else min(gradients, optimizer),
+        weights=optimizer if at.shards_weights else min(weights, optimizer),
     )
 
 
@@ -226,7 +225,7 @@ def _around(at: StatePlacement, step: int, has_masters: bool) -> Iterator[StateP
             min(max(0, getattr(at, name) + exchange.get(name, 0) * step), at.layers)
             for name in ("optimizer", "gradients", "weights")
         )
-        yield _regular(replace(at, optimizer=optimizer, gradients=gradients, weights=weights))
+        yield _moving(at, optimizer, gradients, weights)
     if has_masters:
         yield replace(at, weight_copy=not at.weight_copy)
 

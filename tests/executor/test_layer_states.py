@@ -132,20 +132,20 @@ def mistakes(plan: StatePlan) -> Iterator[tuple[str, StatePlan]]:
     for index, step in enumerate(plan.steps):
         for fetch in step.fetches:
             others = tuple(other for other in step.fetches if other is not fetch)
-            yield f"{step.op}: no {fetch}", planted(index, replace(step, fetches=others))
+            yield f"{step.op}: no {fetch}", planted(index, step._replace(fetches=others))
             slots = plan.num_weight_slots if fetch.kind == "weights" else plan.num_gradient_slots
             for slot in set(range(slots)) - {fetch.slot}:
-                moved = replace(step, fetches=(*others, replace(fetch, slot=slot)))
+                moved = step._replace(fetches=(*others, fetch._replace(slot=slot)))
                 yield f"{step.op}: {fetch} in {slot}", planted(index, moved)
         if step.gradient_slot is None:
             continue
         for start in set(get_args(Start)) - {step.start}:
-            yield f"{step.op}: {start} instead of {step.start}", planted(index, replace(step, start=start))
+            yield f"{step.op}: {start} instead of {step.start}", planted(index, step._replace(start=start))
         if not step.is_last:
             for end in {"keep", "offload"} - {step.end}:
-                yield f"{step.op}: {end} instead of {step.end}", planted(index, replace(step, end=end))
+                yield f"{step.op}: {end} instead of {step.end}", planted(index, step._replace(end=end))
         else:
-            yield f"{step.op}: not reduced", planted(index, replace(step, end="keep"))
+            yield f"{step.op}: not reduced", planted(index, step._replace(end="keep"))
 
 
 def step_with(plan: StatePlan, placement: StatePlacement) -> Seen:

@@ -153,7 +153,7 @@ PLAN = state_plan(OPS, PLACES)
 
 def changed(index: int, **changes: object) -> StatePlan:
     steps = list(PLAN.steps)
-    steps[index] = replace(steps[index], **changes)  # type: ignore[arg-type]
+    steps[index] = steps[index]._replace(**changes)  # type: ignore[arg-type]
     return replace(PLAN, steps=tuple(steps))
 
 
@@ -161,9 +161,9 @@ def moved_fetch(kind: str) -> StatePlan:
     """The first fetch of a kind that a later step needs is issued only by that step."""
     steps = list(PLAN.steps)
     at, fetch = next((i, f) for i, s in enumerate(steps) for f in s.fetches if f.kind == kind and f.layer != s.op.layer)
-    steps[at] = replace(steps[at], fetches=tuple(f for f in steps[at].fetches if f != fetch))
+    steps[at] = steps[at]._replace(fetches=tuple(f for f in steps[at].fetches if f != fetch))
     user = next(i for i in range(at, len(steps)) if steps[i].op.layer == fetch.layer)
-    steps[user] = replace(steps[user], fetches=(fetch, *steps[user].fetches))
+    steps[user] = steps[user]._replace(fetches=(fetch, *steps[user].fetches))
     return replace(PLAN, steps=tuple(steps))
 
 
