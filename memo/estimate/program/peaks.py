@@ -123,4 +123,5 @@ def _worst_moments(course: Course) -> list[_Moment]:
 
 
 def _digit_sum(moment: int) -> int:
+    """A number modulo its base minus one is the sum of its digits, where that is smaller than the base minus one."""
     return moment % ((1 << _DIGIT_BITS) - 1)
