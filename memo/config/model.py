@@ -6,8 +6,7 @@ loop over them overflows or takes for ever.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Annotated, Literal
 
@@ -236,14 +235,6 @@ class ModelConfig:
     custom_layer: str = ""
     """A layer of your own in the place of memo's, FILE.py:CLASS or MODULE:CLASS (docs/custom_model.md). It may read any
     of the fields above; the numbers and the size of heads must be those of its attention."""
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """Computed once, because a search looks thousands of times for what it keeps by model."""
-        return hash(tuple(getattr(self, each.name) for each in fields(self)))
 
     @property
     def head_dim(self) -> int:
