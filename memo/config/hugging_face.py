@@ -20,6 +20,7 @@ from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
 from memo.config.hugging_face_family import MLP_TYPES, Biases, ConfigKeys, Family, as_field, mlp_types, period_of
+from memo.config.hugging_face_gemma import with_heads_of_full_layers
 from memo.config.hugging_face_rope import read_rope, without_rope
 from memo.config.hugging_face_wrappers import WRAPPERS, in_wrapper, is_wrapper, text_of
 from memo.config.layer_words import FULL, LINEAR, SLIDING
@@ -156,9 +157,8 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
             "with BF16",
         )
     family = TRAINED[model_type]
-    content = _with_heads_of_full_layers(content, family, source)
-    keys = ConfigKeys(content, family, source)
-    _check_only(content, family, source)
+    keys = ConfigKeys(with_heads_of_full_layers(content, family, source), family, source)
+    _check_only(keys.content, family, source)
     model, biases = _read(keys)
     model = replace(model, **_layers(keys, model.num_layers))
     length = family.names["max_position_embeddings"]
@@ -188,10 +188,9 @@ def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, 
             f"model_type is {shown(family)}{_kind(content)}, which has no rules here",
             f"use {', '.join(FAMILIES)}, or plan for a preset of about its size",
         )
-    known = FAMILIES[family]
-    keys = ConfigKeys(content, known, source)
+    keys = ConfigKeys(content, FAMILIES[family], source)
     model, biases = _read(keys)
-    if known.has_delta_nets or known.keys_as_values:
+    if keys.family.has_delta_nets or keys.family.keys_as_values:
         model = replace(model, **_layers(keys, model.num_layers))
     own = {"qkv_bias": biases.qkv, "projection_bias": biases.projection, "mlp_bias": biases.mlp}
     return model, {**own, **keys.family.beyond(keys, model)}
@@ -241,34 +240,13 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
         )
     if heads % model.kv_heads:
         raise keys.source.refusal(
-            f"{heads} attention heads do not divide into {model.kv_heads} key/value heads",
-            "mend num_key_value_heads",
+            f"{heads} attention heads do not divide into {model.kv_heads} key/value heads", "mend num_key_value_heads"
         )
     return model, biases
 
 
-def _with_heads_of_full_layers(content: Mapping[str, Any], family: Family, source: Source) -> Mapping[str, Any]:
-    """The file with the keys for the heads of layers without a window, which transformers writes, from 5.23 on, layer
-    by layer."""
-    by_layer = content.get("per_layer_config")
-    if not (family.keys_as_values and by_layer):
-        return content
-    full = {str(layer) for layer, name in enumerate(content.get("layer_types") or ()) if name == _FULL}
-    heads = list(by_layer.values()) if isinstance(by_layer, dict) else []
-    names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
-    if not heads or {*by_layer} != full or any(each != heads[0] for each in heads) or not {*heads[0]} <= {*names}:
-        raise source.refusal(
-            f"per_layer_config is {shown(str(by_layer))}",
-            f"memo computes {family.architecture} with equal heads in all layers that are {_FULL}, and equal heads in "
-            "the others; use another model",
-        )
-    own = {theirs: heads[0].get(name, content.get(name)) for name, theirs in names.items()}
-    return {**{key: value for key, value in content.items() if key != "per_layer_config"}, **own}
-
-
 def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that each family states in its own way: layers with experts, the width of shared experts, norms of
-    heads."""
+    """Fields that each family states in its own way: layers with experts, shared experts, norms and kinds of heads."""
     family, found = keys.family, dict[str, Any]()
     if family.qk_norm_switch:
         found["qk_layernorm"] = keys.switch(family.qk_norm_switch)

@@ -1,10 +1,13 @@
 """Gemma 2, 3 and 4 (the models of text): norms around each block, scaled embeddings, windows, and caps of scores and
 logits. Up to Gemma 3 norms multiply by 1 + weight. In Gemma 4 layers without a window have heads of their own."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from memo.artifacts.reading import Source, shown
 from memo.config import hugging_face_tensors as tensors
-from memo.config.hugging_face_family import NO_BIASES, SOFTCAPS
+from memo.config.hugging_face_family import NO_BIASES, SOFTCAPS, Family
 from memo.config.hugging_face_shared import LLAMA, LLAMA_NAMES, RMS, TIED
 
 _ALIKE = {**RMS, "norm_placement": "around", "apply_layernorm_1p": True, "scale_embeddings": True}
@@ -102,3 +105,22 @@ GEMMA4_UNIFIED = replace(
     | {"use_bidirectional_attention": ("vision", None)},
     default_window=1024,
 )
+
+
+def with_heads_of_full_layers(content: Mapping[str, Any], family: Family, source: Source) -> Mapping[str, Any]:
+    """The file with the keys for the heads of layers without a window, which transformers writes, from 5.23 on, layer
+    by layer."""
+    by_layer = content.get("per_layer_config")
+    if not (family.keys_as_values and by_layer):
+        return content
+    full = {str(layer) for layer, name in enumerate(content.get("layer_types") or ()) if name == "full_attention"}
+    heads = list(by_layer.values()) if isinstance(by_layer, dict) else []
+    names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+    if not heads or {*by_layer} != full or any(each != heads[0] for each in heads) or not {*heads[0]} <= {*names}:
+        raise source.refusal(
+            f"per_layer_config is {shown(str(by_layer))}",
+            f"memo computes {family.architecture} with equal heads in all layers that are full_attention, and equal "
+            "heads in the others; use another model",
+        )
+    own = {theirs: heads[0].get(name, content.get(name)) for name, theirs in names.items()}
+    return {**{key: value for key, value in content.items() if key != "per_layer_config"}, **own}

@@ -11,8 +11,9 @@ from itertools import cycle, islice
 from typing import Annotated, Literal
 
 from memo.artifacts.fields import in_range
+from memo.config import model_marks as of
 from memo.config.flag import LARGEST, TOKENS, Flag, ReadWith
-from memo.config.layer_words import FACTORS, FULL, LAYER_FREQ, LAYER_TYPES, LINEAR, SLIDING, TARGETS, marked
+from memo.config.layer_words import FACTORS, LAYER_FREQ, LAYER_TYPES, LINEAR, TARGETS, marked
 from memo.config.rope_factors import attention_factor_of
 
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
@@ -23,28 +24,8 @@ RopeScaling = Literal["none", "linear", "llama3", "yarn", "longrope", "proportio
 ScoreFunction = Literal["softmax", "sigmoid"]
 Quantization = Literal["none", "nf4", "int8"]
 
-_FACTOR = in_range(above=0, high=10**9)
-
-_BEFORE, _AFTER = ("attention_norm", "mlp_norm"), ("attention_out_norm", "mlp_out_norm")
-_NORMS: dict[NormPlacement, tuple[str, ...]] = {"before": _BEFORE, "around": (*_BEFORE, *_AFTER), "after": _AFTER}
-
 CHOICES_OF_TRAINED = ("freeze", "train_only", "lora_rank", "lora_target_modules", "quantize")
 """Fields with which a plan says what is trained; the other fields of LoRA change no size."""
-
-_LATENT = ReadWith("multi_latent_attention", use="--multi-latent-attention")
-_ROTATED = ReadWith("position_embedding_type", ("rope",))
-_STRETCHED = ReadWith("rope_scaling_type", ("linear", "llama3", "yarn", "longrope"))
-_LLAMA3, _YARN = ReadWith("rope_scaling_type", ("llama3",)), ReadWith("rope_scaling_type", ("yarn",))
-_LONGROPE = ReadWith("rope_scaling_type", ("longrope",))
-_FROM_LENGTH = ReadWith("rope_scaling_type", ("llama3", "yarn", "longrope"))
-_SCALED = ReadWith("rope_scaling_type", ("yarn", "longrope"))
-_BY_LAYER = ReadWith("layer_types", use=f"--layer-types {SLIDING},{FULL}")
-_DELTA_NET = ReadWith("layer_types", (LINEAR,), use=f"--layer-types {LINEAR},{FULL}")
-_ROUTED = ReadWith("num_experts", use="--num-experts 8")
-_SHARED = ReadWith("moe_shared_expert_intermediate_size", use="--moe-shared-expert-intermediate-size 512")
-_SIGMOID = ReadWith("moe_router_score_function", ("sigmoid",))
-_LORA = ReadWith("lora_rank", use="--lora-rank 16")
-_RMS = ReadWith("normalization", ("RMSNorm",))
 
 
 @dataclass(frozen=True)
@@ -72,7 +53,7 @@ class ModelConfig:
     norm_placement: NormPlacement = "before"
     """before: norms of the inputs of attention and MLP; after: norms of their outputs, before the sum with the
     residual; around: both."""
-    apply_layernorm_1p: Annotated[bool, _RMS] = False
+    apply_layernorm_1p: Annotated[bool, of.RMS] = False
     """Norms multiply by 1 + weight, so that their weights are around 0 (Gemma)."""
     activation: Activation = "gelu"
     """gelu (exact erf), gelu_tanh (GPT-2's), swiglu (gated; two input projections), swiglu_clamped (gpt-oss's) or
@@ -81,45 +62,44 @@ class ModelConfig:
     """Rotary, a learned table of max-position-embeddings rows, or none."""
     max_position_embeddings: Annotated[int | None, TOKENS, in_range(1, LARGEST)] = None
     """Rows of the learned table, and the length a RoPE model was made for; default: seq-length."""
-    rotary_base: Annotated[float, in_range(above=0, high=10**15), _ROTATED] = 10000.0
+    rotary_base: Annotated[float, in_range(above=0, high=10**15), of.ROTATED] = 10000.0
     """RoPE's theta."""
-    rotary_percent: Annotated[float, in_range(above=0, high=1), _ROTATED] = 1.0
+    rotary_percent: Annotated[float, in_range(above=0, high=1), of.ROTATED] = 1.0
     """Share of the channels of each head that are rotated: the first ones (GLM's 0.5), or those that turn fastest where
     rope-scaling-type is proportional (Gemma 4's 0.25)."""
-    sliding_rotary_base: Annotated[float, in_range(0, 10**15), _ROTATED, _BY_LAYER] = 0.0
+    sliding_rotary_base: Annotated[float, in_range(0, 10**15), of.ROTATED, of.BY_LAYER] = 0.0
     """RoPE's theta in the sliding layers of layer-types, whose frequencies are then not stretched; 0: rotate them as
     all others."""
-    no_rope_freq: Annotated[str, LAYER_FREQ, _ROTATED] = ""
+    no_rope_freq: Annotated[str, LAYER_FREQ, of.ROTATED] = ""
     """Layers without RoPE, as a sum of lists: 1 for a layer without it, 0 for one with it, such as [0,0,0,1]*9
     (SmolLM3). Default: all layers have it."""
-    rope_scaling_type: Annotated[RopeScaling, _ROTATED] = "none"
-    """How RoPE frequencies are stretched for longer sequences. proportional: they are not, but --rotary-percent leaves
-    the other channels of a head as they are, instead of counting frequencies over rotated channels alone."""
-    rope_scaling_factor: Annotated[float, in_range(1, 10**9), _STRETCHED] = 1.0
+    rope_scaling_type: Annotated[RopeScaling, of.ROTATED] = "none"
+    """How RoPE frequencies are stretched for longer sequences; proportional: not at all (see --rotary-percent)."""
+    rope_scaling_factor: Annotated[float, in_range(1, 10**9), of.STRETCHED] = 1.0
     """New length / old length."""
-    rope_original_max_position_embeddings: Annotated[int, TOKENS, in_range(1, LARGEST), _FROM_LENGTH] = 8192
+    rope_original_max_position_embeddings: Annotated[int, TOKENS, in_range(1, LARGEST), of.FROM_LENGTH] = 8192
     """The length before stretching."""
-    rope_low_freq_factor: Annotated[float, _FACTOR, _LLAMA3] = 1.0
+    rope_low_freq_factor: Annotated[float, of.FACTOR, of.LLAMA3] = 1.0
     """Wavelengths above the original length / this are stretched in full."""
-    rope_high_freq_factor: Annotated[float, _FACTOR, _LLAMA3] = 4.0
+    rope_high_freq_factor: Annotated[float, of.FACTOR, of.LLAMA3] = 4.0
     """Wavelengths below the original length / this stay as they are."""
-    rope_beta_fast: Annotated[float, _FACTOR, _YARN] = 32.0
+    rope_beta_fast: Annotated[float, of.FACTOR, of.YARN] = 32.0
     """Dimensions that turn more often than this within the original length stay as they are."""
-    rope_beta_slow: Annotated[float, _FACTOR, _YARN] = 1.0
+    rope_beta_slow: Annotated[float, of.FACTOR, of.YARN] = 1.0
     """Dimensions that turn less often than this within the original length are stretched in full."""
-    rope_truncate: Annotated[bool, _YARN] = True
+    rope_truncate: Annotated[bool, of.YARN] = True
     """Round the borders that --rope-beta-fast and --rope-beta-slow set to whole dimensions."""
-    rope_short_factor: Annotated[str, FACTORS, _LONGROPE] = ""
+    rope_short_factor: Annotated[str, FACTORS, of.LONGROPE] = ""
     """A number for each pair of rotated channels, with commas between, by which its frequency is divided where
     --seq-length is no more than --rope-original-max-position-embeddings."""
-    rope_long_factor: Annotated[str, FACTORS, _LONGROPE] = ""
+    rope_long_factor: Annotated[str, FACTORS, of.LONGROPE] = ""
     """The same for longer sequences."""
-    rope_attention_factor: Annotated[float, in_range(0, 100), _SCALED] = 0.0
+    rope_attention_factor: Annotated[float, in_range(0, 100), of.SCALED] = 0.0
     """Factor on the cosines and sines; 0: that of YaRN's paper, 0.1 ln(rope-scaling-factor) + 1, or of LongRoPE's."""
-    mscale_all_dim: Annotated[float, in_range(0, 100), _YARN] = 0.0
+    mscale_all_dim: Annotated[float, in_range(0, 100), of.YARN] = 0.0
     """Attention scores are multiplied by the square of 1 + 0.1 x this x ln(rope-scaling-factor) (DeepSeek); 0: they are
     not."""
-    rope_llama_4_scaling_beta: Annotated[float, in_range(0, 100), _YARN] = 0.0
+    rope_llama_4_scaling_beta: Annotated[float, in_range(0, 100), of.YARN] = 0.0
     """The query of position p is multiplied by 1 + this x ln(1 + floor(p / rope-original-max-position-embeddings))
     (Ministral 3, Mistral Small 4); 0: it is not."""
     add_bias_linear: bool = False
@@ -128,23 +108,23 @@ class ModelConfig:
     """Biases on the q, k and v projections alone (Qwen2)."""
     qk_layernorm: bool = False
     """Norm of every q and k head before RoPE (Qwen3)."""
-    qk_layernorm_across_heads: Annotated[bool, ReadWith("qk_layernorm"), _RMS] = False
+    qk_layernorm_across_heads: Annotated[bool, ReadWith("qk_layernorm"), of.RMS] = False
     """Norm all heads of q together, and all heads of k (OLMo 2 and 3). Ranks of tensor parallelism add up the squares
     of their heads, in one small message."""
-    v_layernorm: Annotated[bool, ReadWith("qk_layernorm"), _RMS] = False
+    v_layernorm: Annotated[bool, ReadWith("qk_layernorm"), of.RMS] = False
     """Norm every v head as well, without weights (Gemma 4)."""
     multi_latent_attention: bool = False
     """Make queries, keys and values from narrow latents of each token (DeepSeek's MLA). The channels of positions of a
     query come last in its matrix, in pairs that RoPE turns; those of keys are one for all heads."""
-    q_lora_rank: Annotated[int | None, in_range(1, 1 << 24), _LATENT] = None
+    q_lora_rank: Annotated[int | None, in_range(1, 1 << 24), of.LATENT] = None
     """Width of the latent of queries; default: a matrix makes queries from the hidden state, without a latent."""
-    kv_lora_rank: Annotated[int, in_range(1, 1 << 24), _LATENT] = 512
+    kv_lora_rank: Annotated[int, in_range(1, 1 << 24), of.LATENT] = 512
     """Width of the latent of keys and values."""
-    qk_head_dim: Annotated[int, in_range(1, 1 << 16), _LATENT] = 128
+    qk_head_dim: Annotated[int, in_range(1, 1 << 16), of.LATENT] = 128
     """Channels of a head of queries and keys that are not rotated."""
-    qk_pos_emb_head_dim: Annotated[int, in_range(2, 1 << 16), _LATENT] = 64
+    qk_pos_emb_head_dim: Annotated[int, in_range(2, 1 << 16), of.LATENT] = 64
     """Channels of a head of queries and keys that are rotated."""
-    v_head_dim: Annotated[int, in_range(1, 1 << 16), _LATENT] = 128
+    v_head_dim: Annotated[int, in_range(1, 1 << 16), of.LATENT] = 128
     """Channels of a head of values, at most as many as of a head of queries; kernels of attention see as many, with
     zeros behind."""
     window_size: Annotated[int, TOKENS, in_range(0, LARGEST)] = 0
@@ -153,17 +133,17 @@ class ModelConfig:
     layer_types: Annotated[str, LAYER_TYPES] = ""
     """Kinds of layers, repeated over all layers, such as linear,linear,linear,full. sliding: attention with the window;
     full: attention to all tokens; linear: a gated delta net in the place of attention. Default: all have the window."""
-    full_num_query_groups: Annotated[int, in_range(0, 1 << 16), _BY_LAYER] = 0
+    full_num_query_groups: Annotated[int, in_range(0, 1 << 16), of.BY_LAYER] = 0
     """Key/value heads in full layers of layer-types (Gemma 4's 4); 0: as many as in all others."""
-    full_kv_channels: Annotated[int, in_range(0, 1 << 16), _BY_LAYER] = 0
+    full_kv_channels: Annotated[int, in_range(0, 1 << 16), of.BY_LAYER] = 0
     """Size of one head in full layers of layer-types (Gemma 4's 512); 0: as in all others."""
-    full_keys_as_values: Annotated[bool, _BY_LAYER] = False
+    full_keys_as_values: Annotated[bool, of.BY_LAYER] = False
     """Full layers of layer-types have no matrix of values: the values are the keys before norm and RoPE (Gemma 4)."""
-    linear_num_key_heads: Annotated[int, in_range(0, 1 << 16), _DELTA_NET] = 0
+    linear_num_key_heads: Annotated[int, in_range(0, 1 << 16), of.DELTA_NET] = 0
     """Heads of queries and keys in linear layers of layer-types."""
-    linear_num_value_heads: Annotated[int, in_range(0, 1 << 16), _DELTA_NET] = 0
+    linear_num_value_heads: Annotated[int, in_range(0, 1 << 16), of.DELTA_NET] = 0
     """Heads of values in linear layers; each head of keys serves an equal number of them."""
-    linear_key_head_dim: Annotated[int, in_range(1, 1 << 16), _DELTA_NET] = 128
+    linear_key_head_dim: Annotated[int, in_range(1, 1 << 16), of.DELTA_NET] = 128
     """Size of a head of queries, keys and values in linear layers."""
     query_pre_attn_scalar: Annotated[int, in_range(0, 1 << 16)] = 0
     """Attention scores are divided by its square root; 0: by the square root of the size of a head."""
@@ -176,31 +156,31 @@ class ModelConfig:
     queries (Qwen3-Next)."""
     num_experts: Annotated[int, in_range(0, 1 << 16)] = 0
     """Mixture of experts: MLPs of each layer; a token runs through a few of them. 0: one MLP for all tokens."""
-    moe_ffn_hidden_size: Annotated[int | None, in_range(1, 1 << 26), _ROUTED] = None
+    moe_ffn_hidden_size: Annotated[int | None, in_range(1, 1 << 26), of.ROUTED] = None
     """Inner width of each expert; default: ffn-hidden-size."""
-    moe_layer_freq: Annotated[str, LAYER_FREQ, _ROUTED] = ""
+    moe_layer_freq: Annotated[str, LAYER_FREQ, of.ROUTED] = ""
     """Layers with experts, as a sum of lists: 1 for a layer with experts, 0 for one with a single MLP of
     ffn-hidden-size, such as [0]*3+[1]*43. Default: all layers have experts."""
-    moe_shared_expert_intermediate_size: Annotated[int, in_range(0, 1 << 26), _ROUTED] = 0
+    moe_shared_expert_intermediate_size: Annotated[int, in_range(0, 1 << 26), of.ROUTED] = 0
     """Inner width of the shared experts, an MLP that all tokens run through besides their routed experts; 0: none."""
-    moe_shared_expert_gate: Annotated[bool, _SHARED] = False
+    moe_shared_expert_gate: Annotated[bool, of.SHARED] = False
     """Multiply the output of the shared experts by the sigmoid of one score a token, which a matrix makes
     (Qwen3-Next)."""
-    moe_router_topk: Annotated[int, in_range(1, 1 << 16), _ROUTED] = 2
+    moe_router_topk: Annotated[int, in_range(1, 1 << 16), of.ROUTED] = 2
     """Experts that a token runs through: those with the highest scores of the router."""
-    moe_router_pre_softmax: Annotated[bool, _ROUTED] = False
+    moe_router_pre_softmax: Annotated[bool, of.ROUTED] = False
     """Weight the experts of a token by their softmax over all experts; off: over the experts of this token. With
     sigmoid scores: weight by the scores, which do not sum to 1; off: by their shares, which do."""
-    moe_router_score_function: Annotated[ScoreFunction, _ROUTED] = "softmax"
+    moe_router_score_function: Annotated[ScoreFunction, of.ROUTED] = "softmax"
     """Scores of the router: the softmax of its logits over all experts, or the sigmoid of each logit (GLM-4.5)."""
-    moe_router_enable_expert_bias: Annotated[bool, _SIGMOID] = False
+    moe_router_enable_expert_bias: Annotated[bool, of.SIGMOID] = False
     """Choose experts by score + a bias of each expert. No gradient changes the bias; --moe-router-bias-update-rate
     does."""
-    moe_router_num_groups: Annotated[int, in_range(1, 1 << 16), _SIGMOID] = 1
+    moe_router_num_groups: Annotated[int, in_range(1, 1 << 16), of.SIGMOID] = 1
     """Groups of equal numbers of experts; a token may use experts of its best moe-router-group-topk groups."""
-    moe_router_group_topk: Annotated[int, in_range(1, 1 << 16), _SIGMOID] = 1
+    moe_router_group_topk: Annotated[int, in_range(1, 1 << 16), of.SIGMOID] = 1
     """Groups whose experts a token may use: those whose two best experts have the highest sums of scores."""
-    moe_router_topk_scaling_factor: Annotated[float, in_range(above=0, high=10**9), _SIGMOID] = 1.0
+    moe_router_topk_scaling_factor: Annotated[float, in_range(above=0, high=10**9), of.SIGMOID] = 1.0
     """Factor on the weights of a token's experts (GLM-4.5's 2.5)."""
     freeze: str = ""
     """Parameters that training leaves as they are: patterns of their names with commas between, where * stands for any
@@ -210,12 +190,12 @@ class ModelConfig:
     frozen."""
     lora_rank: Annotated[int, in_range(0, 1 << 16)] = 0
     """LoRA: freeze the model, and train two matrices of this rank beside each of lora-target-modules; 0: no LoRA."""
-    lora_alpha: Annotated[float, in_range(0, 10**9), _LORA] = 0.0
+    lora_alpha: Annotated[float, in_range(0, 10**9), of.LORA] = 0.0
     """The output of the adapters is multiplied by lora-alpha / lora-rank; 0: lora-rank, which makes the factor 1."""
-    lora_use_rslora: Annotated[bool, _LORA] = False
+    lora_use_rslora: Annotated[bool, of.LORA] = False
     """Multiply the output of the adapters by lora-alpha / the square root of lora-rank instead (rank-stabilised
     LoRA)."""
-    lora_target_modules: Annotated[str, TARGETS, _LORA] = "all-linear"
+    lora_target_modules: Annotated[str, TARGETS, of.LORA] = "all-linear"
     """Matrices with adapters: all-linear, which is all matrices of layers but routers, or some of these names with
     commas between. Each expert has adapters of its own."""
     quantize: Quantization = "none"
@@ -249,14 +229,13 @@ class ModelConfig:
 
     @property
     def latents(self) -> tuple[int, int, int]:
-        """Widths of the latents of queries (0: there is none), of keys and values, and of the rotated channels of keys,
-        side by side."""
+        """Widths of the latents of queries (0: none), of keys and values, and of the rotated channels of keys."""
         return self.q_lora_rank or 0, self.kv_lora_rank, self.qk_pos_emb_head_dim
 
     @property
     def norms(self) -> tuple[str, ...]:
         """The norms of hidden states that a layer has, by name."""
-        return _NORMS[self.norm_placement]
+        return of.NORMS[self.norm_placement]
 
     @property
     def attention_scale(self) -> float:
@@ -281,23 +260,11 @@ class ModelConfig:
         return math.gcd(self.kv_heads, self.full_num_query_groups)
 
     @property
-    def qkv_size(self) -> int:
-        """Width of queries, keys and values as the matrices make them. All layers must be of one kind."""
-        parts = 1 if self.full_keys_as_values else 2
-        return (self.num_attention_heads + parts * self.kv_heads) * self.head_dim
-
-    @property
     def of_full_layers(self) -> "ModelConfig":
         """The model whose layers are all as the full ones of this one."""
-        return replace(
-            self,
-            layer_types="",
-            window_size=0,
-            num_query_groups=self.full_num_query_groups or self.num_query_groups,
-            kv_channels=self.full_kv_channels or self.kv_channels,
-            full_num_query_groups=0,
-            full_kv_channels=0,
-        )
+        groups, size = self.full_num_query_groups or self.num_query_groups, self.full_kv_channels or self.kv_channels
+        alike = replace(self, layer_types="", window_size=0, full_num_query_groups=0, full_kv_channels=0)
+        return replace(alike, num_query_groups=groups, kv_channels=size)
 
     @property
     def rotary_dim(self) -> int:
@@ -325,8 +292,7 @@ class ModelConfig:
 
     @property
     def is_linear(self) -> bool:
-        """Whether all layers are gated delta nets, as in memo.spec.stack's model of that kind; its heads are those of
-        the nets."""
+        """Whether all layers are gated delta nets; heads are then those of the nets (memo.spec.stack)."""
         return self.layer_types == LINEAR
 
     @property

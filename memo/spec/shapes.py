@@ -26,7 +26,6 @@ _WIDENING = "embedding_projection.weight"
 EXPERT_BIAS = "mlp.router.expert_bias"
 """The tensor that the router of a layer adds to scores where it chooses experts."""
 LAYER_SCALAR = "scalar"
-"""The factor on the output of a layer."""
 _Parts = tuple[tuple[str, int], ...]
 """Names of tensors, and their numbers of rows."""
 
@@ -94,9 +93,7 @@ class ModelShape:
         if model.custom_layer:
             return custom_facts(model).weights
         q, kv, own = self.q_size, self.kv_size, "delta." if model.is_linear else ""
-        qkv: _Parts = (("q", q), ("k", kv), ("v", kv))
-        if model.full_keys_as_values:
-            qkv = qkv[:2]
+        qkv: _Parts = (("q", q), ("k", kv), ("v", kv))[: 2 if model.full_keys_as_values else 3]
         if own:  # a delta net has one head of values for each of its heads
             qkv = (("delta.q", kv), ("delta.k", kv), ("delta.v", q))
         norms = {name: self._norm(name, hidden) for name in self.norms}

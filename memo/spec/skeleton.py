@@ -110,7 +110,8 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
     hidden, size = model.hidden_size, model.head_dim
     q_size = model.num_attention_heads * size
     fc1_size = model.token_ffn_size * (2 if model.gated else 1)
-    qkv = SkeletalTensor("qkv", "token_wise", "qkv", "heads", model.qkv_size)
+    qkv_size = q_size + (1 if model.full_keys_as_values else 2) * model.kv_heads * size
+    qkv = SkeletalTensor("qkv", "token_wise", "qkv", "heads", qkv_size)
     routing = SkeletalTensor("routing", "always", "", "whole", 2 * model.moe_router_topk, "wide")
     shared_fc1 = model.shared_ffn_size * (2 if model.gated else 1)
     shared = (
