@@ -83,6 +83,7 @@ class ParallelModel:
         self._begin_step(batches, update)
         if self._is_breadth_first:
             (chunk,) = self.chunks
+            self._begin_phase("enter_forward")  # RoPE's tables come before the embedding
             loss_sum = run_breadth_first(chunk, batches, self._begin_microbatch)
         else:
             loss_sum = self._run(one_f_one_b(self.pipeline, self.mesh.at.pp), batches, self._enter)

@@ -72,6 +72,7 @@ FLOWS = {
         "--tp 4 --freeze *embedding.weight,layers.0.* --offload-alpha off",
         "--tp 8 --lora-rank 16 --quantize nf4 --offload-alpha 0.5",
         "--tp 2 --cp 4 --lora-rank 16 --quantize int8 --recompute-granularity full",
+        "--tp 8 --gbs 2 --gradient-accumulation-order breadth_first --recompute-granularity full",
     ],
 )
 def test_windows_adapters_and_frozen_layers_are_foreseen(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
