@@ -194,14 +194,14 @@ def test_what_stands_for_other_kernels_and_what_memo_train_would_refuse_is_told(
 
 def test_kernels_that_a_run_may_replace_are_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     told = {}
-    models = ("--model qwen3.5-tiny", "--model qwen3.5-tiny --delta-backend torch", "--model gemma-2-tiny")
-    for flags in (SMALL, *(f"{MACHINE} {model}" for model in models)):
+    models = ("qwen3.5-tiny", "qwen3.5-tiny --delta-backend torch", "gemma-2-tiny")
+    for flags in (SMALL, *(f"{MACHINE} --model {model}" for model in (*models, "gemma-4-tiny --full-kv-channels 288"))):
         assert main(["rehearse", *flags.split()]) == 0
         told[flags] = "torch's operations are foreseen" in capsys.readouterr().out
         assert main(["rehearse", "--json", *flags.split()]) == 0
         found = json.loads(capsys.readouterr().out)
         assert [each["foreseen_kernels"] is not None for each in found] == [told[flags]] * len(found)
-    assert list(told.values()) == [False, True, False, True]
+    assert list(told.values()) == [False, True, False, True, True]
 
 
 @pytest.mark.parametrize(
