@@ -12,6 +12,7 @@ _CONFLICTS: tuple[Conflict, ...] = (
     ("custom_layer", ("pretrained_checkpoint", "quantize", "lora_rank", "num_experts", "norm_placement"), _OWN),
     ("custom_layer", ("apply_layernorm_1p", "attention_sinks", "attention_output_gate"), _OWN),
     ("custom_layer", ("attn_logit_softcapping", "layer_scalar", "v_layernorm"), _OWN),
+    ("custom_layer", ("full_num_query_groups", "full_kv_channels"), _OWN),
     ("multi_latent_attention", ("kv_channels", "rotary_percent", "qk_layernorm", "attention_output_gate"), _LATENT),
     ("multi_latent_attention", ("add_bias_linear", "add_qkv_bias", "custom_layer"), _LATENT),
     ("multi_latent_attention", ("attention_sinks", "full_num_query_groups", "full_kv_channels"), _LATENT),
@@ -66,7 +67,7 @@ _CONDITIONS: tuple[Condition, ...] = (
     ),
     (
         lambda c: c.model.v_layernorm or not c.model.full_keys_as_values,
-        "{full_keys_as_values} needs {v_layernorm}, which makes values of keys: give both, or neither",
+        "{full_keys_as_values} conflicts with {v_layernorm}: values that are keys have norms, so give --v-layernorm",
     ),
     (
         lambda c: not c.model.multi_latent_attention or LINEAR not in _words(c.model),

@@ -227,6 +227,11 @@ def test_rotations_are_those_of_transformers(change: dict[str, Any]) -> None:
             "reads the latter alone: move what rope_scaling says into rope_parameters, beside its rope_theta, and ",
         ),
         ("llama", {"is_causal": False}, "is_causal is False, but memo computes LlamaForCausalLM only with True"),
+        (
+            "gemma4_text",
+            {"per_layer_config": {"0": {"head_dim": 24}}},
+            "memo computes Gemma4ForCausalLM with equal heads in all layers that are full_attention",
+        ),
         ("qwen3", {"per_layer_config": {"0": {"rms_norm_eps": 1.0}}}, "per_layer_config is set, but memo computes"),
         (
             "gpt2",

@@ -60,6 +60,19 @@ def test_a_larger_base_counts_the_rotated_dims_alone(name: str) -> None:
     assert ratio[0] == 1.0 and ratio[-1] == pytest.approx(8.0, rel=1e-12)
 
 
+def test_a_larger_base_counts_the_channels_that_turn() -> None:
+    before = replace(preset("gemma-4-31b"), max_position_embeddings=4096)
+    first, then = (
+        rope_frequencies(each.of_full_layers)[0] for each in (before, extend_context(before, 32768, "rope-base"))
+    )
+    turned = 512 // 4 // 2
+    assert first[0] == then[0] and (first / then)[turned - 1] == pytest.approx(8.0, rel=1e-12)
+    assert not first[turned:].any() and not then[turned:].any()
+    with pytest.raises(ConfigError, match=r"--rope-scaling-type proportional: use --method rope-base"):
+        extend_context(before, 32768, "yarn")
+    assert "give memo extend --method rope-base, or" in unscaled_length(before, 32768)
+
+
 def test_yarn_is_measured_from_the_length_before_any_scaling() -> None:
     after = extend_context(model(), 4096, "yarn")
     assert (after.rope_scaling_type, after.rope_scaling_factor) == ("yarn", 8.0)
