@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -14,7 +15,7 @@ from memo.artifacts.profile_cache import attention_table_file, read_attention_ta
 from memo.attention.delta_kernels import choose_delta
 from memo.attention.select import AttentionChoice, choose_backend
 from memo.config import RunConfig
-from memo.config.attention_kernels import LARGEST_FUSED_HEAD_DIM
+from memo.config.attention_kernels import LARGEST_FUSED_HEAD_DIM, kernels_for
 from memo.config.derived import resolved_a2a_size, ring_size
 from memo.config.layer_words import LINEAR
 from memo.errors import ArtifactError, warn
@@ -33,8 +34,12 @@ def choose_attention(config: RunConfig, device: torch.device) -> AttentionChoice
     wanted, table = config.hardware.attention_backend, None
     if device.type == "cuda" and wanted == "auto":
         table = _kept_table(config, device)
-    is_capped = config.model.attn_logit_softcapping > 0
-    return choose_backend(wanted, device.type, config.model.head_dim, attention_calls(config), table, capped=is_capped)
+    is_capped, large = config.model.attn_logit_softcapping > 0, config.model.of_full_layers.head_dim
+    calls = attention_calls(config)
+    choice = choose_backend(wanted, device.type, config.model.head_dim, calls, table, capped=is_capped)
+    if kernels_for(choice.name, large) != choice.name:
+        choice = replace(choice, reason=f"{choice.reason}; heads of {large} channels by torch's operations")
+    return choice
 
 
 def choose_delta_nets(config: RunConfig, device: torch.device) -> AttentionChoice | None:

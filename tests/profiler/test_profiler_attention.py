@@ -105,6 +105,15 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
 
 
+def test_heads_that_no_fused_kernel_takes_are_told_and_not_measured(tmp_path: Path, on_gpu: None) -> None:
+    config = config_of(profile_cache=str(tmp_path), seq_length=256, window_size=64, layer_types="sliding,full")
+    assert len(attention_calls(config)) == 2
+    config = config.override({"full_kv_channels": 512})
+    assert [case.head_dim for case in attention_calls(config)] == [config.model.head_dim]
+    chosen = choose_attention(config, CUDA)
+    assert chosen.name == "cudnn" and chosen.reason.endswith("; heads of 512 channels by torch's operations")
+
+
 def test_auto_reads_what_was_kept(tmp_path: Path, on_gpu: None) -> None:
     config = config_of(profile_cache=str(tmp_path), seq_length=256)
     assert choose_attention(config, CUDA).name == "cudnn"  # by the rule
