@@ -228,10 +228,9 @@ class _Search:
     def _added(self, bundle: Bundle, count: int) -> _Taken:
         """The resources that `count` tiles of a bundle take more than none of them."""
         tiles = self._problem.tiles
-        gradual = sum(-(-group.buffer_bytes * count // tiles) for group in bundle)
-        entry = sum(group.entry_bytes for group in bundle) if count else 0
-        moved = sum(-(-group.num_bytes * count // tiles) for group in bundle)
-        return gradual + entry, moved, -sum(group.recompute_s * count / tiles for group in bundle)
+        buffers = sum(group.added_buffer_bytes(count, tiles) for group in bundle)
+        moved = sum(group.moved_bytes(count, tiles) for group in bundle)
+        return buffers, moved, -sum(group.recompute_s * count / tiles for group in bundle)
 
     def _try(self, counts: tuple[int, ...], taken: _Taken, gain: float, fitting: int | None = None) -> int:
         """Try the bundles behind `counts`. Return the most tiles of the first of them that fit beside `counts`.

@@ -78,6 +78,14 @@ class SwapGroup:
     buffer_bytes: int
     entry_bytes: int = 0
 
+    def moved_bytes(self, moving: int, tiles: int) -> int:
+        """Bytes of one copy when `moving` of so many tiles move."""
+        return -(-self.num_bytes * moving // tiles)
+
+    def added_buffer_bytes(self, moving: int, tiles: int) -> int:
+        """Device memory that `moving` of so many tiles take beyond none."""
+        return -(-self.buffer_bytes * moving // tiles) + (self.entry_bytes if moving else 0)
+
 
 @dataclass(frozen=True)
 class SwapProblem:
@@ -145,7 +153,7 @@ class SwapProblem:
 
     def moved_bytes(self, tiles: dict[str, int]) -> int:
         """Bytes of one copy when `tiles[group]` of the T tiles move."""
-        return self.always_bytes + sum(-(-g.num_bytes * tiles[g.name] // self.tiles) for g in self.groups)
+        return self.always_bytes + sum(g.moved_bytes(tiles[g.name], self.tiles) for g in self.groups)
 
     def copied_bytes(self, moved_bytes: int) -> int:
         """Bytes that a pass copies each way if it moves `moved_bytes` of a slot: these, and a section of hidden states.
@@ -161,8 +169,7 @@ class SwapProblem:
 
     def buffer_bytes(self, tiles: dict[str, int]) -> int:
         """Device memory of the rounding buffers."""
-        proportional = sum(-(-g.buffer_bytes * tiles[g.name] // self.tiles) for g in self.groups)
-        return self.fixed_buffer_bytes + proportional + sum(g.entry_bytes for g in self.groups if tiles[g.name])
+        return self.fixed_buffer_bytes + sum(g.added_buffer_bytes(tiles[g.name], self.tiles) for g in self.groups)
 
     def split(self, moved_bytes: int) -> Split | None:
         """Which records are on disk if each pass moves `moved_bytes`. None where host memory does not suffice, or with
