@@ -74,10 +74,11 @@ class Heads(nn.Module):
         """Apply RoPE to q and k in place, outside of autograd; with `back` to their gradients."""
         if rope is not None:
             for heads, table in ((q, rope.of_queries), (k, rope)):
-                turned, rest = heads.tensor_split([2 * table.cos.shape[-1]], dim=-1)
+                width = 2 * table.cos.shape[-1]
+                turned = heads if width == heads.shape[-1] else heads[..., :width]
                 self.ops.rotate_(turned, table.cos, table.sin, back=back)
                 if table.rest is not None:
-                    rest.mul_(table.rest)
+                    heads[..., width:].mul_(table.rest)
 
 
 def _each_head(norms: tuple[Norm, Norm], heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -32,25 +32,25 @@ def gradient_added(weight: Tensor) -> None:
 
 
 def add_weight_gradient(main: Tensor | None, grad_out: Tensor, x: Tensor) -> None:
-    """Add dW [out, in] of y = x W^T, summed over all leading dims, to `main`; None (a frozen weight): do nothing."""
+    """Add dW [out, in] of y = x W^T, for y's gradient [t, out] and x [t, in], to `main`; None (a frozen weight): do
+    nothing."""
     if main is None:
         return
-    left, right = grad_out.flatten(0, -2).t(), x.flatten(0, -2)
     if main.dtype == grad_out.dtype:
-        main.addmm_(left, right)
+        main.addmm_(grad_out.t(), x)
     elif main.is_cuda:  # narrow factors; the fp32 product is added without being rounded or written to memory
-        torch.addmm(main, left, right, out_dtype=main.dtype, out=main)
+        torch.addmm(main, grad_out.t(), x, out_dtype=main.dtype, out=main)
     else:
-        main.add_(left @ right)
+        main.add_(grad_out.t() @ x)
 
 
 def weight_gradient(weight: Tensor, grad_out: Tensor, x: Tensor) -> Tensor | None:
-    """Return dW of `add_weight_gradient` for a backward to give to autograd.
+    """Return dW, summed over all leading dims of y's gradient and of x, for a backward to give to autograd.
 
     Adds dW to `own_sum(weight)` and returns None if there is one; the caller must then call `gradient_added`.
     """
-    main = own_sum(weight)
+    main, grad_out, x = own_sum(weight), grad_out.flatten(0, -2), x.flatten(0, -2)
     if main is None:
-        return grad_out.flatten(0, -2).t() @ x.flatten(0, -2)
+        return grad_out.t() @ x
     add_weight_gradient(main, grad_out, x)
     return None

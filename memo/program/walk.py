@@ -67,14 +67,13 @@ class Machine:
         self.live = live
 
     def run(self, steps: Iterable[Step]) -> None:
-        free = self.free
         for step in steps:
             getattr(self, step.do)(step)
-            for name in step.frees:
-                free(name)
+            self.free(step.frees)
 
-    def free(self, name: str) -> None:
-        del self.live[name]
+    def free(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            del self.live[name]
 
 
 def gradient(name: str) -> str:

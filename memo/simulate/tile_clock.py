@@ -46,8 +46,9 @@ class TileClock(Machine):
     def cost(self) -> Cost:
         return Cost(matmul=self.matmul_s, elementwise=self.elementwise_s, tensor=self.waiting_s)
 
-    def free(self, name: str) -> None:
-        self.live.pop(name, None)
+    def free(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self.live.pop(name, None)
 
     def send(self) -> float:
         """Gather or scatter the hidden states of the tile over tp; returns the end of the message."""

@@ -73,11 +73,12 @@ class TileLedger(Machine):
         self.matrices = dict(sizes.matrices)
         self.expert_rows: Block | None = None
 
-    def free(self, name: str) -> None:
-        """Free a name, and its block if no other live name has this block."""
-        block = self.live.pop(name)
-        if all(other is not block for other in self.live.values()):
-            self.ledger.free(block)
+    def free(self, names: tuple[str, ...]) -> None:
+        """Free each name, and its block if no other live name has this block."""
+        for name in names:
+            block = self.live.pop(name)
+            if all(other is not block for other in self.live.values()):
+                self.ledger.free(block)
 
     def make(self, name: str, num_bytes: int) -> Block | None:
         return None if name in self.placed else self.ledger.make(name, num_bytes)
