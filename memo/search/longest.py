@@ -85,8 +85,10 @@ def remedies(question: Question) -> list[str]:
     if more is not None:
         found.append(f"--host-memory-gib {more.host_memory_gib:g}")
     narrow = replace(question, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
-    if narrow != question and fitting_layout(narrow):
-        found.append("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16")
+    unclipped = replace(question, clip_grad=0.0)
+    for changed, flags in ((narrow, "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"), (unclipped, "--clip-grad 0")):
+        if changed != question and fitting_layout(changed):
+            found.append(flags)
     more = least_doubling(lambda times: with_gpus(question, times))
     if more is not None:
         found.append(f"--gpus {more.gpus}")
