@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_directories import CONFIGS, weights_of, write_model
-from hugging_face import llama_sources, to_global
+from hf_directories import CONFIGS, global_tensors, weights_of, write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.importer import import_checkpoint
-from memo.config.hugging_face import read_config
 from memo.errors import CheckpointError
 
 pytest.importorskip("transformers")
@@ -63,24 +61,13 @@ def decoded(directory: Path) -> dict[str, Tensor]:
     return found
 
 
-def expected(directory: Path) -> dict[str, Tensor]:
-    """Their tensors under memo's names; the experts lie in tensors of their own."""
-    tensors, model = decoded(directory), read_config(directory).model
-    sources = llama_sources(model)
-    for layer in range(model.num_layers if model.num_experts else 0):
-        experts = f"model.layers.{layer}.mlp.experts"
-        each = {
-            part: [tensors.pop(f"{experts}.{expert}.{part}_proj.weight") for expert in range(model.num_experts)]
-            for part in ("gate", "up", "down")
-        }
-        both = [torch.cat(pair) for pair in zip(each["gate"], each["up"], strict=True)]
-        tensors |= {f"{experts}.gate_up_proj": torch.stack(both), f"{experts}.down_proj": torch.stack(each["down"])}
-    return to_global(tensors, sources)
-
-
-def test_numbers_are_those_of_transformers(published: Path) -> None:
+def test_numbers_are_those_of_transformers(published: Path, tmp_path: Path) -> None:
     """In fp32, to the bit; and rectangles of them, whose rows and columns begin inside of a block."""
-    weights, found = weights_of(published), expected(published)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    save_file(decoded(published), plain / "model.safetensors")
+    (plain / "config.json").write_bytes((published / "config.json").read_bytes())
+    weights, found = weights_of(published), global_tensors(plain)
     assert found.keys() == weights.shapes.keys()
     for name, values in found.items():
         assert weights.dtype(name) == torch.float32

@@ -1,4 +1,7 @@
-"""Hugging Face weights in and out: the same bytes whatever the layout, each rank reading only its part."""
+"""Hugging Face weights in and out: the same bytes whatever the layout, each rank reading only its part.
+
+tests/parity/test_parity_hugging_face.py shows that each weight, read whole, has its right name.
+"""
 
 import json
 import shutil
@@ -10,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hf_directories import ALONE, CONFIGS, write_model
-from hugging_face import gemma3_sources, gpt2_sources, llama_sources, olmo3_sources, to_global
+from hf_directories import ALONE, CONFIGS, global_tensors, write_model
 from layouts import assemble, global_pieces, make, one_step_backward, tiny
 from ranks import run_ranks
 from safetensors.torch import load_file, save_file
@@ -46,7 +48,6 @@ LAYOUTS: list[tuple[str, Layout]] = [
 ]
 FAMILIES = ["llama", "gpt2", "qwen2", "gemma3_text", "olmo3"]
 """q, k, v apart; fused and transposed; a tied embedding on two stages; norms around the MLP; norms that tp splits."""
-_SOURCES = {"gpt2": gpt2_sources, "gemma3_text": gemma3_sources, "olmo3": olmo3_sources}
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +66,6 @@ def tensors_of(directory: Path) -> dict[str, Tensor]:
 
 def config_for(directory: Path, dtype: str = "fp32", **layout: Any) -> RunConfig:
     return choose_model(tiny(dtype=dtype, ddp_bucket_size=3000, **layout), directory)
-
-
-def expected_masters(directory: Path) -> dict[str, Tensor]:
-    """By the tests' own table of names."""
-    config = config_for(directory)
-    sources = _SOURCES.get(directory.name, llama_sources)(config.model)
-    return to_global(tensors_of(directory), sources)
 
 
 def _start(
@@ -100,7 +94,7 @@ def test_every_layout_starts_from_the_same_weights(published: Path, name: str, l
     world_size, axes = layout
     results = run_ranks(world_size, _start, published / name, "fp32", world_size, axes)
     masters = assemble([part for part, _, _ in results])
-    expected = expected_masters(published / name)
+    expected = global_tensors(published / name)
     alone, loss, num_weights = _start(published / name, "fp32", 1, {})
     for found in (masters, alone):
         assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
@@ -116,7 +110,7 @@ def test_every_layout_starts_from_the_same_weights(published: Path, name: str, l
 def _bf16_run(directory: Path) -> dict[str, Tensor]:
     """This rank's masters; its weights must be those of all ranks, rounded."""
     model, _ = make(config_for(directory, "bf16"), 2)
-    expected = expected_masters(directory)
+    expected = global_tensors(directory)
     for parameter in model.data_parallel.parameters.values():
         assert parameter.dtype == torch.bfloat16
         for piece in parameter.shard.pieces:
@@ -126,7 +120,7 @@ def _bf16_run(directory: Path) -> dict[str, Tensor]:
 
 def test_masters_keep_the_precision_that_weights_in_bf16_lose(published: Path) -> None:
     masters = assemble(run_ranks(2, _bf16_run, published / "llama"))
-    expected = expected_masters(published / "llama")
+    expected = global_tensors(published / "llama")
     assert all(torch.equal(masters[key], expected[key]) for key in expected)
 
 
@@ -166,7 +160,7 @@ def test_an_imported_checkpoint_loads_into_any_layout(published: Path, layout: L
     world_size, axes = layout
     arguments = (published / "gpt2", tmp_path, world_size, axes)
     results = run_ranks(world_size, _load_imported, *arguments)
-    expected = expected_masters(published / "gpt2")
+    expected = global_tensors(published / "gpt2")
     masters = assemble([part for part, _ in results])
     assert all(torch.equal(masters[key], expected[key]) for key in expected)
     assert all(moments == 0.0 for _, moments in results)
@@ -203,11 +197,10 @@ def test_a_run_in_a_layout_is_exported_whole(published: Path, name: str, tmp_pat
     source = published / name
     masters = assemble(run_ranks(4, _save_trained, source, tmp_path / "run", 4, {"tp": 2, "pp": 2}))
     export_checkpoint(tmp_path / "run" / "iter_0000001", tmp_path / "out", max_shard_bytes=30_000)
-    sources = (gpt2_sources if name == "gpt2" else llama_sources)(config_for(source).model)
-    exported = to_global(tensors_of(tmp_path / "out"), sources)
+    exported = global_tensors(tmp_path / "out")
     assert all(torch.equal(exported[key], masters[key]) for key in masters)
     narrow = export_checkpoint(tmp_path / "run", tmp_path / "narrow", dtype="bf16")
-    rounded = to_global(tensors_of(tmp_path / "narrow"), sources)
+    rounded = global_tensors(tmp_path / "narrow")
     assert all(torch.equal(rounded[key], masters[key].bfloat16()) for key in masters)
     assert narrow.num_bytes == sum(tensor.nbytes for tensor in rounded.values())
 
@@ -251,7 +244,7 @@ def test_one_tensor_is_held_while_a_checkpoint_is_written(
 
     monkeypatch.setattr(writer, "write_values", watched)
     import_checkpoint(published / "gpt2", tmp_path / "checkpoint")
-    assert len(written) == len(expected_masters(published / "gpt2"))
+    assert len(written) == len(global_tensors(published / "gpt2"))
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
     before, after = tensors_of(published / "gpt2"), tensors_of(tmp_path / "out")
     assert all(torch.equal(before[key], after[key]) for key in before)
@@ -302,7 +295,7 @@ def test_names_without_the_prefix_of_the_head_and_buffers(published: Path, tmp_p
     bare = {key.removeprefix("transformer."): tensor for key, tensor in tensors_of(published / "gpt2").items()}
     save_file({**bare, "h.0.attn.bias": torch.ones(1, 1, 64, 64)}, tmp_path / "gpt2" / "model.safetensors")
     masters, _, _ = _start(tmp_path / "gpt2", "fp32", 1, {})
-    expected = expected_masters(published / "gpt2")
+    expected = global_tensors(published / "gpt2")
     assert all(torch.equal(masters[key], expected[key]) for key in expected)
 
 
@@ -324,7 +317,7 @@ def test_a_rank_that_cannot_read_ends_all(published: Path) -> None:
 
 def test_table_of_names_covers_every_family() -> None:
     transformers = pytest.importorskip("transformers")
-    assert {getattr(transformers, class_name).model_type for class_name, _ in CONFIGS.values()} == set(ALONE)
+    assert {getattr(transformers, class_name).model_type for class_name, _ in CONFIGS.values()} == {*ALONE, "mistral4"}
 
 
 def test_a_vector_that_is_no_weight_or_bias_of_a_module_has_its_name() -> None:

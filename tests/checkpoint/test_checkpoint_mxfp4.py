@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_directories import CONFIGS, make_model, weights_of
-from hugging_face import gpt_oss_sources, to_global
+from hf_directories import CONFIGS, global_tensors, make_model, weights_of
 from safetensors.torch import save_file
 from torch import Tensor
 
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.importer import import_checkpoint
-from memo.config.hugging_face import read_config
 from memo.errors import CheckpointError
 
 EXPERTS, HIDDEN, FFN = 6, 64, 96
@@ -47,10 +45,13 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, di
     return directory, tensors
 
 
-def test_experts_are_what_transformers_unpacks(published: tuple[Path, dict[str, Tensor]]) -> None:
+def test_experts_are_what_transformers_unpacks(published: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     directory, tensors = published
-    weights = weights_of(directory)
-    expected = to_global(tensors, gpt_oss_sources(read_config(directory).model))
+    weights, unpacked = weights_of(directory), tmp_path / "unpacked"
+    unpacked.mkdir()
+    save_file({key: value.contiguous() for key, value in tensors.items()}, unpacked / "model.safetensors")
+    (unpacked / "config.json").write_bytes((directory / "config.json").read_bytes())
+    expected = global_tensors(unpacked)
     assert expected.keys() == weights.shapes.keys()
     for name, values in expected.items():
         assert weights.dtype(name) == torch.bfloat16

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.config.hugging_face import read_config
@@ -40,6 +41,9 @@ _LLAMA3 = {
 }
 _GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": VOCAB}
 
+_QWEN3_MOE = {**_SIZES, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}
+_GLM4_MOE = {**_SIZES, "head_dim": 16, "moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3}
+_GLM4_MOE |= {"n_shared_experts": 2, "routed_scaling_factor": 2.5}
 _DELTA_NETS = {
     "head_dim": 16,
     "linear_num_key_heads": 2,
@@ -78,6 +82,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-biases": ("LlamaConfig", {**_SIZES, "attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "mistral": ("MistralConfig", {**_SIZES, "sliding_window": None}),
+    "mistral-window": ("MistralConfig", {**_SIZES, "sliding_window": 5}),
     "ministral": (
         "MinistralConfig",
         {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]},
@@ -89,12 +94,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2Config", {**_SIZES, "tie_word_embeddings": True}),
     "qwen2-yarn": ("Qwen2Config", {**_SIZES, "rope_scaling": _YARN}),
-    "qwen3": ("Qwen3Config", {**_SIZES, "head_dim": 16}),
-    "qwen3_moe": (
-        "Qwen3MoeConfig",
-        {**_SIZES, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}
-        | {"norm_topk_prob": True},
+    "qwen2-window": (
+        "Qwen2Config",
+        {**_SIZES, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
     ),
+    "qwen3": ("Qwen3Config", {**_SIZES, "head_dim": 16}),
+    "qwen3-layers": (
+        "Qwen3Config",
+        {**_SIZES, "head_dim": 16, "use_sliding_window": True, "sliding_window": 7}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "qwen3_moe": ("Qwen3MoeConfig", {**_QWEN3_MOE, "norm_topk_prob": True}),
+    "qwen3_moe-shares-of-all": ("Qwen3MoeConfig", {**_QWEN3_MOE, "norm_topk_prob": False}),
     "gpt_oss": (
         "GptOssConfig",
         {**_SIZES, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9}
@@ -102,9 +113,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe": (
         "Glm4MoeConfig",
-        {**_SIZES, "head_dim": 16, "attention_bias": True, "use_qk_norm": True, "moe_intermediate_size": 24}
-        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
-        | {"routed_scaling_factor": 2.5, "rope_theta": 500.0, "rope_scaling": {**_YARN}},
+        {**_GLM4_MOE, "attention_bias": True, "use_qk_norm": True, "n_group": 4, "topk_group": 2}
+        | {"rope_theta": 500.0, "rope_scaling": {**_YARN}},
+    ),
+    "glm4_moe-one-group-of-scores": (
+        "Glm4MoeConfig",
+        {**_GLM4_MOE, "num_hidden_layers": 3, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     ),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_SIZES, **_LATENTS, "v_head_dim": 16, "rope_theta": 500.0}),
     "deepseek_v3": (
@@ -116,6 +130,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV2Config",
         {**_SIZES, **_LATENTS, "q_lora_rank": None, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
         | {"routed_scaling_factor": 1.0, "rope_scaling": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
+    ),
+    "mistral4": (
+        "Mistral4Config",
+        {**_SIZES, **_LATENTS, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
+        | {"pad_token_id": None, "rope_parameters": {**_YARN, **_LLAMA_4, "mscale": 1.0, "mscale_all_dim": 0.5}}
+        | {"rope_theta": 500.0},
     ),
     "qwen3_5_text": ("Qwen3_5TextConfig", {**_SIZES, **_DELTA_NETS}),
     "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", {**_SIZES, **_DELTA_NETS, **_GATED_EXPERTS}),
@@ -183,13 +203,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A transformers model of CONFIGS with random weights everywhere, in evaluation mode."""
+def make_model(name: str, dtype: torch.dtype = torch.float32, attention: str | None = None) -> Any:
+    """A transformers model of CONFIGS with random weights everywhere, in evaluation mode; experts in eager kernels, as
+    the others have no fp64. `attention`: its kernels, which are by default those that transformers chooses."""
     import transformers
 
     class_name, fields = CONFIGS[name]
-    config = getattr(transformers, class_name)(**fields)
-    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    config = getattr(transformers, class_name)(**fields, attn_implementation=attention)
+    config._experts_implementation = "eager"
+    make = transformers.AutoModelForCausalLM.from_config
+    if class_name == "Mistral4Config":  # which transformers itself has in larger models alone
+        make = transformers.Mistral4ForCausalLM._from_config
+    model = make(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -225,4 +250,10 @@ def load_model(directory: Path) -> Any:
 def weights_of(directory: Path) -> PretrainedWeights:
     """memo's reader of the weights of a directory."""
     theirs = read_config(directory)
-    return PretrainedWeights(directory, theirs.model, theirs.model_type, 256)
+    return PretrainedWeights(directory, theirs.model, theirs.model_type, theirs.model.max_position_embeddings or 256)
+
+
+def global_tensors(directory: Path) -> dict[str, Tensor]:
+    """All tensors of a directory under memo's names."""
+    weights = weights_of(directory)
+    return {name: weights.read_whole(name) for name in weights.shapes}

@@ -20,9 +20,6 @@ _TEXTS = {
     "qwen3_vl_text": {**CONFIGS["qwen3"][1], "rope_parameters": _OF_IMAGES},
     "qwen3_vl_moe_text": {**CONFIGS["qwen3_moe"][1], "rope_parameters": _OF_IMAGES, "tie_word_embeddings": False},
 }
-_TEXTS["mistral4"] = {**CONFIGS["deepseek_v2"][1], "q_lora_rank": 24, "pad_token_id": None}
-_TEXTS["mistral4"] |= {"rope_parameters": {**_TEXTS["ministral3"]["rope_scaling"], "rope_theta": 500.0}}
-del _TEXTS["mistral4"]["rope_scaling"]
 WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", "qwen3_5_text", _QWEN),
     "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", _QWEN),
