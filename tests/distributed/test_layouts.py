@@ -23,7 +23,7 @@ STEPS = 2
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
 EXPERTS, OSS, DELTA = "qwen3-moe-tiny", "gpt-oss-tiny", "qwen3.5-tiny"
 SOME_EXPERTS = "qwen3-moe-tiny, the first layer without experts"
-GLM, LATENT = "glm-4.5-tiny", "deepseek-tiny"
+GLM, LATENT, GEMMA = "glm-4.5-tiny", "deepseek-tiny", "gemma-4-tiny"
 DELTA_EXPERTS = "qwen3.5-tiny, with experts"
 ADAPTED = "qwen3-tiny, with LongRoPE and adapters of LoRA"
 CODED = "llama-tiny, with adapters beside a model in 4 bits"
@@ -38,7 +38,7 @@ Layout = tuple[str, int, dict[str, object]]
 # Every axis, every pair of two, and three together; every kind of model in one of them.
 LAYOUTS: list[Layout] = [
     # one axis
-    *((model, 2, {"tp": 2}) for model in (ADAPTED, CUSTOM, GLM)),
+    *((model, 2, {"tp": 2}) for model in (ADAPTED, SANDWICHED, GLM)),
     (DELTA, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (GLM, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (KINDS, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
@@ -52,7 +52,7 @@ LAYOUTS: list[Layout] = [
     (FROZEN, 4, {"tp": 2, "pp": 2}),
     (FROZEN, 4, {"pp": 4}),  # two stages train nothing
     (DELTA, 4, {"pp": 4, **SWEPT}),  # three stages have no keys and values
-    (OLMO, 4, {"tp": 2, "pp": 2}),
+    *((model, 4, {"tp": 2, "pp": 2}) for model in (OLMO, GEMMA)),
     (OSS, 4, {"tp": 2, "cp": 2}),
     (LATENT, 4, {"tp": 2, "cp": 2, "cp_comm_type": "all_gather"}),
     (SOME_EXPERTS, 4, {"tp": 2, "pp": 2}),
@@ -66,7 +66,7 @@ LAYOUTS: list[Layout] = [
 # Axes of four ranks; pairs again, with what one axis shows alone (exchanges of cp, chunks of a stage), and three axes
 # with a fourth; kinds of models again.
 MORE_LAYOUTS: list[Layout] = [
-    *((model, 2, {"tp": 2}) for model in (GPT2, QWEN)),
+    *((model, 2, {"tp": 2}) for model in (GPT2, QWEN, CUSTOM)),
     (ADAPTED, 2, {"pp": 2}),
     (ADAPTED, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (OLMO, 2, {"cp": 2, "cp_comm_type": "all_gather"}),

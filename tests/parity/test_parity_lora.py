@@ -28,7 +28,7 @@ from memo.checkpoint.hugging_face.adapters import ADAPTER_CONFIG, ADAPTER_FILE, 
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
 from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.checkpoint.run_state import RunState
-from memo.checkpoint.store import load_checkpoint, open_checkpoint, save_checkpoint
+from memo.checkpoint.store import open_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.config.hugging_face import read_config
 from memo.config.identity import model_identity
@@ -348,14 +348,3 @@ def test_a_run_in_4_bits_is_merged_into_the_model_that_it_started_from(folder: P
         merged, ours = whole.merge_and_unload().state_dict(), _base(tmp_path / "merged").state_dict()
     assert ours.keys() == merged.keys()
     assert all((ours[name] - merged[name]).abs().max() <= LOSS_BOUND for name in merged)
-
-
-def test_a_run_in_4_bits_resumes_to_the_bit(folder: Path, tmp_path: Path) -> None:
-    """What no checkpoint has is read from the model again."""
-    config = _config(folder, "4 bits")
-    loss, batches = _saved(config, tmp_path / "run")
-    again = config.override({"load": str(tmp_path / "run")})
-    model, _ = make(again, 1)
-    load_checkpoint(tmp_path / "run", model.optimizer.segment_states(), model.mesh)
-    model.optimizer.resume(3)
-    assert float(model.forward(batches)) == loss
