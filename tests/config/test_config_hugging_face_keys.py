@@ -191,7 +191,12 @@ def test_the_comparison_of_logits_sees_what_has_an_effect(name: str, change: dic
 
 _THETA = {"rope_theta": 500.0}
 _LENGTH = {"original_max_position_embeddings": 16}
+_BANDS = {"low_freq_factor": 2.0, "high_freq_factor": 8.0, "original_max_position_embeddings": 64}
 _ROTATIONS: dict[str, dict[str, Any]] = {
+    "linear": {**_THETA, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "bands of llama3": {**_THETA, "rope_scaling": {"rope_type": "llama3", "factor": 32.0, **_BANDS}},
+    "other betas": {**_THETA, "rope_scaling": {**YARN, "beta_fast": 2.0, "beta_slow": 0.5}},
+    "no stretch": {**_THETA, "rope_scaling": {**YARN, "factor": 1.0}},
     "older": {**_THETA, "rope_scaling": YARN},
     "newer": {"rope_parameters": {**YARN, **_THETA}},
     "a factor": {**_THETA, "rope_scaling": {**YARN, "attention_factor": 2.0}},

@@ -1,4 +1,4 @@
-"""Collectives: values, out buffers, no-ops on a single rank, and batched point-to-point."""
+"""Collectives: values, out buffers, and no-ops on a single rank; rings of attention show point-to-point messages."""
 
 import warnings
 
@@ -12,7 +12,6 @@ from memo.parallel.collectives import (
     all_gather_async,
     all_reduce,
     all_to_all,
-    exchange,
     group_rank,
     group_size,
     reduce_scatter,
@@ -63,25 +62,6 @@ def check_async_and_errors() -> None:
         all_reduce(torch.zeros(1), group, "mean")
 
 
-def check_exchange() -> None:
-    """Two messages of one size to both neighbours in a subgroup: only their order tells them apart."""
-    size = dist.get_world_size()
-    ranks = list(range(1, size))
-    group = dist.new_group(ranks)
-    if dist.get_rank() == 0:
-        return
-    assert isinstance(group, dist.ProcessGroup)
-    n, me = group_size(group), group_rank(group)
-    peers = [(me + 1) % n, (me - 1) % n]
-    sends = [(torch.tensor([me, peer, i]), peer) for i in range(2) for peer in peers]
-    receives = [(torch.empty(3, dtype=torch.int64), peer) for i in range(2) for peer in peers]
-    for work in exchange(sends, receives, group):
-        work.wait()
-    got = [x.tolist() for x, _ in receives]
-    assert got == [[peer, me, i] for i in range(2) for peer in peers]
-    assert exchange([], [], group) == []
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_values(dtype: torch.dtype) -> None:
     run_ranks(3, check_values, dtype)
@@ -89,10 +69,6 @@ def test_values(dtype: torch.dtype) -> None:
 
 def test_async_variants_and_errors() -> None:
     run_ranks(2, check_async_and_errors)
-
-
-def test_exchange_matches_by_order_within_a_subgroup() -> None:
-    run_ranks(4, check_exchange)
 
 
 def test_single_rank_returns_the_input() -> None:

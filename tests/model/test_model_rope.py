@@ -1,8 +1,10 @@
-"""RoPE frequencies are transformers' own, and angles stay right at a million tokens."""
+"""Angles of RoPE stay right at a million tokens, and factors of LongRoPE are those of the length.
+
+tests/config/test_config_hugging_face_keys.py compares the frequencies of other scalings with transformers' own.
+"""
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 import mpmath  # type: ignore[import-untyped]  # comes with torch, which needs sympy
 import pytest
@@ -20,60 +22,11 @@ torch.set_num_threads(1)
 
 MILLION = 10**6
 HEADS = ModelConfig(hidden_size=256, num_attention_heads=2, rotary_base=10000.0)  # heads of 128 channels
-YARN = replace(HEADS, rotary_base=1e6, rope_scaling_type="yarn", rope_original_max_position_embeddings=32768)
-CASES: dict[str, ModelConfig] = {
-    "none": HEADS,
-    "none-qwen3-base": replace(HEADS, rotary_base=1e6, kv_channels=64),
-    "linear": replace(HEADS, rope_scaling_type="linear", rope_scaling_factor=8.0),
-    "llama3-8b": preset("llama-3.1-8b"),
-    "llama3-other-bands": replace(
-        preset("llama-3.1-8b"), rope_scaling_factor=32.0, rope_low_freq_factor=2.0, rope_high_freq_factor=8.0
-    ),
-    "yarn": replace(YARN, rope_scaling_factor=4.0),
-    "yarn-other-betas": replace(YARN, rope_scaling_factor=32.0, rope_beta_fast=16.0, rope_beta_slow=2.0),
-    "yarn-no-stretch": replace(YARN, rope_scaling_factor=1.0),
-}
-
-
-def their_rotary(model: ModelConfig) -> Any:
-    """The rotary module of a Hugging Face Llama of the same shape."""
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    kind = model.rope_scaling_type
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": model.rope_scaling_factor}
-    if kind in ("llama3", "yarn"):
-        scaling["original_max_position_embeddings"] = model.rope_original_max_position_embeddings
-    if kind == "llama3":
-        scaling |= {"low_freq_factor": model.rope_low_freq_factor}
-        scaling |= {"high_freq_factor": model.rope_high_freq_factor}
-    if kind == "yarn":
-        scaling |= {"beta_fast": model.rope_beta_fast, "beta_slow": model.rope_beta_slow}
-    stretched = int(model.rope_original_max_position_embeddings * model.rope_scaling_factor)
-    config = transformers.LlamaConfig(
-        hidden_size=model.hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        head_dim=model.head_dim,
-        max_position_embeddings=max(stretched, 1 + model.rope_original_max_position_embeddings),
-        rope_theta=model.rotary_base,
-        rope_scaling=None if kind == "none" else scaling,
-    )
-    return LlamaRotaryEmbedding(config)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_frequencies_are_transformers(name: str) -> None:
-    """Frequencies to 1e-6 relative, as theirs are computed in fp32; the factor on cos and sin to 1e-15."""
-    theirs = their_rotary(CASES[name])
-    frequencies, scale = rope_frequencies(CASES[name])
-    assert frequencies.dtype == torch.float64
-    torch.testing.assert_close(frequencies, theirs.inv_freq.double(), rtol=1e-6, atol=0.0)
-    assert scale == pytest.approx(theirs.attention_scaling, rel=1e-15)
 
 
 @pytest.mark.parametrize(("seq_length", "is_long"), [(4096, False), (4097, True)])
 def test_factors_of_longrope_are_those_of_the_length(seq_length: int, is_long: bool) -> None:
-    """As transformers chooses for a sequence that is not packed with others; bounds as above."""
+    """As transformers chooses for a sequence that is not packed with others; 1e-6 relative, as theirs are in fp32."""
     transformers = pytest.importorskip("transformers")
     from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
@@ -85,17 +38,6 @@ def test_factors_of_longrope_are_those_of_the_length(seq_length: int, is_long: b
     assert scale == pytest.approx(theirs.attention_scaling, rel=1e-15)
     plain = rope_frequencies(replace(model, rope_scaling_type="none"))[0]
     assert (plain / frequencies)[-1].item() == pytest.approx(47.77 if is_long else 1.0)
-
-
-def test_stretching_takes_effect() -> None:
-    """Fast pairs stay, slow pairs are divided by the factor: otherwise the comparison above shows nothing."""
-    for name in ("llama3-8b", "yarn"):
-        model = CASES[name]
-        plain = rope_frequencies(replace(model, rope_scaling_type="none"))[0]
-        ratio = plain / rope_frequencies(model)[0]
-        assert ratio[0].item() == pytest.approx(1.0)
-        assert ratio[-1].item() == pytest.approx(model.rope_scaling_factor)
-        assert ((ratio > 1.01) & (ratio < model.rope_scaling_factor - 0.01)).any()
 
 
 @functools.cache

@@ -1,4 +1,7 @@
-"""Experts on sorted rows, against every token through every expert, in fp64 to 1e-12; and routing that happens once."""
+"""Experts on sorted rows, against every token through every expert, in fp64 to 1e-12; and routing that happens once.
+
+Routers and shared experts are held to transformers' in tests/parity.
+"""
 
 from typing import Any
 from unittest.mock import patch
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from memo.config import ModelConfig
 from memo.model.layer import Experts
-from memo.parallel.experts import ExpertRows, Router, of_shares, route, route_backward, shares
+from memo.parallel.experts import ExpertRows, Router, route, shares
 from memo.parallel.router_losses import LayerLosses
 
 TOKENS, TOP_K, NUM_EXPERTS, HIDDEN, WIDTH = 40, 3, 5, 16, 8
@@ -20,14 +23,9 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def settings(**values: Any) -> ModelConfig:
-    """Of a router; `values` are fields without moe_router_."""
-    return ModelConfig(**{f"moe_router_{name}": value for name, value in {"topk": TOP_K, **values}.items()})
-
-
 def routings() -> dict[str, Tensor]:
     """Of all experts, and of tokens that all have the same ones, so that two experts have no rows."""
-    router = Router(random(NUM_EXPERTS, HIDDEN, seed=1), None, settings())
+    router = Router(random(NUM_EXPERTS, HIDDEN, seed=1), None, ModelConfig(moe_router_topk=TOP_K))
     pushed = router._replace(bias=torch.tensor([9.0, 0.0, 9.0, 9.0, 0.0], dtype=torch.float64) * 10)
     return {"all": route(random(TOKENS, HIDDEN), router), "three alone": route(random(TOKENS, HIDDEN), pushed)}
 
@@ -62,55 +60,6 @@ def test_rows_of_experts_are_tokens_through_all_of_them(name: str, biased: bool)
         torch.testing.assert_close(total.view_as(biases), of_biases[0], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("pre_softmax", [False, True], ids=["of the chosen", "of all"])
-def test_gradients_of_the_router_are_autograds(pre_softmax: bool) -> None:
-    """1e-12; and weights are shares of the chosen experts, which sum to 1, or of all."""
-    x, weight, bias = (random(*shape, seed=n).requires_grad_() for n, shape in enumerate([(40, 16), (5, 16), (5,)]))
-    router = Router(weight.detach(), bias.detach(), settings(pre_softmax=pre_softmax))
-    routing = route(x.detach(), router)
-    scores = (x @ weight.t() + bias).softmax(-1)
-    values, chosen = scores.topk(TOP_K)
-    expected = values if pre_softmax else values / values.sum(-1, keepdim=True)
-    torch.testing.assert_close(routing[:, :TOP_K], expected, atol=1e-12, rtol=0)
-    assert torch.equal(routing[:, TOP_K:], chosen.double())
-
-    grad = random(TOKENS, TOP_K, seed=7)
-    wanted = torch.autograd.grad(expected, [x, weight, bias], grad)
-    for found, true in zip(route_backward(grad, x.detach(), router, routing), wanted, strict=True):
-        torch.testing.assert_close(found, true, atol=1e-12, rtol=0)
-    assert torch.equal(of_shares(shares(routing, NUM_EXPERTS, torch.float64), routing), routing[:, :TOP_K])
-
-
-@pytest.mark.parametrize("is_share", [True, False], ids=["shares", "scores"])
-@pytest.mark.parametrize("groups", [1, 3], ids=["alone", "groups"])
-def test_a_router_by_sigmoid_chooses_by_bias_and_weighs_without(groups: int, is_share: bool) -> None:
-    """1e-12 in fp64, against a loop over tokens in plain numbers; gradients are autograd's for the same choice."""
-    count, of_groups = 6, min(groups, 2)
-    x, weight = random(TOKENS, HIDDEN).requires_grad_(), random(count, HIDDEN, seed=1).mul(0.3).requires_grad_()
-    bias = random(count, seed=2).mul(0.5).float()
-    choice = {"score_function": "sigmoid", "num_groups": groups, "group_topk": of_groups}
-    model = settings(pre_softmax=not is_share, topk_scaling_factor=2.5, **choice)
-    router = Router(weight.detach(), None, model, bias)
-    routing = route(x.detach(), router)
-    scores = (x @ weight.t()).sigmoid()
-    choices = []
-    for row in (scores.detach() + bias).tolist():
-        members = [range(g * count // groups, (g + 1) * count // groups) for g in range(groups)]
-        best = sorted(members, key=lambda each, row=row: -sum(sorted(row[e] for e in each)[-2:]))[:of_groups]
-        choices.append(sorted((e for each in best for e in each), key=row.__getitem__, reverse=True)[:TOP_K])
-    chosen = torch.tensor(choices)
-    assert torch.equal(routing[:, TOP_K:], chosen.double())
-    assert not torch.equal(chosen, scores.topk(TOP_K).indices)  # the bias, or the groups, has moved tokens
-    values = scores.gather(1, chosen)
-    expected = 2.5 * (values / values.sum(-1, keepdim=True) if is_share else values)
-    torch.testing.assert_close(routing[:, :TOP_K], expected, atol=1e-12, rtol=0)
-
-    grad = random(TOKENS, TOP_K, seed=7)
-    found = route_backward(grad, x.detach(), router, routing)
-    for actual, true in zip(found, torch.autograd.grad(expected, [x, weight], grad), strict=False):
-        torch.testing.assert_close(actual, true, atol=1e-12, rtol=0)
-
-
 def test_losses_of_a_router_by_sigmoid_have_autograds_gradients() -> None:
     """1e-12 in fp64: of the z-loss of scores, and of shares of sigmoids, as Megatron-LM has them."""
     scores, pull, slope = random(TOKENS, NUM_EXPERTS).requires_grad_(), random(NUM_EXPERTS, seed=1), 0.3
@@ -122,33 +71,6 @@ def test_losses_of_a_router_by_sigmoid_have_autograds_gradients() -> None:
     torch.testing.assert_close(grad, expected, atol=1e-12, rtol=0)
     torch.testing.assert_close(sums[NUM_EXPERTS:-1], shares_of_all.sum(0), atol=1e-12, rtol=0)
     torch.testing.assert_close(sums[-1], z_squares, atol=1e-12, rtol=1e-12)
-
-
-def test_shared_experts_are_the_mlp_of_a_dense_model() -> None:
-    """Where the chosen experts give nothing: loss and gradients are those of the dense model, in fp64 to 1e-12."""
-    dense, feed = make(tiny("qwen3-tiny"), 1)
-    size = dense.chunks[0].config.ffn_size
-    mixed, same_feed = make(tiny("qwen3-moe-tiny", moe_shared_expert_intermediate_size=size), 1)
-    of_dense = dict(dense.chunks[0].named_parameters())
-    for name, parameter in mixed.chunks[0].named_parameters():
-        counterpart = of_dense.get(name.replace("mlp.shared.", "mlp.")) if "mlp.fc" not in name else None
-        if counterpart is not None:
-            parameter.data.copy_(counterpart.data)
-        elif "mlp.fc2" in name:
-            parameter.data.zero_()
-    losses = [model.forward_backward(f.next_global_batch()) for model, f in ((dense, feed), (mixed, same_feed))]
-    torch.testing.assert_close(losses[1], losses[0], atol=1e-12, rtol=0)
-    found = {
-        name.replace("mlp.shared.", "mlp."): p for name, p in mixed.chunks[0].named_parameters() if "mlp.fc" not in name
-    }
-    assert of_dense.keys() <= found.keys()
-    for name, parameter in of_dense.items():
-        expected, gradient = (
-            dense.data_parallel.main_gradients.main_gradient(parameter),
-            mixed.data_parallel.main_gradients.main_gradient(found[name]),
-        )
-        assert expected.abs().max() > 0
-        torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(

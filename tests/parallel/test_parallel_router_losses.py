@@ -1,6 +1,7 @@
 """Losses of routers and the load of experts are the same in every layout: to 1e-12 in fp64, and loads exactly.
 
-Gradients of the losses are held against transformers in tests/parity, and a resumed run in tests/train.
+Gradients of the losses are held against transformers in tests/parity, where they are no small part of the router's, and
+a resumed run in tests/train.
 """
 
 import functools
@@ -52,13 +53,6 @@ def test_every_layout_has_the_losses_of_one_process(world_size: int, flags: dict
     assert relative_error(assemble([gradients for gradients, _, _ in ranks]), expected) <= 1e-12
     for _, found, loads in ranks:
         assert found == pytest.approx(figures, rel=1e-12) and loads == load
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_each_loss_moves_the_router(name: str) -> None:
-    """The comparison above would pass on losses that no gradient has."""
-    without, _, _ = second_step({name: 0.0}, 1)
-    assert relative_error(one_process()[0], without) > 1e-3
 
 
 BIASED = {"num_layers": 4, "moe_router_bias_update_rate": 0.01, "moe_ffn_hidden_size": 16}

@@ -1,4 +1,7 @@
-"""The pipeline runtime: how much is in flight, results against a plain loop, and failures."""
+"""The pipeline runtime: how much is in flight, and what is kept.
+
+Losses and gradients of pipelines are those of one process in tests/distributed/test_layouts.py.
+"""
 
 import weakref
 from collections import Counter
@@ -8,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from ranks import run_ranks
 from torch import Tensor
 
-from memo.mesh import Mesh, RankGrid, Watch
+from memo.mesh import Watch
 from memo.parallel.pipeline import PipelineStage
 from memo.parallel.stage_messages import Wire
 from memo.spec.schedule import Pipeline, forward_only, one_f_one_b
@@ -66,9 +67,12 @@ def test_buffers_in_flight_do_not_grow_with_microbatches(
         links = FakeLinks()
         monkeypatch.setattr("memo.parallel.collectives.dist", links)
         scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+        graphs = set[bool]()
 
-        def chunk(hidden: Tensor | None, microbatch: int, scale: Tensor = scale) -> Tensor:
-            return (torch.ones(SHAPE, dtype=torch.float64) if hidden is None else hidden) * scale
+        def chunk(hidden: Tensor | None, microbatch: int, scale: Tensor = scale, graphs: set[bool] = graphs) -> Tensor:
+            out = (torch.ones(SHAPE, dtype=torch.float64) if hidden is None else hidden) * scale
+            graphs.add(out.requires_grad)
+            return out
 
         def last(hidden: Tensor | None, microbatch: int, chunk: Any = chunk) -> Tensor:
             return chunk(hidden, microbatch).sum()
@@ -85,6 +89,7 @@ def test_buffers_in_flight_do_not_grow_with_microbatches(
         assert links.most["receive"] == max(sum(pair) for pair in pairwise(receives))
         assert all(count == 1 for kind, count in links.most.items() if kind != "receive")
         assert not any(links.in_flight.values())  # all waited for
+        assert graphs == {make_schedule is one_f_one_b}  # forwards alone keep no graph
 
 
 def test_outputs_go_once_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,51 +109,3 @@ def test_outputs_go_once_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     PipelineStage(pipeline, fake_mesh(0), WIRE).run(one_f_one_b(pipeline, 0), [chunk])
     assert most == 1
-
-
-def _loss_and_gradients(pipeline: Pipeline, training: bool) -> tuple[float, list[Tensor | None], bool]:
-    """Virtual stage i multiplies by w[i] and takes the sine; the loss is the sum. Also: was a graph kept?"""
-    mesh = Mesh(RankGrid(pp=pipeline.stages), dist.get_rank())
-    weights = [torch.tensor(1.0 + 0.1 * mesh.rank + i, dtype=torch.float64) for i in range(pipeline.chunks)]
-    graphs = []
-
-    def forward(chunk: int, hidden: Tensor | None, microbatch: int) -> Tensor:
-        x = first_input(microbatch) if hidden is None else hidden
-        out = torch.sin(x * weights[chunk].requires_grad_())
-        graphs.append(out.requires_grad)
-        is_last = pipeline.virtual_stage(mesh.rank, chunk) == pipeline.last_virtual_stage
-        return out.sum() if is_last else out
-
-    chunks = [lambda x, m, c=c: forward(c, x, m) for c in range(pipeline.chunks)]
-    schedule = one_f_one_b if training else lambda pipeline, stage: forward_only(pipeline)
-    loss = PipelineStage(pipeline, mesh, WIRE).run(schedule(pipeline, mesh.rank), chunks)
-    return float(loss), [w.grad for w in weights], any(graphs)
-
-
-def first_input(microbatch: int) -> Tensor:
-    return torch.arange(6.0, dtype=torch.float64).view(SHAPE) + microbatch
-
-
-@pytest.mark.parametrize("pipeline", [Pipeline(3, 1, 5), Pipeline(2, 2, 6)], ids=str)
-def test_pipeline_gives_loss_and_gradients_of_a_plain_loop(pipeline: Pipeline) -> None:
-    stages = [(s, c) for c in range(pipeline.chunks) for s in range(pipeline.stages)]
-    weights = [torch.tensor(1.0 + 0.1 * s + c, dtype=torch.float64, requires_grad=True) for s, c in stages]
-    total = torch.zeros((), dtype=torch.float64)
-    for microbatch in range(pipeline.microbatches):
-        x = first_input(microbatch)
-        for weight in weights:
-            x = torch.sin(x * weight)
-        total = total + x.sum()
-    total.backward()
-    results = run_ranks(pipeline.stages, _loss_and_gradients, pipeline, True)
-    assert [result[0] for result in results[:-1]] == [0.0] * (pipeline.stages - 1)
-    assert results[-1][0] == pytest.approx(total.item(), rel=1e-14)
-    for (stage, chunk), weight in zip(stages, weights, strict=True):
-        torch.testing.assert_close(results[stage][1][chunk], weight.grad, rtol=1e-13, atol=0)
-
-
-def test_forward_only_keeps_no_graph() -> None:
-    results = run_ranks(2, _loss_and_gradients, Pipeline(2, 2, 4), False)
-    assert results[-1][0] != 0.0
-    assert not any(kept for _, _, kept in results)
-    assert all(gradient is None for _, gradients, _ in results for gradient in gradients)
