@@ -32,20 +32,6 @@ def run(flags: str) -> RunConfig:
     return parse_run(["--mock-data", *flags.split()], prog="memo train")
 
 
-def test_the_command_is_told_where_nothing_started_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = run("--tp 2 --pp 2")
-    assert wanted_ranks(config.parallel) == 4
-    with pytest.raises(
-        ConfigError, match=r"= 4 ranks hold .* torchrun --nproc-per-node 4 -m memo train --tp 2 --pp 2$"
-    ):
-        check_ranks(config, "memo train", ["--tp", "2", "--pp", "2"])
-    monkeypatch.setenv("WORLD_SIZE", "1")  # a launcher did
-    with pytest.raises(ConfigError, match=r"1 ranks \(world size\) cannot hold whole copies of the model"):
-        check_ranks(config, "memo train", [])
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    check_ranks(config, "memo train", [])
-
-
 def test_what_else_is_wrong_is_told_first() -> None:
     with pytest.raises(ConfigError, match="--num-attention-heads 4 does not divide by --tp 8"):
         check_ranks(run("--tp 8"), "memo train", [])
