@@ -11,7 +11,6 @@ from ranks import run_ranks
 from trainers import QUIET
 
 import memo
-from memo.config import RunConfig
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
 from memo.train.determinism import ENVIRONMENT, describe_bits, make_deterministic
@@ -110,8 +109,3 @@ def header(**flags: Any) -> list[str]:
 
     with memo.Trainer(**{**RUN, **flags}) as made:
         return describe_start(made.parts, made._prepared).splitlines()
-
-
-def test_other_names_of_the_flag_work() -> None:
-    """Megatron-LM's --deterministic-mode."""
-    assert RunConfig().override({"deterministic_mode": True}).hardware.deterministic

@@ -17,7 +17,6 @@ from trainers import SMALL_RUN
 
 import memo
 from memo.data import MockDataset, NeedleDataset, Sample, SampleDataset
-from memo.data.sample import cut_sample
 from memo.errors import ConfigError, DataError
 from memo.parallel.loss import LossSettings, losses_and_greedy_tokens
 from memo.train.console import Console
@@ -333,43 +332,3 @@ def test_tables() -> None:
         "512 - 128K   2.718  20.09",
         "       all   4.482    inf",
     ]
-
-
-class CutInTheMiddle(NeedleDataset):
-    """The same samples, but a document ends in their middle: what stands before is out of the questions' sight."""
-
-    def sample(self, index: int) -> Sample:
-        whole = super().sample(index)
-        window = np.append(whole.tokens, whole.labels[-1])
-        return dataclasses.replace(cut_sample(window, np.array([self.seq_length // 2])), loss_mask=whole.loss_mask)
-
-
-COPY_LENGTH, HAYSTACK, NUM_VALUES = 32, 8, 8
-
-
-def copying(kind: type[NeedleDataset], seed: int) -> NeedleDataset:
-    """One needle: a mark, and behind it one of 8 tokens that the text has nowhere else."""
-    text = MockDataset(HAYSTACK, COPY_LENGTH, seed)
-    values = range(HAYSTACK + 1, HAYSTACK + 1 + NUM_VALUES)
-    return kind(text, seed, num_needles=1, key_length=1, value_length=1, keys=(HAYSTACK,), values=values)
-
-
-def learn_to_copy(kind: type[NeedleDataset], steps: int, **overrides: Any) -> NeedleRecall:
-    """What a model finds of needles that it has not seen before or after the middle, once it was trained to copy."""
-    shape = {"num_layers": 3, "num_attention_heads": 2, "num_query_groups": 2, "ffn_hidden_size": 64}
-    batch = {"seq_length": COPY_LENGTH, "micro_batch_size": 32, "global_batch_size": 32, "train_iters": steps}
-    training = {"vocab_size": HAYSTACK + 1 + NUM_VALUES, "weight_decay": 0.0, "lr": 2e-2, "lr_warmup_iters": 10}
-    values = {**shape, **batch, **training, "params_dtype": "fp32", "rotary_base": 1e6, "init_method_std": 0.06}
-    with trainer(train_data=copying(kind, 1), eval_data=None, mock_data=False, **{**values, **overrides}) as of:
-        of.train()
-        return of.evaluate_needles(copying(kind, 2), iters=12, edges=[COPY_LENGTH // 2])
-
-
-@pytest.mark.full
-def test_attention_reaches_across_the_whole_length_and_not_across_documents() -> None:
-    """Under cp 2 and swapping, and with layers of which one moves; chance is 1 in 8."""
-    near, far = run_ranks(2, learn_to_copy, NeedleDataset, 60, cp=2, **SWAPPING)[0].buckets
-    assert near.num_questions + far.num_questions == 12 * 32 and min(near.num_questions, far.num_questions) > 100
-    assert near.accuracy > 0.9 and far.accuracy > 0.9
-    near, far = run_ranks(1, learn_to_copy, CutInTheMiddle, 100)[0].buckets
-    assert near.accuracy > 0.8 and far.accuracy < 0.3

@@ -11,7 +11,7 @@ import torch
 from checkpoints import assert_equal_bits, contents
 from hf_directories import write_model
 from ranks import run_ranks
-from torch import Tensor
+from streamed_steps import states_of
 from trainers import QUIET, SMALL_RUN, tiny_trainer
 
 import memo
@@ -74,21 +74,12 @@ def test_a_run_goes_on_under_another_placement_to_the_last_bit(name: str, tmp_pa
     assert_equal_bits(latest_checkpoint(tmp_path / "parts"), latest_checkpoint(tmp_path / "whole"))
 
 
-def masters(run: memo.Trainer) -> dict[str, Tensor]:
-    """On this rank, and what a forward of it says."""
-    return {
-        f"{kind} {owner.segment.range.name}": value.clone()
-        for owner, kinds in run.parts.optimizer.segment_states()
-        for kind, value in kinds.items()
-    }
-
-
 def first_step(make: Callable[..., memo.Trainer], placements: list[dict[str, Any]]) -> list[Any]:
     """Masters as each placement begins with them, and the figures of its first step."""
     found = []
     for placement in placements:
         with make(**placement) as run:
-            states, record = masters(run), run.step()
+            states, record = states_of(run.parts), run.step()
             found.append((states, record.lm_loss, record.grad_norm))
     return found
 
