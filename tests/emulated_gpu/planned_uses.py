@@ -1,8 +1,10 @@
-"""A planned block that a side stream uses and whose address is given on: prints how often a stream waits for that.
+"""A planned block that a side stream uses and whose address is given on: prints how often a stream waits for that, and
+the races that were told.
 
-    python planned_uses.py
+    python planned_uses.py [SOURCES]
 
-In a process of its own, because the allocator stays in torch until the process ends.
+SOURCES: csrc/ or a copy of it, which the planned allocator is built from. In a process of its own, because the
+allocator stays in torch until the process ends.
 """
 
 import json
@@ -17,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from first_fit import first_fit
 
+from memo.allocator import build
 from memo.allocator.library import Mode
 from memo.allocator.planned import ALIGNMENT_BYTES, PlannedAllocator
 from memo.emulated_gpu.face import EmulatedGpu
@@ -70,7 +73,9 @@ def num_waits(allocator: PlannedAllocator, side: torch.cuda.Stream, case: Case) 
     return found
 
 
-def main() -> None:
+def main(sources: list[str]) -> None:
+    if sources:
+        build.source_root = lambda: Path(sources[0])  # type: ignore[assignment]
     gpu, side = EmulatedGpu(), torch.cuda.Stream()
     gpu.set_schedule("lazy")
     gpu.check_races()
@@ -88,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
