@@ -7,7 +7,6 @@ import pytest
 
 from memo.config import preset
 from memo.spec.skeleton import SlotDims, bytes_of, layer_bytes, moves_in_part, skeletal_tensors
-from memo.units import GIB
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "gpt2-tiny", "gpt-7b", "gpt-13b", "gpt-30b", "gpt-65b"])
@@ -17,16 +16,6 @@ def test_gpt_tensors_sum_to_the_papers_sixteen_units(name: str) -> None:
     units = {t.name: Fraction(t.width, model.hidden_size) for t in skeletal_tensors(model) if t.name != "lse"}
     assert list(units.values()) == [1, 1, 3, 1, 1, 1, 4, 4]
     assert sum(units.values()) == 16
-
-
-def test_a_7b_layer_at_a_million_tokens_is_128_gib_in_half_precision() -> None:
-    """MEMO, section 3: 128 GiB a layer, 4096 GiB in 32 layers; the log-sum-exp adds 32 heads x 4 bytes."""
-    model, tokens = preset("gpt-7b"), 2**20
-    sizes = {tensor.name: bytes_of(tensor, SlotDims(tokens, 1, 1, 1, "bf16")) for tensor in skeletal_tensors(model)}
-    lse_bytes = sizes.pop("lse")
-    assert sum(sizes.values()) == 128 * GIB
-    assert lse_bytes == tokens * 32 * 4
-    assert sizes["input"] * model.num_layers == 256 * GIB  # the text's 128 GB is an error of the paper
 
 
 def test_kinds_and_groups_are_what_the_executor_relies_on() -> None:
