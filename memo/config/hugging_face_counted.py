@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from memo.config.hugging_face_family import Biases, ConfigKeys, Family
-from memo.config.hugging_face_shared import DEFAULTS, GPT2, LLAMA_NAMES, SIZES, TIED
+from memo.config.hugging_face_shared import GPT2, LLAMA_NAMES, SIZES, TIED
 from memo.config.model import ModelConfig
 
 
@@ -35,7 +35,7 @@ COUNTED: dict[str, Family] = {
     "gpt_neox": replace(
         GPT2,
         names={**SIZES, "norm_epsilon": "layer_norm_eps"},
-        defaults={**DEFAULTS, "attention_bias": True},
+        defaults={"attention_bias": True},
         fixed={},
         biases=Biases("attention_bias", "attention_bias", True),
     ),
@@ -55,7 +55,7 @@ COUNTED: dict[str, Family] = {
     # Attention and MLP have the same normed input; the head has a bias.
     "codegen": replace(
         GPT2,
-        defaults={**DEFAULTS, "n_positions": 2048},
+        defaults={"n_positions": 2048},
         fixed={},
         biases=Biases(False, False, True),
         beyond=lambda keys, model: {"norms": ("attention_norm",), "head_bias": True},

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from memo.config import hugging_face_tensors as tensors
 from memo.config.hugging_face_family import MLP_TYPES, NO_BIASES, Biases
-from memo.config.hugging_face_shared import DEFAULTS, LLAMA, LLAMA_NAMES, RMS
+from memo.config.hugging_face_shared import LLAMA, LLAMA_NAMES, RMS
 
 GLM4_MOE = replace(
     LLAMA,
@@ -21,7 +21,6 @@ GLM4_MOE = replace(
     },
     aliases={"n_routed_experts": "num_local_experts"},
     defaults={
-        **DEFAULTS,
         "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "partial_rotary_factor": 0.5,

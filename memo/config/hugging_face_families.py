@@ -11,7 +11,7 @@ from memo.config.hugging_face_counted import COUNTED
 from memo.config.hugging_face_deepseek import DEEPSEEK2, DEEPSEEK3, GLM4_MOE, GLM4_MOE_LITE, MISTRAL4
 from memo.config.hugging_face_family import ALL_BIASES, NO_BIASES, Biases, Family
 from memo.config.hugging_face_gemma import GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED
-from memo.config.hugging_face_shared import DEFAULTS, GPT2, LLAMA, LLAMA_NAMES, RMS, ROPE_NAMES, TIED
+from memo.config.hugging_face_shared import GPT2, LLAMA, LLAMA_NAMES, RMS, ROPE_NAMES, TIED
 
 _EXPERTS = {"num_experts": "num_experts", "moe_router_topk": "num_experts_per_tok"}
 _LOCAL_EXPERTS = {**_EXPERTS, "num_experts": "num_local_experts"}
@@ -21,7 +21,7 @@ _DELTA_NETS = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_hea
 _MISTRAL = replace(
     LLAMA,
     architecture="MistralForCausalLM",
-    defaults={**DEFAULTS, "num_key_value_heads": 8},
+    defaults={"num_key_value_heads": 8},
     biases=NO_BIASES,
     window="sliding_window",
     default_window=4096,
@@ -29,7 +29,7 @@ _MISTRAL = replace(
 _QWEN3 = replace(
     LLAMA,
     architecture="Qwen3ForCausalLM",
-    defaults={**DEFAULTS, "head_dim": 128},
+    defaults={"head_dim": 128},
     fixed={**RMS, "qk_layernorm": True},
     biases=Biases("attention_bias", "attention_bias", False),
     only={"attention_bias": (False,)},
@@ -41,7 +41,7 @@ _QWEN3_MOE = replace(
     architecture="Qwen3MoeForCausalLM",
     names={**LLAMA_NAMES, **_OWN_WIDTH, **_EXPERTS},
     aliases={"num_experts": "num_local_experts"},
-    defaults={**DEFAULTS, "num_experts_per_tok": 8},
+    defaults={"num_experts_per_tok": 8},
     renormalises="norm_topk_prob",
     only={
         "attention_bias": (False,),
@@ -59,7 +59,6 @@ _MIXTRAL = replace(
     names={**LLAMA_NAMES, **_LOCAL_EXPERTS},
     aliases={"num_local_experts": "num_experts"},
     defaults={
-        **DEFAULTS,
         "num_key_value_heads": 8,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
@@ -72,7 +71,7 @@ _MIXTRAL = replace(
 _OLMO2 = replace(
     LLAMA,
     architecture="Olmo2ForCausalLM",
-    defaults={**DEFAULTS, "rms_norm_eps": 1e-5},
+    defaults={"rms_norm_eps": 1e-5},
     biases=NO_BIASES,
     fixed={**RMS, "qk_layernorm": True, "qk_layernorm_across_heads": True, "norm_placement": "after"},
     only={"attention_bias": (False,)},
@@ -83,7 +82,6 @@ _QWEN35 = replace(
     architecture="Qwen3_5ForCausalLM",
     names={**LLAMA_NAMES, "rotary_percent": "partial_rotary_factor", **{name: name for name in _DELTA_NETS}},
     defaults={
-        **DEFAULTS,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "partial_rotary_factor": 0.25,
@@ -158,7 +156,6 @@ TRAINED: dict[str, Family] = {
         names={**LLAMA_NAMES, **_LOCAL_EXPERTS},
         aliases={"num_local_experts": "num_experts"},
         defaults={
-            **DEFAULTS,
             "head_dim": 64,
             "num_key_value_heads": 8,
             "num_local_experts": 128,
@@ -238,7 +235,6 @@ TRAINED: dict[str, Family] = {
         architecture="Phi3ForCausalLM",
         names={**LLAMA_NAMES, "rotary_percent": "partial_rotary_factor"},
         defaults={
-            **DEFAULTS,
             "rms_norm_eps": 1e-5,
             "partial_rotary_factor": 1.0,
             "original_max_position_embeddings": 4096,
@@ -251,13 +247,13 @@ TRAINED: dict[str, Family] = {
     "seed_oss": replace(
         LLAMA,
         architecture="SeedOssForCausalLM",
-        defaults={**DEFAULTS, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
         biases=Biases("attention_bias", "attention_out_bias", "mlp_bias"),
     ),
     "exaone4": replace(
         _QWEN3,
         architecture="Exaone4ForCausalLM",
-        defaults={**DEFAULTS, "num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+        defaults={"num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
         biases=NO_BIASES,
         fixed={**RMS, "qk_layernorm": True, "norm_placement": "after"},
         only={},

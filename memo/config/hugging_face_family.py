@@ -23,6 +23,28 @@ SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """Fields and keys of caps; null: no cap."""
 NO_BIASES = Biases(False, False, False)
 ALL_BIASES = Biases(True, True, True)
+DEFAULTS: Mapping[str, Any] = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "n_inner": None,
+    "max_position_embeddings": None,
+    "n_positions": 1024,
+    "rms_norm_eps": 1e-6,
+    "layer_norm_eps": 1e-5,
+    "layer_norm_epsilon": 1e-5,
+    "norm_epsilon": 1e-5,
+    "rope_theta": 10000.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "activation_function": "gelu_new",
+    "use_bias": True,
+    "enable_bias": True,
+    "multi_query": True,
+    "do_layer_norm_before": True,
+    "layer_norm_elementwise_affine": True,
+}
+"""Defaults of most classes of transformers for keys that a file leaves out; None: the default of ModelConfig."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +54,8 @@ class Family:
     Attributes:
         names: numbers of ModelConfig -> their keys.
         aliases: their keys -> other keys that say the same.
-        defaults: their keys that a file may leave out -> the default of their class in transformers; None: the default
-            of ModelConfig. Switches without a default are off.
+        defaults: their keys that a file may leave out -> the default of their class in transformers, where it is not
+            that of DEFAULTS. Switches without a default are off.
         fixed: fields of ModelConfig that all of its models share, besides activation and biases.
         gated: whether the MLP has two input projections.
         one_kv_head: the switch with which all heads share a single key/value head; empty: the family has none.
@@ -76,7 +98,7 @@ class Family:
 
     names: Mapping[str, str]
     aliases: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=lambda: {"normalization": "RMSNorm"})
     gated: bool = True
     one_kv_head: str = ""
@@ -108,6 +130,9 @@ class Family:
     scales_queries: bool = False
     packed: bool = False
     layers_beyond: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "defaults", {**DEFAULTS, **self.defaults})
 
     @property
     def has_delta_nets(self) -> bool:

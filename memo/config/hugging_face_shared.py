@@ -21,36 +21,12 @@ ROPE_NAMES = {
 }
 LLAMA_NAMES = {**ROPE_NAMES, "norm_epsilon": "rms_norm_eps"}
 
-# Defaults of most classes of transformers for keys that a file leaves out; a family with another default states it.
-# None: the default of ModelConfig.
-DEFAULTS = {
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "n_inner": None,
-    "max_position_embeddings": None,
-    "n_positions": 1024,
-    "rms_norm_eps": 1e-6,
-    "layer_norm_eps": 1e-5,
-    "layer_norm_epsilon": 1e-5,
-    "norm_epsilon": 1e-5,
-    "rope_theta": 10000.0,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "activation_function": "gelu_new",
-    "use_bias": True,
-    "enable_bias": True,
-    "multi_query": True,
-    "do_layer_norm_before": True,
-    "layer_norm_elementwise_affine": True,
-}
-TIED = {**DEFAULTS, "tie_word_embeddings": True}
+TIED = {"tie_word_embeddings": True}
 RMS = {"normalization": "RMSNorm"}
 
 LLAMA = Family(
     architecture="LlamaForCausalLM",
     names=LLAMA_NAMES,
-    defaults=DEFAULTS,
     biases=Biases("attention_bias", "attention_bias", "mlp_bias"),
     tensors=tensors.LLAMA,
 )

@@ -14,7 +14,6 @@ MINISTRAL_3: dict[str, Any] = {
     "model_type": "ministral3",
     "vocab_size": 131072,
     "max_position_embeddings": 262144,
-    "rope_theta": 1e6,
     "rope_scaling": {**_GROWING, "factor": 16.0, "original_max_position_embeddings": 16384},
 }
 MISTRAL_SMALL_4: dict[str, Any] = {
@@ -46,17 +45,7 @@ QWEN_3_MOE: dict[str, Any] = {
     "head_dim": 128,
     "norm_topk_prob": True,
 }
-GPT_OSS: dict[str, Any] = {
-    "model_type": "gpt_oss",
-    "vocab_size": 201088,
-    "max_position_embeddings": 131072,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "original_max_position_embeddings": 4096,
-        "truncate": False,
-    },
-}
+GPT_OSS: dict[str, Any] = {"model_type": "gpt_oss", "vocab_size": 201088, "max_position_embeddings": 131072}
 GEMMA_2: dict[str, Any] = {"model_type": "gemma2"}
 GEMMA_3: dict[str, Any] = {
     "model_type": "gemma3_text",
@@ -167,7 +156,6 @@ PHI_4_MINI: dict[str, Any] = {
     **PHI_4,
     "vocab_size": 200064,
     "max_position_embeddings": 131072,
-    "original_max_position_embeddings": 4096,
     "rope_theta": 10000.0,
     "partial_rotary_factor": 0.75,
     "rope_scaling": {
