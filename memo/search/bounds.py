@@ -47,7 +47,7 @@ class Bounds:
         Under alpha auto all activations may stay on the device. For swept layers this case is left out: with all
         activations on the device, whole layers are a candidate of their own.
         """
-        stays = strategy.alpha == "auto" and not strategy.tiles
+        stays = strategy.alpha == "auto" and not strategy.sweep.tiles
         return (1.0 - _ROUNDING) * self._pipeline_s(layout, KEEP if stays else strategy, None)
 
     def _pipeline_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None) -> float:
@@ -64,19 +64,9 @@ class Bounds:
         return microbatches * (stage_s + loss_s) + (layout.pp - 1) * hop_s + embedding_s
 
     def layer(self, layout: Layout, strategy: Strategy) -> LayerCost:
-        """Return the cost of one layer for one microbatch."""
-        kind = "swap" if strategy.swaps else strategy.recompute
-        again = strategy.recompute_attention_layers
-        key = (
-            layout.tp,
-            layout.cp,
-            layout.cp_comm_type,
-            layout.mbs,
-            kind,
-            strategy.tiles,
-            (again, layout.pp * layout.vpp if again else 0),  # which layers recompute attention
-            strategy.hidden_on_host,
-        )
+        kind, sweep = "swap" if strategy.swaps else strategy.recompute, strategy.sweep
+        chunks = layout.pp * layout.vpp if sweep.recompute_attention_layers else 0  # they say which layers recompute it
+        key = (layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, kind, sweep, chunks)
         if key not in self._layers:
             config = config_of(self.question, layout, strategy)
             self._layers[key] = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)

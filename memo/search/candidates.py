@@ -14,7 +14,7 @@ from typing import NamedTuple, get_args
 
 from memo.config import RunConfig
 from memo.config.check_layout import check_batch, check_layout
-from memo.config.derived import DEFAULT_TILES, SLOT_TILES, resolved_a2a_size, sequence_step
+from memo.config.derived import DEFAULT_TILES, resolved_a2a_size, sequence_step
 from memo.config.memory import OffloadAlpha, RecomputeGranularity
 from memo.config.parallel import AccumulationOrder, CpCommType, DataParallelSharding
 from memo.config.require import divisors_of
@@ -62,18 +62,14 @@ class Strategy(NamedTuple):
     """Places of a layer's activations between forward and backward, and of its states.
 
     Attributes:
-        tiles: number of tiles of a swept layer, whose slots hold SLOT_TILES tiles; 0: slots hold layers.
-        recompute_attention_layers: layers of a pipeline chunk that recompute attention; only with swept layers.
-        hidden_on_host: whether the hidden states between layers are in host memory; only with swept layers.
+        sweep: how layers are swept; only if activations move.
         order: order of microbatches and layers; breadth first is tried if states stream.
         placement: placement of states; None if all states are whole on the device.
     """
 
     alpha: OffloadAlpha = "off"
     recompute: RecomputeGranularity = "none"
-    tiles: int = 0
-    recompute_attention_layers: int = 0
-    hidden_on_host: bool = False
+    sweep: Sweep = WHOLE
     order: AccumulationOrder = "depth_first"
     sharding: DataParallelSharding = "optim"
     placement: StatePlacement | None = None
@@ -82,16 +78,10 @@ class Strategy(NamedTuple):
     def swaps(self) -> bool:
         return self.alpha != "off"
 
-    @property
-    def sweep(self) -> Sweep:
-        return (
-            Sweep(self.tiles, SLOT_TILES, self.recompute_attention_layers, self.hidden_on_host) if self.tiles else WHOLE
-        )
-
     def __str__(self) -> str:
         if self.swaps:
             activations = f"alpha {self.alpha}" if isinstance(self.alpha, str) else f"alpha {self.alpha:g}"
-            activations += f", {self.sweep}" if self.tiles else ""
+            activations += f", {self.sweep}" if self.sweep.tiles else ""
         else:
             activations = "keep" if self.recompute == "none" else f"recompute {self.recompute}"
         order = ["breadth first"] if self.order == "breadth_first" else []

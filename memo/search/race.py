@@ -10,6 +10,7 @@ So the memory of slow layouts is never counted, and no faster candidate is misse
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import count
 from math import inf
@@ -62,12 +63,9 @@ class Entry(NamedTuple):
 
 
 class Race:
-    """The search for one question; results about candidates are kept between its runs.
-
-    Attributes:
-        num_looked_at: candidates whose memory was counted.
-        fitting: candidates that fit and whose bound was not above the results found before.
-    """
+    """The search for one question; results about candidates are kept between its runs. `num_looked_at` counts the
+    candidates whose memory was counted; `fitting` are those that fit and whose bound was not above the results found
+    before."""
 
     def __init__(self, question: Question, everything: bool = False) -> None:
         """`everything`: try given alphas too, and rank each candidate instead of the best of each grid."""
@@ -195,7 +193,7 @@ class Race:
         """
         found: list[Strategy] = []
         for strategy in sweeps(self.question, layout, sizes=SWEPT_TOKENS[::-1]):
-            alike = [way for way in found if way._replace(tiles=strategy.tiles) == strategy]
+            alike = [way for way in found if replace(way.sweep, tiles=strategy.sweep.tiles) == strategy.sweep]
             fitting = [way for way in found if self.judge(layout, way).verdict == Verdict.FITS]
             if any(way not in alike for way in fitting):
                 break

@@ -1,9 +1,8 @@
 """The fastest layouts that fit: the race of all candidates (memo.search.race), and the steps after it.
 
 alpha auto                   -> the given alphas of GRID are tried in its place
-the fastest                  -> among choices as good as the fastest, the one with most room comes first; a tight choice
-                                does not come before a roomy one whose speed is within the error; if a tight choice
-                                represents its grid, a roomy candidate is searched for
+the fastest                  -> among choices as good as the fastest, one with room comes first (`_best_first`,
+                                `_with_room`)
 unsure and faster            -> shown; if faster by more than TRIAL_GAIN, as the choice to try first, with its risk
 nothing fits                 -> ZeRO-2, ZeRO-3 and states in host memory are tried
 """

@@ -27,12 +27,7 @@ def sweeps(
     """Yield the strategies of a layout that sweep its layers; `sizes` as in `ways_to_sweep`."""
     config = config_of(question, layout, Strategy(alpha))
     for sweep in ways_to_sweep(config, question.gpus, question.limits, sizes):
-        yield Strategy(
-            alpha,
-            tiles=sweep.tiles,
-            recompute_attention_layers=sweep.recompute_attention_layers,
-            hidden_on_host=sweep.hidden_on_host,
-        )
+        yield Strategy(alpha, sweep=sweep)
 
 
 def ways_to_sweep(

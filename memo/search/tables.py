@@ -127,9 +127,9 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         **layout._asdict(),
         "dp": question.gpus // layout.ranks,
         **_named(strategy, "alpha recompute order sharding"),
-        "swept_tiles": strategy.tiles,
-        "recompute_attention_layers": strategy.recompute_attention_layers,
-        "hidden_states_in_host_memory": strategy.hidden_on_host,
+        "swept_tiles": strategy.sweep.tiles,
+        "recompute_attention_layers": strategy.sweep.recompute_attention_layers,
+        "hidden_states_in_host_memory": strategy.sweep.hidden_on_host,
         # Layers of a rank in host memory by kind of state, and all of its layers.
         "states_in_host_memory": at and _named(at, "optimizer gradients weights layers weight_copy"),
         "moved_tiles": choice.moved,
@@ -268,11 +268,12 @@ def _how(question: Question, choice: Choice) -> str:
     if choice.strategy == KEEP:
         return "keep everything on the GPU: no swapping, no recomputation"
     config = config_of(question, choice.layout, choice.strategy)
-    sweep = f"--offload-granularity tile, {choice.strategy.tiles} tiles; " if choice.strategy.tiles else ""
-    if again := choice.strategy.recompute_attention_layers:
+    swept = choice.strategy.sweep
+    sweep = f"--offload-granularity tile, {swept.tiles} tiles; " if swept.tiles else ""
+    if again := swept.recompute_attention_layers:
         in_chunk = config.parallel.layers_per_chunk(config.model.num_layers)
         sweep += f"attention recomputed in {again} of {in_chunk} layers; "
-    sweep += "hidden states in host memory; " if choice.strategy.hidden_on_host else ""
+    sweep += "hidden states in host memory; " if swept.hidden_on_host else ""
     if choice.moved is not None:
         tiles = slot_dims(config).tiles
         shares = ", ".join(f"{group} {count}/{tiles}" for group, count in choice.moved.items())

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from memo.config.derived import SLOT_TILES
 from memo.report.memory_drawing import _PARTS, draw_plans
 from memo.search.candidates import FULL, KEEP, Layout, Strategy
+from memo.spec.sweep import Sweep
 from memo.units import GIB
 
-SWEPT = Strategy("auto", tiles=192, recompute_attention_layers=31, hidden_on_host=True)
-STATES = Strategy("auto", tiles=64, recompute_attention_layers=23, order="breadth_first", sharding="optim_grads_params")
+SWEPT = Strategy("auto", sweep=Sweep(192, SLOT_TILES, 31, hidden_on_host=True))
+STATES = Strategy("auto", sweep=Sweep(64, SLOT_TILES, 23), order="breadth_first", sharding="optim_grads_params")
 
 
 def plan(strategy: Strategy, seq_len: int) -> Any:

@@ -17,6 +17,7 @@ from memo.search.question import Question, ask
 from memo.search.race import placed
 from memo.search.ranking import search
 from memo.search.sweeping import sweeps
+from memo.spec.sweep import WHOLE
 
 
 @pytest.mark.parametrize(
@@ -89,10 +90,10 @@ def test_swept_layers_reach_a_million_tokens_on_one_gpu() -> None:
     as well."""
     question = ask("llama-3.1-8b", 1, seq_len=1 << 20, hardware="h100-80", host_memory_gib=1024, global_batch_size=1)
     best = search(question, top=1).best
-    assert best is not None and best.strategy.tiles == 32
+    assert best is not None and best.strategy.sweep.tiles == 32
     memory = run_of(question, best).memory
     assert (memory.offload_granularity, memory.offload_tiles, memory.offload_slot_tiles) == ("tile", 32, SLOT_TILES)
-    whole = best.strategy._replace(tiles=0)
+    whole = best.strategy._replace(sweep=WHOLE)
     assert all(placed(question, best.layout, whole._replace(sharding=sharding)) is None for sharding in SHARDINGS)
 
 
@@ -105,7 +106,7 @@ def test_layers_are_swept_under_cp_but_in_rings() -> None:
         assert bool(found) is expected, kind
         for strategy in found:
             check(config_of(question, layout, strategy).override({"mock_data": True}), 64)
-        sizes = [question.seq_len // layout.cp // strategy.tiles for strategy in found]
+        sizes = [question.seq_len // layout.cp // strategy.sweep.tiles for strategy in found]
         assert tuple(dict.fromkeys(sizes)) == (SWEPT_TOKENS if expected else ())
 
 
@@ -116,7 +117,7 @@ def test_tiles_are_as_large_as_memory_allows(gpu_memory_gib: float, tokens: int)
     question = ask("llama-3.1-8b", gpus, seq_len=length, hardware="h100-80", gpu_memory_gib=gpu_memory_gib)
     best = search(replace(question, place_states="never"), top=1).best
     assert best is not None and best.layout == Layout(tp=gpus)
-    assert length // best.strategy.tiles == tokens
+    assert length // best.strategy.sweep.tiles == tokens
 
 
 @pytest.mark.full
@@ -124,7 +125,7 @@ def test_sixty_four_gpus_sweep_under_cp() -> None:
     """More tokens fit than with whole layers, which reach 32M."""
     found = plan("llama-3.1-8b", 64, objective="max-seq-len", hardware="h100-80", host_memory_gib=2048)
     assert found.longest is not None and found.longest.seq_len > 35 << 20
-    assert found.best is not None and found.best.strategy.tiles
+    assert found.best is not None and found.best.strategy.sweep.tiles
     assert found.best.layout == Layout(tp=8, cp=8, cp_comm_type="all_gather")
 
 
@@ -141,9 +142,10 @@ def test_hidden_states_leave_the_gpu_only_where_it_lacks_room() -> None:
     question = replace(question, gpu_memory_gib=90.0)
     found = longest(question)
     best = search(question.at_length(found.seq_len), top=1).best
-    assert best is not None and best.strategy.hidden_on_host and "hidden states in host memory" in str(best.strategy)
+    assert best is not None and best.strategy.sweep.hidden_on_host
+    assert "hidden states in host memory" in str(best.strategy)
     assert run_of(question.at_length(found.seq_len), best).memory.offload_hidden_states
     shorter = search(question.at_length(found.seq_len // 4), top=1).best
-    assert shorter is not None and not shorter.strategy.hidden_on_host
+    assert shorter is not None and not shorter.strategy.sweep.hidden_on_host
     with patch("memo.search.sweeping._fits_on_device", lambda *_: True):
         assert longest(question).seq_len < 0.9 * found.seq_len

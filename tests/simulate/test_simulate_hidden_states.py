@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from memo.config.derived import SLOT_TILES
 from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.question import Question, ask
 from memo.simulate.kernels import Kernels
@@ -11,6 +12,7 @@ from memo.simulate.layer import swapped_layer
 from memo.simulate.model import step_model
 from memo.simulate.swapping import choose, layer_times, modelled_problem
 from memo.simulate.trace import simulate
+from memo.spec.sweep import Sweep
 
 SEQ_LEN, SECTIONS = 131072, 8
 HIDDEN_BYTES = SEQ_LEN * 4096 * 2
@@ -25,7 +27,7 @@ def question() -> Question:
 def test_copies_and_memory_grow_by_the_hidden_states(question: Question) -> None:
     found = []
     for on_host in (False, True):
-        strategy = Strategy(0.0, tiles=4 * SECTIONS, hidden_on_host=on_host)
+        strategy = Strategy(0.0, sweep=Sweep(4 * SECTIONS, SLOT_TILES, hidden_on_host=on_host))
         config = config_of(question, Layout(), strategy)
         layer = swapped_layer(config, Kernels(question.hardware, "bf16"))
         problem = modelled_problem(config, 1, question.hardware, layer)
@@ -42,7 +44,7 @@ def test_copies_and_memory_grow_by_the_hidden_states(question: Question) -> None
 
 def test_a_slow_link_shows_them(question: Question) -> None:
     """What is sure to be hidden without them is not any more."""
-    strategy = Strategy(0.0, tiles=4 * SECTIONS, hidden_on_host=True)
+    strategy = Strategy(0.0, sweep=Sweep(4 * SECTIONS, SLOT_TILES, hidden_on_host=True))
     config = config_of(question, Layout(), strategy)
     layer = swapped_layer(config, Kernels(question.hardware, "bf16"))
     problem = modelled_problem(config, 1, question.hardware, layer)
@@ -60,7 +62,7 @@ def test_stages_meet_for_their_messages() -> None:
     question = ask("llama-3.1-8b", 4, seq_len=SEQ_LEN, global_batch_size=8, hardware="h100-80")
     found = []
     for on_host in (False, True):
-        strategy = Strategy(0.0, tiles=4 * SECTIONS, hidden_on_host=on_host)
+        strategy = Strategy(0.0, sweep=Sweep(4 * SECTIONS, SLOT_TILES, hidden_on_host=on_host))
         found.append(step_model(config_of(question, Layout(pp=4), strategy), 4, question.hardware))
     beside, meeting = found
     hardware = question.hardware
