@@ -1,4 +1,5 @@
-"""Chooses how layers run under --offload-granularity auto: whole if they fit, else swept in tiles.
+"""Chooses where states live under --offload-states auto, and how layers run under --offload-granularity auto: whole if
+they fit, else swept in tiles.
 
 The ways are tried from the cheapest on: whole layers, then sweeps in which as few layers recompute attention as host
 memory allows, then these sweeps with hidden states in host memory (memo.search.sweeping). The first way that fits is
@@ -14,7 +15,7 @@ from memo.errors import ResourceError
 from memo.estimate.hardware import Hardware
 from memo.estimate.verdict import MemoryLimits
 from memo.search.state_costs import Costs
-from memo.search.states import fits, place, resolve_states, shortage
+from memo.search.states import fits, place, shortage
 from memo.search.sweeping import swept_refusal, ways_to_sweep
 from memo.spec.placement import StatePlacement, placement_of, with_placement
 from memo.spec.sweep import WHOLE, Sweep, with_sweep
@@ -22,16 +23,35 @@ from memo.spec.sweep import WHOLE, Sweep, with_sweep
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine on which a run must fit.
-
-    Attributes:
-        admits: returns whether a placed run also fits if device and host share one memory.
-    """
+    """The machine on which a run must fit; its device has the lesser of its free memory and --device-memory-gib.
+    `admits` tells whether a placed run also fits if device and host share one memory."""
 
     world_size: int
     hardware: Hardware
     limits: MemoryLimits
     admits: Callable[[RunConfig], bool] = lambda config: True
+
+    def costs(self, config: RunConfig) -> Costs:
+        return Costs(config, self.world_size, self.hardware, self.limits)
+
+
+def resolve_states(config: RunConfig, machine: Machine) -> RunConfig:
+    """Return `config` with --offload-states auto replaced by the fastest placement that fits.
+
+    Any other configuration is returned unchanged. If everything fits on the device, nothing moves. `config` is checked,
+    with a resolved device. Raises ResourceError if no placement fits; the message says which memory is short.
+    """
+    if config.memory.offload_states != "auto":
+        return config
+    costs = machine.costs(config)
+    found = place(costs)
+    if found is None:
+        raise ResourceError(
+            f"--offload-states auto finds no placement that fits: {shortage(costs)}: use a smaller --seq-length or "
+            "--model, spread the run over more devices with --tp, --cp and --pp, or allow more with "
+            "--device-memory-gib and --offload-host-memory-gib"
+        )
+    return with_placement(config, found.placement)
 
 
 def resolve_granularity(
@@ -64,7 +84,7 @@ def resolve_granularity(
         return last
     if must_fit:
         raise ResourceError(_message(config, machine))
-    return resolve_states(way, machine.world_size, machine.hardware, machine.limits)
+    return resolve_states(way, machine)
 
 
 def _ways(config: RunConfig, machine: Machine, before: Sweep | None) -> Iterator[Sweep]:
@@ -78,7 +98,7 @@ def _ways(config: RunConfig, machine: Machine, before: Sweep | None) -> Iterator
 
 def _placed(way: RunConfig, machine: Machine) -> RunConfig | None:
     """Return the run with the placement of its states; None if it does not fit."""
-    costs, given = Costs(way, machine.world_size, machine.hardware, machine.limits), _given(way, machine)
+    costs, given = machine.costs(way), _given(way, machine)
     if not fits(costs, given):
         return None
     if given is not None:
@@ -97,7 +117,7 @@ def _message(config: RunConfig, machine: Machine) -> str:
     texts, would_fit = [], False
     for sweep in dict.fromkeys((WHOLE, last)):
         way = with_sweep(config, sweep)
-        costs = Costs(way, machine.world_size, machine.hardware, machine.limits)
+        costs = machine.costs(way)
         texts.append(f"with layers {sweep} {shortage(costs, _given(way, machine))}")
         would_fit |= fits(costs)  # with the placement of states that needs least memory
     why = swept_refusal(config)

@@ -61,6 +61,7 @@ def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs 
     found = place(roomy if fits(roomy) else costs or costs_of(question, layout, strategy))
     if found is None:
         return None
-    alpha = strategy.alpha if found.moved is not None or strategy.alpha != "auto" else "off"
+    moved = found.use.moved
+    alpha = strategy.alpha if moved is not None or strategy.alpha != "auto" else "off"
     where = strategy._replace(alpha=alpha, placement=found.placement)
-    return Timed(layout, where, found.step, "device memory", found.moved)
+    return Timed(layout, where, found.step, "device memory", moved)

@@ -17,22 +17,94 @@ from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
+from memo.estimate.accounts import Account
 from memo.estimate.attention_rates import with_attention_of
 from memo.estimate.hardware import Hardware
+from memo.estimate.memory_account import device_bytes, worst_stages
 from memo.estimate.node_memory import most_of_a_node
+from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
+from memo.estimate.unseen_memory import Links, page_table_bytes
 from memo.estimate.verdict import MemoryLimits
-from memo.search.rank_bytes import DeviceBytes, RankBytes
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step
 from memo.simulate.states import state_times
 from memo.simulate.swapping import modelled_problem, ways_to_move
-from memo.spec.placement import StatePlacement
+from memo.spec.buckets import rank_units
+from memo.spec.placement import StatePlacement, placement_of, with_placement
+from memo.spec.shapes import shape_of
 from memo.spec.slots import Moved, nothing_moved
 
 _MOST_USES = 8
 """Number of shares of the activations that are tried."""
+
+DeviceBytes = Callable[[StatePlacement], int]
+
+
+class RankBytes:
+    """Bytes of the ranks of the stages that may need most, with any placement of their states.
+
+    It holds no reference to the `Costs` that use it, so there is no cycle: refused candidates of a search are freed at
+    once, without garbage collection.
+
+    Attributes:
+        sizes: sizes of a rank's states.
+        none: the placement of all states on the device.
+        states: function from placement and stage to the bytes of the states.
+    """
+
+    def __init__(self, config: RunConfig, world_size: int, device: str, links: Links) -> None:
+        self._world_size, self._device = world_size, device
+        self._account = Account("memo", shape_of(config.model, "", config.data.seq_length), world_size, links=links)
+        self._stages = worst_stages(config)
+        self.sizes = sizes = state_sizes(config, world_size)
+        self.none = placement_of(config, world_size)
+        units = {stage: rank_units(config, world_size, stage) for stage in self._stages}
+        self.states = cache(lambda placement, stage: placed_bytes(units[stage], placement, sizes))
+
+    def of_device(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
+        """Return a function from placement to device bytes on the stage that needs most, under a use of activations."""
+        if self._device == "cpu":
+            return cache(
+                lambda placement: max(
+                    device_bytes(with_placement(config, placement), self._world_size, stage, moved)
+                    for stage in self._stages
+                )
+            )
+        return self._beside_states(config, moved)
+
+    def _beside_states(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
+        """Return a function from placement to the device bytes of a GPU, by interpolation.
+
+        The bytes besides the states are computed for two placements: all states on the device, and all optimizers in
+        host memory. Between these, the bytes decrease with the number of reduced gradients that wait on the device for
+        their update. At each moment of a step the gradients of all layers left on the device wait, or none; so the peak
+        lies below the straight line between the two values.
+        """
+        none, every = self.none, replace(self.none, optimizer=self.none.layers)
+
+        @cache
+        def rests(placement: StatePlacement) -> dict[int, int]:
+            run = config if placement == none else with_placement(config, placement)
+            ranks = self._account.stages(run, moved).items()
+            return {stage: rank.total - self._states_bytes(placement, stage) for stage, rank in ranks}
+
+        def needed(placement: StatePlacement) -> int:
+            share = placement.num_driven / placement.layers
+            low = rests(none if share < 1 or none.shards_gradients else every)
+            high = rests(every) if 0 < share < 1 else low
+            return max(
+                self._states_bytes(placement, stage) + ceil(rest + share * (high[stage] - rest))
+                for stage, rest in low.items()
+            )
+
+        return cache(needed)
+
+    def _states_bytes(self, placement: StatePlacement, stage: int) -> int:
+        """Return the GPU bytes of states: states on the GPU, and page tables of states in host memory."""
+        states = self.states(placement, stage)
+        return states.device + page_table_bytes(states.host)
 
 
 @dataclass
@@ -65,11 +137,8 @@ class ActivationUse:
 
 
 class PlacementCosts(NamedTuple):
-    """Costs of the states alone: seconds of the busiest stage.
-
-    Attributes:
-        last_d2h_s: the part of d2h_s that belongs to the backward of the last microbatch.
-    """
+    """Costs of the states alone: seconds of the busiest stage. `last_d2h_s` is the part of `d2h_s` that belongs to the
+    backward of the last microbatch."""
 
     h2d_s: float
     d2h_s: float
@@ -89,11 +158,8 @@ def _placement_costs(config: RunConfig, kernels: Kernels, world_size: int, place
 
 @dataclass
 class Costs:
-    """Costs of one run under any placement; costs that placements share are computed once.
-
-    Args:
-        config: its --offload-states is not read.
-    """
+    """Costs of one run under any placement of states, whatever its --offload-states; costs that placements share are
+    computed once."""
 
     config: RunConfig
     world_size: int
@@ -177,7 +243,6 @@ class Costs:
         return device / max(1.0, self.limits.device_bytes), host / max(1.0, self.limits.host_bytes)
 
     def _host_bytes(self, placement: StatePlacement, use: ActivationUse) -> int:
-        """Return the bytes of host memory of a node."""
         last = self.config.parallel.pp - 1
         kinds = [0, *[1] * (last - 1), last] if last else [0]
         ranks = map(add, (self._ranks.states(placement, kind).host for kind in kinds), use.host_bytes)

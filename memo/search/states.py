@@ -9,17 +9,13 @@ Known error: at most 3 % slower than the best of a grid of quarters, in the case
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-from memo.config import RunConfig
-from memo.errors import ResourceError
-from memo.estimate.hardware import Hardware
 from memo.estimate.state_memory import accumulates_whole
-from memo.estimate.verdict import MemoryLimits
 from memo.search.state_costs import ActivationUse, Costs
 from memo.simulate.predict import StepPrediction
 from memo.spec.placement import StatePlacement, with_placement
@@ -43,39 +39,11 @@ _EXCHANGES = (
 
 
 class Placed(NamedTuple):
-    """A placement with a use of activations, and the simulated step.
-
-    Attributes:
-        moved: tiles of activations that move, by group; None: nothing moves, or what the configuration says.
-    """
+    """A placement with a use of activations, and the simulated step."""
 
     placement: StatePlacement
-    moved: Mapping[str, int] | None
+    use: ActivationUse
     step: StepPrediction
-
-
-def resolve_states(config: RunConfig, world_size: int, hardware: Hardware, limits: MemoryLimits) -> RunConfig:
-    """Return `config` with --offload-states auto replaced by the fastest placement that fits.
-
-    Any other configuration is returned unchanged. If everything fits on the device, nothing moves.
-
-    Args:
-        config: a checked configuration with a resolved device.
-        limits: memory limits; for the device, the lesser of its free memory and --device-memory-gib.
-
-    Raises ResourceError if no placement fits; the message says which memory is short.
-    """
-    if config.memory.offload_states != "auto":
-        return config
-    costs = Costs(config, world_size, hardware, limits)
-    found = place(costs)
-    if found is None:
-        raise ResourceError(
-            f"--offload-states auto finds no placement that fits: {shortage(costs)}: use a smaller --seq-length or "
-            "--model, spread the run over more devices with --tp, --cp and --pp, or allow more with "
-            "--device-memory-gib and --offload-host-memory-gib"
-        )
-    return with_placement(config, found.placement)
 
 
 def place(costs: Costs) -> Placed | None:
@@ -231,4 +199,4 @@ def _around(at: StatePlacement, step: int, has_masters: bool) -> Iterator[StateP
 
 
 def _simulated(placement: StatePlacement, use: ActivationUse) -> Placed:
-    return Placed(placement, use.moved, use.simulate(with_placement(use.config, placement)))
+    return Placed(placement, use, use.simulate(with_placement(use.config, placement)))

@@ -11,7 +11,6 @@ from memo.config.derived import local_world_size_from_env
 from memo.config.memory import MemoryConfig
 from memo.errors import ResourceError, is_first_of_node, tell
 from memo.estimate.admission import Room, would_hold
-from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.node_share import with_lone_link
 from memo.estimate.unseen_memory import CONTEXT, links_of
@@ -20,12 +19,11 @@ from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank
 from memo.parallel.collectives import all_reduce
-from memo.search.granularity import Machine, resolve_granularity
-from memo.search.states import resolve_states
+from memo.search.granularity import Machine, resolve_granularity, resolve_states
 from memo.spec.disk import disk_budget_bytes
 from memo.spec.sweep import WHOLE, sweep_of, with_sweep
 from memo.train.device import known_machine
-from memo.train.saved_config import loaded_config
+from memo.train.outputs import loaded_config
 from memo.units import GIB
 
 
@@ -48,7 +46,7 @@ def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, m
     if not is_undecided(config.memory):
         if memory.offload_states != "auto":
             return config
-        return resolve_states(config, world_size, _hardware(world_size, device), _limits(memory, device))
+        return resolve_states(config, _machine(config, world_size, device))
     if not is_first_of_node():
         return config
     machine = _machine(config, world_size, device)
@@ -105,13 +103,9 @@ def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> 
     return f"; --offload-granularity auto would start it with layers {sweep_of(found)}"
 
 
-def _hardware(world_size: int, device: torch.device) -> Hardware:
-    return with_lone_link(known_machine(device), world_size)
-
-
 def _machine(config: RunConfig, world_size: int, device: torch.device) -> Machine:
-    is_held = partial(_is_held, world_size=world_size, device=device)
-    return Machine(world_size, _hardware(world_size, device), _limits(config.memory, device), is_held)
+    hardware, limits = with_lone_link(known_machine(device), world_size), _limits(config.memory, device)
+    return Machine(world_size, hardware, limits, partial(_is_held, world_size=world_size, device=device))
 
 
 def _limits(memory: MemoryConfig, device: torch.device) -> MemoryLimits:

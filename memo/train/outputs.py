@@ -1,4 +1,5 @@
-"""Checks the files of --save, --load and the logs, and refuses bad ones before anything starts."""
+"""Checks the files of --save, --load and the logs, and refuses bad ones before anything starts; reads the
+configuration of --load."""
 
 import configparser
 import contextlib
@@ -12,10 +13,10 @@ from urllib.parse import urlsplit
 from memo.artifacts.regular_file import other_kind
 from memo.artifacts.run_log import check_log
 from memo.checkpoint.directory import has_checkpoint, resolve_checkpoint
-from memo.checkpoint.files import RUN_STATE
+from memo.checkpoint.files import RUN_CONFIG, RUN_STATE
 from memo.config import RunConfig
-from memo.config.run import CheckpointConfig
-from memo.errors import ConfigError
+from memo.config.run import CheckpointConfig, read_toml
+from memo.errors import CheckpointError, ConfigError
 from memo.train.heartbeat import check_heartbeat
 
 
@@ -35,6 +36,17 @@ def check_files(config: RunConfig) -> None:
         config.logging.wandb_project is not None and os.environ.get("RANK", "0") == "0"
     ):  # the only rank that writes to it
         _check_wandb(config.logging.wandb_project)
+
+
+def loaded_config(config: RunConfig) -> RunConfig | None:
+    """The configuration of the run in --load; None without a checkpoint, or without a readable configuration there."""
+    load = config.checkpoint.load
+    if load is None or not has_checkpoint(load):
+        return None
+    try:
+        return RunConfig().override(read_toml(resolve_checkpoint(load).parent / RUN_CONFIG))
+    except (ConfigError, CheckpointError):  # the checkpoint was moved alone, or is of another version of memo
+        return None
 
 
 def goes_on(checkpoint: CheckpointConfig) -> bool:

@@ -32,8 +32,8 @@ from memo.spec.sweep import sweep_of
 from memo.train.console import say
 from memo.train.feed import Feed
 from memo.train.optimizer import schedule_of
+from memo.train.outputs import loaded_config
 from memo.train.parallel_model import ParallelModel
-from memo.train.saved_config import loaded_config
 
 
 def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:

@@ -15,12 +15,13 @@ from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.verdict import MemoryLimits
 from memo.search.bounds import Bounds
 from memo.search.candidates import SHARDINGS, Layout, config_of
+from memo.search.granularity import Machine, resolve_states
 from memo.search.launch import command, run_of
 from memo.search.question import ask
 from memo.search.race import costs_of, placed, placed_strategies
 from memo.search.ranking import search
 from memo.search.state_costs import Costs
-from memo.search.states import fits, place, resolve_states
+from memo.search.states import fits, place
 from memo.search.tables import Commands, text
 from memo.simulate import predict_step
 from memo.spec.placement import StatePlacement, placement_of, with_placement
@@ -35,7 +36,8 @@ def run(**values: Any) -> RunConfig:
 
 
 def resolved(gib: float, host_gib: float = 512, world_size: int = 1, **values: Any) -> RunConfig:
-    return resolve_states(run(**values), world_size, MACHINE, MemoryLimits(gib * GIB, host_gib * GIB, world_size))
+    limits = MemoryLimits(gib * GIB, host_gib * GIB, world_size)
+    return resolve_states(run(**values), Machine(world_size, MACHINE, limits))
 
 
 @pytest.mark.parametrize("counts", [(0, 0, 0), (5, 0, 0), (32, 0, 0), (32, 32, 32), (32, 7, 3), (9, 9, 0), (9, 0, 9)])
@@ -52,7 +54,7 @@ def test_a_run_says_the_placement(counts: tuple[int, int, int], copy: bool) -> N
 def test_where_everything_fits_nothing_moves() -> None:
     assert resolved(200).memory.offload_states == "none"
     given = run(offload_states="optimizer")
-    assert resolve_states(given, 1, MACHINE, MemoryLimits(1.0, 1.0, 1)) is given
+    assert resolve_states(given, Machine(1, MACHINE, MemoryLimits(1.0, 1.0, 1))) is given
 
 
 @pytest.mark.parametrize("gib", [100, 60, 30])
@@ -117,11 +119,11 @@ def test_on_a_cpu_the_device_is_counted_to_the_byte() -> None:
     none = worst_device_bytes(with_placement(config, StatePlacement(6)), 1)
     every = worst_device_bytes(with_placement(config, StatePlacement(6, 6, 6, 6)), 1)
     for cap in (every, (every + none) // 2, none - 1, none):
-        found = resolve_states(config, 1, HARDWARE["cpu"], MemoryLimits(cap, 8 * GIB, 1))
+        found = resolve_states(config, Machine(1, HARDWARE["cpu"], MemoryLimits(cap, 8 * GIB, 1)))
         assert worst_device_bytes(found, 1) <= cap
         assert (found.memory.offload_states == "none") == (cap == none)
     with pytest.raises(ResourceError, match="device memory binds"):
-        resolve_states(config, 1, HARDWARE["cpu"], MemoryLimits(every // 2, 8 * GIB, 1))
+        resolve_states(config, Machine(1, HARDWARE["cpu"], MemoryLimits(every // 2, 8 * GIB, 1)))
 
 
 @pytest.mark.parametrize(
