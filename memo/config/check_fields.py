@@ -83,17 +83,18 @@ def check_conditions(config: RunConfig, conditions: Iterable[Condition]) -> None
     """Raises ConfigError for the first condition that does not hold."""
     for holds, message in conditions:
         if not holds(config):
-            raise ConfigError(filled(message, lambda name: _written(name, _value(config, name))))
+            raise ConfigError(filled(message, lambda name: written(name, _value(config, name))))
 
 
 def given(config: Any, name: str) -> str:
     """The flag and its value as they were given, in a run or in the options of a command; empty for a field that has
     its default, or an empty value where the default is None."""
     value, default = _value(config, name), getattr(type(_owner(config, name)), name)
-    return "" if value == default or (default is None and not value) else _written(name, value)
+    return "" if value == default or (default is None and not value) else written(name, value)
 
 
-def _written(name: str, value: object) -> str:
+def written(name: str, value: object) -> str:
+    """A flag and its value on the command line; a switch is on or off."""
     if isinstance(value, bool):
         return dashed(name) if value else f"--no-{dashed(name)[2:]}"
     return f"{dashed(name)} {' '.join(value) if isinstance(value, tuple) else value}"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from memo.errors import ConfigError
 from memo.search.axis import shortage_of
@@ -21,16 +21,9 @@ _SPARE = ("dp", "MFU %", "step s", "tok/GPU/s", "$/h", "±%", "a billion tokens"
 _MACHINE = re.compile(r"(?P<name>.+)x(?P<gpus>\d{1,9})(?:@(?P<price>\d+(?:\.\d*)?))?", re.ASCII)
 
 
-class Machine(NamedTuple):
-    """A machine by name or TOML file, its number of GPUs, and the dollars of a GPU and hour if the user states them."""
-
-    name: str
-    gpus: int
-    price_per_gpu_hour: float | None = None
-
-
-def parse_machines(text: str) -> list[Machine]:
-    """Parse machines such as `h100-80x8@2.5,mine.tomlx4`. Raises ConfigError."""
+def parse_machines(text: str) -> list[dict[str, Any]]:
+    """Parse machines such as `h100-80x8@2.5,mine.tomlx4`, as arguments of `memo.search.question.ask`. Raises
+    ConfigError."""
     machines = []
     for part in text.split(","):
         found = _MACHINE.fullmatch(part.strip())
@@ -40,13 +33,13 @@ def parse_machines(text: str) -> list[Machine]:
                 "such as h100-80x8,h200x8, each with @ and the dollars of a GPU and hour where you know them, such as "
                 "h100-80x8@2.5"
             )
-        price = found["price"]
-        machines.append(Machine(found["name"], int(found["gpus"]), None if price is None else float(price)))
+        price = {} if found["price"] is None else {"price_per_gpu_hour": float(found["price"])}
+        machines.append({"hardware": found["name"], "gpus": int(found["gpus"]), **price})
     return machines
 
 
-def compare(model: str, machines: Sequence[Machine], global_batch_size: int | None, **asked: Any) -> list[Plan]:
-    """Return the best plan on each of the machines, the cheapest first.
+def compare(model: str, machines: Sequence[dict[str, Any]], global_batch_size: int | None, **asked: Any) -> list[Plan]:
+    """Return the best plan on each of the machines that `parse_machines` returned, the cheapest first.
 
     Machines with a price come first, by dollars for a token; then machines without a price, by tokens a second; then
     machines on which nothing fits.
@@ -57,14 +50,13 @@ def compare(model: str, machines: Sequence[Machine], global_batch_size: int | No
 
     Raises the errors of `memo.search.question.ask`.
     """
-    batch = global_batch_size or max(machine.gpus for machine in machines)
+    batch = global_batch_size or max(machine["gpus"] for machine in machines)
     plans = []
-    for name, gpus, price in machines:
-        own = {} if price is None else {"price_per_gpu_hour": price}
+    for machine in machines:
         try:
-            question = ask(model, gpus, hardware=name, global_batch_size=batch, **(asked | own))
+            question = ask(model, global_batch_size=batch, **(asked | machine))
         except ConfigError as error:
-            raise ConfigError(f"--compare {name}x{gpus}: {error}") from None
+            raise ConfigError(f"--compare {machine['hardware']}x{machine['gpus']}: {error}") from None
         plans.append(search(question))
     return sorted(plans, key=_rank)
 
@@ -78,10 +70,7 @@ DEFAULT_RANK = 16
 def compare_ways(model: str, gpus: int, ways: str, **asked: Any) -> list[Plan]:
     """Return the best plan for each way of training in `ways` (names with commas between), in the order of `compare`.
 
-    Args:
-        asked: further arguments of `memo.search.question.ask`; without `lora_rank` LoRA has DEFAULT_RANK.
-
-    Raises the errors of `memo.search.question.ask`, and ConfigError for an unknown way.
+    `asked` and errors as in `compare`, and ConfigError for an unknown way. Without `lora_rank` LoRA has DEFAULT_RANK.
     """
     plans, rank = [], asked.pop("lora_rank", 0) or DEFAULT_RANK
     for way in (name.strip() for name in ways.split(",")):

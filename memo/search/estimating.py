@@ -29,7 +29,6 @@ from memo.search.swap_choice import choose_swap
 from memo.simulate import StepPrediction, predict_step
 from memo.simulate.trace import trace_step
 from memo.spec.parameters import check_patterns_of
-from memo.spec.slots import Moved
 from memo.units import GIB
 
 _MEGATRON_BOUND = (
@@ -96,11 +95,8 @@ class Answer:
 def answer(case: Case, *, is_timed: bool = False, trace_out: str | None = None) -> Answer:
     """Return the answer of memo's account of its own runs or, for method megatron-lm, of Megatron-LM's runs.
 
-    Args:
-        is_timed: whether a step is simulated too.
-        trace_out: file to which a simulated step is written.
-
-    Raises ConfigError if memo cannot run the case.
+    If `is_timed`, a step is simulated too; it is written to the file `trace_out` if that is given. Raises ConfigError
+    if memo cannot run the case.
     """
     if case.hardware.device == "cpu" and case.method != "memo":
         raise ConfigError(f"--method {case.method} knows GPUs alone, but the hardware is cpu: use --method memo")
@@ -184,7 +180,7 @@ def _on_gpu(case: Case, capacity: Capacity) -> tuple[Answer, RunConfig]:
             config = replace(config, memory=replace(config.memory, offload_alpha="off", offload_nvme_path=None))
     what = case.alpha if isinstance(case.alpha, float) else moved
     rank = account.worst(config, what)
-    host, disk = _of_node(case, config, what)
+    host, disk = node_bytes(config, case.gpus, case.hardware, what, capacity.host_bytes)
     unseen = account.unseen(config, rank)
     bound = _own_bound(unseen, capacity, rank) if is_own else _MEGATRON_BOUND
     return Answer.of_rank(rank, host, capacity, bound, unseen, moved=moved, disk_bytes=disk), config
@@ -202,13 +198,6 @@ def _own_bound(unseen: Unseen, capacity: Capacity, rank: RankMemory) -> str:
     )
 
 
-def _of_node(case: Case, config: RunConfig, moved: Moved | None) -> tuple[int, int]:
-    """Return the (host, disk) bytes of the activations of one node."""
-    if moved is None:
-        return 0, 0
-    return node_bytes(config, case.gpus, case.hardware, moved, case.host_memory_gib * GIB)
-
-
 def _on_cpu(case: Case, capacity: Capacity) -> tuple[Answer, RunConfig]:
     """Return the answer for a CPU, and the run: the requests to torch's allocator, and the memory of the process."""
     if not case.loss_chunk_size:
@@ -220,7 +209,8 @@ def _on_cpu(case: Case, capacity: Capacity) -> tuple[Answer, RunConfig]:
     stages = range(config.parallel.pp)
     memory = max((program_memory(config, case.gpus, stage) for stage in stages), key=lambda stage: stage.total)
     context_bytes = cpu_context_bytes(memory.total, case.gpus)
-    host, disk = _of_node(case, config, case.alpha if isinstance(case.alpha, float) else None)
+    moved = case.alpha if isinstance(case.alpha, float) else None
+    host, disk = node_bytes(config, case.gpus, case.hardware, moved, capacity.host_bytes)
     found = Answer(
         states_bytes=memory.states.device,
         activation_bytes=memory.total - memory.states.device,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memo.artifacts.regular_file import replace_file
 from memo.config import RunConfig
+from memo.config.check_fields import written
 from memo.config.checks import check
 from memo.config.derived import default_lr
 from memo.config.launching import torchrun_nodes
@@ -88,8 +89,7 @@ def command(
 ) -> str:
     """Return the torchrun line for the first start and every later one; it is to be run on each node.
 
-    Args:
-        config_file: the file that `write_run` has written; without it the line has every flag of the run.
+    Without `config_file`, which `write_run` has written, the line has every flag of the run.
     """
     machine = question.hardware
     nodes = -(-question.gpus // machine.gpus_per_node)
@@ -114,11 +114,6 @@ def _flags(question: Question, choice: Choice) -> list[str]:
         for field in fields(ours):
             value = getattr(ours, field.name)
             if value != getattr(theirs, field.name):
-                flags.append(_flag(_SHORT.get(field.name, field.name).replace("_", "-"), value))
+                quoted = shlex.quote(value) if isinstance(value, str) else value
+                flags.append(written(_SHORT.get(field.name, field.name), quoted))
     return flags
-
-
-def _flag(name: str, value: object) -> str:
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {shlex.quote(value) if isinstance(value, str) else value}"

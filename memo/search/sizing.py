@@ -79,25 +79,14 @@ def may_fit(question: Question, layout: Layout) -> bool:
     return batch <= limits.device_bytes and batch + inputs <= limits.device_bytes + beside
 
 
-def size(
-    question: Question,
-    layout: Layout,
-    strategy: Strategy,
-    moved: Mapping[str, int] | None = None,
-) -> Sized:
-    """Return the memory of a layout under a strategy.
-
-    Args:
-        moved: tiles by group, for alpha auto; default: none, the least memory of a swap plan.
-    """
+def size(question: Question, layout: Layout, strategy: Strategy, moved: Mapping[str, int] | None = None) -> Sized:
+    """Return the memory of a layout under a strategy; `moved`: tiles by group, for alpha auto, none by default."""
     config = config_of(question, layout, strategy)
     what: Moved | None = None
     if strategy.swaps:
         what = (moved or {}) if isinstance(strategy.alpha, str) else strategy.alpha
-    host = disk = 0
     capacity = question.capacity
-    if what is not None or strategy.placement is not None:
-        host, disk = node_bytes(config, question.gpus, question.hardware, what, capacity.host_bytes)
+    host, disk = node_bytes(config, question.gpus, question.hardware, what, capacity.host_bytes)
     memory = question.account.worst(config, what)
     unseen = question.account.unseen(config, memory)
     verdict = judge(memory.total, host, capacity, unseen)
