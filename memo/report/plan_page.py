@@ -16,7 +16,7 @@ from memo.report.memory_drawing import draw_plans
 from memo.report.page import rendered
 from memo.search.candidates import config_of
 from memo.search.plan import Choice, Plan, speed_error
-from memo.search.planning import Tell, plans_by_length, silent
+from memo.search.planning import Tell, plans_by_length
 from memo.search.question import Question
 from memo.search.tables import Commands, about_best, cells, errors, title
 from memo.simulate.resources import ROWS
@@ -30,7 +30,7 @@ _ROUNDS = 2
 _COLOURS = {"compute": 0, "offload": 1, "prefetch": 2, "data": 3, "cpu": 4, "disk": 5}
 
 
-def write_plan_page(plan: Plan, commands: Commands, path: str | Path, tell: Tell = silent) -> None:
+def write_plan_page(plan: Plan, commands: Commands, path: str | Path, tell: Tell = lambda what: None) -> None:
     """Write the page of a plan to one self-contained HTML file; `tell` is called with the work that begins.
 
     Raises ConfigError if matplotlib is missing, ArtifactError if the file cannot be written.
@@ -40,7 +40,7 @@ def write_plan_page(plan: Plan, commands: Commands, path: str | Path, tell: Tell
         replace_file(path, text)
 
 
-def plan_page(plan: Plan, commands: Commands, tell: Tell = silent) -> str:
+def plan_page(plan: Plan, commands: Commands, tell: Tell = lambda what: None) -> str:
     """The page, as text. The plan must have a best choice."""
     question, shown, best = plan.question, plan.shown, plan.shown[0]
     return rendered(

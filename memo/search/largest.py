@@ -51,11 +51,9 @@ _STRIDE = 64
 def largest(question: Question, family: Family | None, min_tgs: float | None = None) -> tuple[Largest, Question]:
     """Return the largest model, and the question about it; if no model fits, the question is about the smallest.
 
-    Args:
-        question: about any model of the family or, without a family, about the model whose shape is scaled.
-        min_tgs: tokens per GPU and second with which some layout must train the model.
-
-    Raises ConfigError for a model that memo cannot train, and for GPUs that memo cannot lay out.
+    `question` is about any model of the family or, without a family, about the model whose shape is scaled. Some layout
+    must train it with `min_tgs` tokens per GPU and second. Raises ConfigError for a model that memo cannot train, and
+    for GPUs that memo cannot lay out.
     """
     axis = _scaling(question, family)
     count, beyond = axis.last_fitting(stride=_STRIDE)

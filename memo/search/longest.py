@@ -20,10 +20,8 @@ _STEPS = 64
 def longest(question: Question, min_tgs: float | None = None) -> Longest:
     """Return the longest sequence for which some layout fits, at the question's global batch size.
 
-    States are sharded or go to host memory wherever a longer sequence then fits, unless the question forbids it.
-
-    Args:
-        min_tgs: tokens per GPU and second with which some layout must train.
+    States are sharded or go to host memory wherever a longer sequence then fits, unless the question forbids it. Some
+    layout must train with `min_tgs` tokens per GPU and second.
     """
     unit = length_unit(question.gpus)
     low, high, asked = _last_fitting(question, unit)

@@ -63,36 +63,11 @@ def plan(
 ) -> Plan:
     """Return the fastest layouts that fit; or the longest sequence or the largest model, with its fastest layouts.
 
+    The arguments are the flags of `memo plan`, which docs/flags.md explains.
+
     Args:
-        model: a preset, or the path of a config.json of Hugging Face. With the objective max-model-size it is the
-            model whose shape is scaled, or None beside a family.
-        seq_len: tokens of one sequence; ignored with the objective max-seq-len.
-        global_batch_size: sequences of one step; default: one for each GPU.
-        hardware: a machine by name, a TOML file of a machine, or a `Hardware`; default: MEMO's a800-80.
-        gpu_memory_gib: memory of one GPU, as nvidia-smi reports it; default: that of the hardware.
-        host_memory_gib: host memory of each node for the run; default: the GPUs' share of that of the hardware.
-        family: gpt or llama, whose law of width and depth scales the model (memo.search.largest); only with the
-            objective max-model-size.
-        place_states: whether ZeRO-2, ZeRO-3 and states in host memory are tried: if nothing fits without them and
-            leaves room (needed), always, or never.
-        min_tgs: tokens per GPU and second with which the longest sequence, or the largest model, must train.
-        nvme_gib: space on a node's disks for activations that host memory does not hold; default: that of the
-            hardware, if any.
-        nvme_gb_per_s: rate of these disks in either direction; default: that of the hardware, or 2.
-        nvme_path: directory of these disks in a run that needs them.
-        clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
-        exp_avg_dtype: dtype of AdamW's first moments, fp32 or bf16.
-        exp_avg_sq_dtype: dtype of AdamW's second moments, fp32 or bf16.
-        deterministic: whether every run gives the same bits.
-        preference: the loss on pairs of answers, dpo or ipo; None: that of the next token.
-        price_per_gpu_hour: dollars; default: the price in a dated table (memo.estimate.prices), which may have none.
-        custom_layer: a layer that replaces the model's (memo.CustomLayer): its class, or FILE.py:CLASS.
-        lora_rank: rank of LoRA's adapters beside a frozen model; 0: no adapters, and all of the model is trained.
-        lora_target_modules: the matrices that have adapters.
-        quantize: format of the frozen matrices of layers, nf4 or int8.
-        freeze: patterns of parameters that are not trained, such as layers.[0-7].*.
-        train_only: patterns of the only parameters that are trained.
-        top: how many layouts (tp x cp x pp) to rank, 1 or more.
+        hardware: also a `Hardware`.
+        custom_layer: also the class of the layer (memo.CustomLayer).
 
     Raises ConfigError for a name that is not known, a file that cannot be read, or a number that is not above 0.
     """
@@ -164,11 +139,7 @@ def answer(
     return replace(search(question.at_length(found.seq_len), top=top, everything=everything), longest=found)
 
 
-def silent(what: str) -> None:
-    """Ignore the message."""
-
-
-def plans_by_length(question: Question, tell: Tell = silent) -> list[Plan]:
+def plans_by_length(question: Question, tell: Tell = lambda what: None) -> list[Plan]:
     """Return a plan for each length from 8K tokens on, doubling, and for the longest sequence that fits.
 
     Each plan has a best choice; `memo plan --plot` draws the plans. `tell` is told which of them is computed.

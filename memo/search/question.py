@@ -75,21 +75,14 @@ class PlannedModel:
 class Question:
     """Which layout trains `model` fastest?
 
+    The other attributes are the flags of `memo plan` of these names.
+
     Attributes:
-        global_batch_size: sequences of one step, for all layouts.
         hardware: the machine, with the GPUs' part of each node.
         node: the machine, with whole nodes.
-        gpu_memory_gib: memory of one GPU, as its driver reports it.
-        host_memory_gib: host memory of each node for the run.
         host_is_given: whether the user stated the host memory, so that the run is bounded to it.
-        place_states: whether ZeRO-2, ZeRO-3 and states in host memory are tried: only if no layout fits without them
-            and leaves room (needed), for each layout of which nothing does (always), or never.
         nvme_path: directory of the node's disks in a run that needs them, if the hardware has disks.
         price: price of a GPU; None if none is known.
-        clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
-        exp_avg_dtype, exp_avg_sq_dtype: dtypes of AdamW's first and second moments.
-        deterministic: whether every run gives the same bits.
-        preference: the loss on pairs of answers, if any.
     """
 
     model: PlannedModel
