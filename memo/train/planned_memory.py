@@ -162,13 +162,9 @@ class Transients:
 
         `rehearsals` make attention's requests for further packings (memo.train.parallel_model). Collective.
         """
-        if self.allocator is None:  # the other ranks may have an allocator, and communicate
-            for run_rehearsal in rehearsals:
-                run_rehearsal()
-            return
-        parts = [self._recorded(self.allocator, run_rehearsal) for run_rehearsal in rehearsals]
+        parts = self._recorded(rehearsals)
         traces, self._traces = self._traces, []
-        if traces:
+        if self.allocator is not None and traces:
             self.reason = ""
             self._make(self.allocator, traces, parts)
             self._obey(self.allocator)
@@ -200,12 +196,9 @@ class Transients:
         should make the same requests, except in phases of attention. Collective, because an iteration communicates.
         """
         iterations[0]()
-        if self.allocator is None:  # the other ranks may have an allocator, and communicate
-            for run_iteration in iterations:
-                run_iteration()
-            return
-        traces = [self._recorded(self.allocator, run_iteration) for run_iteration in iterations]
-        self._make(self.allocator, traces)
+        traces = self._recorded(iterations)
+        if self.allocator is not None:
+            self._make(self.allocator, traces)
 
     def _make(self, allocator: PlannedAllocator, traces: Sequence[Trace], parts: Sequence[Trace] = ()) -> None:
         """Make a plan from traces of whole steps, and traces of parts that show what attention requests."""
@@ -231,10 +224,16 @@ class Transients:
             self.reason = str(error)
             return min(traces, key=lambda trace: sum(len(phase.events) for phase in trace.phases))
 
-    def _recorded(self, allocator: PlannedAllocator, run_iteration: Callable[[], object]) -> Trace:
-        with allocator.record(self._run) as recording:
-            run_iteration()
-        return recording.trace
+    def _recorded(self, iterations: Sequence[Callable[[], object]]) -> list[Trace]:
+        """Run iterations and return their traces. Without an allocator there are none, but other ranks may have one,
+        and an iteration communicates."""
+        traces = []
+        for run_iteration in iterations:
+            with contextlib.nullcontext() if self.allocator is None else self.allocator.record(self._run) as recording:
+                run_iteration()
+            if recording is not None:
+                traces.append(recording.trace)
+        return traces
 
     def describe(self) -> str:
         """Say in several lines which memory is reserved, or why nothing is planned."""

@@ -17,10 +17,15 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
+import torch._C._distributed_c10d as _c10d
+import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from memo.artifacts.regular_file import replace_file
 from memo.artifacts.run_log import default_log
 from memo.config import RunConfig
 from memo.config.grid import rank_grid
@@ -28,7 +33,6 @@ from memo.errors import EXIT_FAILED, FileError, MemoError, RankLost, error_line,
 from memo.mesh import Coordinates, Watch, World
 from memo.mesh.presence import CENSUS_S, PULSE_S, Loss, Presence
 from memo.standard_streams import visible
-from memo.train.hang import describe_stacks, write_flight_record
 from memo.train.heartbeat import Heartbeat
 
 GRACE_S = 5.0
@@ -237,9 +241,9 @@ class Watchdog:
         who = "" if self.name is None else f"{self.name}: "
         told = visible(
             f"{who}nothing has happened for {quiet_s:.0f} s in {self._doing}{self._last_message()}"
-            f"{write_flight_record(log, self.rank)}. What every thread does now:"
+            f"{_write_flight_record(log, self.rank)}. What every thread does now:"
         )
-        print(f"{told}\n{describe_stacks()}", file=sys.stderr, flush=True)
+        print(f"{told}\n{_stacks()}", file=sys.stderr, flush=True)
 
     def _end(self) -> None:
         """End the process, because nothing else ends a wait for a message that never comes."""
@@ -255,8 +259,33 @@ class Watchdog:
 
 
 def _name_of(rank: int, host: str, at: Coordinates) -> str:
-    """A rank's name in messages."""
     return f"rank {rank} ({host}, tp {at.tp} cp {at.cp} pp {at.pp} dp {at.dp})"
+
+
+def _stacks() -> str:
+    """The stacks of all Python threads except the calling one, with the most recent call last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            found.append(f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}")
+    return "".join(found)
+
+
+def _write_flight_record(log: str | None, rank: int) -> str:
+    """Write torch's flight record of NCCL; returns words about its file for the end of a message, "" without a record.
+
+    torch keeps the last 2000 messages of each rank (TORCH_FR_BUFFER_SIZE); `torchfrtrace` compares those of all ranks.
+    """
+    if log is None or not dist.is_initialized() or dist.get_backend() != "nccl":
+        return ""
+    path = Path(log).with_suffix(f".flight.rank{rank}.pickle")
+    dump = getattr(_c10d, "_dump_fr_trace", None) or _c10d._dump_nccl_trace  # type: ignore[attr-defined]  # up to 2.12
+    try:
+        replace_file(path, dump())
+    except (OSError, RuntimeError, AttributeError) as error:
+        return f"; torch's flight record could not be written ({error})"
+    return f"; torch's flight record: {path}"
 
 
 def _is_orderly(error: BaseException) -> bool:
