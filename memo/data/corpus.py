@@ -1,12 +1,16 @@
-"""Opens a corpus as the kind of dataset that its facts name, or several corpora as a blend; identifies datasets."""
+"""Opens a corpus as the kind of dataset that its facts name, or several corpora as a blend; identifies datasets, and
+counts their epochs."""
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from memo.artifacts.checksum import checksum_of
+from memo.config import RunConfig
 from memo.config.blend import read_blend
 from memo.config.data import DataConfig
+from memo.config.derived import global_batch_size
 from memo.config.identity import Fact
 from memo.config.split import WHOLE, Part, read_split
 from memo.data.blended import BlendedDataset, Corpus
@@ -39,7 +43,6 @@ def open_corpora(
 
 
 def training_part(data: DataConfig) -> Part:
-    """The part of --data-path that is trained on."""
     return WHOLE if data.split is None else read_split(data.split).train
 
 
@@ -93,3 +96,25 @@ def data_identity(data: DataConfig, dataset: SampleDataset) -> dict[str, Fact]:
         if tokenizer is not None:
             found["tokenizer"] = checksum_of(tokenizer.read_bytes())
     return found
+
+
+def with_epochs(config: RunConfig, world_size: int, dataset: SampleDataset | None = None) -> RunConfig:
+    """Return `config` with train_iters instead of num_epochs, rounded up to a whole step; unchanged without num_epochs.
+
+    `dataset` is read instead of --data-path, if given. Raises ConfigError for one without samples_per_epoch, and the
+    errors of `open_corpora`.
+    """
+    epochs, data = config.training.num_epochs, config.data
+    if epochs is None:
+        return config
+    if dataset is None:
+        words, part = data.data_path or (), training_part(data)
+        dataset = open_corpora("--data-path", words, data, config.training.seed, part)
+    samples = getattr(dataset, "samples_per_epoch", None)
+    if samples is None:
+        raise ConfigError(
+            f"--num-epochs {epochs:g} needs the number of samples, but the given dataset has no samples_per_epoch: add "
+            "it, or give --train-iters"
+        )
+    steps = math.ceil(epochs * samples / global_batch_size(config, world_size))
+    return config.override({"train_iters": steps, "num_epochs": None})

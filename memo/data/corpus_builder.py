@@ -29,14 +29,12 @@ _MOST_TOLD = 5
 
 @dataclass(frozen=True)
 class Reading:
-    """Options for reading inputs. They do not change the corpus, except for unreadable records."""
+    """Options of `memo data build` for reading inputs (memo.cli.data). They do not change the corpus, except for
+    unreadable records. With one worker the tokenizer has its own threads."""
 
     workers: int = 1
-    """Processes that tokenize large inputs; 0: one for each core; 1: the tokenizer's own threads."""
     skip_unreadable: bool = False
-    """Leave out unreadable records and files, count them and name the first; else the first is an error."""
     progress: bool = False
-    """Show a bar if standard error is a terminal."""
 
 
 READING = Reading()
@@ -44,8 +42,6 @@ READING = Reading()
 
 @dataclass(frozen=True)
 class BuildSummary:
-    """The result of a build."""
-
     prefix: Path
     train: CorpusFacts
     evaluation: CorpusFacts | None

@@ -6,9 +6,10 @@ Documents are packed into windows of s + 1 tokens. No document crosses windows, 
     loss             answers of 7                 answers of 2
 
 Attention, positions and loss stay inside documents. The fill is a separate document, without loss. The documents of a
-window are chosen once (memo.data.best_fit), so all epochs have the same samples, each epoch in its own order.
+window are chosen once, so all epochs have the same samples, each epoch in its own order.
 """
 
+from bisect import bisect_left, insort
 from functools import lru_cache
 from typing import ClassVar
 
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 
 from memo.config.data import LongConversations
 from memo.config.identity import Fact
-from memo.data.best_fit import best_fit
 from memo.data.completions import sample_of
 from memo.data.hashing import permutation
 from memo.data.indexed import IndexedDataset
@@ -27,6 +27,35 @@ from memo.errors import ConfigError, DataError
 _GROUP_STREAM, _SAMPLE_STREAM = range(2)
 _CACHED_EPOCHS = 2
 """A global batch can reach from the end of one epoch into the next."""
+
+
+def best_fit(documents: NDArray[np.integer], lengths: NDArray[np.integer], capacity: int) -> list[list[int]]:
+    """The documents of each window, packed by best-fit decreasing: from the longest document on, each goes into the
+    window where it leaves least space; those of equal length in the given order. `lengths`: of all documents by number,
+    none above `capacity`.
+
+    The number of windows is at most 11/9 of the minimum plus 4 (Johnson et al., SIAM J. Comput. 3, 1974).
+    """
+    longest_first = documents[np.argsort(-lengths[documents], kind="stable")]
+    windows: list[list[int]] = []
+    spaces: list[int] = []  # distinct numbers of free tokens in windows, ascending
+    by_space: dict[int, list[int]] = {}  # {number of free tokens: windows}
+    for document in longest_first.tolist():
+        length = int(lengths[document])
+        place = bisect_left(spaces, length)
+        if place == len(spaces):
+            number, left = len(windows), capacity - length
+            windows.append([])
+        else:
+            left = spaces[place] - length
+            number = by_space[spaces[place]].pop()
+            if not by_space[spaces[place]]:
+                del by_space[spaces.pop(place)]
+        windows[number].append(document)
+        if left not in by_space:
+            insort(spaces, left)
+        by_space.setdefault(left, []).append(number)
+    return windows
 
 
 class PackedAnswers:

@@ -245,7 +245,6 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
 
 def _remedy(spec: str) -> str:
-    """The remedy for a missing tokenizer."""
     if spec in PRESETS:
         return f"{spec} is a preset, a shape without a tokenizer: give the directory of the model, or `byte`"
     if hub_name(spec):

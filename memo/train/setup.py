@@ -25,7 +25,7 @@ from memo.config.require import require
 from memo.config.run import HardwareConfig, LoggingConfig
 from memo.config.simulated_world import run_world_size, with_simulated_axes
 from memo.data import PreferencePairs, SampleDataset, Tokenizer
-from memo.data.epochs import with_epochs
+from memo.data.corpus import with_epochs
 from memo.data.find import check_corpora
 from memo.errors import ConfigError, ResourceError, is_first_of_node, is_reporting_rank, tell
 from memo.estimate.admission import admit

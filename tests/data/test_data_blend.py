@@ -14,7 +14,7 @@ from memo.config.grid import rank_grid
 from memo.data import BlendedDataset, GlobalBatchSampler, IndexedDatasetWriter, open_corpora, open_corpus
 from memo.data import blended as order_module
 from memo.data.blended import BlendOrder
-from memo.data.epochs import with_epochs
+from memo.data.corpus import with_epochs
 from memo.parallel.zigzag import token_indices
 from memo.train.feed import Feed
 

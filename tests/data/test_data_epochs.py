@@ -5,8 +5,7 @@ import pytest
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.data import build_corpus
-from memo.data.corpus import open_corpus
-from memo.data.epochs import with_epochs
+from memo.data.corpus import open_corpus, with_epochs
 from memo.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from memo.config.data import DataConfig
 from memo.config.evaluation_run import for_evaluation
 from memo.config.split import documents_of, read_split
 from memo.data import IndexedDataset, IndexedDatasetWriter, MockDataset, open_corpora
-from memo.data.epochs import with_epochs
+from memo.data.corpus import with_epochs
 from memo.errors import ConfigError, DataError
 
 

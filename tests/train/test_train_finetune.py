@@ -18,7 +18,7 @@ from memo.cli import finetune as command
 from memo.cli.main import main
 from memo.config import RunConfig
 from memo.data import IndexedDataset, build_chat
-from memo.data.epochs import with_epochs
+from memo.data.corpus import with_epochs
 from memo.errors import ConfigError
 from memo.report.run_page import run_page
 from memo.train.plan_run import gpu_machine, has_own_layout, plan_run
