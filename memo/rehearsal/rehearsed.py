@@ -10,12 +10,8 @@ from memo.estimate.rank_memory import RankMemory
 
 @dataclass(frozen=True)
 class Waits:
-    """The number of the host's waits for the device in one step at one place.
-
-    Attributes:
-        what: the call of CUDA's runtime that waits.
-        where: the functions of memo on the stack, innermost first.
-    """
+    """The number of the host's waits for the device in one step at one place: `what` is the call of CUDA's runtime that
+    waits, `where` the functions of memo on the stack, innermost first."""
 
     count: Count
     what: str

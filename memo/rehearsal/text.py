@@ -14,13 +14,22 @@ from memo.estimate.unseen_memory import links_of, unseen_memory
 from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.rehearsal.rehearsed import Rehearsed, Steady, Times
 from memo.rehearsal.request import STEADY_STEPS, stand_ins
-from memo.rehearsal.waits import REASONS, reasoned
 from memo.spec.foreseen_kernels import foreseen_kernels
 from memo.spec.slots import slot_dims
 from memo.units import GIB, format_bytes, format_count
 
 NOT_SEEN = "CUDA's context, NCCL's buffers, what cuBLAS and cuDNN take for themselves"
 """Users of GPU memory outside torch's allocator, or in kernels that only a real GPU runs."""
+
+REASONS = {
+    "memo.train.agreement.read_numbers": "loss, gradient norm, stop and failure come to the host together",
+    "memo.executor.states.await_gradients": "the CPU updates what is in host memory: gradients have arrived there (one "
+    "stream), and nobody reads the masters any more (the other)",
+    "memo.executor.states.upload_weights": "the CPU casts masters into one of two stages: its last copy has left it",
+    "memo.executor.layer_states.wait": "the optimizer's thread updates a layer as soon as its gradient has arrived",
+}
+"""Places where the host may wait for the device in a training step that is neither the first nor the last: {function
+of memo that waits or calls a function that waits: reason}. All other waits are unexpected."""
 
 _COLUMN, _WIDTH = 22, 120
 
@@ -130,6 +139,12 @@ def _waits(steady: Steady) -> Iterator[tuple[str, str]]:
     yield "host waits", f"{counts.total()} in a step"
     for told, count in counts.items():
         yield "", f"{count} x {told}"
+
+
+def reasoned(what: str, functions: Sequence[str]) -> str | None:
+    """The entry of REASONS for a wait, by the fields of memo.emulated_gpu.face.HostWait; None if it is unexpected, like
+    all waits for copies from pageable memory."""
+    return None if "pageable" in what else next((name for name in functions if name in REASONS), None)
 
 
 def _plans(run: Run, found: Rehearsed) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Where the host waits for the device in a training step that is neither the first nor the last (memo.rehearsal.waits).
+"""Where the host waits for the device in a training step that is neither the first nor the last (memo.rehearsal.text).
 
 As a program, one rank of several: python steady_steps.py FLOW prints what `steady_waits` found there.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import memo
 from memo.data.sample import Sample, cut_sample
 from memo.emulated_gpu.face import EmulatedGpu
-from memo.rehearsal.waits import REASONS, reasoned
+from memo.rehearsal.text import REASONS, reasoned
 
 READ, ARRIVED, UPLOADED, EARLY = REASONS
 

@@ -11,7 +11,7 @@ from memo.cli.main import main
 from memo.estimate.machines import find_hardware
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.rehearsal.request import emulated_device
-from memo.rehearsal.waits import REASONS
+from memo.rehearsal.text import REASONS
 from memo.units import MIB
 
 SMALL = "--gpu h100-80 --gpus 2 --model llama-tiny --seq-len 16384 --tp 2 --global-batch-size 2 --clip-grad 1e6"
