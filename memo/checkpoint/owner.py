@@ -57,7 +57,6 @@ class Owner:
 
     @classmethod
     def here(cls) -> "Owner":
-        """This process as an owner."""
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(

@@ -34,8 +34,6 @@ CPUS_OF_A_GPU = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
-
     name: str
     state: Literal["ok", "note", "STOPS"]
     """note: a run works, but slower or with less memory; STOPS: a run does not start on these GPUs."""

@@ -36,8 +36,6 @@ _NEEDLE = ReadWith("needle")
 
 @dataclass(frozen=True)
 class _Options:
-    """Options besides those of a run."""
-
     needle: bool = False
     """Hide keys with values in the texts, ask for the values at the end, and print how many are found by distance."""
     num_needles: Annotated[int, _NEEDLE] = 8

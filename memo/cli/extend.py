@@ -1,7 +1,6 @@
 """`memo extend`: extends a Hugging Face model to longer texts: stretches its rotary positions, then trains it.
 
-At the end it prints the perplexity by position of the original model, of the same weights with stretched positions, and
-of the trained model. docs/long_context.md has the whole recipe.
+docs/long_context.md has the whole recipe.
 """
 
 from collections.abc import Sequence
@@ -37,8 +36,6 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class _Options:
-    """Options besides those of a run."""
-
     method: ExtensionMethod = "rope-base"
     """rope-base: a larger base slows the rotation of all dims, most of the slowest; yarn: stretches only slow dims."""
     out: str | None = None

@@ -1,10 +1,7 @@
-"""`memo finetune`: trains a Hugging Face model on conversations, in which only the assistant's answers are learned.
+"""`memo finetune`: trains a Hugging Face model on answers or preferences, from a file of records to SAVE/hf.
 
-With --preference it learns from pairs of a chosen and a rejected answer (memo.train.preference). It renders the data
-with the model's own chat template, holds some out, trains, prints the loss of held-out data before and after, and
-exports to SAVE/hf: the model, or the LoRA adapters if PEFT's files can hold all that was trained. On several GPUs
-`memo.plan` chooses the layout, recomputation and swapping, unless flags do. docs/finetuning.md has the forms of the
-data and the masks.
+SAVE/hf is the model, or the LoRA adapters if PEFT's files can hold all that was trained. docs/finetuning.md has the
+forms of the data and the masks.
 """
 
 import math

@@ -24,8 +24,6 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class _Options:
-    """Options besides those of a run."""
-
     prompt: tuple[str, ...] = ()
     """Texts to continue, one after another."""
     chat: bool = False

@@ -29,8 +29,6 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class _Options:
-    """Options besides those of a run."""
-
     out: str | None = None
     """File for the layer's profile, for --layer-profile of `memo train`."""
     trace_out: str | None = None

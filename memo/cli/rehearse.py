@@ -32,8 +32,6 @@ EXAMPLES = ("memo rehearse --gpu h100-80 --gpus 8 --model gpt-7b --seq-len 256K 
 
 @dataclass(frozen=True)
 class _Options:
-    """Options besides those of a run."""
-
     gpu: Annotated[str | None, Flag(aliases=("hardware",))] = None
     """Machine by name, such as a100-40 or h100-80, or a TOML file of one."""
     gpus: PositiveInt | None = None

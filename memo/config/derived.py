@@ -33,12 +33,7 @@ BYTE_VOCAB_SIZE = 257
 
 @dataclass(frozen=True)
 class LearningRate:
-    """Defaults of --lr and --lr-warmup-iters.
-
-    Attributes:
-        peak: --lr.
-        warmup_part: --lr-warmup-iters is --lr-decay-iters divided by it.
-    """
+    """Defaults: `peak` of --lr; --lr-warmup-iters is --lr-decay-iters divided by `warmup_part`."""
 
     peak: float
     warmup_part: int

@@ -1,8 +1,4 @@
-"""Command-line flags of a run: defaults < preset < TOML < flags.
-
-Every flag is a field name with dashes (underscores work too). A refused flag, file or configuration ends with one
-message and exit status 2.
-"""
+"""Command-line flags of a run: defaults < preset < TOML < flags."""
 
 import dataclasses
 import os
@@ -71,7 +67,7 @@ _OF_RUN = ("vocab_size", "lora_alpha", "lora_use_rslora", *CHOICES_OF_TRAINED)
 
 @dataclass(frozen=True)
 class _Sources:
-    """Sources of the values that no flag gives: defaults < preset < TOML < flags."""
+    """Sources of the values that no flag gives."""
 
     model: Annotated[
         str | None,

@@ -44,7 +44,6 @@ class TensorNames:
 def _mlp(
     ours: str, theirs: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> dict[str, str]:
-    """The three matrices of a gated MLP."""
     return {f"{ours}.gate": f"{theirs}.{gate}", f"{ours}.up": f"{theirs}.{up}", f"{ours}.fc2": f"{theirs}.{down}"}
 
 

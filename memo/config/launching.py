@@ -51,12 +51,8 @@ def check_ranks(
 
 
 def require_started(parallel: ParallelConfig, prog: str, argv: Sequence[str]) -> None:
-    """Raises ConfigError, with the torchrun command, where one copy of the model needs several ranks and nothing has
-    started this process.
-
-    Args:
-        prog, argv: of this program, as `torchrun` takes them.
-    """
+    """Raises ConfigError, with the torchrun command of this program (`prog`, `argv`), where one copy of the model needs
+    several ranks and nothing has started this process."""
     needed = wanted_ranks(parallel)
     where = "" if needed <= GPUS_PER_NODE else ", on each node (docs/launching.md)"
     require(

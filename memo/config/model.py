@@ -239,7 +239,6 @@ class ModelConfig:
 
     @property
     def attention_scale(self) -> float:
-        """The factor on scores of attention."""
         mscale = 1.0 + self.mscale_all_dim * (attention_factor_of(self.rope_scaling_factor) - 1.0)
         return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5) * mscale**2
 

@@ -39,11 +39,8 @@ def choose_model(config: RunConfig, model: str | os.PathLike[str] | ModelConfig)
 
 
 def model_error(name: str, *, config_is_enough: bool = False) -> ConfigError:
-    """The error about `name`, which is no preset and no directory with a config.json.
-
-    Args:
-        config_is_enough: whether only the shape is asked for, which config.json has, and not the weights.
-    """
+    """The error about `name`, which is no preset and no directory with a config.json; `config_is_enough`: whether only
+    the shape is asked for, which config.json has, and not the weights."""
     return ConfigError(f"--model {name}: {model_problem(name, config_is_enough=config_is_enough)}")
 
 

@@ -37,11 +37,8 @@ def panels(
 ) -> tuple[Any, list[Any]]:
     """Return a figure and its axes, one below another, in the style of all drawings of memo.
 
-    The figure is not registered with pyplot, which would keep it alive.
-
-    Args:
-        what: the name of the drawing for the message if matplotlib is missing.
-        heights: heights of the axes, relative to each other.
+    The figure is not registered with pyplot, which would keep it alive. `what`: the name of the drawing for the message
+    if matplotlib is missing; `heights`: of the axes, relative to each other.
     """
     try:
         from matplotlib import rc_context

@@ -42,13 +42,8 @@ class SwapSpan:
         The number of a section follows the number of its layer.
         """
         op = self.step.op
-        return f"{op.kind if self.row in ('compute', 'wait') else ''}{':'.join(map(str, self.place))}"
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        """(microbatch, layer), and the section if there is one."""
-        op = self.step.op
-        return (op.microbatch, op.layer) if op.section is None else (op.microbatch, op.layer, op.section)
+        place = (op.microbatch, op.layer) if op.section is None else (op.microbatch, op.layer, op.section)
+        return f"{op.kind if self.row in ('compute', 'wait') else ''}{':'.join(map(str, place))}"
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,6 @@ def pci_address(device: torch.device) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the GPU, or of the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
 
 

@@ -34,7 +34,6 @@ class History:
         self._is_last_extra = False
 
     def add(self, record: StepRecord) -> None:
-        """Add the record of the next step."""
         if self._is_last_extra:
             self.records.pop()
         self._is_last_extra = self.num_steps % self._every != 0

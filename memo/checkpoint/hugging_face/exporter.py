@@ -62,8 +62,6 @@ _REMEDY = "give the config.toml of the run that saved it with --config"
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of `export_checkpoint`."""
-
     path: Path
     architecture: str
     files: list[str]

@@ -29,8 +29,6 @@ from memo.errors import CheckpointError, writing
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of `import_checkpoint`."""
-
     path: Path
     num_weights: int
     companions: list[str]
