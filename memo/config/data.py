@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from memo.config.blend import read_blend
 from memo.config.flag import TOKENS, Flag, PositiveInt, ReadWith
 from memo.config.split import read_split
 
@@ -41,6 +42,11 @@ class DataConfig:
     reference_log_probs: Annotated[str | None, ReadWith("preference", use="--preference dpo")] = None
     """File of the log-probs of the pairs under the reference; the run writes it before its first step if it is missing.
     Needed where more than LoRA's adapters is trained."""
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefixes of the corpora of data-path. Raises ConfigError for words that are no blend."""
+        return () if self.data_path is None else read_blend("--data-path", self.data_path).prefixes
 
     @property
     def holds_out(self) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, read_text
 from memo.config import RunConfig
-from memo.config.blend import read_blend
 from memo.data.chat_template import ChatTemplate
 from memo.data.tokenizer import ByteTokenizer
 from memo.errors import ConfigError, DataError
@@ -103,9 +102,8 @@ def load_run_template(config: RunConfig, special_texts: Sequence[str], given: st
 
     Raises ConfigError if there is none, and the errors of `load_chat_template`.
     """
-    words, pretrained = config.data.data_path, config.checkpoint.pretrained_checkpoint
-    prefixes = () if words is None else read_blend("--data-path", words).prefixes
-    learned = (f"{prefix}{TEMPLATE_SUFFIX}" for prefix in prefixes)
+    pretrained = config.checkpoint.pretrained_checkpoint
+    learned = (f"{prefix}{TEMPLATE_SUFFIX}" for prefix in config.data.prefixes)
     found = given or next(filter(os.path.exists, learned), None)
     source = pretrained or config.data.tokenizer
     if source is None and found is None:

@@ -89,12 +89,10 @@ def data_identity(data: DataConfig, dataset: SampleDataset) -> dict[str, Fact]:
     describe = getattr(dataset, "identity", None)
     if describe is not None:
         found |= describe()
-    if data.data_path is not None:
-        prefixes = read_blend("--data-path", data.data_path).prefixes
-        tokenizers = (Path(f"{prefix}{TOKENIZER_SUFFIX}") for prefix in prefixes)
-        tokenizer = next(filter(Path.is_file, tokenizers), None)  # all corpora of a blend have the same tokenizer
-        if tokenizer is not None:
-            found["tokenizer"] = checksum_of(tokenizer.read_bytes())
+    tokenizers = (Path(f"{prefix}{TOKENIZER_SUFFIX}") for prefix in data.prefixes)
+    tokenizer = next(filter(Path.is_file, tokenizers), None)  # all corpora of a blend have the same tokenizer
+    if tokenizer is not None:
+        found["tokenizer"] = checksum_of(tokenizer.read_bytes())
     return found
 
 

@@ -23,9 +23,8 @@ _MOST_FILES = 10_000
 def check_corpora(config: RunConfig) -> None:
     """Raises DataError for a missing corpus of the configuration, with a remedy."""
     data, model = config.data, config.checkpoint.pretrained_checkpoint
-    if data.data_path is not None:
-        for prefix in read_blend("--data-path", data.data_path).prefixes:
-            check_prefix("--data-path", prefix, model)
+    for prefix in data.prefixes:
+        check_prefix("--data-path", prefix, model)
     for words in () if data.eval_data_path is None else read_eval_sets(data.eval_data_path).values():
         for prefix in read_blend("--eval-data-path", words).prefixes:
             check_prefix("--eval-data-path", prefix, model)

@@ -44,8 +44,7 @@ def check_learned(config: RunConfig, has_pairs: bool, source: str) -> None:
 
 def check_corpora_learned(config: RunConfig) -> None:
     """Call `check_learned` for the corpora of --data-path, which must exist."""
-    words = config.data.data_path
-    for prefix in () if words is None else read_blend("--data-path", words).prefixes:
+    for prefix in config.data.prefixes:
         check_learned(config, _holds_pairs(prefix), f"--data-path {prefix}")
 
 

@@ -175,7 +175,7 @@ def tokenizer_of(config: RunConfig, has_texts: bool = False) -> Tokenizer | None
     theirs = load_tokenizer(pretrained) if pretrained and os.path.exists(f"{pretrained}/tokenizer.json") else None
     if words is None:
         return theirs
-    prefixes = read_blend("--data-path", words).prefixes
+    prefixes = config.data.prefixes
     named = {prefix: load_corpus_tokenizer(prefix) for prefix in prefixes if os.path.exists(f"{prefix}.json")}
     for prefix, corpus in named.items():
         _check_alike(*next(iter(named.items())), prefix, corpus)

@@ -10,7 +10,6 @@ from memo.checkpoint.directory import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.hugging_face.load import open_pretrained
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.config import RunConfig
-from memo.config.blend import read_blend
 from memo.config.hugging_face import CONFIG_FILE, has_weights, read_config
 from memo.config.model import ModelConfig
 from memo.data import BPETokenizer, ByteTokenizer
@@ -93,8 +92,7 @@ def _has_any(directory: Path, names: Sequence[str]) -> bool:
 
 def _keep_of_data(config: RunConfig, target: Path) -> None:
     """Keep the chat template of the run's conversations, and the run's tokenizer if the model has none."""
-    words, tokenizer = config.data.data_path, config.data.tokenizer
-    prefixes = () if words is None else read_blend("--data-path", words).prefixes  # all of one tokenizer
+    prefixes, tokenizer = config.data.prefixes, config.data.tokenizer  # all prefixes are of one tokenizer
     template = next((path for prefix in prefixes if (path := Path(f"{prefix}{TEMPLATE_SUFFIX}")).exists()), None)
     if template is not None:
         copy_file(template, target / LEARNED_TEMPLATE)
