@@ -86,11 +86,10 @@ class ProfileKey:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def differences(self, other: "ProfileKey") -> list[tuple[str, object, object]]:
-        """(field, own value, value of `other`) of every field that differs."""
-        names = [field.name for field in dataclasses.fields(self)]
-        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
-        return [pair for pair in pairs if pair[1] != pair[2]]
+    def differences(self, other: "ProfileKey") -> str:
+        """The fields that differ, with the own value as that "there" and that of `other` as that "here"; or empty."""
+        pairs = [(name, value, getattr(other, name)) for name, value in vars(self).items()]
+        return "; ".join(f"{name} is {there!r} there and {here!r} here" for name, there, here in pairs if there != here)
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,9 @@ class Rehearsal:
             num_device_mallocs=counts.get("cudaMalloc", 0) + counts.get("cuMemCreate", 0),
             num_alloc_retries=stats["num_alloc_retries"] - num_retries,
             waits=tuple(Waits(count, wait.what, wait.functions) for wait, count in waits.items()),
-            times=_times(record) if gpu.is_timed else None,
+            times=Times(record.step_time_s, record.tgs, record.mfu_percent, record.hidden_share)
+            if gpu.is_timed
+            else None,
         )
         self._update(steady=steady, planned=_planned(trainer))
         if self.trace_out is not None:
@@ -162,10 +164,6 @@ def _prepared(config: RunConfig) -> tuple[Prepared, str | None]:
         return prepare(config), None
     except ResourceError as error:
         return prepare(config, must_fit=False), str(error)
-
-
-def _times(record: StepRecord) -> Times:
-    return Times(record.step_time_s, record.tgs, record.mfu_percent, record.hidden_share)
 
 
 def _planned(trainer: Trainer) -> Planned | None:

@@ -36,10 +36,9 @@ def layer_profile(
     place = {name: getattr(key, name) for name in _OF_THE_PLACE}
     differences = dataclasses.replace(profile.key, **place).differences(key)
     if differences:
-        listed = "; ".join(f"{name} is {there!r} there and {here!r} here" for name, there, here in differences)
         raise ConfigError(
-            f"--layer-profile {given} was not measured for this run: {listed}: give one of the same layer, or leave it "
-            "out, and the cost model foresees the times"
+            f"--layer-profile {given} was not measured for this run: {differences}: give one of the same layer, or "
+            "leave it out, and the cost model foresees the times"
         )
     return dataclasses.replace(profile, key=key)
 

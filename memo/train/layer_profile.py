@@ -110,10 +110,9 @@ def given_profile(config: RunConfig, device: torch.device) -> LayerProfile | Non
     profile = LayerProfile.load(path)
     differences = profile.key.differences(profile_key(config, device))
     if differences:
-        listed = "; ".join(f"{name} is {there!r} there and {here!r} here" for name, there, here in differences)
         raise ConfigError(
-            f"--layer-profile {path} was not measured for this run: {listed}: run `memo profile --out {path}` with "
-            "the flags of this run, or leave --layer-profile out"
+            f"--layer-profile {path} was not measured for this run: {differences}: run `memo profile --out {path}` "
+            "with the flags of this run, or leave --layer-profile out"
         )
     return profile
 

@@ -89,8 +89,9 @@ def test_every_field_of_a_key_counts() -> None:
     keys = [dataclasses.replace(KEY, **{f.name: changed[f.type]}) for f in dataclasses.fields(KEY)]  # type: ignore[index]
     assert len({key.digest for key in [KEY, *keys]}) == len(keys) + 1
     for field, key in zip(dataclasses.fields(KEY), keys, strict=True):
-        assert KEY.differences(key) == [(field.name, getattr(KEY, field.name), getattr(key, field.name))]
-    assert dataclasses.replace(KEY).digest == KEY.digest and KEY.differences(dataclasses.replace(KEY)) == []
+        there, here = (getattr(each, field.name) for each in (KEY, key))
+        assert KEY.differences(key) == f"{field.name} is {there!r} there and {here!r} here"
+    assert dataclasses.replace(KEY).digest == KEY.digest and not KEY.differences(dataclasses.replace(KEY))
 
 
 def test_where_profiles_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
