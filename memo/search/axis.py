@@ -6,9 +6,10 @@ from there, because small numbers are slow as well.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cache
 from itertools import chain, takewhile
+from typing import NamedTuple
 
 from memo.config.derived import SWEPT_TOKENS
 from memo.errors import ConfigError
@@ -61,24 +62,28 @@ class Axis:
     def last_fast(self, high: int, min_tgs: float) -> tuple[int, int]:
         """Return the last number below `high` that trains at `min_tgs`, and the next one; (0, 1) if there is none.
 
-        `high` itself is too slow.
+        `high` itself is too slow. A layout that is the fastest for one number often is for others too. So those found
+        so far are tried first, and all layouts only for the number after the last one that is fast with these.
         """
+        known = self.fastest(high).layouts
 
         def is_fast(number: int) -> bool:
-            return self.fastest(number, min_tgs)[0] >= min_tgs
+            return any(fastest(each, min_tgs, known).tgs >= min_tgs for each in self.questions(number))
 
         low = _below(high)
-        while low and not is_fast(low):
+        while low and not is_fast(low) and self.fastest(low).tgs < min_tgs:
             low, high = _below(low), low
-        return self._between(is_fast, low, high) if low else (0, high)
+        if not low:
+            return 0, high
+        while True:
+            low, beyond = self._between(is_fast, low, high)
+            if beyond == high or self.fastest(beyond).tgs < min_tgs:
+                return low, beyond
+            known, low = known | self.fastest(beyond).layouts, beyond
 
-    def _find_fastest(self, number: int, least_tgs: float = 0.0) -> tuple[float, Question]:
-        """Return (tokens per GPU and second, question) of the fastest alternative.
-
-        If no alternative reaches `least_tgs`, the answer comes sooner, and its speed may be 0.
-        """
-        found = ((speed(question, least_tgs), question) for question in self.questions(number))
-        return max(found, key=lambda pair: pair[0])
+    def _find_fastest(self, number: int) -> "Fastest":
+        """Return the fastest layout for the fastest alternative."""
+        return max(map(fastest, self.questions(number)), key=lambda found: found.tgs)
 
     def _between(self, holds: Callable[[int], bool], low: int, high: int) -> tuple[int, int]:
         """Bisect between `low`, which holds, and `high`, which does not; return both as neighbours."""
@@ -94,14 +99,24 @@ def _below(number: int) -> int:
     return 1 << (number - 1).bit_length() - 1 if number > 1 else 0
 
 
-def speed(question: Question, least_tgs: float = 0.0) -> float:
-    """Return the tokens per GPU and second of the fastest layout that fits; 0 if none fits.
+class Fastest(NamedTuple):
+    """The fastest layout of a question, and its tokens per GPU and second; no layout and 0 if none fits."""
 
-    If this speed is less than `least_tgs`, the answer comes sooner, and may also be 0.
+    question: Question
+    layouts: frozenset[Layout]
+    tgs: float
+
+
+def fastest(question: Question, least_tgs: float = 0.0, among: Container[Layout] | None = None) -> Fastest:
+    """Return the fastest layout that fits, `among` some layouts or all.
+
+    If its speed is less than `least_tgs`, the answer comes sooner, and may also be that none fits.
     """
     below_s = (1.0 + _ROUNDING) * question.tokens / question.gpus / least_tgs if least_tgs else math.inf
-    best = search(question, top=1, below_s=below_s).best
-    return 0.0 if best is None else best.step.tgs
+    best = search(question, top=1, below_s=below_s, among=among).best
+    if best is None:
+        return Fastest(question, frozenset(), 0.0)
+    return Fastest(question, frozenset((best.layout,)), best.step.tgs)
 
 
 def too_slow(what: str, tgs: float, min_tgs: float) -> str:

@@ -21,7 +21,7 @@ from typing import Literal
 from memo.config import ModelConfig
 from memo.config.check_model import check_model
 from memo.errors import ConfigError
-from memo.search.axis import Axis, shortage_of, speed, too_slow
+from memo.search.axis import Axis, shortage_of, too_slow
 from memo.search.plan import Largest
 from memo.search.question import PlannedModel, Question
 from memo.spec.parameters import layer_parameters
@@ -59,12 +59,11 @@ def largest(question: Question, family: Family | None, min_tgs: float | None = N
     count, beyond = axis.last_fitting(stride=_STRIDE)
     found = (axis.fitting(count) if count else None) or axis.questions(1)[0]
     unclipped, limit = found, ""
-    if count and min_tgs is not None and axis.fastest(count, min_tgs)[0] < min_tgs:
-        slow, fitting = count, found
-        count, beyond = axis.last_fast(slow, min_tgs)
-        found = unclipped = axis.fastest(count, min_tgs)[1] if count else axis.questions(1)[0]
-        tgs, too_large = (speed(fitting), fitting) if beyond == slow else axis.fastest(beyond)
-        limit = too_slow(f"{format_count(too_large.model.shape.parameters)} parameters", tgs, min_tgs)
+    if count and min_tgs is not None and axis.fastest(count).tgs < min_tgs:
+        count, beyond = axis.last_fast(count, min_tgs)
+        found = unclipped = axis.fastest(count).question if count else axis.questions(1)[0]
+        slow = axis.fastest(beyond)
+        limit = too_slow(f"{format_count(slow.question.model.shape.parameters)} parameters", slow.tgs, min_tgs)
     elif count and question.place_states != "never":  # else gradients never wait in host memory
         loose = Axis(lambda steps: [replace(each, clip_grad=0.0) for each in axis.questions(steps)])
         unclipped = loose.fitting(loose.last_fitting(count, _STRIDE)[0]) or found

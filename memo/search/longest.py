@@ -26,14 +26,14 @@ def longest(question: Question, min_tgs: float | None = None) -> Longest:
     unit = length_unit(question.gpus)
     low, high, asked = _last_fitting(question, unit)
     axis = _lengths(question, unit)
-    if min_tgs is None or not low or axis.fastest(low, min_tgs)[0] >= min_tgs:
+    if min_tgs is None or not low or axis.fastest(low).tgs >= min_tgs:
         return Longest(low * unit, (high - low) * unit, _limit(asked, high * unit))
     slow = low
     low, high = axis.last_fast(slow, min_tgs)
     numbers, what = [high], f"{high * unit:,} tokens"
     if not low:
         numbers, what = [slow, *(1 << power for power in range((slow - 1).bit_length()))], "all lengths"
-    tgs = max(axis.fastest(number)[0] for number in numbers)
+    tgs = max(axis.fastest(number).tgs for number in numbers)
     return Longest(low * unit, (high - low) * unit, too_slow(what, tgs, min_tgs))
 
 

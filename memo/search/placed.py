@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import inf
 from typing import get_args
 
 from memo.config.derived import SWEPT_TOKENS
@@ -52,13 +53,16 @@ def costs_of(question: Question, layout: Layout, strategy: Strategy, leaves_room
     return Costs(config, question.gpus, question.hardware, limits)
 
 
-def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None) -> Timed | None:
-    """Return the fastest placement under the activations and the sharding of a strategy; None if none fits.
+def placed(
+    question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None, below_s: float = inf
+) -> Timed | None:
+    """Return the fastest placement under the activations and the sharding of a strategy; None if none fits, or if a
+    step takes `below_s` or more with all of them.
 
     If some placements leave room for memory that torch does not see, the fastest of them is returned.
     """
     roomy = costs_of(question, layout, strategy, leaves_room=True)
-    found = place(roomy if fits(roomy) else costs or costs_of(question, layout, strategy))
+    found = place(roomy if fits(roomy) else costs or costs_of(question, layout, strategy), below_s)
     if found is None:
         return None
     moved = found.use.moved

@@ -132,11 +132,17 @@ def answer(
         biggest, asked = largest(question, family, min_tgs)
         if not biggest.parameters:
             return Plan(asked, (), (), (), 0, 0, largest=biggest)
-        return replace(search(asked, top=top, everything=everything), largest=biggest)
+        return replace(_fast(search(asked, top=top, everything=everything), min_tgs), largest=biggest)
     found = longest(question, min_tgs)
     if not found.seq_len:
         return Plan(question, (), (), (), 0, 0, found)
-    return replace(search(question.at_length(found.seq_len), top=top, everything=everything), longest=found)
+    ranked = search(question.at_length(found.seq_len), top=top, everything=everything)
+    return replace(_fast(ranked, min_tgs), longest=found)
+
+
+def _fast(ranked: Plan, min_tgs: float | None) -> Plan:
+    """Leave out the choices that train with fewer than `min_tgs` tokens per GPU and second."""
+    return replace(ranked, choices=tuple(each for each in ranked.choices if each.step.tgs >= (min_tgs or 0.0)))
 
 
 def plans_by_length(question: Question, tell: Tell = lambda what: None) -> list[Plan]:

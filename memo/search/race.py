@@ -9,7 +9,7 @@ So the memory of slow layouts is never counted, and no faster candidate is misse
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import count
@@ -67,8 +67,10 @@ class Race:
     candidates whose memory was counted; `fitting` are those that fit and whose bound was not above the results found
     before."""
 
-    def __init__(self, question: Question, everything: bool = False) -> None:
-        """`everything`: try given alphas too, and rank each candidate instead of the best of each grid."""
+    def __init__(self, question: Question, everything: bool = False, among: Container[Layout] | None = None) -> None:
+        """`everything`: try given alphas too, and rank each candidate instead of the best of each grid; `among`: the
+        layouts that take part, None: all."""
+        self._among = among
         self.question, self.everything, self.bounds = question, everything, Bounds(question)
         self.num_looked_at, self.fitting = 0, set[tuple[Layout, Strategy]]()
         self.judged: dict[Layout, dict[Strategy, Sized]] = {}
@@ -92,6 +94,8 @@ class Race:
         for grid, why in self.grids:
             ways = (KEEP, AUTO) if grid.tp > 1 else (KEEP,)
             for layout in () if why else layouts_of(self.question, grid):
+                if self._among is not None and layout not in self._among:
+                    continue
                 found.append((min(least_s(layout, way) for way in ways), layout))
         return found
 
@@ -244,7 +248,7 @@ class Race:
         if costs is None:
             self._short_of.setdefault(layout, costs_of(self.question, layout, strategy))
         elif least_s(costs, bound_s) < limit_s:
-            found = placed(self.question, layout, strategy, costs)
+            found = placed(self.question, layout, strategy, costs, limit_s)
             if found is not None:
                 yield found
 

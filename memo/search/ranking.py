@@ -7,6 +7,7 @@ unsure and faster            -> shown; if faster by more than TRIAL_GAIN, as the
 nothing fits                 -> ZeRO-2, ZeRO-3 and states in host memory are tried
 """
 
+from collections.abc import Container
 from math import inf
 
 from memo.estimate.time_errors import TIE_SHARE
@@ -26,12 +27,20 @@ ENOUGH_SHARE = 0.1
 wrong by 3 GiB at most (NCCL issue 1685: 4.34 GB where 1.06 were expected); more room is no reason for a slower plan."""
 
 
-def search(question: Question, *, top: int = 10, everything: bool = False, below_s: float = inf) -> Plan:
+def search(
+    question: Question,
+    *,
+    top: int = 10,
+    everything: bool = False,
+    below_s: float = inf,
+    among: Container[Layout] | None = None,
+) -> Plan:
     """Return the `top` best grids that fit, or `everything` that fits. Raises ConfigError for a machine without bf16.
 
-    `below_s`: if states must move, only steps shorter than this are searched for, which is quicker.
+    `below_s`: if states must move, only steps shorter than this are searched for, which is quicker. `among`: the
+    layouts that are tried; None: all.
     """
-    race = Race(question, everything)
+    race = Race(question, everything, among)
     fastest = race.run(inf if everything else top)
     if not everything:
         fastest = sorted((_refined(race, choice) for choice in fastest), key=step_s)

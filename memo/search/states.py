@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import inf
 from typing import NamedTuple
 
 from memo.estimate.state_memory import accumulates_whole
@@ -46,8 +47,12 @@ class Placed(NamedTuple):
     step: StepPrediction
 
 
-def place(costs: Costs) -> Placed | None:
-    """Return the fastest placement; None if none fits."""
+def place(costs: Costs, below_s: float = inf) -> Placed | None:
+    """Return the fastest placement; None if none fits, or if a step takes `below_s` or more with all of them.
+
+    A placement is not simulated if its estimate is too long already: in thousands of simulations none took less than
+    `Costs.rough_s`.
+    """
     if costs.holds(costs.none, costs.uses[0]):  # everything stays
         return _simulated(costs.none, costs.uses[0])
     ranked = sorted(starts(costs), key=partial(_rank, costs))
@@ -55,12 +60,12 @@ def place(costs: Costs) -> Placed | None:
     found: Placed | None = None
     best = sorted(costs.seen, key=partial(_rank, costs))[:_BEST]
     for placement in dict.fromkeys([costs.none, *ends, *best]):
-        use = costs.best_use(placement)[1]
-        if use is None:
+        rough_s, use = costs.best_use(placement)
+        if use is None or rough_s >= below_s:
             continue
         placed = _simulated(placement, use)
-        if found is None or placed.step.step_time_s < found.step.step_time_s:
-            found = placed
+        if placed.step.step_time_s < below_s:
+            found, below_s = placed, placed.step.step_time_s
     return found
 
 
