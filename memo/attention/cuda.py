@@ -41,28 +41,14 @@ class CudnnSdpa(AttentionBackend):
         return placed(found, out), lse.view(q.shape[:3])
 
     def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, out, lse = saved
-        if q.shape[2] == k.shape[2] == 1:
+        s_q, s_k, lse = saved.q.shape[2], saved.k.shape[2], saved.lse.contiguous()
+        if s_q == s_k == 1:
             return self._of_one_token.backward(grad_out, saved, causal, scale)
-        lse = lse.contiguous()
-        seed = torch.zeros((), dtype=torch.int64, device=q.device)  # read only with dropout
+        lse = lse.unsqueeze(-1) if self._lse_dims == 4 else lse
+        seed = torch.zeros((), dtype=torch.int64, device=lse.device)  # read only with dropout
+        options = (seed, seed, None, None, None, s_q, s_k, _NO_DROPOUT, causal)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            grad_out,
-            q,
-            k,
-            v,
-            out,
-            lse.unsqueeze(-1) if self._lse_dims == 4 else lse,
-            seed,
-            seed,
-            None,
-            None,
-            None,
-            q.shape[2],
-            k.shape[2],
-            _NO_DROPOUT,
-            causal,
-            scale=scale,
+            grad_out, *saved[:4], lse, *options, scale=scale
         )
         return dq, dk, dv
 
@@ -88,24 +74,10 @@ class FlashSdpa(VarlenBackend):
         return placed(found, out), lse
 
     def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, out, lse = saved
-        rng_state, unused = unused_rng(q.device)
+        lengths = saved.q.shape[2], saved.k.shape[2]
+        options = (None, None, *lengths, _NO_DROPOUT, causal, *unused_rng(saved.q.device))
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad_out,
-            q,
-            k,
-            v,
-            out,
-            lse.contiguous(),
-            None,
-            None,
-            q.shape[2],
-            k.shape[2],
-            _NO_DROPOUT,
-            causal,
-            rng_state,
-            unused,
-            scale=scale,
+            grad_out, *saved[:4], saved.lse.contiguous(), *options, scale=scale
         )
         return dq, dk, dv
 
@@ -128,25 +100,10 @@ class FlashSdpa(VarlenBackend):
     def backward_varlen(
         self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, out, lse = saved
-        boundaries, longest = boundaries_on(cu_seqlens, q.device)
-        rng_state, unused = unused_rng(q.device)
+        boundaries, longest = boundaries_on(cu_seqlens, grad_out.device)
+        options = (boundaries, boundaries, longest, longest, _NO_DROPOUT, True, *unused_rng(grad_out.device))
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            grad_out,
-            q,
-            k,
-            v,
-            out,
-            lse.contiguous(),
-            boundaries,
-            boundaries,
-            longest,
-            longest,
-            _NO_DROPOUT,
-            True,
-            rng_state,
-            unused,
-            scale=scale,
+            grad_out, *saved[:4], saved.lse.contiguous(), *options, scale=scale
         )
         return dq, dk, dv
 

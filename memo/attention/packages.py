@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -39,21 +40,10 @@ class FlashAttn(VarlenBackend):
         return placed(found.transpose(1, 2), out), lse
 
     def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, out = (x.transpose(1, 2) for x in saved[:4])
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        self._lib._flash_attn_backward(
-            grad_out.transpose(1, 2),
-            q,
-            k,
-            v,
-            out,
-            saved.lse.contiguous(),
-            dq,
-            dk,
-            dv,
-            **self._options(causal, scale),
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
+        tensors = [x.transpose(1, 2) for x in (grad_out, *saved[:4])]
+        dq, dk, dv = grads = _like(tensors[1:4])
+        options = {**self._options(causal, scale), "deterministic": torch.are_deterministic_algorithms_enabled()}
+        self._lib._flash_attn_backward(*tensors, saved.lse.contiguous(), *grads, **options)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
     def forward_varlen(
@@ -66,39 +56,18 @@ class FlashAttn(VarlenBackend):
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         boundaries, longest = boundaries_on(cu_seqlens, q.device)
-        found, lse, *_ = self._lib._flash_attn_varlen_forward(
-            q,
-            k,
-            v,
-            boundaries,
-            boundaries,
-            longest,
-            longest,
-            **self._options(True, scale),
-            return_softmax=False,
-        )
+        ends, options = (boundaries, boundaries, longest, longest), self._options(True, scale)
+        found, lse, *_ = self._lib._flash_attn_varlen_forward(q, k, v, *ends, **options, return_softmax=False)
         return placed(found, out), lse
 
     def backward_varlen(
         self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         boundaries, longest = boundaries_on(cu_seqlens, grad_out.device)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in saved[:3])
-        self._lib._flash_attn_varlen_backward(
-            grad_out,
-            *saved[:4],
-            saved.lse.contiguous(),
-            dq,
-            dk,
-            dv,
-            boundaries,
-            boundaries,
-            longest,
-            longest,
-            **self._options(True, scale),
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
-        return dq, dk, dv
+        ends, grads = (boundaries, boundaries, longest, longest), _like(saved[:3])
+        options = {**self._options(True, scale), "deterministic": torch.are_deterministic_algorithms_enabled()}
+        self._lib._flash_attn_varlen_backward(grad_out, *saved[:4], saved.lse.contiguous(), *grads, *ends, **options)
+        return grads
 
     def _options(self, causal: bool, scale: float) -> dict[str, Any]:
         return {
@@ -180,10 +149,9 @@ class FlashAttn3(_OneFunction):
         return found, lse
 
     def _backward(self, grad_out: Tensor, saved: Saved, causal: bool, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in saved[:3])
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        self._ops.bwd(grad_out, *saved, dq, dk, dv, is_causal=causal, deterministic=deterministic, **options)
-        return dq, dk, dv
+        grads, deterministic = _like(saved[:3]), torch.are_deterministic_algorithms_enabled()
+        self._ops.bwd(grad_out, *saved, *grads, is_causal=causal, deterministic=deterministic, **options)
+        return grads
 
 
 class FlashAttn4(_OneFunction):
@@ -265,6 +233,12 @@ def _require(module: str, backend: str, package: str) -> ModuleType:
             f"attention_backend is {backend!r}, but {module} cannot be imported ({error}); "
             f"install {package}, or use 'auto'"
         ) from error
+
+
+def _like(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Contiguous memory for the gradients of q, k and v."""
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs)
+    return dq, dk, dv
 
 
 def _documents(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
