@@ -40,20 +40,16 @@ _TUNED_TOKENS = 4096
 """Enough to fill a GPU with chunks of one head."""
 
 
-def choose_delta(
-    name: str, device_type: str, dtype: torch.dtype, head_dim: int, capability: tuple[int, int] | None = None
-) -> AttentionChoice:
+def choose_delta(name: str, device_type: str, dtype: torch.dtype, head_dim: int) -> AttentionChoice:
     """Choose the kernels for `name` (auto, torch or fla) on `device_type`, and give the reason.
 
-    "auto" is fla if it can run. `capability` defaults to that of the current device.
-
-    Raises ConfigError for fla if it cannot run.
+    "auto" is fla if it can run. Raises ConfigError for fla if it cannot run.
     """
     if device_type == "cpu" and name != "fla":
         return AttentionChoice("torch", "the one rule of this device")
     if name == "torch":
         return AttentionChoice("torch", "--delta-backend")
-    problem = _problem(device_type, dtype, head_dim, capability)
+    problem = _problem(device_type, dtype, head_dim)
     if name == "fla" and problem is not None:
         raise ConfigError(f"--delta-backend is 'fla', but {problem}; or use --delta-backend auto")
     if problem is not None:
@@ -63,10 +59,7 @@ def choose_delta(
 
 def select_delta(name: str) -> type[DeltaNet]:
     """Return the DeltaNet that uses the kernels of this name, as `choose_delta` gave it; "auto" is torch's."""
-    if name != "fla":
-        return DeltaNet
-    _fla()
-    return FlaDeltaNet
+    return FlaDeltaNet if name == "fla" else DeltaNet
 
 
 @cache
@@ -85,7 +78,7 @@ def tune(heads: int, key_heads: int, head_dim: int, dtype: torch.dtype, device: 
     backward(net, out, mixed, carry, place, Gradients(torch.empty_like(mixed), torch.zeros_like(carry), *sums))
 
 
-def _problem(device_type: str, dtype: torch.dtype, head_dim: int, capability: tuple[int, int] | None) -> str | None:
+def _problem(device_type: str, dtype: torch.dtype, head_dim: int) -> str | None:
     """Return why fla cannot run, with the remedy; None if it can."""
     version, triton = _version("fla-core"), _version("triton")
     if device_type != "cuda":
@@ -102,7 +95,7 @@ def _problem(device_type: str, dtype: torch.dtype, head_dim: int, capability: tu
     if triton is None:
         return "Triton is not installed: pip install triton"
     first, fixed = _WRONG_ON_HOPPER
-    is_hopper = (capability or torch.cuda.get_device_capability())[0] == _HOPPER
+    is_hopper = torch.cuda.get_device_capability()[0] == _HOPPER
     if is_hopper and first <= triton < fixed and util.find_spec("tilelang") is None:
         return (
             f"it refuses Triton {_dotted(triton)} on GPUs of compute capability 9.0, where that computes wrong "
@@ -165,15 +158,14 @@ class FlaDeltaNet(DeltaNet):
     def groups(self, mixed: Tensor, place: Place) -> list[tuple[slice, Any]]:
         """The groups of a DeltaNet, cut so that each has few documents, because each document takes a matrix for each
         head. `where` is None if sequences are single documents."""
-        length, batch = mixed.shape[:2]
-        rows, found, start = group_tokens(self.heads, batch), list[tuple[slice, Any]](), 0
-        while start < length:
-            stop, packed = min(start + rows, length), None
-            if place.documents is not None:
-                first = place.start + start
-                stop = _stop(place.documents, first, place.start + stop) - place.start
-                packed = _packed(place.documents, first, place.start + stop, mixed.device)
-            found.append((slice(start, stop), packed))
+        rows, found = group_tokens(self.heads, mixed.shape[1]), list[tuple[slice, Any]]()
+        documents, start, end = *place, place.start + len(mixed)
+        while start < end:
+            stop, packed = min(start + rows, end), None
+            if documents is not None:
+                stop = _stop(documents, start, stop)
+                packed = _packed(documents, start, stop, mixed.device)
+            found.append((slice(start - place.start, stop - place.start), packed))
             start = stop
         return found
 

@@ -80,8 +80,7 @@ class DeltaNet(_Parameters):
     def groups(self, mixed: Tensor, place: Place) -> list[tuple[slice, Any]]:
         """The ranges of rows that are computed at a time, each with its argument `where` for `run`."""
         rows, positions = group_tokens(self.heads, mixed.shape[1]), place.positions(mixed)
-        groups = [slice(start, min(start + rows, len(mixed))) for start in range(0, len(mixed), rows)]
-        return [(group, positions[:, group]) for group in groups]
+        return [(slice(at, at + rows), positions[:, at : at + rows]) for at in range(0, len(mixed), rows)]
 
     def run(self, mixed: Tensor, carry: Tensor, where: Any) -> tuple[Tensor, Tensor]:
         """One group: out [t, b, n d] in the dtype of `mixed`, and the carry after it. `where`: as `groups` has it."""
@@ -108,13 +107,8 @@ class DeltaNet(_Parameters):
 
 
 class Gradients(NamedTuple):
-    """The gradients that a backward computes.
-
-    Attributes:
-        mixed: receives the gradient of `mixed`.
-        carry: the gradient of the last carry, overwritten by that of the first.
-        kernels, rates, biases: sums in the wide dtype, to which the parameters' gradients are added.
-    """
+    """The memory for what a backward computes: `mixed` receives a gradient, that of the last carry is overwritten by
+    that of the first, and the parameters' gradients are added to sums in the wide dtype."""
 
     mixed: Tensor
     carry: Tensor
@@ -134,9 +128,9 @@ def backward(net: DeltaNet, grad_out: Tensor, mixed: Tensor, carry: Tensor, plac
     groups, carries = net.groups(mixed, place), [carry]
     for rows, where in groups[:-1]:
         carries.append(net.run(mixed[rows], carries[-1], where)[1])
-    of_carry, parameters = gradients.carry, tuple(net[:3])
+    of_carry = gradients.carry
     for rows, where in reversed(groups):
-        given = (mixed[rows], carries.pop(), *parameters)
+        given = (mixed[rows], carries.pop(), *net[:3])
         gradients.mixed[rows], of_carry, *found = _run_backward(net, given, where, (grad_out[rows], of_carry))
         for total, part in zip(gradients[2:], found, strict=True):
             total.add_(part)

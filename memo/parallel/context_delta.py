@@ -72,11 +72,10 @@ class ContextDelta:
             delta_rule.backward(net, grad_out, own, carry, Place(documents, start), found)
         for parameter, widths, total in zip(self._of_all_heads()[:3], self._widths_of, sums, strict=True):
             main = main_gradient(parameter)
-            if main is None:  # frozen
-                continue
-            views = self._own_rows(main, widths)
-            for view, part in zip(views, total.split([len(view) for view in views]), strict=True):
-                view.add_(part)
+            if main is not None:  # trained
+                shares = [width // self._exchange.a2a_size for width in widths]
+                for view, part in zip(self._own_rows(main, widths), total.split(shares), strict=True):
+                    view.add_(part)
         if self._exchange.a2a_size > 1:
             parts = grad.unsqueeze(-1).split([width // self._exchange.a2a_size for width in self._widths], dim=2)
             grad = torch.cat(self._exchange.join_heads(*parts), dim=2).squeeze(-1)

@@ -30,29 +30,29 @@ CHUNK_KERNELS = (1, 2)
 FLA_GROUP_KERNELS = (28, 72)
 """GROUP_KERNELS of fla, whose kernels compute all chunks: operations of torch and launches of Triton in version 0.6,
 counted without a GPU."""
-_FLA_PASSES = (29, 87)
-"""Passes over the values of each head in 16 bits, in forward and backward, that take as long as the rule on an H200.
+_FLA_PASSES = ((29, 2), (87, 8))
+"""In forward and backward, the passes over the values of each head in 16 bits that take as long as the rule on an H200,
+and passes of the convolution over all channels: its backward runs forward again, and reads a gradient once a tap.
 Version 0.5.1 takes 1.89 and 5.70 ms for 32,768 tokens with 32 heads of values and 16 of keys, all of size 128
 (QwenLM/FlashQLA, benchmark/benchmark_results_H200.txt; memory at 0.85 of 4.8 TB/s)."""
-_FLA_CONVOLUTION_PASSES = (2, 8)
-"""Passes of the convolution over all channels: its backward runs forward again, and reads a gradient once a tap."""
 
 
 def delta_cost(shape: LayerShape, backward: bool) -> Cost:
     """Return the cost on one rank; cp ranks have all tokens of some heads, as much work as all heads of some tokens."""
-    kernels, d = shape.kernels, shape.config.model.head_dim
+    kernels, d, is_fla = shape.kernels, shape.config.model.head_dim, shape.config.hardware.delta_backend == "fla"
     heads = shape.tokens * shape.q / d
     channels, mixed = d + 2 * d * shape.kv / shape.q, kernels.narrow < kernels.wide
-    if shape.config.hardware.delta_backend == "fla":
-        passes = [d * rule + channels * moved for rule, moved in zip(_FLA_PASSES, _FLA_CONVOLUTION_PASSES, strict=True)]
-        num_bytes = heads * kernels.narrow * (2 * passes[0] + passes[1] if backward else passes[0])
-        return Cost(attention=kernels.memory_s(num_bytes, kernels_of_delta(shape.config, backward)))
-    forward, back = (group_elements(d, channels, each, mixed) for each in (False, True))
-    num_bytes = 2 * heads * (2 * forward + back if backward else forward) * kernels.wide
+    if is_fla:
+        moved = [(d * rule + channels * each) * kernels.narrow for rule, each in _FLA_PASSES]
+    else:
+        moved = [2 * group_elements(d, channels, each, mixed) * kernels.wide for each in (False, True)]
+    num_bytes = heads * (2 * moved[0] + moved[1] if backward else moved[0])
+    moving_s = kernels.memory_s(num_bytes, kernels_of_delta(shape.config, backward))
+    if is_fla:
+        return Cost(attention=moving_s)
     flops = heads * d * (10 * CHUNK + 6 * d + 2 * d * d / CHUNK) * (4 if backward else 1)
     peaks = kernels.hardware.peak_tflops  # the peak of the run's dtype stands in where that of fp32 is not known
     peak = peaks.get("fp32", peaks[kernels.dtype]) * 1e12 * kernels.hardware.efficiency.matmul
-    moving_s = kernels.memory_s(num_bytes, kernels_of_delta(shape.config, backward))
     return Cost(attention=TIMES * flops / peak, elementwise=TIMES * moving_s)
 
 
@@ -63,8 +63,7 @@ def kernels_of_delta(config: RunConfig, backward: bool) -> int:
     calls = resolved_offload_tiles(config) if config.memory.sweeps else 1
     groups = math.ceil(tokens / calls / group_tokens(heads, config.training.micro_batch_size))
     chunks = math.ceil(tokens / calls / CHUNK)
-    of_groups, of_chunks = GROUP_KERNELS, CHUNK_KERNELS
-    if config.hardware.delta_backend == "fla":
-        of_groups, of_chunks = FLA_GROUP_KERNELS, (0, 0)
+    is_fla = config.hardware.delta_backend == "fla"
+    of_groups, of_chunks = (FLA_GROUP_KERNELS, (0, 0)) if is_fla else (GROUP_KERNELS, CHUNK_KERNELS)
     forward, back = (of * groups + each * chunks for of, each in zip(of_groups, of_chunks, strict=True))
     return calls * (back + forward * (groups - 1) // groups if backward else forward)

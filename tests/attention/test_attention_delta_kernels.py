@@ -116,22 +116,24 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(util, "find_spec", packages.get)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     yield packages
     torch.use_deterministic_algorithms(False)
 
 
-def choose(name: str = "auto", dtype: torch.dtype = BF16, head_dim: int = 128, major: int = 9) -> AttentionChoice:
-    return choose_delta(name, "cuda", dtype, head_dim, (major, 0))
+def choose(name: str = "auto", dtype: torch.dtype = BF16, head_dim: int = 128) -> AttentionChoice:
+    return choose_delta(name, "cuda", dtype, head_dim)
 
 
-def test_fla_is_taken_where_it_can_run(installed: dict[str, str]) -> None:
+def test_fla_is_taken_where_it_can_run(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose() == AttentionChoice("fla", "fla-core is installed")
     assert choose("fla") == AttentionChoice("fla", "--delta-backend")
     assert choose("torch") == AttentionChoice("torch", "--delta-backend")
     assert choose_delta("auto", "cpu", BF16, 128) == AttentionChoice("torch", "the one rule of this device")
-    installed["triton"] = "3.6.0"
-    assert choose(major=10).name == "fla"
-    installed["tilelang"] = "0.1.9"
+    installed["triton"], installed["tilelang"] = "3.6.0", "0.1.9"
+    assert choose().name == "fla"
+    del installed["tilelang"]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
     assert choose().name == "fla"
 
 
