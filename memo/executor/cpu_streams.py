@@ -34,7 +34,39 @@ class _ClockTimestamp:
         return self.at_s - earlier.at_s
 
 
-class VirtualStreams:
+class _Mark(threading.Event):
+    """An event: a position in the queue of a stream, set once the stream has reached it."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self.stream = stream
+
+
+class _CpuStreams:
+    """The calls that issue at most one task on a stream; `_issue` of a subclass says when it runs."""
+
+    def _issue(self, stream: Stream, task: Callable[[], object]) -> None:
+        raise NotImplementedError
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        self._issue(stream, lambda: dst.copy_(src))
+
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        self._issue(stream, task)
+
+    def record(self, stream: Stream) -> Event:
+        mark = _Mark(stream)
+        self._issue(stream, mark.set)
+        return mark
+
+    def has_happened(self, event: Event | None) -> bool:
+        return event is None or event.is_set()
+
+    def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
+        pass
+
+
+class VirtualStreams(_CpuStreams):
     """Streams that are imitated in the calling thread, with a policy that decides when copies run.
 
     Policies: eager runs every copy when it is issued; lazy runs it as late as the events allow, when something waits
@@ -47,29 +79,12 @@ class VirtualStreams:
         self._random = random.Random(seed)
         self._queues: dict[Stream, deque[Callable[[], object]]] = {stream: deque() for stream in _QUEUED_STREAMS}
 
-    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
-        self._issue(stream, lambda: dst.copy_(src))
-
-    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
-        self._issue(stream, task)
-
-    def record(self, stream: Stream) -> Event:
-        mark = _Mark(stream)
-        self._issue(stream, mark.reach)
-        return mark
-
     def wait(self, stream: Stream, event: Event | None) -> None:
         if event is not None:
             self._issue(stream, lambda: self._run_until(event))
 
-    def has_happened(self, event: Event | None) -> bool:
-        return event is None or event.reached
-
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._progress()
-
-    def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
-        pass
 
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         self._run_until(self.record(stream))
@@ -102,27 +117,16 @@ class VirtualStreams:
                 if self._queues[stream]:
                     self._run_first(stream)
 
-    def _run_until(self, mark: "_Mark") -> None:
+    def _run_until(self, mark: _Mark) -> None:
         # This terminates: an event depends only on what was issued before it, so there are no cyclic waits.
-        while not mark.reached:
+        while not mark.is_set():
             self._run_first(mark.stream)
 
     def _run_first(self, stream: Stream) -> None:
         self._queues[stream].popleft()()
 
 
-class _Mark:
-    """An event of VirtualStreams: a position in the queue of its stream."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.reached = False
-
-    def reach(self) -> None:
-        self.reached = True
-
-
-class ThreadStreams:
+class ThreadStreams(_CpuStreams):
     """One worker thread for each copy stream and each stream of a disk; compute runs in the caller. CPU only.
 
     An error in a worker is raised by the next call of any method; the worker goes on, so that no wait hangs.
@@ -131,30 +135,13 @@ class ThreadStreams:
     def __init__(self) -> None:
         self._workers = Workers([stream.value for stream in COPY_STREAMS])
 
-    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
-        self._issue(stream, lambda: dst.copy_(src))
-
-    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
-        self._issue(stream, task)
-
-    def record(self, stream: Stream) -> Event:
-        event = threading.Event()
-        self._issue(stream, event.set)
-        return event
-
     def wait(self, stream: Stream, event: Event | None) -> None:
         if event is not None:
             self._issue(stream, event.wait)
             self._workers.raise_errors()
 
-    def has_happened(self, event: Event | None) -> bool:
-        return event is None or event.is_set()
-
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._workers.raise_errors()
-
-    def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
-        pass
 
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         self.wait(Stream.HOST, self.record(stream))
