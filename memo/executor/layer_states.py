@@ -22,7 +22,7 @@ from memo.executor.state_buffers import StateBuffers, given, gradient_name, in_t
 from memo.executor.state_slots import Phase, SlotUser, StateSlot
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.parallel.collectives import all_gather_async, reduce_scatter_async
-from memo.parallel.units import Unit, parts_of, shard_parts_of
+from memo.parallel.units import Unit, parts_of
 from memo.planner.state_plan import StateStep
 
 Update = Callable[[Unit, Callable[[], None]], Future[None]]
@@ -120,7 +120,7 @@ class LayerStates:
         if not self.unit.places.optimizer_on_host:
             return [given(bucket.source) for bucket in self.unit.buckets]
         flat, name = (slot.flat, slot.name) if slot.shard is None else (slot.shard, f"{slot.name} shard")
-        shards = shard_parts_of(self.unit.buckets, flat)
+        shards = parts_of(self.unit.buckets, flat, shards=True)
         for bucket, shard in zip(self.unit.buckets, shards, strict=True):
             source, place = given(bucket.source), source_name(bucket)
             if source.dtype != shard.dtype:
@@ -225,7 +225,7 @@ class LayerStates:
         stage = in_turn(buffers.reduced)
         self._backend.wait(Stream.COMPUTE, stage.free)
         self._backend.access(Stream.COMPUTE, stage.name, "w", f"reduction of {step.op}")
-        parts, works = shard_parts_of(self.unit.trained_buckets, stage.flat), []
+        parts, works = parts_of(self.unit.trained_buckets, stage.flat, shards=True), []
         for whole, part in zip(wholes, parts, strict=True):
             _, work = reduce_scatter_async(whole, buffers.data_parallel.group, out=part)
             works += [] if work is None else [work]

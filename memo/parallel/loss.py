@@ -61,8 +61,8 @@ class LossSettings:
         ops = select_ops("torch", hidden.dtype) if self.ops is None else self.ops
         parts = in_one_section(hidden.shape[0]) if self.parts is None else self.parts
         vocab = VocabSlice.of(self.vocab_size, weight.shape[0], self.group)
-        trains = torch.is_grad_enabled()
-        return _Resolved(self.norm, vocab, self.chunk_size, self.group, ops, parts, trains, self.softcap)
+        known = {**vars(self), "ops": ops, "parts": parts}
+        return _Resolved(**known, vocab=vocab, trains=torch.is_grad_enabled())
 
 
 def linear_cross_entropy(
@@ -123,18 +123,14 @@ def logits_of(hidden: Tensor, weight: Tensor, numbers: Tensor, count: int, setti
     return all_reduce(logits, group).transpose(0, 1).flatten(1)[:, : settings.vocab_size]
 
 
-@dataclass(frozen=True)
-class _Resolved:
+@dataclass(frozen=True, kw_only=True)
+class _Resolved(LossSettings):
     """The settings that forward and backward of the loss share."""
 
-    norm: nn.Module
-    vocab: VocabSlice
-    chunk_size: int
-    group: ProcessGroup | None
     ops: Ops
     parts: Hidden
+    vocab: VocabSlice
     trains: bool
-    softcap: float
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -181,15 +181,9 @@ def shard_size_of(buckets: Sequence[Bucket]) -> int:
     return sum(bucket.plan.shard_size for bucket in buckets)
 
 
-def parts_of(buckets: Sequence[Bucket], flat: Tensor) -> list[Tensor]:
-    """Split a flat tensor of at least `size_of(buckets)` elements into one part for each bucket."""
-    sizes = [bucket.plan.size for bucket in buckets]
-    return list(flat[: sum(sizes)].split(sizes))
-
-
-def shard_parts_of(buckets: Sequence[Bucket], flat: Tensor) -> list[Tensor]:
-    """Split a flat tensor of at least `shard_size_of(buckets)` elements into one part for each bucket's shard."""
-    sizes = [bucket.plan.shard_size for bucket in buckets]
+def parts_of(buckets: Sequence[Bucket], flat: Tensor, *, shards: bool = False) -> list[Tensor]:
+    """Split a flat tensor, which may be longer, into one part for each bucket or, `shards`, for each bucket's shard."""
+    sizes = [bucket.plan.shard_size if shards else bucket.plan.size for bucket in buckets]
     return list(flat[: sum(sizes)].split(sizes))
 
 
