@@ -31,8 +31,9 @@ from memo.spec.schedule import Action
 class Phases:
     """Passes marks to a listener, with the microbatch that is running."""
 
-    def __init__(self, tell: Callable[[str, int, int], None]) -> None:
-        """`tell` gets a kind, a layer and a microbatch, in the thread in which the phase begins; -1 stands for none."""
+    def __init__(self, tell: Callable[[str, int, int], None] = lambda *_: None) -> None:
+        """`tell` gets a kind, a layer and a microbatch, in the thread in which the phase begins; -1 stands for none.
+        Default: nobody listens."""
         self._tell = tell
         self._now = ("", -1, -1)
         self.microbatch = -1

@@ -22,14 +22,14 @@ from memo.config.derived import (
 from memo.config.grid import rank_grid
 from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
-from memo.executor.phases import mark_phases
+from memo.executor.phases import Phases, mark_phases
 from memo.executor.runtime import SweepRuntime
 from memo.executor.select import make_backend
 from memo.mesh import Mesh, Watch
 from memo.model.layer import Experts
 from memo.model.parts import ModelParts
 from memo.model.transformer import TransformerChunk
-from memo.parallel.constants import layer_scalars, scalar_segments
+from memo.parallel.constants import as_segment
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.dtypes import torch_dtype
@@ -41,6 +41,7 @@ from memo.parallel.units import MasterSegment, moment_dtypes
 from memo.spec.layer_ops import stage_ops
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.schedule import Pipeline, pipeline_of
+from memo.spec.shapes import LAYER_SCALAR
 from memo.spec.stack import runs_of_kinds, stack_of
 from memo.train import swap
 from memo.train.optimizer import Optimizer
@@ -165,13 +166,14 @@ def add_router_losses(
 def add_layer_scalars(
     config: RunConfig, chunks: Sequence[TransformerChunk], device: torch.device
 ) -> list[MasterSegment]:
-    """Give the layers their scalars; return those of all layers."""
-    scalars = layer_scalars(config.model, device)
-    if scalars is not None:
-        for chunk in chunks:
-            for layer, index in zip(chunk.layers, chunk.layer_indices, strict=True):
-                layer.scalar = scalars[index]
-    return scalar_segments(scalars)
+    """Give the layers the factors on their outputs (--layer-scalar), ones; return those of all layers."""
+    if not config.model.layer_scalar:
+        return []
+    scalars = torch.ones(config.model.num_layers, device=device)
+    for chunk in chunks:
+        for layer, index in zip(chunk.layers, chunk.layer_indices, strict=True):
+            layer.scalar = scalars[index]
+    return [as_segment(f"layers.{layer}.{LAYER_SCALAR}", each) for layer, each in enumerate(scalars.split(1))]
 
 
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
@@ -230,6 +232,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         coded=coded,
         chosen_swap=chosen,
         transients=transients,
+        phases=Phases() if transients is None else transients.phases,
         router_losses=router_losses,
         tiles=resident_tiles(config) if runtime is None else resolved_offload_tiles(config),
     )

@@ -13,14 +13,14 @@ from memo.config.derived import global_batch_size
 from memo.data import GlobalBatchSampler, SampleDataset
 from memo.executor.coded_weights import CodedWeights
 from memo.executor.layer_states import Update
-from memo.executor.phases import unmarked
+from memo.executor.phases import Phases, unmarked
 from memo.executor.runtime import SwapRuntime
 from memo.executor.states import StateStreamer
 from memo.mesh import Mesh
 from memo.model.transformer import Head, Microbatch, TransformerChunk
 from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
-from memo.parallel.pipeline import Enter, PipelineStage
+from memo.parallel.pipeline import PipelineStage
 from memo.parallel.router_losses import RouterLosses
 from memo.parallel.weight_gradients import own_sum
 from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b
@@ -51,6 +51,7 @@ class ParallelModel:
     coded: CodedWeights | None
     chosen_swap: ChosenSwap | None
     transients: Transients | None
+    phases: Phases
     router_losses: RouterLosses | None
     device: torch.device
     tiles: int
@@ -66,7 +67,7 @@ class ParallelModel:
         """
         with self._iteration(), self.optimizer.updating(lr) as update:
             loss_sum = self.forward_backward(batches, update)
-            self._begin_phase("optimizer")
+            self.phases.begin("optimizer")
             with self.mesh.watch.work("optimizer"):
                 if agreement is not None:
                     agreement.send(loss_sum, None if self.router_losses is None else self.router_losses.figures())
@@ -83,11 +84,11 @@ class ParallelModel:
         self._begin_step(batches, update)
         if self._is_breadth_first:
             (chunk,) = self.chunks
-            self._begin_phase("enter_forward")  # RoPE's tables come before the embedding
+            self.phases.begin("enter_forward")  # RoPE's tables come before the embedding
             loss_sum = run_breadth_first(chunk, batches, self._begin_microbatch)
         else:
-            loss_sum = self._run(one_f_one_b(self.pipeline, self.mesh.at.pp), batches, self._enter)
-        self._begin_phase("reduction")
+            loss_sum = self._run(one_f_one_b(self.pipeline, self.mesh.at.pp), batches)
+        self.phases.begin("reduction")
         with self.mesh.watch.work("reduction"):
             if self.router_losses is not None:
                 self.router_losses.finish_step(self.mesh.world, self.mesh.at.tp)
@@ -106,7 +107,7 @@ class ParallelModel:
         with self._iteration(), self.optimizer.updating(0.0) as update:
             self._begin_step(batches, update)
             forward_and_backward = one_f_one_b(self.pipeline, self.mesh.at.pp)[:2]
-            self._run(forward_and_backward, batches, self._enter)
+            self._run(forward_and_backward, batches)
         self._begin_step(batches, None)  # waits for everything that the dropped step has left running
 
     def _begin_step(self, batches: list[Microbatch], update: Update | None) -> None:
@@ -127,11 +128,6 @@ class ParallelModel:
         losses = self.router_losses
         with self.optimizer.rehearsing(), nullcontext() if losses is None else losses.rehearsing():
             yield
-
-    @torch.no_grad()
-    def forward(self, batches: list[Microbatch]) -> Tensor:
-        """This rank's share of the loss of one global batch; changes nothing."""
-        return self._run(forward_only(self.pipeline), batches)
 
     @torch.no_grad()
     def at_head(self, feed: Feed, read: ReadHead) -> None:
@@ -168,25 +164,15 @@ class ParallelModel:
     def _is_breadth_first(self) -> bool:
         return self.config.parallel.gradient_accumulation_order == "breadth_first"
 
-    @property
-    def _enter(self) -> Enter | None:
-        return None if self.transients is None else self.transients.phases.enter
-
     def _iteration(self) -> AbstractContextManager[None]:
         return nullcontext() if self.transients is None else self.transients.iteration()
 
-    def _begin_phase(self, kind: str) -> None:
-        if self.transients is not None:
-            self.transients.phases.begin(kind)
-
     def _begin_microbatch(self, microbatch: int) -> None:
-        self.mesh.watch.microbatch = microbatch
-        if self.transients is not None:
-            self.transients.phases.microbatch = microbatch
+        self.mesh.watch.microbatch = self.phases.microbatch = microbatch
 
-    def _run(self, actions: list[Action], batches: list[Microbatch], enter: Enter | None = None) -> Tensor:
+    def _run(self, actions: list[Action], batches: list[Microbatch]) -> Tensor:
         def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
             output: Tensor = chunk(hidden, batches[microbatch])
             return output
 
-        return self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks], enter)
+        return self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks], self.phases.enter)

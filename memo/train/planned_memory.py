@@ -113,7 +113,7 @@ class Transients:
             self.allocator = PlannedAllocator.install("cuda" if device_type == "cuda" else "cpu")
         except AllocatorError as error:
             self.reason = str(error)
-        self.phases = Phases((lambda *_: None) if self.allocator is None else self.allocator.mark)
+        self.phases = Phases() if self.allocator is None else Phases(self.allocator.mark)
 
     def iteration(self) -> contextlib.AbstractContextManager[None]:
         """A context around one step: forwards, backwards, reduction and optimizer."""

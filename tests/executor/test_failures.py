@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from forward import loss_of
 from layouts import make, tiny
 from ranks import run_ranks
 from streamed_steps import ALL, FRACTIONS, SMALL, Course, states_of, unlike
@@ -88,14 +89,14 @@ def test_the_step_after_a_failed_one_is_clean(place: str, case: str) -> None:
         expected.append(step(clean, batch))
         found.append(step(model, batch))
     assert unlike(Course(found, states_of(model)), Course(expected, states_of(clean))) == []
-    assert model.forward(batches[0]).item() == clean.forward(batches[0]).item()
+    assert loss_of(model, batches[0]).item() == loss_of(clean, batches[0]).item()
 
 
 def test_a_failed_evaluation_leaves_nothing_behind() -> None:
     (clean, batches), (model, _) = started(config_of(**ALL)), started(config_of(**ALL))
     for raises_at in range(4):
         with counted(*PLACES["a layer's forward"], raises_at), pytest.raises(Injected):
-            model.forward(batches[2])
+            loss_of(model, batches[2])
         assert step(model, batches[0]) == step(clean, batches[0])
     assert unlike(Course([], states_of(model)), Course([], states_of(clean))) == []
 
@@ -108,10 +109,10 @@ def test_a_layer_shows_nan_while_its_weights_are_away() -> None:
     }
     assert names == away, "half of the layers, counted from the last"
     model.train_step(batches[0], LR)
-    model.forward(batches[0])
+    loss_of(model, batches[0])
     assert {name for name, p in model.data_parallel.parameters.items() if p.isnan().all()} == away
     with patch.object(ShardedDataParallel, "bind_weights", lambda *_: None):
-        assert model.forward(batches[0]).isnan()
+        assert loss_of(model, batches[0]).isnan()
 
 
 def test_another_order_than_the_plans_is_refused() -> None:

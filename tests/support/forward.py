@@ -10,6 +10,7 @@ from torch import Tensor
 from memo.config import RunConfig
 from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_gather
+from memo.spec.schedule import forward_only
 from memo.train.parallel_model import ParallelModel
 
 
@@ -30,6 +31,13 @@ def random_batch(vocab_size: int, seq_length: int, batch: int) -> Microbatch:
     positions = torch.arange(seq_length).unsqueeze(1).expand(-1, batch).contiguous()
     weight = torch.full((seq_length, batch), 1.0 / (seq_length * batch), dtype=torch.float64)
     return Microbatch(tokens, labels, positions, weight, positions, None)
+
+
+@torch.no_grad()
+def loss_of(model: ParallelModel, batches: list[Microbatch]) -> Tensor:
+    """This rank's share of the loss of one global batch, outside of training; changes nothing."""
+    forwards = [lambda hidden, at, chunk=chunk: chunk(hidden, batches[at]) for chunk in model.chunks]
+    return model.stage.run(forward_only(model.pipeline), forwards)
 
 
 def run_once(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from forward import loss_of
 from torch import Tensor
 
 from memo.config import RunConfig
@@ -54,7 +55,7 @@ def run_course(model: ParallelModel, feed: Feed, config: RunConfig, steps: int, 
         loss, norm, updated = model.train_step(batches, learning_rate(config, iteration))
         figures.append((loss.item(), norm, updated))
         if iteration in evaluated:
-            figures.append((model.forward(batches).item(),))
+            figures.append((loss_of(model, batches).item(),))
     return Course(figures, states_of(model))
 
 

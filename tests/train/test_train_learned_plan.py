@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forward import loss_of
 from packed_samples import PackedSamples
 from ranks import run_ranks
 from trainers import SMALL_RUN
@@ -65,7 +66,7 @@ def train_on_rank(is_packed: bool, **options: Any) -> Found:
         transients = training.parts.transients
         for _ in range(STEPS):
             record = training.step()
-            evaluated = training.parts.forward(training.feed.peek()).item()
+            evaluated = loss_of(training.parts, training.feed.peek()).item()
             numbers += record.lm_loss, record.grad_norm, evaluated
             found = None if transients is None else transients.statistics()
             arenas.append(0 if found is None else found.arena_bytes)
