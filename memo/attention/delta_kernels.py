@@ -32,7 +32,6 @@ _FIRST_VERSION = (0, 6, 0)
 """The first version of fla-core that is accepted; its results and its memory were checked in this version."""
 _MOST_HEAD_DIM = 256
 """fla-core holds the matrix of a head in four parts of 64 rows (fla/ops/common/chunk_delta_h.py)."""
-_HOPPER = 9
 _WRONG_ON_HOPPER = ((3, 4, 0), (3, 7, 1))
 """With Triton from the first version to below the second, fla-core refuses a backward on Hopper, unless tilelang is
 installed (fla/ops/common/chunk_o.py, chunk_bwd_dqkwg; fla-org/flash-linear-attention, issue 640)."""
@@ -95,7 +94,7 @@ def _problem(device_type: str, dtype: torch.dtype, head_dim: int) -> str | None:
     if triton is None:
         return "Triton is not installed: pip install triton"
     first, fixed = _WRONG_ON_HOPPER
-    is_hopper = torch.cuda.get_device_capability()[0] == _HOPPER
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
     if is_hopper and first <= triton < fixed and util.find_spec("tilelang") is None:
         return (
             f"it refuses Triton {_dotted(triton)} on GPUs of compute capability 9.0, where that computes wrong "
@@ -153,8 +152,6 @@ class _Packed(NamedTuple):
 class FlaDeltaNet(DeltaNet):
     """A DeltaNet that uses fla's kernels; memo.spec.delta gives the memory that its backward needs."""
 
-    asks_by_documents = True
-
     def groups(self, mixed: Tensor, place: Place) -> list[tuple[slice, Any]]:
         """The groups of a DeltaNet, cut so that each has few documents, because each document takes a matrix for each
         head. `where` is None if sequences are single documents."""
@@ -163,7 +160,9 @@ class FlaDeltaNet(DeltaNet):
         while start < end:
             stop, packed = min(start + rows, end), None
             if documents is not None:
-                stop = _stop(documents, start, stop)
+                begin = sorted(bound for row in documents for bound in row if start < bound < stop)
+                most = max(FLA_DOCUMENTS, 2 * len(documents)) - len(documents)
+                stop = begin[most] if len(begin) > most else stop
                 packed = _packed(documents, start, stop, mixed.device)
             found.append((slice(start - place.start, stop - place.start), packed))
             start = stop
@@ -177,10 +176,10 @@ class FlaDeltaNet(DeltaNet):
         shape = (batch, length) if where is None else (1, batch * length)
         rows, beta, decay = (y.transpose(0, 1).reshape(*shape, y.shape[-1]) for y in (x, beta, decay))
         # fla's convolution takes as many earlier tokens as it has taps, and does not read the first of them.
-        of_rows = last.permute(1, 2, 0)
-        before, entering, options = F.pad(of_rows, (1, 0)), state, {}
+        before, entering, options = F.pad(last.permute(1, 2, 0), (1, 0)), state, {}
         if where is not None:
-            before = torch.cat([_own_tokens(row, own) for row, own in zip(of_rows.split(1), where.before, strict=True)])
+            for row, tokens in enumerate(where.before):
+                before[row, :, : max(1, TAPS - tokens)] = 0  # those of an earlier document
             before, entering, options = where.enter(before), where.enter(state), where.options
         mixed, _ = convolve(rows, self.kernels, initial_state=before, activation="silu", **options)
         q, k, v = mixed.unflatten(-1, (-1, d)).split([self.key_heads, self.key_heads, heads], dim=2)
@@ -190,20 +189,6 @@ class FlaDeltaNet(DeltaNet):
         state = state if where is None else where.leave(state)
         out = out.view(batch, length, heads * d).transpose(0, 1)
         return out, torch.cat((last, x[-(TAPS - 1) :].to(last.dtype)))[-(TAPS - 1) :], state
-
-
-def _own_tokens(last: Tensor, before: int) -> Tensor:
-    """`last` [1, C, TAPS - 1] -> [1, C, TAPS], with zeros for all but the `before` last tokens, which are of the
-    current document."""
-    own = min(before, TAPS - 1)
-    return F.pad(last[..., TAPS - 1 - own :], (TAPS - own, 0))
-
-
-def _stop(documents: Documents, start: int, stop: int) -> int:
-    """The end of a group that begins at `start`: `stop`, or earlier if the group would have too many documents."""
-    begin = sorted(bound for row in documents for bound in row if start < bound < stop)
-    most = max(FLA_DOCUMENTS, 2 * len(documents)) - len(documents)
-    return begin[most] if len(begin) > most else stop
 
 
 def _packed(documents: Documents, start: int, stop: int, device: torch.device) -> _Packed:

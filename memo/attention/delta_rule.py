@@ -50,19 +50,14 @@ class Place(NamedTuple):
         return numbers_on(tokens - np.stack(begins), like.device, torch.int64)
 
 
-class _Parameters(NamedTuple):
+class DeltaNet(NamedTuple):
+    """The parameters of some heads, in the order of `mixed`: convolution kernels [C, TAPS], and for each value head the
+    logarithm of its decay rate [n] and a bias [n]."""
+
     kernels: Tensor
     rates: Tensor
     biases: Tensor
     head_dim: int
-
-
-class DeltaNet(_Parameters):
-    """The parameters of some heads, in the order of `mixed`: convolution kernels [C, TAPS], and for each value head the
-    logarithm of its decay rate [n] and a bias [n]."""
-
-    asks_by_documents = False
-    """Whether requests for memory depend on where documents end."""
 
     @property
     def heads(self) -> int:

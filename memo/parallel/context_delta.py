@@ -8,7 +8,6 @@ memo.attention.delta_rule, with the tokens in the order of memo.parallel.zigzag.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ class ContextDelta:
         is_whole = self._exchange.a2a_size == 1
         place = out if is_whole else own.new_empty((*own.shape[:2], net.heads * net.head_dim))
         after = torch.empty_like(carry)
-        with self._around(net):
+        with self._exchange.around():
             delta_rule.forward(net, own, carry, Place(documents, start), place, after)
         if not is_whole:
             self._exchange.join_heads(place.unsqueeze(-1), out=out.unsqueeze(-1))
@@ -67,7 +66,7 @@ class ContextDelta:
         grad_carry = torch.zeros_like(carry) if grad_carry is None else grad_carry
         grad_out, grad = self._split(grad_out, [grad_out.shape[-1]]), torch.empty_like(own)
         sums = tuple(torch.zeros_like(each, dtype=carry.dtype) for each in net[:3])
-        with self._around(net):
+        with self._exchange.around():
             found = Gradients(grad, grad_carry, *sums)
             delta_rule.backward(net, grad_out, own, carry, Place(documents, start), found)
         for parameter, widths, total in zip(self._of_all_heads()[:3], self._widths_of, sums, strict=True):
@@ -81,10 +80,6 @@ class ContextDelta:
             grad = torch.cat(self._exchange.join_heads(*parts), dim=2).squeeze(-1)
         return grad, grad_carry
 
-    def _around(self, net: DeltaNet) -> AbstractContextManager[None]:
-        """A context around kernels whose memory requests depend on where documents end; they free all of it inside."""
-        return self._exchange.around() if net.asks_by_documents else nullcontext()
-
     def _split(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """All heads' [s, b, W] -> some heads' [A s, b, W / A]; `widths`: channels of each part of W."""
         if self._exchange.a2a_size == 1:
@@ -96,7 +91,7 @@ class ContextDelta:
         net = self._of_all_heads()
         rows = (self._own_rows(each.data, of) for each, of in zip(net[:3], self._widths_of, strict=True))
         kernels, rates, biases = map(torch.cat, rows)
-        return net._replace(kernels=kernels, rates=rates, biases=biases)
+        return type(net)(kernels, rates, biases, net.head_dim)
 
     def _own_rows(self, parameter: Tensor, widths: Sequence[int]) -> list[Tensor]:
         """Views of the rows for the heads that this rank computes, one in each part; `widths`: rows of each part."""

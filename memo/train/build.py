@@ -79,7 +79,9 @@ def attention_of_layers(
 def build_attention(
     config: RunConfig, mesh: Mesh, device: torch.device, transients: Transients | None = None
 ) -> ContextAttention:
-    """Attention of this rank for one kind of layers; if documents may be packed, `transients` mark its phases."""
+    """Attention of this rank for one kind of layers; `transients` mark its phases, unless its requests are the same
+    wherever documents end, as those of torch's rule for gated delta nets are."""
+    by_documents = config.data.may_pack and (not config.model.is_linear or config.hardware.delta_backend == "fla")
     name = kernels_for(config.hardware.attention_backend, config.model.head_dim)
     backend = select_backend(name, device.type, softcap=config.model.attn_logit_softcapping)
     backend.merge_ = select_ops(config.hardware.kernels, torch.float32).merge_  # sums are fp32 or wider
@@ -91,7 +93,7 @@ def build_attention(
         mesh.cp_a2a,
         scale=config.model.attention_scale,
         keeps_outputs=config.memory.recompute_granularity != "selective",
-        around=transients.phases.attention if transients is not None and config.data.may_pack else None,
+        around=transients.phases.attention if transients is not None and by_documents else None,
         window=config.model.window(config.data.seq_length),
     )
 
