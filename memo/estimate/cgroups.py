@@ -15,23 +15,21 @@ class ControlGroup(NamedTuple):
     version: int
 
 
-def own_control_groups(
-    controller: str, root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS
-) -> Iterator[ControlGroup]:
+def own_control_groups(controller: str) -> Iterator[ControlGroup]:
     """The control groups that may limit `controller`, such as "memory" or "cpu"; none if the system has none.
 
-    `own_cgroups` has lines `0::/path` for version 2 and `N:controllers:/path` for version 1. The paths are for tests.
+    The system lists them in lines `0::/path` for version 2 and `N:controllers:/path` for version 1.
     """
     try:
-        lines = own_cgroups.read_text().splitlines()
+        lines = OWN_CGROUPS.read_text().splitlines()
     except OSError:
         return  # not Linux
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, version = root, 2
+            base, version = CGROUP_ROOT, 2
         elif controller in controllers.split(","):
-            base, version = root / controller, 1
+            base, version = CGROUP_ROOT / controller, 1
         else:
             continue
         # A container may see its own group as the root, and then the path that the host uses does not exist.

@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Collection
-from pathlib import Path
 
-from memo.estimate.cgroups import CGROUP_ROOT, OWN_CGROUPS, ControlGroup, own_control_groups
+from memo.estimate.cgroups import ControlGroup, own_control_groups
 
 
 def allowed_cpus(pid: int = 0) -> frozenset[int]:
@@ -15,13 +14,12 @@ def allowed_cpus(pid: int = 0) -> frozenset[int]:
         return frozenset(range(os.cpu_count() or 1))
 
 
-def cpu_quota(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> float:
+def cpu_quota() -> float:
     """CPU time that the control groups of this process allow, in CPUs (Kubernetes' limits.cpu); infinite if unlimited.
 
-    `allowed_cpus` does not show a quota: it stops a process that has used its time for the rest of each period. The
-    arguments are for tests.
+    `allowed_cpus` does not show a quota: it stops a process that has used its time for the rest of each period.
     """
-    quotas = [quota for group in own_control_groups("cpu", cgroup_root, own_cgroups) for quota in _quota(group)]
+    quotas = [quota for group in own_control_groups("cpu") for quota in _quota(group)]
     return min(quotas, default=float("inf"))
 
 

@@ -1,8 +1,6 @@
 """How much host memory is free, of the machine or inside a container, and how much of that a run may take."""
 
-from pathlib import Path
-
-from memo.estimate.cgroups import CGROUP_ROOT, OWN_CGROUPS, ControlGroup, own_control_groups
+from memo.estimate.cgroups import ControlGroup, own_control_groups
 from memo.units import GIB
 
 HOST_FITS_SHARE = 0.9
@@ -18,24 +16,23 @@ def node_budget_bytes(free_bytes: float, limit_gib: float | None) -> int:
     return int(free_bytes * HOST_FITS_SHARE if limit_gib is None else min(free_bytes, limit_gib * GIB))
 
 
-def available_host_bytes(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> int:
+def available_host_bytes() -> int:
     """The smaller of the machine's available memory and what each control group of this process has left.
 
-    Page cache that the kernel can drop counts as free in both. The arguments are for tests.
+    Page cache that the kernel can drop counts as free in both.
     """
     import psutil  # here, because plans and estimates of other machines import this module but never call this
 
     available = int(psutil.virtual_memory().available)
-    groups = own_control_groups("memory", cgroup_root, own_cgroups)
+    groups = own_control_groups("memory")
     return max(0, min([available, *(free for group in groups for free in _free_bytes(group))]))
 
 
-def total_host_bytes(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> int:
+def total_host_bytes() -> int:
     """The smaller of the machine's memory and the limit of each control group of this process, in use or not."""
     import psutil
 
-    groups = own_control_groups("memory", cgroup_root, own_cgroups)
-    limits = [limit for group in groups if (limit := _limit(group)) is not None]
+    limits = [limit for group in own_control_groups("memory") if (limit := _limit(group)) is not None]
     return min([int(psutil.virtual_memory().total), *limits])
 
 

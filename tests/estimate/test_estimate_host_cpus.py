@@ -62,6 +62,10 @@ def test_allowed_cpus_are_those_of_the_process_asked_for() -> None:
     ],
     ids=["tightest parent", "version 1, of the controller asked for", "no limit", "no group"],
 )
-def test_quota_of_a_group(own: str, groups: dict[str, dict[str, object]], quota: float, tmp_path: Path) -> None:
-    assert cpu_quota(*control_groups(tmp_path, own, groups)) == quota
-    assert cpu_quota(tmp_path, tmp_path / "missing") == float("inf")
+def test_quota_of_a_group(
+    own: str, groups: dict[str, dict[str, object]], quota: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control_groups(tmp_path, own, groups, monkeypatch)
+    assert cpu_quota() == quota
+    control_groups(tmp_path, None, {}, monkeypatch)
+    assert cpu_quota() == float("inf")

@@ -2,13 +2,21 @@
 
 from pathlib import Path
 
+import pytest
 
-def control_groups(folder: Path, own: str, groups: dict[str, dict[str, object]]) -> tuple[Path, Path]:
-    """Write a made-up /sys/fs/cgroup and /proc/self/cgroup, and return their paths."""
-    (folder / "own").write_text(own)
+from memo.estimate import cgroups
+
+
+def control_groups(
+    folder: Path, own: str | None, groups: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put a made-up /sys/fs/cgroup and /proc/self/cgroup in the place of the real ones; `own`: None: the system has
+    none."""
+    monkeypatch.setattr(cgroups, "CGROUP_ROOT", folder / "cgroup")
+    monkeypatch.setattr(cgroups, "OWN_CGROUPS", folder / "missing" if own is None else folder / "own")
+    (folder / "own").write_text(own or "")
     for path, values in groups.items():
         group = folder / "cgroup" / path
         group.mkdir(parents=True, exist_ok=True)
         for name, value in values.items():
             (group / name).write_text(f"{value}\n")
-    return folder / "cgroup", folder / "own"
