@@ -36,10 +36,7 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         if group_size(self.group) == 1 and self.weight.requires_grad:
             return _scaled_(F.embedding(tokens, self.weight), self.scale)
-        hidden = in_one_section(tokens.shape[0] // group_size(self.group))
-        settings = _Settings(self.first_row, self.group, hidden, self.scale)
-        y: Tensor = _Embedding.apply(self.weight, None, tokens, None, settings, _anchor(self.weight))
-        return y
+        return self.in_sections(tokens, None, None, in_one_section(tokens.shape[0] // group_size(self.group)))
 
     def in_sections(
         self, tokens: Tensor, positions: Tensor | None, of_positions: nn.Parameter | None, hidden: Hidden
@@ -48,19 +45,9 @@ class VocabParallelEmbedding(nn.Module):
 
         Sums of gradients over tokens are cut at tiles, so that they do not depend on sections, to the last bit.
         """
-        settings = _Settings(self.first_row, self.group, hidden, self.scale)
-        y: Tensor = _Embedding.apply(self.weight, of_positions, tokens, positions, settings, _anchor(self.weight))
+        anchor = _anchor(self.weight)
+        y: Tensor = _Embedding.apply(self.weight, of_positions, tokens, positions, self, hidden, anchor)
         return y
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The settings that forward and backward of the embedding share."""
-
-    first_row: int
-    group: ProcessGroup | None
-    hidden: Hidden
-    scale: float
 
 
 def _scaled_(x: Tensor, scale: float) -> Tensor:
@@ -82,18 +69,19 @@ class _Embedding(torch.autograd.Function):
         of_positions: Tensor | None,
         tokens: Tensor,
         positions: Tensor | None,
-        settings: _Settings,
+        table: VocabParallelEmbedding,
+        hidden: Hidden,
         anchor: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(tokens, positions)
-        ctx.settings, ctx.weight, ctx.of_positions = settings, weight, of_positions
-        hidden, group = settings.hidden, settings.group
+        ctx.table, ctx.hidden, ctx.of_positions = table, hidden, of_positions
+        group = table.group
         y = hidden.begin((tokens.shape[0] // group_size(group), tokens.shape[1], weight.shape[1]), weight)
         for section in hidden.sections:
             part = hidden.room(y, section.index)
-            for chunk in _chunks(section, tokens, weight.shape[0], settings):
+            for chunk in _chunks(section, tokens, table):
                 x = F.embedding(chunk.rows, weight).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
-                _scaled_(x, settings.scale)
+                _scaled_(x, table.scale)
                 reduce_scatter(x, group, out=part[chunk.of_section])
                 if of_positions is not None and positions is not None:
                     part[chunk.of_section] += F.embedding(positions[chunk.of_rank], of_positions)
@@ -103,21 +91,22 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tokens, positions = ctx.saved_tensors
-        settings, hidden = ctx.settings, ctx.settings.hidden
+        table, hidden = ctx.table, ctx.hidden
         grad = hidden.whole(grads[0])
-        total, of_positions = _gradient_sum(ctx.weight), _gradient_sum(ctx.of_positions)
+        total, of_positions = _gradient_sum(table.weight), _gradient_sum(ctx.of_positions)
         for section in hidden.sections:
             part = hidden.take(grad, section.index)
-            for chunk in _chunks(section, tokens, ctx.weight.shape[0], settings):
+            for chunk in _chunks(section, tokens, table):
                 own = part[chunk.of_section]
                 if of_positions is not None:
                     _add_rows(of_positions, own, positions[chunk.of_rank])
                 if total is None:
                     continue
-                gathered = all_gather(own, settings.group).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
-                _add_rows(total, _scaled_(gathered, settings.scale), chunk.rows)
+                gathered = all_gather(own, table.group).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
+                _add_rows(total, _scaled_(gathered, table.scale), chunk.rows)
                 del gathered
-        return _to_autograd(ctx.weight, total), _to_autograd(ctx.of_positions, of_positions), None, None, None, None
+        of_table = _to_autograd(table.weight, total), _to_autograd(ctx.of_positions, of_positions)
+        return *of_table, None, None, None, None, None
 
 
 def _anchor(like: Tensor) -> Tensor:
@@ -167,15 +156,15 @@ class _Chunk:
     foreign: Tensor
 
 
-def _chunks(section: Section, tokens: Tensor, num_rows: int, settings: _Settings) -> Iterator[_Chunk]:
+def _chunks(section: Section, tokens: Tensor, table: VocabParallelEmbedding) -> Iterator[_Chunk]:
     """Yield the chunks of a section, tile after tile."""
-    size = group_size(settings.group)
+    size = group_size(table.group)
     by_rank = tokens.unflatten(0, (size, -1))
     step, first = max(1, _CHUNK // (size * tokens.shape[1])), section.rows.start
     for tile in section.tiles:
         for start in range(tile.start, tile.stop, step):
             chunk = slice(start, min(start + step, tile.stop))
             of_rank = slice(first + chunk.start, first + chunk.stop)
-            rows = by_rank[:, of_rank].flatten(0, 1) - settings.first_row
-            foreign = (rows < 0) | (rows >= num_rows)
+            rows = by_rank[:, of_rank].flatten(0, 1) - table.first_row
+            foreign = (rows < 0) | (rows >= table.weight.shape[0])
             yield _Chunk(chunk, of_rank, rows.masked_fill_(foreign, 0), foreign)
