@@ -89,7 +89,8 @@ def attend_backward(
         block_saved = Saved(_heads_first(q), _heads_first(k), _heads_first(v), _heads_first(out), lse)
         dq, dk, dv = backend.backward(_heads_first(grad_out), block_saved, scores.blocks[0].causal, scale)
         return _tokens_first(dq).contiguous(), _tokens_first(dk).contiguous(), _tokens_first(dv).contiguous()
-    dtype = _sum_dtype(scores, q)
+    # Causal squares share no token, so each sum has one term.
+    dtype = q.dtype if _are_apart(scores) else wide_dtype(q.dtype)
     sums = GradSums.zeros(saved, dtype) if grads is None or dtype != q.dtype else grads
     sums.add(backend, grad_out, saved, scores, scale)
     if grads is None:
@@ -294,11 +295,6 @@ def _most_tokens(*tensors: Tensor) -> int:
     q, k = tensors[:2]
     fused = q.shape[1] * (q.shape[2] + 2 * k.shape[2]) * q.shape[3]
     return most_tokens(max(fused, *(x.stride(0) for x in tensors)))
-
-
-def _sum_dtype(scores: Scores, x: Tensor) -> torch.dtype:
-    """The dtype of sums; that of x if all blocks are causal squares, which share no token: each sum has one term."""
-    return x.dtype if _are_apart(scores) else wide_dtype(x.dtype)
 
 
 def _are_apart(scores: Scores) -> bool:

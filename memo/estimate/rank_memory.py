@@ -34,7 +34,7 @@ from memo.config.derived import (
 )
 from memo.errors import ConfigError
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
-from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_sizes
+from memo.estimate.state_memory import StateSizes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import swap_bytes, working_set_bytes
 from memo.spec.buckets import RankUnits, Unit, layer_unit
 from memo.spec.layer_ops import layers_in_flight
@@ -122,14 +122,9 @@ def rank_memory(
         rounding_buffers=layers.buffers,
         transient=ends_bytes(config) + max(layers.working, loss),
         communication=math.ceil(cp_bytes) + _step_bytes(units, placement, sizes),
-        context=int(CONTEXT_GIB * GIB) + _holes(states),
+        context=int(CONTEXT_GIB * GIB) + int(CONTEXT_SHARE * (states.gradients + states.slots)),
         host=layers.host + states.host,
     )
-
-
-def _holes(states: StateBytes) -> int:
-    """The part of the context that grows with the bytes of gradients on the device."""
-    return int(CONTEXT_SHARE * (states.gradients + states.slots))
 
 
 def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: int) -> RankUnits:

@@ -10,7 +10,7 @@ import torch
 
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.quantized import Decoder
-from memo.parallel.units import Unit
+from memo.parallel.units import Unit, parts_of, size_of
 
 
 class CodedWeights:
@@ -21,8 +21,7 @@ class CodedWeights:
         self._data_parallel = data_parallel
         self._units: dict[int, Unit] = {layer: data_parallel.layer_units[at] for layer, at in positions.items()}
         coded = [unit.coded for unit in self._units.values()]
-        numel = max(sum(bucket.plan.size for bucket in each) for each in coded)
-        self._flat = torch.empty(numel, dtype=data_parallel.dtype, device=data_parallel.device)
+        self._flat = torch.empty(max(map(size_of, coded)), dtype=data_parallel.dtype, device=data_parallel.device)
         self._decoder = Decoder(max(b.plan.size for each in coded for b in each), data_parallel.device)
         self._holds: int | None = None
 
@@ -34,15 +33,12 @@ class CodedWeights:
     def begin(self, kind: str, layer: int) -> None:
         """Before an operation of a layer: decode its weights, unless the buffer holds them, and bind them."""
         unit = self._units[layer]
-        parts = list(self._flat.split([bucket.plan.size for bucket in unit.coded] + [self._rest(unit)]))[:-1]
+        parts = parts_of(unit.coded, self._flat)
         if self._holds != layer:
             for bucket, part in zip(unit.coded, parts, strict=True):
                 self._decoder.decode(bucket, part)
             self._holds = layer
         self._data_parallel.bind_coded(unit, parts)
-
-    def _rest(self, unit: Unit) -> int:
-        return self._flat.numel() - sum(bucket.plan.size for bucket in unit.coded)
 
     def end(self, kind: str, layer: int) -> None:
         """After an operation of a layer: unbind its weights."""

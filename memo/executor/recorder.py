@@ -59,7 +59,7 @@ class SwapRecorder:
     def begin(self, kind: Kind, row: Row, step: SwapStep, part: int | None, num_bytes: int) -> Callable[[], None]:
         """A BeginSpan, once `kind` is bound. Only the swapper of activations reports the compute of layers."""
         if row == "compute" and kind != "activations":
-            return _nothing
+            return lambda: None
         if part is not None and step.op.section is None:
             step = replace(step, op=replace(step.op, section=part))
         seen = _OpenSpan(row, kind, step, num_bytes, self._backend.timestamp(_STREAM_OF[row]))
@@ -105,7 +105,3 @@ def timed(
     yield
     for end in ends:
         end()
-
-
-def _nothing() -> None:
-    pass

@@ -32,17 +32,14 @@ class DeviceMemory:
     def __init__(self, resident: Resident, device: torch.device) -> None:
         self.dropped, self._places, self._device = resident.dropped, resident.made, device
 
-    def make(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Return new tensors [rows, b, width] for these values, in the order in which a layer computes them."""
+    def make(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Return new tensors [rows, b, width] for these values, in the order in which a layer computes them; None: for
+        all."""
         return {
             name: torch.empty(place.shape, dtype=torch_dtype(place.dtype), device=self._device)
             for name, place in self._places.items()
-            if name in names
+            if names is None or name in names
         }
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._places.keys()
 
 
 class ResidentLayer(WholeLayer):
@@ -73,7 +70,7 @@ class _Microbatch:
 
     def run_forward(self, x: Tensor, context: Context) -> Tensor:
         layer = self._layer
-        self._kept = {"input": x.detach(), **layer.memory.make(layer.memory.names)}
+        self._kept = {"input": x.detach(), **layer.memory.make()}
         y: Tensor = layer.forward_in(self._kept, context)
         layer.drop(self._kept, layer.memory.dropped)
         return y

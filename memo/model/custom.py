@@ -214,7 +214,7 @@ def _declared(cls: type[CustomLayer], model: ModelConfig) -> tuple[tuple[Weight,
     for name, module in probe.layer.named_modules():
         if isinstance(module, ColumnParallelLinear):
             widths[name] = module.weight.shape[0]
-            module.register_forward_hook(_counting(calls, name))
+            module.register_forward_hook(lambda *_, called=name: calls.update([called]))
     x, attended = probe.tensor(8, model.hidden_size), probe.tensor(8, model.num_attention_heads * model.head_dim)
     with torch.enable_grad():
         first = probe.first(x)
@@ -229,13 +229,6 @@ def _declared(cls: type[CustomLayer], model: ModelConfig) -> tuple[tuple[Weight,
         if name in _TAKEN:
             raise _error(model, f"calls a matrix after attention {name}, a name that memo uses", "rename it")
     return weights, recalled
-
-
-def _counting(calls: Counter[str], name: str) -> Callable[..., None]:
-    def hook(*_: object) -> None:
-        calls[name] += 1
-
-    return hook
 
 
 def _bytes(cls: type[CustomLayer], model: ModelConfig, dtype: torch.dtype) -> tuple[Half, Half]:

@@ -23,10 +23,6 @@ class UnitPlan:
     places: LayerPlaces
     buckets: tuple[BucketPlan, ...]
 
-    @property
-    def trained_shard_size(self) -> int:
-        return sum(bucket.shard_size for bucket in self.buckets if not bucket.frozen)
-
 
 def plan_units(
     named: Mapping[str, ShardedParameter], bucket_size: int, num_shards: int, placement: StatePlacement | None
@@ -86,9 +82,9 @@ def make_units(
 
 def ring_sizes(plans: list[UnitPlan]) -> list[int]:
     """Elements of each record in the ring of reduced gradients: one record is written while the CPU reads the other."""
-    layers = [unit for unit in plans if unit.layer is not None and unit.places.optimizer_on_host]
-    largest = max((unit.trained_shard_size for unit in layers), default=0)
-    return [largest] * min(2, len(layers))
+    layers = [unit.buckets for unit in plans if unit.layer is not None and unit.places.optimizer_on_host]
+    sizes = [sum(bucket.shard_size for bucket in buckets if not bucket.frozen) for buckets in layers]
+    return [max(sizes, default=0)] * min(2, len(layers))
 
 
 def host_bytes(plans: list[UnitPlan], dtype: torch.dtype, rules: HostRules) -> int:

@@ -172,7 +172,7 @@ class Unit:
         return self.trained_buckets[0].ring_record if self.trained_buckets else None
 
 
-def size_of(buckets: Sequence[Bucket]) -> int:
+def size_of(buckets: Sequence[Bucket | CodedBucket]) -> int:
     """Elements of these buckets, padding included."""
     return sum(bucket.plan.size for bucket in buckets)
 
@@ -181,7 +181,7 @@ def shard_size_of(buckets: Sequence[Bucket]) -> int:
     return sum(bucket.plan.shard_size for bucket in buckets)
 
 
-def parts_of(buckets: Sequence[Bucket], flat: Tensor, *, shards: bool = False) -> list[Tensor]:
+def parts_of(buckets: Sequence[Bucket | CodedBucket], flat: Tensor, *, shards: bool = False) -> list[Tensor]:
     """Split a flat tensor, which may be longer, into one part for each bucket or, `shards`, for each bucket's shard."""
     sizes = [bucket.plan.shard_size if shards else bucket.plan.size for bucket in buckets]
     return list(flat[: sum(sizes)].split(sizes))

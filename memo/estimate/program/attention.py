@@ -36,14 +36,7 @@ def attention_forward(ledger: Ledger, sizes: LayerSizes, placed: bool = False) -
     if sizes.delta:
         delta_forward(ledger, sizes)
         return ledger.make("attention_out", 0), ledger.make("lse", 0)
-    if sizes.a2a == 1:
-        return _ring_forward(ledger, sizes, placed)
-    inner, shared = exchanged(sizes), sizes.tokens * sizes.narrow
-    heads = split_heads(ledger, sizes.qkv * shared)
-    inner_out, lse = _ring_forward(ledger, inner, placed=False)
-    (out,) = join_heads(ledger, sizes, (sizes.q, 1 if placed else inner.heads))  # a copy into the slot takes no memory
-    ledger.free(inner_out, heads)
-    return _left(ledger, out, placed), lse
+    return _forward_with_exchange(ledger, sizes, placed, lambda inner, at: _ring_forward(ledger, inner, at))
 
 
 def attention_backward(ledger: Ledger, sizes: LayerSizes) -> list[Block]:
@@ -61,14 +54,22 @@ def rows_forward_placed(ledger: Ledger, sizes: LayerSizes, before: int) -> Block
     """
     if sizes.delta:
         return attention_forward(ledger, sizes, placed=True)[1]
+    gather_rows(ledger, sizes)
+    return _forward_with_exchange(ledger, sizes, True, lambda inner, at: _rows_forward(ledger, inner, before, at))[1]
+
+
+def _forward_with_exchange(
+    ledger: Ledger, sizes: LayerSizes, placed: bool, forward: Callable[[LayerSizes, bool], tuple[Block, Block]]
+) -> tuple[Block, Block]:
+    """Run `forward`, between the two all-to-alls if ranks exchange heads; it is called with whether its output is
+    placed."""
     if sizes.a2a == 1:
-        gather_rows(ledger, sizes)
-        return _rows_forward(ledger, sizes, before, placed=True)[1]
-    heads = split_heads(ledger, sizes.qkv * sizes.tokens * sizes.narrow)
-    inner_out, lse = _rows_forward(ledger, exchanged(sizes), before, placed=False)
-    (out,) = join_heads(ledger, sizes, (sizes.q, 1))
-    ledger.free(inner_out, heads, out)
-    return lse
+        return forward(sizes, placed)
+    inner, heads = exchanged(sizes), split_heads(ledger, sizes.qkv * sizes.tokens * sizes.narrow)
+    inner_out, lse = forward(inner, False)
+    (out,) = join_heads(ledger, sizes, (sizes.q, 1 if placed else inner.heads))  # a copy into the slot takes no memory
+    ledger.free(inner_out, heads)
+    return _left(ledger, out, placed), lse
 
 
 def gather_rows(ledger: Ledger, sizes: LayerSizes) -> None:

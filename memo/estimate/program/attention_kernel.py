@@ -8,7 +8,8 @@ from memo.spec.attention_workspace import AttentionCall, backward_workspace, pad
 
 def kernel_forward(ledger: Ledger, sizes: LayerSizes, call: Call) -> tuple[Block, Block]:
     flipped = _flipped(ledger, sizes, call, sizes.q + 2 * sizes.kv)
-    out, lse = _kernel_outputs(ledger, sizes, call)
+    out, lse = _outputs(ledger, sizes, call)
+    _kernel_scratch(ledger, sizes, call)
     ledger.free(flipped)
     if not call.flipped:
         return out, lse
@@ -26,12 +27,6 @@ def _flipped(ledger: Ledger, sizes: LayerSizes, call: Call, width: int, lse: boo
 def _outputs(ledger: Ledger, sizes: LayerSizes, call: Call) -> tuple[Block, Block]:
     out = ledger.make("attention_out", call.queries * sizes.q * sizes.narrow)
     return out, ledger.make("lse", lse_bytes(sizes, call.queries))
-
-
-def _kernel_outputs(ledger: Ledger, sizes: LayerSizes, call: Call) -> tuple[Block, Block]:
-    out, lse = _outputs(ledger, sizes, call)
-    _kernel_scratch(ledger, sizes, call)
-    return out, lse
 
 
 def kernel_backward(ledger: Ledger, sizes: LayerSizes, call: Call) -> list[Block]:

@@ -240,9 +240,8 @@ def loss_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes, lse: Block)
 
 
 def _loss_chunk_backward(ledger: Ledger, sizes: LayerSizes, ends: EndSizes) -> None:
-    size = (
-        _trained_head(sizes, ends) if sizes.mixed and not sizes.on_cuda else 0
-    )  # else the product adds to the sum itself
+    # On GPUs, and where no sum is wider, the product adds to the sum itself.
+    size = _trained_head(sizes, ends) if sizes.mixed and not sizes.on_cuda else 0
     copied = _TOKEN_BYTES + sizes.wide if sizes.tp > 1 else 0  # label and log-sum-exp
     of_tokens = ledger.make("tokens of a chunk", ends.chunk * (copied + sizes.wide))
     norm = norm_forward(ledger, sizes, "final norm", ends.chunk // sizes.tp, sizes.hidden, graph=True)

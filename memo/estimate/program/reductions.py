@@ -91,9 +91,8 @@ class Reductions:
     def __init__(self, ledger: Ledger, course: Course, gradients: Gradients) -> None:
         self._ledger, self._course, self._gradients = ledger, course, gradients
         self._driven: dict[int, Reduced] = {}
-        self._whole: list[
-            tuple[int, Reduced, bool]
-        ] = []  # (owner, gradients, whether updated on the host), in order of completion
+        # (owner, gradients, whether updated on the host), in order of completion.
+        self._whole: list[tuple[int, Reduced, bool]] = []
         for owner in range(course.num_modules)[::-1]:
             module = self._of(owner)
             if module is None:
