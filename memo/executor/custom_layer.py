@@ -46,9 +46,9 @@ class _Running:
 class CustomLayerOperations(LayerOnTiles):
     """The operations of a custom layer on a tile, which replace those of memo's own layer."""
 
-    def __init__(self, layer: Any, *how: Any) -> None:
-        """Wraps the matrices of `layer`, a memo.model.custom.CustomLayer; `how`: further arguments of LayerOnTiles."""
-        super().__init__(layer, *how)
+    def __init__(self, layer: Any, *how: Any, **swept: Any) -> None:
+        """Wraps the matrices of `layer`, a memo.model.custom.CustomLayer; further arguments as for its plain kind."""
+        super().__init__(layer, *how, **swept)
         self.running: _Running | None = None
         modules = dict(layer.named_modules())
         for name, module in modules.items():
@@ -128,11 +128,13 @@ class _Tiled(nn.Module):
     def layer(self) -> CustomLayerOperations:
         return self.layer_of[0]
 
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) if self.layer.running is None else _OnTile.apply(x, self)
+        return y
+
 
 class _TiledColumn(_Tiled):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x) if self.layer.running is None else _Column.apply(x, self)
-        return y
+    """[n / T, b, in] -> [s / T, b, out / tp]."""
 
     def output(self, x: Tensor) -> Tensor:
         """The output for x [n / T, b, in]: in backward from the slot if it was kept there, else computed.
@@ -150,40 +152,31 @@ class _TiledColumn(_Tiled):
             at.machine.in_slot(self.name).copy_(y)
         return y
 
+    def backward(self, grad: Tensor, x: Tensor) -> Tensor:
+        layer = self.layer
+        return column_backward(grad, Gathering(x, layer.group), self.linear, layer.group, layer.sink)
+
 
 class _TiledRow(_Tiled):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x) if self.layer.running is None else _Row.apply(x, self)
-        return y
+    """[s / T, b, in / tp] -> [n / T, b, out]."""
+
+    def output(self, x: Tensor) -> Tensor:
+        return row_forward(x, self.linear, self.layer.group)
+
+    def backward(self, grad: Tensor, x: Tensor) -> Tensor:
+        return row_backward(grad, Gathering(grad, self.layer.group), x, self.linear, self.layer.sink)
 
 
-class _Column(torch.autograd.Function):
-    """[n / T, b, in] -> [s / T, b, out / tp]; its backward adds the weight's gradient to the main gradient."""
+class _OnTile(torch.autograd.Function):
+    """A matrix on a tile; its backward adds the weight's gradient to the main gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, matrix: _TiledColumn) -> Tensor:
+    def forward(ctx: Any, x: Tensor, matrix: _TiledColumn | _TiledRow) -> Tensor:
         ctx.save_for_backward(x)
         ctx.matrix = matrix
         return matrix.output(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        layer, (x,) = ctx.matrix.layer, ctx.saved_tensors
-        grad = grads[0].contiguous()
-        return column_backward(grad, Gathering(x, layer.group), ctx.matrix.linear, layer.group, layer.sink), None
-
-
-class _Row(torch.autograd.Function):
-    """[s / T, b, in / tp] -> [n / T, b, out]; its backward adds the weight's gradient to the main gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, matrix: _TiledRow) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.matrix = matrix
-        return row_forward(x, matrix.linear, matrix.layer.group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        layer, (x,) = ctx.matrix.layer, ctx.saved_tensors
-        grad = grads[0].contiguous()
-        return row_backward(grad, Gathering(grad, layer.group), x, ctx.matrix.linear, layer.sink), None
+        (x,) = ctx.saved_tensors
+        return ctx.matrix.backward(grads[0].contiguous(), x), None

@@ -1,4 +1,4 @@
-"""A mixture of experts on one tile of tokens, with explicit forward and backward (see memo.executor.pieces).
+"""The backward of a mixture of experts on one tile of tokens (see memo.executor.pieces).
 
 Shapes as in memo.parallel.experts, for a tile of [s, b] tokens, gathered over tp: t = s b; f: width of an expert on
 this tp rank (2 f when gated, before the activation). Every tp rank routes all tokens in the same way. A rank's gradient
@@ -13,30 +13,21 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from memo.executor.pieces import Gathering, GradientSink, add_gradients, product_backward
-from memo.parallel.collectives import group_rank, group_size, reduce_scatter, reduce_scatter_async
+from memo.parallel.collectives import group_rank, group_size, reduce_scatter_async
 from memo.parallel.experts import ExpertMatrix, ExpertRows, of_shares, shares
 from memo.parallel.weight_gradients import add_weight_gradient
 
 
 class ExpertMlp(Protocol):
-    """The interface of memo.model.layer.Experts."""
+    """What a backward reads of memo.model.layer.Experts."""
 
     router: ExpertMatrix
     fc1: ExpertMatrix
     fc2: ExpertMatrix
 
-    def rows(self, routing: Tensor) -> ExpertRows: ...
-    def route(self, x: Tensor) -> Tensor: ...
     def route_backward(
         self, grad: Tensor, x: Tensor, routing: Tensor, rows: ExpertRows
     ) -> tuple[Tensor, Tensor, Tensor]: ...
-    def add_biases_(self, y: Tensor, routing: Tensor) -> Tensor: ...
-
-
-def experts_forward(x: Tensor, mlp: ExpertMlp, rows: ExpertRows, out: Tensor | None) -> Tensor:
-    """x [s, b, h] -> fc1 of each token's K experts, [s, b, K f], in `out` if given; rows are sorted by expert."""
-    out = None if out is None else out.view(rows.count, -1)
-    return mlp.fc1.products(rows.of_tokens(x), rows, mlp.fc1.bias, out).view(*x.shape[:2], -1)
 
 
 def experts_backward(
@@ -72,12 +63,6 @@ def experts_backward(
     if work is not None:
         work.wait()
     return scattered
-
-
-def combine_forward(x: Tensor, routing: Tensor, mlp: ExpertMlp, rows: ExpertRows, group: ProcessGroup | None) -> Tensor:
-    """fc2 of x [s, b, K f], summed over each token's experts and over tp -> [n, b, h]."""
-    y = rows.sums(mlp.fc2.products(x.view(rows.count, -1), rows))
-    return mlp.add_biases_(reduce_scatter(y.view(*routing.shape[:2], -1), group), routing)
 
 
 def combine_backward(

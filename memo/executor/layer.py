@@ -8,17 +8,13 @@ of this context-parallel rank.
 """
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from memo.executor.layer_on_tiles import ExplicitLayer, LayerOnTiles
-from memo.executor.pieces import GradientSink
-from memo.executor.tile_machine import Context, Tile
-from memo.program.kinds import Kind
-from memo.spec.slots import SlotLayout
+from memo.executor.tile_machine import Context
 
 
 class Buffers(Protocol):
@@ -31,20 +27,7 @@ class Buffers(Protocol):
 class WholeLayer(LayerOnTiles):
     """A layer that works on all tokens of this rank at once; `kept` holds its activations by name."""
 
-    def __init__(
-        self,
-        layer: Any,  # a Layer that is an nn.Module
-        kind: Kind,
-        index: int,
-        tiles: list[Tile],
-        layout: SlotLayout,
-        memory: Any,
-        sink: GradientSink,
-        tp_group: ProcessGroup | None,
-    ) -> None:
-        super().__init__(layer, kind, layout, memory, sink, tp_group)
-        self.index, self.tiles = index, tiles
-        self._lse_shape = torch.Size()
+    _lse_shape = torch.Size()
 
     def forward_in(self, kept: dict[str, Tensor], context: Context) -> Tensor:
         """Compute the output [n, b, h] from the input in `kept`; writes all other activations in `kept`."""
@@ -120,10 +103,6 @@ class WholeLayer(LayerOnTiles):
 
     def drop(self, kept: dict[str, Tensor], names: Collection[str]) -> None:
         """Called when nothing needs these values any more; a slot keeps its memory."""
-
-    def gradients_done(self) -> None:
-        for parameter in self.layer.parameters():
-            self.sink.gradient_done(parameter)
 
 
 class TokenwiseLayer(WholeLayer):

@@ -7,6 +7,7 @@ one section of it (memo.executor.sweep). Shapes as in memo.executor.tile_machine
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -14,47 +15,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.attention.sinks import Sinks
-from memo.executor.pieces import GradientSink, Linear
+from memo.executor.pieces import GradientSink
 from memo.executor.tile_machine import Context, Rope, Tile, TileMachine
-from memo.parallel.context import ContextAttention
 from memo.program.kinds import Kind
-from memo.program.walk import Step, backward, forward, gradient, rebuilt
+from memo.program.walk import Step, forward, gradient, rebuilt
 from memo.spec.slots import NEEDS_FULL_ROOM, SlotLayout
-
-
-class SelfAttention(Protocol):
-    qkv: Linear
-    projection: Linear
-    core: ContextAttention
-    head_dim: int
-    heads: list[int]
-    q_norm: nn.Module | None
-    k_norm: nn.Module | None
-    sinks: nn.Parameter | None
-    normed_heads: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-    rotate_: Callable[..., None]
-
-
-class Mlp(Protocol):
-    """The interface of an MLP; memo.model.layer.Experts has more members."""
-
-    fc1: Linear
-    fc2: Linear
-    activate: Callable[..., Tensor]
-
-
-class NormModule(Protocol):
-    def __call__(self, x: Tensor) -> Tensor: ...
-    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-class Layer(Protocol):
-    """The interface of a layer for the executor; memo.model.layer.TransformerLayer has it."""
-
-    attention_norm: NormModule
-    attention: SelfAttention
-    mlp_norm: NormModule
-    mlp: Mlp
 
 
 class RunsExplicitly(Protocol):
@@ -68,14 +33,24 @@ class LayerOnTiles(nn.Module):
     """One layer that computes tile by tile, on the tensors of a slot."""
 
     def __init__(
-        self, layer: Any, kind: Kind, layout: SlotLayout, memory: Any, sink: GradientSink, group: ProcessGroup | None
+        self,
+        layer: Any,
+        kind: Kind,
+        index: int,
+        tiles: list[Tile],
+        layout: SlotLayout,
+        memory: Any,
+        sink: GradientSink,
+        group: ProcessGroup | None,
     ) -> None:
-        """`layer`: a Layer of this kind that is an nn.Module; `layout`: where its tensors lie in a slot of `memory`,
-        which has room for layers of all kinds; `group`: the tp group."""
+        """`layer`: a memo.model.layer.TransformerLayer of this kind, or a custom layer; `tiles`: those of what a slot
+        holds; `layout`: where its tensors lie in a slot of `memory`, which has room for layers of all kinds; `group`:
+        the tp group."""
         super().__init__()
         self.layer: Any = layer
-        self.kind, self.layout, self.memory, self.sink, self.group = kind, layout, memory, sink, group
-        self.module_of = {op: _module(layer, op.module) for op in kind.operations if op.module}
+        self.kind, self.index, self.tiles = kind, index, tiles
+        self.layout, self.memory, self.sink, self.group = layout, memory, sink, group
+        self.module_of = {op: attrgetter(op.module)(layer) for op in kind.operations if op.module}
         self._kept: dict[int, frozenset[str]] = {}
         self._sharded = frozenset(name for name, layout in kind.layouts.items() if layout == "tokens")
 
@@ -98,6 +73,10 @@ class LayerOnTiles(nn.Module):
             for x in [slot[name]]
         }
 
+    def gradients_done(self) -> None:
+        for parameter in self.layer.parameters():
+            self.sink.gradient_done(parameter)
+
     def rows_of(self, name: str, tile: Tile) -> slice:
         return tile.shard if name in self._sharded else tile.full
 
@@ -108,13 +87,13 @@ class LayerOnTiles(nn.Module):
 
         `again`: whether in backward, when the slot holds what it keeps."""
         machine = TileMachine(self, kept, tile, context)
-        machine.run(forward(self.kind.before, frozenset({self.kind.qkv_in_slot}), machine.kept, again))
+        machine.run(self.kind.qkv(machine.kept, again))
 
     def _finish(self, kept: dict[str, Tensor], tile: Tile, context: Context, out: Tensor) -> None:
         """Compute the layer's output [n / T, b, h] from attention's output, and write it to `out`."""
         machine = TileMachine(self, kept, tile, context)
         machine.places["layer_output"] = out
-        machine.run(forward(self.kind.after, frozenset({"layer_output"}), machine.kept))
+        machine.run(self.kind.output(machine.kept))
 
     def _keep_again(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
         """Compute the tensors after attention of which the slot keeps this tile's rows, without the layer's output."""
@@ -132,9 +111,9 @@ class LayerOnTiles(nn.Module):
             grad_input: receives the gradient of the input along the residual path, [n / T, b, h]; it may be `grad`.
         """
         machine = TileMachine(self, kept, tile, context)
-        walk = backward(self.kind.after, machine.kept, frozenset({"layer_output"}))
+        walk = self.kind.after_backward(machine.kept)
         machine.live[gradient("layer_output")], machine.places["input"] = grad, grad_input
-        machine.run(walk.steps)
+        machine.run(walk)
         machine.put("input", walk.gradients["input"])
         found: Tensor = machine.live[walk.gradients["attention_out"]]
         return found
@@ -151,12 +130,10 @@ class LayerOnTiles(nn.Module):
                 for its sum with the gradient through attention.
         """
         machine = TileMachine(self, kept, tile, context)
-        walk = backward(
-            self.kind.before, machine.kept | {NEEDS_FULL_ROOM}, frozenset({self.kind.sequence_input, "input"})
-        )
+        walk = self.kind.before_backward(machine.kept)
         machine.live |= {gradient(self.kind.sequence_input): grads, gradient("input"): grad_input[0]}
         machine.places["input"] = grad_input[1]
-        machine.run(walk.steps)
+        machine.run(walk)
         machine.put("input", walk.gradients["input"])
 
     def _attention_inputs(self, qkv: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,13 +181,6 @@ class LayerOnTiles(nn.Module):
         machine = TileMachine(self, kept, tile, context)
         machine.live |= inputs
         machine.run(steps)
-
-
-def _module(layer: Any, path: str) -> Any:
-    found = layer
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found
 
 
 class ExplicitLayer(torch.autograd.Function):

@@ -26,17 +26,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from memo.attention.backends import Saved
 from memo.executor.key_values import Heads, KeyValues
 from memo.executor.layer_on_tiles import ExplicitLayer, LayerOnTiles
-from memo.executor.pieces import GradientSink
 from memo.executor.tile_machine import Context, Rope, Tile
 from memo.parallel import context_sweep
 from memo.parallel.hidden import Hidden, same_memory
-from memo.program.kinds import Kind
-from memo.spec.slots import SlotLayout
 
 
 class SectionBuffers(Protocol):
@@ -69,27 +65,11 @@ class SweptLayer(LayerOnTiles):
 
     memory: SectionBuffers
 
-    def __init__(
-        self,
-        layer: Any,  # a Layer that is an nn.Module
-        kind: Kind,
-        index: int,
-        sections: list[Tile],
-        tiles: list[Tile],
-        layout: SlotLayout,
-        memory: SectionBuffers,
-        sink: GradientSink,
-        tp_group: ProcessGroup | None,
-        hidden: Hidden,
-        recomputes_attention: bool = False,
-    ) -> None:
-        """`sections` divide the sequence, and `tiles` each section; a tile's rows count from the section's beginning.
-
-        `hidden` has the same sections.
-        """
-        super().__init__(layer, kind, layout, memory, sink, tp_group)
-        self.index, self.sections, self.tiles, self.hidden = index, sections, tiles, hidden
-        self.recomputes_attention = recomputes_attention
+    def __init__(self, *how: Any, sections: list[Tile], hidden: Hidden, recomputes_attention: bool) -> None:
+        """`how`: arguments of LayerOnTiles. `sections` divide the sequence, and tiles each section; a tile's rows count
+        from the section's beginning. `hidden` has the same sections."""
+        super().__init__(*how)
+        self.sections, self.hidden, self.recomputes_attention = sections, hidden, recomputes_attention
         self._carry: Tensor | None = None
         """The state that a gated delta net carries from tile to tile, in backward its gradient; None before the first
         tile and between passes."""
@@ -207,8 +187,7 @@ class SweptLayer(LayerOnTiles):
             self.hidden.put(part, section.index)
             self.memory.end_section("B", self.index, section.index)
         self._carry = None
-        for parameter in self.layer.parameters():
-            self.sink.gradient_done(parameter)
+        self.gradients_done()
         return grad
 
     def _tile_backward(

@@ -19,13 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from memo.executor.expert_pieces import (
-    biases_backward,
-    combine_backward,
-    combine_forward,
-    experts_backward,
-    experts_forward,
-)
+from memo.executor.expert_pieces import biases_backward, combine_backward, experts_backward
 from memo.executor.latent_pieces import expand_backward, expand_forward
 from memo.executor.pieces import (
     Gathering,
@@ -38,7 +32,7 @@ from memo.executor.pieces import (
 from memo.parallel.experts import ExpertRows
 from memo.parallel.replayed import Replayed
 from memo.program import operations as op
-from memo.program.operations import Operation
+from memo.program.operations import Operation, entry_for
 from memo.program.walk import Machine, Step, graph
 from memo.spec.slots import NEEDS_FULL_ROOM
 
@@ -143,21 +137,21 @@ class TileMachine(Machine):
         (name,) = step.reads
         self.in_slot(name).copy_(self.live[name])
 
-    def forward(self, step: Step) -> None:
-        operation = step.operation
-        made = _FORWARD[type(operation)](self, operation, *map(self.take, step.reads))
+    def forward(self, step: Step, operation: Operation) -> None:
+        made = entry_for(operation, _FORWARD)(self, operation, *map(self.take, step.reads))
         self.live.update(zip(step.makes, made, strict=True))
 
-    def replay(self, step: Step) -> None:
-        assert step.operation is not None
-        again = _REPLAY[type(step.operation)](self, step.operation, *map(self.take, step.reads))
-        self.live[graph(step.operation.makes[0])] = again
+    def replay(self, step: Step, operation: Operation) -> None:
+        module = self.module(operation)
+        parameters = module.parameters() if isinstance(module, nn.Module) else ()
+        again = Replayed(module, *map(self.take, step.reads), parameters=parameters)
+        self.live[graph(operation.makes[0])] = again
         for name in step.makes[1:]:
             self.live[name] = again.output
 
-    def backward(self, step: Step) -> None:
-        operation = step.operation
-        made = _BACKWARD[type(operation)](self, operation, *map(self.take, step.reads))
+    def backward(self, step: Step, operation: Operation) -> None:
+        back = _replayed_backward if operation.replays else entry_for(operation, _BACKWARD)
+        made = back(self, operation, *map(self.take, step.reads))
         if step.adds_to:
             made = (torch.add(made[0], self.take(step.adds_to), out=self.places.get(step.place)), *made[1:])
         self.live.update(zip(step.makes, made, strict=True))
@@ -192,12 +186,12 @@ def _experts(machine: TileMachine, operation: Operation, x: Gathering, *recalled
     if not recalled:
         routing, whole = machine.in_slot("routing"), x.wait()
         routing.copy_(mlp.route(whole).view_as(routing))
-    made = experts_forward(x.wait(), mlp, machine.expert_rows, machine.place("fc1"))
+    made = mlp.expand(x.wait(), machine.expert_rows, machine.place("fc1"))
     return (made,) if recalled else (made, routing)
 
 
 def _combine(machine: TileMachine, operation: Operation, x: Tensor, routing: Tensor) -> Made:
-    return (combine_forward(x, routing, machine.on.layer.mlp, machine.expert_rows, machine.group),)
+    return (machine.on.layer.mlp.combine(x, routing, machine.expert_rows),)
 
 
 def _applied(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
@@ -255,11 +249,6 @@ def _combine_backward(
     )
 
 
-def _replayed(machine: TileMachine, operation: Operation, *x: Tensor) -> Replayed:
-    module = machine.module(operation)
-    return Replayed(module, *x, parameters=module.parameters() if isinstance(module, nn.Module) else ())
-
-
 def _replayed_backward(machine: TileMachine, operation: Operation, grad: Tensor, again: Replayed) -> Made:
     return again.backward(machine.sink.main_gradient, grad)
 
@@ -287,7 +276,6 @@ def _half_backward(machine: TileMachine, operation: Operation, grad: Tensor, *x:
 
 _FORWARD: dict[type[Any], Callable[..., Made]] = {
     op.Norm: _norm,
-    op.LatentNorm: _norm,
     op.Expand: _expand,
     op.Trim: _applied,
     op.Add: _add,
@@ -295,39 +283,19 @@ _FORWARD: dict[type[Any], Callable[..., Made]] = {
     op.Column: _column,
     op.Row: _row,
     op.Activate: _applied,
-    op.ActivateScored: _applied,
-    op.WholeColumn: _column,
     op.ExpertColumn: _experts,
-    op.ActivateExperts: _applied,
     op.ExpertRow: _combine,
     op.Gate: _applied,
     op.Heads: _rotated_heads,
     op.Opaque: _half,
 }
-_REPLAY: dict[type[Any], Callable[..., Replayed]] = {
-    op.Norm: _replayed,
-    op.LatentNorm: _replayed,
-    op.Trim: _replayed,
-    op.Activate: _replayed,
-    op.ActivateScored: _replayed,
-    op.ActivateExperts: _replayed,
-    op.Gate: _replayed,
-}
 _BACKWARD: dict[type[Any], Callable[..., Made]] = {
-    op.Norm: _replayed_backward,
-    op.LatentNorm: _replayed_backward,
     op.Expand: _expand_backward,
-    op.Trim: _replayed_backward,
     op.Scale: _scale_backward,
     op.Column: _column_backward,
     op.Row: _row_backward,
-    op.Activate: _replayed_backward,
-    op.ActivateScored: _replayed_backward,
-    op.WholeColumn: _column_backward,
     op.ExpertColumn: _experts_backward,
-    op.ActivateExperts: _replayed_backward,
     op.ExpertRow: _combine_backward,
-    op.Gate: _replayed_backward,
     op.Heads: _heads_backward,
     op.Opaque: _half_backward,
 }

@@ -69,9 +69,8 @@ class DeltaAttention(nn.Module):
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
-        self.kernels = parts.parameter_of(layer, "attention.kernels")
-        self.rates = parts.parameter_of(layer, "attention.rates")
-        self.biases = parts.parameter_of(layer, "attention.biases")
+        of_net = ("kernels", "rates", "biases")
+        self.kernels, self.rates, self.biases = (parts.parameter_of(layer, f"attention.{name}") for name in of_net)
         self.qkv = parts.column(layer, "attention.qkv")
         self.gate = parts.column(layer, "attention.gate")
         self.gating = NormedGate(*parts.of_layer(layer, "attention.gating"), parts.config.norm_epsilon, parts.ops)
@@ -138,7 +137,7 @@ class Experts(nn.Module):
     """A mixture of experts instead of an MLP: the router, fc1, activation and fc2 of each expert, and shared experts.
 
     The weight that the router gives an expert multiplies its activation, so that backward needs no output of fc2.
-    `forward` is for evaluation; training calls memo.executor.expert_pieces, where shapes are defined.
+    `forward` is for evaluation; training calls its parts, and memo.executor.expert_pieces, where shapes are defined.
     """
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
@@ -155,13 +154,20 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[n, b, h] -> [n, b, h], without gradients."""
         whole = all_gather(x, self.group)
-        routing = self.route(whole)
+        routing = self.route(whole).view(*whole.shape[:2], -1)
         rows = self.rows(routing)
-        inner = self.fc1.products(rows.of_tokens(whole), rows, self.fc1.bias)
-        outer = self.fc2.products(self.activate(routing, inner, rows).view(rows.count, -1), rows)
-        y = reduce_scatter(rows.sums(outer).view_as(whole), self.group)
-        y = self.add_biases_(y, routing.view(*whole.shape[:2], -1))
+        y = self.combine(self.activate(routing, self.expand(whole, rows), rows), routing, rows)
         return y if self.shared is None else y + self.shared(x)
+
+    def expand(self, x: Tensor, rows: ExpertRows, out: Tensor | None = None) -> Tensor:
+        """x [s, b, h] -> fc1 of each token's K experts, [s, b, K f], in `out` if given; rows are sorted by expert."""
+        out = None if out is None else out.view(rows.count, -1)
+        return self.fc1.products(rows.of_tokens(x), rows, self.fc1.bias, out).view(*x.shape[:2], -1)
+
+    def combine(self, x: Tensor, routing: Tensor, rows: ExpertRows) -> Tensor:
+        """fc2 of x [s, b, K f], summed over each token's experts and over tp -> [n, b, h]."""
+        y = rows.sums(self.fc2.products(x.view(rows.count, -1), rows))
+        return self.add_biases_(reduce_scatter(y.view(*routing.shape[:2], -1), self.group), routing)
 
     def rows(self, routing: Tensor) -> ExpertRows:
         return ExpertRows(routing, self.config.num_experts)

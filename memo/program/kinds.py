@@ -26,10 +26,12 @@ from memo.program.operations import (
     Trim,
     WholeColumn,
 )
+from memo.program.walk import Backward, Step, backward, forward
 from memo.spec.custom_layer import custom_facts
 from memo.spec.lora import trains_all
 from memo.spec.shapes import shape_of
 from memo.spec.skeleton import Layout
+from memo.spec.slots import NEEDS_FULL_ROOM
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +84,27 @@ class Kind:
     @cached_property
     def _middle(self) -> int:
         return next(index for index, operation in enumerate(self.operations) if not operation.token_wise)
+
+    # The steps on one tile; `kept`: the values whose rows a slot holds between forward and backward.
+
+    def qkv(self, kept: frozenset[str], again: bool = False) -> tuple[Step, ...]:
+        """To queries, keys and values. `again`: in backward, when the slot holds what it keeps."""
+        return forward(self.before, frozenset({self.qkv_in_slot}), kept, again)
+
+    def qkv_again(self, kept: frozenset[str]) -> tuple[Step, ...]:
+        return self.qkv(kept, again=True)
+
+    def output(self, kept: frozenset[str]) -> tuple[Step, ...]:
+        """From attention's output to the layer's."""
+        return forward(self.after, frozenset({"layer_output"}), kept)
+
+    def after_backward(self, kept: frozenset[str]) -> Backward:
+        """From the gradient of the layer's output to that of attention's."""
+        return backward(self.after, kept, frozenset({"layer_output"}))
+
+    def before_backward(self, kept: frozenset[str]) -> Backward:
+        """From the gradients of what attention reads, and of the residual path, to that of the input."""
+        return backward(self.before, kept | {NEEDS_FULL_ROOM}, frozenset({self.sequence_input, "input"}))
 
 
 def _mlp(x: str) -> tuple[Operation, ...]:

@@ -4,8 +4,9 @@ Values have names. An operation's attributes hold all that a walk (memo.program.
 an operation know what it computes, which memory it requests and what it costs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from memo.spec.skeleton import Layout
 
@@ -52,6 +53,14 @@ class Operation:
     def needs(self) -> tuple[str, ...]:
         """The values that its backward reads; an operation that replays has them in its graph."""
         return () if self.replays or self.is_sum or self.frozen else self.reads
+
+
+_Entry = TypeVar("_Entry")
+
+
+def entry_for(operation: Operation, table: Mapping[type[Any], _Entry]) -> _Entry:
+    """The table's entry for the operation's class, or for the nearest class from which that derives."""
+    return next(table[each] for each in type(operation).__mro__ if each in table)
 
 
 class Norm(Operation):
@@ -204,6 +213,11 @@ class Opaque(Operation):
     """
 
     writes_to_slot = True
+
+    @property
+    def is_second(self) -> bool:
+        """Whether it is the half after attention, whose output it reads."""
+        return len(self.reads) > 1
 
     def layout_of(self, name: str) -> Layout:
         return "tokens" if name == "layer_output" else "heads"

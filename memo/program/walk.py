@@ -55,9 +55,12 @@ class Backward:
     steps: tuple[Step, ...]
     gradients: dict[str, str]
 
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
 
 class Machine:
-    """Runs steps; a subclass has a method for each value of `Step.do`.
+    """Runs steps; a subclass has a method for each value of `Step.do`, called with the step and its operation, if any.
 
     Attributes:
         live: the existing values by name, in the form that the machine gives them.
@@ -68,7 +71,8 @@ class Machine:
 
     def run(self, steps: Iterable[Step]) -> None:
         for step in steps:
-            getattr(self, step.do)(step)
+            given = (step,) if step.operation is None else (step, step.operation)
+            getattr(self, step.do)(*given)
             self.free(step.frees)
 
     def free(self, names: tuple[str, ...]) -> None:

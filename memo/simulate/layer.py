@@ -8,13 +8,13 @@ functions.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from memo.config import RunConfig
 from memo.config.derived import resident_tiles, resolved_offload_tiles, stays_under_autograd
 from memo.program.kinds import Kind
-from memo.program.walk import Step, backward, forward
+from memo.program.walk import Step
 from memo.simulate.attention import attention_cost, gathered_keys
 from memo.simulate.cost import NOTHING, Cost, LayerCost
 from memo.simulate.framework import MEMO, Framework
@@ -32,7 +32,6 @@ from memo.spec.sweep import key_value_layout
 
 Kept = frozenset[str]
 """Values of a tile that a slot holds between forward and backward."""
-Steps = tuple[Step, ...]
 
 
 def plain_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
@@ -114,7 +113,7 @@ def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
     shape = LayerShape(config, kernels, resident_tiles(config))
     of = resident(config, config.model)
     kept = frozenset(of.layout.places)
-    again = _on_tiles(shape, _qkv_again, kept) if NEEDS_FULL_ROOM in of.dropped else NOTHING
+    again = _on_tiles(shape, Kind.qkv_again, kept) if NEEDS_FULL_ROOM in of.dropped else NOTHING
     if "attention_out" in of.dropped:
         again += _attention(shape, backward=False)
     return LayerCost(_forward(shape, kept), again + _backward(shape, kept))
@@ -156,8 +155,8 @@ def _slides(shape: LayerShape, backward: bool) -> Cost:
 
 
 def _forward(shape: LayerShape, kept: Kept) -> Cost:
-    made = _on_tiles(shape, _outputs, kept)
-    return _on_tiles(shape, _qkv, kept) + _attention(shape, backward=False) + made
+    made = _on_tiles(shape, Kind.output, kept)
+    return _on_tiles(shape, Kind.qkv, kept) + _attention(shape, backward=False) + made
 
 
 def _attention(shape: LayerShape, backward: bool) -> Cost:
@@ -172,8 +171,8 @@ def _attention(shape: LayerShape, backward: bool) -> Cost:
 
 def _backward(shape: LayerShape, kept: Kept) -> Cost:
     """Return the cost of a backward that finds queries, keys, values and attention's output on the device."""
-    cost = _on_tiles(shape, _after_backward, kept) + _attention(shape, backward=True)
-    cost += _on_tiles(shape, _before_backward, kept)
+    cost = _on_tiles(shape, Kind.after_backward, kept) + _attention(shape, backward=True)
+    cost += _on_tiles(shape, Kind.before_backward, kept)
     if shape.tiles > 1 and not shape.sweeps:
         cost += _copied_outputs(shape)  # attention takes the gradients of all tiles as one tensor
     return cost
@@ -185,30 +184,7 @@ def _copied_outputs(shape: LayerShape) -> Cost:
     return Cost(elementwise=shape.kernels.memory_s(num_bytes, shape.tiles))
 
 
-# Token-wise parts of a layer, as steps on one tile.
-
-
-def _qkv(kind: Kind, kept: Kept) -> Steps:
-    return forward(kind.before, frozenset({kind.qkv_in_slot}), kept)
-
-
-def _qkv_again(kind: Kind, kept: Kept) -> Steps:
-    return forward(kind.before, frozenset({kind.qkv_in_slot}), kept, again=True)
-
-
-def _outputs(kind: Kind, kept: Kept) -> Steps:
-    return forward(kind.after, frozenset({"layer_output"}), kept)
-
-
-def _after_backward(kind: Kind, kept: Kept) -> Steps:
-    return backward(kind.after, kept, frozenset({"layer_output"})).steps
-
-
-def _before_backward(kind: Kind, kept: Kept) -> Steps:
-    return backward(kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({kind.sequence_input, "input"})).steps
-
-
-def _on_tiles(shape: LayerShape, part: Callable[[Kind, Kept], Steps], kept: Kept) -> Cost:
+def _on_tiles(shape: LayerShape, part: Callable[[Kind, Kept], Iterable[Step]], kept: Kept) -> Cost:
     """Return the cost of a part on all tiles. Layouts with the same tile share the cost of one tile."""
     costs = shape.kernels.tile_costs
     key = (part, kept, shape.config.model, shape.tp.size, shape.tile_tokens, shape.under_autograd)
@@ -240,7 +216,7 @@ def _recompute(shape: LayerShape, groups: dict[str, Kept], everything: Kept) -> 
     for name, values in groups.items():
         kept -= values
         if name == NEEDS_FULL_ROOM:
-            found[name] = _on_tiles(shape, _qkv_again, kept)
+            found[name] = _on_tiles(shape, Kind.qkv_again, kept)
         else:
             after = _token_wise_backward(shape, kept)
             found[name], before = after + before * -1, after
@@ -248,4 +224,4 @@ def _recompute(shape: LayerShape, groups: dict[str, Kept], everything: Kept) -> 
 
 
 def _token_wise_backward(shape: LayerShape, kept: Kept) -> Cost:
-    return _on_tiles(shape, _before_backward, kept) + _on_tiles(shape, _after_backward, kept)
+    return _on_tiles(shape, Kind.before_backward, kept) + _on_tiles(shape, Kind.after_backward, kept)

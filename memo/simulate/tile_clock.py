@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from memo.program import operations as op
-from memo.program.operations import Operation
+from memo.program.operations import Operation, entry_for
 from memo.program.walk import Machine, Step
 from memo.simulate.cost import Cost
 from memo.simulate.half import matrices_of_half, rest_of_half_s
@@ -145,20 +145,19 @@ class TileClock(Machine):
         """Count a copy to the slot."""
         self.move(*step.reads, *step.reads)
 
-    def forward(self, step: Step) -> None:
-        assert step.operation is not None
-        _FORWARD[type(step.operation)](self, step, step.operation)
+    def forward(self, step: Step, operation: Operation) -> None:
+        run = _moves if operation.replays else entry_for(operation, _FORWARD)
+        run(self, step, operation)
 
-    def replay(self, step: Step) -> None:
+    def replay(self, step: Step, operation: Operation) -> None:
         if not self.shape.under_autograd:
-            assert step.operation is not None
-            self.move(*step.operation.reads, *step.operation.makes)
+            self.move(*operation.reads, *operation.makes)
 
-    def backward(self, step: Step) -> None:
-        assert step.operation is not None
-        _BACKWARD[type(step.operation)](self, step, step.operation)
+    def backward(self, step: Step, operation: Operation) -> None:
+        run = _replayed_backward if operation.replays else entry_for(operation, _BACKWARD)
+        run(self, step, operation)
         if step.adds_to:
-            self.move(*step.operation.reads[:1] * 3)
+            self.move(*operation.reads[:1] * 3)
 
 
 def _moves(clock: TileClock, step: Step, operation: Operation) -> None:
@@ -251,12 +250,12 @@ def _heads_backward(clock: TileClock, step: Step, operation: op.Heads) -> None:
         clock.move(*operation.reads * 2)
 
 
-def _half(clock: TileClock, step: Step, operation: Operation) -> None:
-    _half_again(clock, _is_second(operation), ())
+def _half(clock: TileClock, step: Step, operation: op.Opaque) -> None:
+    _half_again(clock, operation.is_second, ())
 
 
-def _half_backward(clock: TileClock, step: Step, operation: Operation) -> None:
-    is_second = _is_second(operation)
+def _half_backward(clock: TileClock, step: Step, operation: op.Opaque) -> None:
+    is_second = operation.is_second
     if not clock.shape.under_autograd:
         _half_again(clock, is_second, clock.kept if is_second else ())
     for module, weight in matrices_of_half(clock.shape, is_second).items():
@@ -276,31 +275,19 @@ def _half_again(clock: TileClock, is_second: bool, kept: Collection[str]) -> Non
     clock.elementwise_s += rest_of_half_s(clock.shape, is_second)
 
 
-def _is_second(operation: Operation) -> bool:
-    """Whether a half of a custom layer comes after attention, whose output it reads."""
-    return len(operation.reads) > 1
-
-
-_REPLAYED = (op.Norm, op.LatentNorm, op.Trim, op.Activate, op.ActivateScored, op.ActivateExperts, op.Gate)
-"""Operations that are one kernel over their values, whose outputs a backward makes again."""
 _FORWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
-    **dict.fromkeys((*_REPLAYED, op.Add, op.Scale), _moves),
+    op.Add: _moves,
+    op.Scale: _moves,
     op.Expand: _expand,
-    op.WholeColumn: _column,
-    op.ExpertColumn: _column,
-    op.ExpertRow: _row,
     op.Column: _column,
     op.Row: _row,
     op.Heads: lambda clock, step, operation: clock.rotate(),
     op.Opaque: _half,
 }
 _BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
-    **dict.fromkeys(_REPLAYED, _replayed_backward),
     op.Scale: lambda clock, step, operation: clock.move(*operation.reads, *operation.makes),
     op.Expand: _expand_backward,
-    op.WholeColumn: _column_backward,
     op.ExpertColumn: _expert_column_backward,
-    op.ExpertRow: _row_backward,
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Heads: _heads_backward,

@@ -107,14 +107,13 @@ def on_tiles(
     """
     (sections, tiles), model = _cuts(config), stack_of(config.model)[index]
     kind, layout = kind_of(model), own_layout(model, slot_dims(config), memory.layout)
-    is_custom = isinstance(layer, CustomLayer)
+    is_custom, how = isinstance(layer, CustomLayer), (layer, kind, index, tiles, layout, memory, sink, tp_group)
     if not config.memory.sweeps:
-        whole = TokenwiseCustomLayer if is_custom else TokenwiseLayer
-        return whole(layer, kind, index, tiles, layout, memory, sink, tp_group)
+        return (TokenwiseCustomLayer if is_custom else TokenwiseLayer)(*how)
     assert isinstance(memory, SweepRuntime | ScratchMemory)
     hidden = HiddenOnDevice(hidden_sections(config)) if hidden is None else hidden
     swept = SweptCustomLayer if is_custom else SweptLayer
-    return swept(layer, kind, index, sections, tiles, layout, memory, sink, tp_group, hidden, recomputes_attention)
+    return swept(*how, sections=sections, hidden=hidden, recomputes_attention=recomputes_attention)
 
 
 def hidden_sections(config: RunConfig) -> list[Section]:

@@ -25,6 +25,7 @@ from memo.executor.streams import Event, Stream
 from memo.executor.tile_machine import Tile, TileMachine
 from memo.parallel.experts import ExpertRows
 from memo.program import walk
+from memo.program.operations import Operation
 from memo.spec.slots import SlotLayout
 from memo.train import build as building
 from memo.train.parallel_model import ParallelModel
@@ -62,8 +63,8 @@ def skipped_qkv(tile_index: int) -> AbstractContextManager[None]:
 
 
 def skipped_residual() -> AbstractContextManager[None]:
-    def skip(right: Callable[..., Any], machine: TileMachine, step: walk.Step) -> None:
-        right(machine, step)
+    def skip(right: Callable[..., Any], machine: TileMachine, step: walk.Step, operation: Operation) -> None:
+        right(machine, step, operation)
         if step.makes == ("residual",) and machine.tile.index == TILES - 1:
             machine.live["residual"] = machine.take("input")
 

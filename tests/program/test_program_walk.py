@@ -32,7 +32,7 @@ class Watching(Machine):
         super().__init__({})
         self.there, self.kept = set(there), set[str]()
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: Step, *_: Operation) -> None:
         for name in (*step.reads, *((step.adds_to,) if step.adds_to else ())):
             assert name in self.live or name in self.there, (step, name)
         assert not set(step.makes) & set(self.live), step

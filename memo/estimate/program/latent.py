@@ -15,64 +15,62 @@ from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import Normed, norm_backward, norm_forward
 
 
-def latent_norm_forward(
-    ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool
-) -> tuple[Block, tuple[Normed, ...]]:
+def latent_norm_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block, tuple[Normed, ...]]:
     """Return the normed latents, and what the graphs of their norms keep."""
-    norms = tuple(norm_forward(ledger, sizes, "normed latent", tokens, width, graph) for width in _normed(sizes))
-    made = ledger.make("latent_norm", _bytes(sizes, tokens, sum(sizes.latents)))
+    norms = tuple(norm_forward(ledger, sizes, "normed latent", sizes.tokens, width, graph) for width in _normed(sizes))
+    made = ledger.make("latent_norm", _bytes(sizes, sum(sizes.latents)))
     ledger.free(*(norm.out for norm in norms))
     return made, norms
 
 
-def latent_norm_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, norms: tuple[Normed, ...]) -> Block:
+def latent_norm_backward(ledger: Ledger, sizes: LayerSizes, norms: tuple[Normed, ...]) -> Block:
     """Return the gradient of the latents."""
     grads = [norm_backward(ledger, sizes, norm) for norm in reversed(norms)]
-    made = ledger.make("latent gradient", _bytes(sizes, tokens, sum(sizes.latents)))
+    made = ledger.make("latent gradient", _bytes(sizes, sum(sizes.latents)))
     ledger.free(*grads)
     return made
 
 
-def expand_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, placed: bool) -> Block | None:
+def expand_forward(ledger: Ledger, sizes: LayerSizes, placed: bool) -> Block | None:
     """Return q, k and v side by side; None if they are placed."""
-    made = [_product(ledger, sizes, tokens, f"attention.{name}") for name in _expanded(sizes)]
-    qkv = None if placed else ledger.make("qkv", _bytes(sizes, tokens, sizes.qkv))
+    made = [_product(ledger, sizes, f"attention.{name}") for name in _expanded(sizes)]
+    qkv = None if placed else ledger.make("qkv", _bytes(sizes, sizes.qkv))
     ledger.free(*made)
     return qkv
 
 
-def expand_backward(ledger: Ledger, sizes: LayerSizes, tokens: int) -> tuple[Block, ...]:
+def expand_backward(ledger: Ledger, sizes: LayerSizes) -> tuple[Block, ...]:
     """Return the gradient of the normed latents, and that of queries without a latent."""
     matrices, names = dict(sizes.matrices), _expanded(sizes)
     widths = (matrices[f"attention.{name}"][0] for name in ("q", "kv"))
-    grads = [ledger.make("expanded gradient", _bytes(sizes, tokens, width)) for width in widths]
-    found = [ledger.make("latent gradient", _bytes(sizes, tokens, sizes.latents[2]))]
+    grads = [ledger.make("expanded gradient", _bytes(sizes, width)) for width in widths]
+    found = [ledger.make("latent gradient", _bytes(sizes, sizes.latents[2]))]
     for name in reversed(names):
         module, (outputs, inputs) = f"attention.{name}", matrices[f"attention.{name}"]
-        found.append(ledger.make("latent gradient", _bytes(sizes, tokens, inputs)))
-        multiply(ledger, sizes, tokens * inputs)
+        found.append(ledger.make("latent gradient", _bytes(sizes, inputs)))
+        multiply(ledger, sizes, sizes.tokens * inputs)
         adapter = adapter_of(matrices, module)
-        narrow = adapter_backward(ledger, sizes, tokens, adapter)
+        narrow = adapter_backward(ledger, sizes, sizes.tokens, adapter)
         if module not in sizes.frozen:
             add_weight_gradient(ledger, sizes, math.prod((outputs, inputs)))
-        adapter_gradients(ledger, sizes, tokens, adapter, narrow)
-    made = ledger.make("latent gradient", _bytes(sizes, tokens, sum(sizes.latents)))
+        adapter_gradients(ledger, sizes, sizes.tokens, adapter, narrow)
+    made = ledger.make("latent gradient", _bytes(sizes, sum(sizes.latents)))
     of_queries = () if "q" in names else (grads.pop(0),)
     ledger.free(*found, *grads)
     return made, *of_queries
 
 
-def trim_forward(ledger: Ledger, sizes: LayerSizes, tokens: int) -> Block:
+def trim_forward(ledger: Ledger, sizes: LayerSizes) -> Block:
     """Return attention's output without the channels that values do not have."""
-    return ledger.make("trimmed", _bytes(sizes, tokens, dict(sizes.matrices)["attention.projection"][1]))
+    return ledger.make("trimmed", _bytes(sizes, dict(sizes.matrices)["attention.projection"][1]))
 
 
-def _product(ledger: Ledger, sizes: LayerSizes, tokens: int, module: str) -> Block:
+def _product(ledger: Ledger, sizes: LayerSizes, module: str) -> Block:
     matrices = dict(sizes.matrices)
-    elements = tokens * matrices[module][0]
+    elements = sizes.tokens * matrices[module][0]
     made = ledger.make("expanded", elements * sizes.narrow)
     multiply(ledger, sizes, elements)
-    adapter_forward(ledger, sizes, tokens, adapter_of(matrices, module))
+    adapter_forward(ledger, sizes, sizes.tokens, adapter_of(matrices, module))
     return made
 
 
@@ -86,5 +84,5 @@ def _normed(sizes: LayerSizes) -> tuple[int, ...]:
     return tuple(width for width in sizes.latents[:2] if width)
 
 
-def _bytes(sizes: LayerSizes, tokens: int, width: int) -> int:
-    return tokens * width * sizes.narrow
+def _bytes(sizes: LayerSizes, width: int) -> int:
+    return sizes.tokens * width * sizes.narrow

@@ -119,11 +119,11 @@ def hidden_bytes(sizes: LayerSizes, tokens: int) -> int:
     return tokens * sizes.hidden * sizes.narrow
 
 
-def row_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, adapter: AdapterSizes | None = None) -> Block:
+def row_forward(ledger: Ledger, sizes: LayerSizes, adapter: AdapterSizes | None) -> Block:
     """Return the output of a row-parallel matrix; its input belongs to the caller."""
-    partial = ledger.make("row output", hidden_bytes(sizes, tokens))
-    multiply(ledger, sizes, tokens * sizes.hidden)
-    adapter_forward(ledger, sizes, tokens, adapter)
+    partial = ledger.make("row output", hidden_bytes(sizes, sizes.tokens))
+    multiply(ledger, sizes, sizes.tokens * sizes.hidden)
+    adapter_forward(ledger, sizes, sizes.tokens, adapter)
     out = scattered(ledger, sizes.tp, "row output", partial)
     if sizes.linear_bias:
         biased = ledger.make("row output", out.num_bytes)

@@ -45,14 +45,14 @@ from memo.estimate.program.tokenwise import (
     weighted_activation_backward,
 )
 from memo.program import operations as op
-from memo.program.operations import Operation
+from memo.program.operations import Operation, entry_for
 from memo.program.walk import Machine, Step, graph
 
 Made = tuple[Block | None, ...]
 
 
 class TileLedger(Machine):
-    """Records the requests of steps on a tile of `tokens` tokens.
+    """Records the requests of steps on a tile of `sizes.tokens` tokens.
 
     Attributes:
         live: {value: block}; None for a value in a slot or in memory of the caller.
@@ -64,9 +64,9 @@ class TileLedger(Machine):
 
     live: dict[str, Block | None]
 
-    def __init__(self, ledger: Ledger, sizes: LayerSizes, tokens: int, placed: Collection[str] = ()) -> None:
+    def __init__(self, ledger: Ledger, sizes: LayerSizes, placed: Collection[str] = ()) -> None:
         super().__init__({})
-        self.ledger, self.sizes, self.tokens, self.placed = ledger, sizes, tokens, placed
+        self.ledger, self.sizes, self.placed = ledger, sizes, placed
         self.graphs: dict[str, Any] = {}
         self.reads: tuple[str, ...] = ()
         self.copies: dict[str, Block | None] = {}
@@ -86,7 +86,7 @@ class TileLedger(Machine):
     def sort_rows(self) -> None:
         """Sort the rows of the tile by expert, once for all operations on experts."""
         if self.expert_rows is None:
-            self.expert_rows = experts.expert_rows(self.ledger, self.sizes, self.tokens)
+            self.expert_rows = experts.expert_rows(self.ledger, self.sizes)
 
     def run(self, steps: Iterable[Step]) -> None:
         super().run(steps)
@@ -95,12 +95,12 @@ class TileLedger(Machine):
     @property
     def rows(self) -> int:
         """Tokens of this tensor-parallel rank."""
-        return self.tokens // self.sizes.tp
+        return self.sizes.tokens // self.sizes.tp
 
     @property
     def whole_bytes(self) -> int:
         """Bytes of the tile's hidden states, gathered over tp."""
-        return hidden_bytes(self.sizes, self.tokens)
+        return hidden_bytes(self.sizes, self.sizes.tokens)
 
     def of_mlp(self, activation: Operation) -> LayerSizes:
         """Return the sizes with the width of the MLP to which the activation belongs.
@@ -109,13 +109,6 @@ class TileLedger(Machine):
         if isinstance(activation, op.ActivateExperts):
             return self.sizes
         return self.sizes._replace(ffn=self.matrices[f"{activation.module.rpartition('.')[0]}.fc2"][1])
-
-    def activate(self, activation: Operation, graph: bool) -> tuple[Block, tuple[Block, ...]]:
-        """Return (activation, tensors that the graph keeps beside it)."""
-        if isinstance(activation, op.ActivateExperts):
-            self.sort_rows()
-        is_weighted = isinstance(activation, op.ActivateScored | op.ActivateExperts)
-        return activation_forward(self.ledger, self.of_mlp(activation), self.tokens, graph, is_weighted)
 
     # The kinds of steps.
 
@@ -132,34 +125,25 @@ class TileLedger(Machine):
     def keep(self, step: Step) -> None:
         """A copy to the slot takes no memory."""
 
-    def forward(self, step: Step) -> None:
-        assert step.operation is not None
+    def forward(self, step: Step, operation: Operation) -> None:
         self.reads = step.reads
         total: Made = ()
         if step.total is not None:
             total = (self.ledger.make(step.makes[0], self.whole_bytes // self.sizes.tp),)
-        self.live |= zip(step.makes, total + _FORWARD[type(step.operation)](self, step.operation), strict=True)
-
-    def replay(self, step: Step) -> None:
-        assert step.operation is not None
-        (name,) = step.operation.makes
-        if isinstance(step.operation, op.LatentNorm):
-            output, self.graphs[name] = latent_norm_forward(self.ledger, self.sizes, self.tokens, graph=True)
-        elif isinstance(step.operation, op.Trim):
-            output = trim_forward(self.ledger, self.sizes, self.tokens)
-        elif isinstance(step.operation, op.Norm):
-            normed = norm_forward(self.ledger, self.sizes, name, self.rows, self.sizes.hidden, graph=True)
-            output, self.graphs[name] = normed.out, normed
-        elif isinstance(step.operation, op.Gate):
-            output, self.graphs[name] = gate_forward(self.ledger, self.sizes, self.tokens, graph=True)
+        if operation.replays:
+            made: Made = entry_for(operation, _REPLAYED)(self, operation, False)[:1]
         else:
-            output, self.graphs[name] = self.activate(step.operation, graph=True)
+            made = entry_for(operation, _FORWARD)(self, operation)
+        self.live |= zip(step.makes, total + made, strict=True)
+
+    def replay(self, step: Step, operation: Operation) -> None:
+        (name,) = operation.makes
+        output, self.graphs[name] = entry_for(operation, _REPLAYED)(self, operation, True)
         self.live |= dict.fromkeys((graph(name), *step.makes), output)
 
-    def backward(self, step: Step) -> None:
-        assert step.operation is not None
+    def backward(self, step: Step, operation: Operation) -> None:
         self.reads = step.reads
-        made = _BACKWARD[type(step.operation)](self, step.operation)
+        made = entry_for(operation, _BACKWARD)(self, operation)
         if step.adds_to:
             term = made[0]
             total = None if step.place or term is None else self.ledger.make("sum of gradients", term.num_bytes)
@@ -185,9 +169,17 @@ class TileLedger(Machine):
         return adapter_of(self.matrices, operation.module, self.experts_of(operation))
 
 
-def _norm(machine: TileLedger, operation: Operation) -> Made:
+def _norm(machine: TileLedger, operation: Operation, graph: bool) -> tuple[Block, Normed]:
     sizes = machine.sizes
-    return (norm_forward(machine.ledger, sizes, operation.makes[0], machine.rows, sizes.hidden, graph=False).out,)
+    normed = norm_forward(machine.ledger, sizes, operation.makes[0], machine.rows, sizes.hidden, graph)
+    return normed.out, normed
+
+
+def _activate(machine: TileLedger, operation: Operation, graph: bool) -> tuple[Block, tuple[Block, ...]]:
+    if isinstance(operation, op.ActivateExperts):
+        machine.sort_rows()
+    is_weighted = isinstance(operation, op.ActivateScored | op.ActivateExperts)
+    return activation_forward(machine.ledger, machine.of_mlp(operation), graph, is_weighted)
 
 
 def _add(machine: TileLedger, operation: Operation) -> Made:
@@ -195,62 +187,57 @@ def _add(machine: TileLedger, operation: Operation) -> Made:
 
 
 def _column(machine: TileLedger, operation: Operation) -> Made:
-    elements = machine.tokens * machine.matrices[operation.module][0]
+    elements = machine.sizes.tokens * machine.matrices[operation.module][0]
     machine.wait()
     made = machine.make(operation.makes[0], elements * machine.sizes.narrow)
     multiply(machine.ledger, machine.sizes, elements)
-    adapter_forward(machine.ledger, machine.sizes, machine.tokens, machine.adapter_of(operation))
+    adapter_forward(machine.ledger, machine.sizes, machine.sizes.tokens, machine.adapter_of(operation))
     return (made,)
 
 
 def _row(machine: TileLedger, operation: Operation) -> Made:
-    return (row_forward(machine.ledger, machine.sizes, machine.tokens, machine.adapter_of(operation)),)
+    return (row_forward(machine.ledger, machine.sizes, machine.adapter_of(operation)),)
 
 
 def _expert_column(machine: TileLedger, operation: Operation) -> Made:
-    ledger, sizes, tokens = machine.ledger, machine.sizes, machine.tokens
+    ledger, sizes = machine.ledger, machine.sizes
     again = "routing" in machine.reads
     machine.wait()
     if not again:
-        experts.route(ledger, sizes, tokens)
+        experts.route(ledger, sizes)
     machine.sort_rows()
-    made = experts.first_forward(ledger, sizes, tokens, "fc1" in machine.placed, machine.adapter_of(operation))
+    made = experts.first_forward(ledger, sizes, "fc1" in machine.placed, machine.adapter_of(operation))
     return (made,) if again else (made, None)
 
 
 def _expert_row(machine: TileLedger, operation: Operation) -> Made:
-    return (experts.second_forward(machine.ledger, machine.sizes, machine.tokens, machine.adapter_of(operation)),)
-
-
-def _activate(machine: TileLedger, operation: Operation) -> Made:
-    return machine.activate(operation, graph=False)[:1]
+    return (experts.second_forward(machine.ledger, machine.sizes, machine.adapter_of(operation)),)
 
 
 def _rotated_heads(machine: TileLedger, operation: Operation) -> Made:
     if machine.sizes.rope:
-        rope_in_place(machine.ledger, machine.sizes, machine.tokens)
+        rope_in_place(machine.ledger, machine.sizes)
     return (None,)
 
 
-def _half(machine: TileLedger, operation: Operation) -> Made:
+def _half(machine: TileLedger, operation: op.Opaque) -> Made:
     assert machine.sizes.halves is not None
-    half = machine.sizes.halves[len(operation.reads) - 1]  # the second half reads attention's output as well
-    half_forward(machine.ledger, machine.sizes, half, machine.tokens)
+    half_forward(machine.ledger, machine.sizes, machine.sizes.halves[operation.is_second])
     return tuple(None for _ in operation.makes)
 
 
 def _column_backward(machine: TileLedger, operation: Operation) -> Made:
     ledger, sizes = machine.ledger, machine.sizes
     whole = ledger.make("column gradient", machine.whole_bytes)
-    multiply(ledger, sizes, machine.tokens * sizes.hidden)
+    multiply(ledger, sizes, sizes.tokens * sizes.hidden)
     adapter = machine.adapter_of(operation)
-    narrow = adapter_backward(ledger, sizes, machine.tokens, adapter)
+    narrow = adapter_backward(ledger, sizes, sizes.tokens, adapter)
     grad_x, copy = reduce_scatter(ledger, sizes.tp, "column gradient", whole)
     if sizes.tp > 1:
         ledger.free(whole)  # gloo works on a copy of it
     machine.wait()
     machine.add_weight_gradient(operation)
-    adapter_gradients(ledger, sizes, machine.tokens, adapter, narrow)
+    adapter_gradients(ledger, sizes, sizes.tokens, adapter, narrow)
     ledger.mark_reduction_start()  # unless a norm stands before it
     ledger.free_late(copy)
     return (grad_x,)
@@ -258,11 +245,11 @@ def _column_backward(machine: TileLedger, operation: Operation) -> Made:
 
 def _row_backward(machine: TileLedger, operation: Operation) -> Made:
     ledger, sizes, adapter = machine.ledger, machine.sizes, machine.adapter_of(operation)
-    rows, of_rows, num_experts = machine.tokens, None, machine.experts_of(operation)
+    rows, of_rows, num_experts = sizes.tokens, None, machine.experts_of(operation)
     machine.wait()
     if num_experts:
         machine.sort_rows()
-        rows, of_rows = rows * sizes.top_k, experts.of_tokens(ledger, sizes, rows)
+        rows, of_rows = rows * sizes.top_k, experts.of_tokens(ledger, sizes)
     machine.add_weight_gradient(operation)
     elements = rows * machine.matrices[operation.module][1]
     grad_x = ledger.make("row gradient", elements * sizes.narrow)
@@ -276,7 +263,7 @@ def _row_backward(machine: TileLedger, operation: Operation) -> Made:
 def _expert_column_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     matrix, adapter = machine.gradient_elements(operation), machine.adapter_of(operation)
-    return (experts.first_backward(machine.ledger, machine.sizes, machine.tokens, matrix, adapter),)
+    return (experts.first_backward(machine.ledger, machine.sizes, matrix, adapter),)
 
 
 def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
@@ -286,62 +273,56 @@ def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
 
 def _weighted_activation_backward(machine: TileLedger, operation: Operation) -> Made:
     saved = machine.graphs.pop(operation.makes[0])
-    return (None, weighted_activation_backward(machine.ledger, machine.of_mlp(operation), machine.tokens, saved))
+    return (None, weighted_activation_backward(machine.ledger, machine.of_mlp(operation), saved))
 
 
 def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
     kept = machine.graphs.pop(operation.makes[0])
-    return (activation_backward(machine.ledger, machine.of_mlp(operation), machine.tokens, kept),)
+    return (activation_backward(machine.ledger, machine.of_mlp(operation), kept),)
 
 
 def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
-    ledger, sizes, tokens = machine.ledger, machine.sizes, machine.tokens
+    ledger, sizes = machine.ledger, machine.sizes
     if sizes.rope:
-        rope_in_place(ledger, sizes, tokens)
-    heads = heads_forward(ledger, sizes, tokens, graph=True)
-    made = heads_backward(ledger, sizes, tokens, heads)
+        rope_in_place(ledger, sizes)
+    heads = heads_forward(ledger, sizes, graph=True)
+    made = heads_backward(ledger, sizes, heads)
     ledger.free(*heads.blocks)
     return (made,)
 
 
-def _half_backward(machine: TileLedger, operation: Operation) -> Made:
-    return half_on_tile_backward(machine.ledger, machine.sizes, machine.tokens, is_second=len(operation.reads) > 1)
-
-
-_FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
+_REPLAYED: dict[type[Any], Callable[[TileLedger, Any, bool], tuple[Block, Any]]] = {
     op.Norm: _norm,
-    op.LatentNorm: lambda on, _: (latent_norm_forward(on.ledger, on.sizes, on.tokens, graph=False)[0],),
-    op.Expand: lambda on, _: (expand_forward(on.ledger, on.sizes, on.tokens, placed="qkv" in on.placed),),
-    op.Trim: lambda on, _: (trim_forward(on.ledger, on.sizes, on.tokens),),
+    op.LatentNorm: lambda on, _, graph: latent_norm_forward(on.ledger, on.sizes, graph),
+    op.Trim: lambda on, _, graph: (trim_forward(on.ledger, on.sizes), None),
+    op.Activate: _activate,
+    op.Gate: lambda on, _, graph: gate_forward(on.ledger, on.sizes, graph),
+}
+"""(ledger, operation, whether under a graph) -> (output, tensors that the graph keeps beside input and output)."""
+_FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
+    op.Expand: lambda on, _: (expand_forward(on.ledger, on.sizes, placed="qkv" in on.placed),),
     op.Add: _add,
     op.Scale: _add,
     op.Column: _column,
     op.Row: _row,
-    op.Activate: _activate,
-    op.ActivateScored: _activate,
-    op.WholeColumn: _column,
     op.ExpertColumn: _expert_column,
-    op.ActivateExperts: _activate,
     op.ExpertRow: _expert_row,
-    op.Gate: lambda on, _: (gate_forward(on.ledger, on.sizes, on.tokens, graph=False)[0],),
     op.Heads: _rotated_heads,
     op.Opaque: _half,
 }
 _BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
     op.Norm: _norm_backward,
-    op.LatentNorm: lambda on, of: (latent_norm_backward(on.ledger, on.sizes, on.tokens, on.graphs.pop(of.makes[0])),),
-    op.Expand: lambda on, _: expand_backward(on.ledger, on.sizes, on.tokens),
-    op.Trim: lambda on, _: (on.ledger.make("output gradient", on.tokens * on.sizes.q * on.sizes.narrow),),
+    op.LatentNorm: lambda on, of: (latent_norm_backward(on.ledger, on.sizes, on.graphs.pop(of.makes[0])),),
+    op.Expand: lambda on, _: expand_backward(on.ledger, on.sizes),
+    op.Trim: lambda on, _: (on.ledger.make("output gradient", on.sizes.tokens * on.sizes.q * on.sizes.narrow),),
     op.Scale: lambda on, _: (on.ledger.make("scaled gradient", on.whole_bytes // on.sizes.tp),),
     op.Column: _column_backward,
     op.Row: _row_backward,
     op.Activate: _activate_backward,
     op.ActivateScored: _weighted_activation_backward,
-    op.WholeColumn: _column_backward,
     op.ExpertColumn: _expert_column_backward,
     op.ActivateExperts: _weighted_activation_backward,
-    op.ExpertRow: _row_backward,
-    op.Gate: lambda on, of: gate_backward(on.ledger, on.sizes, on.tokens, on.graphs.pop(of.makes[0])),
+    op.Gate: lambda on, of: gate_backward(on.ledger, on.sizes, on.graphs.pop(of.makes[0])),
     op.Heads: _heads_backward,
-    op.Opaque: _half_backward,
+    op.Opaque: lambda on, of: half_on_tile_backward(on.ledger, on.sizes, of.is_second),
 }

@@ -26,7 +26,6 @@ from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tile_machine import TileLedger
 from memo.estimate.program.tokenwise import heads_forward, rope_in_place
 from memo.program.kinds import Kind
-from memo.program.walk import backward, forward
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
 from memo.spec.slots import NEEDS_FULL_ROOM, Moved, resident, slot_dims
 
@@ -162,7 +161,7 @@ def swept_forward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> 
     tile, before = _last_tile(sizes)
     table = _positions(ledger, sizes)
     _before(ledger, _tile(sizes), kind, kept)
-    heads = _attention_inputs(ledger, sizes, tile.tokens)
+    heads = _attention_inputs(ledger, tile)
     lse = rows_forward_placed(ledger, tile, before)
     ledger.free(lse, *heads)
     _after(ledger, _tile(sizes), kind, kept)
@@ -176,7 +175,7 @@ def swept_backward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) ->
     if NEEDS_FULL_ROOM not in kept:
         _before_again(ledger, _tile(sizes), kind, kept)
     grad_out = _after_backward(ledger, _tile(sizes), kind, kept)
-    heads = _attention_inputs(ledger, sizes, tile.tokens)
+    heads = _attention_inputs(ledger, tile)
     ledger.free(*heads[1:])  # keys are in the store already
     grads = rows_backward(ledger, tile, before)
     ledger.free(*heads[:1])
@@ -204,7 +203,7 @@ def _positions(ledger: Ledger, sizes: LayerSizes) -> Block | None:
 @_shared
 def _attend(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
     """Run attention; its output and log-sum-exp are written into tensors that exist already."""
-    heads = _attention_inputs(ledger, sizes, sizes.tokens)
+    heads = _attention_inputs(ledger, sizes)
     _, lse = attention_forward(ledger, sizes, placed=True)
     ledger.free(lse, *heads)
     return []
@@ -212,7 +211,7 @@ def _attend(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[B
 
 @_shared
 def _attention_gradients(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    heads = _attention_inputs(ledger, sizes, sizes.tokens)
+    heads = _attention_inputs(ledger, sizes)
     grads = attention_backward(ledger, sizes)
     ledger.free(*heads)
     return grads
@@ -232,46 +231,40 @@ def _whole(sizes: LayerSizes) -> LayerSizes:
 
 @_shared
 def _before(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    return _compute_qkv(ledger, sizes, kind, kept, again=False)
+    TileLedger(ledger, sizes, {NEEDS_FULL_ROOM, *kept}).run(kind.qkv(kept))
+    return []
 
 
 @_shared
 def _before_again(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    return _compute_qkv(ledger, sizes, kind, kept, again=True)
-
-
-def _compute_qkv(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept, again: bool) -> list[Block]:
-    steps = forward(kind.before, frozenset({kind.qkv_in_slot}), kept, again)
-    TileLedger(ledger, sizes, sizes.tokens, {NEEDS_FULL_ROOM, *kept}).run(steps)
+    TileLedger(ledger, sizes, {NEEDS_FULL_ROOM, *kept}).run(kind.qkv_again(kept))
     return []
 
 
 @_shared
 def _after(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    steps = forward(kind.after, frozenset({"layer_output"}), kept)
-    TileLedger(ledger, sizes, sizes.tokens, {"layer_output", *kept}).run(steps)
+    TileLedger(ledger, sizes, {"layer_output", *kept}).run(kind.output(kept))
     return []
 
 
 @_shared
 def _after_backward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
     """Return the gradient of attention's output."""
-    walk, machine = backward(kind.after, kept, frozenset({"layer_output"})), TileLedger(ledger, sizes, sizes.tokens)
-    machine.run(walk.steps)
+    walk, machine = kind.after_backward(kept), TileLedger(ledger, sizes)
+    machine.run(walk)
     made = machine.live[walk.gradients["attention_out"]]
     return [] if made is None else [made]
 
 
 @_shared
 def _before_backward(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    walk = backward(kind.before, kept | {NEEDS_FULL_ROOM}, frozenset({kind.sequence_input, "input"}))
-    TileLedger(ledger, sizes, sizes.tokens).run(walk.steps)
+    TileLedger(ledger, sizes).run(kind.before_backward(kept))
     return []
 
 
-def _attention_inputs(ledger: Ledger, sizes: LayerSizes, tokens: int) -> tuple[Block, ...]:
-    """Return q and k of these tokens if they have norms; otherwise the slot holds q and k, and nothing is made."""
-    heads = heads_forward(ledger, sizes, tokens, graph=False)
+def _attention_inputs(ledger: Ledger, sizes: LayerSizes) -> tuple[Block, ...]:
+    """Return q and k of all tokens if they have norms; otherwise the slot holds q and k, and nothing is made."""
+    heads = heads_forward(ledger, sizes, graph=False)
     if sizes.rope and sizes.qk_norm:
-        rope_in_place(ledger, sizes, tokens)
+        rope_in_place(ledger, sizes)
     return heads.blocks

@@ -88,54 +88,54 @@ class Heads:
         return tuple(norm.out for norm in (self.q, self.k, self.v) if norm is not None)
 
 
-def heads_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) -> Heads:
+def heads_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> Heads:
     """Return the normed q and k, if the model norms them, and v likewise."""
     if not sizes.qk_norm:
         return Heads()
     if sizes.qk_across and sizes.tp > 1:
-        return _split_forward(ledger, sizes, tokens, graph)
+        return _split_forward(ledger, sizes, graph)
     (rows, of_k), widths = (sizes.heads, sizes.kv_heads), (sizes.head_dim, sizes.head_dim)
     if sizes.qk_across:
         (rows, of_k), widths = (1, 1), (sizes.q, sizes.kv)
-    q = norm_forward(ledger, sizes, "normed q", tokens * rows, widths[0], graph)
-    k = norm_forward(ledger, sizes, "normed k", tokens * of_k, widths[1], graph)
+    q = norm_forward(ledger, sizes, "normed q", sizes.tokens * rows, widths[0], graph)
+    k = norm_forward(ledger, sizes, "normed k", sizes.tokens * of_k, widths[1], graph)
     if not sizes.v_norm:
         return Heads(q, k)
-    v = norm_forward(ledger, sizes, "normed v", tokens * sizes.kv_heads, sizes.head_dim, graph)
+    v = norm_forward(ledger, sizes, "normed v", sizes.tokens * sizes.kv_heads, sizes.head_dim, graph)
     ones = ledger.make("ones", sizes.head_dim * sizes.narrow)
     if not graph:
         ledger.free(ones)
     return Heads(q, k, Normed(v.rows, v.width, v.out, (*v.kept, ones)) if graph else v)
 
 
-def _split_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) -> Heads:
+def _split_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> Heads:
     """Return norms over a width that tp splits (memo.parallel.split_norm). CPUs cast narrow inputs and outputs."""
-    scratch = [tokens * width * sizes.wide if sizes.mixed else 0 for width in (sizes.q, sizes.kv)]
+    scratch = [sizes.tokens * width * sizes.wide if sizes.mixed else 0 for width in (sizes.q, sizes.kv)]
     ledger.scratch(*(("norm scratch", size) for size in scratch[:1]))
-    statistics, made = ledger.make("statistics", 4 * tokens * sizes.wide), []
+    statistics, made = ledger.make("statistics", 4 * sizes.tokens * sizes.wide), []
     for name, width, size in zip("qk", (sizes.q, sizes.kv), scratch, strict=True):
-        made.append(Normed(tokens, width, ledger.make(f"normed {name}", tokens * width * sizes.narrow)))
+        made.append(Normed(sizes.tokens, width, ledger.make(f"normed {name}", sizes.tokens * width * sizes.narrow)))
         ledger.scratch(("norm scratch", size), ("norm scratch", size))
     if graph:
-        return Heads(Normed(tokens, sizes.q, made[0].out, (statistics,)), made[1])
+        return Heads(Normed(sizes.tokens, sizes.q, made[0].out, (statistics,)), made[1])
     ledger.free(statistics)
     return Heads(*made)
 
 
-def _split_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, heads: Heads) -> list[Block]:
+def _split_backward(ledger: Ledger, sizes: LayerSizes, heads: Heads) -> list[Block]:
     """Return the gradients of q and k; two wide terms of q and k live beside them."""
     assert heads.q is not None
-    terms = [ledger.make("norm terms", tokens * (sizes.q + sizes.kv) * sizes.wide) for _ in range(2)]
-    ledger.scratch(("norm gradient terms", 2 * tokens * sizes.q * sizes.wide))
-    grads = [ledger.make("norm gradient", tokens * width * sizes.narrow) for width in (sizes.q, sizes.kv)]
+    terms = [ledger.make("norm terms", sizes.tokens * (sizes.q + sizes.kv) * sizes.wide) for _ in range(2)]
+    ledger.scratch(("norm gradient terms", 2 * sizes.tokens * sizes.q * sizes.wide))
+    grads = [ledger.make("norm gradient", sizes.tokens * width * sizes.narrow) for width in (sizes.q, sizes.kv)]
     ledger.free(*terms, *heads.q.kept)
     return grads
 
 
-def heads_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, heads: Heads) -> Block:
+def heads_backward(ledger: Ledger, sizes: LayerSizes, heads: Heads) -> Block:
     """Return the gradient of qkv."""
     if sizes.qk_norm and sizes.qk_across and sizes.tp > 1:
-        grads = _split_backward(ledger, sizes, tokens, heads)
+        grads = _split_backward(ledger, sizes, heads)
     else:
         grads = [] if heads.v is None else [norm_backward(ledger, sizes, heads.v)]
         for norm in (heads.k, heads.q):
@@ -147,25 +147,25 @@ def heads_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, heads: Heads)
             if sizes.keys_as_values and norm is heads.k:  # both gradients are added up
                 ledger.free(grads.pop(0))
     width = sizes.qkv - (sizes.kv if sizes.keys_as_values else 0)
-    whole = ledger.make("qkv gradient", tokens * width * sizes.narrow)
+    whole = ledger.make("qkv gradient", sizes.tokens * width * sizes.narrow)
     ledger.free(*grads)
     return whole
 
 
-def rope_in_place(ledger: Ledger, sizes: LayerSizes, tokens: int) -> None:
+def rope_in_place(ledger: Ledger, sizes: LayerSizes) -> None:
     """Rotate q and then k, or their gradients, in place; the new low half and one product live at the same time."""
     for heads in (sizes.heads, sizes.kv_heads):
-        half = tokens * heads * sizes.rotary_dim * sizes.narrow // 2
+        half = sizes.tokens * heads * sizes.rotary_dim * sizes.narrow // 2
         ledger.scratch(("rope half", half), ("rope term", half))
 
 
 def activation_forward(
-    ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool, is_weighted: bool = False
+    ledger: Ledger, sizes: LayerSizes, graph: bool, is_weighted: bool = False
 ) -> tuple[Block, tuple[Block, ...]]:
     """Return (activation, tensors that the backward needs besides input and output).
 
     `is_weighted`: whether a token's score or routing weight multiplies the activation."""
-    num_bytes = tokens * sizes.ffn * sizes.narrow
+    num_bytes = sizes.tokens * sizes.ffn * sizes.narrow
     kept = tuple(ledger.make("activation term", num_bytes) for _ in range(sizes.activation_terms))
     active = ledger.make("activation", num_bytes)
     if not graph:
@@ -178,12 +178,12 @@ def activation_forward(
     return active, kept if graph else ()
 
 
-def activation_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> Block:
+def activation_backward(ledger: Ledger, sizes: LayerSizes, kept: tuple[Block, ...]) -> Block:
     """Return the gradient of fc1's output.
 
     For a gated activation the gradients of its two factors come first, then the gradients of the terms of one factor;
     last, the gradients of gate and up are put side by side."""
-    num_bytes = tokens * sizes.ffn * sizes.narrow
+    num_bytes = sizes.tokens * sizes.ffn * sizes.narrow
     if not sizes.gated:
         return ledger.make("fc1 gradient", num_bytes)
     grad_up, grad_gated = (ledger.make("activation term", num_bytes) for _ in range(2))
@@ -197,7 +197,7 @@ def activation_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, kept: tu
     return grad_inner
 
 
-def weighted_activation_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, saved: tuple[Block, ...]) -> Block:
+def weighted_activation_backward(ledger: Ledger, sizes: LayerSizes, saved: tuple[Block, ...]) -> Block:
     """Return the gradient of fc1's output, where a token's score or routing weight multiplies the activation.
 
     `saved`: the activation without the factor, and tensors as for `activation_backward`. The factor's gradient is
@@ -206,14 +206,14 @@ def weighted_activation_backward(ledger: Ledger, sizes: LayerSizes, tokens: int,
     grad = ledger.make("activation term", plain.num_bytes)
     ledger.scratch(("activation term", plain.num_bytes))
     ledger.free(plain)
-    made = activation_backward(ledger, sizes, tokens, tuple(kept))
+    made = activation_backward(ledger, sizes, tuple(kept))
     ledger.free(grad)
     return made
 
 
-def gate_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) -> tuple[Block, tuple[Block, ...]]:
+def gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block, tuple[Block, ...]]:
     """Return (attention's output times its gate, tensors that the backward needs besides input and output)."""
-    num_bytes = tokens * sizes.q * sizes.narrow
+    num_bytes = sizes.tokens * sizes.q * sizes.narrow
     sigmoid = ledger.make("sigmoid of the gate", num_bytes)
     gated = ledger.make("gated", num_bytes)
     if graph:
@@ -222,9 +222,9 @@ def gate_forward(ledger: Ledger, sizes: LayerSizes, tokens: int, graph: bool) ->
     return gated, ()
 
 
-def gate_backward(ledger: Ledger, sizes: LayerSizes, tokens: int, kept: tuple[Block, ...]) -> tuple[Block, Block]:
+def gate_backward(ledger: Ledger, sizes: LayerSizes, kept: tuple[Block, ...]) -> tuple[Block, Block]:
     """Return the gradients of attention's output and of the gate."""
-    num_bytes = tokens * sizes.q * sizes.narrow
+    num_bytes = sizes.tokens * sizes.q * sizes.narrow
     of_output, of_sigmoid = (ledger.make(name, num_bytes) for name in ("output gradient", "sigmoid gradient"))
     of_gate = ledger.make("gate gradient", num_bytes)
     ledger.free(of_sigmoid, *kept)
