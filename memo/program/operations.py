@@ -60,7 +60,10 @@ _Entry = TypeVar("_Entry")
 
 def entry_for(operation: Operation, table: Mapping[type[Any], _Entry]) -> _Entry:
     """The table's entry for the operation's class, or for the nearest class from which that derives."""
-    return next(table[each] for each in type(operation).__mro__ if each in table)
+    kind: Any = type(operation)
+    while kind not in table:
+        kind = kind.__base__
+    return table[kind]
 
 
 class Norm(Operation):
