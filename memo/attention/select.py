@@ -46,7 +46,6 @@ def choose_backend(
     head_dim: int,
     calls: Mapping[AttentionCase, float] | None = None,
     table: AttentionTable | None = None,
-    compute_capability: tuple[int, int] | None = None,
     capped: bool = False,
 ) -> AttentionChoice:
     """Choose the backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and give the reason.
@@ -54,9 +53,8 @@ def choose_backend(
     "auto" is the CPU kernel on a CPU; where scores are ``capped``, it is the package flash-attn if that can run, else
     torch's operations. On CUDA it is the installed backend that is fastest for ``calls`` (how often each case runs) in
     ``table``. If the table lacks one of the cases, "auto" is the backend that `backend_by_capability`
-    gives if it is eligible, else flash. ``compute_capability`` defaults to that of the current device. Under
-    torch.use_deterministic_algorithms, which --deterministic turns on, only backends whose gradients are deterministic
-    at ``head_dim`` are eligible.
+    gives for the current device if it is eligible, else flash. Under torch.use_deterministic_algorithms, which
+    --deterministic turns on, only backends whose gradients are deterministic at ``head_dim`` are eligible.
 
     Raises ConfigError for an unknown name, a backend of the other device type, or a backend whose gradients are not
     deterministic although they must be.
@@ -78,7 +76,7 @@ def choose_backend(
     )
     if table is not None and calls and measured:
         return AttentionChoice(measured[0], _figures(measured, totals, table, calls) + limited)
-    major, minor = compute_capability or torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability()
     capability = 10 * major + minor
     by_rule = backend_by_capability(capability)
     chosen = by_rule if by_rule in eligible else "flash"
@@ -92,9 +90,7 @@ def choose_backend(
     )
 
 
-def select_backend(
-    name: str, device_type: str, compute_capability: tuple[int, int] | None = None, softcap: float = 0.0
-) -> AttentionBackend:
+def select_backend(name: str, device_type: str, softcap: float = 0.0) -> AttentionBackend:
     """Make the backend for ``name`` (one of BACKENDS); for "auto" `choose_backend` chooses it without a table.
 
     ``softcap``: the cap of scores, 0: none. Raises ConfigError also for a backend whose package is missing, and for one
@@ -102,7 +98,7 @@ def select_backend(
     """
     _check(name, device_type)
     if name == "auto":
-        name = choose_backend(name, device_type, 0, compute_capability=compute_capability, capped=bool(softcap)).name
+        name = choose_backend(name, device_type, 0, capped=bool(softcap)).name
     if softcap and name not in CAPPING:
         raise ConfigError(f"attention_backend is {name!r}, which cannot cap scores; use {' or '.join(CAPPING)}")
     backend = _class_of(name)()

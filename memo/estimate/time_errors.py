@@ -128,8 +128,7 @@ class TimeError(NamedTuple):
 
     def __str__(self) -> str:
         """How far the seconds of each part of a step may be off; a machine has the same for all its steps."""
-        shares = dict(_shares(self.evidence))
-        parts = {name: f"{name.replace('_', '-')} {share:.0%}" for name, share in shares.items()}
+        parts = {name: f"{name.replace('_', '-')} {share:.0%}" for name, share in _shares(self.evidence).items()}
         parts["host"] += f" and {HOST_STEP_S:g} s a step"
         return f"±%: errors of the seconds of a step: {', '.join(parts.values())}"
 
@@ -206,25 +205,24 @@ def time_error(hardware: Hardware, parts: StepParts) -> TimeError:
     """
     evidence = evidence_of(hardware)
     for applies, more in ((parts.has_experts, EXPERTS), (parts.has_slow_attention, FLASH_2)):
-        known = dict(_shares(evidence))
+        known = _shares(evidence)
         if applies and any(known[name] < share for name, share in more.shares.items()):
             evidence = (*evidence, more)
-    seconds = {name: share * getattr(parts, name) for name, share in _shares(evidence) if name != "copies"}
+    seconds = {name: share * getattr(parts, name) for name, share in _shares(evidence).items() if name != "copies"}
     seconds["host"] += HOST_STEP_S if parts.has_unmeasured_host else 0.0
-    seconds["copies"] = parts.late_copies_s(dict(_shares(evidence))["copies"])
+    seconds["copies"] = parts.late_copies_s(_shares(evidence)["copies"])
     return TimeError({name: late_s / parts.step_s for name, late_s in seconds.items()}, evidence)
 
 
 def evidence_of(hardware: Hardware) -> tuple[Evidence, ...]:
     """The evidence for every part of a step on a machine; models with experts or a slow attention have more."""
-    fitted = (known for name, known in _KNOWN.items() if _is_as_fast(HARDWARE[name], hardware))
-    return next(fitted, _OTHERS)
+    for name, evidence in _KNOWN.items():
+        known = HARDWARE[name]
+        if (known.capability, known.efficiency) == (hardware.capability, hardware.efficiency):
+            return evidence
+    return _OTHERS
 
 
-def _is_as_fast(known: Hardware, hardware: Hardware) -> bool:
-    return (known.capability, known.efficiency) == (hardware.capability, hardware.efficiency)
-
-
-def _shares(evidence: Iterable[Evidence]) -> Iterable[tuple[str, float]]:
-    for each in evidence:
-        yield from each.shares.items()
+def _shares(evidence: Iterable[Evidence]) -> dict[str, float]:
+    """The share of each part; later evidence replaces earlier."""
+    return {name: share for each in evidence for name, share in each.shares.items()}
