@@ -87,21 +87,14 @@ def state_plan(
         slots: the largest number of slots of each kind.
     """
     weight_slots, weight_fetches = _weights(ops, places, slots)
-    gradients = _gradients(ops, places, slots, reduces_each)
-    gradient_fetches = {
-        g.fetch_at: Fetch("gradient", g.layer, g.slot) for g in gradients.values() if g.slot is not None
-    }
-    steps, nothing = [], _Gradient()
+    backwards, gradient_fetches = _gradients(ops, places, slots, reduces_each)
+    steps = []
     for index, op in enumerate(ops):
-        own = gradients.get(index, nothing)
-        fetches = weight_fetches.get(index, ())
-        if index in gradient_fetches:
-            fetches = (*fetches, gradient_fetches[index])
-        steps.append(
-            StateStep(op, fetches, weight_slots.get(index), own.slot, own.start, own.end, own.is_first, own.is_last)
-        )
+        fetches = weight_fetches.get(index, ()) + gradient_fetches.get(index, ())
+        step = backwards.get(index, StateStep(op))
+        steps.append(step._replace(fetches=fetches, weight_slot=weight_slots.get(index)))
     used_weights = 1 + max(weight_slots.values(), default=-1)
-    used_gradients = 1 + max((g.slot for g in gradients.values() if g.slot is not None), default=-1)
+    used_gradients = 1 + max((s.gradient_slot for s in steps if s.gradient_slot is not None), default=-1)
     return StatePlan(tuple(steps), used_weights, used_gradients)
 
 
@@ -136,43 +129,35 @@ def _weights(
     return chosen, fetches
 
 
-class _Gradient(NamedTuple):
-    """The gradient slot of a backward and its use; `fetch_at` is the step that issues the fetch into it."""
-
-    slot: int | None = None
-    start: Start | None = None
-    end: End | None = None
-    is_first: bool = False
-    is_last: bool = False
-    fetch_at: int | None = None
-    layer: int = -1
-
-
 def _gradients(
     ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int, reduces_each: bool
-) -> dict[int, _Gradient]:
+) -> tuple[dict[int, StateStep], dict[int, tuple[Fetch]]]:
+    """The steps of driven backwards, without weights and fetches; and the fetches of gradients, by the step that issues
+    them when it begins."""
     backwards = [index for index, op in enumerate(ops) if op.kind == "B" and places[op.layer].is_driven]
     last_of = {ops[index].layer: index for index in backwards}
     first_of = {ops[index].layer: index for index in reversed(backwards)}
-    found: dict[int, _Gradient] = {}
+    found: dict[int, StateStep] = {}
+    fetches: dict[int, tuple[Fetch]] = {}
     before: dict[int, int] = {}  # layer -> its previous backward
     # The last user of each slot. A backward takes the least recently used slot, as its copy has had most time to end.
     users = [-1] * min(slots, len({layer for layer in last_of if places[layer].gradients_in_slot}))
     for index in backwards:
         layer = ops[index].layer
-        is_first, is_last = index == first_of[layer], index == last_of[layer]
-        end: End = "reduce" if is_last or (reduces_each and places[layer].gradients_in_slot) else "keep"
-        if not places[layer].gradients_in_slot:
-            found[index] = _Gradient(None, None, end, is_first, is_last, None, layer)
+        is_first, is_last, in_slot = index == first_of[layer], index == last_of[layer], places[layer].gradients_in_slot
+        end: End = "reduce" if is_last or (reduces_each and in_slot) else "keep"
+        found[index] = StateStep(ops[index], end=end, is_first=is_first, is_last=is_last)
+        if not in_slot:
             continue
-        slot, fetch_at = users.index(min(users)), None
+        slot = users.index(min(users))
         start: Start = "zero"
         if not is_first and not reduces_each:
             if before[layer] in users:
                 slot, start = users.index(before[layer]), "kept"
             else:
-                start, fetch_at = "fetched", index if len(users) == 1 else max(users)
+                start = "fetched"
+                fetches[index if len(users) == 1 else max(users)] = (Fetch("gradient", layer, slot),)
                 found[before[layer]] = found[before[layer]]._replace(end="offload")
-        found[index] = _Gradient(slot, start, end, is_first, is_last, fetch_at, layer)
+        found[index] = found[index]._replace(gradient_slot=slot, start=start)
         users[slot] = before[layer] = index
-    return found
+    return found, fetches

@@ -111,7 +111,7 @@ def update_cost(
     grid = rank_grid(config.parallel, world_size, order)
     group = Group.along(grid, "cp", "dp")
     per_layer = layer_parameters(config.model, trained=True).of_rank(parallel.tp)
-    rest = stage_parameters(config, stage, trained=True) - config.model.num_layers // parallel.pp * per_layer
+    rest = stage_parameters(config, stage) - config.model.num_layers // parallel.pp * per_layer
     placement = placement_of(config, world_size)
     # Embedding and head are always gathered after the update; layers that the CPU updates are gathered one by one.
     here = (placement.layers - placement.optimizer) * per_layer

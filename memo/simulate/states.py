@@ -118,7 +118,7 @@ def state_times(
     parallel, hardware, sizes = config.parallel, kernels.hardware, state_sizes(config, world_size)
     layer = layer_parameters(config.model, trained=True).of_rank(parallel.tp)
     frozen = layer_parameters(config.model).of_rank(parallel.tp) - layer
-    of_stage = stage_parameters(config, stage, trained=True) if placement.ends_on_host else 0
+    of_stage = stage_parameters(config, stage) if placement.ends_on_host else 0
     ends = max(0, of_stage - placement.layers * layer)
     group = Group(parallel.dp(world_size) * parallel.cp, parallel.tp)
     shard, width = layer / sizes.shards, kernels.narrow if placement.weight_copy else kernels.wide

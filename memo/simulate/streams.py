@@ -98,17 +98,13 @@ class StageStreams:
     ) -> None:
         self.plan, self.times, self.states = plan, times, states
         self.rows = rows or Resources(times.copies_overlap)
+        self.free = self.rows.free
         self.slot_ready = [0.0] * plan.num_slots  # end of the last copy out of or into the slot
         self.record_ready = [0.0] * plan.num_records
         self.stall_s = 0.0
         self._moves = times.offload_s > 0 or times.prefetch_s > 0
         self._on_disk = set(longest_waiting(plan, times.num_on_disk(plan.num_records)))
         self._steps = iter(plan.steps)
-
-    @property
-    def free(self) -> dict[str, float]:
-        """The time at which each row is free."""
-        return self.rows.free
 
     def next_op(self, ready_s: float) -> tuple[SwapStep, float, float, list[Copy]]:
         """Run the next layer operation, not before `ready_s`; return its step, start, end and the copies it issues."""

@@ -44,15 +44,14 @@ def count_parameters(config: RunConfig) -> int:
     return shape_of_run(config).parameters
 
 
-def stage_parameters(config: RunConfig, stage: int, *, trained: bool = False) -> int:
-    """Parameters that one rank of a pipeline stage holds, vocabulary padding included; with `trained` only those that
-    are trained."""
+def stage_parameters(config: RunConfig, stage: int) -> int:
+    """Trained parameters that one rank of a pipeline stage holds, vocabulary padding included."""
     shape, parallel = shape_of_run(config), config.parallel
     places = kinds_of_stage(config.model, parallel.pp, parallel.vpp, stage)
-    each = [layer_parameters(kind, trained=trained).of_rank(parallel.tp) for kind in kinds_of(config.model)]
+    each = [layer_parameters(kind, trained=True).of_rank(parallel.tp) for kind in kinds_of(config.model)]
     layers = sum(map(each.__getitem__, places))
     ends = end_weights(shape, parallel.pp, stage)
-    return layers + sum(w.local_numel(parallel.tp) for end in ends for w in end if not (trained and w.frozen))
+    return layers + sum(w.local_numel(parallel.tp) for end in ends for w in end if not w.frozen)
 
 
 def end_weights(shape: ModelShape, pp: int, stage: int) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:

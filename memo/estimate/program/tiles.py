@@ -6,7 +6,7 @@ is walked through. In a sweep it is the last tile, which has most keys before it
 tile, because hidden states and their gradients are overwritten in place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, wraps
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tile_machine import TileLedger
 from memo.estimate.program.tokenwise import heads_forward, rope_in_place
 from memo.program.kinds import Kind
+from memo.program.walk import Step
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
 from memo.spec.slots import NEEDS_FULL_ROOM, Moved, resident, slot_dims
 
@@ -229,22 +230,19 @@ def _whole(sizes: LayerSizes) -> LayerSizes:
     return sizes._replace(tiles=1, sections=0)
 
 
-@_shared
-def _before(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    TileLedger(ledger, sizes, {NEEDS_FULL_ROOM, *kept}).run(kind.qkv(kept))
-    return []
+def _of_tile(steps: Callable[[Kind, Kept], Iterable[Step]], placed: str) -> _Work:
+    """Take these steps of a tile, whose slot has memory for the values that it keeps and for `placed`."""
+
+    def work(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
+        TileLedger(ledger, sizes, {placed, *kept}).run(steps(kind, kept))
+        return []
+
+    return _shared(work)
 
 
-@_shared
-def _before_again(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    TileLedger(ledger, sizes, {NEEDS_FULL_ROOM, *kept}).run(kind.qkv_again(kept))
-    return []
-
-
-@_shared
-def _after(ledger: Ledger, sizes: LayerSizes, kind: Kind, kept: Kept) -> list[Block]:
-    TileLedger(ledger, sizes, {"layer_output", *kept}).run(kind.output(kept))
-    return []
+_before = _of_tile(Kind.qkv, NEEDS_FULL_ROOM)
+_before_again = _of_tile(Kind.qkv_again, NEEDS_FULL_ROOM)
+_after = _of_tile(Kind.output, "layer_output")
 
 
 @_shared
