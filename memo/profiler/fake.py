@@ -67,18 +67,16 @@ class FakeGradients:
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
-        self._main: dict[int, Tensor] = {}
-        replaced: list[torch.nn.Parameter] = []  # kept alive, because ids of dead objects are reused
-        given: dict[int, torch.nn.Parameter] = {}
+        self._main: dict[Tensor, Tensor] = {}
+        given: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         for module in model.modules():
             for key, parameter in list(module.named_parameters(recurse=False)):
-                if id(parameter) not in given:
-                    given[id(parameter)] = self._add(parameter, dtype)
-                    replaced.append(parameter)
-                setattr(module, key, given[id(parameter)])
+                if parameter not in given:
+                    given[parameter] = self._add(parameter, dtype)
+                setattr(module, key, given[parameter])
 
     def main_gradient(self, parameter: torch.nn.Parameter) -> Tensor | None:
-        return self._main.get(id(parameter))
+        return self._main.get(parameter)
 
     def gradient_done(self, parameter: torch.nn.Parameter) -> None:
         pass
@@ -87,11 +85,11 @@ class FakeGradients:
         new = torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype), requires_grad=parameter.requires_grad)
         if not new.requires_grad:
             return new
-        self._main[id(new)] = torch.empty(parameter.shape, dtype=wide_dtype(dtype))
+        self._main[new] = torch.empty(parameter.shape, dtype=wide_dtype(dtype))
         new.register_post_accumulate_grad_hook(self._accumulate)
         return new
 
     def _accumulate(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        self._main[id(parameter)].add_(parameter.grad)
+        self._main[parameter].add_(parameter.grad)
         parameter.grad = None

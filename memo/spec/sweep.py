@@ -122,7 +122,8 @@ class KeyValueLayout:
     @property
     def part_bytes(self) -> int:
         """Bytes of one section that moves, which is one host record."""
-        return self._moved_elements // self.sections * DTYPE_BYTES[self.dtype]
+        moved = self._elements // (self.cp if self.gathers else 1)
+        return moved // self.sections * DTYPE_BYTES[self.dtype]
 
     @property
     def device_bytes(self) -> int:
@@ -137,10 +138,6 @@ class KeyValueLayout:
         """Elements of keys and values, or of sums, that are moved to another place on the device before each
         section."""
         return self._elements * (self.held - 1) // self.sections * self.slides
-
-    @property
-    def _moved_elements(self) -> int:
-        return self._elements // (self.cp if self.gathers else 1)
 
     @property
     def _elements(self) -> int:
