@@ -29,7 +29,7 @@ from typing import NamedTuple
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
 from memo.config.model import Quantization
-from memo.spec.buckets import RankUnits, Unit, rank_units
+from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.moments import moment_bytes
 from memo.spec.parameters import count_parameters, shape_of_run
 from memo.spec.placement import NUM_STATE_SLOTS, StatePlacement, placement_of
@@ -143,11 +143,11 @@ def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes)
         gradients=(units.rest(in_gradient_slots).size + ends.size + gradient_shards) * wide,
         masters=masters,
         moments=_shard(here_numel, sizes) * sizes.moments,
-        slots=layer.weights * narrow * weight_slots
+        slots=units.layer_weights * narrow * weight_slots
         + layer.size * wide * gradient_slots
         + layer.coded * narrow
         + workspace_bytes(layer.largest_coded),
-        staging=_staging_bytes(layer, placement, sizes),
+        staging=_staging_bytes(units, placement, sizes),
         host=_host_bytes(units, placement, sizes),
     )
 
@@ -164,13 +164,13 @@ def rings_gradients(placement: StatePlacement, sizes: StateSizes) -> bool:
     return placement.optimizer > 0 and not sizes.clips and sizes.microbatches == 1
 
 
-def _staging_bytes(layer: Unit, placement: StatePlacement, sizes: StateSizes) -> int:
-    from_host, driven, total = placement.weights_from_host, placement.num_driven, 0
+def _staging_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
+    layer, from_host, driven, total = units.layer, placement.weights_from_host, placement.num_driven, 0
     if sizes.shards > 1 and driven:
         adds = placement.shards_gradients and placement.optimizer > 0 and sizes.microbatches > 1
         total += (min(NUM_STATE_SLOTS, driven) + adds) * _shard(layer.size, sizes) * sizes.wide
     if sizes.shards > 1 and from_host:
-        total += min(NUM_STATE_SLOTS, placement.weights_in_slots) * _shard(layer.weights, sizes) * sizes.narrow
+        total += min(NUM_STATE_SLOTS, placement.weights_in_slots) * _shard(units.layer_weights, sizes) * sizes.narrow
     if from_host and sizes.has_masters and not placement.weight_copy:
         total += _shard(layer.largest, sizes) * sizes.wide
     return total

@@ -163,6 +163,11 @@ class RankUnits:
         """The largest of all layers in each number; ranges have room for it."""
         return Unit(*map(max, zip(*self.layers, strict=True)))
 
+    @cached_property
+    def layer_weights(self) -> int:
+        """The most weights of a layer, trained and frozen together."""
+        return max(layer.weights for layer in self.layers)
+
     def first(self, count: int) -> Unit:
         """The sum of the first `count` layers that go to host memory."""
         return self._firsts[count]

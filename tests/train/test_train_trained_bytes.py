@@ -28,6 +28,7 @@ from memory_peaks import counted
 from ranks import run_ranks
 
 from memo.config import RunConfig
+from memo.estimate.state_memory import state_bytes
 from memo.spec.parameters import shape_of_run
 from memo.spec.weights import Weight
 from memo.train.watching import MemoryUse
@@ -141,8 +142,11 @@ def _rows() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("case", "states", "dtype"), _rows())
 def test_what_is_frozen_has_its_weights_and_nothing_else(case: str, states: str, dtype: str) -> None:
-    """To the byte, as the run tells it and as torch's allocator counts it; one NaN stands for weights in slots."""
-    world_size, _ = STATES[states]
-    for told, beyond in run_ranks(world_size, told_and_held, config_of(case, states, dtype), world_size):
+    """To the byte, as the run tells it, as torch's allocator counts it and as it is foreseen; one NaN stands for
+    weights in slots."""
+    (world_size, _), config = STATES[states], config_of(case, states, dtype)
+    foreseen = state_bytes(config, world_size, 0)
+    for told, beyond in run_ranks(world_size, told_and_held, config, world_size):
         assert told == expected(case, states, dtype)
+        assert (told.device_bytes, told.host_records_bytes) == (foreseen.device, foreseen.host)
         assert beyond == OTHER_BYTES + (2 if dtype == "bf16" else 4)
