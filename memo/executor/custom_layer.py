@@ -116,7 +116,7 @@ class SweptCustomLayer(CustomLayerOperations, SweptLayer):
 
 
 class _Tiled(nn.Module):
-    """A matrix of a custom layer; outside of tiles, in an evaluation, it calls the plain matrix."""
+    """A matrix of a custom layer; outside of tiles it calls the plain matrix."""
 
     def __init__(self, linear: Any, name: str, layer: CustomLayerOperations) -> None:
         super().__init__()

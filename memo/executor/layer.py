@@ -20,6 +20,8 @@ from memo.executor.tile_machine import Context
 class Buffers(Protocol):
     """Gives a layer the tensors of its slot, in the order of a plan (memo.executor.runtime)."""
 
+    @property
+    def unplanned(self) -> "Buffers": ...
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]: ...
     def end(self, kind: str, layer: int) -> None: ...
 
@@ -106,23 +108,25 @@ class WholeLayer(LayerOnTiles):
 
 
 class TokenwiseLayer(WholeLayer):
-    """Runs a plain layer under a swap plan; in evaluation, without gradients, it only calls the plain layer."""
+    """Runs a plain layer under a swap plan; an evaluation, without gradients, runs outside of the plan."""
 
     memory: Buffers
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if not torch.is_grad_enabled():
-            y: Tensor = self.layer(x, context)
-        else:
-            y = ExplicitLayer.apply(x, self, context)
+            return self._forward(x, context, self.memory.unplanned)
+        y: Tensor = ExplicitLayer.apply(x, self, context)
         return y
 
     def run_forward(self, x: Tensor, context: Context) -> Tensor:
         """x [n, b, h] -> y [n, b, h]; leaves the skeletal activations in this layer's slot."""
-        kept = self.own(self.memory.begin("F", self.index))
+        return self._forward(x, context, self.memory)
+
+    def _forward(self, x: Tensor, context: Context, memory: Buffers) -> Tensor:
+        kept = self.own(memory.begin("F", self.index))
         kept["input"].copy_(x)
         y = self.forward_in(kept, context)
-        self.memory.end("F", self.index)
+        memory.end("F", self.index)
         return y
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:

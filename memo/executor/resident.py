@@ -48,9 +48,10 @@ class ResidentLayer(WholeLayer):
     memory: DeviceMemory
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        y: Tensor = (
-            ExplicitLayer.apply(x, _Microbatch(self), context) if torch.is_grad_enabled() else self.layer(x, context)
-        )
+        microbatch = _Microbatch(self)
+        if not torch.is_grad_enabled():
+            return microbatch.run_forward(x, context)
+        y: Tensor = ExplicitLayer.apply(x, microbatch, context)
         return y
 
     def drop(self, kept: dict[str, Tensor], names: Collection[str]) -> None:

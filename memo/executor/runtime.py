@@ -47,6 +47,7 @@ class SwapRuntime:
         self._workspace = _buffer(layout.workspace_bytes, device)
         self.swapper = Swapper(plan, slots, layout.moved_bytes, records, backend)
         self._views = [slot_tensors(layout, slot, self._workspace) for slot in slots]
+        self.unplanned = ScratchMemory(layout, self._views[0])
         self._on_device, self._on_host = [*slots, self._workspace], [records]
 
     @property

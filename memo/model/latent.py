@@ -46,7 +46,7 @@ class LatentNorms(nn.Module):
 
 
 class LatentAttention(Heads):
-    """`forward` is for evaluation; training calls memo.executor.latent_pieces."""
+    """`forward` is the plain computation; runs call memo.executor.latent_pieces."""
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__(parts, layer)

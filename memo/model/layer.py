@@ -65,7 +65,8 @@ class NormedGate(Norm):
 
 class DeltaAttention(nn.Module):
     """A gated delta net instead of attention: q, k, v and the logits of two gates (column-parallel), convolution and
-    rule (memo.attention.delta_rule), gate (column-parallel), projection (row-parallel). `forward` is for evaluation."""
+    rule (memo.attention.delta_rule), gate (column-parallel), projection (row-parallel). `forward` is the plain
+    computation."""
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class SharedExperts(MLP):
         self.score = ExpertMatrix(*parts.of_layer(layer, "mlp.shared.score")) if has_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run without gradients, for evaluation."""
+        """Run without gradients."""
         if self.score is None:
             return super().forward(x)
         score = nn.functional.linear(all_gather(x, self.group), self.score.weight)
@@ -137,7 +138,7 @@ class Experts(nn.Module):
     """A mixture of experts instead of an MLP: the router, fc1, activation and fc2 of each expert, and shared experts.
 
     The weight that the router gives an expert multiplies its activation, so that backward needs no output of fc2.
-    `forward` is for evaluation; training calls its parts, and memo.executor.expert_pieces, where shapes are defined.
+    `forward` is the plain computation; runs call its parts, and memo.executor.expert_pieces, where shapes are defined.
     """
 
     def __init__(self, parts: ModelParts, layer: int) -> None:

@@ -71,7 +71,7 @@ class EvaluationApi(Run):
         """How often the model recalls the values that `needles` hide, by distance. Raises ConfigError if the seq_length
         of `needles` is not the run's."""
         open_dataset(self.config, needles, stream=1)
-        feed = self.parts.feed(needles, trains=False)
+        feed = self.parts.feed(needles)
         return needle_recall(self.parts, feed, needles, num_batches(self.config, iters), edges)
 
     def log_probs(self, samples: Sequence[Sample], *, reference: bool = False) -> Tensor:
@@ -87,7 +87,7 @@ class EvaluationApi(Run):
         check_samples(samples, "log_probs")
         if reference:
             check_reference(self.config.model, "compute the reference's log-probs before the first step")
-        feed = self.parts.feed(GivenSamples(samples, self.config.data.seq_length), trains=False)
+        feed = self.parts.feed(GivenSamples(samples, self.config.data.seq_length))
         return read_log_probs(self.parts, feed, len(samples), reference=reference)
 
     def generate(
@@ -170,4 +170,4 @@ class EvaluationApi(Run):
                 "the evaluation data are pairs of a chosen and a rejected answer, of which --preference dpo tells the "
                 "loss: evaluate them in such a run, or give texts or conversations as --eval-data-path"
             )
-        return self.parts.feed(dataset, trains=False)
+        return self.parts.feed(dataset)

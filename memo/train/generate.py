@@ -99,7 +99,7 @@ def continuations(
     running, generator = set(range(len(rows))), torch.Generator().manual_seed(sampling.seed)
     for _ in range(sampling.max_new_tokens):
         samples = GivenSamples([as_sample(text, seq_length) for text in texts], seq_length)
-        logits = _next_logits(parts, parts.feed(samples, trains=False), [len(text) - 1 for text in texts])
+        logits = _next_logits(parts, parts.feed(samples), [len(text) - 1 for text in texts])
         drawn = [_draw(of_text, sampling, generator) for of_text in logits.cpu().double()]
         for index in sorted(running):
             if drawn[index] in ends:

@@ -121,7 +121,7 @@ def batches_on(feed: Feed, log_probs: Tensor, counts: Tensor, loss: LossOfLogPro
 
 def batches_on_samples(parts: ParallelModel, samples: GivenSamples, loss: LossOfLogProbs) -> Drawn:
     """Draw the microbatches of a step that trains on `loss` of the log-probs of a caller's samples."""
-    log_probs = read_log_probs(parts, parts.feed(samples, trains=False), len(samples.samples))
+    log_probs = read_log_probs(parts, parts.feed(samples), len(samples.samples))
     counts = torch.from_numpy(np.stack([sample.loss_mask for sample in samples.samples]) > 0)
     batches, value = batches_on(parts.feed(samples), log_probs, counts, loss)
     return batches, {"lm_loss": value}

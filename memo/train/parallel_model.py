@@ -147,14 +147,12 @@ class ParallelModel:
 
         self.stage.run(forward_only(self.pipeline), [functools.partial(forward, chunk) for chunk in self.chunks])
 
-    def feed(self, dataset: SampleDataset, *, trains: bool = True) -> Feed:
-        """Return a feed of global batches from the first sample on, for training steps or, not `trains`, forwards."""
-        # Layers that are not swept run on all tokens at once in an evaluation.
-        tiles = self.tiles if trains or self.config.memory.sweeps else 1
+    def feed(self, dataset: SampleDataset) -> Feed:
+        """Return a feed of global batches from the first sample on."""
         sampler = GlobalBatchSampler(
             global_batch_size(self.config, self.mesh.grid.world_size), self.config.training.seed
         )
-        return Feed(dataset, sampler, self.mesh, self.config, self.device, tiles)
+        return Feed(dataset, sampler, self.mesh, self.config, self.device, self.tiles)
 
     def sum_over_ranks(self, share: Tensor) -> Tensor:
         """The sum over all ranks of the results of `read`; tp ranks have equal results, so only the first counts."""

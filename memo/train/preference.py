@@ -106,7 +106,7 @@ class PreferenceSteps:
         self, parts: ParallelModel, feed: Feed, say: Callable[[str], None], begin: Callable[[str], None]
     ) -> None:
         self.config, self.parts, self.feed, self._say, self._begin = parts.config, parts, feed, say, begin
-        self._asks = parts.feed(feed.dataset, trains=False)
+        self._asks = parts.feed(feed.dataset)
         self._stored: dict[int, tuple[float, float]] | None = None
 
     def draw(self, iteration: int) -> Drawn:

@@ -11,11 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from answers import Answers
+from memory_peaks import counted, run_config
 from ranks import run_ranks
 from torch import Tensor, nn
 from trainers import SMALL_RUN
 
 import memo
+from memo.config import derived
 from memo.data import MockDataset, NeedleDataset, Sample, SampleDataset
 from memo.errors import ConfigError, DataError
 from memo.parallel.loss import LossSettings, losses_and_greedy_tokens
@@ -38,7 +40,7 @@ def trainer(**overrides: Any) -> memo.Trainer:
 def logits_and_samples(of: memo.Trainer, data: SampleDataset, count: int) -> tuple[Tensor, list[Sample]]:
     """[count, s, v] of the whole model on one rank, and what it was shown."""
     found: list[Tensor] = []
-    feed = of.parts.feed(data, trains=False)
+    feed = of.parts.feed(data)
     for _ in range(count // of.global_batch_size):
         of.parts.at_head(feed, lambda head, x, *_: found.append((head.norm(x) @ head.weight.t()).transpose(0, 1)))
     return torch.cat(found)[..., :VOCABULARY], [data.sample(index) for index in range(count)]
@@ -63,6 +65,30 @@ def test_losses_by_position_are_those_of_plain_pytorch() -> None:
         assert bucket.perplexity == pytest.approx(expected.exp().item(), rel=1e-12)
     assert result.loss == pytest.approx(of.evaluate(iters=3), rel=1e-12)
     assert sum(b.num_tokens for b in result.buckets) == int(mask.sum())
+
+
+def peaks_of_a_step_and_an_evaluation(*runs: dict[str, Any]) -> list[tuple[int, int]]:
+    """Bytes that torch allocates at most, on tiles of 256 tokens and with an MLP that takes much more than weights."""
+    derived.RESIDENT_TILE_TOKENS = 256
+    counter, peaks = counted(), []
+    sizes = {"num_layers": 1, "ffn_hidden_size": 1024, "loss_chunk_size": 64, "vocab_size": 256, "seq_length": 2048}
+    for flags in runs:
+        with memo.Trainer(config=run_config("llama-tiny", **sizes, **flags), eval_interval=1) as of:
+            of.step()
+            counter.take_peak_bytes()
+            of.step()
+            step = counter.take_peak_bytes()
+            of.evaluate(iters=1)
+            peaks.append((step, counter.take_peak_bytes()))
+    return peaks
+
+
+def test_an_evaluation_takes_no_more_memory_than_a_step() -> None:
+    """Without a plan of memory. Its layers run on tiles too: all their tokens at once would take more."""
+    swept = {"offload_alpha": 0.0, "offload_granularity": "tile"}
+    runs = {"recompute_granularity": "full"}, {"offload_alpha": 0.0}, swept
+    (peaks,) = run_ranks(1, peaks_of_a_step_and_an_evaluation, *runs)
+    assert all(evaluation <= step for step, evaluation in peaks), peaks
 
 
 CUTS = [(1, 1, 12), (2, 1, 6), (4, 2, 3), (6, 3, 2), (12, 4, 1)]
