@@ -116,8 +116,8 @@ def numbers_on(
     dtype: torch.dtype = torch.int32,
 ) -> Tensor:
     """Return whole numbers on the device. They are copied from pinned memory, so that the host need not wait."""
-    found = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
-    return found.to(device, non_blocking=True)
+    found = torch.tensor(numbers, dtype=dtype)
+    return (found.pin_memory() if device.type == "cuda" else found).to(device, non_blocking=True)
 
 
 def placed(found: Tensor, out: Tensor | None) -> Tensor:

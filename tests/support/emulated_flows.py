@@ -99,11 +99,11 @@ def train(model: str = "llama-tiny", **options: Any) -> Numbers:
         return Numbers(steps_of(trainer), [])
 
 
-def packed(**options: Any) -> Numbers:
+def packed(model: str = "llama-tiny", **options: Any) -> Numbers:
     """Train with several documents in each sample."""
     documents = MockDataset(VOCABULARY, SEQ_LENGTH, seed=3, mean_document_length=23)
     assert all(len(documents.sample(index).cu_seqlens) > 2 for index in range(2)), "a sample is one document"
-    with memo.Trainer("llama-tiny", train_data=documents, vocab_size=VOCABULARY, **options) as trainer:
+    with memo.Trainer(model, train_data=documents, vocab_size=VOCABULARY, **options) as trainer:
         return Numbers(steps_of(trainer), [])
 
 
@@ -386,7 +386,7 @@ FLOWS: dict[str, Flow] = {
     "experts with biases, alpha 1, planned": Flow(
         "experts with biases", {"model": "gpt-oss-tiny", "offload_alpha": 1.0, **PLANNED}
     ),
-    "delta nets": Flow("delta nets", DELTA_NETS),
+    "delta nets": Flow("delta nets", DELTA_NETS, packed),
     "delta nets, alpha 0": Flow("delta nets, on tiles", {**DELTA_NETS, "offload_alpha": 0.0}),
     "delta nets, alpha 1, planned": Flow("delta nets, on tiles", {**DELTA_NETS, "offload_alpha": 1.0, **PLANNED}),
     "delta nets, swept": Flow("delta nets, swept", {**DELTA_NETS, **SWEPT, "offload_alpha": 0.0}),
