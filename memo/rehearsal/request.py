@@ -76,7 +76,13 @@ def checked_run(config: RunConfig, gpus: int) -> RunConfig:
         started == 1,
         f"memo rehearse runs alone, but {started} processes were started (WORLD_SIZE): start one, without torchrun",
     )
-    mock = {} if config.data.data_path else {"mock_data": True}
+    preference, data_path = config.training.preference, config.data.data_path
+    require(
+        preference is None or data_path is not None,
+        f"--preference {preference} needs pairs of answers to rehearse on: give --data-path PREFIX (`memo data pairs` "
+        "makes a corpus of them)",
+    )
+    mock = {} if data_path else {"mock_data": True}
     config = config.override({"device": "cuda", "num_epochs": None, **mock})
     check(config, gpus, needs_data=False)
     return config
