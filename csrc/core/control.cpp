@@ -63,7 +63,7 @@ std::string exchange_arena(int64_t num_bytes) {
            std::to_string(now.arena_bytes) + " bytes, and the new plan needs " + std::to_string(num_bytes) +
            ": drop the tensors of the last iteration first";
   }
-  if (*old != nullptr) give_arena(*old);
+  if (*old != nullptr) give_arena(*old, static_cast<size_t>(now.arena_bytes));
   if (num_bytes == 0) return "";
   core().set_stream(bind_stream());
   try {

@@ -19,7 +19,7 @@ ManagedMemory& managed_memory();
 
 void install();  // once
 char* take_arena(size_t num_bytes);
-void give_arena(char* arena);
+void give_arena(char* arena, size_t num_bytes);
 StreamId bind_stream();  // binds the arena to the current stream
 void settle(void* block);  // makes the current stream wait for a use of the block by another stream
 void fill_with_nan(void* block, size_t num_bytes);

@@ -260,7 +260,10 @@ void install() {
 }
 
 char* take_arena(size_t num_bytes) { return static_cast<char*>(device().native->raw_alloc(num_bytes)); }
-void give_arena(char* arena) { device().native->raw_delete(arena); }
+void give_arena(char* arena, size_t num_bytes) {
+  device().wait_for_readers(arena, num_bytes);  // torch's allocator knows the arena's stream alone
+  device().native->raw_delete(arena);
+}
 
 StreamId bind_stream() {
   const DeviceIndex current = c10::cuda::current_device();

@@ -48,7 +48,7 @@ void install() {
 }
 
 char* take_arena(size_t num_bytes) { return static_cast<char*>(native->raw_allocate(num_bytes)); }
-void give_arena(char* arena) { native->raw_deleter()(arena); }
+void give_arena(char* arena, size_t /*num_bytes*/) { native->raw_deleter()(arena); }
 StreamId bind_stream() { return 0; }
 void settle(void*) {}  // a CPU has no streams
 void fill_with_nan(void* block, size_t num_bytes) { std::memset(block, 0xff, num_bytes); }

@@ -156,6 +156,10 @@ class PlannedAllocator:
                 f"{alignment_bytes}: plan with that"
             )
         self._forget_plan()
+        self._load(plan)
+        self.reset_statistics()
+
+    def _load(self, plan: MemoryPlan) -> None:
         requests: list[tuple[int, int]] = []
         ends = []
         for phase in plan.phases:
@@ -172,13 +176,23 @@ class PlannedAllocator:
         self._plan = plan
         for index, phase in enumerate(plan.phases):
             self._places.setdefault((phase.kind, phase.layer, phase.microbatch), []).append(index)
-        self.reset_statistics()
         self._set_mode(Mode.PLANNED)
 
-    def stop(self) -> None:
-        """Pass all requests on to torch's allocator again, and free the arena unless blocks in it are alive."""
-        self._forget_plan()
-        self._library.unload_plan()
+    def lend(self) -> MemoryPlan | None:
+        """Return the plan after giving the memory of its arena to torch's allocator, unless blocks in it are alive, and
+        all requests; None without a plan. `take_back` ends this. Call it between iterations, as for an evaluation."""
+        if self._plan is not None:
+            self._set_mode(Mode.PASSTHROUGH)
+            self._library.unload_plan()
+        return self._plan
+
+    def take_back(self, plan: MemoryPlan) -> None:
+        """Serve from the plan that `lend` has returned again; the statistics go on.
+
+        Raises PlanError if torch's allocator has no room for the arena any more, and then serves all requests.
+        """
+        self._plan, self._places = None, {}
+        self._load(plan)
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:

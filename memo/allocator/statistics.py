@@ -40,7 +40,7 @@ class Statistics:
         hits: served at their planned address, or in the block of attention.
         native: served by the native allocator, as planned.
         unasked: planned requests that were not made before their phase ended.
-        outside: made outside every planned phase, as by evaluation and the loading of data.
+        outside: made outside every planned phase, as by the loading of data.
         arena_bytes: bytes of the arena.
         live_blocks, live_bytes: planned blocks in use now.
         peak_bytes: the largest live_bytes.

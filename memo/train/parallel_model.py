@@ -145,7 +145,8 @@ class ParallelModel:
             read(unmarked(chunk.head), hidden, batches[microbatch], samples[microbatch])
             return hidden.new_zeros(())
 
-        self.stage.run(forward_only(self.pipeline), [functools.partial(forward, chunk) for chunk in self.chunks])
+        with nullcontext() if self.transients is None else self.transients.lent():
+            self.stage.run(forward_only(self.pipeline), [functools.partial(forward, chunk) for chunk in self.chunks])
 
     def feed(self, dataset: SampleDataset) -> Feed:
         """Return a feed of global batches from the first sample on."""

@@ -124,6 +124,21 @@ class Transients:
         return self.allocator.iteration()
 
     @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """A context between iterations in which torch's allocator has the memory of the plan, which has no forwards
+        without gradients: they would lie beside it."""
+        allocator = self.allocator
+        plan = None if allocator is None else allocator.lend()
+        try:
+            yield
+        finally:
+            if allocator is not None and plan is not None:
+                try:
+                    allocator.take_back(plan)
+                except PlanError as error:
+                    self.planned, self.reason = None, str(error)
+
+    @contextlib.contextmanager
     def _recorded_iteration(self, allocator: PlannedAllocator) -> Iterator[None]:
         try:
             with allocator.record(self._run) as recording, allocator.iteration():

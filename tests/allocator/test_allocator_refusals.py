@@ -81,7 +81,7 @@ def _larger_plan_while_blocks_live() -> None:
     assert served.data_ptr() == kept.data_ptr() + BLOCK_BYTES
     assert [int(t[0]) for t in (kept, other, served)] == [7, 8, 9]
     assert allocator.statistics.fallbacks["overlap"] == 1
-    allocator.stop()
+    allocator.lend()
     assert allocator.statistics.arena_bytes == 4 * BLOCK_BYTES  # two blocks still live there
     del kept, served
     allocator.use(larger)

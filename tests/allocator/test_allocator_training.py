@@ -159,18 +159,21 @@ def test_a_wrong_plan_costs_memory_and_nothing_else(reference: list[float]) -> N
     assert statistics.fallbacks["overlap"] > statistics.hits
 
 
-def _stop_and_go_on() -> tuple[list[float], list[int]]:
+def _lend_and_take_back() -> tuple[list[float], list[int], list[int]]:
     training, losses = _planned_training()
     plan = plan_of(training)
-    arenas = []
-    for act in (training.allocator.stop, lambda: training.allocator.use(plan), training.allocator.stop):
+    arenas, hits = [], []
+    for act in (lambda: None, training.allocator.lend, lambda: training.allocator.take_back(plan)):
         act()
         arenas.append(training.allocator.statistics.arena_bytes)
         losses += [training.step(), training.step()]
-    return losses, [bytes_ // plan.arena_bytes for bytes_ in arenas]
+        hits.append(training.allocator.statistics.hits)
+    return losses, [bytes_ // plan.arena_bytes for bytes_ in arenas], hits
 
 
-def test_a_plan_can_be_left_and_taken_up_again(reference: list[float]) -> None:
-    losses, arenas = run_ranks(1, _stop_and_go_on)[0]
+def test_memory_of_a_plan_is_lent_and_taken_back(reference: list[float]) -> None:
+    """The counts of requests go on."""
+    losses, arenas, (before, lent, after) = run_ranks(1, _lend_and_take_back)[0]
     assert losses == reference[: len(losses)]
-    assert arenas == [0, 1, 0]
+    assert arenas == [1, 0, 1]
+    assert after == 2 * before == 2 * lent > 0
