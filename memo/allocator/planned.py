@@ -155,11 +155,12 @@ class PlannedAllocator:
                 f"the memory plan has alignment_bytes = {plan.alignment_bytes}, but {self.device} needs a multiple of "
                 f"{alignment_bytes}: plan with that"
             )
-        self._forget_plan()
-        self._load(plan)
         self.reset_statistics()
+        self._load(plan)
 
     def _load(self, plan: MemoryPlan) -> None:
+        self._set_mode(Mode.PASSTHROUGH)
+        self._plan, self._places = None, {}
         requests: list[tuple[int, int]] = []
         ends = []
         for phase in plan.phases:
@@ -191,7 +192,6 @@ class PlannedAllocator:
 
         Raises PlanError if torch's allocator has no room for the arena any more, and then serves all requests.
         """
-        self._plan, self._places = None, {}
         self._load(plan)
 
     @contextlib.contextmanager
@@ -252,12 +252,6 @@ class PlannedAllocator:
     def _set_mode(self, mode: Mode) -> None:
         self._library.set_mode(mode)
         self._mode = mode
-
-    def _forget_plan(self) -> None:
-        self._set_mode(Mode.PASSTHROUGH)
-        self._plan = None
-        self._places = {}
-        self.reset_statistics()
 
 
 def _phases(names: list[PhaseName], raw: collections.abc.Sequence[RawEvent]) -> tuple[Phase, ...]:
