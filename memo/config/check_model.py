@@ -7,6 +7,7 @@ from memo.config.require import divisors, neighbours, require, require_divides
 from memo.config.run import RunConfig
 
 _OWN = "that is for memo's own layer"
+_OF_GEMMA_4 = ("around", "RMSNorm")
 _LATENT = "memo has multi-latent attention without it"
 _CONFLICTS: tuple[Conflict, ...] = (
     ("custom_layer", ("pretrained_checkpoint", "quantize", "lora_rank", "num_experts", "norm_placement"), _OWN),
@@ -16,7 +17,6 @@ _CONFLICTS: tuple[Conflict, ...] = (
     ("multi_latent_attention", ("kv_channels", "rotary_percent", "qk_layernorm", "attention_output_gate"), _LATENT),
     ("multi_latent_attention", ("add_bias_linear", "add_qkv_bias", "custom_layer"), _LATENT),
     ("multi_latent_attention", ("attention_sinks", "full_num_query_groups", "full_kv_channels"), _LATENT),
-    ("norm_placement", ("num_experts",), "memo has norms of the outputs of one MLP for all tokens"),
     ("freeze", ("train_only",), "each says what is trained"),
     ("freeze", ("lora_rank",), "LoRA freezes the whole model, and --train-only says what is trained beside it"),
 )
@@ -95,6 +95,16 @@ _CONDITIONS: tuple[Condition, ...] = (
         lambda c: _has_delta_heads(c.model),
         "{linear_num_value_heads} does not divide by {linear_num_key_heads}: each head of keys serves as many of "
         "values, such as 32 for 16",
+    ),
+    (
+        lambda c: c.model.norm_placement == "before" or not c.model.num_experts or c.model.moe_separate_norms,
+        "{norm_placement} conflicts with {num_experts}: memo has norms of the output of one MLP for all tokens, or, "
+        "with --norm-placement around --moe-separate-norms, of shared experts and others",
+    ),
+    (
+        lambda c: not c.model.moe_separate_norms or (c.model.norm_placement, c.model.normalization) == _OF_GEMMA_4,
+        "{moe_separate_norms} conflicts with {norm_placement} or {normalization}: give --norm-placement around and "
+        "--normalization RMSNorm, or leave it out",
     ),
     (
         lambda c: not c.model.num_experts or c.model.moe_router_topk <= c.model.num_experts,

@@ -253,6 +253,9 @@ def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str
     if family.keys_as_values:
         found["full_keys_as_values"] = keys.switch(family.keys_as_values)
         found["full_num_query_groups"] = numbers["full_num_query_groups"] * found["full_keys_as_values"]
+    if family.experts_switch and keys.switch(family.experts_switch):
+        found |= {ours: keys.number(ours, key) for ours, key in family.names_of_experts.items()}
+        found |= {"moe_shared_expert_intermediate_size": numbers["ffn_hidden_size"], "moe_separate_norms": True}
     if family.dense_first:
         layers = numbers["num_layers"]
         if dense := _dense_layers(keys, layers):  # else --num-layers alone makes a smaller model

@@ -66,6 +66,8 @@ class Family:
         keys_as_values: the switch with which layers without a window have no matrix of values, and may have a number of
             key/value heads of their own; empty: the family has none.
         renormalises: the switch with which the weights of a token's experts sum to 1; empty: they always do.
+        experts_switch: the switch with which all layers have experts beside the MLP, whose numbers `names_of_experts`
+            has, and which then is the shared one; empty: the family has none.
         dense_first: the key of the number of first layers without experts, or of a list with a word for each layer;
             empty: none.
         shared_experts: the key of the number of experts, as wide as the others, that all tokens share; empty: none.
@@ -107,6 +109,8 @@ class Family:
     qk_norm_switch: str = ""
     keys_as_values: str = ""
     renormalises: str = ""
+    experts_switch: str = ""
+    names_of_experts: Mapping[str, str] = field(default_factory=dict)
     dense_first: str = ""
     shared_experts: str = ""
     biases: Biases = NO_BIASES

@@ -89,7 +89,12 @@ GEMMA4 = replace(
         "use_bidirectional_attention": (None, "vision"),
         "hidden_size_per_layer_input": (0, None),
         "num_kv_shared_layers": (0, None),
-        "enable_moe_block": (False, None),
+    },
+    experts_switch="enable_moe_block",
+    names_of_experts={
+        "num_experts": "num_experts",
+        "moe_router_topk": "top_k_experts",
+        "moe_ffn_hidden_size": "moe_intermediate_size",
     },
     default_window=512,
     layer_pattern="",
@@ -100,6 +105,7 @@ GEMMA4 = replace(
 GEMMA4_UNIFIED = replace(
     GEMMA4,
     architecture="Gemma4UnifiedForCausalLM",
+    experts_switch="",
     defaults={**GEMMA4.defaults, "max_position_embeddings": 262144},
     only={key: GEMMA4.only[key] for key in ("attention_bias", "num_kv_shared_layers")}
     | {"use_bidirectional_attention": ("vision", None)},

@@ -144,7 +144,20 @@ GEMMA3 = TensorNames(
         "mlp_out_norm": "post_feedforward_layernorm",
     }
 )
-GEMMA4 = TensorNames({**GEMMA3.modules, "scalar": "layer_scalar"})
+GEMMA4 = TensorNames(
+    {
+        **GEMMA3.modules,
+        "scalar": "layer_scalar",
+        "mlp.router": "router.proj",
+        "mlp.router.norm": "router.scale",
+        "mlp.router.scale": "router.per_expert_scale",
+        "experts_norm": "pre_feedforward_layernorm_2",
+        "experts_out_norm": "post_feedforward_layernorm_2",
+        "shared_out_norm": "post_feedforward_layernorm_1",
+        **_mlp("mlp.experts.*", "experts", "gate_up_proj", "gate_up_proj"),
+        **_mlp("mlp.shared", "mlp"),
+    }
+)
 OLMO3 = TensorNames(
     {
         **_ATTENTION,

@@ -166,6 +166,9 @@ class ModelConfig:
     moe_shared_expert_gate: Annotated[bool, of.SHARED] = False
     """Multiply the output of the shared experts by the sigmoid of one score a token, which a matrix makes
     (Qwen3-Next)."""
+    moe_separate_norms: Annotated[bool, of.SHARED] = False
+    """The router and its experts have norms of their own for their inputs, and so have the outputs of these and of the
+    shared experts; a learned factor of each expert multiplies its weights (Gemma 4's 26B-A4B)."""
     moe_router_topk: Annotated[int, in_range(1, 1 << 16), of.ROUTED] = 2
     """Experts that a token runs through: those with the highest scores of the router."""
     moe_router_pre_softmax: Annotated[bool, of.ROUTED] = False
@@ -235,7 +238,12 @@ class ModelConfig:
     @property
     def norms(self) -> tuple[str, ...]:
         """The norms of hidden states that a layer has, by name."""
-        return of.NORMS[self.norm_placement]
+        return of.NORMS[self.norm_placement] + (of.OF_EXPERTS if self.separates_experts else ())
+
+    @property
+    def separates_experts(self) -> bool:
+        """Whether router, experts and shared experts have norms of their own."""
+        return self.num_experts > 0 and self.moe_separate_norms
 
     @property
     def attention_scale(self) -> float:

@@ -87,8 +87,8 @@ def model_problem(name: str, *, config_is_enough: bool = False) -> str:
     near = near or difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.3)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return (
-        f"no such preset: {hint}use one of {listed()}; or the directory of a model, which `hf download "
-        "ORG/NAME --local-dir DIR` fetches"
+        f"no such preset: {hint}use one of {listed()}; or a model's directory, from `hf download ORG/NAME "
+        "--local-dir DIR`"
     )
 
 

@@ -66,6 +66,7 @@ GEMMA_4: dict[str, Any] = {
     "hidden_size_per_layer_input": 0,
     "final_logit_softcapping": 30.0,
 }
+GEMMA_4_MOE: dict[str, Any] = {**GEMMA_4, "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8}
 QWEN_35: dict[str, Any] = {
     "model_type": "qwen3_5_text",
     "vocab_size": 248320,

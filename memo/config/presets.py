@@ -114,8 +114,23 @@ _MADE: dict[str, Callable[[], ModelConfig]] = {
         sliding_window=128,
         layer_types=["sliding_attention", "full_attention"] * 2,
     ),
+    "gemma-4-moe-tiny": _tiny(
+        of.GEMMA_4_MOE,
+        128,
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=2,
+        sliding_window=128,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_experts=8,
+        top_k_experts=2,
+        intermediate_size=160,
+    ),
     "gemma-4-12b": _sized(
         of.GEMMA_4, 48, 3840, 16, 8, 15360, model_type="gemma4_unified_text", num_global_key_value_heads=1
+    ),
+    "gemma-4-26b-a4b": _sized(
+        of.GEMMA_4_MOE, 30, 2816, 16, 8, 704, intermediate_size=2112, num_global_key_value_heads=2
     ),
     "gemma-4-31b": _sized(of.GEMMA_4, 60, 5376, 32, 16, 21504, num_global_key_value_heads=4),
     "qwen3.5-tiny": _tiny(

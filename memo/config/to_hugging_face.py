@@ -119,17 +119,20 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
         "full_kv_channels": model.of_full_layers.head_dim,
         "full_num_query_groups": model.full_num_query_groups or None,
         "query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_dim,
-        "ffn_hidden_size": model.ffn_size if family.dense_first else model.mlp_size,
+        "ffn_hidden_size": _mlp_size(model, family),
         "moe_ffn_hidden_size": model.mlp_size,
         "vocab_size": model.vocabulary,
         **{name: getattr(model, name) or None for name in SOFTCAPS},
     }
     activations = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
     dense = model.layers_with_experts.count(False)
+    has_experts = bool(family.experts_switch and model.num_experts)
+    names = {**family.names, **(family.names_of_experts if has_experts else {})}
     switches = {
         family.renormalises: not model.moe_router_pre_softmax,
         family.qk_norm_switch: model.qk_layernorm,
         family.keys_as_values: model.full_keys_as_values,
+        family.experts_switch: has_experts,
         family.qkv_bias_switch: model.qkv_bias,
         family.dense_first: mlp_types(dense, model.num_layers) if family.dense_first == MLP_TYPES else dense,
         family.shared_experts: model.shared_ffn_size // model.mlp_size,
@@ -137,7 +140,7 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
     return {
         "architectures": [family.architecture],
         "model_type": model_type,
-        **{theirs: resolved.get(ours, getattr(model, ours)) for ours, theirs in family.names.items()},
+        **{theirs: resolved.get(ours, getattr(model, ours)) for ours, theirs in names.items()},
         family.activation: activations.get(model.activation, next(iter(family.activations))),
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         **dict.fromkeys(family.bias_switches, model.add_bias_linear),
@@ -146,6 +149,13 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
         **(write_rope(model, family) if family.has_rope else {}),
         **_window(model, family),
     }
+
+
+def _mlp_size(model: ModelConfig, family: Family) -> int:
+    """The width that a file of this family calls that of its MLP."""
+    if family.experts_switch and model.num_experts:
+        return model.shared_ffn_size
+    return model.ffn_size if family.dense_first else model.mlp_size
 
 
 def _window(model: ModelConfig, family: Family) -> dict[str, Any]:

@@ -6,6 +6,7 @@ of the routing covers only its part of the width, and so do all gradients that f
 together with the gradients of hidden states and of whole weights.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -27,42 +28,46 @@ class ExpertMlp(Protocol):
 
     def route_backward(
         self, grad: Tensor, x: Tensor, routing: Tensor, rows: ExpertRows
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
+    ) -> tuple[Tensor, tuple[Tensor, ...]]: ...
 
 
 def experts_backward(
     grads: tuple[Tensor, Tensor],
-    gathering: Gathering,
+    gatherings: Sequence[Gathering],
     routing: Tensor,
     mlp: ExpertMlp,
     rows: ExpertRows,
     group: ProcessGroup | None,
     sink: GradientSink,
-) -> Tensor:
-    """Gradient [n, b, h] of the sharded input of router and fc1; `gathering` gathers that input.
+) -> tuple[Tensor, ...]:
+    """Gradient [n, b, h] of the sharded input of fc1 and router, or of each where the router has an input of its own.
 
     Args:
         grads: gradients of fc1's output [s, b, K f] and of the routing [s, b, 2 K].
+        gatherings: of each input.
     """
-    x, grad = gathering.wait(), grads[0].view(rows.count, -1)
-    grad_x, grad_router, grad_router_bias = mlp.route_backward(grads[1], x, routing, rows)
+    x, *own = (gathering.wait() for gathering in gatherings)
+    grad = grads[0].view(rows.count, -1)
+    grad_x, of_router = mlp.route_backward(grads[1], own[0] if own else x, routing, rows)
     grad_rows, adapter = rows.products(grad, mlp.fc1.weight, back=True), mlp.fc1.adapter
     narrow = None if adapter is None else adapter.add_gradient_(grad_rows, grad, rows)
     whole = rows.sums(grad_rows)
     del grad_rows
-    whole.copy_(grad_x.add_(whole))  # in the wide dtype: the other way round CPUs copy both to it
+    # The sum is in the wide dtype: the other way round CPUs copy both to it.
+    wholes = [whole, grad_x.to(whole.dtype)] if own else [whole.copy_(grad_x.add_(whole))]
     del grad_x
-    scattered, work = reduce_scatter_async(whole.view_as(x), group)
-    for parameter, found in ((mlp.router.weight, grad_router), (mlp.router.bias, grad_router_bias)):
+    messages = [reduce_scatter_async(each.view_as(x), group) for each in wholes]
+    for parameter, found in zip((mlp.router.weight, mlp.router.bias, mlp.router.scale), of_router, strict=False):
         main = None if parameter is None else sink.main_gradient(parameter)
         if main is not None:
             main.add_(found)
     add_gradients(grad, rows.of_tokens(x), narrow, mlp.fc1, sink, rows)
     if mlp.fc1.bias is not None:
         rows.add_bias_gradients(sink.main_gradient(mlp.fc1.bias), grad)
-    if work is not None:
-        work.wait()
-    return scattered
+    for _, work in messages:
+        if work is not None:
+            work.wait()
+    return tuple(scattered for scattered, _ in messages)
 
 
 def combine_backward(

@@ -18,6 +18,7 @@ from memo.attention.sinks import Sinks
 from memo.executor.pieces import GradientSink
 from memo.executor.tile_machine import Context, Rope, Tile, TileMachine
 from memo.program.kinds import Kind
+from memo.program.operations import ExpertRow
 from memo.program.walk import Step, forward, gradient, rebuilt
 from memo.spec.slots import NEEDS_FULL_ROOM, SlotLayout
 
@@ -173,7 +174,10 @@ class LayerOnTiles(nn.Module):
         found = {name: x[tile.shard] for op in self.kind.operations if op.replays or op.is_sum for name in op.makes}
         taken = {name: op for op in self.kind.after if op.scatters for name in op.reads if name in found}
         rows = (tile.full.stop - tile.full.start, x.shape[1])
-        return found | {name: x.new_zeros(*rows, self.module_of[op].weight.shape[1]) for name, op in taken.items()}
+        for name, operation in taken.items():
+            each = self.layer.mlp.config.moe_router_topk if isinstance(operation, ExpertRow) else 1
+            found[name] = x.new_zeros(*rows, each * self.module_of[operation].weight.shape[1])
+        return found
 
     def _run_alone(
         self, steps: Sequence[Step], kept: dict[str, Tensor], tile: Tile, context: Context, inputs: dict[str, Tensor]

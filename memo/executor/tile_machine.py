@@ -181,11 +181,11 @@ def _row(machine: TileMachine, operation: Operation, x: Tensor) -> Made:
     return (row_forward(x, machine.on.module_of[operation], machine.group),)
 
 
-def _experts(machine: TileMachine, operation: Operation, x: Gathering, *recalled: Tensor) -> Made:
-    mlp = machine.on.layer.mlp
+def _experts(machine: TileMachine, operation: Operation, x: Gathering, *taken: Any) -> Made:
+    mlp, routing = machine.on.layer.mlp, machine.in_slot("routing")
+    own, recalled = taken[: len(operation.reads) - 1], taken[len(operation.reads) - 1 :]
     if not recalled:
-        routing, whole = machine.in_slot("routing"), x.wait()
-        routing.copy_(mlp.route(whole).view_as(routing))
+        routing.copy_(mlp.route((*own, x)[0].wait()).view_as(routing))
     made = mlp.expand(x.wait(), machine.expert_rows, machine.place("fc1"))
     return (made,) if recalled else (made, routing)
 
@@ -231,10 +231,10 @@ def _row_backward(
 
 
 def _experts_backward(
-    machine: TileMachine, operation: Operation, grad: Tensor, of_routing: Tensor, x: Gathering, routing: Tensor
+    machine: TileMachine, operation: Operation, grad: Tensor, of_routing: Tensor, *taken: Any
 ) -> Made:
-    mlp, rows = machine.on.layer.mlp, machine.expert_rows
-    return (experts_backward((grad, of_routing), x, routing, mlp, rows, machine.group, machine.sink),)
+    mlp, rows, (*x, routing) = machine.on.layer.mlp, machine.expert_rows, taken
+    return experts_backward((grad, of_routing), x, routing, mlp, rows, machine.group, machine.sink)
 
 
 def _combine_backward(

@@ -144,7 +144,8 @@ class Experts(nn.Module):
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
         self.config, self.ops, self.group = parts.config, parts.ops, parts.tp_group
-        self.router = ExpertMatrix(*parts.of_layer(layer, "mlp.router"))
+        scale = parts.in_layer(layer, "mlp.router.scale")
+        self.router = ExpertMatrix(*parts.of_layer(layer, "mlp.router"), scale=scale)
         self.fc1, self.fc2 = parts.matrix(layer, "mlp.fc1"), parts.matrix(layer, "mlp.fc2")
         self.shared = SharedExperts(parts, layer) if parts.config.shared_ffn_size else None
         self.losses: LayerLosses | None = None
@@ -154,11 +155,15 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, b, h] -> [n, b, h], without gradients."""
-        whole = all_gather(x, self.group)
-        routing = self.route(whole).view(*whole.shape[:2], -1)
-        rows = self.rows(routing)
-        y = self.combine(self.activate(routing, self.expand(whole, rows), rows), routing, rows)
+        y = self.chosen(x, x)
         return y if self.shared is None else y + self.shared(x)
+
+    def chosen(self, x: Tensor, of_router: Tensor) -> Tensor:
+        """The output of the routed experts; x and of_router [n, b, h]: their input and the router's."""
+        whole, seen = (all_gather(each, self.group) for each in (x, of_router))
+        routing = self.route(seen).view(*whole.shape[:2], -1)
+        rows = self.rows(routing)
+        return self.combine(self.activate(routing, self.expand(whole, rows), rows), routing, rows)
 
     def expand(self, x: Tensor, rows: ExpertRows, out: Tensor | None = None) -> Tensor:
         """x [s, b, h] -> fc1 of each token's K experts, [s, b, K f], in `out` if given; rows are sorted by expert."""
@@ -179,12 +184,12 @@ class Experts(nn.Module):
 
     @property
     def _router(self) -> Router:
-        return Router(self.router.weight, self.router.bias, self.config, self.expert_bias)
+        return Router(self.router.weight, self.router.bias, self.config, self.expert_bias, self.router.scale)
 
     def route_backward(
         self, grad: Tensor, x: Tensor, routing: Tensor, rows: ExpertRows
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradient of `routing` [..., 2 K] -> gradients of x [t, h] and of the router's weight and bias."""
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Gradient of `routing` [..., 2 K] -> gradients of x [t, h] and of the router's weight, bias and scale."""
         if self.losses is not None:
             self.losses.count(rows.ends)
         of_weights = grad.flatten(0, -2)[:, : self.config.moe_router_topk]
@@ -216,13 +221,15 @@ class TransformerLayer(nn.Module):
         super().__init__()
 
         def norm(name: str) -> Norm | None:
-            return parts.norm(*parts.of_layer(index, name)) if name in parts.config.norms else None
+            return parts.norm(*parts.of_layer(index, name)) if name in parts.kind(index).norms else None
 
         self.attention_norm = norm("attention_norm")
         self.attention = _attention(parts, index)
         self.mlp_norm = norm("mlp_norm")
         self.mlp = Experts(parts, index) if parts.kind(index).num_experts else MLP(parts, index)
         self.attention_out_norm, self.mlp_out_norm = norm("attention_out_norm"), norm("mlp_out_norm")
+        self.experts_norm, self.router_norm = norm("experts_norm"), norm("router_norm")
+        self.shared_out_norm, self.experts_out_norm = norm("shared_out_norm"), norm("experts_out_norm")
         self.scalar: Tensor | None = None
         """[] fp32, the factor on the output (memo.parallel.constants)."""
 
@@ -232,8 +239,16 @@ class TransformerLayer(nn.Module):
             x = normed = x + attended
         else:
             x, normed = self.mlp_norm.of_sum(x, attended)
-        y: Tensor = x + _normed(self.mlp_out_norm, self.mlp(normed))
+        y: Tensor = x + _normed(self.mlp_out_norm, self._mlp(x, normed))
         return y if self.scalar is None else y * self.scalar
+
+    def _mlp(self, x: Tensor, normed: Tensor) -> Tensor:
+        if self.experts_norm is None:
+            y: Tensor = self.mlp(normed)
+            return y
+        assert isinstance(self.mlp, Experts) and self.mlp.shared is not None
+        chosen = self.mlp.chosen(self.experts_norm(x), _normed(self.router_norm, x))
+        return _normed(self.experts_out_norm, chosen) + _normed(self.shared_out_norm, self.mlp.shared(normed))
 
 
 def _attention(parts: ModelParts, index: int) -> nn.Module:

@@ -31,16 +31,22 @@ class Router(NamedTuple):
         weight, bias: [E, h], and [E] or None.
         model: its fields moe_router_* have the settings.
         expert_bias: [E] fp32, or None for zeros.
+        scale: [E], the factors of the experts' weights (--moe-separate-norms), or None for ones.
     """
 
     weight: Tensor
     bias: Tensor | None
     model: ModelConfig
     expert_bias: Tensor | None = None
+    scale: Tensor | None = None
 
     @property
     def is_sigmoid(self) -> bool:
         return self.model.moe_router_score_function == "sigmoid"
+
+    def scaled(self, matrix: Tensor) -> Tensor:
+        """The matrix that makes logits, from `weight`; and the gradient of `weight` from its gradient."""
+        return matrix * self.model.hidden_size**-0.5 if self.model.separates_experts else matrix
 
 
 _TINY = 1e-20
@@ -57,24 +63,26 @@ def route(x: Tensor, router: Router) -> Tensor:
 
 def route_backward(
     grad_weights: Tensor, x: Tensor, router: Router, routing: Tensor, losses: LayerLosses | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x and of the router's weight and bias, in the wide dtype.
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the gradient of x, and those of the router's weight, bias and, if it has one, scale, in the wide dtype.
 
     They follow from the gradient of the weights [t, K], for the experts that `routing` has chosen, and from `losses`.
     """
     logits = _logits(x, router).requires_grad_()
+    scale = None if router.scale is None else router.scale.detach().to(logits.dtype).requires_grad_()
     with torch.enable_grad():
-        weights = _weights(logits, _chosen(routing), router)
-    (grad,) = torch.autograd.grad(weights, logits, grad_weights)
+        weights = _weights(logits, _chosen(routing), router._replace(scale=scale))
+    grad, *of_scale = torch.autograd.grad(weights, [logits] if scale is None else [logits, scale], grad_weights)
     del weights
     if losses is not None:
         losses.add_gradient_(grad, logits.detach())
-    return grad @ router.weight.to(grad.dtype), grad.t() @ x.to(grad.dtype), grad.sum(0)
+    of_weight = router.scaled(grad.t() @ x.to(grad.dtype))
+    return grad @ router.scaled(router.weight.to(grad.dtype)), (of_weight, grad.sum(0), *of_scale)
 
 
 def _logits(x: Tensor, router: Router) -> Tensor:
     wide = wide_dtype(x.dtype)
-    logits = x.to(wide) @ router.weight.to(wide).t()
+    logits = x.to(wide) @ router.scaled(router.weight.to(wide)).t()
     return logits if router.bias is None else logits.add_(router.bias)
 
 
@@ -105,13 +113,17 @@ def _by_sigmoid(logits: Tensor, router: Router) -> Tensor:
 
 def _weights(logits: Tensor, chosen: Tensor, router: Router) -> Tensor:
     """Weights [t, K]: the softmax over all experts or over the chosen ones; by sigmoid the scores, or these divided by
-    their sum, times a factor."""
+    their sum, times a factor. A scale multiplies them by a factor of each expert."""
     over_all = router.model.moe_router_pre_softmax
     if router.is_sigmoid:
         scores = logits.gather(-1, chosen).sigmoid()
         scores = scores if over_all else scores / (scores.sum(-1, keepdim=True) + _TINY)
-        return scores * router.model.moe_router_topk_scaling_factor
-    return logits.softmax(-1).gather(-1, chosen) if over_all else logits.gather(-1, chosen).softmax(-1)
+        weights = scores * router.model.moe_router_topk_scaling_factor
+    else:
+        weights = logits.softmax(-1).gather(-1, chosen) if over_all else logits.gather(-1, chosen).softmax(-1)
+    if router.scale is None:
+        return weights
+    return weights * router.scale.to(weights.dtype).expand_as(logits).gather(-1, chosen)
 
 
 def _chosen(routing: Tensor) -> Tensor:
@@ -208,11 +220,20 @@ class ExpertRows:
 
 
 class ExpertMatrix(nn.Module):
-    """The matrices of all experts, one below the other, their biases and their adapters; or the matrix of a router."""
+    """The matrices of all experts, one below the other, their biases and their adapters; or the matrix of a router.
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, adapter: Adapter | None = None) -> None:
+    `scale`: [E], of a router: the factors of the experts' weights.
+    """
+
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        adapter: Adapter | None = None,
+        scale: nn.Parameter | None = None,
+    ) -> None:
         super().__init__()
-        self.weight, self.bias, self.adapter = weight, bias, adapter
+        self.weight, self.bias, self.adapter, self.scale = weight, bias, adapter, scale
 
     def products(self, x: Tensor, rows: ExpertRows, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Multiply rows [t K, in] with their experts' matrices, and add what adapters make of them."""

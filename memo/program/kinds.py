@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from memo.config import model_marks as of
 from memo.config.model import ModelConfig
 from memo.program.operations import (
     Activate,
@@ -146,21 +147,29 @@ _SHARED_GATED = (
 )
 
 
-def _experts(biased: bool, shared: bool, is_gated: bool) -> tuple[Operation, ...]:
-    """`shared`: whether there are also experts that process all tokens; `is_gated`: whether these have a gate."""
+def _experts(model: ModelConfig) -> tuple[Operation, ...]:
+    """From the normed residual to the sum of the outputs of routed and shared experts."""
+    inputs = of.OF_EXPERTS[:2] if model.separates_experts else ("mlp_norm",)
+    biases = ("routing",) if model.add_bias_linear else ()
     chosen = (
-        ExpertColumn(("mlp_norm",), ("fc1", "routing"), "mlp.fc1"),
+        ExpertColumn(inputs, ("fc1", "routing"), "mlp.fc1"),
         ActivateExperts(("routing", "fc1"), ("activation",), "mlp.activate"),
-        ExpertRow(("activation", "routing") if biased else ("activation",), ("mlp_out",), "mlp.fc2"),
+        ExpertRow(("activation", *biases), ("mlp_out",), "mlp.fc2"),
     )
-    if not shared:
+    if not model.shared_ffn_size:
         return chosen
+    before = (_norm(model, "residual", name)[0] for name in of.OF_EXPERTS[:2])
+    after_shared, shared = _norm(model, "shared_out", "shared_out_norm")
+    after_chosen, made = _norm(model, "mlp_out", "experts_out_norm")
     return (
+        *(norm for norms in before for norm in norms),
         *chosen,
+        *after_chosen,
         Column(("mlp_norm",), ("shared_fc1",), "mlp.shared.fc1"),
-        *(_SHARED_GATED if is_gated else _SHARED),
+        *(_SHARED_GATED if model.shared_is_gated else _SHARED),
         Row(("shared_activation",), ("shared_out",), "mlp.shared.fc2"),
-        Add(("mlp_out", "shared_out"), ("experts_out",)),
+        *after_shared,
+        Add((made, shared), ("experts_out",)),
     )
 
 
@@ -180,9 +189,7 @@ def kind_of(model: ModelConfig) -> Kind:
         )
     before, into_attention = _norm(model, "input", "attention_norm")
     between, into_mlp = _norm(model, "residual", "mlp_norm")
-    mlp = _mlp(into_mlp)
-    if model.num_experts:
-        mlp = _experts(model.add_bias_linear, model.shared_ffn_size > 0, model.shared_is_gated)
+    mlp = _experts(model) if model.num_experts else _mlp(into_mlp)
     middle: tuple[Operation, ...] = (
         Heads(("qkv",), ("heads",), "attention", normed=model.qk_layernorm),
         attention,

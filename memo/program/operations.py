@@ -148,7 +148,8 @@ class ActivateScored(Activate):
 class ExpertColumn(Column):
     """The router, and the first matrix of the experts that it chooses for each token (memo.parallel.experts).
 
-    Experts are chosen once, in forward: recomputed scores might round differently and choose others.
+    Where the router has an input of its own, it reads this second. Experts are chosen once, in forward: recomputed
+    scores might round differently and choose others.
     """
 
     recalled = ("routing",)

@@ -170,7 +170,8 @@ def _moves(clock: TileClock, step: Step, operation: Operation) -> None:
 
 
 def _column(clock: TileClock, step: Step, operation: Operation) -> None:
-    clock.wait(clock.arrival_s(step.reads[0]))
+    for name in step.reads[: len(operation.reads)]:
+        clock.wait(clock.arrival_s(name))
     if "routing" in step.makes:
         clock.multiply("mlp.router")
     clock.move_rows(operation.module)
@@ -224,12 +225,13 @@ def _row_backward(clock: TileClock, step: Step, operation: Operation) -> None:
 
 
 def _expert_column_backward(clock: TileClock, step: Step, operation: Operation) -> None:
-    clock.wait(clock.arrival_s(step.reads[2]))
+    for name in step.reads[2:-1]:
+        clock.wait(clock.arrival_s(name))
     for _ in range(2):  # scores again, and the gradient of the tokens
         clock.multiply("mlp.router")
     clock.multiply(operation.module)
     clock.move_rows(operation.module)
-    scattered_s = clock.send()
+    scattered_s = max(clock.send() for _ in operation.reads)
     clock.multiply_gradients("mlp.router")
     clock.move_rows(operation.module)
     clock.multiply_gradients(operation.module)

@@ -26,6 +26,7 @@ _WIDENING = "embedding_projection.weight"
 EXPERT_BIAS = "mlp.router.expert_bias"
 """The tensor that the router of a layer adds to scores where it chooses experts."""
 LAYER_SCALAR = "scalar"
+ROUTER_NORM = "mlp.router.norm"
 _Parts = tuple[tuple[str, int], ...]
 """Names of tensors, and their numbers of rows."""
 
@@ -97,6 +98,8 @@ class ModelShape:
         if own:  # a delta net has one head of values for each of its heads
             qkv = (("delta.q", kv), ("delta.k", kv), ("delta.v", q))
         norms = {name: self._norm(name, hidden) for name in self.norms}
+        if "router_norm" in norms:
+            norms["router_norm"] = (Weight("router_norm.weight", ((ROUTER_NORM, hidden),), None, "whole", "ones"),)
         sizes = {"q": q, "k": kv} if across else dict.fromkeys("qk", model.head_dim)
         heads = [
             self._norm(f"attention.{name}_norm", size, "rows" if across else "whole")
@@ -168,6 +171,8 @@ class ModelShape:
         of_mlp, names = (inner(model.mlp_size), (("fc2", hidden),)), [""]
         if model.num_experts:
             yield from _linear("mlp", "router", (("router", model.num_experts),), hidden, bias, "whole")
+            if model.separates_experts:
+                yield one("mlp.router.scale", model.num_experts, init="ones")
             names = [f"experts.{index}." for index in range(model.num_experts)]
         fc1, fc2 = (tuple((name + part, rows) for name in names for part, rows in parts) for parts in of_mlp)
         yield from _linear("mlp", "fc1", fc1, hidden, bias, "rows", model.num_experts)

@@ -48,7 +48,10 @@ With norms of the outputs of attention and MLP (--norm-placement after or around
     mlp_out         h           tokens  token-wise    token-wise
 
 The residual is then recomputed from them without a matrix, so it never moves, as norms. With norms of outputs alone
-there are no attention_norm and mlp_norm.
+there are no attention_norm and mlp_norm. With norms of experts of their own (--moe-separate-norms) there are also
+
+    experts_norm    h           tokens  never         token-wise      as mlp_norm, and so is router_norm
+    shared_out      h           tokens  token-wise    token-wise      as mlp_out
 
 In a custom layer (memo.spec.custom_layer) memo knows input, qkv, attention_out and lse, and the outputs of the
 column-parallel matrices after attention, which are token-wise as fc1 is. All else is recomputed in backward.
@@ -69,8 +72,8 @@ from memo.units import DTYPE_BYTES
 Kind = Literal["always", "token_wise", "never"]
 Layout = Literal["tokens", "heads", "whole", "carried"]
 Group = str
-"""A group's name: in memo's own layer latent, qkv, gate, projected, residual, fc1, mlp_out, norm or activation, or ""
-for none; in a custom layer qkv, or the name of a matrix."""
+"""A group's name: in memo's own layer latent, qkv, gate, projected, residual, fc1, mlp_out, shared_out, norm or
+activation, or "" for none; in a custom layer qkv, or the name of a matrix."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         matrices = (SkeletalTensor(name, "token_wise", name, "heads", width) for name, width in recalled)
         return (SkeletalTensor("input", "always", "", "tokens", hidden), qkv, *attended, *matrices)
     outputs_normed, inputs_normed = (name in model.norms for name in ("mlp_out_norm", "mlp_norm"))
+    of_experts = ("experts_norm", "router_norm") if model.separates_experts else ()
     residual = SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden)
     return (
         SkeletalTensor("input", "always", "", "tokens", hidden),
@@ -148,11 +152,13 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         *([_normed("projected", hidden)] if outputs_normed else []),
         replace(residual, kind="never", group="norm") if outputs_normed else residual,
         *([SkeletalTensor("mlp_norm", "never", "norm", "tokens", hidden)] if inputs_normed else []),
+        *(SkeletalTensor(name, "never", "norm", "tokens", hidden) for name in of_experts),
         *([routing] if model.num_experts else []),
         SkeletalTensor("fc1", "token_wise", "fc1", "heads", fc1_size),
         SkeletalTensor("activation", "never", "activation", "heads", model.token_ffn_size),
         *(shared if model.shared_ffn_size else ()),
         *([_normed("mlp_out", hidden)] if outputs_normed else []),
+        *([_normed("shared_out", hidden)] if of_experts else []),
     )
 
 

@@ -78,8 +78,10 @@ WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
 _ORIGINAL = "original_max_position_embeddings"
 _OF_SHARED_KEYS = {"kv_sharing_modes", "return_shared_kv_states", "shared_kv_states", "use_double_wide_mlp"}
 """Read where layers share keys and values, which memo refuses (num_kv_shared_layers)."""
-_OF_EXPERTS = {"moe_intermediate_size", "num_experts", "top_k_experts", "vocab_size_per_layer_input", "hidden_act"}
-"""Read of models with experts or embeddings by layer, which memo refuses, and of parts for images and audio."""
+_OF_EXPERTS = {"moe_intermediate_size", "num_experts", "top_k_experts"}
+"""Read where enable_moe_block is on."""
+_BY_LAYER = {"vocab_size_per_layer_input", "hidden_act"}
+"""Read of models with embeddings by layer, which memo refuses, and of parts for images and audio."""
 _OF_AUDIO = {"attention_context_left", "attention_context_right", "attention_invalid_logits_value"}
 _OF_AUDIO |= {"attention_logit_cap", "conv_kernel_size", "gradient_clipping", "output_proj_dims", "residual_weight"}
 _OF_AUDIO |= {"pooling_kernel_size", "position_embedding_size", "standardize", "subsampling_conv_channels"}
@@ -87,7 +89,7 @@ _OF_AUDIO |= {"use_clipped_linears"}
 _WITHOUT_YARN = {
     "gpt2": {"rope_parameters", "rope_scaling", "rope_theta", _ORIGINAL, "head_dim"},
     "phi3": {_ORIGINAL},
-    "gemma4_text": {_ORIGINAL, *_OF_SHARED_KEYS, *_OF_AUDIO, *_OF_EXPERTS},
+    "gemma4_text": {_ORIGINAL, *_OF_SHARED_KEYS, *_OF_AUDIO, *_OF_EXPERTS, *_BY_LAYER},
     "gemma4_unified_text": {_ORIGINAL, *_OF_SHARED_KEYS},
 }
 """By model_type, keys of rotations that the family does not have, and of parts that memo refuses or passes through."""

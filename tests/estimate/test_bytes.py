@@ -55,7 +55,7 @@ CASES: list[Case] = [
     ("qwen3.5-tiny", 2, TP),
     ("gemma-3-tiny", 2, TP),
     ("gemma-2-tiny", 1, {**HALF, **BF16}),
-    ("gemma-4-tiny", 1, {**HALF, **BF16}),
+    ("gemma-4-moe-tiny", 1, {**HALF, **BF16}),
     ("ministral-3-tiny", 1, {**SWEEP, **BF16, "offload_alpha": 1.0, "offload_tiles": 4}),
     ("olmo-3-tiny", 2, {**TP, **BF16}),
     # Gradients of a layer are being reduced while the backward of its first norm, composed in fp32, goes on.
@@ -91,7 +91,7 @@ MORE_CASES: list[Case] = [
     ("gemma-3-tiny", 1, {**HALF, **BF16}),
     ("gemma-2-tiny", 2, {**SHORT, "cp": 2}),
     ("gemma-4-tiny", 1, {**SHORT, **BF16}),
-    ("gemma-4-tiny", 2, {**TP, "num_layers": 4}),
+    ("gemma-4-moe-tiny", 2, {**TP, "num_layers": 4}),
     ("gemma-4-tiny", 1, {**SWEEP, "offload_alpha": 0.5, "offload_tiles": 4, "num_layers": 4}),
     ("gemma-4-tiny", 2, {**GATHERED, **BF16, "offload_alpha": 0.5, "num_layers": 4}),
     ("ministral-3-tiny", 1, {**HALF, "seq_length": 4096}),

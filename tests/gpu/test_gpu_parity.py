@@ -65,7 +65,7 @@ def test_gpu_is_as_exact_as_cpu(model: str, alpha: str | float, kernels: str) ->
 
 
 KINDS = ("qwen3-tiny", "qwen3-moe-tiny", "gpt-oss-tiny", "gemma-3-tiny", "qwen3.5-tiny", "glm-4.5-tiny", "olmo-3-tiny")
-KINDS += ("deepseek-tiny", "gemma-2-tiny", "gemma-4-tiny")
+KINDS += ("deepseek-tiny", "gemma-2-tiny", "gemma-4-moe-tiny")
 """Windows, sinks, experts with their choices, gated delta nets, norms after a block, latents, caps."""
 
 

@@ -125,7 +125,7 @@ ROWS: dict[str, Row] = {
     "layers of two kinds": Row(1, "llama-tiny", {**ONE_STAGE, **KINDS, **SCALED, "no_rope_freq": "[0,1,0]"}),
     "norms around": Row(1, "gemma-3-tiny", {**ONE_STAGE, "window_size": 11}, tiles=2 * TILES),  # longer than a tile
     "caps": Row(1, "gemma-2-tiny", {**ONE_STAGE, "window_size": 11, **CAPS}),
-    "heads by layer": Row(1, "gemma-4-tiny", {**ONE_STAGE, "window_size": 11}),
+    "heads by layer, norms of experts": Row(1, "gemma-4-moe-tiny", {**ONE_STAGE, "window_size": 11}),
     "norms after": Row(1, "olmo-3-tiny", {**ONE_STAGE, "window_size": 11}),
     "delta nets": Row(
         1, "qwen3.5-tiny", {**ONE_STAGE, "num_layers": 4, "layer_types": "full,linear,linear,full"}

@@ -157,6 +157,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"global_head_dim": 24, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
         | {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 5.0},
     ),
+    "gemma4_text-experts": (
+        "Gemma4TextConfig",
+        {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+        | {"hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3}
+        | {"moe_intermediate_size": 24},
+    ),
     "gemma4_unified_text": (
         "Gemma4UnifiedTextConfig",
         {**_SIZES, "head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},

@@ -147,9 +147,10 @@ def _place(
     expert = _EXPERT.search(own)
     module = _EXPERT.sub("experts.*", own)
     found = theirs.modules[module]
-    fused = [each for each in theirs.modules if theirs.modules[each] == found]
     of_expert = expert[1] if expert is not None else ""
-    rows = [shapes[f"layers.{index}.{each.replace('*', of_expert)}{kind}"][0] for each in fused if len(fused) > 1]
+    full = {each: f"layers.{index}.{each.replace('*', of_expert)}{kind}" for each in theirs.modules}
+    fused = [each for each, name in full.items() if theirs.modules[each] == found and name in shapes]
+    rows = [shapes[full[each]][0] for each in fused if len(fused) > 1]
     count = {**groups, "rows": shapes[name][0]}[theirs.groups.get(found, "")]
     is_stacked = expert is not None and "*" not in found
     if is_stacked:

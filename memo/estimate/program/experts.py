@@ -75,8 +75,11 @@ def first_forward(ledger: Ledger, sizes: LayerSizes, is_placed: bool, adapter: A
     return out
 
 
-def first_backward(ledger: Ledger, sizes: LayerSizes, matrix: int, adapter: AdapterSizes | None) -> Block:
-    """Return the gradient of the sharded input; `matrix`: elements of an expert's fc1 that are trained."""
+def first_backward(
+    ledger: Ledger, sizes: LayerSizes, matrix: int, adapter: AdapterSizes | None, inputs: int
+) -> tuple[Block, ...]:
+    """Return the gradient of the sharded input, or of both `inputs` if the router has one of its own; `matrix`:
+    elements of an expert's fc1 that are trained."""
     of_router = ledger.make("wide router", sizes.experts * sizes.hidden * sizes.wide)
     of_tokens_wide = ledger.make("wide tokens", sizes.tokens * sizes.hidden * sizes.wide)
     ledger.scratch(*(("scores", sizes.tokens * sizes.experts * sizes.wide),) * 3)
@@ -84,17 +87,19 @@ def first_backward(ledger: Ledger, sizes: LayerSizes, matrix: int, adapter: Adap
     rows = ledger.make("expert rows", hidden_bytes(sizes, sizes.tokens) * sizes.top_k)
     multiply(ledger, sizes, sizes.tokens * sizes.top_k * sizes.hidden, sizes.experts)
     narrow = adapter_backward(ledger, sizes, sizes.tokens * sizes.top_k, adapter)
-    whole = sums(ledger, sizes, rows)
-    if sizes.mixed and not sizes.on_cuda:
+    wholes = [sums(ledger, sizes, rows)]
+    if inputs > 1:
+        wholes.append(ledger.make("column gradient", hidden_bytes(sizes, sizes.tokens)))
+    elif sizes.mixed and not sizes.on_cuda:
         ledger.scratch(("wide part", sizes.tokens * sizes.hidden * sizes.wide))
     ledger.free(of_tokens_wide)
-    grad_x, copy = reduce_scatter(ledger, sizes.tp, "column gradient", whole)
+    messages = [reduce_scatter(ledger, sizes.tp, "column gradient", whole) for whole in wholes]
     rows = of_tokens(ledger, sizes)
     add_weight_gradient(ledger, sizes, matrix)
     adapter_gradients(ledger, sizes, sizes.tokens * sizes.top_k, adapter, narrow)
-    ledger.free(rows, of_router, None if grad_x is whole else whole)
-    ledger.free_late(copy)
-    return grad_x
+    ledger.free(rows, of_router, *(wholes if sizes.tp > 1 else ()))
+    ledger.free_late(*(copy for _, copy in messages))
+    return tuple(grad_x for grad_x, _ in messages)
 
 
 def second_forward(ledger: Ledger, sizes: LayerSizes, adapter: AdapterSizes | None) -> Block:

@@ -263,7 +263,7 @@ def _row_backward(machine: TileLedger, operation: Operation) -> Made:
 def _expert_column_backward(machine: TileLedger, operation: Operation) -> Made:
     machine.wait()
     matrix, adapter = machine.gradient_elements(operation), machine.adapter_of(operation)
-    return (experts.first_backward(machine.ledger, machine.sizes, matrix, adapter),)
+    return experts.first_backward(machine.ledger, machine.sizes, matrix, adapter, len(operation.reads))
 
 
 def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
