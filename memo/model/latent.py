@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from memo.model.heads import Heads
 from memo.model.norm import Norm
-from memo.model.parts import LayerContext, ModelParts
+from memo.model.parts import ModelParts
 
 _EPSILON = 1e-6
 """Epsilon of the norms of latents, whatever that of other norms is (modeling_deepseek_v3.py of transformers)."""
@@ -46,8 +46,6 @@ class LatentNorms(nn.Module):
 
 
 class LatentAttention(Heads):
-    """`forward` is the plain computation; runs call memo.executor.latent_pieces."""
-
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__(parts, layer)
         config = parts.config
@@ -56,12 +54,6 @@ class LatentAttention(Heads):
         self.latent_norm = LatentNorms(parts, layer)
         self.q, self.kv = parts.column(layer, "attention.q"), parts.column(layer, "attention.kv")
         self.projection = parts.row(layer, "attention.projection")
-
-    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        of_q, of_kv, positions = self.latents(self.latent_norm(self.latent(x)))
-        q = self.q(x) if of_q is None else self.q.of_whole(of_q)
-        y: Tensor = self.projection(self.trim(self.attend(self.joined(q, self.kv.of_whole(of_kv), positions), context)))
-        return y
 
     def latents(self, normed: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         """The parts of normed latents, as views; the first is None if queries have no latent."""

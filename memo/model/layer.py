@@ -1,4 +1,6 @@
-"""One transformer layer: attention and MLP, each behind a norm and a residual.
+"""The modules of one transformer layer: parameters, and what is computed between matrices.
+
+The list of a layer's operations (memo.program.kinds) says in which order they run, and memo.executor runs them.
 
 Shapes: n = s / tp tokens between matrices, s = tokens of this context-parallel rank inside them;
 b = micro-batch; a, k = query and key/value heads of this tp rank; d = size of a head.
@@ -7,19 +9,17 @@ b = micro-batch; a, k = query and key/value heads of this tp rank; d = size of a
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from memo.attention.delta_rule import DeltaNet
 from memo.model.heads import Heads
 from memo.model.latent import LatentAttention
 from memo.model.norm import Norm
-from memo.model.parts import LayerContext, ModelParts
-from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
+from memo.model.parts import ModelParts
+from memo.parallel.collectives import group_rank, group_size, reduce_scatter
 from memo.parallel.context_delta import ContextDelta
 from memo.parallel.experts import ExpertMatrix, ExpertRows, Router, route, route_backward, shares
 from memo.parallel.router_losses import LayerLosses
-from memo.parallel.tensor import ColumnParallelLinear
 from memo_kernels import wide_dtype
 
 
@@ -32,8 +32,6 @@ class SelfAttention(Heads):
     """qkv (column-parallel), norm of heads, RoPE, causal attention, its gate (column-parallel), projection
     (row-parallel)."""
 
-    gate: ColumnParallelLinear | None
-
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__(parts, layer)
         self.sinks = parts.in_layer(layer, "attention.sinks")
@@ -41,18 +39,10 @@ class SelfAttention(Heads):
         if parts.config.qk_layernorm:
             self.q_norm = parts.norm(*parts.of_layer(layer, "attention.q_norm"))
             self.k_norm = parts.norm(*parts.of_layer(layer, "attention.k_norm"))
-        self.gate = None
         if parts.config.attention_output_gate:
             self.gate = parts.column(layer, "attention.gate")
             self.gating = SigmoidGate()
         self.projection = parts.row(layer, "attention.projection")
-
-    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        attended = self.attend(self.qkv(x), context)
-        if self.gate is not None:
-            attended = self.gating(attended, self.gate(x))
-        y: Tensor = self.projection(attended)
-        return y
 
 
 class NormedGate(Norm):
@@ -65,8 +55,7 @@ class NormedGate(Norm):
 
 class DeltaAttention(nn.Module):
     """A gated delta net instead of attention: q, k, v and the logits of two gates (column-parallel), convolution and
-    rule (memo.attention.delta_rule), gate (column-parallel), projection (row-parallel). `forward` is the plain
-    computation."""
+    rule (memo.attention.delta_rule), gate (column-parallel), projection (row-parallel)."""
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
@@ -84,13 +73,6 @@ class DeltaAttention(nn.Module):
         """The convolution and the rule, with the parameters that this module has now."""
         return self._net(self.kernels, self.rates, self.biases)
 
-    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        mixed, gate = self.qkv(x), self.gate(x)
-        out = torch.empty_like(gate)
-        self.core.forward(mixed, out, context.documents)
-        y: Tensor = self.projection(self.gating(out, gate))
-        return y
-
 
 class MLP(nn.Module):
     """fc1 (column-parallel; gate and up when gated), activation, fc2 (row-parallel)."""
@@ -100,10 +82,6 @@ class MLP(nn.Module):
         self.activation, self.ops = parts.config.activation, parts.ops
         self.fc1 = parts.column(layer, f"{name}.fc1")
         self.fc2 = parts.row(layer, f"{name}.fc2")
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc2(self.activate(self.fc1(x)))
-        return y
 
     def activate(self, inner: Tensor) -> Tensor:
         """[s, b, f / tp] from fc1's output, which is twice as wide when gated."""
@@ -117,17 +95,8 @@ class SharedExperts(MLP):
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__(parts, layer, "mlp.shared")
-        self.group = parts.tp_group
         has_gate = parts.config.moe_shared_expert_gate
         self.score = ExpertMatrix(*parts.of_layer(layer, "mlp.shared.score")) if has_gate else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Run without gradients."""
-        if self.score is None:
-            return super().forward(x)
-        score = nn.functional.linear(all_gather(x, self.group), self.score.weight)
-        y: Tensor = self.fc2(self.activate_scored(score, self.fc1(x)))
-        return y
 
     def activate_scored(self, score: Tensor, inner: Tensor) -> Tensor:
         """`activate`, times the sigmoid of scores [s, b, 1]; multiplying fc2's output by it would give the same."""
@@ -138,7 +107,6 @@ class Experts(nn.Module):
     """A mixture of experts instead of an MLP: the router, fc1, activation and fc2 of each expert, and shared experts.
 
     The weight that the router gives an expert multiplies its activation, so that backward needs no output of fc2.
-    `forward` is the plain computation; runs call its parts, and memo.executor.expert_pieces, where shapes are defined.
     """
 
     def __init__(self, parts: ModelParts, layer: int) -> None:
@@ -152,18 +120,6 @@ class Experts(nn.Module):
         """The router's losses, in training."""
         self.expert_bias: Tensor | None = None
         """[E] fp32, the biases of a router by sigmoid (memo.parallel.router_losses); None: zeros."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[n, b, h] -> [n, b, h], without gradients."""
-        y = self.chosen(x, x)
-        return y if self.shared is None else y + self.shared(x)
-
-    def chosen(self, x: Tensor, of_router: Tensor) -> Tensor:
-        """The output of the routed experts; x and of_router [n, b, h]: their input and the router's."""
-        whole, seen = (all_gather(each, self.group) for each in (x, of_router))
-        routing = self.route(seen).view(*whole.shape[:2], -1)
-        rows = self.rows(routing)
-        return self.combine(self.activate(routing, self.expand(whole, rows), rows), routing, rows)
 
     def expand(self, x: Tensor, rows: ExpertRows, out: Tensor | None = None) -> Tensor:
         """x [s, b, h] -> fc1 of each token's K experts, [s, b, K f], in `out` if given; rows are sorted by expert."""
@@ -214,8 +170,8 @@ class Experts(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). Some models norm the outputs of attention and MLP as well, or
-    instead. Input and output [n, b, h]."""
+    """Attention and MLP, each behind a norm and a residual. Some models norm the outputs of attention and MLP as well,
+    or instead."""
 
     def __init__(self, parts: ModelParts, index: int) -> None:
         super().__init__()
@@ -233,31 +189,9 @@ class TransformerLayer(nn.Module):
         self.scalar: Tensor | None = None
         """[] fp32, the factor on the output (memo.parallel.constants)."""
 
-    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        attended = _normed(self.attention_out_norm, self.attention(_normed(self.attention_norm, x), context))
-        if self.mlp_norm is None:
-            x = normed = x + attended
-        else:
-            x, normed = self.mlp_norm.of_sum(x, attended)
-        y: Tensor = x + _normed(self.mlp_out_norm, self._mlp(x, normed))
-        return y if self.scalar is None else y * self.scalar
-
-    def _mlp(self, x: Tensor, normed: Tensor) -> Tensor:
-        if self.experts_norm is None:
-            y: Tensor = self.mlp(normed)
-            return y
-        assert isinstance(self.mlp, Experts) and self.mlp.shared is not None
-        chosen = self.mlp.chosen(self.experts_norm(x), _normed(self.router_norm, x))
-        return _normed(self.experts_out_norm, chosen) + _normed(self.shared_out_norm, self.mlp.shared(normed))
-
 
 def _attention(parts: ModelParts, index: int) -> nn.Module:
     kind = parts.kind(index)
     if kind.multi_latent_attention:
         return LatentAttention(parts, index)
     return DeltaAttention(parts, index) if kind.is_linear else SelfAttention(parts, index)
-
-
-def _normed(norm: Norm | None, x: Tensor) -> Tensor:
-    y: Tensor = x if norm is None else norm(x)
-    return y

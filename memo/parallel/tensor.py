@@ -80,8 +80,8 @@ class _RowParallel(torch.autograd.Function):
 
 
 class _ParallelLinear(nn.Module):
-    """A matrix, its bias and its LoRA adapter. With an adapter `forward` serves only evaluation; training calls
-    memo.executor.pieces instead."""
+    """A matrix, its bias and its LoRA adapter. Only custom layers, which have no adapters, call `forward`; memo's own
+    layers run by memo.executor.pieces."""
 
     adapter: Adapter | None
 
@@ -95,13 +95,6 @@ class _ParallelLinear(nn.Module):
         super().__init__()
         self.weight, self.bias, self.group, self.adapter = weight, bias, group, adapter
 
-    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The sum of the products with the matrix and with the adapter; without gradients."""
-        assert self.adapter is not None
-        y = F.linear(x, self.weight, bias)
-        self.adapter.add_(y.flatten(0, 1), x.flatten(0, 1))
-        return y
-
 
 class ColumnParallelLinear(_ParallelLinear):
     """One matrix, or several fused matrices with a common input; each is split by its rows (outputs).
@@ -109,13 +102,7 @@ class ColumnParallelLinear(_ParallelLinear):
     Input [n, b, in], output [s, b, out/tp].
     """
 
-    def of_whole(self, x: Tensor) -> Tensor:
-        """The output for x [s, b, in], which every rank has; without gradients of x over several ranks."""
-        return F.linear(x, self.weight, self.bias) if self.adapter is None else self._product(x, self.bias)
-
     def forward(self, x: Tensor) -> Tensor:
-        if self.adapter is not None:
-            return self._product(all_gather(x, self.group), self.bias)
         y: Tensor = _ColumnParallel.apply(x, self.weight, self.bias, self.group)
         return y
 
@@ -129,9 +116,5 @@ class RowParallelLinear(_ParallelLinear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor
-        if self.adapter is not None:
-            y = reduce_scatter(self._product(x, None), self.group)
-        else:
-            y = _RowParallel.apply(x, self.weight, self.group)
+        y: Tensor = _RowParallel.apply(x, self.weight, self.group)
         return y if self.bias is None else y + self.bias

@@ -1,5 +1,7 @@
 """Memory of layers: sums with known terms, a real layer's own tensors, and measured resident sets of runs on CPUs."""
 
+from typing import Any
+
 import pytest
 import torch
 from schedules import simulate
@@ -12,7 +14,7 @@ from memo.estimate.memory_account import memory_account
 from memo.estimate.rank_memory import layer_activation_bytes
 from memo.model.layer import TransformerLayer
 from memo.model.parts import LayerContext, ModelParts
-from memo.model.rope import rope_table
+from memo.model.rope import RopeTable, rope_table
 from memo.parallel.context import ContextAttention
 from memo.parallel.dtypes import torch_dtype
 from memo.planner.swap_problem import activation_limits
@@ -23,6 +25,14 @@ from memo.units import GIB, MIB
 
 def run(name: str, **values: object) -> RunConfig:
     return RunConfig(model=preset(name)).override({"device": "cpu", "vocab_size": 1024, **values})
+
+
+def plain(layer: Any, x: Tensor, rope: RopeTable | None) -> Tensor:
+    """A layer with norms before attention and MLP, under autograd."""
+    attention, mlp = layer.attention, layer.mlp
+    attended = attention.attend(attention.qkv(layer.attention_norm(x)), LayerContext(rope, None))
+    x, normed = layer.mlp_norm.of_sum(x, attention.projection(attended))
+    return x + mlp.fc2(mlp.activate(mlp.fc1(normed)))
 
 
 def saved_bytes(config: RunConfig) -> int:
@@ -45,7 +55,7 @@ def saved_bytes(config: RunConfig) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        layer(torch.zeros(length, 1, model.hidden_size, dtype=dtype, requires_grad=True), LayerContext(rope, None))
+        plain(layer, torch.zeros(length, 1, model.hidden_size, dtype=dtype, requires_grad=True), rope)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
