@@ -14,9 +14,11 @@ swap plan); b = micro-batch; h = hidden size; a, k = query and key/value heads o
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from memo.config.model import ModelConfig
 from memo.errors import ConfigError
@@ -30,7 +32,7 @@ from memo.parallel.storages import LiveBytes
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.spec.custom_layer import Half, LayerFacts, TokenBytes, custom_facts, load_layer
 from memo.spec.weights import Init, Weight, one
-from memo_kernels import select_ops
+from memo_kernels import select_ops, wide_dtype
 
 _TAKEN = ("input", "qkv", "heads", "attention_out", "lse", "layer_output")
 """Names of values that a matrix must not have (memo.program.kinds)."""
@@ -139,8 +141,12 @@ class CustomLayer(nn.Module):
         Raises ConfigError if memo cannot run the layer, and says why.
         """
         weights, recalled = _declared(cls, model)
-        halves = tuple((dtype.itemsize, _bytes(cls, model, dtype)) for dtype in _PROBE_DTYPES)
-        return LayerFacts(weights, recalled, halves)
+        halves = {}
+        for dtype in _PROBE_DTYPES:
+            halves[dtype.itemsize, False] = _bytes(cls, model, dtype)
+            with _NormsOfGpus():
+                halves[dtype.itemsize, True] = _bytes(cls, model, dtype)
+        return LayerFacts(weights, recalled, tuple(halves.items()))
 
 
 def make_layer(parts: ModelParts, index: int) -> TransformerLayer | CustomLayer:
@@ -257,6 +263,30 @@ def _measured(
         before = live.now
         torch.autograd.backward(outputs, grads)
         return kept, forward, live.peak - before, made
+
+
+class _NormsOfGpus(TorchFunctionMode):
+    """Makes RMSNorm allocate what torch's kernel for GPUs does; elsewhere torch composes it of many operations."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.rms_norm, nn.functional.rms_norm):
+            x, _, weight = [*args, None, None][:3]
+            return _RmsNorm.apply(x, weight)
+        return func(*args, **(kwargs or {}))
+
+
+class _RmsNorm(torch.autograd.Function):
+    """The allocations of the kernel, which keeps its input and a statistic of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=wide_dtype(x.dtype)))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
 
 
 def _lines(few: tuple[int, int, int, int], many: tuple[int, int, int, int]) -> Half:

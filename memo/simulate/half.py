@@ -21,7 +21,8 @@ def matrices_of_half(shape: LayerShape, is_second: bool) -> dict[str, Weight]:
 
 def rest_of_half_s(shape: LayerShape, is_second: bool) -> float:
     """Return the seconds of a half's operations that are no products with a matrix."""
-    half = custom_facts(shape.config.model).bytes_of(shape.kernels.narrow)[is_second]
+    kernels = shape.kernels
+    half = custom_facts(shape.config.model).bytes_of(kernels.narrow, kernels.hardware.device == "cuda")[is_second]
     of_matrices = sum(weight.rows for weight in matrices_of_half(shape, is_second).values()) * shape.kernels.narrow
     num_bytes = 2 * max(0.0, half.made.per_token - of_matrices) * shape.tile_tokens / shape.tp.size
     return shape.kernels.memory_s(num_bytes, 4)

@@ -10,8 +10,8 @@ work of several kernels, it takes up to three times as long.
 
 The matrices of a custom layer (memo.spec.custom_layer) count one by one, each with a message that overlaps with
 nothing. The rest of the layer counts by the bytes that its halves make, assumed to be written once and read once. Known
-error: not compared with a measurement. Memo's own layer written as a custom one takes 1 to 4 % longer in the simulator,
-and up to 10 % longer under a swap plan (tests/simulate/test_simulate_custom_layer.py).
+error: not compared with a measurement. Memo's own layer written as a custom one takes from 3 % less to 4 % longer in
+the simulator, and up to 10 % longer under a swap plan (tests/simulate/test_simulate_custom_layer.py).
 """
 
 from collections.abc import Callable, Collection

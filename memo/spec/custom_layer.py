@@ -55,16 +55,17 @@ class LayerFacts:
         weights: its parameters, in the order in which it makes them.
         recalled: name and width of the output of each column-parallel matrix of the second half. A share of its tokens
             may move to host memory; the rest is computed again in backward.
-        halves: for each width of an element (2, 4, 8 bytes): the half before attention and the half after it.
+        halves: for each width of an element (2, 4, 8 bytes), on CPUs and on GPUs: the half before attention and the
+            half after it.
     """
 
     weights: tuple[Weight, ...]
     recalled: tuple[tuple[str, int], ...]
-    halves: tuple[tuple[int, tuple[Half, Half]], ...]
+    halves: tuple[tuple[tuple[int, bool], tuple[Half, Half]], ...]
 
-    def bytes_of(self, narrow: int) -> tuple[Half, Half]:
+    def bytes_of(self, narrow: int, on_gpu: bool) -> tuple[Half, Half]:
         """Both halves in a dtype of `narrow` bytes."""
-        return dict(self.halves)[narrow]
+        return dict(self.halves)[narrow, on_gpu]
 
     @property
     def digest(self) -> str:

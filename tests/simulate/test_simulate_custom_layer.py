@@ -29,7 +29,7 @@ def test_memos_own_layer_as_a_custom_one(tp: int, memory: dict[str, Any], more: 
     expected, found = (of(run, KERNELS) for run in (own, own.override({"custom_layer": PLAIN})))
     for ours, theirs in ((expected.forward, found.forward), (expected.backward, found.backward)):
         # Without a swap plan memo's own layer makes norms and activations again, which autograd keeps of a custom one.
-        least = 0.98 if memory["offload_alpha"] == "off" else 1.0
+        least = 0.97 if memory["offload_alpha"] == "off" else 1.0
         assert least <= theirs.total_s / ours.total_s <= 1.0 + more
     if memory["offload_alpha"] != "off":
         assert found.recompute.keys() == {"qkv", "fc1"}

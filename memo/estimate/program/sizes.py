@@ -210,6 +210,6 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         delta=model.is_linear,
         fla=config.hardware.delta_backend == "fla",
         latents=model.latents,
-        halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
+        halves=custom_facts(model).bytes_of(narrow, config.hardware.device == "cuda") if model.custom_layer else None,
         frozen=frozenset(module for module, weight in layer_matrices(model).items() if weight.frozen),
     )
