@@ -320,7 +320,7 @@ FLOWS: dict[str, Flow] = {
     # One CPU kernel replaces those of cuDNN and of flash, so that even these agree.
     "alpha 1/2, cuDNN": Flow("tiles", {"offload_alpha": 0.5, "attention_backend": "cudnn"}),
     "alpha 1/2, planned, states": Flow("tiles", {"offload_alpha": 0.5, "offload_states": "all", **PLANNED}),
-    "alpha 1/2, evaluation": Flow("tiles", {"offload_alpha": 0.5}, evaluated),
+    "alpha 1/2, planned, evaluation": Flow("tiles", {"offload_alpha": 0.5, **PLANNED}, evaluated),
     "alpha 1/2, states, exception": Flow("tiles", {"offload_alpha": 0.5, "offload_states": "all"}, interrupted),
     "alpha 1/2, checkpoint": Flow("tiles", {"offload_alpha": 0.5}, resumed),
     "alpha 1/2, trace": Flow("tiles", {"offload_alpha": 0.5}, traced),
