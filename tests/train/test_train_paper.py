@@ -27,7 +27,7 @@ def run_config(**overrides: Any) -> RunConfig:
 
 
 def recorded_on_rank(**overrides: Any) -> Trace:
-    config = run_config(**overrides, memory_planner="flat", memory_planner_from="rehearsal", profile_cache="off")
+    config = run_config(**overrides, memory_planner="paper", memory_planner_from="rehearsal", profile_cache="off")
     with memo.Trainer(config=config) as trainer:
         transients = trainer.parts.transients
         assert transients is not None and transients.planned is not None
