@@ -1,10 +1,9 @@
-"""`memo generate`: a run that has learnt an alphabet by heart, its export, and what is refused."""
+"""`memo generate`: a run that has learnt an alphabet by heart, and its export."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refusal
 
 from memo import Trainer
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
@@ -49,38 +48,8 @@ def test_an_exported_model_writes_the_same(run: Path, capsys: pytest.CaptureFixt
     assert written(capsys, *flags) == written(capsys, *flags, "--tokenizer", "byte") == "cdefg\n"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--load", "RUN"], "--prompt is not given: give a text"),
-        (["--load", "RUN", "--prompt", "a", "--top-p", "2"], "--top-p is 2.0: give a share"),
-        (["--load", "RUN", "--prompt", "a", "--hidden-size", "33"], "--hidden-size 33"),
-        (
-            ["--load", "RUN", "--prompt", "a", "--chat-template", "x"],
-            "x has no use where --chat is off",
-        ),
-    ],
-)
-def test_what_is_refused(run: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
-    words = [f"{run}/run" if word == "RUN" else word for word in argv]
-    assert message in refusal(["generate", *words], capsys)
-
-
 def test_a_chat_needs_a_template(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         main(["generate", "--load", f"{run}/run", "--prompt", "a", "--chat"])
     message = "there is no chat template, as the run has learned no conversations"
     assert refused.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_a_run_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """And not the data that its configuration would have named."""
-    for command in (["generate", "--prompt", "a"], ["evaluate"]):
-        assert "--load nowhere does not exist: give the" in refusal([*command, "--load", "nowhere"], capsys)
-
-
-def test_no_layer_is_run_that_only_the_run_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The directory may be a stranger's, and no --config has named it."""
-    (tmp_path / "config.toml").write_text('custom_layer = "mine.py:Layer"\n')
-    message = refusal(["generate", "--load", str(tmp_path), "--prompt", "a"], capsys)
-    assert "has --custom-layer 'mine.py:Layer', whose file would be run: give that flag as well" in message

@@ -81,13 +81,6 @@ def test_a_trace_without_a_folder_is_refused_before_anything_starts(
     assert "--trace-out nowhere/step.json: nowhere is no folder" in says and not stage.asked
 
 
-def test_no_rank_of_a_launcher(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert "memo rehearse runs alone, but 8 processes were started (WORLD_SIZE)" in refusal(SMALL, capsys)
-
-
 def test_a_cpu_build_of_torch_is_refused_with_the_command_that_installs_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

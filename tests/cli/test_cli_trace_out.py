@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refusal
 
 from memo.cli.main import main
 
@@ -48,18 +47,3 @@ def test_of_the_best_plan(tmp_path: Path, capsys: Capture) -> None:
     assert layers(spans) == 2 * 32 * microbatches
     assert 0 < sum(best["moved_tiles"].values()) < 3 * 8
     assert sum(span["cat"] == "offload" for span in spans) > 20 * microbatches
-
-
-def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "file").touch()
-    for argv in (PLAN, ESTIMATE):
-        below = tmp_path / "file" / "step.json"
-        assert refusal([*argv, "--trace-out", str(below)], capsys).startswith(f"{below} could not be written (")
-
-
-def test_steps_that_no_viewer_opens(tmp_path: Path, capsys: Capture) -> None:
-    argv = ["estimate", "--model", "gpt-tiny", "--gbs", "1000000", "--trace-out", str(tmp_path / "step.json")]
-    says = refusal(argv, capsys)
-    assert says.startswith(f"memo estimate: --trace-out {tmp_path}/step.json: the step is 8,000,000 forwards and")
-    assert says.endswith("backwards of layers, a trace holds 524,288: use a smaller --global-batch-size")
-    assert not list(tmp_path.iterdir())

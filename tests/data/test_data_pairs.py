@@ -1,6 +1,5 @@
 """`memo data pairs`: TRL's forms of preferences, what counts of them, and the samples that hold them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -198,10 +197,3 @@ def test_corpora_of_pairs_are_neither_blended_nor_split(tmp_path: Path) -> None:
         open_corpora("--data-path", words, data, 1)
     with pytest.raises(ConfigError, match=r"--split 50,50 conflicts with .*one, which holds pairs.*--eval-fraction"):
         open_corpus(first, data, 1, read_split("50,50").train)
-
-
-def test_a_file_of_pairs_is_no_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write_lines(tmp_path / "pairs.jsonl", [json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})])
-    with pytest.raises(SystemExit, match="2"):
-        main(["train", "--data-path", str(file)])
-    assert f"`memo data pairs {file} data/pairs --tokenizer MODEL` makes one" in capsys.readouterr().err

@@ -18,7 +18,7 @@ PARAGRAPHS = ["The quick brown fox jumps over the lazy dog. " * 8] * 8
 
 
 def fill(folder: Path) -> None:
-    for name in ("empty", "texts", "Llama/checkpoint-7", "adapter", "gguf", "DeepSeek", "runs", "a"):
+    for name in ("empty", "texts", "Llama/checkpoint-7", "adapter", "gguf", "DeepSeek", "runs", "a", "done/hf"):
         (folder / name).mkdir(parents=True)
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PARAGRAPHS))
     (folder / "chats.jsonl").write_text(
@@ -38,7 +38,11 @@ def fill(folder: Path) -> None:
     (folder / "DeepSeek" / "config.json").write_text('{"model_type": "deepseek_v4", "n_routed_experts": 256}')
     (folder / "runs" / "latest_checkpointed_iteration.txt").write_text("2")
     write_log(folder / "a" / "log.jsonl", [step(1)])
-    Trace("cpu", "recorded", (Phase("layer_forward", 0, 0, (Malloc(1, 9), Free(1))),)).save(folder / "trace.json")
+    phase = Phase("layer_forward", 0, 0, (Malloc(1, 9), Free(1)))
+    Trace("cpu", "recorded", (phase,), {"seq_length": 64}).save(folder / "trace.json")
     (folder / "blocks.csv").write_text("id,lower,upper,size\na,0,2,30\nb,1,4,20\n")
-    assert main(["data", "build", str(folder / "texts.jsonl"), str(folder / "data" / "mine")]) == 0
-    shutil.copy(folder / "data" / "mine.bin", folder / "data" / "half.bin")
+    (folder / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    data = folder / "data"
+    assert main(["data", "build", str(folder / "texts.jsonl"), str(data / "mine")]) == 0
+    assert main(["data", "pairs", str(folder / "pairs.jsonl"), str(data / "pairs"), "--tokenizer", "byte"]) == 0
+    shutil.copy(data / "mine.bin", data / "half.bin")

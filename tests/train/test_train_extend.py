@@ -220,15 +220,3 @@ def test_the_exported_model_is_the_trained_one(
     if not more:
         printed = run(few, "--no-packing", **{**flags, "train_iters": 5}, save=tmp_path / "run", load=tmp_path / "run")
         assert "perplexity  as it is  at iteration 4  trained" in printed  # weights that are not the stretched ones
-
-
-def test_refusals(run: Callable[..., str], few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here, new, save = tmp_path, tmp_path / "new", tmp_path / "run"
-    for flags, message in (
-        ({"pretrained_checkpoint": here, "out": new}, f"--out {new} is written from a checkpoint: give --save DIR"),
-        ({"pretrained_checkpoint": here, "out": here, "save": save}, f"--out {here} exists"),
-    ):
-        with pytest.raises(SystemExit) as refused:
-            run(few, **flags)
-        assert refused.value.code == 2
-        assert message in capsys.readouterr().err

@@ -186,50 +186,6 @@ def test_two_ranks_under_a_plan_are_the_same_run(
     assert run.output(0).splitlines()[-1] == alone_told, "the first rank alone writes the prompt"
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--save", "OUT"], "error: --data-path None is no corpus of `memo data chat`: give one, or --train-data"),
-        (["--train-data", "IN", "--save", "DONE"], "hf exists: choose another directory"),
-        (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
-        (["--train-data", "IN", "--save", "OUT", "--plan", "auto", "--tp", "2"], "--plan auto conflicts with flags of"),
-        (
-            ["--train-data", "IN", "--save", "OUT", "--plan", "auto"],
-            "name the machine to plan for with --plan-hardware",
-        ),
-        (
-            ["--train-data", "EIGHT", "--save", "OUT"],
-            "error: --eval-fraction (split_eval in Python) is 0.05, which leaves 8 documents to train on and 0 to "
-            "evaluate on; give a larger share, or more documents",
-        ),
-        (["--train-data", "IN", "--save", "OUT", "--eval-fraction", "0"], "error: --eval-fraction is 0, but the loss"),
-        (["--train-data", "IN", "--save", "OUT", "--eval-data-path", "none"], "error: --eval-data-path none: there is"),
-        (
-            ["--save", "OUT", "--preference", "dpo", "--lora-rank", "4"],
-            "error: --data-path None is no corpus of `memo data pairs`: give one, or --train-data",
-        ),
-    ],
-)
-def test_refusals(
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    message: str,
-) -> None:
-    (tmp_path / "done" / "hf").mkdir(parents=True)
-    chats, eight = model.parent / "chat.jsonl", tmp_path / "eight.jsonl"
-    eight.write_text("".join(chats.read_text().splitlines(keepends=True)[:8]))
-    places = {"IN": str(chats), "EIGHT": str(eight), "OUT": str(tmp_path / "out"), "DONE": str(tmp_path / "done")}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as stopped:
-        main(["finetune", "--model", str(model), *(places.get(flag, flag) for flag in flags)])
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists() or any((tmp_path / "out" / "data").iterdir()), "no folder without content"
-
-
 def test_data_that_cannot_be_read_end_every_rank_alike(model: Path, tmp_path: Path) -> None:
     write_lines(tmp_path / "chat.jsonl", [{"nothing": "here"}])
     places = ["--model", str(model), "--train-data", str(tmp_path / "chat.jsonl"), "--save", str(tmp_path / "save")]
@@ -304,6 +260,9 @@ def test_the_machine_is_that_of_the_gpu_and_a_gpu_that_none_has_is_asked_about(m
     assert gpu_machine().name == "h100-80"
     pretend(monkeypatch, "Tesla T4", 14.6)
     with pytest.raises(ConfigError) as caught:
+        plan_run(RunConfig(), "gpt-7b", 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="name the machine to plan for with --plan-hardware"):
         plan_run(RunConfig(), "gpt-7b", 8)
     message = str(caught.value)
     assert message.startswith("--plan auto knows no machine with the GPU found here, Tesla T4 with 14.6 GiB: name one")

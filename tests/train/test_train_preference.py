@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from chats import write_lines, write_llama
@@ -23,7 +22,6 @@ from memo.artifacts.reference_log_probs import ReferenceLogProbs
 from memo.artifacts.run_log import RunLog
 from memo.cli.main import main as command
 from memo.config import TrainingConfig
-from memo.data import IndexedDatasetWriter
 from memo.errors import ConfigError
 from memo.train.metrics import _scalars
 from memo.train.preference import preference_losses
@@ -225,17 +223,6 @@ def test_the_command_makes_a_corpus_of_a_file_and_learns_it(model: Path, tmp_pat
         assert (exported / "adapter_model.safetensors").exists()
 
 
-def test_a_file_of_pairs_needs_a_place_and_a_tokenizer(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = str(model.parent / "pairs.jsonl")
-    for given, missing in ((["--save", "x"], "--model"), (["--model", str(model)], "--save")):
-        with pytest.raises(SystemExit, match="2"):
-            command(["train", "--preference", "dpo", "--lora-rank", "4", "--data-path", file, *given])
-        told = capsys.readouterr().err
-        assert (
-            f"is a file of preferences, of which a corpus is made, but {missing} is not given: give --save OUT" in told
-        )
-
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -265,20 +252,3 @@ def test_the_example_of_grpo_runs(model: Path, tmp_path: Path, capsys: pytest.Ca
     losses = [float(loss) for loss in re.findall(r"loss (-?[\d.]+)", capsys.readouterr().out)]
     assert len(losses) >= 4 and len(losses) % 2 == 0
     assert losses[0] == -0.5 and losses[::2] == pytest.approx([-0.5] * (len(losses) // 2), abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"), [([], "which are no texts to imitate"), (["--preference", "dpo"], "holds none")]
-)
-def test_the_command_refuses_other_corpora_early(
-    prefix: str, tmp_path: Path, flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = prefix
-    if flags:
-        path = str(tmp_path / "texts")
-        with IndexedDatasetWriter(Path(path), np.uint16) as writer:
-            writer.add_document(list(range(100)))
-    words = ["train", "--data-path", path, "--vocab-size", "257", "--lora-rank", "2", *flags]
-    with pytest.raises(SystemExit, match="2"):
-        command(words)
-    assert told in capsys.readouterr().err
