@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from chats import write_lines, write_llama
-from forked import Kind
 from pairs import open_pairs, some_pairs, write_pairs
-from processes import alone, by_hand
+from processes import by_hand
 from ranks import run_ranks
 from trainers import tiny_trainer
 
@@ -200,27 +199,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_command_makes_a_corpus_of_a_file_and_learns_it(model: Path, tmp_path: Path, ranks: int) -> None:
-    words = ["train", "--preference", "dpo", "--model", str(model), "--lora-rank", "4", "--save", str(tmp_path / "run")]
+def test_the_command_makes_a_corpus_of_a_file_and_learns_it(model: Path, tmp_path: Path) -> None:
+    run_folder, adapter = tmp_path / "run", tmp_path / "adapter"
+    words = ["train", "--preference", "dpo", "--model", str(model), "--lora-rank", "4", "--save", str(run_folder)]
     words += ["--data-path", str(model.parent / "pairs.jsonl"), "--num-epochs", "5", "--gbs", "2", "--seq-len", "128"]
     words += ["--lr", "1e-2", "--device", "cpu", "--params-dtype", "fp32", "--num-threads", "1"]
-    program: tuple[Kind, str] = ("module", "memo")
-    with alone(tmp_path, program, words) if ranks == 1 else by_hand(ranks, tmp_path, program, words) as run:
-        ends = [run.ended(rank) for rank in range(ranks)]
+    with by_hand(2, tmp_path, ("module", "memo"), words) as run:
+        ends = [run.ended(rank) for rank in range(2)]
         output = run.output(0)
-    assert [end.status for end in ends] == [0] * ranks, ends[0].errors[-3000:]
+    assert [end.status for end in ends] == [0, 0], ends[0].errors[-3000:]
     assert "12 pairs in" in output and "rewards/accuracies 1" in output
-    steps = RunLog.load(tmp_path / "run").steps
+    steps = RunLog.load(run_folder).steps
     assert steps[0].lm_loss == pytest.approx(0.6931, abs=1e-3) and steps[-1].lm_loss < 0.4
-    assert json.loads((tmp_path / "run" / "data" / "pairs.json").read_text())["num_pairs"] == 12
-    if ranks == 1:
-        command(
-            ["generate", "--load", str(tmp_path / "run"), "--chat", "--prompt", "red or one?", "--max-new-tokens", "5"]
-        )
-        exported = tmp_path / "adapter"
-        command(["export", str(tmp_path / "run"), "--out", str(exported)])
-        assert (exported / "adapter_model.safetensors").exists()
+    assert json.loads((run_folder / "data" / "pairs.json").read_text())["num_pairs"] == 12
+    command(["generate", "--load", str(run_folder), "--chat", "--prompt", "red or one?", "--max-new-tokens", "5"])
+    command(["export", str(run_folder), "--out", str(adapter)])
+    assert (adapter / "adapter_model.safetensors").exists()
 
 
 ROOT = Path(__file__).parents[2]
