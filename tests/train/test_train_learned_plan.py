@@ -99,7 +99,15 @@ def test_the_plan_is_that_of_a_rehearsal() -> None:
     assert learned.arena_bytes == rehearsed.arena_bytes == arenas[0]
 
 
-@pytest.mark.parametrize("layout", [{"pp": 2}, pytest.param({"cp": 2}, marks=pytest.mark.full)], ids=["pp2", "cp2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"pp": 2},
+        {"cp": 2},
+        *(pytest.param({"cp": 2, "cp_comm_type": kind}, marks=pytest.mark.full) for kind in ("p2p", "a2a")),
+    ],
+    ids=["pp2", "cp2", "cp2 p2p", "cp2 a2a"],
+)
 def test_several_ranks_learn_together(layout: dict[str, Any]) -> None:
     """Threads that send messages hold their memory for a while, so that a request may be served otherwise: counted."""
     plain = run_ranks(2, train_on_rank, True, **layout, memory_planner="off")

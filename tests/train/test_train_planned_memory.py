@@ -128,7 +128,7 @@ def test_steps_are_served_as_planned(steps: int, swap: dict[str, Any], min_bytes
         {"tp": 2},
         pytest.param({"pp": 2}, marks=pytest.mark.full),  # test_train_learned_plan.py has pp
         pytest.param({"pp": 2, "num_layers": 4, "vpp": 2}, marks=pytest.mark.full),
-        pytest.param({"cp": 2, **SWAP}, marks=pytest.mark.full),  # test_train_packed_plan.py has cp
+        pytest.param({"cp": 2, **SWAP}, marks=pytest.mark.full),  # and cp
         pytest.param({}, marks=pytest.mark.full),
     ],
     ids=["tp2", "pp2", "pp2vpp2", "cp2", "dp2"],
