@@ -90,20 +90,7 @@ def global_pieces(model: ParallelModel, kind: str) -> dict[str, Tensor]:
 
 def train(config: RunConfig, world_size: int = 1, steps: int = 3) -> Outcome:
     """Train on `world_size` processes; every replica of a value must agree to the last bit."""
-    return train_all([config], world_size, steps)[0]
-
-
-def train_all(configs: list[RunConfig], world_size: int = 1, steps: int = 3) -> list[Outcome]:
-    """Train several configurations one after another in the same processes."""
-    results = run_ranks(world_size, _train_all, configs, world_size, steps)
-    return [_merge([ranks[i] for ranks in results], steps) for i in range(len(configs))]
-
-
-def _train_all(configs: list[RunConfig], world_size: int, steps: int) -> list[Outcome]:
-    return [train_here(config, world_size, steps) for config in configs]
-
-
-def _merge(results: list[Outcome], steps: int) -> Outcome:
+    results = run_ranks(world_size, train_here, config, world_size, steps)
     return Outcome(
         losses=[sum(r.losses[i] for r in results) for i in range(steps)],
         norms=results[0].norms,
