@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from documents import write_corpus
 
 from memo.config import RunConfig
 from memo.config.blend import Blend, read_blend
 from memo.config.data import DataConfig
 from memo.config.grid import rank_grid
-from memo.data import BlendedDataset, GlobalBatchSampler, IndexedDatasetWriter, open_corpora, open_corpus
+from memo.data import BlendedDataset, GlobalBatchSampler, open_corpora, open_corpus
 from memo.data import blended as order_module
 from memo.data.blended import BlendOrder
 from memo.data.corpus import with_epochs
@@ -81,10 +82,7 @@ def test_guesses_that_do_not_agree_are_mended(monkeypatch: pytest.MonkeyPatch) -
 
 def write(prefix: Path, num_documents: int, base: int) -> str:
     """Documents of 40 tokens, all from `base` on, so that a token says whose it is."""
-    with IndexedDatasetWriter(prefix, np.uint16) as writer:
-        for document in range(num_documents):
-            writer.add_document(base + (np.arange(40) + 7 * document) % 50)
-    return str(prefix)
+    return write_corpus(prefix, (base + (np.arange(40) + 7 * document) % 50 for document in range(num_documents)))
 
 
 @pytest.fixture(scope="module")

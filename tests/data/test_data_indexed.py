@@ -8,17 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from documents import write_corpus
 
 from memo.data.indexed import DTYPE_CODES, IndexedDataset, IndexedDatasetWriter, smallest_dtype
 from memo.errors import DataError
 
 DOCUMENTS = [[5, 6, 7], [8], [9, 10, 11, 300]]
-
-
-def write(prefix: Path, documents: list[list[int]] = DOCUMENTS, dtype: str = "<u2") -> None:
-    with IndexedDatasetWriter(prefix, dtype) as writer:
-        for document in documents:
-            writer.add_document(document)
 
 
 def hand_made_index(dtype_code: int = 8, version: int = 1, magic: bytes = b"MMIDIDX\x00\x00") -> bytes:
@@ -36,7 +31,7 @@ def hand_made_index(dtype_code: int = 8, version: int = 1, magic: bytes = b"MMID
 
 
 def test_files_are_byte_exact(tmp_path: Path) -> None:
-    write(tmp_path / "corpus")
+    write_corpus(tmp_path / "corpus", DOCUMENTS)
     assert (tmp_path / "corpus.idx").read_bytes() == hand_made_index()
     assert (tmp_path / "corpus.bin").read_bytes() == struct.pack("<8H", 5, 6, 7, 8, 9, 10, 11, 300)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.bin", "corpus.idx"]
@@ -76,7 +71,7 @@ def test_dtype_codes_are_megatrons() -> None:
 
 def test_document_of_several_sequences(tmp_path: Path) -> None:
     """Megatron splits documents into sentences on request: documents (0, 1) and (2)."""
-    write(tmp_path / "corpus")
+    write_corpus(tmp_path / "corpus", DOCUMENTS)
     index = bytearray(hand_made_index())
     struct.pack_into("<Q", index, 26, 3)
     index[-32:] = struct.pack("<3q", 0, 2, 3)
@@ -86,7 +81,7 @@ def test_document_of_several_sequences(tmp_path: Path) -> None:
 
 
 def test_index_out_of_range_and_read_only(tmp_path: Path) -> None:
-    write(tmp_path / "corpus")
+    write_corpus(tmp_path / "corpus", DOCUMENTS)
     dataset = IndexedDataset(tmp_path / "corpus")
     for document in (-1, 3):
         with pytest.raises(IndexError, match=rf"document {document} .* has 3"):
@@ -115,14 +110,14 @@ def test_index_out_of_range_and_read_only(tmp_path: Path) -> None:
     ],
 )
 def test_foreign_and_truncated_indices_are_refused(tmp_path: Path, index: bytes, message: str) -> None:
-    write(tmp_path / "corpus")
+    write_corpus(tmp_path / "corpus", DOCUMENTS)
     (tmp_path / "corpus.idx").write_bytes(index)
     with pytest.raises(DataError, match=message):
         IndexedDataset(tmp_path / "corpus")
 
 
 def test_truncated_and_missing_bin_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "corpus")
+    write_corpus(tmp_path / "corpus", DOCUMENTS)
     path = tmp_path / "corpus.bin"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DataError, match=r"corpus.bin has 14 bytes, but .*corpus.idx describes 16"):
@@ -133,7 +128,7 @@ def test_truncated_and_missing_bin_are_refused(tmp_path: Path) -> None:
 
 
 def test_dataset_without_tokens_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "corpus", [[]])
+    write_corpus(tmp_path / "corpus", [[]])
     with pytest.raises(DataError, match="0 bytes"):
         IndexedDataset(tmp_path / "corpus")
 
@@ -154,7 +149,7 @@ def test_writer_refuses_what_would_be_damaged(tmp_path: Path, dtype: str, docume
 
 
 def test_failed_build_keeps_the_older_dataset(tmp_path: Path) -> None:
-    write(tmp_path / "corpus")
+    write_corpus(tmp_path / "corpus", DOCUMENTS)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(RuntimeError), IndexedDatasetWriter(tmp_path / "corpus", "<u2") as writer:
         writer.add_document([1, 2])
@@ -169,7 +164,7 @@ def test_failed_build_keeps_the_older_dataset(tmp_path: Path) -> None:
 
 
 def test_rebuild_replaces_everything(tmp_path: Path) -> None:
-    write(tmp_path / "corpus")
+    write_corpus(tmp_path / "corpus", DOCUMENTS)
     with IndexedDatasetWriter(tmp_path / "corpus", "<i4") as writer:
         writer.add_document([70000])
         writer.add_side_file(".json", b"{}")
@@ -203,7 +198,7 @@ with IndexedDatasetWriter(sys.argv[1], "<u2") as writer:
 def test_killed_writer_leaves_no_mixture(tmp_path: Path, victim: str, older: bool) -> None:
     """Killed while streaming, or just before any of the final moves."""
     if older:
-        write(tmp_path / "corpus")
+        write_corpus(tmp_path / "corpus", DOCUMENTS)
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", KILLED_WRITER, str(tmp_path / "corpus"), victim]
     assert subprocess.run(command, cwd=root, check=False).returncode == -signal.SIGKILL
@@ -212,5 +207,5 @@ def test_killed_writer_leaves_no_mixture(tmp_path: Path, victim: str, older: boo
     else:
         with pytest.raises(DataError, match=r"corpus\.idx does not exist"):
             IndexedDataset(tmp_path / "corpus")
-    write(tmp_path / "corpus")  # what a killed build left is no obstacle for the next
+    write_corpus(tmp_path / "corpus", DOCUMENTS)  # what a killed build left is no obstacle for the next
     assert len(IndexedDataset(tmp_path / "corpus")) == 3

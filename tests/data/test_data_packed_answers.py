@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from documents import write_corpus
 
 from memo.config import DataConfig
-from memo.data import CorpusFacts, IndexedDataset, IndexedDatasetWriter, PackedConversations, PackedDataset, open_corpus
+from memo.data import CorpusFacts, IndexedDataset, PackedConversations, PackedDataset, open_corpus
 from memo.errors import ConfigError, DataError
 
 FILL = 9999
@@ -30,11 +31,10 @@ def mask_of(length: int, document: int) -> np.ndarray:
 
 def make(folder: Path, lengths: list[int]) -> tuple[IndexedDataset, IndexedDataset]:
     ends = np.cumsum(lengths)
-    with IndexedDatasetWriter(folder / "c", "<u2") as tokens, IndexedDatasetWriter(folder / "c.mask", "u1") as mask:
-        for document, (length, end) in enumerate(zip(lengths, ends, strict=True)):
-            tokens.add_document(np.arange(end - length, end))
-            mask.add_document(mask_of(length, document))
-    return IndexedDataset(folder / "c"), IndexedDataset(folder / "c.mask")
+    documents = (np.arange(end - length, end) for length, end in zip(lengths, ends, strict=True))
+    tokens = write_corpus(folder / "c", documents)
+    mask = write_corpus(folder / "c.mask", map(mask_of, lengths, range(len(lengths))), "u1")
+    return IndexedDataset(tokens), IndexedDataset(mask)
 
 
 def owners(lengths: list[int]) -> list[tuple[int, int]]:
@@ -107,11 +107,10 @@ def test_order_depends_on_seed_and_epoch_only(tmp_path: Path) -> None:
 
 
 def test_an_answer_beyond_the_cut_is_dropped(tmp_path: Path) -> None:
-    with IndexedDatasetWriter(tmp_path / "c", "<u2") as tokens, IndexedDatasetWriter(tmp_path / "c.mask", "u1") as mask:
-        for answer in (range(9, 12), range(8, 9), range(1)):
-            tokens.add_document(np.arange(12))
-            mask.add_document(np.isin(np.arange(12), answer))
-    data = PackedConversations(IndexedDataset(tmp_path / "c"), IndexedDataset(tmp_path / "c.mask"), 8, 0, fill=FILL)
+    tokens = write_corpus(tmp_path / "c", [np.arange(12)] * 3)
+    answers = (range(9, 12), range(8, 9), range(1))
+    mask = write_corpus(tmp_path / "c.mask", (np.isin(np.arange(12), answer) for answer in answers), "u1")
+    data = PackedConversations(IndexedDataset(tokens), IndexedDataset(mask), 8, 0, fill=FILL)
     assert (data.num_kept, data.num_truncated, data.num_dropped) == (1, 1, 2)
     assert data.sample(0).loss_mask.tolist() == [0.0] * 7 + [1.0]
     assert data.describe() == "1 conversations in 1 samples, 100.0 % full; 1 cut at 9 tokens; 2 left out, too long"
@@ -136,8 +135,7 @@ def test_facts_decide_what_a_corpus_is(tmp_path: Path) -> None:
     assert "num_answer_tokens" not in CorpusFacts("byte", 257, 256, 2, 12).to_json()
     dropping = open_corpus(prefix, DataConfig(seq_length=5, long_conversations="drop", packing=False), seed=0)
     assert (dropping.packing, dropping.num_dropped) == (False, 1)
-    with IndexedDatasetWriter(tmp_path / "c.mask", "u1") as mask:
-        mask.add_document(np.ones(12))
+    write_corpus(tmp_path / "c.mask", [np.ones(12)], "u1")
     with pytest.raises(DataError, match=r"c.mask.idx has 1 documents of 12 tokens, .*c.idx 2 of 12"):
         open_corpus(prefix, data, seed=0)
     Path(f"{prefix}.mask.idx").unlink()

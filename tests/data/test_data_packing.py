@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from documents import write_corpus
 
 from memo.data.hashing import hash64, permutation, uniform
-from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
+from memo.data.indexed import IndexedDataset
 from memo.data.packing import PackedDataset
 from memo.data.sample import Sample
 from memo.errors import ConfigError, DataError
@@ -24,10 +25,8 @@ LENGTHS = {
 
 def make(folder: Path, lengths: list[int]) -> IndexedDataset:
     ends = np.cumsum(lengths)
-    with IndexedDatasetWriter(folder / "corpus", "<u2") as writer:
-        for length, end in zip(lengths, ends, strict=True):
-            writer.add_document(np.arange(end - length, end))
-    return IndexedDataset(folder / "corpus")
+    documents = (np.arange(end - length, end) for length, end in zip(lengths, ends, strict=True))
+    return IndexedDataset(write_corpus(folder / "corpus", documents))
 
 
 def document_of(lengths: list[int]) -> list[int]:
@@ -174,7 +173,6 @@ def test_refusals(tmp_path: Path) -> None:
     assert PackedDataset(corpus, 7, seed=0).samples_per_epoch == 1
     with pytest.raises(ConfigError, match=r"seq-length = 8 needs at least 9 tokens, but .*corpus has only 8"):
         PackedDataset(corpus, 8, seed=0)
-    with IndexedDatasetWriter(tmp_path / "floats", "<f4") as writer:
-        writer.add_document(np.zeros(9, dtype="<f4"))
+    floats = write_corpus(tmp_path / "floats", [np.zeros(9)], "<f4")
     with pytest.raises(DataError, match=r"floats.bin holds float32"):
-        PackedDataset(IndexedDataset(tmp_path / "floats"), 4, seed=0)
+        PackedDataset(IndexedDataset(floats), 4, seed=0)

@@ -1,10 +1,13 @@
-"""Records of files one by one, for tests that need no pieces."""
+"""Records of files one by one, for tests that need no pieces, and corpora of given ids."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from numpy.typing import ArrayLike, DTypeLike
+
 from memo.data.conversations import ChatForm, Conversation, conversation_of
+from memo.data.indexed import IndexedDatasetWriter
 from memo.data.records import Made, read_pieces, text_of
 from memo.errors import DataError
 
@@ -36,3 +39,11 @@ def read_documents(files: Sequence[Path], key: str, refuse: Callable[[DataError]
 def read_conversations(files: Sequence[Path], form: ChatForm | None = None) -> list[Conversation]:
     """Every conversation of the files. Raises DataError for a file or a record that cannot be read."""
     return _read(files, partial(conversation_of, form=form), raise_it, None)
+
+
+def write_corpus(prefix: str | Path, documents: Iterable[ArrayLike], dtype: DTypeLike = "<u2") -> str:
+    """Write documents of token ids, or of marks of answers; return the prefix."""
+    with IndexedDatasetWriter(prefix, dtype) as writer:
+        for document in documents:
+            writer.add_document(document)
+    return str(prefix)

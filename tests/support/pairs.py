@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from documents import write_corpus
 from numpy.typing import NDArray
 
-from memo.data import IndexedDatasetWriter, PreferencePairs
+from memo.data import PreferencePairs
 from memo.data.facts import CorpusFacts, mask_prefix
 from memo.data.indexed import IndexedDataset
 
@@ -28,13 +29,10 @@ def some_pairs(count: int, vocab_size: int, longest: int = 14) -> list[tuple[Ans
 def write_pairs(prefix: Path, pairs: list[tuple[Answer, Answer]], vocab_size: int) -> str:
     """Write the files of `memo data pairs`; return their prefix."""
     documents = [answer for pair in pairs for answer in pair]
-    with IndexedDatasetWriter(prefix, np.uint16) as tokens, IndexedDatasetWriter(mask_prefix(prefix), np.uint8) as mask:
-        for ids, prompt in documents:
-            tokens.add_document(ids)
-            mask.add_document((np.arange(len(ids)) >= prompt).astype(np.uint8))
-        facts = CorpusFacts("byte", vocab_size, 0, len(documents), 1, 1, len(pairs))
-        tokens.add_side_file(".json", facts.to_json().encode())
-    return str(prefix)
+    write_corpus(mask_prefix(prefix), (np.arange(len(ids)) >= prompt for ids, prompt in documents), "u1")
+    facts = CorpusFacts("byte", vocab_size, 0, len(documents), 1, 1, len(pairs))
+    Path(f"{prefix}.json").write_text(facts.to_json())
+    return write_corpus(prefix, (ids for ids, _ in documents))
 
 
 def open_pairs(prefix: str, seq_length: int, **how: Any) -> PreferencePairs:

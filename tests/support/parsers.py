@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from chats import write_chats, write_tokenizer
-from documents import read_conversations, read_documents
+from documents import read_conversations, read_documents, write_corpus
 from run_logs import header, step, write_log
 from safetensors.torch import save_file
 
@@ -33,7 +33,7 @@ from memo.config.hugging_face import read_config
 from memo.config.run import read_toml
 from memo.data.chat_templates import load_chat_template
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
-from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
+from memo.data.indexed import IndexedDataset
 from memo.data.tokenizer import BPETokenizer
 from memo.estimate.hardware_files import read_hardware
 from memo.estimate.hf_config import read_hf_config
@@ -95,9 +95,7 @@ def _write_json(content: object) -> Callable[[Path], object]:
 
 
 def _write_corpus(path: Path) -> None:
-    with IndexedDatasetWriter(path.with_suffix(""), np.uint16) as writer:
-        for length in (5, 0, 30, 7):
-            writer.add_document(np.arange(length))
+    write_corpus(path.with_suffix(""), map(np.arange, (5, 0, 30, 7)))
 
 
 def _read_corpus(path: Path) -> None:

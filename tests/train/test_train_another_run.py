@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from documents import write_corpus
 from layouts import make, tiny
 from ranks import run_ranks
 from trainers import tiny_trainer
@@ -21,7 +21,7 @@ from memo.config.identity import DATA_FACTS, MODEL_FACTS, differences, model_ide
 from memo.config.model import ModelConfig
 from memo.data import PackedDataset
 from memo.data.corpus import data_identity
-from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
+from memo.data.indexed import IndexedDataset
 from memo.errors import CheckpointError
 
 STEPS = 2
@@ -29,10 +29,8 @@ STEPS = 2
 
 def corpus(folder: Path, name: str, shift: int = 0) -> str:
     """40 documents of 100 tokens."""
-    with IndexedDatasetWriter(folder / name, np.uint16) as writer:
-        for document in range(40):
-            writer.add_document([(7 * document + 3 * token + shift) % 60 for token in range(100)])
-    return str(folder / name)
+    documents = ([(7 * document + 3 * token + shift) % 60 for token in range(100)] for document in range(40))
+    return write_corpus(folder / name, documents)
 
 
 def trainer(data: str | None = None, **overrides: Any) -> memo.Trainer:

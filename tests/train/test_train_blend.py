@@ -4,16 +4,16 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from checkpoints import assert_equal_bits
+from documents import write_corpus
 from layouts import tiny
 from ranks import run_ranks
 from trainers import tiny_trainer, train_whole_and_in_two
 
 import memo
 from memo.checkpoint.directory import latest_checkpoint
-from memo.data import IndexedDatasetWriter, build_corpus, train_bpe
+from memo.data import build_corpus, train_bpe
 from memo.errors import CheckpointError, ConfigError
 from memo.train.same_flags import _fields
 
@@ -24,9 +24,8 @@ STEPS = 3
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("blend")
     for name, size in (("a", 12), ("b", 2), ("c", 5)):
-        with IndexedDatasetWriter(folder / name, np.uint16) as writer:
-            for document in range(size):
-                writer.add_document([(size + 7 * document + 3 * token) % 60 for token in range(100)])
+        documents = ([(size + 7 * document + 3 * token) % 60 for token in range(100)] for document in range(size))
+        write_corpus(folder / name, documents)
     return folder
 
 

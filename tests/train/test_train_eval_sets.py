@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from documents import write_corpus
 from trainers import tiny_trainer
 
 import memo
@@ -16,7 +16,7 @@ from memo.config.checks import check
 from memo.config.data import DataConfig
 from memo.config.evaluation_run import for_evaluation
 from memo.config.split import documents_of, read_split
-from memo.data import IndexedDataset, IndexedDatasetWriter, MockDataset, open_corpora
+from memo.data import IndexedDataset, MockDataset, open_corpora
 from memo.data.corpus import with_epochs
 from memo.errors import ConfigError, DataError
 
@@ -24,11 +24,8 @@ from memo.errors import ConfigError, DataError
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
     """40 documents, the d-th of 50 + d tokens, all of them d."""
-    path = tmp_path_factory.mktemp("split") / "corpus"
-    with IndexedDatasetWriter(path, np.uint16) as writer:
-        for document in range(40):
-            writer.add_document([document] * (50 + document))
-    return str(path)
+    documents = ([document] * (50 + document) for document in range(40))
+    return write_corpus(tmp_path_factory.mktemp("split") / "corpus", documents)
 
 
 def trainer(**overrides: Any) -> memo.Trainer:
@@ -109,10 +106,8 @@ def test_epochs_count_what_is_trained_on(prefix: str) -> None:
 
 
 def test_a_blend_is_split_corpus_by_corpus(prefix: str, tmp_path: Path) -> None:
-    with IndexedDatasetWriter(tmp_path / "b", np.uint16) as writer:
-        for document in range(10):
-            writer.add_document([50 + document] * 60)
-    with trainer(data_path=[0.5, prefix, 0.5, str(tmp_path / "b")], split="80,20", eval_interval=1) as made:
+    other = write_corpus(tmp_path / "b", ([50 + document] * 60 for document in range(10)))
+    with trainer(data_path=[0.5, prefix, 0.5, other], split="80,20", eval_interval=1) as made:
         for dataset, first, second in (
             (made.feed.dataset, range(32), range(50, 58)),
             (made.eval_data, range(32, 40), range(58, 60)),

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from documents import write_corpus
 from ranks import run_ranks
 from torch import Tensor
 from trainers import SMALL_RUN
 
 import memo
 from memo.config.flags import parse_run
-from memo.data import CorpusFacts, IndexedDatasetWriter, MockDataset, build_corpus
+from memo.data import CorpusFacts, MockDataset, build_corpus
 from memo.errors import ConfigError, DataError, MemoError
 from memo.train.metrics import StepRecord
 from memo.train.trainer import Trainer
@@ -123,16 +124,14 @@ def test_a_vocabulary_smaller_than_the_corpus_is_refused(corpus: Path) -> None:
     assert CorpusFacts.load(corpus).vocab_size == 257
 
 
-def strange_corpus(folder: Path) -> Path:
+def strange_corpus(folder: Path) -> str:
     """Ids 0 to 255, but for one that a vocabulary of 256 lacks; nothing says which vocabulary it was built with."""
     ids = np.arange(4000) % 256
     ids[1234] = 257
-    with IndexedDatasetWriter(folder / "strange", "<u2") as writer:
-        writer.add_document(ids)
-    return folder / "strange"
+    return write_corpus(folder / "strange", [ids])
 
 
-def train_on_strange_ids(prefix: Path, tp: int) -> str:
+def train_on_strange_ids(prefix: str, tp: int) -> str:
     with pytest.raises(DataError) as caught:
         small_trainer(train_data=prefix, vocab_size=256, tp=tp, global_batch_size=8, train_iters=40).train()
     return str(caught.value)
