@@ -35,6 +35,9 @@ CHUNK_PARAMETERS = 32 * MIB
 BASE_BYTES = 850 * MIB
 """m_base. With it both rows of table 2 are met within 8 MiB at whole batches: OPT-125m at 86, bloom-560m at 10."""
 
+LOGIT_BYTES = 2
+"""B, of logits in fp16."""
+
 
 class Method(StrEnum):
     """The methods, in the order that breaks ties."""
@@ -54,7 +57,6 @@ class Setting:
 
     Attributes:
         tp: tensor-parallel ranks of DP+TP.
-        logit_bytes: 2, or 4 for models with fp32 logits.
     """
 
     shape: ModelShape
@@ -62,9 +64,6 @@ class Setting:
     gpus: int
     tp: int = 2
     corrected: bool = False
-    logit_bytes: int = 2
-    base_bytes: int = BASE_BYTES
-    chunk_parameters: int = CHUNK_PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -114,18 +113,18 @@ def terms(setting: Setting, batch: int) -> Terms:
     shape, tokens = setting.shape, batch * setting.seq_length
     embed = shape.embedding
     other = shape.parameters - shape.embedding - shape.head
-    chunked = embed + -(-other // setting.chunk_parameters) * setting.chunk_parameters
+    chunked = embed + -(-other // CHUNK_PARAMETERS) * CHUNK_PARAMETERS
     both, fp16 = _pages(6 * chunked), _pages(2 * chunked)
     embeddings = [embed] + [shape.position_table] * (shape.positions > 0)
     operators = [*embeddings, *shape.linears * shape.nearest.num_layers] + [shape.head] * (not shape.tied)
     logits = [batch * setting.seq_length, *[batch * (setting.seq_length - 1)] * 2]
     return Terms(
-        base=setting.base_bytes,
+        base=BASE_BYTES,
         parameters_fp16=fp16,
         parameters_fp32=both - fp16,
         optimizer=sum(_pages(8 * count) for count in operators),
         outputs=_pages((len(embeddings) + shape.nearest.num_layers) * tokens * shape.nearest.hidden_size * 2),
-        head=sum(_pages(count * shape.nearest.vocabulary * setting.logit_bytes) for count in logits)
+        head=sum(_pages(count * shape.nearest.vocabulary * LOGIT_BYTES) for count in logits)
         + 2 * (shape.head or embed),
     )
 
