@@ -136,18 +136,6 @@ def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path, victim: str) -> 
             load(model, copy)
 
 
-def test_saving_the_same_iteration_twice_keeps_the_newer(tmp_path: Path) -> None:
-    model, feed = make(tiny(), 1)
-    save(model, tmp_path, 5)
-    one_step_backward(model, feed)
-    model.optimizer.step(1e-2)
-    assert save(model, tmp_path, 5) == latest_checkpoint(tmp_path)
-    fresh, _ = make(tiny(), 1)
-    assert load(fresh, tmp_path) == state_at(5)
-    assert torch.equal(masters(fresh), masters(model))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_0000005", "latest_checkpointed_iteration.txt"]
-
-
 def test_what_an_interrupted_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
     for name in ("iter_0000001.partial", "iter_0000002.partial"):
         (tmp_path / name).mkdir()

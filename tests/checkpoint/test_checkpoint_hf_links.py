@@ -91,12 +91,6 @@ def test_export_copies_no_file_from_outside(
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_named_pipe_is_refused_instead_of_read(published: Path, tmp_path: Path) -> None:
-    os.mkfifo(published / "llama" / "vocab.json")
-    with pytest.raises(CheckpointError, match=r"llama/vocab.json is a named pipe, not a regular file: remove it"):
-        import_checkpoint(published / "llama", tmp_path / "out")
-
-
 def test_a_snapshot_of_the_hubs_cache_is_imported(published: Path, tmp_path: Path) -> None:
     """All of its files are links into the store beside it."""
     repository = tmp_path / "hub" / "models--org--llama"

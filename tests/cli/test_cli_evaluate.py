@@ -124,19 +124,6 @@ def test_what_a_run_was_trained_on_is_told(run: Path, capsys: pytest.CaptureFixt
         assert (warning in capsys.readouterr().err) == told
 
 
-def test_what_is_missing_is_named_by_its_flag(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = refusal(["evaluate", "--load", f"{run}/run", "--eval-data-path", "gone"], capsys)
-    assert message.startswith("--eval-data-path gone: there is no gone.bin and gone.idx")
-    with pytest.raises(SystemExit):
-        main(["evaluate", "--load", f"{run}/model", "--data-path", f"{run}/other", "--device", "cpu"])
-    assert f"holds no whole checkpoint: give it as --model {run}/model\n" in capsys.readouterr().err
-
-
-def test_an_output_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["evaluate", "--model", str(run / "model"), "--data-path", str(run / "corpus"), "--tokenizer", "byte"]
-    assert f"--out {__file__}/x: " in refusal([*argv, "--seq-len", "64", "--out", f"{__file__}/x"], capsys)
-
-
 def test_the_pairs_of_a_run_that_learnt_preferences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As the run itself tells their loss. It is nothing without a reference, which is said before torch starts."""
     prefix, dpo = write_pairs(tmp_path / "pairs", some_pairs(9, 257), 257), str(tmp_path / "dpo")

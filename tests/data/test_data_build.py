@@ -158,12 +158,6 @@ def test_a_full_disk_is_told_by_file_and_leaves_no_half_corpus(
     assert texts_of(folder / "corpus") == expected
 
 
-def test_options_are_refused_before_inputs_are_looked_at(tmp_path: Path) -> None:
-    for options in ({"split_eval": 1.0}, {"vocab_size": 300}, {"tokenizer": "bpe"}, {"tokenizer": "nowhere"}):
-        with pytest.raises(ConfigError):
-            build_corpus([tmp_path / "missing.txt"], tmp_path / "corpus", **options)  # type: ignore[arg-type]
-
-
 def test_old_evaluation_corpus_is_not_trained_on_unseen(sources: Path, tmp_path: Path) -> None:
     build_corpus([sources], tmp_path / "corpus", split_eval=0.5)
     with pytest.raises(

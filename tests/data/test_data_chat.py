@@ -360,15 +360,6 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for name, fact in zip((prefix, f"{prefix}-eval"), facts, strict=True):
         assert fact.num_answer_tokens == sum(sum(mask) for _, mask in documents(Path(name)))
         assert fact.num_tokens == sum(len(ids) for ids, _ in documents(Path(name)))
-    for wrong, message in (
-        (["data", "chat", str(prefix), "--tokenizer", str(folder)], "memo data needs two paths"),
-        (argv, "--eval-fraction (split_eval in Python) is 0, but"),
-        ([*argv[:3], str(folder), str(prefix), "--tokenizer", str(folder)], "model holds no .jsonl files"),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            main(wrong)
-        assert stopped.value.code == 2
-        assert message in capsys.readouterr().err
 
 
 def test_a_template_that_is_a_link_to_the_outside(tmp_path: Path) -> None:

@@ -163,15 +163,6 @@ def test_failed_build_keeps_the_older_dataset(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_rebuild_replaces_everything(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "corpus", DOCUMENTS)
-    with IndexedDatasetWriter(tmp_path / "corpus", "<i4") as writer:
-        writer.add_document([70000])
-        writer.add_side_file(".json", b"{}")
-    assert IndexedDataset(tmp_path / "corpus")[0].tolist() == [70000]
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".bin", ".idx", ".json"]
-
-
 KILLED_WRITER = """
 import os, signal, sys
 from memo.data.indexed import IndexedDatasetWriter
