@@ -43,17 +43,10 @@ PhaseName = tuple[str, int, int]
 
 
 class Recording:
-    """The result of `PlannedAllocator.record`, available when the recording has ended."""
+    """The result of `PlannedAllocator.record`."""
 
-    def __init__(self) -> None:
-        self._trace: Trace | None = None
-
-    @property
-    def trace(self) -> Trace:
-        """The recorded trace. Raises TraceError before the recording has ended."""
-        if self._trace is None:
-            raise TraceError("the recording has no trace before it ends: leave `with allocator.record()` first")
-        return self._trace
+    trace: Trace
+    """The recorded trace, once the recording has ended."""
 
 
 class PlannedAllocator:
@@ -104,9 +97,8 @@ class PlannedAllocator:
         if self._num_recorded != 1:
             raise TraceError(f"{self._num_recorded} iterations ran while recording: run one `with iteration()`")
         phases = _phases(self._recorded, self._library.events())
-        trace = Trace(self.device, "recorded", phases, run or {})
-        check_trace(trace)
-        recording._trace = trace
+        recording.trace = Trace(self.device, "recorded", phases, run or {})
+        check_trace(recording.trace)
 
     @contextlib.contextmanager
     def managed_memory(self, oversubscribe: bool = False) -> Iterator[None]:
