@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from layouts import tiny
-from processes import SMALL
 from ranks import run_ranks
 from small_disk import small_disk
 from trainers import tiny_trainer
@@ -19,7 +18,6 @@ from memo.checkpoint.directory import latest_checkpoint
 from memo.checkpoint.owner import OWNER
 from memo.errors import CheckpointError, ConfigError, MemoError, ResourceError
 from memo.estimate.state_memory import checkpoint_bytes
-from memo.train.entry import main
 from memo.train.outputs import check_writable
 from memo.units import format_bytes
 
@@ -178,16 +176,6 @@ def test_older_checkpoints_that_will_go_make_room(disk: Path) -> None:
     half.mkdir()
     (half / "tensors").write_bytes(bytes(int(0.9 * checkpoint_bytes(tiny("llama-tiny", "fp32"), 1))))
     assert _train(disk, **same, train_iters=5) == 5
-
-
-def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
-    """Of one that is owned, of one that is no directory, each with a status that is not 0."""
-    with trainer(tmp_path / "owned"):
-        for save, told in ((tmp_path / "owned", "belongs to another run"), (Path("/proc/x"), "--save /proc/x")):
-            with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit) as caught:
-                main([*SMALL.split(), "--save", str(save)])
-            assert caught.value.code == 2
-            assert told in errors.getvalue() and errors.getvalue().count("\n") == 1
 
 
 def test_a_run_that_was_refused_leaves_no_claim(tmp_path: Path) -> None:
