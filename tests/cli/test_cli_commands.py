@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from refusals import refusal
 
 from memo import __version__
 from memo.cli.main import COMMANDS, main
-from memo.data import IndexedDataset
 from memo.errors import RIGHTS
 
 ROOT = Path(__file__).parents[2]
@@ -83,36 +81,6 @@ def test_version_and_missing_command(capsys: pytest.CaptureFixture[str]) -> None
     assert main([]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("usage: memo COMMAND")
-
-
-def test_data_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.jsonl").write_text('{"content": "hé"}\n{"content": "du"}\n', encoding="utf-8")
-    (tmp_path / "b.txt").write_text("text")
-    paths = [str(tmp_path / name) for name in ("a.jsonl", "b.txt", "out")]
-    assert main(["data", "build", *paths, "--json-key", "content"]) == 0
-    printed = capsys.readouterr().out
-    assert f"{paths[-1]}: 3 documents, 12 tokens, tokenizer byte, vocabulary 257" in printed
-    assert f"memo train --data-path {paths[-1]}" in printed
-    assert len(IndexedDataset(paths[-1])) == 3
-
-
-def test_data_build_names_what_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "b.txt").write_text("text")
-    message = refusal(["data", "build", str(tmp_path / "b.txt"), str(tmp_path / "b.txt" / "out")], capsys)
-    assert message.startswith(f"{tmp_path / 'b.txt'}") and "check the path" in message
-
-
-def test_data_demo_passes_its_flags_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a few files instead of the whole standard library."""
-    (tmp_path / "library").mkdir()
-    for index in range(20):
-        (tmp_path / "library" / f"{index}.py").write_text(f"number = {index}\n")
-    monkeypatch.setattr("memo.data.corpus_builder.standard_library", lambda: tmp_path / "library")
-    out = tmp_path / "demo"
-    assert main(["data", "demo", str(out), "--tokenizer", "bpe", "--vocab-size", "270", "--eval-fraction", "0.4"]) == 0
-    held_out, rest = len(IndexedDataset(f"{out}-eval")), len(IndexedDataset(out))
-    assert held_out + rest == 20 and held_out > 0
-    assert (tmp_path / "demo-tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("args", [["--version"], ["estimate", "--model", "gpt-7b", "--gpus", "8"]])

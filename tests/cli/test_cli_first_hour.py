@@ -41,7 +41,7 @@ RIGHT = [
     ("estimate --model Llama/checkpoint-7 --seq_len=1K", "1,024 tokens"),
     ("hardware h100-80", "peak_tflops"),
     ("data chat chats.jsonl data/chat --tokenizer byte --chat-template chat.jinja", "data/chat: 1 conversations"),
-    ("data build list.json.gz data/list --text-column body", "data/list: 8 documents"),
+    ("data build list.json.gz data/list --text-column body", ": 8 documents, 2.89K tokens, tokenizer byte"),
     (
         f"train --model llama-tiny --data-path 0.7 data/mine 0.3 data/list --train-iters 2 {SMALL}",
         "a blend of 2 corpora",

@@ -48,7 +48,8 @@ def told_by(line: str, capfd: Capture) -> list[str]:
 
 
 def test_from_a_corpus_to_a_model_and_on(capfd: Capture) -> None:
-    (train,) = told_by("memo data demo 'my data/demo' --eval-fraction 0.1", capfd)
+    (train,) = told_by("memo data demo 'my data/demo' --tokenizer bpe --vocab-size 270 --eval-fraction 0.1", capfd)
+    assert {path.name for path in Path("my data").iterdir()} >= {"demo-tokenizer.json", "demo-eval.idx"}
     report, export = told_by(f"{train} {SMALL} --save 'my runs'", capfd)
     assert told_by(report, capfd) == [] and Path("my runs", "report", "index.html").exists()
     assert told_by(export.replace("DIR", "hf"), capfd) == [] and Path("hf", "config.json").exists()
@@ -56,13 +57,6 @@ def test_from_a_corpus_to_a_model_and_on(capfd: Capture) -> None:
     flags = SMALL.replace("--model llama-tiny ", "")
     report, _ = told_by(f"{go_on.replace('PREFIX', shlex.quote('my data/demo'))} {flags} --save b", capfd)
     told_by(report, capfd)
-
-
-def test_a_log_that_lies_elsewhere_is_the_one_to_draw(capfd: Capture) -> None:
-    report, export = told_by(f"memo train --mock-data {SMALL} --save runs/a --log-jsonl runs/log.jsonl", capfd)
-    told_by(report, capfd)
-    told_by(export.replace("DIR", "hf"), capfd)
-    assert Path("runs", "report", "index.html").exists()
 
 
 def test_a_trace_becomes_a_plan_and_a_drawing(capfd: Capture) -> None:
