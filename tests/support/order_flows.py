@@ -5,8 +5,9 @@ from collections import ChainMap
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import emulated_flows
 import torch
-from emulated_flows import SEQ_LENGTH, VOCABULARY, Injected, during_backward, raise_injected
+from emulated_flows import PLANNED, SEQ_LENGTH, VOCABULARY, Injected, during_backward, raise_injected
 from swap_runs import MOVED_BYTES, OWN_PLAN, SCHEDULES, make_swapper
 
 import memo
@@ -16,26 +17,16 @@ from memo.planner.swap import SwapPlan, swap_plan
 
 NEVER = 10**6  # a step that no flow comes to
 BASE: dict[str, Any] = {
+    **emulated_flows.BASE,
     "model": "llama-tiny",
-    "mock_data": True,
-    "num_layers": 3,
     "seq_length": SEQ_LENGTH // 2,
-    "micro_batch_size": 1,
-    "global_batch_size": 2,
     "train_iters": NEVER,
-    "lr": 1e-3,
-    "num_threads": 1,
-    "progress": False,
-    "offload_alpha": "off",
     "log_interval": NEVER,  # a step whose copies are timed records more events, and reading them may hide races
-    "attention_backend": "flash",
     "device": "cuda",
-    "memory_planner": "off",
 }
 HALF = {"offload_alpha": 0.5, "offload_tiles": 2}
 ALL = {"offload_states": "all"}
 SWEPT = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 4, "offload_slot_tiles": 2}
-PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096, "memory_planner_from": "rehearsal"}
 EXPERTS: dict[str, Any] = {"model": "glm-4.5-tiny", "moe_layer_freq": "[0]+[1]*2", "moe_aux_loss_coeff": 0.1}
 # The sum over ranks of the output of shared experts would also order the sum of the other experts' output.
 EXPERTS |= {"moe_shared_expert_intermediate_size": 0}
