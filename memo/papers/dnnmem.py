@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from memo.errors import TraceError
 from memo.spec.shapes import ModelShape
 from memo.units import MIB
 
@@ -42,21 +41,13 @@ class Operator:
 
 
 def peak_live_bytes(operators: Sequence[Operator]) -> int:
-    """The most bytes alive while any operator runs: its inputs and outputs, and all tensors that later operators read.
-
-    Raises:
-        TraceError: a tensor is read before it is made, or made twice.
-    """
+    """The most bytes alive while any operator runs: its inputs and outputs, and all tensors that later operators
+    read."""
     readers = Counter(name for operator in operators for name in operator.inputs)
     sizes: dict[str, int] = {}
     live = peak = 0
     for operator in operators:
-        missing = [name for name in operator.inputs if name not in sizes]
-        if missing:
-            raise TraceError(f"{operator.name} reads {missing[0]}, which no operator before it makes: order the graph")
         for name, num_bytes in operator.outputs.items():
-            if name in sizes:
-                raise TraceError(f"{operator.name} makes {name} a second time: give it another name")
             sizes[name] = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             live += sizes[name]
         peak = max(peak, live)

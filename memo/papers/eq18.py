@@ -18,20 +18,12 @@ embeddings, and 8 f/h counts one f too many for a fused SwiGLU.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from memo.estimate.verdict import Verdict
 from memo.spec.shapes import ModelShape
 
 GREEN_SHARE = 0.8
 """Section 4.1: at most this share of the capacity never ran out of memory."""
-
-
-class Zone(StrEnum):
-    """The colours of the paper's tables."""
-
-    GREEN = "green"
-    YELLOW = "yellow"
-    RED = "red"
 
 
 @dataclass(frozen=True)
@@ -67,11 +59,12 @@ def eq18(shape: ModelShape, layout: Layout) -> Eq18:
     return Eq18(_states_bytes(shape, layout), _activation_bytes(shape, layout))
 
 
-def zone(total_bytes: float, capacity_bytes: float) -> Zone:
-    """Green up to 80 % of the capacity, red above all of it, yellow between."""
+def zone(total_bytes: float, capacity_bytes: float) -> Verdict:
+    """The colours of the paper's tables: green (fits) up to 80 % of the capacity, red (oom) above all of it, yellow
+    (unsure) between."""
     if total_bytes <= GREEN_SHARE * capacity_bytes:
-        return Zone.GREEN
-    return Zone.YELLOW if total_bytes <= capacity_bytes else Zone.RED
+        return Verdict.FITS
+    return Verdict.UNSURE if total_bytes <= capacity_bytes else Verdict.OOM
 
 
 def _states_bytes(shape: ModelShape, layout: Layout) -> float:

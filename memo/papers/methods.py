@@ -15,14 +15,12 @@ from memo.estimate.cases import Case
 from memo.estimate.verdict import Capacity, Verdict, judge_capacity
 from memo.papers import llmem, memo_paper
 from memo.papers.dnnmem import dnnmem
-from memo.papers.eq18 import Layout, Zone, eq18, zone
+from memo.papers.eq18 import Layout, eq18, zone
 from memo.planner.alpha import solve_paper
 from memo.search.estimating import Answer, capacity_of, run_config
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import plain_layer
 from memo.units import GIB
-
-_VERDICTS = {Zone.GREEN: Verdict.FITS, Zone.YELLOW: Verdict.UNSURE, Zone.RED: Verdict.OOM}
 
 
 def answer_by_paper(case: Case, *, llmem_corrected: bool = False) -> Answer:
@@ -52,7 +50,7 @@ def _by_eq18(case: Case, capacity: Capacity) -> Answer:
     estimate = eq18(case.shape, Layout(case.seq_len, case.tp, case.cp, case.pp, case.mbs, case.gpus))
     return _answer(
         {"states": estimate.states_bytes, "activations": estimate.activation_bytes},
-        lambda total_bytes: _VERDICTS[zone(total_bytes, capacity.gpu_bytes)],
+        lambda total_bytes: zone(total_bytes, capacity.gpu_bytes),
         "the paper's zones: fits up to 80 % of the capacity, oom above all of it",
     )
 
