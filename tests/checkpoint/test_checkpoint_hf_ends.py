@@ -10,6 +10,7 @@ import pytest
 import torch
 from chats import write_tokenizer
 from safetensors.torch import load_file
+from trainers import SMALL_RUN
 
 from memo import Trainer
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
@@ -18,15 +19,8 @@ from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.data import build_corpus, train_bpe
 from memo.errors import CheckpointError, DataError
 
-SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48, "seq_length": 64, "lr": 2e-2}
-SIZES |= {
-    "vocab_size": 320,
-    "global_batch_size": 2,
-    "num_threads": 1,
-    "device": "cpu",
-    "progress": False,
-    "offload_alpha": "off",
-}
+SIZES: dict[str, Any] = {**SMALL_RUN, "ffn_hidden_size": 48, "vocab_size": 320, "global_batch_size": 2, "lr": 2e-2}
+SIZES |= {"offload_alpha": "off"}
 WORDS = "abcdefgh"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pairs import some_pairs, write_pairs
 from refusals import refusal
+from trainers import SMALL_RUN
 
 from memo import Trainer
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
@@ -14,16 +15,9 @@ from memo.cli.main import main
 from memo.data import build_corpus
 
 SMALL: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 32,
+    **SMALL_RUN,
     "ffn_hidden_size": 48,
-    "seq_length": 64,
-    "global_batch_size": 4,
     "train_iters": 3,
-    "lr": 1e-2,
-    "num_threads": 1,
-    "device": "cpu",
-    "progress": False,
     "params_dtype": "fp64",
     "offload_alpha": 0.5,
     "offload_tiles": 4,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainers import SMALL_RUN
 
 from memo import Trainer
 from memo.checkpoint.hugging_face.exporter import export_checkpoint
@@ -11,8 +12,7 @@ from memo.cli.main import main
 from memo.data import build_corpus
 
 ALPHABET = "abcdefgh. "
-SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48, "seq_length": 64, "lr": 2e-2}
-SIZES |= {"global_batch_size": 2, "train_iters": 40, "num_threads": 1, "device": "cpu", "progress": False}
+SIZES: dict[str, Any] = {**SMALL_RUN, "ffn_hidden_size": 48, "global_batch_size": 2, "train_iters": 40, "lr": 2e-2}
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from hugging_face import Wide
 from layouts import global_pieces, tiny
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from trainers import QUIET
 
 import memo
 from memo.checkpoint.hugging_face.adapters import ADAPTER_CONFIG, ADAPTER_FILE, read_adapters
@@ -63,9 +64,8 @@ def gradients_of_steps(trainer: memo.Trainer) -> dict[str, Tensor]:
 def lora_config(root: Path, **flags: Any) -> RunConfig:
     """Return the configuration of a run that starts from the model and the adapter."""
     lora = {"lora_rank": RANK, "lora_alpha": ALPHA, "lora_checkpoint": str(root / "adapter"), "clip_grad": 0.0}
-    quiet = {"peak_tflops": 1.0, "num_threads": 1, "progress": False}
     config = choose_model(tiny(dtype="fp64"), root / FAMILY)
-    return config.override({**lora, **quiet, "global_batch_size": 2, **flags})
+    return config.override({**lora, **QUIET, "global_batch_size": 2, **flags})
 
 
 def their_model(root: Path) -> Any:

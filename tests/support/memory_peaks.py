@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from trainers import QUIET
 
 import memo
 from memo.config import RunConfig, preset
@@ -35,9 +36,7 @@ def run_config(name: str, **overrides: object) -> RunConfig:
         "device": "cpu",
         "mock_data": True,
         "profile_cache": "off",
-        "peak_tflops": 1.0,
-        "num_threads": 1,
-        "progress": False,
+        **QUIET,
     }
     return dataclasses.replace(RunConfig(), model=preset(name)).override({**base, **overrides})
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from layouts import tiny
 from ranks import run_ranks
 from torch import Tensor
 from trainers import tiny_trainer
@@ -106,8 +105,7 @@ def test_no_step_sends_a_message_more(monkeypatch: pytest.MonkeyPatch, tmp_path:
         sent.append(x.numel())
         return x
 
-    values = {"params_dtype": "fp32", "peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": 3}
-    with memo.Trainer(config=tiny("llama-tiny"), **values, save=str(tmp_path)) as made:
+    with tiny_trainer(train_iters=3, save=str(tmp_path)) as made:
         monkeypatch.setattr(agreement, "all_reduce", counted)
         made.train()
     assert sent == [1, 4, 4, 4]  # before the first step, and with each: loss, stop, failure, save
