@@ -97,30 +97,6 @@ def test_the_cpu_has_none() -> None:
     run_ranks(1, on_the_cpu)
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ("--managed-memory --device cpu", "--managed-memory has no use where --trace-out is not given"),
-        (
-            "--managed-memory --trace-out OUT --on-paper 1",
-            "--on-paper 1 conflicts with --managed-memory: a trace",
-        ),
-        ("--oversubscribe --trace-out OUT", "--oversubscribe has no use where --managed-memory is off"),
-        (
-            "--managed-memory --trace-out OUT --device cpu",
-            "--managed-memory is memory of CUDA, but the run is on --device",
-        ),
-    ],
-)
-def test_flags_that_make_no_sense(flags: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = str(tmp_path / "trace.json")
-    with pytest.raises(SystemExit) as stopped:
-        main(["profile", *RUN.split(), *flags.replace("OUT", out).split()])
-    assert stopped.value.code == 2
-    assert told.replace("OUT", out) in capsys.readouterr().err
-    assert not Path(out).exists()
-
-
 def test_a_run_that_does_not_fit_may_be_prepared_for_recording() -> None:
     config = tiny("llama-tiny", "fp32", seq_length=1 << 20, num_layers=400, peak_tflops=1.0, num_threads=1)
     with pytest.raises(ResourceError):

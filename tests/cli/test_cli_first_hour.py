@@ -32,6 +32,7 @@ RIGHT = [
     ("train --help memory", "--offload-alpha off|auto|NUMBER"),
     ("train --help-all", "--numa-binding"),
     ("plan --help", "--seq-len 128K"),
+    ("profile --help", "Measure one layer"),
     ("data build --help", "memo data build texts.jsonl data/mine --tokenizer Llama-3.1-8B"),
     ("plan --model llama-3.1-8b --gpus 8 --seq-len 32K --hardware h100-80 --top 1", "32,768 tokens x 8 sequences"),
     ("plan --model llama-3.1-8b --gpus 8 --seq-len 32K --gpu h100-80 --top 1", "8 x h100-80"),

@@ -98,14 +98,6 @@ def test_times_are_told_and_kept_even_where_no_plan_is_possible(
     assert captured.err.startswith("error: host memory: even at alpha = 0")
 
 
-def test_help_tells_its_own_flag_and_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        profile("--help")
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
-    assert "Measure one layer" in text and "--out" in text and "--profile-cache" in text and "--seq-length" in text
-
-
 def _on_two_stages(out: str) -> tuple[bool, str]:
     """Both stages of tp 1 x pp 2 profile; only rank 0 writes and prints."""
     printed: list[str] = []

@@ -46,11 +46,3 @@ def test_a_plan_without_ends_cannot_be_drawn(tmp_path: Path) -> None:
     plan = MemoryPlan("cpu", "flat", 64, 1, 100, 100, "optimal", phases)
     with pytest.raises(ArtifactError, match="does not say when its blocks end"):
         draw_addresses(plan, tmp_path / "plan.svg")
-
-
-def test_another_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace().save(tmp_path / "trace.json")
-    with pytest.raises(SystemExit) as exit_:
-        main(["report", "--memory", str(tmp_path / "trace.json")])
-    assert exit_.value.code == 2
-    assert "holds 'memory_trace', but a 'memory_plan' is needed" in capsys.readouterr().err

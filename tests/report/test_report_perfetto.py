@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from swap_runs import SCHEDULES, stage_ops
 
-from memo.errors import ArtifactError
 from memo.planner.swap import swap_plan
 from memo.report.perfetto import write_perfetto
 from memo.report.timeline import SwapSpan, tenancies
@@ -68,9 +67,3 @@ def test_events_of_a_row_never_overlap_and_none_is_lost(name: str, tmp_path: Pat
     for row in {event["tid"] for event in events}:
         own = sorted((e for e in events if e["tid"] == row), key=lambda e: e["ts"])
         assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(own))
-
-
-def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match=r"could not be written .*: check the path"):
-        write_perfetto([], tmp_path / "file" / "trace.json")
