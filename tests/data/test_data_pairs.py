@@ -9,10 +9,8 @@ from chats import CHATS, write_lines, write_tokenizer
 from pairs import open_pairs, some_pairs, write_pairs
 
 from memo.cli.main import main
-from memo.config.blend import read_blend
 from memo.config.data import DataConfig
-from memo.config.split import read_split
-from memo.data import IndexedDataset, PreferencePairs, build_pairs, load_tokenizer, open_corpora, open_corpus
+from memo.data import IndexedDataset, PreferencePairs, build_pairs, load_tokenizer, open_corpus
 from memo.data.facts import CorpusFacts
 from memo.errors import ConfigError, DataError
 
@@ -120,16 +118,6 @@ def test_records_that_are_no_pairs_are_refused_or_left_out(tmp_path: Path, recor
     assert CorpusFacts.load(tmp_path / "out").num_pairs == 1
 
 
-def test_messages_need_a_chat_template(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--tokenizer byte comes without a chat template"):
-        built(tmp_path, [{"chosen": [USER, GOOD], "rejected": [USER, BAD]}])
-
-
-def test_no_pairs_are_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no documents for .*out; check the inputs"):
-        built(tmp_path, [])
-
-
 def test_a_part_is_held_out_by_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [{"prompt": f"{i}: ", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(40)]
     file, out = write_lines(tmp_path / "pairs.jsonl", records), tmp_path / "out"
@@ -185,15 +173,3 @@ def test_long_answers_are_cut_or_their_pairs_left_out(tmp_path: Path) -> None:
     assert open_pairs(prefix, 8, long_conversations="drop").num_kept == 1
     with pytest.raises(ConfigError, match=r"seq-length = 1 is too short for each of the 3 pairs of .*pairs; raise it"):
         open_pairs(prefix, 1)
-
-
-def test_corpora_of_pairs_are_neither_blended_nor_split(tmp_path: Path) -> None:
-    first, second = (write_pairs(tmp_path / name, some_pairs(4, 90), 90) for name in ("one", "two"))
-    data = DataConfig(seq_length=64, split="50,50")
-    words = read_blend("--data-path", [first, second]).prefixes
-    with pytest.raises(
-        ConfigError, match=r"names 2 corpora, but .*one holds pairs of preferences, which are not blend"
-    ):
-        open_corpora("--data-path", words, data, 1)
-    with pytest.raises(ConfigError, match=r"--split 50,50 conflicts with .*one, which holds pairs.*--eval-fraction"):
-        open_corpus(first, data, 1, read_split("50,50").train)

@@ -11,7 +11,6 @@ from trainers import SMALL_RUN
 import memo
 from memo.artifacts.memory_trace import Malloc, Trace, requests
 from memo.config import RunConfig, preset
-from memo.errors import ConfigError
 from memo.train import paper
 from memo.train.paper import trace_on_paper
 
@@ -108,10 +107,3 @@ def test_a_long_sequence_takes_no_memory(tmp_path: Path) -> None:
     trace.save(tmp_path / "trace.json")
     assert Trace.load(tmp_path / "trace.json") == trace
     assert trace.run["seq_length"] == 1 << 20 and trace.run["world_size"] == 8
-
-
-def test_alpha_auto_needs_a_device() -> None:
-    with pytest.raises(ConfigError, match="--offload-alpha auto is decided by measuring"):
-        trace_on_paper(run_config(offload_alpha="auto"), 1)
-    with pytest.raises(ConfigError, match="--offload-granularity auto is decided by what is free"):
-        trace_on_paper(run_config(offload_alpha=0.5, offload_granularity="auto"), 1)
