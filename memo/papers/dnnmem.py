@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from memo.spec.shapes import ModelShape
 from memo.units import MIB
@@ -61,17 +62,12 @@ def peak_live_bytes(operators: Sequence[Operator]) -> int:
     return peak
 
 
-@dataclass(frozen=True)
-class DnnMem:
+class DnnMem(NamedTuple):
     """Bytes of one GPU."""
 
     weight_bytes: int
     live_bytes: int
     overhead_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weight_bytes + self.live_bytes + self.overhead_bytes
 
 
 @lru_cache(maxsize=1024)

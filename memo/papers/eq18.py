@@ -17,7 +17,7 @@ more copies), temporary buffers and fragmentation. Its 8 s b h p should be 8 s b
 embeddings, and 8 f/h counts one f too many for a fused SwiGLU.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.estimate.verdict import Verdict
 from memo.spec.shapes import ModelShape
@@ -26,37 +26,25 @@ GREEN_SHARE = 0.8
 """Section 4.1: at most this share of the capacity never ran out of memory."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """One layout of a run; `gpus` must be a multiple of tp x cp x pp."""
-
-    seq_length: int
-    tp: int
-    cp: int
-    pp: int
-    micro_batch: int
-    gpus: int
-
-    @property
-    def dp(self) -> int:
-        return self.gpus // (self.tp * self.cp * self.pp)
-
-
-@dataclass(frozen=True)
-class Eq18:
+class Eq18(NamedTuple):
     """Bytes of one GPU of the first pipeline stage."""
 
     states_bytes: float
     activation_bytes: float
 
-    @property
-    def total_bytes(self) -> float:
-        return self.states_bytes + self.activation_bytes
 
-
-def eq18(shape: ModelShape, layout: Layout) -> Eq18:
-    """States and activations of one GPU, in bytes."""
-    return Eq18(_states_bytes(shape, layout), _activation_bytes(shape, layout))
+def eq18(shape: ModelShape, seq_length: int, tp: int, cp: int, pp: int, micro_batch: int, gpus: int) -> Eq18:
+    """States and activations of one GPU, in bytes; `gpus` must be a multiple of tp x cp x pp."""
+    model, h = shape.nearest, shape.nearest.hidden_size
+    kv_share, mlp_share = model.kv_heads / model.num_attention_heads, model.mlp_size / h
+    layer = 2 * h * h * ((1 + kv_share + 1.5 * mlp_share) / tp + 1 / h)
+    table = h * model.vocabulary / tp
+    parameters = model.num_layers / pp * layer + (table if pp > 1 else 2 * table + h)
+    dp = gpus // (tp * cp * pp)
+    units = (12 + 4 * kv_share + 8 * mlp_share) * model.num_layers + 8 * pp
+    if pp == 1:
+        units += 4 * (1 + model.vocabulary / h)
+    return Eq18((6 + 12 / (dp * cp)) * parameters, seq_length * micro_batch / (tp * cp) * h * units)
 
 
 def zone(total_bytes: float, capacity_bytes: float) -> Verdict:
@@ -65,21 +53,3 @@ def zone(total_bytes: float, capacity_bytes: float) -> Verdict:
     if total_bytes <= GREEN_SHARE * capacity_bytes:
         return Verdict.FITS
     return Verdict.UNSURE if total_bytes <= capacity_bytes else Verdict.OOM
-
-
-def _states_bytes(shape: ModelShape, layout: Layout) -> float:
-    model, h, t, p = shape.nearest, shape.nearest.hidden_size, layout.tp, layout.pp
-    table = h * model.vocabulary / t
-    matrices = 1 + model.kv_heads / model.num_attention_heads + 1.5 * model.mlp_size / h
-    layer = 2 * h * h * (matrices / t + 1 / h)
-    parameters = model.num_layers / p * layer + (table if p > 1 else 2 * table + h)
-    return (6 + 12 / (layout.dp * layout.cp)) * parameters
-
-
-def _activation_bytes(shape: ModelShape, layout: Layout) -> float:
-    model, h, p = shape.nearest, shape.nearest.hidden_size, layout.pp
-    tokens = layout.seq_length * layout.micro_batch / (layout.tp * layout.cp)
-    units = (12 + 4 * model.kv_heads / model.num_attention_heads + 8 * model.mlp_size / h) * model.num_layers + 8 * p
-    if p == 1:
-        units += 4 * (1 + model.vocabulary / h)
-    return tokens * h * units

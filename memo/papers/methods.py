@@ -15,7 +15,7 @@ from memo.estimate.cases import Case
 from memo.estimate.verdict import Capacity, Verdict, judge_capacity
 from memo.papers import llmem, memo_paper
 from memo.papers.dnnmem import dnnmem
-from memo.papers.eq18 import Layout, eq18, zone
+from memo.papers.eq18 import eq18, zone
 from memo.planner.alpha import solve_paper
 from memo.search.estimating import Answer, capacity_of, run_config
 from memo.simulate.kernels import Kernels
@@ -47,7 +47,7 @@ def _answer(parts: dict[str, float], verdict: Callable[[float], Verdict], bound:
 
 
 def _by_eq18(case: Case, capacity: Capacity) -> Answer:
-    estimate = eq18(case.shape, Layout(case.seq_len, case.tp, case.cp, case.pp, case.mbs, case.gpus))
+    estimate = eq18(case.shape, case.seq_len, case.tp, case.cp, case.pp, case.mbs, case.gpus)
     return _answer(
         {"states": estimate.states_bytes, "activations": estimate.activation_bytes},
         lambda total_bytes: zone(total_bytes, capacity.gpu_bytes),

@@ -8,7 +8,7 @@ from golden import golden_rows, p4d_cells
 from memo.config import preset
 from memo.estimate.cases import read_case
 from memo.estimate.verdict import Verdict
-from memo.papers.eq18 import Layout, eq18, zone
+from memo.papers.eq18 import eq18, zone
 from memo.papers.methods import answer_by_paper
 from memo.search.estimating import Answer
 from memo.spec.shapes import shape_of
@@ -28,15 +28,17 @@ def test_every_printed_cell_of_table_2() -> None:
 
 def test_anchor() -> None:
     shape = shape_of(preset("llama-3.1-8b"), "", 8192)
-    estimate = eq18(shape, Layout(8192, tp=2, cp=1, pp=1, micro_batch=1, gpus=4))
+    estimate = eq18(shape, 8192, tp=2, cp=1, pp=1, micro_batch=1, gpus=4)
     assert estimate.states_bytes / GIB == pytest.approx(44.874069, abs=5e-7)
     assert estimate.activation_bytes / GIB == pytest.approx(22.644531, abs=5e-7)
-    assert eq18(shape, Layout(8192, 1, 2, 1, 1, 4)).total_bytes / GIB == pytest.approx(89.95, abs=0.005)
+    in_two = eq18(shape, 8192, tp=1, cp=2, pp=1, micro_batch=1, gpus=4)
+    assert sum(in_two) / GIB == pytest.approx(89.95, abs=0.005)
 
 
 @pytest.mark.parametrize(("name", "figures"), [("llama-3.1-8b", 8_030_261_248), ("llama-3.1-70b", 70_553_706_496)])
 def test_states_count_all_parameters(name: str, figures: int) -> None:
-    states = eq18(shape_of(preset(name), "", 8192), Layout(8192, 1, 1, 1, 1, 1)).states_bytes
+    alone = {"tp": 1, "cp": 1, "pp": 1, "micro_batch": 1, "gpus": 1}
+    states = eq18(shape_of(preset(name), "", 8192), 8192, **alone).states_bytes
     assert states == pytest.approx(18 * figures, rel=1e-12)
 
 
