@@ -7,7 +7,6 @@ import paper_marks as marks
 import pytest
 
 from memo.config import preset
-from memo.errors import ConfigError
 from memo.estimate.cases import Case, read_case
 from memo.estimate.rank_memory import rank_memory
 from memo.estimate.verdict import Verdict
@@ -111,15 +110,3 @@ def test_where_no_alpha_meets_the_equations_it_is_0_and_says_why(
     said = answer_by_paper(replace(asked, hardware=replace(asked.hardware, **changed)))
     assert said.bound.startswith("alpha 0, equations 1 to 3 allow none (") and says in said.bound
     assert said.verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("cells", "says"),
-    [
-        ({"hardware": "cpu", "gpus": "8"}, "--hardware cpu conflicts"),
-        ({"recompute": "full"}, "recompute full conflicts"),
-    ],
-)
-def test_cases_that_the_papers_system_does_not_run_are_refused(cells: dict[str, str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        answer_by_paper(case(64, **cells))
