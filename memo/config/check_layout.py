@@ -4,7 +4,6 @@ from memo.config.check_fields import Condition, check_conditions
 from memo.config.derived import global_batch_size, num_microbatches, sequence_step
 from memo.config.layer_words import LINEAR
 from memo.config.model import ModelConfig
-from memo.config.parallel import ParallelConfig
 from memo.config.require import divisors, neighbours, require, require_divides
 from memo.config.run import RunConfig
 
@@ -40,7 +39,7 @@ def check_layout(config: RunConfig, world_size: int) -> None:
         f"whose product is {divisors(world_size)}",
     )
     _check_tensor(config.model, p.tp)
-    _check_sequence(config.model, p, config.data.seq_length)
+    _check_sequence(config)
     check_conditions(config, _CONDITIONS)
     layers, stages = config.model.num_layers, p.pp * p.vpp
     use = f"--num-layers {neighbours(layers, stages)}, or --pp and --vpp whose product is {divisors(layers)}"
@@ -66,20 +65,22 @@ def _key_heads(model: ModelConfig) -> list[tuple[str, int]]:
     return [("--num-query-groups", model.kv_heads), *[of_full] * (model.full_num_query_groups > 0)]
 
 
-def _check_sequence(model: ModelConfig, p: ParallelConfig, seq_length: int) -> None:
+def _check_sequence(config: RunConfig) -> None:
     """Zigzag context parallelism gives every cp rank two pieces; tp splits each between matrices. Ulysses deals out
     heads; so do gated delta nets, as their recurrence cannot be split along the sequence."""
+    model, p, seq_length = config.model, config.parallel, config.data.seq_length
     cp, tp, kind, size = p.cp, p.tp, p.cp_comm_type, p.cp_a2a_size
     step, use = sequence_step(tp, cp), f"--seq-length {neighbours(seq_length, sequence_step(tp, cp))}"
     require_divides("--seq-length", seq_length, f"{piece(tp, cp)}{'' if cp == 1 else f' = {step}'}", step, use)
     heads, groups = model.num_attention_heads // tp, model.kv_parts // tp
     ways = {"a2a": ("--cp", cp), "a2a+p2p": ("--cp-a2a-size", size or 1)}
+    instead = ", or --cp-comm-type " + ("all_gather" if config.memory.sweeps else "a2a+p2p")
     if kind in ways:
         flag, ranks = ways[kind]
         most = divisors(heads, groups) if kind == "a2a" else divisors(cp, heads, groups)
         require_divides("--cp", cp, f"{flag} {ranks}", ranks, f"{flag} {most}")
         for what, count in (("--num-attention-heads", model.num_attention_heads), *_key_heads(model)):
-            use = f"{flag} {most}" + (", or --cp-comm-type a2a+p2p" if kind == "a2a" else "")
+            use = f"{flag} {most}" + (instead if kind == "a2a" and LINEAR not in model.types_of_layers else "")
             of_rank = f"--cp-comm-type {kind} deals out heads, but {what} {count} / --tp {tp} ="
             require_divides(of_rank, count // tp, f"{flag} {ranks}", ranks, use)
     if LINEAR in model.types_of_layers:
