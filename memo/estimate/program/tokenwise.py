@@ -178,16 +178,18 @@ def activation_forward(
     return active, kept if graph else ()
 
 
-def activation_backward(ledger: Ledger, sizes: LayerSizes, kept: tuple[Block, ...]) -> Block:
-    """Return the gradient of fc1's output.
+def activation_backward(ledger: Ledger, sizes: LayerSizes, kept: tuple[Block, ...], grad: Block | None = None) -> Block:
+    """Return the gradient of fc1's output. `grad`: the gradient of the activation if autograd made and frees it.
 
     For a gated activation the gradients of its two factors come first, then the gradients of the terms of one factor;
     last, the gradients of gate and up are put side by side."""
     num_bytes = sizes.tokens * sizes.ffn * sizes.narrow
     if not sizes.gated:
-        return ledger.make("fc1 gradient", num_bytes)
+        made = ledger.make("fc1 gradient", num_bytes)
+        ledger.free(grad)
+        return made
     grad_up, grad_gated = (ledger.make("activation term", num_bytes) for _ in range(2))
-    ledger.free(*kept[:2])
+    ledger.free(grad, *kept[:2])
     of_terms = [ledger.make("activation term", num_bytes) for _ in kept[2:]]
     ledger.free(*kept[2:])
     grad_gate = ledger.make("activation term", num_bytes)
@@ -206,9 +208,7 @@ def weighted_activation_backward(ledger: Ledger, sizes: LayerSizes, saved: tuple
     grad = ledger.make("activation term", plain.num_bytes)
     ledger.scratch(("activation term", plain.num_bytes))
     ledger.free(plain)
-    made = activation_backward(ledger, sizes, tuple(kept))
-    ledger.free(grad)
-    return made
+    return activation_backward(ledger, sizes, tuple(kept), grad)
 
 
 def gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block, tuple[Block, ...]]:
