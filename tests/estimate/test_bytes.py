@@ -44,6 +44,8 @@ Case = tuple[str, int, dict[str, Any]]
 CASES: list[Case] = [
     ("llama-tiny", 1, {**SHORT, **BF16}),
     ("llama-tiny", 1, {**HALF, **KINDS}),
+    # Each call for a window's strips is made for all rows of the batch before the next one.
+    ("gpt-tiny", 1, {**SHORT, **LOSS, "num_layers": 1, "mbs": 2, "window_size": 1000, "ffn_hidden_size": 64}),
     ("qwen3-moe-tiny", 1, {**SHORT, **ROUTER_LOSSES, **SOME_EXPERTS}),
     ("qwen3-moe-tiny", 1, {**SHORT, "moe_ffn_hidden_size": 1024, "num_layers": 1}),  # the activation's backward
     ("qwen3-moe-tiny", 2, {**TP, **ROUTER_LOSSES}),

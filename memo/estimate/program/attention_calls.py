@@ -92,7 +92,8 @@ def ring_calls(sizes: LayerSizes, step: int) -> list[Call]:
 
 
 def window_calls(sizes: LayerSizes, reach_back: bool = False, joined: bool = False) -> list[Call]:
-    """Return the calls for the strips of one row of the batch (memo.attention.blocks.strips).
+    """Return the calls for the strips (memo.attention.blocks.strips): each call for the first two rows of the batch, or
+    all calls for one row if documents are packed, as then the calls of one row follow each other.
 
     Two of the equal calls are enough to show how much lives at once. `reach_back`: whether a strip precedes the first
     one, as in a tile of a sweep. `joined`: whether keys are in the order of the queries, so that one call takes the
@@ -101,14 +102,15 @@ def window_calls(sizes: LayerSizes, reach_back: bool = False, joined: bool = Fal
     chunks = 1 if _is_last(sizes) else 2
     tokens = sizes.tokens // sizes.batch // chunks
     full, rest = divmod(tokens, sizes.window)
+    rows = 1 if sizes.packed else min(2, sizes.batch)
     calls = []
     for strip, last, flipped in ((sizes.window, rest, False), (sizes.window - 1, rest - 1, True)):
         at_once = chunks if joined and not flipped else 1
         whole = at_once * (full if reach_back or not flipped else max(0, full - 1))
         numbers = strips_of_calls(whole if strip else 0, sizes.window, most_tokens(fused_row(sizes)))
         few = numbers[:2] + [number for number in numbers[2:][-1:] if number != numbers[0]]
-        calls += [Call(number * strip, number * strip, True, strip, flipped) for number in few]
-        calls += [Call(at_once * last, at_once * last, True, last, flipped)] if last > 0 else []
+        for number, size in (*((number, strip) for number in few), (at_once, last)):
+            calls += rows * [Call(number * size, number * size, True, size, flipped)] if size > 0 else []
     return calls + ([Call(rest * sizes.batch, (sizes.window - rest) * sizes.batch)] if rest else [])
 
 
