@@ -66,8 +66,7 @@ class _Moves(StageStreams):
         """Offload the data that the step has written, before the step ends."""
         step = self._current
         if step.offload and self._moves:
-            assert step.record is not None
-            self._add(self._copy("offload", step, step, max(self.free["compute"], self.record_ready[step.record])))
+            self._add(self._copy("offload", step, step, self.free["compute"]))
 
     def end(self, offloads: bool = True) -> None:
         step = self._current

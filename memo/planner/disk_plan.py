@@ -100,7 +100,7 @@ def disk_plan(plan: SwapPlan, num_on_disk: int, num_buffers: int, parts: int = 1
 
 def longest_waiting(plan: SwapPlan, count: int) -> tuple[int, ...]:
     """The `count` records of a plan that wait longest, in ascending order."""
-    waits = mean_waits(plan)
+    waits = mean_waits(plan) if count else [0.0] * plan.num_records
     return tuple(sorted(sorted(range(plan.num_records), key=lambda record: (-waits[record], record))[:count]))
 
 

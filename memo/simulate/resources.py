@@ -17,17 +17,18 @@ class Resources:
 
     overlap: bool
     free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROWS, 0.0))
-    busy_s: dict[str, float] = field(default_factory=dict)
+    busy_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROWS, 0.0))
 
     def take(self, row: str, ready_s: float, duration_s: float) -> tuple[float, float]:
         """Occupy a row with work that is ready at `ready_s`; return (start, end)."""
-        takes_turns = not self.overlap and row in ("offload", "prefetch")
-        start_s = max(self.free[row], ready_s, self.free["compute"] if takes_turns else 0.0)
+        free, takes_turns = self.free, not self.overlap and row in ("offload", "prefetch")
+        start_s = max(free[row], free["compute"]) if takes_turns else free[row]
+        if ready_s > start_s:
+            start_s = ready_s
         end_s = start_s + duration_s
-        if not duration_s:
-            return start_s, end_s
-        self.free[row] = end_s
-        self.busy_s[row] = self.busy_s.get(row, 0.0) + duration_s
-        if takes_turns:
-            self.free["compute"] = end_s
+        if duration_s:
+            free[row] = end_s
+            self.busy_s[row] += duration_s
+            if takes_turns:
+                free["compute"] = end_s
         return start_s, end_s

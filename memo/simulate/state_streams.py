@@ -50,6 +50,7 @@ class StateStreams:
         self.times, self.plan, self.rows, self.record = times, plan, rows, record
         order = sorted({step.op.layer for step in plan.steps})
         self._places = {layer: times.placement.of_layer(position) for position, layer in enumerate(order)}
+        self._on_host = {layer for layer, at in self._places.items() if at.optimizer_on_host}
         self._weights = [_Slot() for _ in range(plan.num_weight_slots)]
         self._gradients = [_Slot() for _ in range(plan.num_gradient_slots)]
         self._shard_free_s = [0.0] * NUM_STATE_SLOTS
@@ -59,7 +60,7 @@ class StateStreams:
         self._away_s: dict[int, float] = {}  # by layer: when its accumulated gradient is in host memory
         self.arrivals: dict[int, float] = {}  # by layer: when its reduced gradient is in host memory
         self.updated: dict[int, float] = {}  # by layer: when the CPU has updated it
-        self._index = 0
+        self._steps = iter(plan.steps)
 
     def drives(self, layer: int) -> bool:
         """Return whether this class reduces and moves the layer's gradient."""
@@ -67,7 +68,7 @@ class StateStreams:
 
     def begin(self) -> float:
         """Issue the copies before the next operation; return when its weights and its gradient's slot are ready."""
-        step = self.plan.steps[self._index]
+        self._step = step = next(self._steps)
         for fetch in step.fetches:
             self._fetch(fetch)
         ready_s = 0.0
@@ -82,16 +83,16 @@ class StateStreams:
 
     def end(self, end_s: float) -> None:
         """Free the slots of an operation that has ended, and start to reduce or offload its gradient."""
-        step = self.plan.steps[self._index]
-        self._index += 1
+        step = self._step
         if step.weight_slot is not None:
             self._weights[step.weight_slot].free_s = end_s
-        self.finish_gradients()
+        if self._pending is not None:
+            self.finish_gradients()
         slot = None if step.gradient_slot is None else self._gradients[step.gradient_slot]
         if step.end == "reduce":
             self._start_reduction(step, slot, end_s)
         elif step.end == "offload" and slot is not None:
-            offloaded_s = self._work("offload", f"gradient {step.op.layer}", end_s, self.times.whole_out_s)
+            offloaded_s = self._work("offload", end_s, self.times.whole_out_s, "gradient", step.op.layer)
             self._away_s[step.op.layer] = slot.free_s = offloaded_s
 
     def finish_gradients(self) -> float:
@@ -102,15 +103,15 @@ class StateStreams:
         times, step, layer = self.times, pending.step, pending.step.op.layer
         ready_s = pending.reduced_s
         free_s = gone_s = self._hold_compute(ready_s)
-        if self._places[layer].optimizer_on_host:
+        if layer in self._on_host:
             if step.adds_up:
                 asked_s = max(self._sum_free_s, self._away_s[layer])
-                ready_s = max(ready_s, self._work("prefetch", f"gradient {layer}", asked_s, times.shard_in_s))
+                ready_s = max(ready_s, self._work("prefetch", asked_s, times.shard_in_s, "gradient", layer))
                 self._sum_free_s = free_s = self._hold_compute(ready_s)
             if step.is_last:
                 gone_s = self._bring(layer, ready_s)
             else:
-                gone_s = self._work("offload", f"gradient {layer}", ready_s, times.shard_out_s)
+                gone_s = self._work("offload", ready_s, times.shard_out_s, "gradient", layer)
             self._away_s[layer] = gone_s
         if pending.slot is not None:
             pending.slot.free_s = free_s if times.scatter_s else gone_s
@@ -119,7 +120,7 @@ class StateStreams:
 
     def bring_ends(self, reduced_s: float) -> float:
         """Offload the reduced gradients of embedding and head; return when they are in host memory."""
-        return self._work("offload", "gradients of ends", reduced_s, self.times.ends_out_s)
+        return self._work("offload", reduced_s, self.times.ends_out_s, "gradients of ends")
 
     def update_on_host(self, ready_s: float, ends_ready_s: float) -> float:
         """Run AdamW on the CPU, from the first layer on, and copy the new weights to layers that stay whole.
@@ -133,15 +134,15 @@ class StateStreams:
         times, end_s = self.times, 0.0
         if times.clips:
             order = sorted(self.arrivals)
-            self.updated = {layer: self._work("cpu", f"update {layer}", ready_s, times.update_s) for layer in order}
+            self.updated = {layer: self._work("cpu", ready_s, times.update_s, "update", layer) for layer in order}
         for layer, updated_s in sorted(self.updated.items()):
             if not self._places[layer].weights_in_slot:
-                uploaded_s = self._work("prefetch", f"weights {layer}", updated_s, times.upload_s)
-                updated_s = self._work("data", f"gather {layer}", uploaded_s, times.gather_s)
+                uploaded_s = self._work("prefetch", updated_s, times.upload_s, "weights", layer)
+                updated_s = self._work("data", uploaded_s, times.gather_s, "gather", layer)
             end_s = max(end_s, updated_s)
         if times.ends_update_s:
-            updated_s = self._work("cpu", "update ends", max(ready_s, ends_ready_s), times.ends_update_s)
-            end_s = max(end_s, self._work("prefetch", "weights of ends", updated_s, times.ends_upload_s))
+            updated_s = self._work("cpu", max(ready_s, ends_ready_s), times.ends_update_s, "update ends")
+            end_s = max(end_s, self._work("prefetch", updated_s, times.ends_upload_s, "weights of ends"))
         return end_s
 
     def _fetch(self, fetch: Fetch) -> None:
@@ -150,13 +151,13 @@ class StateStreams:
             slot = self._gradients[fetch.slot]
             self._settle(slot)
             ready_s = max(slot.free_s, self._away_s[layer])
-            slot.filled_s = self._work("prefetch", f"gradient {layer}", ready_s, times.whole_in_s)
+            slot.filled_s = self._work("prefetch", ready_s, times.whole_in_s, "gradient", layer)
             return
         slot = self._weights[fetch.slot]
         ready_s = slot.free_s
-        if self._places[layer].optimizer_on_host:
-            ready_s = self._work("prefetch", f"weights {layer}", ready_s, times.fill_s)
-        slot.filled_s = self._work("data", f"gather {layer}", ready_s, times.gather_s)
+        if layer in self._on_host:
+            ready_s = self._work("prefetch", ready_s, times.fill_s, "weights", layer)
+        slot.filled_s = self._work("data", ready_s, times.gather_s, "gather", layer)
 
     def _settle(self, slot: _Slot) -> None:
         """Wait for the reduction of the slot's content before the slot is overwritten."""
@@ -169,7 +170,7 @@ class StateStreams:
         ready_s = end_s
         if self.times.scatter_s:
             ready_s = self._hold_compute(max(end_s, self._shard_free_s[shard]))
-        reduced_s = self._work("data", f"reduce {step.op.layer}", ready_s, self.times.scatter_s)
+        reduced_s = self._work("data", ready_s, self.times.scatter_s, "reduce", step.op.layer)
         self._pending = _Reduction(step, reduced_s, slot, shard)
         if not self.times.scatter_s:  # a single rank has no message to wait for
             self.finish_gradients()
@@ -179,18 +180,22 @@ class StateStreams:
         times, count = self.times, len(self.arrivals)
         if times.rings and count >= NUM_STATE_SLOTS:  # the update of the layer that used the record before
             ready_s = max(ready_s, list(self.updated.values())[count - NUM_STATE_SLOTS])
-        self.arrivals[layer] = self._work("offload", f"gradient {layer}", ready_s, times.shard_out_s)
+        self.arrivals[layer] = self._work("offload", ready_s, times.shard_out_s, "gradient", layer)
         if not times.clips:
-            self.updated[layer] = self._work("cpu", f"update {layer}", self.arrivals[layer], times.update_s)
+            self.updated[layer] = self._work("cpu", self.arrivals[layer], times.update_s, "update", layer)
         return self.arrivals[layer]
 
     def _hold_compute(self, until_s: float) -> float:
         """Let the compute stream wait until a time; return this time."""
-        self.rows.free["compute"] = max(self.rows.free["compute"], until_s)
+        if until_s > self.rows.free["compute"]:
+            self.rows.free["compute"] = until_s
         return until_s
 
-    def _work(self, row: str, name: str, ready_s: float, duration_s: float) -> float:
+    def _work(self, row: str, ready_s: float, duration_s: float, *name: object) -> float:
+        """Return the end of work on a row. The words of its name are joined only to be recorded."""
+        if not duration_s:
+            return ready_s
         start_s, end_s = self.rows.take(row, ready_s, duration_s)
-        if duration_s and self.record:
-            self.record(row, name, start_s, end_s)
-        return end_s if duration_s else ready_s
+        if self.record:
+            self.record(row, " ".join(map(str, name)), start_s, end_s)
+        return end_s

@@ -42,8 +42,9 @@ class LayerTimes(NamedTuple):
 
     def computed_s(self, kind: Kind, layer: int) -> float:
         """Return the seconds of forward or backward of one layer."""
-        forward_s, backward_s = self.by_layer[layer] if self.by_layer else (self.forward_s, self.backward_s)
-        return forward_s if kind == "F" else backward_s
+        if self.by_layer:
+            return self.by_layer[layer][kind == "B"]
+        return self.forward_s if kind == "F" else self.backward_s
 
     def of_stack(self, by_layer: tuple[tuple[float, float], ...]) -> "LayerTimes":
         """Return the times of all layers, given those of the fastest layer in `self`.
@@ -108,35 +109,33 @@ class StageStreams:
 
     def next_op(self, ready_s: float) -> tuple[SwapStep, float, float, list[Copy]]:
         """Run the next layer operation, not before `ready_s`; return its step, start, end and the copies it issues."""
-        step = next(self._steps)
+        step, free, states = next(self._steps), self.free, self.states
         duration_s = self.times.computed_s(step.op.kind, step.op.layer)
-        could_start_s = max(ready_s, self.free["compute"])
-        states_s = 0.0 if self.states is None else self.states.begin()  # its first copies may hold compute up
-        start_s = max(could_start_s, self.free["compute"], self.slot_ready[step.slot], states_s)
-        end_s = self.free["compute"] = start_s + duration_s
+        could_start_s = start_s = max(ready_s, free["compute"])
+        if states is not None:
+            start_s = max(states.begin(), free["compute"], start_s)  # its first copies may hold compute up
+        if self.slot_ready[step.slot] > start_s:
+            start_s = self.slot_ready[step.slot]
+        end_s = free["compute"] = start_s + duration_s
         self.stall_s += start_s - could_start_s
         copies = self._copies(step, end_s) if self._moves else []
-        if self.states is not None:
-            before_s = self.free["compute"]
-            self.states.end(end_s)
-            self.stall_s += self.free["compute"] - before_s
+        if states is not None:
+            before_s = free["compute"]
+            states.end(end_s)
+            self.stall_s += free["compute"] - before_s
         return step, start_s, end_s, copies
 
     def _copies(self, step: SwapStep, computed_s: float) -> list[Copy]:
-        copies = []
-        if step.offload:
-            assert step.record is not None
-            copies += self._copy("offload", step, step, max(computed_s, self.record_ready[step.record]))
+        copies = self._copy("offload", step, step, computed_s) if step.offload else []
         if step.next_prefetch is not None:
-            target = self.plan.steps[step.next_prefetch]
-            assert target.record is not None
-            ready_s = max(computed_s, self.slot_ready[step.slot], self.record_ready[target.record])
-            copies += self._copy("prefetch", step, target, ready_s)
+            ready_s = max(computed_s, self.slot_ready[step.slot])
+            copies += self._copy("prefetch", step, self.plan.steps[step.next_prefetch], ready_s)
         return copies
 
     def _copy(self, row: CopyRow, step: SwapStep, moved: SwapStep, ready_s: float) -> list[Copy]:
-        """Run a copy, and the disk's read or write for it; return both."""
+        """Run a copy when its record is free, and the disk's read or write for it; return both."""
         assert moved.record is not None
+        ready_s = max(ready_s, self.record_ready[moved.record])
         duration_s = self.times.offload_s if row == "offload" else self.times.prefetch_s
         copies = []
         if moved.record in self._on_disk:
@@ -148,4 +147,5 @@ class StageStreams:
         start_s, end_s = self.rows.take(row, ready_s, duration_s)
         self.slot_ready[step.slot] = self.record_ready[moved.record] = end_s
         self.stall_s += self.free["compute"] - before_s
-        return [*copies, Copy(row, moved, start_s, end_s)]
+        copies.append(Copy(row, moved, start_s, end_s))
+        return copies
