@@ -23,7 +23,6 @@ states stream, reduced gradients are counted instead of the fitted STEP_BYTES.
 """
 
 import math
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from memo.config import RunConfig
@@ -54,8 +53,7 @@ asks for 6 at the release of these runs (core_r0.8.0): the logit in bf16, and a 
 place. With 6 no fit would place all runs rightly (memo.estimate.calibration)."""
 
 
-@dataclass(frozen=True)
-class RankMemory:
+class RankMemory(NamedTuple):
     """Bytes of one rank at the peak of a step. The total is the sum of all fields but `host`, which is host memory."""
 
     weights: int
@@ -271,4 +269,4 @@ def _element_bytes(config: RunConfig) -> tuple[int, int]:
 
 def components(memory: RankMemory) -> dict[str, int]:
     """The bytes by field name, for tables; `host` comes last."""
-    return asdict(memory)
+    return memory._asdict()

@@ -1,7 +1,5 @@
 """Memory of one rank on a GPU: the executor's own layout, plans and a real layer say the same as the closed forms."""
 
-from dataclasses import replace
-
 import pytest
 from golden import golden_rows
 
@@ -48,7 +46,7 @@ def test_a_chunked_loss_takes_less_and_does_not_grow_with_the_sequence() -> None
     whole, chunked = (rank_memory(config, shape, 1, 0, logit_bytes=each) for each in (WHOLE_LOGIT_BYTES, None))
     assert whole.transient > 32768 * 128256 * 10
     assert chunked.transient < whole.transient / 3
-    assert replace(whole, transient=0) == replace(chunked, transient=0)
+    assert whole._replace(transient=0) == chunked._replace(transient=0)
 
 
 def test_recomputation_keeps_less() -> None:

@@ -19,6 +19,7 @@ Each sequence is taken as one document.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import ge, le
 from typing import NamedTuple
 
 from memo.config import ParallelConfig, RunConfig
@@ -38,7 +39,7 @@ from memo.program.kinds import kind_of
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.placement import placement_of
 from memo.spec.slots import Moved, slot_layout
-from memo.spec.stack import kinds_of_stage, num_rotations, runs_of_kinds
+from memo.spec.stack import kinds_of_stage, runs_of_kinds
 from memo.units import MIB
 
 CUBLAS_WORKSPACES_BYTES = 2 * 32 * MIB
@@ -137,34 +138,41 @@ class Program:
         # Ranks of a ring differ in their attention calls; the first or the last rank needs most.
         self._ring_ranks = sorted({0, layer.ring - 1})
         self._kinds = [
-            [layer_passes(sizes._replace(ring_rank=rank), kind, kept) for sizes, kind, kept in of_kinds]
+            [
+                layer_passes(sizes._replace(ring_rank=rank) if rank else sizes, kind, kept)
+                for sizes, kind, kept in of_kinds
+            ]
             for rank in self._ring_ranks
         ]
+        self._rivals = _rivals(self._kinds)
+        self._stages: dict[int, tuple[RankUnits, tuple[int, ...]]] = {}
         self._is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
-        self._ends = end_passes(layer, end_sizes(config, layer), not self._is_breadth_first)
+        ends = end_sizes(config, layer)
+        self._ends = end_passes(layer, ends, not self._is_breadth_first)
         self.lasting = Ledger(never=layer.never)
         self.lasting.make("batch", self.sizes.microbatches * batch_bytes(layer))
         self.lasting.make("order of tokens", order_bytes(layer))
         self.lasting.make("cuBLAS workspaces", CUBLAS_WORKSPACES_BYTES if layer.on_cuda else 0)
         if layer.rope:
-            frequencies = rope_frequency_bytes(layer, num_rotations(config.model))
+            frequencies = rope_frequency_bytes(layer, ends.rotations)
             self.lasting.make("rope frequencies", config.parallel.vpp * frequencies)
 
     def states(self, stage: int) -> StateBytes:
-        return placed_bytes(self._units(stage), self.placement, self.sizes)
+        return placed_bytes(self._stage(stage)[0], self.placement, self.sizes)
 
     def swap(self, stage: int) -> SwapBytes:
         return NO_SWAP if self.slots is None else laid_out_bytes(self.config, self.world_size, stage, self.slots)
 
     def kept_bytes(self, stage: int) -> int:
         """Return the most bytes that one layer keeps of one microbatch between forward and backward."""
-        return max(self._kinds[0][kind].between.num_bytes for kind in {*self._course_kinds(stage)})
+        return max(self._kinds[0][kind].between.num_bytes for kind in {*self._stage(stage)[1]})
 
     def peak_bytes(self, stage: int) -> int:
         """Return the peak bytes of a step, without states and rounding buffers, on the stage's rank that needs most."""
         if not self.layer.on_cuda:
             return self.walk(stage).peak_bytes
-        return self.lasting.live_bytes + max(peak_bytes(*rank) for rank in self.ranks(stage))
+        ranks = self.ranks(stage)
+        return self.lasting.live_bytes + max(peak_bytes(*ranks[place]) for place in self._rivals)
 
     def worst_ring_rank(self, stage: int) -> int:
         """Return the place in a ring of cp of the stage's rank that needs most; on GPUs."""
@@ -180,9 +188,9 @@ class Program:
 
     def ranks(self, stage: int) -> list[Rank]:
         """Return the ranks of a stage that may need most: one of them does."""
-        parallel, sizes, kinds = self.config.parallel, self.sizes, self._course_kinds(stage)
+        parallel, sizes, (units, kinds) = self.config.parallel, self.sizes, self._stage(stage)
         has_ends = stage == 0, stage == parallel.pp - 1
-        gradients = gradients_of(self._units(stage), kinds, len(self._kinds[0]), has_ends, self.placement, sizes)
+        gradients = gradients_of(units, kinds, len(self._kinds[0]), has_ends, self.placement, sizes)
         passes = self._kinds[0][kinds[0]]
         course = Course(
             parallel.pp,
@@ -203,21 +211,31 @@ class Program:
         )
         return [Rank(course, kinds_of_rank, self._ends, gradients) for kinds_of_rank in self._kinds]
 
-    def _course_kinds(self, stage: int) -> tuple[int, ...]:
-        return kinds_of_stage(self.config.model, self.config.parallel.pp, self.config.parallel.vpp, stage)
-
-    def _units(self, stage: int) -> RankUnits:
-        return rank_units(self.config, self.world_size, stage)
+    def _stage(self, stage: int) -> tuple[RankUnits, tuple[int, ...]]:
+        """Return the units of a stage, and the kinds of its layers."""
+        if stage not in self._stages:
+            parallel = self.config.parallel
+            kinds = kinds_of_stage(self.config.model, parallel.pp, parallel.vpp, stage)
+            self._stages[stage] = rank_units(self.config, self.world_size, stage), kinds
+        return self._stages[stage]
 
     def _gathered(self, course: Course, stage: int) -> dict[int, int]:
         """Return the bytes of gloo's copies by layer, for layers on a CPU whose weights are gathered into a slot."""
         if self.layer.on_cuda or self.sizes.shards == 1:
             return {}
         owners = [owner for owner in range(course.num_modules) if course.is_layer(owner)]
-        units = zip(owners, self._units(stage).layers, strict=True)
+        units = zip(owners, self._stage(stage)[0].layers, strict=True)
         return {
             owner: unit.weights * self.layer.narrow for owner, unit in units if course.places(owner).weights_in_slot
         }
+
+
+def _rivals(ranks: Sequence[Sequence[LayerPasses]]) -> Sequence[int]:
+    """Return the places of the first and the last of some ranks, without one whose passes all need no more bytes."""
+    first, last = (sum((passes.numbers for passes in kinds), ()) for kinds in (ranks[0], ranks[-1]))
+    if all(map(ge, first, last)):
+        return (0,)
+    return (-1,) if all(map(le, first, last)) else (0, -1)
 
 
 def _walked(microbatches: int, parallel: ParallelConfig, stage: int) -> int:

@@ -6,7 +6,7 @@ A step has many layers and microbatches but few different passes, so each pass i
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from memo.estimate.program.custom_layer import custom_layer_backward, custom_layer_forward
 from memo.estimate.program.embedding_and_loss import (
@@ -60,6 +60,12 @@ class LayerPasses:
         """The sum of `kept`."""
         return self.between.num_bytes - (self.hidden_bytes if self.keeps_input else 0)
 
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """All bytes that a walk through a step reads, besides `hidden_bytes`."""
+        backward = self.backward
+        return self.kept_bytes, self.forward.transient_bytes, backward.transient_bytes, backward.late_bytes
+
 
 @lru_cache(maxsize=4096)
 def layer_passes(sizes: LayerSizes, kind: Kind, how: Kept | Residents | None) -> LayerPasses:
@@ -104,7 +110,8 @@ def _run_forward(
     return y, lambda grad: tiled_backward(ledger, sizes, kind, how, grad), False
 
 
-class EndPasses(NamedTuple):
+@dataclass(frozen=True)
+class EndPasses:
     """Passes before and after the layers, for one microbatch on one rank.
 
     Attributes:
@@ -127,6 +134,14 @@ class EndPasses(NamedTuple):
     of_head_bytes: int
     loss_kept: dict[str, int]
 
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """All bytes that a walk through a step reads."""
+        forwards, backward = (self.rope, self.embedding, self.loss), self.loss_backward
+        passes = (*forwards, self.embedding_backward, self.held_embedding_backward, backward)
+        sizes = self.rope_bytes, sum(self.loss_kept.values()), self.of_head_bytes
+        return (*sizes, *(each.transient_bytes for each in passes), backward.late_bytes)
+
 
 def end_passes(sizes: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
     """Return the passes of a stage that has both embedding and head.
@@ -134,8 +149,8 @@ def end_passes(sizes: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses
     `head_waits`: whether the gradient of a tied head is kept until the embedding's gradient is added to it.
     """
     # These passes do not depend on attention. They depend on tiles only if layers are swept.
-    alike = sizes._replace(ring=1, ring_rank=0, a2a=1, gathers_kv=False)
-    return _end_passes(alike if sizes.sections else alike._replace(tiles=1), ends, head_waits)
+    tiles = sizes.tiles if sizes.sections else 1
+    return _end_passes(sizes._replace(ring=1, ring_rank=0, a2a=1, gathers_kv=False, tiles=tiles), ends, head_waits)
 
 
 @lru_cache(maxsize=4096)

@@ -20,6 +20,7 @@ from memo.estimate.program.reductions import Gradients, Reduced
 from memo.estimate.program.step import Step
 
 _Moment = tuple[Callable[[list[int]], tuple[int, ...]], tuple[int, ...]]
+_NONE = Reduced(0, 0, 0)
 _DIGIT_BITS = 48
 """Bits of one digit of the base. No tensor lives 2^47 times at once, so the highest bit of a digit tells whether a
 subtraction borrowed from it."""
@@ -33,19 +34,14 @@ def peak_bytes(course: Course, kinds: Sequence[LayerPasses], ends: EndPasses, gr
 
 def _numbers(course: Course, kinds: Sequence[LayerPasses], ends: EndPasses, gradients: Gradients) -> list[int]:
     """Return all bytes that a walk reads from the arguments, in the order of the symbols of `_symbolic`."""
-    none = Reduced(0, 0, 0)
-    forwards, backward = (ends.rope, ends.embedding, ends.loss), ends.loss_backward
-    of_embedding = (ends.embedding_backward, ends.held_embedding_backward)
-    found = [kinds[0].hidden_bytes, ends.rope_bytes, sum(ends.loss_kept.values()), ends.of_head_bytes]
-    found += [each.transient_bytes for each in (*forwards, *of_embedding, backward)]
-    found += [backward.late_bytes, gradients.norm, gradients.sent]
-    for module in (gradients.embedding or none, gradients.head or none):
-        found += [module.shards, module.squares]
+    found = [kinds[0].hidden_bytes, *ends.numbers, gradients.norm, gradients.sent]
+    for module in (gradients.embedding or _NONE, gradients.head or _NONE):
+        found += module.shards, module.squares
+    num_passes = 4 if course.has_tails else 3
     for passes, layer in zip(kinds, gradients.layers, strict=True):
-        backward, module = passes.backward, layer or none
-        found += [passes.kept_bytes, passes.forward.transient_bytes, backward.transient_bytes]
-        found += [backward.late_bytes] if course.has_tails else []
-        found += [module.shards, module.squares]
+        found += passes.numbers[:num_passes]
+        module = layer or _NONE
+        found += module.shards, module.squares
     return found
 
 

@@ -167,7 +167,7 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
     """
     model, parallel = config.model, config.parallel
     narrow, wide = element_bytes(resolved_dtype(config.training, config.hardware.device))
-    a2a = resolved_a2a_size(model, parallel)
+    a2a, matrices = resolved_a2a_size(model, parallel), layer_matrices(model)
     return LayerSizes(
         tokens=rank_tokens(config),
         batch=config.training.micro_batch_size,
@@ -181,7 +181,7 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         ffn=model.token_ffn_size // parallel.tp,
         experts=model.num_experts,
         top_k=model.moe_router_topk if model.num_experts else 1,
-        matrices=tuple((module, w.local_shape(parallel.tp)) for module, w in layer_matrices(model).items()),
+        matrices=tuple((module, w.local_shape(parallel.tp)) for module, w in matrices.items()),
         gated=model.gated,
         activation_terms={"swiglu": 1, "swiglu_clamped": 4, "geglu_tanh": 1}.get(model.activation, 0),
         rms=model.normalization == "RMSNorm",
@@ -211,5 +211,5 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         fla=config.hardware.delta_backend == "fla",
         latents=model.latents,
         halves=custom_facts(model).bytes_of(narrow, config.hardware.device == "cuda") if model.custom_layer else None,
-        frozen=frozenset(module for module, weight in layer_matrices(model).items() if weight.frozen),
+        frozen=frozenset(module for module, weight in matrices.items() if weight.frozen),
     )
