@@ -22,6 +22,9 @@ from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces, StatePlacement, ne
 
 Start = Literal["zero", "fetched", "kept"]
 End = Literal["keep", "offload", "reduce"]
+_Backward = tuple[int | None, Start | None, End | None, bool, bool]
+"""The last five fields of a `StateStep`."""
+_NO_BACKWARD: _Backward = None, None, None, False, False
 
 
 class Fetch(NamedTuple):
@@ -86,16 +89,16 @@ def state_plan(
         reduces_each: whether gradients are reduced in every microbatch, as ZeRO-2 does.
         slots: the largest number of slots of each kind.
     """
-    weight_slots, weight_fetches = _weights(ops, places, slots)
+    weight_slots, fetches = _weights(ops, places, slots)
     backwards, gradient_fetches = _gradients(ops, places, slots, reduces_each)
-    steps = []
-    for index, op in enumerate(ops):
-        fetches = weight_fetches.get(index, ()) + gradient_fetches.get(index, ())
-        step = backwards.get(index, StateStep(op))
-        steps.append(step._replace(fetches=fetches, weight_slot=weight_slots.get(index)))
-    used_weights = 1 + max(weight_slots.values(), default=-1)
-    used_gradients = 1 + max((s.gradient_slot for s in steps if s.gradient_slot is not None), default=-1)
-    return StatePlan(tuple(steps), used_weights, used_gradients)
+    for index, fetch in gradient_fetches.items():
+        fetches[index] = (*fetches.get(index, ()), fetch)
+    steps = tuple(
+        StateStep(op, fetches.get(index, ()), weight_slots.get(index), *backwards.get(index, _NO_BACKWARD))
+        for index, op in enumerate(ops)
+    )
+    gradient_slots = {slot for slot, *_ in backwards.values()} - {None}
+    return StatePlan(steps, len({*weight_slots.values()}), len(gradient_slots))
 
 
 def placed_state_plan(ops: Sequence[LayerOp], placement: StatePlacement) -> StatePlan:
@@ -109,21 +112,19 @@ def _weights(
     ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int
 ) -> tuple[dict[int, int], dict[int, tuple[Fetch, ...]]]:
     """The weight slot of each step, and the fetches that each step issues when it begins."""
-    needed = [op.layer if places[op.layer].weights_in_slot else None for op in ops]
+    in_slots = {layer for layer, at in places.items() if at.weights_in_slot}
+    needed = [op.layer if op.layer in in_slots else None for op in ops]
     slots = min(slots, len({*needed} - {None}))
     content: list[int | None] = [None] * slots
     chosen: dict[int, int] = {}
     fetches: dict[int, tuple[Fetch, ...]] = {}
     for index, (own, wanted) in enumerate(zip(needed, next_in_slots(needed, slots), strict=True)):
-        issued = []
         for layer in wanted:
             if layer not in content:
                 # There is one whose layer is not wanted, as no more layers are wanted than there are slots.
-                slot = next(slot for slot, held in enumerate(content) if held not in wanted)
+                slot = [held in wanted for held in content].index(False)
                 content[slot] = layer
-                issued.append(Fetch("weights", layer, slot))
-        if issued:
-            fetches[index] = tuple(issued)
+                fetches[index] = (*fetches.get(index, ()), Fetch("weights", layer, slot))
         if own is not None:
             chosen[index] = content.index(own)
     return chosen, fetches
@@ -131,33 +132,32 @@ def _weights(
 
 def _gradients(
     ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int, reduces_each: bool
-) -> tuple[dict[int, StateStep], dict[int, tuple[Fetch]]]:
-    """The steps of driven backwards, without weights and fetches; and the fetches of gradients, by the step that issues
-    them when it begins."""
-    backwards = [index for index, op in enumerate(ops) if op.kind == "B" and places[op.layer].is_driven]
-    last_of = {ops[index].layer: index for index in backwards}
-    first_of = {ops[index].layer: index for index in reversed(backwards)}
-    found: dict[int, StateStep] = {}
-    fetches: dict[int, tuple[Fetch]] = {}
+) -> tuple[dict[int, _Backward], dict[int, Fetch]]:
+    """The driven backwards by index; and the fetches of gradients, by the step that issues them when it begins."""
+    driven = {layer for layer, at in places.items() if at.is_driven}
+    in_slots = {layer for layer in driven if places[layer].gradients_in_slot}
+    backwards = [(index, op.layer) for index, op in enumerate(ops) if op.kind == "B" and op.layer in driven]
+    last_of = {layer: index for index, layer in backwards}
+    first_of = {layer: index for index, layer in reversed(backwards)}
+    found: dict[int, _Backward] = {}
+    fetches: dict[int, Fetch] = {}
     before: dict[int, int] = {}  # layer -> its previous backward
     # The last user of each slot. A backward takes the least recently used slot, as its copy has had most time to end.
-    users = [-1] * min(slots, len({layer for layer in last_of if places[layer].gradients_in_slot}))
-    for index in backwards:
-        layer = ops[index].layer
-        is_first, is_last, in_slot = index == first_of[layer], index == last_of[layer], places[layer].gradients_in_slot
+    users = [-1] * min(slots, len(in_slots & last_of.keys()))
+    for index, layer in backwards:
+        is_first, is_last, in_slot = index == first_of[layer], index == last_of[layer], layer in in_slots
         end: End = "reduce" if is_last or (reduces_each and in_slot) else "keep"
-        found[index] = StateStep(ops[index], end=end, is_first=is_first, is_last=is_last)
-        if not in_slot:
-            continue
-        slot = users.index(min(users))
-        start: Start = "zero"
-        if not is_first and not reduces_each:
-            if before[layer] in users:
-                slot, start = users.index(before[layer]), "kept"
-            else:
-                start = "fetched"
-                fetches[index if len(users) == 1 else max(users)] = (Fetch("gradient", layer, slot),)
-                found[before[layer]] = found[before[layer]]._replace(end="offload")
-        found[index] = found[index]._replace(gradient_slot=slot, start=start)
-        users[slot] = before[layer] = index
+        slot: int | None = None
+        start: Start | None = None
+        if in_slot:
+            slot, start = users.index(min(users)), "zero"
+            if not is_first and not reduces_each:
+                if before[layer] in users:
+                    slot, start = users.index(before[layer]), "kept"
+                else:
+                    start = "fetched"
+                    fetches[index if len(users) == 1 else max(users)] = Fetch("gradient", layer, slot)
+                    found[before[layer]] = (*found[before[layer]][:2], "offload", *found[before[layer]][3:])
+            users[slot] = before[layer] = index
+        found[index] = slot, start, end, is_first, is_last
     return found, fetches

@@ -26,6 +26,7 @@ from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
 from memo.estimate.unseen_memory import Links, page_table_bytes
 from memo.estimate.verdict import MemoryLimits
+from memo.simulate.cost import LayerCost
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step
@@ -82,7 +83,7 @@ class RankBytes:
         their update. At each moment of a step the gradients of all layers left on the device wait, or none; so the peak
         lies below the straight line between the two values.
         """
-        none, every = self.none, replace(self.none, optimizer=self.none.layers)
+        none, every = self.none, self.none._replace(optimizer=self.none.layers)
 
         @cache
         def rests(placement: StatePlacement) -> dict[int, int]:
@@ -156,6 +157,18 @@ def _placement_costs(config: RunConfig, kernels: Kernels, world_size: int, place
     )
 
 
+def _simulate(
+    world_size: int,
+    hardware: Hardware,
+    tiles: Mapping[str, int] | None,
+    layer: Callable[[], LayerCost],
+    config: RunConfig,
+) -> StepPrediction:
+    """Simulate a step; `layer` returns the cost of a swapped layer, whose kernels know no --peak-tflops."""
+    known = layer() if config.memory.swaps and config.hardware.peak_tflops is None else None
+    return predict_step(config, world_size, hardware, tiles, layer=known)
+
+
 @dataclass
 class Costs:
     """Costs of one run under any placement of states, whatever its --offload-states; costs that placements share are
@@ -173,6 +186,7 @@ class Costs:
         machine = with_attention_of(self.hardware, self.config)
         self.kernels = Kernels(machine, resolved_dtype(self.config.training, self.hardware.device))
         self.of = cache(partial(_placement_costs, self.config, self.kernels, self.world_size))
+        self._layer = cache(partial(swapped_layer, self.config, self.kernels))
         self.seen: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}  # results of `best_use` so far
 
     @cached_property
@@ -206,8 +220,7 @@ class Costs:
 
     @cached_property
     def _moves(self) -> list[dict[str, int]]:
-        layer = swapped_layer(self.config, self.kernels)
-        return ways_to_move(modelled_problem(self.config, self.world_size, self.hardware, layer))
+        return ways_to_move(modelled_problem(self.config, self.world_size, self.hardware, self._layer()))
 
     def rough_s(self, placement: StatePlacement, use: ActivationUse) -> float:
         """Return an estimate of the seconds of a step, to compare placements before they are simulated.
@@ -265,5 +278,5 @@ class Costs:
             tiles,
             self._ranks.of_device(config, moved),
             host_bytes(config, self.world_size, moved, disk_bytes),
-            partial(predict_step, world_size=self.world_size, hardware=self.hardware, alpha=tiles),
+            partial(_simulate, self.world_size, self.hardware, tiles, self._layer),
         )

@@ -10,7 +10,6 @@ Known error: at most 3 % slower than the best of a grid of quarters, in the case
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import inf
@@ -54,7 +53,7 @@ def place(costs: Costs, below_s: float = inf) -> Placed | None:
     `Costs.rough_s`.
     """
     if costs.holds(costs.none, costs.uses[0]):  # everything stays
-        return _simulated(costs.none, costs.uses[0])
+        return Placed(costs.none, costs.uses[0], costs.uses[0].step)
     ranked = sorted(starts(costs), key=partial(_rank, costs))
     ends = dict.fromkeys(_climb(costs, start) for start in ranked[:_CLIMBS])
     found: Placed | None = None
@@ -63,9 +62,9 @@ def place(costs: Costs, below_s: float = inf) -> Placed | None:
         rough_s, use = costs.best_use(placement)
         if use is None or rough_s >= below_s:
             continue
-        placed = _simulated(placement, use)
-        if placed.step.step_time_s < below_s:
-            found, below_s = placed, placed.step.step_time_s
+        step = use.step if placement == costs.none else use.simulate(with_placement(use.config, placement))
+        if step.step_time_s < below_s:
+            found, below_s = Placed(placement, use, step), step.step_time_s
     return found
 
 
@@ -147,7 +146,7 @@ def _shapes(costs: Costs) -> list[StatePlacement]:
 
 def _shape(costs: Costs, gradients: int, weights: int, copy: bool) -> StatePlacement:
     """Return a placement of one layer in host memory; `gradients` and `weights` are 0 or 1: whether they go there."""
-    return replace(costs.none, gradients=gradients, weights=weights, weight_copy=copy)
+    return costs.none._replace(gradients=gradients, weights=weights, weight_copy=copy)
 
 
 def _with_optimizers(shape: StatePlacement, count: int) -> StatePlacement:
@@ -156,8 +155,7 @@ def _with_optimizers(shape: StatePlacement, count: int) -> StatePlacement:
 
 def _moving(at: StatePlacement, optimizer: int, gradients: int, weights: int) -> StatePlacement:
     """Limit the layers of gradients and weights to those of optimizers; equal numbers if ZeRO keeps all in slots."""
-    return replace(
-        at,
+    return at._replace(
         optimizer=optimizer,
         gradients=optimizer if at.shards_gradients else min(gradients, optimizer),
         weights=optimizer if at.shards_weights else min(weights, optimizer),
@@ -200,8 +198,4 @@ def _around(at: StatePlacement, step: int, has_masters: bool) -> Iterator[StateP
         )
         yield _moving(at, optimizer, gradients, weights)
     if has_masters:
-        yield replace(at, weight_copy=not at.weight_copy)
-
-
-def _simulated(placement: StatePlacement, use: ActivationUse) -> Placed:
-    return Placed(placement, use, use.simulate(with_placement(use.config, placement)))
+        yield at._replace(weight_copy=not at.weight_copy)

@@ -152,7 +152,7 @@ def _time_pipeline(model: StepModel) -> _Timed:
         found = _breadth_first(model, timed)
     else:
         steady = steady_microbatches(full) + (_LAG * full.stages if timed is _simulated else 0)
-        found = timed(model, replace(full, microbatches=min(full.microbatches, steady)))
+        found = timed(model, full._replace(microbatches=min(full.microbatches, steady)))
     if not (model.times.offload_s or model.times.prefetch_s):
         return found
     moved_s = [copies_s(full, stage, model.num_layers, model.times) for stage in range(full.stages)]
@@ -168,12 +168,12 @@ def _breadth_first(model: StepModel, timed: Callable[[StepModel, Pipeline], _Tim
     full, times = model.pipeline, model.times
     state_s = max((max(states.most_of_a_layer_s) for states in model.states if states is not None), default=0.0)
     spare_s = max(1e-9, times.forward_s - max(times.offload_s, times.prefetch_s))
-    short = replace(full, microbatches=min(full.microbatches, _MOST_BREADTH_FIRST, 3 + ceil(state_s / spare_s)))
+    short = full._replace(microbatches=min(full.microbatches, _MOST_BREADTH_FIRST, 3 + ceil(state_s / spare_s)))
     found = timed(replace(model, pipeline=short), short)
     missing = full.microbatches - short.microbatches
     if not missing:
         return found
-    fewer = replace(short, microbatches=short.microbatches - 1)
+    fewer = short._replace(microbatches=short.microbatches - 1)
     before = timed(replace(model, pipeline=fewer), fewer)
     return _Timed(
         found.seconds + missing * (found.seconds - before.seconds),

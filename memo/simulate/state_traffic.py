@@ -1,6 +1,5 @@
 """How often the state plan of a stage copies, gathers and reduces in one step."""
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,10 +37,10 @@ def state_traffic(pipeline: Pipeline, stage: int, placement: StatePlacement) -> 
     many placements, but these have few different placements of weights, or of gradients. The source of weights (their
     copy or the masters) changes no count.
     """
-    weights = replace(placement, gradients=0, shards_gradients=False, weight_copy=True)
+    weights = placement._replace(gradients=0, shards_gradients=False, weight_copy=True)
     if not placement.shards_weights:  # then only layers whose optimizer is in host memory fetch weights
-        weights = replace(weights, optimizer=placement.weights)
-    gradients = replace(placement, weights=0, shards_weights=False, weight_copy=True)
+        weights = weights._replace(optimizer=placement.weights)
+    gradients = placement._replace(weights=0, shards_weights=False, weight_copy=True)
     counted = _of_all_microbatches(pipeline, stage, gradients)
     fetched = _of_all_microbatches(pipeline, stage, weights)
     return counted._replace(fills=fetched.fills, gathers=fetched.gathers)
@@ -50,14 +49,16 @@ def state_traffic(pipeline: Pipeline, stage: int, placement: StatePlacement) -> 
 @lru_cache(maxsize=1 << 14)
 def _of_all_microbatches(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StateTraffic:
     def count(short: Pipeline) -> StateTraffic:
-        return count_traffic(stage_state_plan(short, stage, placement), placement)
+        return count_traffic(stage_state_plan.__wrapped__(short, stage, placement), placement)
 
     least = pipeline.stages + 1 + repeats_after(pipeline)
     return StateTraffic(*of_all_microbatches(pipeline, least, count))
 
 
+@lru_cache(maxsize=32)
 def stage_state_plan(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StatePlan:
-    """Return the plan that `memo.executor.states` follows on a rank of a stage."""
+    """Return the plan that `memo.executor.states` follows on a rank of a stage; a search asks for the last few again
+    and again."""
     return placed_state_plan(_stage_ops(pipeline, stage, placement.layers * pipeline.stages), placement)
 
 

@@ -13,8 +13,9 @@ and weights of every layer in slots; outside of slots there is only this rank's 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.memory import OffloadStates
@@ -23,8 +24,7 @@ NUM_STATE_SLOTS = 2
 """Slots of weights, and slots of gradients, at most: one layer computes while its neighbour is copied."""
 
 
-@dataclass(frozen=True)
-class LayerPlaces:
+class LayerPlaces(NamedTuple):
     """Where one layer's states are.
 
     Attributes:
@@ -47,8 +47,7 @@ class LayerPlaces:
         return self.optimizer_on_host or self.gradients_in_slot
 
 
-@dataclass(frozen=True)
-class StatePlacement:
+class StatePlacement(NamedTuple):
     """How many of the `layers` of one rank have which states in host memory; gradients and weights at most as many as
     optimizers.
 
@@ -184,7 +183,7 @@ def next_in_slots(needed: Sequence[int | None], slots: int = NUM_STATE_SLOTS) ->
     found: list[tuple[int, ...]] = []
     following: tuple[int, ...] = ()
     for layer in reversed(needed):
-        if layer is not None and (layer,) != following[:1]:
-            following = (layer, *(other for other in following if other != layer))[:slots]
+        if layer is not None and not (following and following[0] == layer):
+            following = (layer, *[other for other in following if other != layer])[:slots]
         found.append(following)
     return found[::-1]

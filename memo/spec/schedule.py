@@ -6,7 +6,6 @@ before anything runs; the runtime (`memo.parallel.pipeline`) and the swap plan o
 Stage r of p holds `chunks` runs of layers; chunk c of stage r is virtual stage c * p + r.
 """
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from memo.config import RunConfig
@@ -29,8 +28,7 @@ class Action(NamedTuple):
         return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
 
 
-@dataclass(frozen=True)
-class Pipeline:
+class Pipeline(NamedTuple):
     """Sizes of a pipeline: stages p, chunks a stage, microbatches a step.
 
     Attributes:

@@ -2,7 +2,6 @@
 them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from memo.spec.clock import Clock
 from memo.spec.schedule import Pipeline
@@ -16,7 +15,7 @@ def steady_microbatches(pipeline: Pipeline) -> int:
 
 def shortened(pipeline: Pipeline) -> Pipeline:
     """The pipeline with only as many microbatches as show its steady phase."""
-    return replace(pipeline, microbatches=steady_microbatches(pipeline))
+    return pipeline._replace(microbatches=steady_microbatches(pipeline))
 
 
 def repeats_after(pipeline: Pipeline) -> int:
@@ -40,11 +39,11 @@ def of_all_microbatches(
     """
     period = repeats_after(pipeline)
     periods = max(0, pipeline.microbatches - least) // period
-    short = replace(pipeline, microbatches=pipeline.microbatches - periods * period)
+    short = pipeline._replace(microbatches=pipeline.microbatches - periods * period)
     found = count(short)
     if not periods:
         return found
-    fewer = count(replace(short, microbatches=short.microbatches - period))
+    fewer = count(short._replace(microbatches=short.microbatches - period))
     return tuple(number + periods * (number - less) for number, less in zip(found, fewer, strict=True))
 
 

@@ -65,8 +65,8 @@ def test_the_less_the_device_holds_the_more_moves(gib: float, values: dict[str, 
     assert worst_device_bytes(config, 1) <= gib * GIB
     assert node_host_bytes(config, 1, 1, None) <= 512 * GIB
     at = placement_of(config, 1)
-    less = [replace(at, optimizer=0, gradients=0, weights=0)]
-    less += [replace(at, weights=at.weights - 1, gradients=min(at.gradients, at.weights - 1))] if at.weights else []
+    less = [at._replace(optimizer=0, gradients=0, weights=0)]
+    less += [at._replace(weights=at.weights - 1, gradients=min(at.gradients, at.weights - 1))] if at.weights else []
     assert all(worst_device_bytes(with_placement(config, other), 1) > gib * GIB for other in less[:1])
 
 
