@@ -1,8 +1,9 @@
 """The sizes of a layer on one rank, from which the sizes of all its tensors follow."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
-from memo.config import RunConfig
+from memo.config import ModelConfig, RunConfig
 from memo.config.derived import (
     rank_tokens,
     resident_tiles,
@@ -167,7 +168,7 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
     """
     model, parallel = config.model, config.parallel
     narrow, wide = element_bytes(resolved_dtype(config.training, config.hardware.device))
-    a2a, matrices = resolved_a2a_size(model, parallel), layer_matrices(model)
+    a2a, (matrices, frozen) = resolved_a2a_size(model, parallel), _matrices(model, parallel.tp)
     return LayerSizes(
         tokens=rank_tokens(config),
         batch=config.training.micro_batch_size,
@@ -181,7 +182,7 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         ffn=model.token_ffn_size // parallel.tp,
         experts=model.num_experts,
         top_k=model.moe_router_topk if model.num_experts else 1,
-        matrices=tuple((module, w.local_shape(parallel.tp)) for module, w in matrices.items()),
+        matrices=matrices,
         gated=model.gated,
         activation_terms={"swiglu": 1, "swiglu_clamped": 4, "geglu_tanh": 1}.get(model.activation, 0),
         rms=model.normalization == "RMSNorm",
@@ -211,5 +212,13 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         fla=config.hardware.delta_backend == "fla",
         latents=model.latents,
         halves=custom_facts(model).bytes_of(narrow, config.hardware.device == "cuda") if model.custom_layer else None,
-        frozen=frozenset(module for module, weight in matrices.items() if weight.frozen),
+        frozen=frozen,
     )
+
+
+@lru_cache(maxsize=256)
+def _matrices(model: ModelConfig, tp: int) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], frozenset[str]]:
+    """Return the matrices of a layer with their shapes on a rank, and those that are not trained."""
+    found = layer_matrices(model)
+    shapes = tuple((module, weight.local_shape(tp)) for module, weight in found.items())
+    return shapes, frozenset(module for module, weight in found.items() if weight.frozen)

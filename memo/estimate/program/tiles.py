@@ -75,7 +75,6 @@ class Residents(NamedTuple):
 def kept_by_layer(config: RunConfig, moved: Moved | None) -> Kept | Residents | None:
     """Return the values whose slot holds all tiles when `moved` moves; without a swap plan, the tensors on the device;
     None under autograd. The layers of `config` are all of one kind."""
-    memory, dims = config.memory, slot_dims(config)
     if moved is None:
         if stays_under_autograd(config):
             return None
@@ -83,10 +82,12 @@ def kept_by_layer(config: RunConfig, moved: Moved | None) -> Kept | Residents | 
         named_bytes = tuple((name, place.num_bytes) for name, place in of.made.items())
         return Residents(named_bytes, frozenset(of.layout.places), of.dropped)
 
-    def moves_whole(group: str) -> bool:
-        return moved >= 1 if isinstance(moved, int | float) else moved.get(group, 0) == dims.tiles
+    policy, tiles = config.memory.offload_policy, slot_dims(config).tiles
 
-    partly = (tensor for tensor in skeletal_tensors(config.model) if moves_in_part(tensor, memory.offload_policy))
+    def moves_whole(group: str) -> bool:
+        return moved >= 1 if isinstance(moved, int | float) else moved.get(group, 0) == tiles
+
+    partly = (tensor for tensor in skeletal_tensors(config.model) if moves_in_part(tensor, policy))
     return frozenset(tensor.name for tensor in partly if moves_whole(tensor.group))
 
 
