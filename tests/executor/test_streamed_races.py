@@ -1,7 +1,7 @@
 """Race campaign of states that stream: every wait, and every copy, of several schedules is dropped once."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[int, list[LayerOp], StatePlacement, torch.dtype]] = {
     "one layer alone": (1, TWO_MICROBATCHES, StatePlacement(3, 1, 1, 1), torch.bfloat16),
     "pp 2 vpp 2": (1, stage_ops(2, 2, 2, 8, 1), StatePlacement(4, 4, 4, 4), torch.bfloat16),
     "dp 2, all, two microbatches": (2, TWO_MICROBATCHES, ALL, torch.bfloat16),
-    "dp 2, ZeRO-2, optimizer, two microbatches": (2, TWO_MICROBATCHES, replace(OPTIMIZER, **ZERO2), torch.bfloat16),
+    "dp 2, ZeRO-2, optimizer, two microbatches": (2, TWO_MICROBATCHES, OPTIMIZER._replace(**ZERO2), torch.bfloat16),
     "dp 2, ZeRO-3, half": (2, ONE_MICROBATCH, StatePlacement(3, 2, 2, 2, **ZERO3), torch.bfloat16),
 }
 
