@@ -74,8 +74,11 @@ def main(argv: Sequence[str]) -> None:
         found.append(start(RehearsalRequest(one, run.hardware, options.trace_out), device))
     if options.json:
         kernels = foreseen_kernels(run.config.model, run.config.hardware)
-        objects = (dataclasses.asdict(each) | {"verdict": str(verdict(run, each))} for each in found)
-        print(json.dumps([each | {"foreseen_kernels": kernels} for each in objects], indent=1))
+        objects = []
+        for each in found:
+            own = {"foreseen": each.foreseen._asdict(), "verdict": str(verdict(run, each))}
+            objects.append(dataclasses.asdict(each) | own | {"foreseen_kernels": kernels})
+        print(json.dumps(objects, indent=1))
     else:
         print(text(run, found))
 

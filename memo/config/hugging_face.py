@@ -20,7 +20,7 @@ from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face_families import FAMILIES, TRAINED
 from memo.config.hugging_face_family import MLP_TYPES, Biases, ConfigKeys, Family, as_field, mlp_types, period_of
-from memo.config.hugging_face_gemma import with_heads_of_full_layers
+from memo.config.hugging_face_gemma import of_gemma_4, with_heads_of_full_layers
 from memo.config.hugging_face_rope import read_rope, without_rope
 from memo.config.hugging_face_wrappers import WRAPPERS, in_wrapper, is_wrapper, text_of
 from memo.config.layer_words import FULL, LINEAR, SLIDING
@@ -247,15 +247,9 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
 
 def _layers_and_shared(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that each family states in its own way: layers with experts, shared experts, norms and kinds of heads."""
-    family, found = keys.family, dict[str, Any]()
+    family, found = keys.family, of_gemma_4(keys, numbers)
     if family.qk_norm_switch:
         found["qk_layernorm"] = keys.switch(family.qk_norm_switch)
-    if family.keys_as_values:
-        found["full_keys_as_values"] = keys.switch(family.keys_as_values)
-        found["full_num_query_groups"] = numbers["full_num_query_groups"] * found["full_keys_as_values"]
-    if family.experts_switch and keys.switch(family.experts_switch):
-        found |= {ours: keys.number(ours, key) for ours, key in family.names_of_experts.items()}
-        found |= {"moe_shared_expert_intermediate_size": numbers["ffn_hidden_size"], "moe_separate_norms": True}
     if family.dense_first:
         layers = numbers["num_layers"]
         if dense := _dense_layers(keys, layers):  # else --num-layers alone makes a smaller model

@@ -7,7 +7,7 @@ from typing import Any
 
 from memo.artifacts.reading import Source, shown
 from memo.config import hugging_face_tensors as tensors
-from memo.config.hugging_face_family import NO_BIASES, SOFTCAPS, Family
+from memo.config.hugging_face_family import NO_BIASES, SOFTCAPS, ConfigKeys, Family
 from memo.config.hugging_face_shared import LLAMA, LLAMA_NAMES, RMS, TIED
 
 _ALIKE = {**RMS, "norm_placement": "around", "apply_layernorm_1p": True, "scale_embeddings": True}
@@ -111,6 +111,19 @@ GEMMA4_UNIFIED = replace(
     | {"use_bidirectional_attention": ("vision", None)},
     default_window=1024,
 )
+
+
+def of_gemma_4(keys: ConfigKeys, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ModelConfig for the heads of layers without a window, and for experts beside the MLP; none for other
+    families."""
+    family, found = keys.family, dict[str, Any]()
+    if family.keys_as_values:
+        found["full_keys_as_values"] = keys.switch(family.keys_as_values)
+        found["full_num_query_groups"] = numbers["full_num_query_groups"] * found["full_keys_as_values"]
+    if family.experts_switch and keys.switch(family.experts_switch):
+        found |= {ours: keys.number(ours, key) for ours, key in family.names_of_experts.items()}
+        found |= {"moe_shared_expert_intermediate_size": numbers["ffn_hidden_size"], "moe_separate_norms": True}
+    return found
 
 
 def with_heads_of_full_layers(content: Mapping[str, Any], family: Family, source: Source) -> Mapping[str, Any]:

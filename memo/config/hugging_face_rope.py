@@ -165,14 +165,10 @@ def _attention_factor(found: Mapping[str, Any], given: Mapping[str, Any], name: 
     own = attention_factor_of(stretched) if is_yarn else longrope_attention_factor_of(stretched, found[_LENGTH])
     above, below = (checked(float | None, given.get(key), f"{name}.{key}", source) for key in _SCALES)
     if is_yarn and stated is None and above and below:
-        stated = _mscale(stretched, above) / _mscale(stretched, below)
+        stated = attention_factor_of(stretched, above) / attention_factor_of(stretched, below)
     if not stated or math.isclose(stated, own, rel_tol=1e-6):
         return 0.0
     return float(stated)
-
-
-def _mscale(factor: float, weight: float) -> float:
-    return 1.0 + weight * (attention_factor_of(factor) - 1.0)
 
 
 def _name_of_rope(content: Mapping[str, Any], source: Source) -> str:

@@ -14,7 +14,6 @@ from memo.artifacts.fields import in_range
 from memo.config import model_marks as of
 from memo.config.flag import LARGEST, TOKENS, Flag, ReadWith
 from memo.config.layer_words import FACTORS, LAYER_FREQ, LAYER_TYPES, LINEAR, TARGETS, marked
-from memo.config.rope_factors import attention_factor_of
 
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
@@ -238,17 +237,7 @@ class ModelConfig:
     @property
     def norms(self) -> tuple[str, ...]:
         """The norms of hidden states that a layer has, by name."""
-        return of.NORMS[self.norm_placement] + (of.OF_EXPERTS if self.separates_experts else ())
-
-    @property
-    def separates_experts(self) -> bool:
-        """Whether router, experts and shared experts have norms of their own."""
-        return self.num_experts > 0 and self.moe_separate_norms
-
-    @property
-    def attention_scale(self) -> float:
-        mscale = 1.0 + self.mscale_all_dim * (attention_factor_of(self.rope_scaling_factor) - 1.0)
-        return float((self.query_pre_attn_scalar or self.head_dim) ** -0.5) * mscale**2
+        return of.NORMS[self.norm_placement] + (of.OF_EXPERTS if self.moe_separate_norms else ())
 
     @property
     def rotation(self) -> tuple[float, str, int] | None:

@@ -3,9 +3,10 @@
 import math
 
 
-def attention_factor_of(factor: float) -> float:
-    """YaRN's, for frequencies stretched by `factor` (Peng et al., 2023, arXiv 2309.00071)."""
-    return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+def attention_factor_of(factor: float, weight: float = 1.0) -> float:
+    """YaRN's, for frequencies stretched by `factor` (Peng et al., 2023, arXiv 2309.00071); DeepSeek gives the logarithm
+    a weight."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def longrope_attention_factor_of(factor: float, original: int) -> float:

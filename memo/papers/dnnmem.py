@@ -88,7 +88,7 @@ def decoder_graph(shape: ModelShape, seq_length: int, batch: int) -> list[Operat
     for layer in reversed(range(shape.nearest.num_layers)):
         operators += graph.layer(layer, "again ", last=False)
         operators += graph.layer_backward(layer)
-    table = {"d embedding": FP32 * (shape.embedding + shape.position_table)}
+    table = {"d embedding": FP32 * (shape.embedding + shape.positions * shape.nearest.hidden_size)}
     return [*operators, Operator("embedding backward", ("d h0",), table, frozenset(table))]
 
 

@@ -115,7 +115,7 @@ def terms(setting: Setting, batch: int) -> Terms:
     other = shape.parameters - shape.embedding - shape.head
     chunked = embed + -(-other // CHUNK_PARAMETERS) * CHUNK_PARAMETERS
     both, fp16 = _pages(6 * chunked), _pages(2 * chunked)
-    embeddings = [embed] + [shape.position_table] * (shape.positions > 0)
+    embeddings = [embed] + [shape.positions * shape.nearest.hidden_size] * (shape.positions > 0)
     operators = [*embeddings, *shape.linears * shape.nearest.num_layers] + [shape.head] * (not shape.tied)
     logits = [batch * setting.seq_length, *[batch * (setting.seq_length - 1)] * 2]
     return Terms(

@@ -46,7 +46,7 @@ class Router(NamedTuple):
 
     def scaled(self, matrix: Tensor) -> Tensor:
         """The matrix that makes logits, from `weight`; and the gradient of `weight` from its gradient."""
-        return matrix * self.model.hidden_size**-0.5 if self.model.separates_experts else matrix
+        return matrix * self.model.hidden_size**-0.5 if self.model.moe_separate_norms else matrix
 
 
 _TINY = 1e-20

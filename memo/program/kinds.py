@@ -149,7 +149,7 @@ _SHARED_GATED = (
 
 def _experts(model: ModelConfig) -> tuple[Operation, ...]:
     """From the normed residual to the sum of the outputs of routed and shared experts."""
-    inputs = of.OF_EXPERTS[:2] if model.separates_experts else ("mlp_norm",)
+    inputs = of.OF_EXPERTS[:2] if model.moe_separate_norms else ("mlp_norm",)
     biases = ("routing",) if model.add_bias_linear else ()
     chosen = (
         ExpertColumn(inputs, ("fc1", "routing"), "mlp.fc1"),

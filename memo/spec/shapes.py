@@ -26,7 +26,6 @@ _WIDENING = "embedding_projection.weight"
 EXPERT_BIAS = "mlp.router.expert_bias"
 """The tensor that the router of a layer adds to scores where it chooses experts."""
 LAYER_SCALAR = "scalar"
-ROUTER_NORM = "mlp.router.norm"
 _Parts = tuple[tuple[str, int], ...]
 """Names of tensors, and their numbers of rows."""
 
@@ -99,7 +98,7 @@ class ModelShape:
             qkv = (("delta.q", kv), ("delta.k", kv), ("delta.v", q))
         norms = {name: self._norm(name, hidden) for name in self.norms}
         if "router_norm" in norms:
-            norms["router_norm"] = (Weight("router_norm.weight", ((ROUTER_NORM, hidden),), None, "whole", "ones"),)
+            norms["router_norm"] = (norms["router_norm"][0]._replace(parts=(("mlp.router.norm", hidden),)),)
         sizes = {"q": q, "k": kv} if across else dict.fromkeys("qk", model.head_dim)
         heads = [
             self._norm(f"attention.{name}_norm", size, "rows" if across else "whole")
@@ -171,7 +170,7 @@ class ModelShape:
         of_mlp, names = (inner(model.mlp_size), (("fc2", hidden),)), [""]
         if model.num_experts:
             yield from _linear("mlp", "router", (("router", model.num_experts),), hidden, bias, "whole")
-            if model.separates_experts:
+            if model.moe_separate_norms:
                 yield one("mlp.router.scale", model.num_experts, init="ones")
             names = [f"experts.{index}." for index in range(model.num_experts)]
         fc1, fc2 = (tuple((name + part, rows) for name in names for part, rows in parts) for parts in of_mlp)
@@ -281,10 +280,6 @@ class ModelShape:
     def embedding(self) -> int:
         """Parameters of the token table, and of its projection to the hidden size if there is one."""
         return sum(w.numel for w in self.embedding_weights if w.name in ("embedding.weight", _WIDENING))
-
-    @property
-    def position_table(self) -> int:
-        return self.positions * self.nearest.hidden_size
 
     @property
     def head(self) -> int:

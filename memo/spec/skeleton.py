@@ -139,7 +139,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         matrices = (SkeletalTensor(name, "token_wise", name, "heads", width) for name, width in recalled)
         return (SkeletalTensor("input", "always", "", "tokens", hidden), qkv, *attended, *matrices)
     outputs_normed, inputs_normed = (name in model.norms for name in ("mlp_out_norm", "mlp_norm"))
-    of_experts = ("experts_norm", "router_norm") if model.separates_experts else ()
+    of_experts = ("experts_norm", "router_norm") if model.moe_separate_norms else ()
     residual = SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden)
     return (
         SkeletalTensor("input", "always", "", "tokens", hidden),

@@ -74,7 +74,7 @@ def _by_operations(model: ModelConfig) -> tuple[ModelConfig, ...]:
 @lru_cache(maxsize=64)
 def _with(model: ModelConfig, *, has_experts: bool, has_rope: bool) -> ModelConfig:
     """`model` without experts, or without RoPE, if it has none here."""
-    model = model if has_experts else replace(model, num_experts=0)
+    model = model if has_experts else replace(model, num_experts=0, moe_separate_norms=False)
     return model if has_rope else replace(model, position_embedding_type="none")
 
 

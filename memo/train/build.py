@@ -20,6 +20,8 @@ from memo.config.derived import (
     resolved_offload_tiles,
 )
 from memo.config.grid import rank_grid
+from memo.config.model import ModelConfig
+from memo.config.rope_factors import attention_factor_of
 from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
 from memo.executor.phases import Phases, mark_phases
@@ -91,11 +93,16 @@ def build_attention(
         config.parallel.cp_comm_type,
         mesh.cp_ring,
         mesh.cp_a2a,
-        scale=config.model.attention_scale,
+        scale=_scale_of_scores(config.model),
         keeps_outputs=config.memory.recompute_granularity != "selective",
         around=transients.phases.attention if transients is not None and by_documents else None,
         window=config.model.window(config.data.seq_length),
     )
+
+
+def _scale_of_scores(model: ModelConfig) -> float:
+    grown = attention_factor_of(model.rope_scaling_factor, model.mscale_all_dim)
+    return float((model.query_pre_attn_scalar or model.head_dim) ** -0.5) * grown**2
 
 
 def build_chunks(

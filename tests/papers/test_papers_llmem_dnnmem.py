@@ -167,7 +167,7 @@ def test_dnnmem_grows_with_everything_and_holds_its_parts() -> None:
     assert base.weight_bytes == FP32 * shape.parameters
     assert base.overhead_bytes == CONTEXT_BYTES + BUFFER_BYTES
     # All weight gradients are alive at the end; so are the embedding's.
-    assert base.live_bytes > FP32 * (shape.parameters - shape.position_table) * 0.99
+    assert base.live_bytes > FP32 * (shape.parameters - shape.positions * shape.nearest.hidden_size) * 0.99
     assert sum(dnnmem(shape, 1024, 4)) == sum(dnnmem(shape, 512, 8)) > sum(base)
     assert sum(dnnmem(SHAPES["OPT-1.3b"], 512, 4)) > sum(base)
 
