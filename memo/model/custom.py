@@ -269,10 +269,15 @@ class _NormsOfGpus(TorchFunctionMode):
     """Makes RMSNorm allocate what torch's kernel for GPUs does; elsewhere torch composes it of many operations."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.rms_norm, nn.functional.rms_norm):
-            x, _, weight = [*args, None, None][:3]
-            return _RmsNorm.apply(x, weight)
-        return func(*args, **(kwargs or {}))
+        is_norm = func in (torch.rms_norm, nn.functional.rms_norm)
+        return (_rms_norm if is_norm else func)(*args, **(kwargs or {}))
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: object, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    y: Tensor = _RmsNorm.apply(input, weight)
+    return y
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -49,7 +49,7 @@ def state_traffic(pipeline: Pipeline, stage: int, placement: StatePlacement) -> 
 @lru_cache(maxsize=1 << 14)
 def _of_all_microbatches(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StateTraffic:
     def count(short: Pipeline) -> StateTraffic:
-        return count_traffic(stage_state_plan.__wrapped__(short, stage, placement), placement)
+        return count_traffic(_plan_of_stage(short, stage, placement), placement)
 
     least = pipeline.stages + 1 + repeats_after(pipeline)
     return StateTraffic(*of_all_microbatches(pipeline, least, count))
@@ -59,6 +59,10 @@ def _of_all_microbatches(pipeline: Pipeline, stage: int, placement: StatePlaceme
 def stage_state_plan(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StatePlan:
     """Return the plan that `memo.executor.states` follows on a rank of a stage; a search asks for the last few again
     and again."""
+    return _plan_of_stage(pipeline, stage, placement)
+
+
+def _plan_of_stage(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StatePlan:
     return placed_state_plan(_stage_ops(pipeline, stage, placement.layers * pipeline.stages), placement)
 
 
