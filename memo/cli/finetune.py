@@ -117,7 +117,9 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
     kind = "chat" if config.training.preference is None else "pairs"
     train_data, holds_out = options.train_data, config.data.eval_data_path is None
     if train_data is None:
-        words = config.data.data_path or ("None",)
+        words = config.data.data_path
+        if words is None:
+            raise ConfigError(f"there are no answers to learn: give --train-data, or --data-path of `memo data {kind}`")
         if len(words) != 1 or not Path(f"{words[0]}{TEMPLATE_SUFFIX if kind == 'chat' else '.idx'}").exists():
             raise ConfigError(
                 f"--data-path {' '.join(words)} is no corpus of `memo data {kind}`: give one, or --train-data"
