@@ -96,7 +96,7 @@ MORE_LAYOUTS: list[Layout] = [
     *((LATENT, 2, {"cp": 2, "cp_comm_type": kind}) for kind in ("p2p", "a2a")),
     (LATENT, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (LATENT, 4, {"cp": 4, "cp_comm_type": "a2a+p2p"}),
-    *((model, 4, {"tp": 2, "cp": 2}) for model in (ADAPTED, LLAMA, CUSTOM, GLM)),
+    *((model, 4, {"tp": 2, "cp": 2}) for model in (ADAPTED, LLAMA, CUSTOM, GLM, GEMMA)),
     *((GEMMA, 2, {"cp": 2, "cp_comm_type": kind}) for kind in ("p2p", "all_gather", "a2a")),
     (GEMMA, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (OLMO, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
