@@ -7,7 +7,8 @@ from memo.config.layer_words import FULL, LINEAR, SLIDING
 _BEFORE, _AFTER = ("attention_norm", "mlp_norm"), ("attention_out_norm", "mlp_out_norm")
 NORMS: dict[str, tuple[str, ...]] = {"before": _BEFORE, "around": (*_BEFORE, *_AFTER), "after": _AFTER}
 """Norms of hidden states in a layer, by --norm-placement."""
-OF_EXPERTS = ("experts_norm", "router_norm", "shared_out_norm", "experts_out_norm")
+INTO_EXPERTS = ("experts_norm", "router_norm")
+OF_EXPERTS = (*INTO_EXPERTS, "shared_out_norm", "experts_out_norm")
 """The norms of --moe-separate-norms, besides those of its placement."""
 FACTOR = in_range(above=0, high=10**9)
 LATENT = ReadWith("multi_latent_attention", use="--multi-latent-attention")

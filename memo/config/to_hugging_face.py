@@ -113,20 +113,21 @@ def _facts(model: ModelConfig) -> dict[str, Fact]:
 def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
     """The file of a family that is nearest to the model."""
     family = TRAINED[model_type]
+    has_experts = bool(family.experts_switch and model.num_experts)
+    of_mlp = model.ffn_size if family.dense_first else model.mlp_size
     resolved: Mapping[str, Any] = {
         "num_query_groups": model.kv_heads,
         "kv_channels": model.head_dim,
         "full_kv_channels": model.of_full_layers.head_dim,
         "full_num_query_groups": model.full_num_query_groups or None,
         "query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_dim,
-        "ffn_hidden_size": _mlp_size(model, family),
+        "ffn_hidden_size": model.shared_ffn_size if has_experts else of_mlp,
         "moe_ffn_hidden_size": model.mlp_size,
         "vocab_size": model.vocabulary,
         **{name: getattr(model, name) or None for name in SOFTCAPS},
     }
     activations = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
     dense = model.layers_with_experts.count(False)
-    has_experts = bool(family.experts_switch and model.num_experts)
     names = {**family.names, **(family.names_of_experts if has_experts else {})}
     switches = {
         family.renormalises: not model.moe_router_pre_softmax,
@@ -149,13 +150,6 @@ def _content(model: ModelConfig, model_type: str) -> dict[str, Any]:
         **(write_rope(model, family) if family.has_rope else {}),
         **_window(model, family),
     }
-
-
-def _mlp_size(model: ModelConfig, family: Family) -> int:
-    """The width that a file of this family calls that of its MLP."""
-    if family.experts_switch and model.num_experts:
-        return model.shared_ffn_size
-    return model.ffn_size if family.dense_first else model.mlp_size
 
 
 def _window(model: ModelConfig, family: Family) -> dict[str, Any]:

@@ -149,20 +149,19 @@ _SHARED_GATED = (
 
 def _experts(model: ModelConfig) -> tuple[Operation, ...]:
     """From the normed residual to the sum of the outputs of routed and shared experts."""
-    inputs = of.OF_EXPERTS[:2] if model.moe_separate_norms else ("mlp_norm",)
+    own = of.INTO_EXPERTS if model.moe_separate_norms else ()
     biases = ("routing",) if model.add_bias_linear else ()
     chosen = (
-        ExpertColumn(inputs, ("fc1", "routing"), "mlp.fc1"),
+        *(Norm(("residual",), (name,), name) for name in own),
+        ExpertColumn(own or ("mlp_norm",), ("fc1", "routing"), "mlp.fc1"),
         ActivateExperts(("routing", "fc1"), ("activation",), "mlp.activate"),
         ExpertRow(("activation", *biases), ("mlp_out",), "mlp.fc2"),
     )
     if not model.shared_ffn_size:
         return chosen
-    before = (_norm(model, "residual", name)[0] for name in of.OF_EXPERTS[:2])
     after_shared, shared = _norm(model, "shared_out", "shared_out_norm")
     after_chosen, made = _norm(model, "mlp_out", "experts_out_norm")
     return (
-        *(norm for norms in before for norm in norms),
         *chosen,
         *after_chosen,
         Column(("mlp_norm",), ("shared_fc1",), "mlp.shared.fc1"),

@@ -23,6 +23,6 @@ def rest_of_half_s(shape: LayerShape, is_second: bool) -> float:
     """Return the seconds of a half's operations that are no products with a matrix."""
     kernels = shape.kernels
     half = custom_facts(shape.config.model).bytes_of(kernels.narrow, kernels.hardware.device == "cuda")[is_second]
-    of_matrices = sum(weight.rows for weight in matrices_of_half(shape, is_second).values()) * shape.kernels.narrow
+    of_matrices = sum(weight.rows for weight in matrices_of_half(shape, is_second).values()) * kernels.narrow
     num_bytes = 2 * max(0.0, half.made.per_token - of_matrices) * shape.tile_tokens / shape.tp.size
-    return shape.kernels.memory_s(num_bytes, 4)
+    return kernels.memory_s(num_bytes, 4)

@@ -63,6 +63,7 @@ from typing import Literal
 
 from memo.config.memory import OffloadPolicy
 from memo.config.model import ModelConfig
+from memo.config.model_marks import INTO_EXPERTS
 from memo.config.training import Dtype
 from memo.spec.custom_layer import custom_facts
 from memo.spec.delta import carry_size
@@ -139,7 +140,7 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
         matrices = (SkeletalTensor(name, "token_wise", name, "heads", width) for name, width in recalled)
         return (SkeletalTensor("input", "always", "", "tokens", hidden), qkv, *attended, *matrices)
     outputs_normed, inputs_normed = (name in model.norms for name in ("mlp_out_norm", "mlp_norm"))
-    of_experts = ("experts_norm", "router_norm") if model.moe_separate_norms else ()
+    of_experts = INTO_EXPERTS if model.moe_separate_norms else ()
     residual = SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden)
     return (
         SkeletalTensor("input", "always", "", "tokens", hidden),
