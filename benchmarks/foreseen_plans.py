@@ -7,7 +7,7 @@ pages are written from the rows, as by `python benchmarks/report.py`. With --onl
 name, and pictures are not drawn. All answers are predictions that no GPU has confirmed. They take some four minutes of
 one core, two of them for the largest models.
 
-EvaluationApi about a single GPU state its host memory, because the GPU may be part of a node or a machine of its own.
+Questions about a single GPU state its host memory, because the GPU may be part of a node or a machine of its own.
 """
 
 import argparse
@@ -69,7 +69,7 @@ PICTURES = {
     "one_million_tokens.svg": f"{_EIGHT_H100} --seq-len 1M --gbs 8",
 }
 RANKED = ("h100x8_1m",)
-"""EvaluationApi for which a page shows more than the best choice: the printed table, and its first layouts."""
+"""Questions for which a page shows more than the best choice: the printed table, and its first layouts."""
 SHOWN = 3
 _MACHINE = (
     *("model", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "nvme_gib", "nvme_gb_per_s"),

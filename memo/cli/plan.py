@@ -75,9 +75,9 @@ class _Options(Job):
     largest model of --family, or of the shape of --model, then tgs."""
     min_tgs: float | None = None
     """The least tokens per GPU and second for --objective max-seq-len or max-model-size."""
-    place_states: PlaceStates = "needed"
-    """Whether to try ZeRO-2, ZeRO-3 and states in host memory. needed: if nothing fits without them; always: also if
-    they may be faster (slower to answer); never."""
+    place_states: PlaceStates = "auto"
+    """Whether to try ZeRO-2, ZeRO-3 and states in host memory. auto: where nothing fits without them, or where they
+    make a step more than 5 % shorter; never: the answer comes sooner."""
     method: Literal["memo", "llmem"] = "memo"
     """memo: layouts of memo's own runs; llmem: the method of fine-tuning that LLMem's Algorithm 1 chooses, with its
     largest batch, by the paper's formulas; it takes only --model, --gpus, --seq-len, --hardware, --gpu-memory-gib,

@@ -12,7 +12,7 @@ long as the swap plan is not known, gradients that are reduced late, and every w
 from functools import cache
 
 from memo.estimate.attention_rates import with_attention_of
-from memo.search.candidates import KEEP, Grid, Layout, Strategy, config_of, num_microbatches
+from memo.search.candidates import AUTO, KEEP, Grid, Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
 from memo.search.swap_choice import SwapChoice
 from memo.simulate.cost import LayerCost
@@ -44,11 +44,14 @@ class Bounds:
     def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
         """Return the least seconds of a step if states may be anywhere: the pipeline alone.
 
-        Under alpha auto all activations may stay on the device. For swept layers this case is left out: with all
-        activations on the device, whole layers are a candidate of their own.
+        Under alpha auto all activations may stay on the device, so its bound holds for every strategy of a layout. For
+        swept layers this case is left out: with all activations on the device, whole layers are a candidate of their
+        own.
         """
-        stays = strategy.alpha == "auto" and not strategy.sweep.tiles
-        return (1.0 - _ROUNDING) * self._pipeline_s(layout, KEEP if stays else strategy, None)
+        least_s = self._pipeline_s(layout, strategy, None)
+        if strategy == AUTO._replace(order=strategy.order, sharding=strategy.sharding):
+            least_s = min(least_s, self._pipeline_s(layout, KEEP, None))
+        return (1.0 - _ROUNDING) * least_s
 
     def _pipeline_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None) -> float:
         """Return the seconds from the first forward to the last backward."""

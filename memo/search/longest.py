@@ -24,10 +24,10 @@ def longest(question: Question, min_tgs: float | None = None) -> Longest:
     layout must train with `min_tgs` tokens per GPU and second.
     """
     unit = length_unit(question.gpus)
-    low, high, asked = _last_fitting(question, unit)
     axis = _lengths(question, unit)
+    low, high = axis.last_fitting(most=LARGEST // unit)
     if min_tgs is None or not low or axis.fastest(low).tgs >= min_tgs:
-        return Longest(low * unit, (high - low) * unit, _limit(asked, high * unit))
+        return Longest(low * unit, (high - low) * unit, _limit(question, high * unit))
     slow = low
     low, high = axis.last_fast(slow, min_tgs)
     numbers, what = [high], f"{high * unit:,} tokens"
@@ -35,15 +35,6 @@ def longest(question: Question, min_tgs: float | None = None) -> Longest:
         numbers, what = [slow, *(1 << power for power in range((slow - 1).bit_length()))], "all lengths"
     tgs = max(axis.fastest(number).tgs for number in numbers)
     return Longest(low * unit, (high - low) * unit, too_slow(what, tgs, min_tgs))
-
-
-def _last_fitting(question: Question, unit: int) -> tuple[int, int, Question]:
-    """Return the units that fit, the next number of units, and the question that was asked.
-
-    In this question states may move at any length, not only if the shortest sequence does not fit otherwise."""
-    may_move = question.place_states == "needed"
-    asked = replace(question, place_states="always") if may_move else question
-    return (*_lengths(asked, unit).last_fitting(most=LARGEST // unit), asked)
 
 
 def _lengths(question: Question, unit: int) -> Axis:
@@ -76,7 +67,7 @@ def remedies(question: Question) -> list[str]:
     Empty if no change of any kind suffices.
     """
     found, unit = [], length_unit(question.gpus)
-    shorter = _last_fitting(question, unit)[0] * unit
+    shorter = _lengths(question, unit).last_fitting(most=LARGEST // unit)[0] * unit
     if 0 < shorter < question.seq_len:
         found.append(f"--seq-len {shorter}")
     more = least_doubling(lambda times: replace(question, host_memory_gib=times * question.host_memory_gib))

@@ -41,28 +41,33 @@ def _shardings(question: Question, layout: Layout) -> Sequence[DataParallelShard
     return SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
 
 
-def costs_of(question: Question, layout: Layout, strategy: Strategy, leaves_room: bool = False) -> Costs:
-    """Return the costs of a layout under the activations and the sharding of a strategy.
-
-    `leaves_room`: take the GPU as smaller by the memory that a run must leave free in order not to be tight.
-    """
-    config, limits = config_of(question, layout, strategy), question.limits
-    if leaves_room:
-        room = room_for_unseen(unseen_memory(config, question.gpus, limits.links))
-        limits = limits._replace(device_bytes=limits.device_bytes - room)
-    return Costs(config, question.gpus, question.hardware, limits)
+def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
+    """Return the costs of a layout under the activations and the sharding of a strategy."""
+    return Costs(config_of(question, layout, strategy), question.gpus, question.hardware, question.limits)
 
 
 def placed(
-    question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None, below_s: float = inf
+    question: Question,
+    layout: Layout,
+    strategy: Strategy,
+    costs: Costs | None = None,
+    bound_s: float = 0.0,
+    below_s: float = inf,
 ) -> Timed | None:
     """Return the fastest placement under the activations and the sharding of a strategy; None if none fits, or if a
     step takes `below_s` or more with all of them.
 
     If some placements leave room for memory that torch does not see, the fastest of them is returned.
+
+    Args:
+        bound_s: a lower bound of the seconds of a step.
     """
-    roomy = costs_of(question, layout, strategy, leaves_room=True)
-    found = place(roomy if fits(roomy) else costs or costs_of(question, layout, strategy), below_s)
+    costs = costs or costs_of(question, layout, strategy)
+    limits = costs.limits
+    room = room_for_unseen(unseen_memory(costs.config, question.gpus, limits.links))
+    roomy = limits._replace(device_bytes=limits.device_bytes - room)
+    with_room = costs.within(roomy)
+    found = place(with_room if fits(with_room) else costs, bound_s, below_s)
     if found is None:
         return None
     moved = found.use.moved

@@ -42,7 +42,7 @@ def plan(
     host_memory_gib: float | None = None,
     objective: Objective = "tgs",
     family: Family | None = None,
-    place_states: PlaceStates = "needed",
+    place_states: PlaceStates = "auto",
     min_tgs: float | None = None,
     nvme_gib: float | None = None,
     nvme_gb_per_s: float | None = None,

@@ -36,7 +36,7 @@ from memo.spec.parameters import check_patterns_of
 from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB
 
-PlaceStates = Literal["needed", "always", "never"]
+PlaceStates = Literal["auto", "never"]
 _CHOICES = {
     "place_states": PlaceStates,
     "exp_avg_dtype": MomentDtype,
@@ -94,7 +94,7 @@ class Question:
     gpu_memory_gib: float
     host_memory_gib: float
     host_is_given: bool = False
-    place_states: PlaceStates = "needed"
+    place_states: PlaceStates = "auto"
     clip_grad: float = TrainingConfig.clip_grad
     exp_avg_dtype: MomentDtype = TrainingConfig.exp_avg_dtype
     exp_avg_sq_dtype: MomentDtype = TrainingConfig.exp_avg_sq_dtype

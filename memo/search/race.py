@@ -38,7 +38,7 @@ from memo.search.plan import Reason, Refusal, Timed, step_s
 from memo.search.question import Question
 from memo.search.sizing import Sized, may_fit, size
 from memo.search.state_costs import Costs
-from memo.search.states import fits, least_s, shortage
+from memo.search.states import fits, shortage
 from memo.search.swap_choice import SwapChoice, choose_swap
 from memo.search.sweeping import sweeps
 from memo.simulate import predict_step
@@ -112,24 +112,29 @@ class Race:
         ]
         return self._first(entries, num, below_s, by_grid=not self.everything)
 
-    def run_placed(self, num: int, below_s: float) -> list[Timed]:
-        """Return the best candidates with placed states, for layouts on which nothing else fits and leaves room."""
+    def run_placed(self, num: int, below_s: float, slower: float) -> list[Timed]:
+        """Return the best candidates with placed states, for layouts on which nothing else fits and leaves room.
+
+        Only steps shorter than `below_s`, and longer than the fastest by at most the share `slower`, are searched for.
+        """
         entries = []
         for _, layout in self._layouts:
             found = self.judged.get(layout, {})
             leaves_room = any(each.verdict == Verdict.FITS and not each.is_tight for each in found.values())
             if layout.vpp == 1 and not leaves_room:
-                for strategy in placed_strategies(self.question, layout):
-                    bound_s = self.bounds.least_placed_s(layout, strategy) * _handicap(strategy)
-                    entries.append(self._entry(bound_s, layout, partial(self._place, layout, strategy, bound_s)))
-        return self._first(entries, num, below_s, by_grid=True)
+                bound_s = self.bounds.least_placed_s(layout, AUTO)
+                entries.append(self._entry(bound_s, layout, partial(self._placed_strategies, layout)))
+        return self._first(entries, num, below_s, by_grid=True, slower=slower)
 
-    def _first(self, queue: list[Entry], num: float, below_s: float, *, by_grid: bool) -> list[Timed]:
+    def _first(
+        self, queue: list[Entry], num: float, below_s: float, *, by_grid: bool, slower: float = inf
+    ) -> list[Timed]:
         heapq.heapify(queue)
         best: dict[object, Timed] = {}
         while queue:
             entry = heapq.heappop(queue)
             last_s = sorted(map(_raced_s, best.values()))[int(num) - 1] if len(best) >= num else below_s
+            last_s = min(last_s, (1.0 + slower) * min(map(_raced_s, best.values()), default=inf))
             if entry.bound_s >= last_s:
                 break
             key = entry.layout.grid if by_grid else entry.number
@@ -238,6 +243,11 @@ class Race:
         costs = self._short_of.get(layout)
         return "; ".join([least.shortage(self.question), *([] if costs is None else [shortage(costs)])])
 
+    def _placed_strategies(self, layout: Layout, limit_s: float) -> Iterator[Entry]:
+        for strategy in placed_strategies(self.question, layout):
+            bound_s = self.bounds.least_placed_s(layout, strategy) * _handicap(strategy)
+            yield self._entry(bound_s, layout, partial(self._place, layout, strategy, bound_s))
+
     def _place(self, layout: Layout, strategy: Strategy, bound_s: float, limit_s: float) -> Iterator[Timed]:
         self.num_looked_at += 1
         # If micro-batches of 1, depth first, do not fit, neither larger ones nor breadth first do. A single microbatch
@@ -247,8 +257,8 @@ class Race:
         costs = self._costs_if_fits(layout, strategy) if may_fit_here else None
         if costs is None:
             self._short_of.setdefault(layout, costs_of(self.question, layout, strategy))
-        elif least_s(costs, bound_s) < limit_s:
-            found = placed(self.question, layout, strategy, costs, limit_s)
+        else:
+            found = placed(self.question, layout, strategy, costs, bound_s, limit_s)
             if found is not None:
                 yield found
 

@@ -4,7 +4,8 @@ alpha auto                   -> the given alphas of GRID are tried in its place
 the fastest                  -> among choices as good as the fastest, one with room comes first (`_best_first`,
                                 `_with_room`)
 unsure and faster            -> shown; if faster by more than TRIAL_GAIN, as the choice to try first, with its risk
-nothing fits                 -> ZeRO-2, ZeRO-3 and states in host memory are tried
+whole states                 -> where they have no room, ZeRO-2, ZeRO-3 and states in host memory are tried if nothing
+                                fits, or if they may be faster by more than TIE_SHARE
 """
 
 from collections.abc import Container
@@ -45,9 +46,11 @@ def search(
     if not everything:
         fastest = sorted((_refined(race, choice) for choice in fastest), key=step_s)
     choices = [_sized(question, each) for each in fastest]
-    is_needed = all(choice.sized.is_tight for choice in choices)  # also if there is none
-    wanted = {"needed": is_needed, "always": True, "never": False}[question.place_states]
-    with_placed = race.run_placed(top, min([below_s, *map(step_s, choices)])) if wanted else []
+    with_placed: list[Timed] = []
+    if question.place_states != "never":
+        # Beside choices with whole states, which are simpler and soon found, only those that are clearly faster count.
+        least_s, slower = min(map(step_s, choices), default=inf), TIE_SHARE if choices else inf
+        with_placed = race.run_placed(top, min(below_s, least_s / (1.0 + TIE_SHARE)), slower)
     choices = _best_of_grids([*choices, *(_sized(question, each) for each in with_placed)], None if everything else top)
     best_s = min(map(step_s, choices), default=inf)
     unsure = tuple(_sized(question, each) for each in race.run(NUM_UNSURE, best_s, Verdict.UNSURE))
@@ -77,7 +80,7 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
         return why, []
     ways = [*STRATEGIES, *sweeps(question, layout), *(share for share in GRID if can_tile(question, layout))]
     choices = [evaluate(question, layout, way) for way in ways]
-    if not any(choice.sized.verdict == Verdict.FITS for choice in choices):
+    if question.place_states != "never" and layout.vpp == 1:
         found = [placed(question, layout, strategy) for strategy in placed_strategies(question, layout)]
         choices += [_sized(question, each) for each in found if each is not None]
     return "", sorted(choices, key=step_s)

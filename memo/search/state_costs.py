@@ -8,7 +8,8 @@ The costs of placements and of uses of activations are computed separately, beca
     step            about max(pipeline + update, h2d, d2h, dp link, CPU)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from math import ceil, inf
@@ -26,6 +27,7 @@ from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
 from memo.estimate.unseen_memory import Links, page_table_bytes
 from memo.estimate.verdict import MemoryLimits
+from memo.planner.problem import SwapProblem
 from memo.simulate.cost import LayerCost
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
@@ -219,8 +221,26 @@ class Costs:
         return self.config.memory.swaps and self.config.memory.offload_alpha == "auto"
 
     @cached_property
+    def _problem(self) -> SwapProblem:
+        return modelled_problem(self.config, self.world_size, self.hardware, self._layer())
+
+    @cached_property
     def _moves(self) -> list[dict[str, int]]:
-        return ways_to_move(modelled_problem(self.config, self.world_size, self.hardware, self._layer()))
+        return ways_to_move(self._problem)
+
+    def within(self, limits: MemoryLimits, uses: Sequence[ActivationUse] | None = None) -> "Costs":
+        """Return the same costs under other limits, and with only some of the uses of activations."""
+        found = copy(self)
+        found.limits, found.seen = limits, {}
+        if uses is not None:
+            found.uses = list(uses)
+            found.frugal_uses = found.uses[:2]  # of uses that move more each, the first needs least device memory
+        return found
+
+    def computed_s(self, use: ActivationUse) -> float:
+        """Return the seconds in which a stage computes its layers if a swap plan moves some of their activations; 0 if
+        nothing moves."""
+        return 0.0 if use.moved is None else self._problem.num_passes * self._problem.computed_s(dict(use.moved))
 
     def rough_s(self, placement: StatePlacement, use: ActivationUse) -> float:
         """Return an estimate of the seconds of a step, to compare placements before they are simulated.

@@ -96,7 +96,7 @@ def test_a_family_needs_its_objective() -> None:
     for arguments in ({"family": "gpt"}, {"family": "opt", "objective": "max-model-size"}, {}):
         with pytest.raises(ConfigError):
             plan(None, 1, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="--place-states is 'maybe': use needed, always, never"):
+    with pytest.raises(ConfigError, match="--place-states is 'maybe': use auto, never"):
         ask("gpt-7b", 1, place_states="maybe")
     with pytest.raises(ConfigError, match="--exp-avg-sq-dtype is 'fp16': use fp32, bf16"):
         ask("gpt-7b", 8, exp_avg_sq_dtype="fp16")

@@ -72,11 +72,11 @@ def test_states_may_move_for_a_longer_sequence() -> None:
     """Adam's states of 4 billion parameters take most of one GPU, which has room for more than half a million tokens
     without them: also where shorter sequences fit with them."""
     question = ask("qwen3.5-4b", 1, global_batch_size=1)
-    needed, always, never = (longest(replace(question, place_states=when)) for when in ("needed", "always", "never"))
-    assert 0 < never.seq_len < 2**19 < needed.seq_len == always.seq_len and " binds: " in needed.limit
-    best = search(question.at_length(needed.seq_len), top=1).best
+    auto, never = (longest(replace(question, place_states=when)) for when in ("auto", "never"))
+    assert 0 < never.seq_len < 2**19 < auto.seq_len and " binds: " in auto.limit
+    best = search(question.at_length(auto.seq_len), top=1).best
     assert best is not None and best.strategy.placement is not None
-    assert search(question.at_length(needed.seq_len + needed.unit), top=1).best is None
+    assert search(question.at_length(auto.seq_len + auto.unit), top=1).best is None
 
 
 def test_nothing_fits() -> None:
