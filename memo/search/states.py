@@ -9,7 +9,7 @@ Known error: at most 3 % slower than the best of a grid of quarters, in the case
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 from math import inf
@@ -120,7 +120,7 @@ def _least(costs: Costs, given: StatePlacement | None, uses: list[ActivationUse]
     shapes = [_shape(costs, 1, 1, False)]
     if accumulates_whole(costs.none, costs.sizes):
         shapes.append(_shape(costs, 0, 1, False))
-    return [_with_optimizers(shape, _fewest(costs, shape, uses)) for shape in shapes]
+    return [_with_optimizers(shape, _fewest(costs, [shape], uses)) for shape in shapes]
 
 
 def _least_s(costs: Costs, use: ActivationUse, bound_s: float, below_s: float) -> float:
@@ -132,9 +132,10 @@ def _least_s(costs: Costs, use: ActivationUse, bound_s: float, below_s: float) -
     computed_s = max(bound_s, costs.computed_s(use))
     if computed_s >= below_s:
         return computed_s
-    counts = {shape: _fewest(costs, shape, [use]) for shape in _shapes(costs)}
-    fitting = (shape for shape, count in counts.items() if costs.fits_device(_with_optimizers(shape, count), use))
-    cpu_s = min((costs.of(_with_optimizers(shape, counts[shape])).cpu_s for shape in fitting), default=inf)
+    shapes = _shapes(costs)[::-1]  # those that leave most room come first
+    count = _fewest(costs, shapes, [use])
+    fitting = [at for at in (_with_optimizers(shape, count) for shape in shapes) if costs.fits_device(at, use)]
+    cpu_s = min((costs.of(at).cpu_s for at in fitting), default=inf)
     return computed_s + cpu_s if costs.sizes.clips else max(computed_s, cpu_s)
 
 
@@ -146,7 +147,7 @@ def starts(costs: Costs) -> list[StatePlacement]:
     activations, and all layers.
     """
     shapes = _shapes(costs)
-    counts = {shape: {_fewest(costs, shape, [use]) for use in costs.frugal_uses} for shape in shapes}
+    counts = {shape: {_fewest(costs, [shape], [use]) for use in costs.frugal_uses} for shape in shapes}
     found = [_with_optimizers(shape, count) for shape in shapes for count in {*counts[shape], shape.layers}]
     return list(dict.fromkeys(found))
 
@@ -175,12 +176,13 @@ def _moving(at: StatePlacement, optimizer: int, gradients: int, weights: int) ->
     )
 
 
-def _fewest(costs: Costs, shape: StatePlacement, uses: list[ActivationUse]) -> int:
-    """Return the fewest layers in host memory with which some use fits on the device; all layers if none fits."""
+def _fewest(costs: Costs, shapes: Sequence[StatePlacement], uses: list[ActivationUse]) -> int:
+    """Return the fewest layers in host memory with which some use fits on the device, in some shape; all layers if none
+    fits."""
 
     def is_enough(count: int) -> bool:
-        placement = _with_optimizers(shape, count)
-        return any(costs.fits_device(placement, use) for use in reversed(uses))  # the last use needs least
+        placements = dict.fromkeys(_with_optimizers(shape, count) for shape in shapes)
+        return any(costs.fits_device(*pair) for pair in product(placements, reversed(uses)))  # the last use needs least
 
     every = costs.none.layers
     return bisect_left(range(every), True, key=is_enough) if is_enough(every) else every
