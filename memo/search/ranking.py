@@ -48,9 +48,10 @@ def search(
     choices = [_sized(question, each) for each in fastest]
     with_placed: list[Timed] = []
     if question.place_states != "never":
-        # Beside choices with whole states, which are simpler and soon found, only those that are clearly faster count.
-        least_s, slower = min(map(step_s, choices), default=inf), TIE_SHARE if choices else inf
-        with_placed = race.run_placed(top, min(below_s, least_s / (1.0 + TIE_SHARE)), slower)
+        # Beside choices with whole states that leave room, which are simpler, only those that are clearly faster count.
+        gain = 1.0 if all(choice.sized.is_tight for choice in choices) else 1.0 + TIE_SHARE
+        least_s = min(map(step_s, choices), default=inf) / gain
+        with_placed = race.run_placed(top, min(below_s, least_s), slower=TIE_SHARE if choices else inf)
     choices = _best_of_grids([*choices, *(_sized(question, each) for each in with_placed)], None if everything else top)
     best_s = min(map(step_s, choices), default=inf)
     unsure = tuple(_sized(question, each) for each in race.run(NUM_UNSURE, best_s, Verdict.UNSURE))
