@@ -156,8 +156,7 @@ EXPERTS = (
     Case("qwen3-30b-a3b", 64 * 1024, "alpha auto", **_OF_A_PLAN),
     Case("qwen3-30b-a3b", 1024 * 1024, "alpha auto", are_layers_swept=True, offload_tiles=32, **_OF_A_PLAN),
 )
-"""A mixture of experts in the layout that `memo plan --gpu h100-80 --gpus 8 --host-memory-gib 2048` finds for 1M
-tokens, with what a node of 2 TiB has for each rank."""
+"""A mixture of experts over tp and pp, with what a node of 2 TiB of host memory has for each rank."""
 
 LATENTS = (
     Case("deepseek-v2-lite", 128 * 1024, "alpha 1"),

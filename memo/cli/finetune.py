@@ -57,7 +57,8 @@ class Options:
     plan: Literal["auto", "off"] | None = None
     """auto: `memo plan` chooses layout, recomputation and swapping; default: auto on several GPUs unless flags do."""
     plan_hardware: str | None = None
-    """Machine to plan for, as in `memo plan --hardware`; default: the machine with this GPU."""
+    """Machine to plan for, as in `memo plan --hardware`; default: the machine with this GPU, and this node's host
+    memory."""
 
 
 def main(argv: Sequence[str]) -> None:

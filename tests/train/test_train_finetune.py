@@ -21,7 +21,7 @@ from memo.data import IndexedDataset, build_chat
 from memo.data.corpus import with_epochs
 from memo.errors import ConfigError
 from memo.report.run_page import run_page
-from memo.train.plan_run import gpu_machine, has_own_layout, plan_run
+from memo.train.plan_run import gpu_machine, has_own_layout, own_host_gib, plan_run
 
 WORDS = ["red", "blue", "one", "two", "cat", "sun", "moon"]
 FLAGS = [
@@ -224,7 +224,7 @@ def test_plan_run_takes_the_plan_and_keeps_the_rest() -> None:
     assert has_own_layout(planned) and not has_own_layout(config)
     with pytest.raises(ConfigError, match="conflicts with flags of layout"):
         plan_run(planned, "gpt-7b", 8, "a800-80")
-    with pytest.raises(ConfigError, match=r"nothing fits on 1 x a800-80: see `memo plan`"):
+    with pytest.raises(ConfigError, match=r"nothing fits on 1 x a800-80 with .*: `memo plan` with"):
         plan_run(RunConfig().override({"seq_length": 1 << 24}), "gpt-65b", 1, "a800-80")  # states might go to the host
 
 
@@ -244,6 +244,25 @@ def test_a_plan_takes_what_changes_its_memory_and_whole_pairs() -> None:
     assert planned.training.global_batch_size == 2
     narrow = config.override({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"})
     assert plan_run(narrow, "llama-3.1-8b", 1, "a800-80")[1].sized.host_bytes < choice.sized.host_bytes
+
+
+def test_a_plan_for_this_node_takes_its_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two GPUs gets half of it. All states of an 8B model do not fit on the GPU, nor in 64 GiB beside it."""
+    pretend(monkeypatch, "NVIDIA H100 80GB HBM3", 79.18)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = RunConfig().override({"seq_length": 65536, "global_batch_size": 1})
+    for gib, expected_gib in {1003.3: 496, 128.9: 64}.items():
+        monkeypatch.setattr("memo.train.plan_run.total_host_bytes", lambda gib=gib: int(gib * 2**30))
+        assert own_host_gib() == expected_gib
+        if expected_gib > 64:
+            planned, choice = plan_run(config, "llama-3.1-8b", 1)
+            assert planned.memory.offload_states == "all" and choice.sized.host_bytes > 64 * 2**30
+        else:
+            with pytest.raises(
+                ConfigError,
+                match=r"on 1 x h100-80 with 64 GiB of host memory a node: `memo plan` with --host-memory-gib 64 tells",
+            ):
+                plan_run(config, "llama-3.1-8b", 1)
 
 
 def test_a_whole_model_is_written_where_peft_does_not_hold_all_that_was_trained(model: Path, tmp_path: Path) -> None:
