@@ -44,9 +44,8 @@ class Bounds:
     def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
         """Return the least seconds of a step if states may be anywhere: the pipeline alone.
 
-        Under alpha auto all activations may stay on the device, so its bound holds for every strategy of a layout. For
-        swept layers this case is left out: with all activations on the device, whole layers are a candidate of their
-        own.
+        Under alpha auto all activations may stay on the device. For swept layers this case is left out: with all
+        activations on the device, whole layers are a candidate of their own.
         """
         least_s = self._pipeline_s(layout, strategy, None)
         if strategy == AUTO._replace(order=strategy.order, sharding=strategy.sharding):

@@ -17,6 +17,7 @@ from math import inf
 from typing import NamedTuple
 
 from memo.config.derived import SWEPT_TOKENS
+from memo.config.layer_words import LINEAR
 from memo.estimate.verdict import Verdict
 from memo.search.bounds import Bounds
 from memo.search.candidates import (
@@ -122,9 +123,18 @@ class Race:
             found = self.judged.get(layout, {})
             leaves_room = any(each.verdict == Verdict.FITS and not each.is_tight for each in found.values())
             if layout.vpp == 1 and not leaves_room:
-                bound_s = self.bounds.least_placed_s(layout, AUTO)
+                bound_s = self.least_placed_s(layout)
                 entries.append(self._entry(bound_s, layout, partial(self._placed_strategies, layout)))
         return self._first(entries, num, below_s, by_grid=True, slower=slower)
+
+    def least_placed_s(self, layout: Layout) -> float:
+        """Return the least seconds of a step under any strategy, if states may be anywhere.
+
+        Delta nets take less time where they are swept; all other layers take more.
+        """
+        has_delta_nets = LINEAR in self.question.model.sizes.types_of_layers
+        swept = sweeps(self.question, layout) if has_delta_nets else ()
+        return min(self.bounds.least_placed_s(layout, way) for way in (AUTO, *swept))
 
     def _first(
         self, queue: list[Entry], num: float, below_s: float, *, by_grid: bool, slower: float = inf

@@ -18,7 +18,7 @@ from memo.search.candidates import SHARDINGS, Layout, config_of
 from memo.search.granularity import Machine, resolve_states
 from memo.search.launch import command, run_of
 from memo.search.question import ask
-from memo.search.race import costs_of, placed, placed_strategies
+from memo.search.race import Race, costs_of, placed, placed_strategies
 from memo.search.ranking import search
 from memo.search.state_costs import Costs
 from memo.search.states import fits, place
@@ -144,6 +144,16 @@ def test_bounds_of_placed_layouts_lie_below_their_simulation(gpus: int, tried: l
                 seen += 1
                 assert bounds.least_placed_s(layout, strategy) <= found.step.step_time_s
     assert seen >= 2
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3.5-9b"])
+def test_the_bound_of_a_layout_lies_below_those_of_its_strategies(model: str) -> None:
+    """Delta nets take less time where they are swept, and under tp layers on tiles hide messages."""
+    question = ask(model, 8, seq_len=131072)
+    race = Race(question)
+    for layout in [Layout(), Layout(2), Layout(4, 2), Layout(cp=4, cp_comm_type="a2a"), Layout(1, 1, 4), Layout(mbs=2)]:
+        of_strategies = [race.bounds.least_placed_s(layout, way) for way in placed_strategies(question, layout)]
+        assert race.least_placed_s(layout) <= min(of_strategies)
 
 
 def test_memory_of_a_choice_is_that_of_its_placement() -> None:
