@@ -68,7 +68,7 @@ ALLOCATORS = {"default": "", "expandable_segments": "expandable_segments:True", 
 class Case:
     """A run; cp has the ranks that tp and pp do not take.
 
-    `offload_tiles`: tiles of swept layers, None: memo's choice. `host_gib`: the part of its node's host memory that the
+    `offload_tiles`: tiles of the sequence, None: memo's choice. `host_gib`: the part of its node's host memory that the
     rank may have.
     """
 
@@ -125,6 +125,7 @@ def cases() -> Iterator[Case]:
     yield from LAYOUTS
     yield from EXPERTS
     yield from LATENTS
+    yield from DELTA_NETS
     yield from WINDOWS
     yield from _of_tp_alone()
 
@@ -163,6 +164,9 @@ LATENTS = (
     Case("glm-4.7-flash", 256 * 1024, "alpha auto", True, tp=4, cp_comm_type="p2p", host_gib=_NODE_HOST_GIB // GPUS),
 )
 """Multi-latent attention: with values narrower than queries, and without a latent of queries; and with neither."""
+
+DELTA_NETS = (Case("qwen3.5-9b", 128 * 1024, "alpha 0", tp=4, pp=2, num_sequences=2, offload_tiles=1),)
+"""Gated delta nets in three layers of four, with the whole sequence in one tile, so that the gate takes most."""
 
 WINDOWS = (
     Case("gemma-2-9b", 64 * 1024, "alpha 1", tp=4, cp_comm_type="p2p"),

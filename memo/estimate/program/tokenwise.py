@@ -6,6 +6,7 @@ the callers.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
@@ -211,8 +212,19 @@ def weighted_activation_backward(ledger: Ledger, sizes: LayerSizes, saved: tuple
     return activation_backward(ledger, sizes, tuple(kept), grad)
 
 
-def gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block, tuple[Block, ...]]:
+@dataclass
+class NormedGate:
+    """Tensors that the backward of a gated delta net's gate needs besides input and output."""
+
+    normed: Normed
+    wide_gate: Block | None
+    silu: Block
+
+
+def gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block, Any]:
     """Return (attention's output times its gate, tensors that the backward needs besides input and output)."""
+    if sizes.delta:
+        return _normed_gate_forward(ledger, sizes, graph)
     num_bytes = sizes.tokens * sizes.q * sizes.narrow
     sigmoid = ledger.make("sigmoid of the gate", num_bytes)
     gated = ledger.make("gated", num_bytes)
@@ -222,10 +234,50 @@ def gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block,
     return gated, ()
 
 
-def gate_backward(ledger: Ledger, sizes: LayerSizes, kept: tuple[Block, ...]) -> tuple[Block, Block]:
+def gate_backward(ledger: Ledger, sizes: LayerSizes, kept: Any) -> tuple[Block, Block]:
     """Return the gradients of attention's output and of the gate."""
+    if sizes.delta:
+        return _normed_gate_backward(ledger, sizes, kept)
     num_bytes = sizes.tokens * sizes.q * sizes.narrow
     of_output, of_sigmoid = (ledger.make(name, num_bytes) for name in ("output gradient", "sigmoid gradient"))
     of_gate = ledger.make("gate gradient", num_bytes)
     ledger.free(of_sigmoid, *kept)
+    return of_output, of_gate
+
+
+def _normed_gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block, NormedGate | None]:
+    """The norm of each head, times the SiLU of the gate; the factor and the product are in the wide dtype."""
+    elements = sizes.tokens * sizes.q
+    of_heads = sizes._replace(norms_from_zero=False)
+    normed = norm_forward(ledger, of_heads, "normed output", sizes.tokens * sizes.heads, sizes.head_dim, graph)
+    wide_gate = ledger.make("wide gate", elements * sizes.wide) if sizes.mixed else None
+    silu = ledger.make("SiLU of the gate", elements * sizes.wide)
+    product = ledger.make("gated", elements * sizes.wide)
+    if not sizes.mixed:
+        gated = product
+    else:
+        gated = ledger.make("gated", elements * sizes.narrow)
+        ledger.free(product)
+    if graph:
+        return gated, NormedGate(normed, wide_gate, silu)
+    ledger.free(normed.out, wide_gate, silu)
+    return gated, None
+
+
+def _normed_gate_backward(ledger: Ledger, sizes: LayerSizes, kept: NormedGate) -> tuple[Block, Block]:
+    elements = sizes.tokens * sizes.q
+    wide, narrow = elements * sizes.wide, elements * sizes.narrow
+    grad = ledger.make("wide gradient", wide) if sizes.mixed else None
+    of_normed, of_silu = (ledger.make("gate gradient", wide) for _ in range(2))
+    ledger.free(grad, kept.silu)
+    if sizes.mixed:
+        wide_of_normed, of_normed = of_normed, ledger.make("gate gradient", narrow)
+        ledger.free(wide_of_normed)
+    of_gate = ledger.make("gate gradient", wide)
+    ledger.free(of_silu, kept.wide_gate)
+    if sizes.mixed:
+        wide_of_gate, of_gate = of_gate, ledger.make("gate gradient", narrow)
+        ledger.free(wide_of_gate)
+    of_output = norm_backward(ledger, sizes._replace(norms_from_zero=False), kept.normed)
+    ledger.free(kept.normed.out, of_normed)
     return of_output, of_gate
