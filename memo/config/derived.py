@@ -1,5 +1,6 @@
 """Values that follow from a checked RunConfig. Each is computed here and nowhere else."""
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from memo.config.training import Dtype, Preference, TrainingConfig
 DEFAULT_TILES = 8
 """Tiles in which layers are computed under a swap plan. They bound the memory of a layer besides its slot, and are long
 enough for efficient kernels."""
+EXPERT_ROWS = 2048
+"""Rows that an expert has in a tile on average, if the sequence is long enough and experts are trained. A tile adds to
+the sums of the gradients of all experts' weights, by one kernel for each expert, however few rows they have. With 512
+rows, as tiles of 8,192 tokens give each expert of Qwen3-30B-A3B, a step of 64K tokens is a tenth longer (foreseen)."""
 RESIDENT_TILE_TOKENS = 8192
 """Tokens of a tile without a swap plan: products of 8192 rows are as efficient as larger ones (memo.simulate.kernels),
 and the working memory of a layer is small."""
@@ -234,8 +239,8 @@ def sequence_step(tp: int, cp: int) -> int:
 def resolved_offload_tiles(config: RunConfig) -> int:
     """Tiles in which layers are computed under a swap plan.
 
-    Under --offload-alpha auto there are fewer where the sequence does not divide into the wanted number, unless layers
-    are swept.
+    Unless layers are swept, there are fewer under --offload-alpha auto: without --offload-tiles as few as give experts
+    EXPERT_ROWS, and in any case as few as divide the sequence.
     """
     memory = config.memory
     if memory.sweeps and memory.offload_tiles is None:
@@ -245,8 +250,23 @@ def resolved_offload_tiles(config: RunConfig) -> int:
     if memory.offload_alpha != "auto" or memory.sweeps:
         return tiles
     step = sequence_step(config.parallel.tp, config.parallel.cp)
-    most = min(tiles, max(1, config.data.seq_length // step))
+    least = max(step, config.parallel.cp * _expert_tile_tokens(config)) if memory.offload_tiles is None else step
+    most = min(tiles, max(1, config.data.seq_length // least))
     return next(count for count in range(most, 0, -1) if config.data.seq_length % (step * count) == 0)
+
+
+def layer_tiles(config: RunConfig) -> int:
+    """Tiles in which the layers of a run are computed. Layers of all kinds have the same, so `config` has the whole
+    model, not one kind of its layers."""
+    return resolved_offload_tiles(config) if config.memory.swaps else resident_tiles(config)
+
+
+def _expert_tile_tokens(config: RunConfig) -> int:
+    """Tokens of each sequence of a rank that a tile needs to have EXPERT_ROWS rows for each trained expert; 0 without
+    trained experts."""
+    model = config.model
+    rows = 0 if trains_adapters_alone(model) else EXPERT_ROWS * model.num_experts
+    return math.ceil(rows / (model.moe_router_topk * config.training.micro_batch_size))
 
 
 def stays_under_autograd(config: RunConfig) -> bool:
@@ -257,12 +277,12 @@ def stays_under_autograd(config: RunConfig) -> bool:
 
 def resident_tiles(config: RunConfig) -> int:
     """Tiles in which layers are computed without a swap plan: the most into which the sequence divides with at least
-    RESIDENT_TILE_TOKENS tokens of a rank in each; one tile under autograd."""
+    RESIDENT_TILE_TOKENS tokens of a rank, and EXPERT_ROWS rows for each expert, in each; one tile under autograd."""
     if stays_under_autograd(config):
         return 1
     length, parallel = config.data.seq_length, config.parallel
     step = sequence_step(parallel.tp, parallel.cp)
-    most = length // (parallel.cp * RESIDENT_TILE_TOKENS)
+    most = length // (parallel.cp * max(RESIDENT_TILE_TOKENS, _expert_tile_tokens(config)))
     return next((count for count in range(most, 1, -1) if length % (step * count) == 0), 1)
 
 

@@ -131,8 +131,8 @@ def _require_memory(problem: SwapProblem) -> None:
     if Limit.DEVICE in broken:
         raise PlanError(
             f"{Limit.DEVICE}: the rounding buffers need {format_bytes(problem.buffer_bytes(nothing))} even at "
-            f"alpha = 0, available are {format_bytes(problem.device_bytes)}: use a smaller --seq-length, or more "
-            "--tp or --cp"
+            f"alpha = 0, available are {format_bytes(problem.device_bytes)}: use more --offload-tiles than "
+            f"{problem.tiles}, a smaller --seq-length, or more --tp or --cp"
         )
 
 

@@ -68,7 +68,8 @@ class Bounds:
     def layer(self, layout: Layout, strategy: Strategy) -> LayerCost:
         kind, sweep = "swap" if strategy.swaps else strategy.recompute, strategy.sweep
         chunks = layout.pp * layout.vpp if sweep.recompute_attention_layers else 0  # they say which layers recompute it
-        key = (layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, kind, sweep, chunks)
+        is_auto = strategy.alpha == "auto"  # it decides the number of tiles
+        key = (layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, kind, is_auto, sweep, chunks)
         if key not in self._layers:
             config = config_of(self.question, layout, strategy)
             self._layers[key] = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)

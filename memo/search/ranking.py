@@ -103,7 +103,7 @@ def _refined(race: Race, choice: Timed) -> Timed:
     for share in GRID:
         sized = size(question, layout, share)
         if sized.verdict == Verdict.FITS and (is_tight or not sized.is_tight):
-            best = min(best, timed(question, layout, share, layer=race.bounds.layer(layout, AUTO)), key=step_s)
+            best = min(best, timed(question, layout, share, layer=race.bounds.layer(layout, share)), key=step_s)
     return best
 
 

@@ -36,7 +36,6 @@ known, and its prediction has no time of the host.
 from dataclasses import replace
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import resident_tiles, resolved_offload_tiles
 from memo.simulate.cost import Cost, LayerCost
 from memo.simulate.delta import kernels_of_delta
 from memo.simulate.kernels import Kernels
@@ -44,9 +43,8 @@ from memo.spec.lora import trains_all
 from memo.spec.shapes import layer_matrices
 
 
-def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
+def kernels_of_layer(config: RunConfig, tiles: int, swaps: bool) -> tuple[int, int]:
     """Return the kernels of forward and of backward, for one layer and microbatch; `swaps`: under a swap plan."""
-    tiles = resolved_offload_tiles(config) if swaps else resident_tiles(config)
     forward, backward = (count * tiles for count in _of_experts(config.model))
     trained_forward, trained_backward = _of_trained(config.model)
     forward, backward = forward + trained_forward * tiles, backward + trained_backward * tiles
@@ -100,10 +98,10 @@ def _of_experts(model: ModelConfig) -> tuple[int, int]:
     return (forward + 5, backward + 11) if model.shared_ffn_size else (forward, backward)
 
 
-def with_host(layer: LayerCost, config: RunConfig, kernels: Kernels, swaps: bool) -> LayerCost:
+def with_host(layer: LayerCost, config: RunConfig, kernels: Kernels, tiles: int, swaps: bool) -> LayerCost:
     """Return the layer with each pass lengthened to the time in which the host starts its kernels."""
     host_s = 0.0 if config.model.custom_layer else kernels.hardware.efficiency.host_kernel_s
-    forward, backward = kernels_of_layer(config, swaps)
+    forward, backward = kernels_of_layer(config, tiles, swaps)
     return replace(
         layer,
         forward=layer.forward + Cost(host=max(0.0, forward * host_s - layer.forward.total_s)),

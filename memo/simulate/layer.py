@@ -36,12 +36,14 @@ Kept = frozenset[str]
 
 def plain_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
     """Return the cost of a layer whose activations stay on the device, under --recompute-granularity."""
-    return _of_stack(config, lambda run: _plain(run, kernels, framework))
+    tiles = resident_tiles(config)
+    return _of_stack(config, lambda run: _plain(run, tiles, kernels, framework))
 
 
 def swapped_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
     """Return the cost of a layer under a swap plan, in tiles; its `recompute` is by group."""
-    return _of_stack(config, lambda run: _swapped(run, kernels, framework))
+    tiles = resolved_offload_tiles(config)
+    return _of_stack(config, lambda run: _swapped(run, tiles, kernels, framework))
 
 
 def _of_stack(config: RunConfig, cost_of: Callable[[RunConfig], LayerCost]) -> LayerCost:
@@ -68,15 +70,15 @@ def _of_stack(config: RunConfig, cost_of: Callable[[RunConfig], LayerCost]) -> L
     )
 
 
-def _plain(config: RunConfig, kernels: Kernels, framework: Framework) -> LayerCost:
+def _plain(config: RunConfig, tiles: int, kernels: Kernels, framework: Framework) -> LayerCost:
     under_autograd = framework.under_autograd or stays_under_autograd(config)
-    found = _under_autograd(config, kernels) if under_autograd else _resident(config, kernels)
+    found = _under_autograd(config, kernels) if under_autograd else _resident(config, tiles, kernels)
     found = _decoding(found, config, kernels)
-    return with_host(found, config, kernels, swaps=False) if framework.host_starts_kernels else found
+    return with_host(found, config, kernels, tiles, swaps=False) if framework.host_starts_kernels else found
 
 
-def _swapped(config: RunConfig, kernels: Kernels, framework: Framework) -> LayerCost:
-    shape = LayerShape(config, kernels, resolved_offload_tiles(config), config.memory.sweeps)
+def _swapped(config: RunConfig, tiles: int, kernels: Kernels, framework: Framework) -> LayerCost:
+    shape = LayerShape(config, kernels, tiles, config.memory.sweeps)
     groups = _groups(config)
     everything = frozenset[str]().union(*groups.values())
     found = LayerCost(_forward(shape, everything), _backward(shape, everything), _recompute(shape, groups, everything))
@@ -86,7 +88,7 @@ def _swapped(config: RunConfig, kernels: Kernels, framework: Framework) -> Layer
     else:
         found = replace(found, forward=found.forward + inputs + _copied_outputs(shape))
     found = _decoding(found, config, kernels)
-    return with_host(found, config, kernels, swaps=True) if framework.host_starts_kernels else found
+    return with_host(found, config, kernels, tiles, swaps=True) if framework.host_starts_kernels else found
 
 
 def _decoding(layer: LayerCost, config: RunConfig, kernels: Kernels) -> LayerCost:
@@ -108,9 +110,9 @@ def _under_autograd(config: RunConfig, kernels: Kernels) -> LayerCost:
     return LayerCost(made, _backward(shape, kept) + again)
 
 
-def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
+def _resident(config: RunConfig, tiles: int, kernels: Kernels) -> LayerCost:
     """Return the cost of a layer that memo.executor.resident runs."""
-    shape = LayerShape(config, kernels, resident_tiles(config))
+    shape = LayerShape(config, kernels, tiles)
     of = resident(config, config.model)
     kept = frozenset(of.layout.places)
     again = _on_tiles(shape, Kind.qkv_again, kept) if NEEDS_FULL_ROOM in of.dropped else NOTHING

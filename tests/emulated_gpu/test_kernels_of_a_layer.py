@@ -8,6 +8,7 @@ import pytest
 from own_process import run
 
 from memo.config import RunConfig, preset
+from memo.config.derived import layer_tiles
 from memo.emulated_gpu.launch import Device
 from memo.simulate.delta import GROUP_KERNELS, kernels_of_delta
 from memo.simulate.host import kernels_of_layer
@@ -16,6 +17,7 @@ PROGRAM = """
 import dataclasses, json, sys
 import memo
 from memo.config import RunConfig, preset
+from memo.config.derived import layer_tiles
 from memo.emulated_gpu.face import EmulatedGpu
 
 gpu, counts = EmulatedGpu(), []
@@ -99,7 +101,7 @@ def test_as_many_kernels_as_foreseen(tmp_path: Path, model: str, way: str) -> No
     device = Device(without_numbers=not config.model.num_experts, memory_gib=20, host_memory_gib=64)
     done = run(tmp_path, PROGRAM.format(model=model, values=json.dumps(values)), device)
     assert done.returncode == 0, done.stderr
-    foreseen = sum(kernels_of_layer(config, swaps=config.memory.swaps))
+    foreseen = sum(kernels_of_layer(config, layer_tiles(config), swaps=config.memory.swaps))
     assert float(done.stdout.split()[-1]) == pytest.approx(foreseen, rel=0.08)
 
 

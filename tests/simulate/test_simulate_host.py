@@ -49,7 +49,7 @@ def test_a_step_says_how_long_it_waits_for_the_host() -> None:
 
 
 def test_more_tiles_are_more_kernels() -> None:
-    counts = [sum(kernels_of_layer(run(offload_alpha=0.5, offload_tiles=tiles), swaps=True)) for tiles in (2, 4, 8)]
+    counts = [sum(kernels_of_layer(run(offload_alpha=0.5), tiles, swaps=True)) for tiles in (2, 4, 8)]
     assert counts == [170, 288, 524]
     swept = run(offload_alpha=0.5, offload_tiles=8, offload_granularity="tile")
-    assert sum(kernels_of_layer(swept, swaps=True)) == 1082
+    assert sum(kernels_of_layer(swept, 8, swaps=True)) == 1082

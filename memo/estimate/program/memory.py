@@ -23,6 +23,7 @@ from operator import ge, le
 from typing import NamedTuple
 
 from memo.config import ParallelConfig, RunConfig
+from memo.config.derived import layer_tiles
 from memo.errors import ConfigError
 from memo.estimate.program.course import Course
 from memo.estimate.program.embedding_and_loss import batch_bytes, end_sizes, order_bytes, rope_frequency_bytes
@@ -131,8 +132,10 @@ class Program:
         self.config, self.world_size = config, world_size
         self.sizes, self.placement = state_sizes(config, world_size), placement_of(config, world_size)
         self.slots = None if moved is None else slot_layout(config, moved)
-        runs, threads = runs_of_kinds(config), config.hardware.num_threads or 1
-        of_kinds = [(layer_sizes(run, threads), kind_of(run.model), kept_by_layer(run, moved)) for run in runs]
+        runs, threads, tiles = runs_of_kinds(config), config.hardware.num_threads or 1, layer_tiles(config)
+        of_kinds = [
+            (layer_sizes(run, threads, tiles), kind_of(run.model), kept_by_layer(run, moved, tiles)) for run in runs
+        ]
         # The sizes read below are the same for all kinds, except that a kind may have no RoPE.
         self.layer = layer = max((sizes for sizes, _, _ in reversed(of_kinds)), key=lambda sizes: sizes.rope)
         # Ranks of a ring differ in their attention calls; the first or the last rank needs most.

@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import (
+    layer_tiles,
     rank_tokens,
-    resident_tiles,
     resolved_a2a_size,
     resolved_attention,
     resolved_dtype,
-    resolved_offload_tiles,
     resolved_sections,
 )
 from memo.spec.custom_layer import Half, custom_facts
@@ -161,8 +160,9 @@ class LayerSizes(NamedTuple):
         return self.narrow != self.wide
 
 
-def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
-    """Return the sizes of the first rank of each ring of K/V.
+def layer_sizes(config: RunConfig, threads: int, tiles: int | None = None) -> LayerSizes:
+    """Return the sizes of the first rank of each ring of K/V; `tiles`: of the whole model, if `config` has one kind of
+    its layers.
 
     --attention-backend auto counts as its choice on GPUs of compute capability 9.0 and above.
     """
@@ -204,7 +204,7 @@ def layer_sizes(config: RunConfig, threads: int) -> LayerSizes:
         packed=config.data.packs_documents,
         deterministic=config.hardware.deterministic,
         threads=threads,
-        tiles=resolved_offload_tiles(config) if config.memory.swaps else resident_tiles(config),
+        tiles=tiles or layer_tiles(config),
         sections=resolved_sections(config) if config.memory.sweeps else 0,
         hidden_on_host=config.memory.sweeps and config.memory.offload_hidden_states,
         on_cuda=config.hardware.device == "cuda",

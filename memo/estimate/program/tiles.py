@@ -11,7 +11,7 @@ from functools import lru_cache, wraps
 from typing import NamedTuple
 
 from memo.config import RunConfig
-from memo.config.derived import stays_under_autograd
+from memo.config.derived import layer_tiles, resolved_sections, stays_under_autograd
 from memo.estimate.program.attention import (
     attention_backward,
     attention_forward,
@@ -28,7 +28,7 @@ from memo.estimate.program.tokenwise import heads_forward, rope_in_place
 from memo.program.kinds import Kind
 from memo.program.walk import Step
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
-from memo.spec.slots import NEEDS_FULL_ROOM, Moved, resident, slot_dims
+from memo.spec.slots import NEEDS_FULL_ROOM, Moved, resident
 
 Kept = frozenset[str]
 """Values whose slot holds all tiles. Other values are rebuilt in some tile, whose backward needs most memory."""
@@ -72,9 +72,9 @@ class Residents(NamedTuple):
     dropped: frozenset[str]
 
 
-def kept_by_layer(config: RunConfig, moved: Moved | None) -> Kept | Residents | None:
+def kept_by_layer(config: RunConfig, moved: Moved | None, tiles: int | None = None) -> Kept | Residents | None:
     """Return the values whose slot holds all tiles when `moved` moves; without a swap plan, the tensors on the device;
-    None under autograd. The layers of `config` are all of one kind."""
+    None under autograd. The layers of `config` are all of one kind; `tiles` as in `layer_sizes`."""
     if moved is None:
         if stays_under_autograd(config):
             return None
@@ -82,10 +82,10 @@ def kept_by_layer(config: RunConfig, moved: Moved | None) -> Kept | Residents | 
         named_bytes = tuple((name, place.num_bytes) for name, place in of.made.items())
         return Residents(named_bytes, frozenset(of.layout.places), of.dropped)
 
-    policy, tiles = config.memory.offload_policy, slot_dims(config).tiles
+    policy, in_slot = config.memory.offload_policy, (tiles or layer_tiles(config)) // resolved_sections(config)
 
     def moves_whole(group: str) -> bool:
-        return moved >= 1 if isinstance(moved, int | float) else moved.get(group, 0) == tiles
+        return moved >= 1 if isinstance(moved, int | float) else moved.get(group, 0) == in_slot
 
     partly = (tensor for tensor in skeletal_tensors(config.model) if moves_in_part(tensor, policy))
     return frozenset(tensor.name for tensor in partly if moves_whole(tensor.group))
