@@ -35,9 +35,10 @@ def foreseen(row: dict[str, Any]) -> RankMemory:
 
 
 def test_rows_are_of_one_commit_and_cover_models_lengths_ways_and_layouts() -> None:
-    """Those of a mixture of experts are of a commit of their own, and so are those of windows."""
+    """Those of mixtures of experts and of delta nets are of a commit of their own, and so are those of windows."""
     rows = kept_rows()
-    mixtures, windows = {"qwen3-30b-a3b", "deepseek-v2-lite", "glm-4.7-flash"}, {"gemma-2-9b", "gemma-4-31b"}
+    mixtures = {"qwen3-30b-a3b", "deepseek-v2-lite", "glm-4.7-flash", "qwen3.5-9b"}
+    windows = {"gemma-2-9b", "gemma-4-31b"}
     later = mixtures | windows
     for models in (mixtures, windows, {"gpt-7b", "llama-3.1-8b"}):
         assert len({row["commit"] for row in rows if row["model"] in models}) == 1
