@@ -1,6 +1,6 @@
 """Strategies with placed states (ZeRO-2, ZeRO-3, states in host memory): which are tried, and what each costs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import inf
 from typing import get_args
@@ -15,6 +15,7 @@ from memo.search.question import Question
 from memo.search.state_costs import Costs
 from memo.search.states import fits, place
 from memo.search.sweeping import sweeps
+from memo.simulate.cost import LayerCost
 
 _ACTIVATIONS = (AUTO, FULL)
 """Uses of activations that are tried when states move; alpha auto may also keep all activations on the device."""
@@ -41,9 +42,11 @@ def _shardings(question: Question, layout: Layout) -> Sequence[DataParallelShard
     return SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
 
 
-def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
-    """Return the costs of a layout under the activations and the sharding of a strategy."""
-    return Costs(config_of(question, layout, strategy), question.gpus, question.hardware, question.limits)
+def costs_of(
+    question: Question, layout: Layout, strategy: Strategy, layer: Callable[[], LayerCost] | None = None
+) -> Costs:
+    """Return the costs of a layout under the activations and the sharding of a strategy; `layer` as in `Costs`."""
+    return Costs(config_of(question, layout, strategy), question.gpus, question.hardware, question.limits, layer)
 
 
 def placed(

@@ -276,7 +276,7 @@ class Race:
         """Return the costs of a layout under a strategy; None if no placement fits."""
         if not may_fit(self.question, layout):
             return None
-        costs = costs_of(self.question, layout, strategy)
+        costs = costs_of(self.question, layout, strategy, partial(self.bounds.layer, layout, strategy))
         return costs if fits(costs) else None
 
 

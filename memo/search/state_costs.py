@@ -174,12 +174,13 @@ def _simulate(
 @dataclass
 class Costs:
     """Costs of one run under any placement of states, whatever its --offload-states; costs that placements share are
-    computed once."""
+    computed once. `layer` returns the cost of a swapped layer; default: it is computed."""
 
     config: RunConfig
     world_size: int
     hardware: Hardware
     limits: MemoryLimits
+    layer: Callable[[], LayerCost] | None = None
 
     def __post_init__(self) -> None:
         self.config = replace(self.config, memory=replace(self.config.memory, offload_states="none"))
@@ -188,7 +189,7 @@ class Costs:
         machine = with_attention_of(self.hardware, self.config)
         self.kernels = Kernels(machine, resolved_dtype(self.config.training, self.hardware.device))
         self.of = cache(partial(_placement_costs, self.config, self.kernels, self.world_size))
-        self._layer = cache(partial(swapped_layer, self.config, self.kernels))
+        self._layer = self.layer or cache(partial(swapped_layer, self.config, self.kernels))
         self.seen: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}  # results of `best_use` so far
 
     @cached_property
