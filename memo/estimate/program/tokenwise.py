@@ -29,18 +29,20 @@ def norm_forward(ledger: Ledger, sizes: LayerSizes, name: str, rows: int, width:
     On CPUs RMSNorm is composed of elementwise operations, which use the wide dtype for a narrow input. The input and
     the scaled output are then kept in the wide dtype, and scratch memory is an upper bound.
     """
+    wide = rows * width * sizes.wide
+    if sizes.widens_norm and not graph:  # the input and the result in the wide dtype, before the output exists
+        ledger.scratch(("wide input", wide), ("wide norm", wide))
     out = ledger.make(name, rows * width * sizes.narrow)
     if sizes.composes_norm:
-        wide = rows * width * sizes.wide
         kept = [ledger.make("normalized", wide), ledger.make("statistics", rows * sizes.wide)]
         if sizes.mixed:
             kept.append(ledger.make("wide input", wide))
             ledger.scratch(("norm scratch", wide))
     else:
         kept = [ledger.make("statistics", rows * sizes.statistic) for _ in range(1 if sizes.rms else 2)]
-        if sizes.widens_norm:
-            kept.append(ledger.make("wide input", rows * width * sizes.wide))
-            ledger.scratch(("wide norm", rows * width * sizes.wide))
+        if sizes.widens_norm and graph:
+            kept.append(ledger.make("wide input", wide))
+            ledger.scratch(("wide norm", wide))
     if sizes.norms_from_zero:
         kept.append(ledger.make("norm factor", width * sizes.wide))
     if graph:
