@@ -60,7 +60,7 @@ def cases(device: str) -> dict[str, Case]:
             rank(way, 128 * K, layers=16) for way in ("full-swap-plan", "none", "full-recompute", "layer-input-offload")
         ),
         f"{MODEL}, LoRA, 128K": whole(MODEL, 128 * K, steps=1, **LORA),
-        "gpt-oss-20b, QLoRA, 64K": whole("gpt-oss-20b", 64 * K, steps=1, **LORA, quantize="nf4"),
+        "gpt-oss-20b, QLoRA, 64K": whole("gpt-oss-20b", 64 * K, steps=1, **LORA, quantize="nf4", offload_tiles=8),
         **dict([rank("full-swap-plan", 1024 * K, layers=2, steps=1)]),
         **dict(rank(way, 32 * K, layers=16) for way in ("full-swap-plan", "none")),
         "qwen3.5-4b, LoRA, 32K": whole("qwen3.5-4b", 32 * K, **LORA, delta_backend="torch"),
@@ -84,7 +84,8 @@ def foreseen(row: dict[str, Any]) -> dict[str, float]:
     config = with_simulated_axes(dataclasses.replace(RunConfig(), model=model).override(flags))
     gpus, tiles = GPUS if world else 1, row["tiles"]
     if tiles is None:
-        config = config.override({"offload_alpha": "off"})
+        memory = dataclasses.replace(config.memory, offload_alpha="off")  # which keeps --offload-tiles
+        config = dataclasses.replace(config, memory=memory)
     hardware = with_lone_link(find_hardware(row["device"]), 1)
     silent = dataclasses.replace(hardware.efficiency, collective_s=0.0)
     hardware = dataclasses.replace(hardware, node_gb_per_s=_AT_ONCE, network_gb_per_s=_AT_ONCE, efficiency=silent)

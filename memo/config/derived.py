@@ -16,9 +16,10 @@ DEFAULT_TILES = 8
 """Tiles in which layers are computed under a swap plan. They bound the memory of a layer besides its slot, and are long
 enough for efficient kernels."""
 EXPERT_ROWS = 2048
-"""Rows that an expert has in a tile on average, if the sequence is long enough and experts are trained. A tile adds to
-the sums of the gradients of all experts' weights, by one kernel for each expert, however few rows they have. With 512
-rows, as tiles of 8,192 tokens give each expert of Qwen3-30B-A3B, a step of 64K tokens is a tenth longer (foreseen)."""
+"""Rows of an expert in a tile on average, if the sequence is long enough. A tile reads the weights of all experts, and
+adds to the sums of their gradients by one kernel for each, or two for an adapter, however few rows they have. With 512
+rows, as tiles of 8,192 tokens give each expert of Qwen3-30B-A3B, a step of 64K tokens is a tenth longer, and with LoRA
+a fifth (foreseen)."""
 RESIDENT_TILE_TOKENS = 8192
 """Tokens of a tile without a swap plan: products of 8192 rows are as efficient as larger ones (memo.simulate.kernels),
 and the working memory of a layer is small."""
@@ -249,10 +250,15 @@ def resolved_offload_tiles(config: RunConfig) -> int:
     tiles = memory.offload_tiles or DEFAULT_TILES
     if memory.offload_alpha != "auto" or memory.sweeps:
         return tiles
-    step = sequence_step(config.parallel.tp, config.parallel.cp)
-    least = max(step, config.parallel.cp * _expert_tile_tokens(config)) if memory.offload_tiles is None else step
-    most = min(tiles, max(1, config.data.seq_length // least))
-    return next(count for count in range(most, 0, -1) if config.data.seq_length % (step * count) == 0)
+    if memory.offload_tiles is None and config.model.num_experts:
+        tiles = min(tiles, config.data.seq_length // (config.parallel.cp * _expert_tile_tokens(config)))
+    return _dividing(config, tiles)
+
+
+def _dividing(config: RunConfig, most: int) -> int:
+    """The largest number of tiles up to `most` into which the sequence divides, at least 1."""
+    length, step = config.data.seq_length, sequence_step(config.parallel.tp, config.parallel.cp)
+    return next((count for count in range(min(most, length // step), 1, -1) if length % (step * count) == 0), 1)
 
 
 def layer_tiles(config: RunConfig) -> int:
@@ -262,11 +268,10 @@ def layer_tiles(config: RunConfig) -> int:
 
 
 def _expert_tile_tokens(config: RunConfig) -> int:
-    """Tokens of each sequence of a rank that a tile needs to have EXPERT_ROWS rows for each trained expert; 0 without
-    trained experts."""
-    model = config.model
-    rows = 0 if trains_adapters_alone(model) else EXPERT_ROWS * model.num_experts
-    return math.ceil(rows / (model.moe_router_topk * config.training.micro_batch_size))
+    """Tokens of each sequence of a rank that a tile needs to have EXPERT_ROWS rows for each expert; 0 without
+    experts."""
+    rows_of_tokens = config.model.moe_router_topk * config.training.micro_batch_size
+    return math.ceil(EXPERT_ROWS * config.model.num_experts / rows_of_tokens)
 
 
 def stays_under_autograd(config: RunConfig) -> bool:
@@ -277,13 +282,17 @@ def stays_under_autograd(config: RunConfig) -> bool:
 
 def resident_tiles(config: RunConfig) -> int:
     """Tiles in which layers are computed without a swap plan: the most into which the sequence divides with at least
-    RESIDENT_TILE_TOKENS tokens of a rank, and EXPERT_ROWS rows for each expert, in each; one tile under autograd."""
+    RESIDENT_TILE_TOKENS tokens of a rank, and EXPERT_ROWS rows for each expert, in each; one tile under autograd.
+
+    Where a swap plan would have a given number of tiles, whole layers have it too if nothing moves.
+    """
+    memory = config.memory
     if stays_under_autograd(config):
         return 1
-    length, parallel = config.data.seq_length, config.parallel
-    step = sequence_step(parallel.tp, parallel.cp)
-    most = length // (parallel.cp * max(RESIDENT_TILE_TOKENS, _expert_tile_tokens(config)))
-    return next((count for count in range(most, 1, -1) if length % (step * count) == 0), 1)
+    if memory.offload_tiles is not None and memory.offload_granularity == "layer":
+        return _dividing(config, memory.offload_tiles)
+    tokens = max(RESIDENT_TILE_TOKENS, _expert_tile_tokens(config))
+    return _dividing(config, config.data.seq_length // (config.parallel.cp * tokens))
 
 
 def swept_tiles(config: RunConfig, tokens: int, in_slot: int) -> int:

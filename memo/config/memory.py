@@ -56,8 +56,8 @@ class MemoryConfig:
     """Check every access to a moving buffer against the order of events; CPU only, slow."""
     offload_tiles: Annotated[PositiveInt | None, _SWAPPED, _ALONE] = None
     """Tiles, equal parts of the sequence, in which activations are computed and moved; shares are rounded down to whole
-    tiles. Default: 8; under --offload-alpha auto fewer for experts that are trained, so that each has some 2,048 rows
-    or more in a tile; under --offload-granularity tile one for some 32,768 tokens of a rank, but at least 8. More tiles
+    tiles. Default: 8; under --offload-alpha auto fewer for a mixture of experts, so that each has some 2,048 rows or
+    more in a tile; under --offload-granularity tile one for some 32,768 tokens of a rank, but at least 8. More tiles
     take less memory and more time."""
     offload_granularity: Annotated[OffloadGranularity, _SWAPPED, _ALONE] = "layer"
     """layer: a slot of the rounding buffers holds the activations of a whole layer. tile: a slot holds the activations

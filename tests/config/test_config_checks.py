@@ -196,20 +196,21 @@ def test_derived_batch() -> None:
         ("--model qwen3-30b-a3b --seq-len 1048576", 8),
         ("--model qwen3-30b-a3b --seq-len 65536 --offload-tiles 8", 8),
         ("--model qwen3-30b-a3b --seq-len 65536 --offload-alpha 0.5", 8),
-        ("--model qwen3-30b-a3b --seq-len 65536 --lora-rank 8", 8),
+        ("--model qwen3-30b-a3b --seq-len 65536 --lora-rank 8", 2),
     ],
 )
 def test_tiles_that_nobody_names(flags: str, tiles: int) -> None:
-    """Eight, but fewer for trained experts, which have 2,048 rows or more in each; and where layers are swept as many
+    """Eight, but fewer for experts, which have 2,048 rows or more in each; and where layers are swept as many
     as give a rank 32,768 tokens of each, or a little more."""
     assert resolved_offload_tiles(parse_run(flags.split(), prog="test")) == tiles
 
 
 @pytest.mark.parametrize(("model", "tiles"), [("llama-3.1-8b", 16), ("qwen3-30b-a3b", 4), ("qwen3.5-35b-a3b", 2)])
 def test_tiles_without_a_swap_plan(model: str, tiles: int) -> None:
-    """Of 8,192 tokens of a rank, or of 2,048 rows for each expert."""
+    """Of 8,192 tokens of a rank, or of 2,048 rows for each expert; or as many as a swap plan is told to have."""
     run = parse_run(["--model", model, "--seq-len", "131072", "--offload-alpha", "off"], prog="test")
     assert resident_tiles(run) == layer_tiles(run) == tiles
+    assert resident_tiles(run.override({"offload_alpha": "auto", "offload_tiles": 8})) == 8
 
 
 def test_derived_sizes() -> None:
