@@ -16,7 +16,6 @@ from itertools import count
 from math import inf
 from typing import NamedTuple
 
-from memo.config.derived import SWEPT_TOKENS
 from memo.config.layer_words import LINEAR
 from memo.estimate.verdict import Verdict
 from memo.search.bounds import Bounds
@@ -41,7 +40,7 @@ from memo.search.sizing import Sized, may_fit, size
 from memo.search.state_costs import Costs
 from memo.search.states import fits, shortage
 from memo.search.swap_choice import SwapChoice, choose_swap
-from memo.search.sweeping import sweeps
+from memo.search.sweeping import sweeps, tile_sizes
 from memo.simulate import predict_step
 from memo.simulate.cost import LayerCost
 
@@ -114,14 +113,16 @@ class Race:
         return self._first(entries, num, below_s, by_grid=not self.everything)
 
     def run_placed(self, num: int, below_s: float, slower: float) -> list[Timed]:
-        """Return the best candidates with placed states, for layouts on which nothing else fits and leaves room.
+        """Return the best candidates with placed states, for layouts on which no whole layers fit otherwise and leave
+        room.
 
         Only steps shorter than `below_s`, and longer than the fastest by at most the share `slower`, are searched for.
         """
         entries = []
         for _, layout in self._layouts:
             found = self.judged.get(layout, {})
-            leaves_room = any(each.verdict == Verdict.FITS and not each.is_tight for each in found.values())
+            whole = (each for strategy, each in found.items() if not strategy.sweep.tiles)
+            leaves_room = any(each.verdict == Verdict.FITS and not each.is_tight for each in whole)
             if layout.vpp == 1 and not leaves_room:
                 bound_s = self.least_placed_s(layout)
                 entries.append(self._entry(bound_s, layout, partial(self._placed_strategies, layout)))
@@ -211,7 +212,8 @@ class Race:
         Larger tiles take less time; smaller tiles leave room for activations that would otherwise be recomputed.
         """
         found: list[Strategy] = []
-        for strategy in sweeps(self.question, layout, sizes=SWEPT_TOKENS[::-1]):
+        sizes = tile_sizes(config_of(self.question, layout))[::-1]
+        for strategy in sweeps(self.question, layout, sizes=sizes):
             alike = [way for way in found if replace(way.sweep, tiles=strategy.sweep.tiles) == strategy.sweep]
             fitting = [way for way in found if self.judge(layout, way).verdict == Verdict.FITS]
             if any(way not in alike for way in fitting):

@@ -4,8 +4,8 @@ alpha auto                   -> the given alphas of GRID are tried in its place
 the fastest                  -> among choices as good as the fastest, one with room comes first (`_best_first`,
                                 `_with_room`)
 unsure and faster            -> shown; if faster by more than TRIAL_GAIN, as the choice to try first, with its risk
-whole states                 -> where they have no room, ZeRO-2, ZeRO-3 and states in host memory are tried if nothing
-                                fits, or if they may be faster by more than TIE_SHARE
+whole states                 -> where whole layers have no room beside them, ZeRO-2, ZeRO-3 and states in host memory
+                                are tried if nothing fits, or if they may be faster by more than TIE_SHARE
 """
 
 from collections.abc import Container

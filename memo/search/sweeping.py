@@ -30,6 +30,13 @@ def sweeps(
         yield Strategy(alpha, sweep=sweep)
 
 
+def tile_sizes(config: RunConfig) -> list[int]:
+    """Tokens of a rank in the tiles that are tried, largest first: SWEPT_TOKENS, and for experts, which take few rows
+    of a small tile each, also an eighth of the sequence, which is the most."""
+    largest = config.data.seq_length // (config.parallel.cp * 2 * SLOT_TILES)
+    return sorted({*SWEPT_TOKENS, *([largest] if config.model.num_experts else [])}, reverse=True)
+
+
 def ways_to_sweep(
     config: RunConfig,
     world_size: int,
@@ -46,7 +53,7 @@ def ways_to_sweep(
     in all `sizes`, in their order.
 
     Args:
-        sizes: tokens of a tile; default: SWEPT_TOKENS.
+        sizes: tokens of a tile; default: `tile_sizes`.
         before: a sweep whose tiles and slots are kept; `sizes` is then ignored.
     """
     if before is not None:
@@ -55,7 +62,7 @@ def ways_to_sweep(
         counts, in_slot = [before.tiles], before.slot_tiles
     else:
         is_possible, in_slot = not swept_refusal(config), SLOT_TILES
-        counts = list(dict.fromkeys(swept_tiles(config, size, in_slot) for size in sizes or SWEPT_TOKENS))
+        counts = list(dict.fromkeys(swept_tiles(config, size, in_slot) for size in sizes or tile_sizes(config)))
     if not is_possible:
         return
     for way in _ways(config, world_size, limits, Sweep(max(counts), in_slot)):

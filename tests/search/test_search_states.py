@@ -22,6 +22,7 @@ from memo.search.race import Race, costs_of, placed, placed_strategies
 from memo.search.ranking import search
 from memo.search.state_costs import Costs
 from memo.search.states import fits, place
+from memo.search.sweeping import sweeps
 from memo.search.tables import Commands, text
 from memo.simulate import predict_step
 from memo.spec.placement import StatePlacement, placement_of, with_placement
@@ -211,6 +212,22 @@ def test_states_are_placed_where_that_is_clearly_faster() -> None:
             assert auto.best.step.step_time_s < 0.8 * never.best.step.step_time_s
         else:
             assert auto.choices == never.choices
+
+
+def test_states_are_placed_where_sweeps_alone_have_room_beside_them() -> None:
+    """Experts in small tiles take much longer than the copies of frozen weights to whole layers."""
+    lora: dict[str, Any] = {"seq_len": 131072, "hardware": "h100-80", "host_memory_gib": 512, "lora_rank": 16}
+    plan = search(ask("glm-4.7-flash", 1, **lora))
+    swept = search(replace(plan.question, place_states="never")).best
+    assert swept is not None and swept.strategy.sweep.tiles and not swept.sized.is_tight
+    assert plan.best is not None and plan.best.strategy.placement is not None and not plan.best.strategy.sweep.tiles
+    assert plan.best.step.step_time_s < 0.8 * swept.step.step_time_s
+
+
+def test_experts_are_also_swept_in_as_few_tiles_as_fill_two_slots() -> None:
+    for model, counts in {"qwen3-30b-a3b": [8, 16, 32, 128], "llama-3.1-8b": [16, 32, 128]}.items():
+        question = ask(model, 8, seq_len=524288, hardware="h100-80", host_memory_gib=2048)
+        assert [strategy.sweep.tiles for strategy in sweeps(question, Layout(tp=4))][: len(counts)] == counts
 
 
 def test_breadth_first_is_chosen_where_it_saves_copies() -> None:
