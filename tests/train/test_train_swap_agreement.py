@@ -38,7 +38,7 @@ LITTLE_DEVICE = 2_200_000
 
 
 def decided(alpha: float | str, rooms: list[tuple[int, int]]) -> tuple[ChosenSwap, str]:
-    config = tiny("gpt-tiny", num_layers=12, offload_alpha=alpha, offload_tiles=8)
+    config = tiny("gpt-tiny", num_layers=12, offload_alpha=alpha)
     mesh = build_mesh(config, dist.get_rank(), 2)
     pipeline = Pipeline(1, 1, 2)
     ops = layer_ops(pipeline, 0, 12, one_f_one_b(pipeline, 0))
