@@ -254,12 +254,7 @@ def _normed_gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tupl
     normed = norm_forward(ledger, of_heads, "normed output", sizes.tokens * sizes.heads, sizes.head_dim, graph)
     wide_gate = ledger.make("wide gate", elements * sizes.wide) if sizes.mixed else None
     silu = ledger.make("SiLU of the gate", elements * sizes.wide)
-    product = ledger.make("gated", elements * sizes.wide)
-    if not sizes.mixed:
-        gated = product
-    else:
-        gated = ledger.make("gated", elements * sizes.narrow)
-        ledger.free(product)
+    gated = _narrowed(ledger, sizes, ledger.make("gated", elements * sizes.wide))
     if graph:
         return gated, NormedGate(normed, wide_gate, silu)
     ledger.free(normed.out, wide_gate, silu)
@@ -267,19 +262,23 @@ def _normed_gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tupl
 
 
 def _normed_gate_backward(ledger: Ledger, sizes: LayerSizes, kept: NormedGate) -> tuple[Block, Block]:
-    elements = sizes.tokens * sizes.q
-    wide, narrow = elements * sizes.wide, elements * sizes.narrow
+    wide = sizes.tokens * sizes.q * sizes.wide
     grad = ledger.make("wide gradient", wide) if sizes.mixed else None
     of_normed, of_silu = (ledger.make("gate gradient", wide) for _ in range(2))
     ledger.free(grad, kept.silu)
-    if sizes.mixed:
-        wide_of_normed, of_normed = of_normed, ledger.make("gate gradient", narrow)
-        ledger.free(wide_of_normed)
+    of_normed = _narrowed(ledger, sizes, of_normed)
     of_gate = ledger.make("gate gradient", wide)
     ledger.free(of_silu, kept.wide_gate)
-    if sizes.mixed:
-        wide_of_gate, of_gate = of_gate, ledger.make("gate gradient", narrow)
-        ledger.free(wide_of_gate)
+    of_gate = _narrowed(ledger, sizes, of_gate)
     of_output = norm_backward(ledger, sizes._replace(norms_from_zero=False), kept.normed)
     ledger.free(kept.normed.out, of_normed)
     return of_output, of_gate
+
+
+def _narrowed(ledger: Ledger, sizes: LayerSizes, wide: Block) -> Block:
+    """Cast a tensor in the wide dtype to the model's dtype."""
+    if not sizes.mixed:
+        return wide
+    narrow = ledger.make(wide.name, wide.num_bytes // sizes.wide * sizes.narrow)
+    ledger.free(wide)
+    return narrow
