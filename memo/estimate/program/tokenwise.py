@@ -214,15 +214,6 @@ def weighted_activation_backward(ledger: Ledger, sizes: LayerSizes, saved: tuple
     return activation_backward(ledger, sizes, tuple(kept), grad)
 
 
-@dataclass
-class NormedGate:
-    """Tensors that the backward of a gated delta net's gate needs besides input and output."""
-
-    normed: Normed
-    wide_gate: Block | None
-    silu: Block
-
-
 def gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block, Any]:
     """Return (attention's output times its gate, tensors that the backward needs besides input and output)."""
     if sizes.delta:
@@ -247,31 +238,32 @@ def gate_backward(ledger: Ledger, sizes: LayerSizes, kept: Any) -> tuple[Block, 
     return of_output, of_gate
 
 
-def _normed_gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block, NormedGate | None]:
+def _normed_gate_forward(ledger: Ledger, sizes: LayerSizes, graph: bool) -> tuple[Block, Any]:
     """The norm of each head, times the SiLU of the gate; the factor and the product are in the wide dtype."""
     elements = sizes.tokens * sizes.q
     of_heads = sizes._replace(norms_from_zero=False)
     normed = norm_forward(ledger, of_heads, "normed output", sizes.tokens * sizes.heads, sizes.head_dim, graph)
-    wide_gate = ledger.make("wide gate", elements * sizes.wide) if sizes.mixed else None
+    wide_gate = ledger.make("wide gate", elements * sizes.wide * sizes.mixed)
     silu = ledger.make("SiLU of the gate", elements * sizes.wide)
     gated = _narrowed(ledger, sizes, ledger.make("gated", elements * sizes.wide))
     if graph:
-        return gated, NormedGate(normed, wide_gate, silu)
+        return gated, (normed, wide_gate, silu)
     ledger.free(normed.out, wide_gate, silu)
     return gated, None
 
 
-def _normed_gate_backward(ledger: Ledger, sizes: LayerSizes, kept: NormedGate) -> tuple[Block, Block]:
+def _normed_gate_backward(ledger: Ledger, sizes: LayerSizes, kept: tuple[Normed, Block, Block]) -> tuple[Block, Block]:
+    normed, wide_gate, silu = kept
     wide = sizes.tokens * sizes.q * sizes.wide
-    grad = ledger.make("wide gradient", wide) if sizes.mixed else None
+    grad = ledger.make("wide gradient", wide * sizes.mixed)
     of_normed, of_silu = (ledger.make("gate gradient", wide) for _ in range(2))
-    ledger.free(grad, kept.silu)
+    ledger.free(grad, silu)
     of_normed = _narrowed(ledger, sizes, of_normed)
     of_gate = ledger.make("gate gradient", wide)
-    ledger.free(of_silu, kept.wide_gate)
+    ledger.free(of_silu, wide_gate)
     of_gate = _narrowed(ledger, sizes, of_gate)
-    of_output = norm_backward(ledger, sizes._replace(norms_from_zero=False), kept.normed)
-    ledger.free(kept.normed.out, of_normed)
+    of_output = norm_backward(ledger, sizes._replace(norms_from_zero=False), normed)
+    ledger.free(normed.out, of_normed)
     return of_output, of_gate
 
 
