@@ -14,8 +14,9 @@ from memo.config.require import require
 from memo.errors import EXIT_FAILED, tell
 from memo.planner.memory import minimalloc
 from memo.planner.memory.dsa import Solution
+from memo.planner.memory.iteration import SolvedProblem
 from memo.planner.memory.solve import TIME_LIMIT_S, solve
-from memo.planner.memory.trace_plan import Planner, SolvedProblem, solve_trace
+from memo.planner.memory.trace_plan import Planner, solve_trace
 from memo.planner.traces import extrapolate
 from memo.text_table import text_table
 from memo.units import MIB, format_bytes

@@ -9,7 +9,7 @@ import pytest
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedRequest
 from memo.artifacts.memory_trace import Event, Free, Malloc, Phase, Trace
 from memo.errors import PlanError, TraceError
-from memo.planner.memory import trace_plan
+from memo.planner.memory import levels, trace_plan
 from memo.planner.memory.plan_check import check_memory_plan
 from memo.planner.memory.trace_plan import Planner, solve_trace
 
@@ -260,7 +260,17 @@ def test_long_phases_are_cut_where_a_crossing_request_ends(monkeypatch: pytest.M
         events += [Malloc(10 * layer + 2, 4000), Free(10 * layer + 2), Malloc(10 * layer + 5, 3000)]
         phases.append(Phase("layer_backward", layer, 0, tuple(events)))
     trace = Trace("cpu", "recorded", (*phases, Phase("reduction", -1, -1, (Free(25),))))
-    monkeypatch.setattr(trace_plan, "_FEW", 0)
+    monkeypatch.setattr(levels, "_FEW", 0)
     whole, cut = (solve_trace(trace, planner, min_bytes=1, alignment_bytes=1).plan for planner in ("paper", "auto"))
     assert (whole.arena_bytes, whole.lower_bound_bytes) == (7000, 4000)
     assert (cut.planner, cut.arena_bytes, cut.proof) == ("sections", 4000, "optimal")
+
+
+def test_many_requests_are_not_planned_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One order of them all would take longer than the levels, which have all the time for finer sections instead."""
+    monkeypatch.setattr(trace_plan, "_MAX_CROSSING", -1)  # here no finer sections, which would reach the bound
+    plan = solve_trace(two_levels_lose(), "auto", min_bytes=1, alignment_bytes=1).plan
+    assert (plan.planner, plan.arena_bytes) == ("flat", 4000)
+    monkeypatch.setattr(trace_plan, "_MAX_AT_ONCE", 2)  # of 3 requests
+    plan = solve_trace(two_levels_lose(), "auto", min_bytes=1, alignment_bytes=1).plan
+    assert (plan.planner, plan.arena_bytes) == ("paper", 7000)
