@@ -202,11 +202,15 @@ def test_every_order_fit_and_skyline_is_valid() -> None:
             assert offsets is not None
             settled = greedy.settle(instance, overlaps, offsets)
             assert (settled <= offsets).all()
-            for index in range(instance.num_blocks):
-                near = overlaps.of(index)
-                near = near[near != index]
-                begin, end = offsets[index], offsets[index] + instance.sizes[index]
-                assert not ((offsets[near] < end) & (begin < offsets[near] + instance.sizes[near])).any()
+            assert_apart(instance, overlaps, offsets)
+
+
+def assert_apart(instance: Instance, overlaps: Overlaps, offsets: Ints) -> None:
+    for index in range(instance.num_blocks):
+        near = overlaps.of(index)
+        near = near[near != index]
+        begin, end = offsets[index], offsets[index] + instance.sizes[index]
+        assert not ((offsets[near] < end) & (begin < offsets[near] + instance.sizes[near])).any()
 
 
 def test_place_gives_up_at_the_limit_and_at_the_clock() -> None:
@@ -248,6 +252,33 @@ def test_the_search_meets_the_bound_of_a_ring(monkeypatch: pytest.MonkeyPatch) -
     end_s = time.monotonic() + 600
     *_, found = skyline.search(instance, Overlaps(instance), greedy.NO_LIMIT, instance.bound, end_s)
     assert found.peak == instance.bound == instance.peak(found.offsets)
+
+
+def test_the_search_sees_only_blocks_that_are_alive_while_much_memory_is() -> None:
+    """The ring among 3,000 small blocks before and after it, more than are searched: those are placed around it."""
+    chance = random.Random(11)
+    starts = [chance.choice((-1000, 100)) + chance.randrange(900) for _ in range(3000)]
+    quiet = ((start, start + chance.randint(1, 10), chance.randint(1, 8)) for start in starts)
+    ring = ((lower, upper, 128 * size) for lower, upper, size in RING_BACKWARD)
+    problem = Problem(blocks(*ring, *quiet))
+    busy = Instance.of(problem).busy()
+    assert len(busy) == len(RING_BACKWARD)
+    solution = solve(problem, time_limit_s=600.0)
+    assert is_valid(problem, solution)
+    assert (solution.proof, solution.solver) == ("optimal", "skyline search")
+
+
+def test_blocks_are_placed_around_given_ones() -> None:
+    chance = random.Random(12)
+    for _ in range(40):
+        instance = Instance.of(at_random(chance, chance.randint(1, 40), 40, 50, 1))
+        overlaps, busy = Overlaps(instance), instance.busy()
+        part = instance.part(busy)
+        assert part.bound == instance.bound
+        given = skyline.fill(part, np.arange(part.num_blocks))
+        offsets = greedy.around(instance, overlaps, busy, given)
+        assert (offsets[busy] == given).all()
+        assert_apart(instance, overlaps, offsets)
 
 
 def test_large_problems_are_solved_without_the_mip() -> None:

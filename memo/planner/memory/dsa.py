@@ -163,6 +163,20 @@ class Instance:
     def peak(self, offsets: Ints) -> int:
         return int((offsets + self.sizes).max(initial=0))
 
+    def busy(self) -> Ints:
+        """Indices of the blocks that are alive while at least half of the largest load is.
+
+        A placement of these that is lower than all others is often that of the whole: the rest has room around them.
+        """
+        num_busy = np.concatenate(([0], np.cumsum(2 * self.loads() >= self.bound)))
+        return np.flatnonzero(num_busy[self.upper] > num_busy[self.lower])
+
+    def part(self, blocks: Ints) -> "Instance":
+        """The problem of some of the blocks alone, whose indices are sorted."""
+        lower, upper, num_columns = columns(self.lower[blocks], self.upper[blocks])
+        ids = tuple(self.ids[block] for block in blocks.tolist())
+        return Instance(ids, self.sizes[blocks], lower, upper, num_columns, self.unit_bytes)
+
     def fingerprint(self) -> tuple[bytes, ...]:
         """A key; instances with the same key have the same solutions, block by block in the order of `ids`."""
         unit = str(self.unit_bytes).encode()

@@ -42,14 +42,24 @@ def orders(instance: Instance, overlaps: Overlaps) -> dict[str, Ints]:
 
 
 def place(
-    instance: Instance, overlaps: Overlaps, order: Ints, fit: Fit, limit: int = NO_LIMIT, end_s: float | None = None
+    instance: Instance,
+    overlaps: Overlaps,
+    order: Ints,
+    fit: Fit,
+    limit: int = NO_LIMIT,
+    end_s: float | None = None,
+    given: tuple[Ints, Ints] | None = None,
 ) -> Ints | None:
     """Offsets in units: each block of `order` in the lowest gap that holds it (first), or in the smallest (best).
 
-    None as soon as the peak reaches `limit`, or the clock (time.monotonic) `end_s`.
+    `given`: the blocks that are placed already, and their offsets. None as soon as the peak reaches `limit`, or the
+    clock (time.monotonic) `end_s`.
     """
     # A block that is not placed yet lies at 0 and has no length, so that it does not affect any gap.
     begins, ends = np.zeros(instance.num_blocks, dtype=np.int64), np.zeros(instance.num_blocks, dtype=np.int64)
+    if given is not None:
+        blocks, begins[blocks] = given
+        ends[blocks] = begins[blocks] + instance.sizes[blocks]
     for block, size in zip(order.tolist(), instance.sizes[order].tolist(), strict=True):
         near = overlaps.of(block)
         sorted_near = near[np.argsort(begins[near])]
@@ -82,6 +92,18 @@ def portfolio(instance: Instance, overlaps: Overlaps, goal: int, end_s: float) -
                 yield Found(offsets, best, f"greedy ({name}, {fit} fit)")
             if best <= goal:
                 return
+
+
+def around(instance: Instance, overlaps: Overlaps, blocks: Ints, offsets: Ints) -> Ints:
+    """Offsets of all blocks, of which `blocks` lie at `offsets` already: the lowest of several orders of the others."""
+    rest = np.ones(instance.num_blocks, dtype=bool)
+    rest[blocks] = False
+    placed = (
+        place(instance, overlaps, order[rest[order]], fit, given=(blocks, offsets))
+        for order in orders(instance, overlaps).values()
+        for fit in FITS
+    )
+    return min((found for found in placed if found is not None), key=instance.peak)
 
 
 def settle(instance: Instance, overlaps: Overlaps, offsets: Ints) -> Ints:

@@ -24,6 +24,8 @@ from memo.planner.memory.iteration import Iteration, Placed, SolvedProblem, bloc
 
 _FEW = 1000
 """Sections with at most this many requests are opened, so that level 2 plans their requests; others are cut."""
+_SECTION_SHARE = 0.5
+"""Share of the time that is left for each problem of level 1. Most take next to none."""
 
 
 class Split(NamedTuple):
@@ -150,10 +152,9 @@ def _solve_sections(
         problems.setdefault(key, problem)
         alike[key].append(start)
     arenas, parts = {}, []
-    for index, (key, starts) in enumerate(alike.items()):
+    for key, starts in alike.items():
         if key not in iteration.arenas:
-            share = 1 / (len(alike) - index + 1)  # level 2 gets the last share
-            iteration.arenas[key] = iteration.solve(problems[key], share)
+            iteration.arenas[key] = iteration.solve(problems[key], _SECTION_SHARE)
         solution = iteration.arenas[key]
         arenas.update(dict.fromkeys(starts, solution))
         kind = iteration.trace.phases[inner[starts[0]][0].phase].kind
