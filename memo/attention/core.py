@@ -9,7 +9,7 @@ indices of a kernel are cut (memo.spec.reach); this does not change the rounding
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -122,6 +122,7 @@ class OutputMerger:
         for call in calls:
             out, lse = call.forward(backend, call.queries(q), call.keys(k), call.keys(v), scale)
             backend.merge_(call.queries(total_out), call.queries(self._lse), out, lse)
+            del out, lse  # before the next call makes its own
 
     def result(self) -> tuple[Tensor, Tensor]:
         """out [s_q, b, n, d] in q's dtype and lse [b, n, s_q]."""
@@ -142,8 +143,19 @@ class GradSums(NamedTuple):
         """Sums that begin with zeros, for q, k and v of ``saved``."""
         return cls(*(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in saved[:3]))
 
-    def add(self, backend: AttentionBackend, grad_out: Tensor, saved: Saved, scores: Scores, scale: float) -> None:
-        """Run the backward of the blocks of q and one set of keys and values; ``saved`` has the global results."""
+    def add(
+        self,
+        backend: AttentionBackend,
+        grad_out: Tensor,
+        saved: Saved,
+        scores: Scores,
+        scale: float,
+        wait: Callable[[], object] | None = None,
+    ) -> None:
+        """Run the backward of the blocks of q and one set of keys and values; ``saved`` has the global results.
+
+        ``wait`` is called after each kernel, before its results are added: the sums may still arrive until then.
+        """
         calls = _calls(backend, scores, *saved[:4], grad_out)
         q, k, v, out, lse = *map(_heads_first, saved[:4]), saved.lse
         grad_out, dq, dk, dv = map(_heads_first, (grad_out, *self))
@@ -151,9 +163,12 @@ class GradSums(NamedTuple):
             of_keys = (call.keys(k), call.keys(v))
             part = Saved(call.queries(q), *of_keys, call.queries(out), call.queries(lse))
             dq_part, dk_part, dv_part = call.backward(backend, call.queries(grad_out), part, scale)
+            if wait is not None:
+                wait()
             call.queries(dq).add_(dq_part)
             call.keys(dk).add_(dk_part)
             call.keys(dv).add_(dv_part)
+            del part, dq_part, dk_part, dv_part  # before the next call makes its own
 
 
 Index = tuple[slice, slice, slice]

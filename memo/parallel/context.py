@@ -118,8 +118,10 @@ class ContextAttention:
         if self.a2a_size == 1:
             return self._forward(q, k, v, documents, out, sinks)
         q, k, v = self.split_heads(q, k, v)
-        heads_out, lse = self._forward(q, k, v, documents, None, sinks)
-        (joined,) = self.join_heads(heads_out, out=out)
+        found, lse = self._forward(q, k, v, documents, None, sinks)
+        given = [found]
+        del q, k, v, found  # before the exchange makes copies
+        (joined,) = self.join_heads(given, out=out)
         return joined, lse
 
     def backward(
@@ -141,7 +143,9 @@ class ContextAttention:
         if self.a2a_size == 1:
             return self._backward(grad_out, Saved(q, k, v, out, lse), documents, sinks)
         grad_out, q, k, v, out = self.split_heads(grad_out, q, k, v, out)
-        dq, dk, dv = self.join_heads(*self._backward(grad_out, Saved(q, k, v, out, lse), documents, sinks))
+        given = [*self._backward(grad_out, Saved(q, k, v, out, lse), documents, sinks)]
+        del grad_out, q, k, v, out  # before the exchange makes copies
+        dq, dk, dv = self.join_heads(given)
         return dq, dk, dv
 
     def _forward(
@@ -196,21 +200,31 @@ class ContextAttention:
     def _ring_backward(
         self, grad_out: Tensor, saved: Saved, documents: Documents | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Pass dk and dv round the ring one step behind their k and v; one more message returns them to their rank."""
+        """Pass dk and dv round the ring one step behind their k and v; one more message returns them to their rank.
+
+        A step's kernel runs while the sums of the ranks before arrive; its results are then added to these.
+        """
         kv = torch.stack((saved.k, saved.v))
         dtype = wide_dtype(kv.dtype)
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=kv.device)
+        dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
         incoming_dkv: _Shift | None = None
         for step, following in zip(self._steps, (*self._steps[1:], None), strict=True):
             incoming = None if following is None else _Shift(kv, self, following - step)
-            dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
-            step_saved = saved._replace(k=kv[0], v=kv[1])
-            scores = self._scores(step, documents)
+            wait = None if incoming_dkv is None else incoming_dkv.wait
             with self.around():
-                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, step_saved, scores, self.scale)
-            if incoming_dkv:
-                dkv += incoming_dkv.wait()
+                GradSums(dq, dkv[0], dkv[1]).add(
+                    self.backend,
+                    grad_out,
+                    saved._replace(k=kv[0], v=kv[1]),
+                    self._scores(step, documents),
+                    self.scale,
+                    wait,
+                )
+            if wait is not None:
+                wait()  # if this step has no scores, nothing has waited
             incoming_dkv = _Shift(dkv, self, (self.ring_size if following is None else following) - step)
+            dkv = incoming_dkv.received
             if incoming:
                 kv = incoming.wait()
         assert incoming_dkv is not None
@@ -231,13 +245,15 @@ class ContextAttention:
         dtype = wide_dtype(k.dtype)
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=k.device)
         dkv = torch.zeros((*k.shape[:-1], 2 * k.shape[-1]), dtype=dtype, device=k.device)
-        sums = GradSums(dq, *dkv.chunk(2, dim=-1))
-        step_saved = saved._replace(k=k, v=v)
         with self.around():
-            sums.add(self.backend, grad_out, step_saved, self._gathered_scores(documents), self.scale)
-        own = reduce_scatter(zigzag_from_natural(dkv, self.ring_size), self.ring).to(k.dtype)
-        dk, dv = own.chunk(2, dim=-1)
-        return dq.to(k.dtype), dk, dv
+            GradSums(dq, *dkv.chunk(2, dim=-1)).add(
+                self.backend, grad_out, saved._replace(k=k, v=v), self._gathered_scores(documents), self.scale
+            )
+        del k, v  # before a copy of dk and dv is made
+        ordered = zigzag_from_natural(dkv, self.ring_size)
+        del dkv
+        dk, dv = reduce_scatter(ordered, self.ring).to(saved.k.dtype).chunk(2, dim=-1)
+        return dq.to(saved.q.dtype), dk, dv
 
     # a2a: exchanges tokens of all heads for all tokens of some heads, and back.
 
@@ -249,19 +265,24 @@ class ContextAttention:
         mine = all_to_all(torch.cat(by_rank, dim=3), self._a2a)  # [A, s, b, sum of shares, d]
         return natural_from_zigzag(mine.flatten(0, 1), self.a2a_size).split(shares, dim=2)
 
-    def join_heads(self, *tensors: Tensor, out: Tensor | None = None) -> tuple[Tensor, ...]:
+    def join_heads(self, tensors: list[Tensor], out: Tensor | None = None) -> tuple[Tensor, ...]:
         """The inverse of split_heads: each [A s, b, heads / A, d] -> [s, b, heads, d].
 
-        ``out``: a tensor for the result; allowed for a single input.
+        ``tensors`` is emptied: memory that nothing else refers to is free for the exchange. ``out``: a tensor for the
+        result; allowed for a single input.
         """
         shares = [x.shape[2] for x in tensors]
-        mine = zigzag_from_natural(torch.cat(tensors, dim=2), self.a2a_size)
+        joined = torch.cat(tensors, dim=2)
+        tensors.clear()
+        mine = zigzag_from_natural(joined, self.a2a_size)
+        del joined
         by_rank = all_to_all(mine.unflatten(0, (self.a2a_size, -1)), self._a2a)  # [A, s, b, sum of shares, d]
-        joined = [x.permute(1, 2, 0, 3, 4) for x in by_rank.split(shares, dim=3)]  # [s, b, A, share, d]
+        del mine
+        whole = [x.permute(1, 2, 0, 3, 4) for x in by_rank.split(shares, dim=3)]  # [s, b, A, share, d]
         if out is not None:
-            out.unflatten(2, (self.a2a_size, -1)).copy_(*joined)
+            out.unflatten(2, (self.a2a_size, -1)).copy_(*whole)
             return (out,)
-        return tuple(x.flatten(2, 3) for x in joined)
+        return tuple(x.flatten(2, 3) for x in whole)
 
     def _scores(self, step: int, documents: Documents | None) -> Scores:
         own = self._chunks[self.ring_rank]
@@ -295,22 +316,26 @@ class ContextAttention:
 
 
 class _Shift:
-    """One message of the ring: sends a tensor `places` ranks ahead, and receives one from `places` ranks behind."""
+    """One message of the ring: sends a tensor `places` ranks ahead, and receives one from `places` ranks behind.
+
+    `received`: the memory for what comes, which may be used after `wait`.
+    """
 
     def __init__(self, x: Tensor, ring: ContextAttention, places: int) -> None:
         group, rank, size = ring.ring, ring.ring_rank, ring.ring_size
         assert group is not None
         self._sent: Tensor | None = x  # its memory must not be freed before the transfer has ended
-        self._received = torch.empty_like(x)
+        self.received = torch.empty_like(x)
         self._works: list[Work] = exchange(
-            [(x, (rank + places) % size)], [(self._received, (rank - places) % size)], group
+            [(x, (rank + places) % size)], [(self.received, (rank - places) % size)], group
         )
 
     def wait(self) -> Tensor:
+        """Make the compute stream wait for the message; further calls do nothing."""
         for work in self._works:
             work.wait()
-        self._sent = None
-        return self._received
+        self._sent, self._works = None, []  # a work may keep what it sends alive
+        return self.received
 
 
 class _ContextAttention(torch.autograd.Function):

@@ -44,7 +44,7 @@ class ContextDelta:
         with self._exchange.around():
             delta_rule.forward(net, own, carry, Place(documents, start), place, after)
         if not is_whole:
-            self._exchange.join_heads(place.unsqueeze(-1), out=out.unsqueeze(-1))
+            self._exchange.join_heads([place.unsqueeze(-1)], out=out.unsqueeze(-1))
         return after
 
     def backward(
@@ -77,7 +77,7 @@ class ContextDelta:
                     view.add_(part)
         if self._exchange.a2a_size > 1:
             parts = grad.unsqueeze(-1).split([width // self._exchange.a2a_size for width in self._widths], dim=2)
-            grad = torch.cat(self._exchange.join_heads(*parts), dim=2).squeeze(-1)
+            grad = torch.cat(self._exchange.join_heads([*parts]), dim=2).squeeze(-1)
         return grad, grad_carry
 
     def _split(self, x: Tensor, widths: Sequence[int]) -> Tensor:

@@ -53,7 +53,9 @@ def forward_rows(
     if sinks is not None:
         sinks.part(core.a2a_rank, core.a2a_size).join_(found, lse)
     if core.a2a_size > 1:
-        core.join_heads(found, out=out)
+        given = [found]
+        del q, k, v, found  # before the exchange makes copies
+        core.join_heads(given, out=out)
     return lse
 
 
@@ -83,20 +85,23 @@ def backward_rows(
     if core.a2a_size > 1:
         grad_out, q, out = core.split_heads(grad_out, q, out)
     saved = Saved(q, k, v, out, lse.view(q.shape[1], q.shape[2], q.shape[0]))
+    dtype, tokens = q.dtype, q.shape[0]
     if sinks is not None:
         sinks.part(core.a2a_rank, core.a2a_size).backward(grad_out, out, saved.lse)
     dq_sum = torch.zeros(q.shape, dtype=sums.dtype, device=q.device)
-    scores = cut_keys(rows_scores(core, q, k, documents, first), BACKWARD_KEYS_PER_QUERY * q.shape[0])
+    scores = cut_keys(rows_scores(core, q, k, documents, first), BACKWARD_KEYS_PER_QUERY * tokens)
     with core.around():
         GradSums(dq_sum, *sums.chunk(2, dim=2)).add(core.backend, grad_out, saved, scores, core.scale)
-    dq = dq_sum.to(q.dtype)
-    del dq_sum
-    own = sums[-core.ring_size * q.shape[0] :]
+    dq = dq_sum.to(dtype)
+    del dq_sum, grad_out, q, out, saved  # before the exchange makes copies
+    own = sums[-core.ring_size * tokens :]
     if core.ring_size > 1:
         own = reduce_scatter(zigzag_from_natural(own, core.ring_size), core.ring)
-    dk, dv = own.to(q.dtype).chunk(2, dim=2)
+    given = [dq, *own.to(dtype).chunk(2, dim=2)]
+    del dq
     if core.a2a_size > 1:
-        dq, dk, dv = core.join_heads(dq, dk, dv)
+        given = [*core.join_heads(given)]
+    dq, dk, dv = given
     return dq, dk, dv
 
 

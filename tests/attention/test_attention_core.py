@@ -264,3 +264,23 @@ def test_sums_over_many_blocks_are_rounded_once() -> None:
     for found, reference in zip((out, *sums), (wanted, *wanted_grads), strict=True):
         once = (reference.bfloat16() - reference).square().mean().sqrt()
         assert (found.bfloat16() - reference).square().mean().sqrt() < 2.5 * once
+
+
+def test_sums_may_arrive_until_the_first_kernel_has_run() -> None:
+    """As those of a ring do, which come from another rank meanwhile."""
+    backend, scale = CpuFlash(), 0.25
+    q, k, v, grad_out = make_inputs(64, 1, (4, 4), 16, torch.float64)
+    scores = Scores((ScoreBlock(None, 0, 64, 0, 64, False),))
+    saved = Saved(q, k, v, *attend(backend, q, k, v, scores, scale))
+    alone = GradSums.zeros(saved, torch.float64)
+    alone.add(backend, grad_out, saved, scores, scale)
+    late = GradSums.zeros(saved, torch.float64)
+    for missing in (late.dk, late.dv):
+        missing.fill_(torch.nan)
+
+    def wait() -> None:
+        late.dk.fill_(1.0)
+        late.dv.fill_(2.0)
+
+    late.add(backend, grad_out, saved, scores, scale, wait)
+    assert torch.equal(late.dq, alone.dq) and torch.equal(late.dk, alone.dk + 1) and torch.equal(late.dv, alone.dv + 2)

@@ -233,7 +233,7 @@ def test_a_layer_whose_attention_reaches_too_far_is_foreseen() -> None:
         least = -PACKED_BYTES if "params_dtype" in flags else 0
         assert spare["kept"] == 0 and least <= min(spare.values()), (name, flags, spare)
         assert spare["backward"] <= 0.01 * found["backward"], (name, flags, spare)
-    sums = [cut["backward"] - whole["backward"] for (cut, _), (whole, _) in zip(peaks, uncut, strict=True)]
+    sums = [cut["backward"] - whole["backward"] for (_, cut), (_, whole) in zip(peaks, uncut, strict=True)]
     assert sums[2] > 0 <= min(sums)  # a sweep has such sums in any case, and a plain layer has other worst moments
 
 

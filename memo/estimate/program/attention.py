@@ -67,8 +67,9 @@ def _forward_with_exchange(
         return forward(sizes, placed)
     inner, heads = exchanged(sizes), split_heads(ledger, sizes.qkv * sizes.tokens * sizes.narrow)
     inner_out, lse = forward(inner, False)
-    (out,) = join_heads(ledger, sizes, (sizes.q, 1 if placed else inner.heads))  # a copy into the slot takes no memory
-    ledger.free(inner_out, heads)
+    ledger.free(heads)
+    share = 1 if placed else inner.heads  # a copy into the slot takes no memory
+    (out,) = join_heads(ledger, sizes, (sizes.q, share), given=[inner_out])
     return _left(ledger, out, placed), lse
 
 
@@ -120,9 +121,9 @@ def _with_exchange(
     heads = split_heads(ledger, width * sizes.tokens * sizes.narrow)
     _sinks_scratch(ledger, inner, backward=True)
     inner_grads = backward(inner, max(fused_row(inner), sizes.batch * width // sizes.a2a))
-    grads = join_heads(ledger, sizes, (sizes.q, inner.heads), (sizes.kv, inner.kv_heads), (sizes.kv, inner.kv_heads))
-    ledger.free(*inner_grads, heads)
-    return grads
+    ledger.free(heads)
+    of_keys = (sizes.kv, inner.kv_heads)
+    return join_heads(ledger, sizes, (sizes.q, inner.heads), of_keys, of_keys, given=inner_grads)
 
 
 def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
@@ -209,19 +210,14 @@ def _narrowed(ledger: Ledger, sizes: LayerSizes, name: str, num_bytes: int, tota
 
 
 def _merge_calls(ledger: Ledger, sizes: LayerSizes, calls: list[Call]) -> None:
-    """Merge the outputs of calls; the output of a call is freed when that of the next call exists."""
-    previous: tuple[Block, ...] = ()
     for call in within_reach(sizes, calls, fused_row(sizes)):
         part = kernel_forward(ledger, sizes, call)
-        ledger.free(*previous)
-        previous = part
         rows = call.queries * sizes.q
         lse = ledger.make("merged lse", lse_bytes(sizes, call.queries))
         weight = ledger.make("merge weight", lse.num_bytes)
         cast = ledger.make("wide output", rows * sizes.wide) if sizes.mixed else None
         product = ledger.make("weighted output", rows * sizes.wide)
-        ledger.free(cast, weight, product, lse)
-    ledger.free(*previous)
+        ledger.free(cast, weight, product, lse, *part)
 
 
 def _ring_backward(ledger: Ledger, sizes: LayerSizes, row: int) -> list[Block]:
@@ -240,26 +236,23 @@ def _ring_backward(ledger: Ledger, sizes: LayerSizes, row: int) -> list[Block]:
     both = 2 * kv_bytes(sizes)
     both_wide = both // sizes.narrow * sizes.wide
     kv = ledger.make("k and v", both)
-    met: Block | None = None  # k and v of the last step, which live until k and v of the next step are used
     dq = ledger.make("dq sum", q_bytes(sizes) // sizes.narrow * sizes.wide)
-    shift: tuple[Block, ...] = ()
+    dkv = ledger.make("dk and dv sum", both_wide)
+    sent: Block | None = None
     steps = different_steps(sizes)
     for step in steps:
         incoming = ledger.make("k and v", both) if step < steps[-1] else None
-        dkv = ledger.make("dk and dv sum", both_wide)
-        ledger.free(met)
-        _sum_calls(ledger, sizes, ring_calls(sizes, step), row)
-        received = ledger.make("dk and dv received", both_wide)
-        ledger.free(*reversed(shift))
-        shift = (dkv, received)
-        if incoming is None:
-            break
-        met, kv = kv, incoming
+        _sum_calls(ledger, sizes, ring_calls(sizes, step), row, sent)
+        sent, dkv = dkv, ledger.make("dk and dv received", both_wide)
+        if incoming is not None:
+            ledger.free(kv)
+            kv = incoming
+    ledger.free(sent)
     if not sizes.mixed:
-        ledger.free(dkv, kv)
-        return [dq, received]
+        ledger.free(kv)
+        return [dq, dkv]
     grads = [ledger.make("dk and dv", both), ledger.make("dq", q_bytes(sizes))]
-    ledger.free(dq, received, dkv, kv)
+    ledger.free(dq, dkv, kv)
     return grads
 
 
@@ -281,26 +274,26 @@ def _gathered_backward(ledger: Ledger, sizes: LayerSizes, row: int) -> list[Bloc
     dq = ledger.make("dq sum", q_bytes(sizes) // sizes.narrow * sizes.wide)
     dkv = ledger.make("dk and dv sum", kv.num_bytes // sizes.narrow * sizes.wide)
     _sum_calls(ledger, sizes, gathered_calls(sizes), row)
+    ledger.free(kv)
     ordered = ledger.make("dk and dv to send", dkv.num_bytes)
+    ledger.free(dkv)
     own = scattered(ledger, sizes.ring, "dk and dv", ordered)
-    grads = [
+    return [
         _narrowed(ledger, sizes, "dk and dv", 2 * kv_bytes(sizes), own),
         _narrowed(ledger, sizes, "dq", q_bytes(sizes), dq),
     ]
-    ledger.free(dkv, kv)
-    return grads
 
 
-def _sum_calls(ledger: Ledger, sizes: LayerSizes, calls: Iterable[Call], row: int) -> None:
-    previous: list[Block] = []
+def _sum_calls(ledger: Ledger, sizes: LayerSizes, calls: Iterable[Call], row: int, sent: Block | None = None) -> None:
+    """Add the gradients of calls to sums. `sent`: sums that are on their way until the first kernel has run."""
     for call in within_reach(sizes, calls, row):
         parts = kernel_backward(ledger, sizes, call)
-        ledger.free(*previous)
-        previous = parts
+        ledger.free(sent)
+        sent = None
         if sizes.mixed:
             for part in parts:
                 ledger.scratch(("wide part", part.num_bytes // sizes.narrow * sizes.wide))
-    ledger.free(*previous)
+        ledger.free(*parts)
 
 
 def _gather(ledger: Ledger, sizes: LayerSizes) -> Block:

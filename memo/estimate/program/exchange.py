@@ -2,6 +2,8 @@
 
 After the first all-to-all each rank has all tokens of some heads."""
 
+from collections.abc import Iterable
+
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
 
@@ -22,18 +24,20 @@ def split_heads(ledger: Ledger, num_bytes: int) -> Block:
     return ordered
 
 
-def join_heads(ledger: Ledger, sizes: LayerSizes, *parts: tuple[int, int]) -> list[Block]:
+def join_heads(ledger: Ledger, sizes: LayerSizes, *parts: tuple[int, int], given: Iterable[Block] = ()) -> list[Block]:
     """Return the tensors after the second all-to-all.
 
     `parts` are (width, heads that one rank has). Parts with one head are views of the received tensor, not copies.
+    `given`: the tensors before it, which are freed.
     """
     widths = [width * sizes.tokens * sizes.narrow for width, _ in parts]
     joined = ledger.make("heads to join", sum(widths))
+    ledger.free(*given)
     packed = ledger.make("heads to send", sum(widths))
     ledger.free(joined)
     received = ledger.make("heads received", sum(widths))
-    copies = [ledger.make("heads", n) for n, (_, share) in zip(widths, parts, strict=True) if share > 1]
     ledger.free(packed)
+    copies = [ledger.make("heads", n) for n, (_, share) in zip(widths, parts, strict=True) if share > 1]
     if len(copies) < len(parts):
         return [*copies, received]
     ledger.free(received)
