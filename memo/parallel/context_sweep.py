@@ -43,8 +43,9 @@ def forward_rows(
     """
     q, k, v = core.split_heads(*qkv) if core.a2a_size > 1 else qkv
     kept = before[-q.shape[0] :] if own is None else own
-    for part, x in zip(kept.chunk(2, dim=2), (k, v), strict=True):
-        part.copy_(x)
+    own_keys, own_values = kept.chunk(2, dim=2)
+    own_keys.copy_(k)
+    own_values.copy_(v)
     if own is not None:
         gather_rows(core, own, before)
     keys, values = before.chunk(2, dim=2)

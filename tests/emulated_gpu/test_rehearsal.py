@@ -11,13 +11,15 @@ from pairs import some_pairs, write_pairs
 
 from memo.cli.main import main
 from memo.estimate.machines import find_hardware
-from memo.estimate.memory_errors import FULL_SIZE
 from memo.rehearsal.request import emulated_device
 from memo.rehearsal.text import REASONS
 from memo.units import MIB
 
 SMALL = "--gpu h100-80 --gpus 2 --model llama-tiny --seq-len 16384 --tp 2 --global-batch-size 2 --clip-grad 1e6"
 """Two microbatches of one sequence."""
+MOST_OFF = 0.005
+"""Share by which the foreseen memory of two layers may be off: where the backward of the embedding needs most, its sums
+of segments are counted for more different tokens than mock data has."""
 
 
 def rehearsed(flags: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -83,12 +85,12 @@ FLOWS = {
     ],
 )
 def test_windows_adapters_and_frozen_layers_are_foreseen(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """64K tokens of two layers of Llama 8B, with cuDNN: bytes that torch allocates, within the error of full size. With
-    windows over a ring the last rank needs most."""
+    """64K tokens of two layers of Llama 8B, with cuDNN: bytes that torch allocates. With windows over a ring the
+    last rank needs most."""
     run = "--gpus 8 --hardware h100-80 --model llama-3.1-8b --num-layers 2 --seq-length 64K"
     assert main(["rehearse", "--json", *run.split(), *flags.split()]) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["steady"]["allocated_bytes"] == pytest.approx(in_torch(found["foreseen"]), rel=FULL_SIZE.share)
+    assert found["steady"]["allocated_bytes"] == pytest.approx(in_torch(found["foreseen"]), rel=MOST_OFF)
     assert found["planned"]["fallbacks"] == 0 and found["attention"] == "cudnn"
 
 
@@ -108,7 +110,7 @@ def test_forwards_before_a_step_take_the_memory_of_its_plan(tmp_path: Path, caps
     how = f"--tp 8 --offload-alpha 1 --preference dpo --tokenizer byte --data-path {pairs}"
     assert main(["rehearse", "--json", *run.split(), *how.split()]) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["steady"]["allocated_bytes"] == pytest.approx(in_torch(found["foreseen"]), rel=FULL_SIZE.share)
+    assert found["steady"]["allocated_bytes"] == pytest.approx(in_torch(found["foreseen"]), rel=MOST_OFF)
     assert found["planned"]["fallbacks"] == 0
 
 
