@@ -23,5 +23,4 @@ class AccountError(NamedTuple):
 WORST_ON_GPU, RUNS_ON_GPU = 0.001, 8
 """The largest error on an H200, and the number of its runs."""
 
-FULL_SIZE = AccountError(0.0042, 50)
-"""In the worst run 0.8 of 0.9 % is a hole that the memory plan left, not a request (docs/memory.md)."""
+FULL_SIZE = AccountError(0.0015, 50)

@@ -171,7 +171,7 @@ def test_refusals_one_by_one() -> None:
     question = ask("llama-3.1-8b", 8, seq_len=864 << 10, hardware="h100-80", host_memory_gib=400)
     refusals = {refused.layout: refused for refused in search(question).refusals}
     assert refusals[Layout(pp=4)].reason == Reason.GPU
-    assert "GiB needed, 78.58 GiB sure to fit" in refusals[Layout(pp=4)].text
+    assert "GiB needed, 78.79 GiB sure to fit" in refusals[Layout(pp=4)].text
     host = [refused for refused in refusals.values() if refused.reason == Reason.HOST]
     assert host and all("GiB sure to fit (90% of a node's 400)" in refused.text for refused in host)
     plan = search(replace(question, gpus=3))
