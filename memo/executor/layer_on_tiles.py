@@ -6,7 +6,7 @@ one section of it (memo.executor.sweep). Shapes as in memo.executor.tile_machine
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from memo.attention.sinks import Sinks
 from memo.executor.pieces import GradientSink
 from memo.executor.tile_machine import Context, Rope, Tile, TileMachine
 from memo.program.kinds import Kind
-from memo.program.operations import ExpertRow, Operation
+from memo.program.operations import ExpertRow
 from memo.program.walk import Step, forward, gradient, rebuilt
 from memo.spec.slots import NEEDS_FULL_ROOM, SlotLayout
 
@@ -75,19 +75,8 @@ class LayerOnTiles(nn.Module):
         }
 
     def gradients_done(self) -> None:
-        for parameter in self._parameters_of_layer:
+        for parameter in self.layer.parameters():
             self.sink.gradient_done(parameter)
-
-    # torch takes 0.1 ms to walk through a layer's modules. Data parallelism places parameters before the first step.
-
-    @cached_property
-    def _parameters_of_layer(self) -> tuple[nn.Parameter, ...]:
-        return tuple(self.layer.parameters())
-
-    @cached_property
-    def parameters_of(self) -> dict[Operation, tuple[nn.Parameter, ...]]:
-        modules = {op: module for op, module in self.module_of.items() if isinstance(module, nn.Module)}
-        return {op: tuple(module.parameters()) for op, module in modules.items()}
 
     def rows_of(self, name: str, tile: Tile) -> slice:
         return tile.shard if name in self._sharded else tile.full

@@ -73,8 +73,6 @@ class OnTiles(Protocol):
     group: ProcessGroup | None
     module_of: dict[Operation, Any]
 
-    @property
-    def parameters_of(self) -> dict[Operation, tuple[nn.Parameter, ...]]: ...
     def kept_of(self, tile: Tile) -> frozenset[str]: ...
     def rows_of(self, name: str, tile: Tile) -> slice: ...
 
@@ -144,8 +142,9 @@ class TileMachine(Machine):
         self.live.update(zip(step.makes, made, strict=True))
 
     def replay(self, step: Step, operation: Operation) -> None:
-        parameters = self.on.parameters_of.get(operation, ())
-        again = Replayed(self.module(operation), *map(self.take, step.reads), parameters=parameters)
+        module = self.module(operation)
+        parameters = module.parameters() if isinstance(module, nn.Module) else ()
+        again = Replayed(module, *map(self.take, step.reads), parameters=parameters)
         self.live[graph(operation.makes[0])] = again
         for name in step.makes[1:]:
             self.live[name] = again.output
