@@ -136,6 +136,27 @@ def exchange(
     return [watched(settling(work, group, its), span) for work, its in zip(works, ended, strict=True)]
 
 
+class Shift:
+    """A message round a ring: sends a tensor `places` ranks ahead, and receives one from `places` ranks behind.
+
+    `received`: the memory for what comes, which may be used after `wait`.
+    """
+
+    def __init__(self, x: Tensor, group: ProcessGroup | None, places: int) -> None:
+        assert group is not None
+        rank, size = group_rank(group), group_size(group)
+        self._sent: Tensor | None = x  # its memory must not be freed before the transfer has ended
+        self.received = torch.empty_like(x)
+        self._works = exchange([(x, (rank + places) % size)], [(self.received, (rank - places) % size)], group)
+
+    def wait(self) -> Tensor:
+        """Make the compute stream wait for the message; further calls do nothing."""
+        for work in self._works:
+            work.wait()
+        self._sent, self._works = None, []  # a work may keep what it sends alive
+        return self.received
+
+
 def send(x: Tensor, group: ProcessGroup, peer: int) -> Work:
     """Start sending a contiguous tensor to a rank of the group; do not write to it before the work is waited for."""
     span = begin_message(group, "send", x)

@@ -26,14 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup
 
 from memo.attention.backends import AttentionBackend, Saved
 from memo.attention.blocks import Chunk, Documents, Scores, attention_blocks
 from memo.attention.core import GradSums, OutputMerger, attend, attend_backward, empty_lse, empty_out
 from memo.attention.sinks import Sinks
 from memo.errors import ConfigError
-from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
+from memo.parallel.collectives import Shift, all_gather, all_to_all, group_rank, group_size, reduce_scatter
 from memo.parallel.zigzag import natural_from_zigzag, zigzag_chunks, zigzag_from_natural
 from memo.spec.window import ring_steps
 from memo_kernels import wide_dtype
@@ -190,7 +190,7 @@ class ContextAttention:
         kv = torch.stack((k, v))  # [2, S, b, n_kv, d], one message
         merger = OutputMerger(q, out)
         for step, following in zip(self._steps, (*self._steps[1:], None), strict=True):
-            incoming = None if following is None else _Shift(kv, self, following - step)
+            incoming = None if following is None else Shift(kv, self.ring, following - step)
             with self.around():
                 merger.add(self.backend, q, kv[0], kv[1], self._scores(step, documents), self.scale)
             if incoming:
@@ -208,22 +208,18 @@ class ContextAttention:
         dtype = wide_dtype(kv.dtype)
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=kv.device)
         dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
-        incoming_dkv: _Shift | None = None
+        incoming_dkv: Shift | None = None
         for step, following in zip(self._steps, (*self._steps[1:], None), strict=True):
-            incoming = None if following is None else _Shift(kv, self, following - step)
+            incoming = None if following is None else Shift(kv, self.ring, following - step)
             wait = None if incoming_dkv is None else incoming_dkv.wait
+            scores = self._scores(step, documents)
             with self.around():
                 GradSums(dq, dkv[0], dkv[1]).add(
-                    self.backend,
-                    grad_out,
-                    saved._replace(k=kv[0], v=kv[1]),
-                    self._scores(step, documents),
-                    self.scale,
-                    wait,
+                    self.backend, grad_out, saved._replace(k=kv[0], v=kv[1]), scores, self.scale, wait
                 )
             if wait is not None:
                 wait()  # if this step has no scores, nothing has waited
-            incoming_dkv = _Shift(dkv, self, (self.ring_size if following is None else following) - step)
+            incoming_dkv = Shift(dkv, self.ring, (self.ring_size if following is None else following) - step)
             dkv = incoming_dkv.received
             if incoming:
                 kv = incoming.wait()
@@ -313,29 +309,6 @@ class ContextAttention:
                 f"but the batch has {b} rows of {self.seq_length} tokens; "
                 f"give one tuple (0, ..., {self.seq_length}) per row"
             )
-
-
-class _Shift:
-    """One message of the ring: sends a tensor `places` ranks ahead, and receives one from `places` ranks behind.
-
-    `received`: the memory for what comes, which may be used after `wait`.
-    """
-
-    def __init__(self, x: Tensor, ring: ContextAttention, places: int) -> None:
-        group, rank, size = ring.ring, ring.ring_rank, ring.ring_size
-        assert group is not None
-        self._sent: Tensor | None = x  # its memory must not be freed before the transfer has ended
-        self.received = torch.empty_like(x)
-        self._works: list[Work] = exchange(
-            [(x, (rank + places) % size)], [(self.received, (rank - places) % size)], group
-        )
-
-    def wait(self) -> Tensor:
-        """Make the compute stream wait for the message; further calls do nothing."""
-        for work in self._works:
-            work.wait()
-        self._sent, self._works = None, []  # a work may keep what it sends alive
-        return self.received
 
 
 class _ContextAttention(torch.autograd.Function):

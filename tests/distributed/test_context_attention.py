@@ -23,7 +23,7 @@ from memo.attention.blocks import Chunk, ScoreBlock, Scores, attention_blocks
 from memo.attention.core import attend
 from memo.attention.select import select_backend
 from memo.errors import ConfigError
-from memo.parallel import context
+from memo.parallel import collectives
 from memo.parallel.collectives import exchange
 from memo.parallel.context import ContextAttention
 from memo.parallel.zigzag import natural_from_zigzag, token_indices, zigzag_chunks, zigzag_from_natural
@@ -179,7 +179,7 @@ def check_ring_traffic() -> tuple[list[torch.dtype], list[torch.dtype]]:
         sent.extend(x.dtype for x, _ in sends)
         return exchange(sends, receives, group)
 
-    context.exchange = recording
+    collectives.exchange = recording
     ring, _ = groups(1)
     attention = ContextAttention(CpuFlash(), S, "p2p", ring, None, SCALE)
     own = token_indices(S, dist.get_world_size(), dist.get_rank())
