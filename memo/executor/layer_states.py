@@ -38,6 +38,7 @@ class Reduction:
         gradient: the gradient that is reduced; its slot is free when the reduction has ended.
         parts: by bucket, this rank's shard of the result; valid when `works` have ended.
         stage: the staging buffer that holds the parts; None: they are where the gradient is.
+        sums: by bucket, the sum of earlier microbatches, which is being fetched; none if there is nothing to add to.
     """
 
     step: StateStep
@@ -45,6 +46,7 @@ class Reduction:
     parts: list[Tensor]
     works: list[Work]
     stage: StateSlot | None
+    sums: list[Tensor]
 
 
 class LayerStates:
@@ -219,8 +221,9 @@ class LayerStates:
         buffers, gradient, slot = self._buffers, self.gradient, self.gradient.slot
         wholes = [given(b.gradients) for b in self.unit.trained_buckets] if slot is None else self._gradient_parts(slot)
         self.gradient = self._new_gradient()  # the next microbatch may begin before this reduction has ended
+        sums = self._fetch_sums() if step.adds_up and self.unit.places.optimizer_on_host else []
         if buffers.num_shards == 1:
-            self.reduction = Reduction(step, gradient, wholes, [], None)
+            self.reduction = Reduction(step, gradient, wholes, [], None, sums)
             return
         stage = in_turn(buffers.reduced)
         self._backend.wait(Stream.COMPUTE, stage.free)
@@ -229,7 +232,7 @@ class LayerStates:
         for whole, part in zip(wholes, parts, strict=True):
             _, work = reduce_scatter_async(whole, buffers.data_parallel.group, out=part)
             works += [] if work is None else [work]
-        self.reduction = Reduction(step, gradient, parts, works, stage)
+        self.reduction = Reduction(step, gradient, parts, works, stage, sums)
 
     def finish_reduction(self, update: Update | None) -> None:
         """Wait for the reduction, and copy the shard to the memory that holds the masters.
@@ -293,23 +296,29 @@ class LayerStates:
             if step.is_last:
                 data_parallel.main_gradients.complete([(bucket, bucket.gradient_shard)])
             return
-        if step.adds_up:
-            self._add_sum(index, shard)
+        if reduction.sums:
+            self._add_sum(reduction.sums[index], shard)
         if step.is_last:
             data_parallel.main_gradients.complete([(bucket, shard)])
         holder = reduction.stage or reduction.gradient.slot
         name = name_of("gradient", bucket) if holder is None else holder.name
         self._offloaded[index] = self._buffers.offload_gradient(bucket, shard, name)
 
-    def _add_sum(self, index: int, shard: Tensor) -> None:
-        """Fetch the sum of earlier microbatches from host memory, and add it to this shard on the device."""
-        bucket, backend, (stage,) = self.unit.trained_buckets[index], self._backend, self._buffers.sum
-        part = stage.flat[: shard.numel()]
+    def _fetch_sums(self) -> list[Tensor]:
+        """Copy the sum of earlier microbatches from host memory, while the reduction of this one runs."""
+        backend, (stage,) = self._backend, self._buffers.sum
         backend.wait(Stream.PREFETCH, stage.free)
-        backend.wait(Stream.PREFETCH, self._offloaded[index])
-        backend.copy(Stream.PREFETCH, part, bucket.gradient_shard, stage.name, gradient_name(bucket))
-        self._buffers.follow(Stream.COMPUTE, Stream.PREFETCH)
-        self._buffers.follow(Stream.OFFLOAD, Stream.PREFETCH)
+        self._buffers.spoil(stage)
+        parts = parts_of(self.unit.trained_buckets, stage.flat, shards=True)
+        for bucket, part, away in zip(self.unit.trained_buckets, parts, self._offloaded, strict=True):
+            backend.wait(Stream.PREFETCH, away)
+            backend.copy(Stream.PREFETCH, part, bucket.gradient_shard, stage.name, gradient_name(bucket))
+        stage.filled = backend.record(Stream.PREFETCH)
+        return parts
+
+    def _add_sum(self, part: Tensor, shard: Tensor) -> None:
+        backend, (stage,) = self._backend, self._buffers.sum
+        backend.wait(Stream.COMPUTE, stage.filled)
         backend.access(Stream.COMPUTE, stage.name, "r", "sum of gradients")
         shard.add_(part)
         stage.free = backend.record(Stream.COMPUTE)

@@ -35,12 +35,14 @@ class _Reduction(NamedTuple):
     Attributes:
         slot: the slot of the gradient; None if the gradient stays on the device.
         shard: index of the buffer for the shard of this rank; it is free again when the shard has left.
+        sum_s: when the sum of earlier microbatches, to which the shard is added, is on the device.
     """
 
     step: StateStep
     reduced_s: float
     slot: _Slot | None
     shard: int
+    sum_s: float
 
 
 class StateStreams:
@@ -101,13 +103,11 @@ class StateStreams:
         if pending is None:
             return 0.0
         times, step, layer = self.times, pending.step, pending.step.op.layer
-        ready_s = pending.reduced_s
+        ready_s = max(pending.reduced_s, pending.sum_s)
         free_s = gone_s = self._hold_compute(ready_s)
         if layer in self._on_host:
             if step.adds_up:
-                asked_s = max(self._sum_free_s, self._away_s[layer])
-                ready_s = max(ready_s, self._work("prefetch", asked_s, times.shard_in_s, "gradient", layer))
-                self._sum_free_s = free_s = self._hold_compute(ready_s)
+                self._sum_free_s = free_s
             if step.is_last:
                 gone_s = self._bring(layer, ready_s)
             else:
@@ -170,8 +170,12 @@ class StateStreams:
         ready_s = end_s
         if self.times.scatter_s:
             ready_s = self._hold_compute(max(end_s, self._shard_free_s[shard]))
-        reduced_s = self._work("data", ready_s, self.times.scatter_s, "reduce", step.op.layer)
-        self._pending = _Reduction(step, reduced_s, slot, shard)
+        layer, sum_s = step.op.layer, 0.0
+        if step.adds_up and layer in self._on_host:
+            asked_s = max(self._sum_free_s, self._away_s[layer])
+            sum_s = self._work("prefetch", asked_s, self.times.shard_in_s, "gradient", layer)
+        reduced_s = self._work("data", ready_s, self.times.scatter_s, "reduce", layer)
+        self._pending = _Reduction(step, reduced_s, slot, shard, sum_s)
         if not self.times.scatter_s:  # a single rank has no message to wait for
             self.finish_gradients()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from memo.errors import RaceError
 from memo.executor.checker import Checked
 from memo.executor.cpu_streams import VirtualStreams
-from memo.executor.streams import Stream, StreamBackend
+from memo.executor.streams import AccessMode, Stream, StreamBackend
 from memo.mesh import Mesh, RankGrid
 from memo.mesh.simulated import init_simulated
 from memo.spec.layer_ops import LayerOp
@@ -53,6 +53,25 @@ class DroppedCopy(Forwarding):
             if len(self.copies) - 1 == self.index:
                 return
         self.backend.copy(stream, dst, src, dst_name, src_name)
+
+
+@dataclass
+class Order(Forwarding):
+    """Records, in order, the fetches and reads of the sum of gradients and the operations of layers."""
+
+    events: list[str] = field(default_factory=list)
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        self.backend.copy(stream, dst, src, dst_name, src_name)
+        if dst_name == "gradient sum 0" and src_name != "poison" and self.events[-1] != "fetch":
+            self.events.append("fetch")
+
+    def access(self, stream: Stream, name: str, mode: AccessMode, what: str) -> None:
+        self.backend.access(stream, name, mode, what)
+        if name == "gradient sum 0" and stream is Stream.COMPUTE:
+            self.events += ["read"] if self.events[-1] != "read" else []
+        elif what.startswith(("F", "B")) and self.events[-1:] != [what]:
+            self.events.append(what)
 
 
 @dataclass
@@ -142,3 +161,12 @@ def test_every_dropped_wait_is_caught_or_redundant_and_every_dropped_copy_shows(
     # An evaluation fetches the first layer for one more that does not come: here twice, and of two buckets.
     assert all(name.startswith("host weights of 0.layers.0.") for name in found.unnoticed)
     assert len(found.unnoticed) <= 2 * 2 < found.copies
+
+
+@pytest.mark.usefixtures("one_thread", "simulated_group")
+@pytest.mark.parametrize("name", ["dp 2, ZeRO-2, optimizer, two microbatches"])
+def test_the_sum_of_earlier_microbatches_arrives_while_the_next_layer_runs(name: str) -> None:
+    order = Order(VirtualStreams())
+    Campaign(*CASES[name]).run(order)
+    backward = ["B1 layer 2", "fetch", "B1 layer 1", "read", "fetch", "B1 layer 0", "read", "fetch", "read"]
+    assert order.events[-len(backward) :] == backward
