@@ -37,27 +37,29 @@ class Bounds:
 
     def least_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> float:
         """Return the least seconds of a step; `swap`, the choice of alpha auto, adds recomputation and copies."""
-        link_s = 0.0 if swap is None else swap.link_s
-        least_s = max(self._pipeline_s(layout, strategy, swap), link_s) + self._update_s(layout.grid)
+        layer_s, link_s = (None, 0.0) if swap is None else (swap.layer_s, swap.link_s)
+        least_s = max(self._pipeline_s(layout, strategy, layer_s), link_s) + self._update_s(layout.grid)
         return (1.0 - _ROUNDING) * least_s
 
-    def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
+    def least_placed_s(self, layout: Layout, strategy: Strategy, layer_s: float | None = None) -> float:
         """Return the least seconds of a step if states may be anywhere: the pipeline alone.
 
         Under alpha auto all activations may stay on the device. For swept layers this case is left out: with all
         activations on the device, whole layers are a candidate of their own.
+
+        `layer_s`: seconds of forward and backward of an average layer, if it is known what moves.
         """
-        least_s = self._pipeline_s(layout, strategy, None)
-        if strategy == AUTO._replace(order=strategy.order, sharding=strategy.sharding):
-            least_s = min(least_s, self._pipeline_s(layout, KEEP, None))
+        least_s = self._pipeline_s(layout, strategy, layer_s)
+        if layer_s is None and strategy == AUTO._replace(order=strategy.order, sharding=strategy.sharding):
+            least_s = min(least_s, self._pipeline_s(layout, KEEP))
         return (1.0 - _ROUNDING) * least_s
 
-    def _pipeline_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None) -> float:
+    def _pipeline_s(self, layout: Layout, strategy: Strategy, layer_s: float | None = None) -> float:
         """Return the seconds from the first forward to the last backward."""
         question = self.question
         microbatches = num_microbatches(question, layout)
         # The recomputation of a swap plan counts only if the plan is known.
-        layer_s = sum(self.layer(layout, strategy).computed_s) if swap is None else swap.layer_s
+        layer_s = sum(self.layer(layout, strategy).computed_s) if layer_s is None else layer_s
         stage_s = layer_s * question.model.sizes.num_layers / layout.pp
         embedding_s, loss_s, messages_s = self._ends(layout.grid, layout.mbs)
         if layout.pp == 1:

@@ -1,9 +1,9 @@
 """Strategies with placed states (ZeRO-2, ZeRO-3, states in host memory): which are tried, and what each costs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf
-from typing import get_args
+from typing import Any, get_args
 
 from memo.config.derived import SWEPT_TOKENS
 from memo.config.parallel import AccumulationOrder, DataParallelSharding
@@ -13,9 +13,8 @@ from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, conf
 from memo.search.plan import Timed
 from memo.search.question import Question
 from memo.search.state_costs import Costs
-from memo.search.states import fits, place
+from memo.search.states import Contender, fits, place
 from memo.search.sweeping import sweeps
-from memo.simulate.cost import LayerCost
 
 _ACTIVATIONS = (AUTO, FULL)
 """Uses of activations that are tried when states move; alpha auto may also keep all activations on the device."""
@@ -42,35 +41,31 @@ def _shardings(question: Question, layout: Layout) -> Sequence[DataParallelShard
     return SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
 
 
-def costs_of(
-    question: Question, layout: Layout, strategy: Strategy, layer: Callable[[], LayerCost] | None = None
-) -> Costs:
-    """Return the costs of a layout under the activations and the sharding of a strategy; `layer` as in `Costs`."""
-    return Costs(config_of(question, layout, strategy), question.gpus, question.hardware, question.limits, layer)
+def costs_of(question: Question, layout: Layout, strategy: Strategy, **known: Any) -> Costs:
+    """Return the costs of a layout under the activations and the sharding of a strategy; `known` as in `Costs`."""
+    return Costs(config_of(question, layout, strategy), question.gpus, question.hardware, question.limits, **known)
 
 
-def placed(
-    question: Question,
-    layout: Layout,
-    strategy: Strategy,
-    costs: Costs | None = None,
-    bound_s: float = 0.0,
-    below_s: float = inf,
+def fitting(question: Question, costs: Costs) -> Costs | None:
+    """Return `costs` if some placement fits, with limits that leave room for memory that torch does not see if some
+    placement fits under them; None if none fits."""
+    room = room_for_unseen(unseen_memory(costs.config, question.gpus, costs.limits.links))
+    with_room = costs.within(costs.limits._replace(device_bytes=costs.limits.device_bytes - room))
+    return next((each for each in (with_room, costs) if fits(each)), None)
+
+
+def placed(question: Question, layout: Layout, strategy: Strategy) -> Timed | None:
+    """Return the fastest placement under the activations and the sharding of a strategy; None if none fits."""
+    costs = fitting(question, costs_of(question, layout, strategy))
+    return None if costs is None else fastest_placed(layout, strategy, costs)
+
+
+def fastest_placed(
+    layout: Layout, strategy: Strategy, costs: Costs, below_s: float = inf, among: Sequence[Contender] | None = None
 ) -> Timed | None:
-    """Return the fastest placement under the activations and the sharding of a strategy; None if none fits, or if a
-    step takes `below_s` or more with all of them.
-
-    If some placements leave room for memory that torch does not see, the fastest of them is returned.
-
-    Args:
-        bound_s: a lower bound of the seconds of a step.
-    """
-    costs = costs or costs_of(question, layout, strategy)
-    limits = costs.limits
-    room = room_for_unseen(unseen_memory(costs.config, question.gpus, limits.links))
-    roomy = limits._replace(device_bytes=limits.device_bytes - room)
-    with_room = costs.within(roomy)
-    found = place(with_room if fits(with_room) else costs, bound_s, below_s)
+    """Return the fastest placement under a strategy whose costs are given, with a step shorter than `below_s`; `among`
+    as in `place`."""
+    found = place(costs, below_s, among)
     if found is None:
         return None
     moved = found.use.moved

@@ -3,7 +3,8 @@
     layout     a bound that holds for all its strategies   opened: the memory of each strategy is judged
     strategy   its own bound                               opened: simulated; under alpha auto the swap plan is chosen
                                                            first, which gives a better bound
-    placed     ZeRO-2, ZeRO-3, states in host memory       opened: whether any placement fits, then the fastest one
+    placed     ZeRO-2, ZeRO-3, states in host memory       opened: whether any placement fits, and a better bound;
+                                                           opened again: the fastest placement
 
 So the memory of slow layouts is never counted, and no faster candidate is missed.
 """
@@ -33,12 +34,12 @@ from memo.search.candidates import (
     layouts_of,
     num_microbatches,
 )
-from memo.search.placed import costs_of, placed, placed_strategies
+from memo.search.placed import costs_of, fastest_placed, fitting, placed_strategies
 from memo.search.plan import Reason, Refusal, Timed, step_s
 from memo.search.question import Question
 from memo.search.sizing import Sized, may_fit, size
 from memo.search.state_costs import Costs
-from memo.search.states import fits, shortage
+from memo.search.states import Contender, contenders, shortage
 from memo.search.swap_choice import SwapChoice, choose_swap
 from memo.search.sweeping import sweeps, tile_sizes
 from memo.simulate import predict_step
@@ -77,7 +78,7 @@ class Race:
         self.ways = cache(self._find_ways)
         self._numbers = count()
         self._short_of: dict[Layout, Costs] = {}
-        self._costs_if_fits = cache(self._placeable)
+        self._fitting = cache(self._fitting_of)
 
     @cached_property
     def grids(self) -> list[tuple[Layout, str]]:
@@ -258,28 +259,38 @@ class Race:
     def _placed_strategies(self, layout: Layout, limit_s: float) -> Iterator[Entry]:
         for strategy in placed_strategies(self.question, layout):
             bound_s = self.bounds.least_placed_s(layout, strategy) * _handicap(strategy)
-            yield self._entry(bound_s, layout, partial(self._place, layout, strategy, bound_s))
+            yield self._entry(bound_s, layout, partial(self._place, layout, strategy))
 
-    def _place(self, layout: Layout, strategy: Strategy, bound_s: float, limit_s: float) -> Iterator[Timed]:
+    def _place(self, layout: Layout, strategy: Strategy, limit_s: float) -> Iterator[Entry]:
         self.num_looked_at += 1
         # If micro-batches of 1, depth first, do not fit, neither larger ones nor breadth first do. A single microbatch
         # accumulates no gradients, so this does not hold for it.
         least = layout._replace(mbs=1), strategy._replace(order="depth_first")
-        may_fit_here = num_microbatches(self.question, layout) == 1 or self._costs_if_fits(*least) is not None
-        costs = self._costs_if_fits(layout, strategy) if may_fit_here else None
+        may_fit_here = num_microbatches(self.question, layout) == 1 or self._fitting(*least) is not None
+        costs = self._fitting(layout, strategy) if may_fit_here else None
         if costs is None:
             self._short_of.setdefault(layout, costs_of(self.question, layout, strategy))
-        else:
-            found = placed(self.question, layout, strategy, costs, bound_s, limit_s)
-            if found is not None:
-                yield found
+            return
+        among = contenders(costs, limit_s)
+        if among:
+            bound_s = min(each.least_s for each in among) * _handicap(strategy)
+            yield self._entry(bound_s, layout, partial(self._search_placed, layout, strategy, costs, among))
 
-    def _placeable(self, layout: Layout, strategy: Strategy) -> Costs | None:
+    def _search_placed(
+        self, layout: Layout, strategy: Strategy, costs: Costs, among: list[Contender], limit_s: float
+    ) -> Iterator[Timed]:
+        found = fastest_placed(layout, strategy, costs, limit_s, among)
+        if found is not None:
+            yield found
+
+    def _fitting_of(self, layout: Layout, strategy: Strategy) -> Costs | None:
         """Return the costs of a layout under a strategy; None if no placement fits."""
         if not may_fit(self.question, layout):
             return None
-        costs = costs_of(self.question, layout, strategy, partial(self.bounds.layer, layout, strategy))
-        return costs if fits(costs) else None
+        layer, bound = (
+            partial(function, layout, strategy) for function in (self.bounds.layer, self.bounds.least_placed_s)
+        )
+        return fitting(self.question, costs_of(self.question, layout, strategy, layer=layer, bound=bound))
 
 
 def timed(

@@ -32,8 +32,9 @@ from memo.simulate.cost import LayerCost
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step
+from memo.simulate.stage import microbatch_s
 from memo.simulate.states import state_times
-from memo.simulate.swapping import modelled_problem, ways_to_move
+from memo.simulate.swapping import choose, layer_times, modelled_problem, ways_to_move
 from memo.spec.buckets import rank_units
 from memo.spec.placement import StatePlacement, placement_of, with_placement
 from memo.spec.shapes import shape_of
@@ -138,6 +139,11 @@ class ActivationUse:
         """Seconds of `step` after its last backward."""
         return self.step.seconds["data"] + self.step.seconds["optimizer"]
 
+    @property
+    def pipeline_s(self) -> float:
+        """Seconds of `step` up to its last backward; no placement of states makes them fewer."""
+        return self.step.step_time_s - self.after_s
+
 
 class PlacementCosts(NamedTuple):
     """Costs of the states alone: seconds of the busiest stage. `last_d2h_s` is the part of `d2h_s` that belongs to the
@@ -174,13 +180,20 @@ def _simulate(
 @dataclass
 class Costs:
     """Costs of one run under any placement of states, whatever its --offload-states; costs that placements share are
-    computed once. `layer` returns the cost of a swapped layer; default: it is computed."""
+    computed once.
+
+    Attributes:
+        layer: function that returns the cost of a swapped layer; default: it is computed.
+        bound: function from the seconds of forward and backward of an average layer to a lower bound of the seconds of
+            a step; for None, the bound that holds for every use of activations.
+    """
 
     config: RunConfig
     world_size: int
     hardware: Hardware
     limits: MemoryLimits
     layer: Callable[[], LayerCost] | None = None
+    bound: Callable[[float | None], float] = lambda layer_s: 0.0
 
     def __post_init__(self) -> None:
         self.config = replace(self.config, memory=replace(self.config.memory, offload_states="none"))
@@ -197,15 +210,19 @@ class Costs:
         """The uses that need least memory.
 
         The first moves nothing and needs least host memory. Under alpha auto a second one moves only the activations
-        that always move, and needs least device memory.
+        that always move, and needs least device memory. It is the only one of swept layers, as layers of which nothing
+        moves are whole.
         """
         memory = self.config.memory
         if not self._is_auto:
             alpha = memory.offload_alpha if memory.swaps and isinstance(memory.offload_alpha, float) else None
             return [self._use(self.config, None, alpha)]
+        moved = nothing_moved(self.config.model, memory.offload_policy)
+        least = self._use(self.config, moved, moved)
+        if memory.sweeps:
+            return [least]
         plain = replace(self.config, memory=replace(memory, offload_alpha="off"))
-        least = nothing_moved(self.config.model, memory.offload_policy)
-        return [self._use(plain, None, None), self._use(self.config, least, least)]
+        return [self._use(plain, None, None), least]
 
     @cached_property
     def uses(self) -> list[ActivationUse]:
@@ -220,6 +237,10 @@ class Costs:
     @property
     def _is_auto(self) -> bool:
         return self.config.memory.swaps and self.config.memory.offload_alpha == "auto"
+
+    @property
+    def _is_depth_first(self) -> bool:
+        return self.config.parallel.gradient_accumulation_order == "depth_first"
 
     @cached_property
     def _problem(self) -> SwapProblem:
@@ -238,10 +259,19 @@ class Costs:
             found.frugal_uses = found.uses[:2]  # of uses that move more each, the first needs least device memory
         return found
 
-    def computed_s(self, use: ActivationUse) -> float:
-        """Return the seconds in which a stage computes its layers if a swap plan moves some of their activations; 0 if
-        nothing moves."""
-        return 0.0 if use.moved is None else self._problem.num_passes * self._problem.computed_s(dict(use.moved))
+    def least_s(self, use: ActivationUse, *, with_waits: bool = False) -> float:
+        """Return a lower bound of the seconds of a step with a use of activations, wherever the states are.
+
+        `with_waits`: count the waits for copies of activations, which takes longer.
+        """
+        if use.moved is None:
+            return self.bound(None)
+        problem, tiles = self._problem, dict(use.moved)
+        if not (with_waits and self.config.parallel.pp == 1 and self._is_depth_first):
+            return self.bound(problem.sections * problem.computed_s(tiles))
+        times = layer_times(problem, choose(problem, tiles), self.hardware).of_stack(self._layer().by_layer)
+        num_layers = self.config.model.num_layers
+        return self.bound(microbatch_s(times, num_layers) / num_layers)
 
     def rough_s(self, placement: StatePlacement, use: ActivationUse) -> float:
         """Return an estimate of the seconds of a step, to compare placements before they are simulated.
@@ -250,15 +280,13 @@ class Costs:
 
         Known error: it assumes that a backward lasts twice a forward, and that copies wait for their link alone.
         """
-        costs, step = self.of(placement), use.step
+        costs, busy_s = self.of(placement), use.step.resources
         share_here = 0.0 if placement.ends_on_host else 1.0 - placement.optimizer / placement.layers
         after_s = max(use.after_s * share_here, costs.cpu_s * self.sizes.clips)
-        links = step.resources["h2d"] + costs.h2d_s, step.resources["d2h"] + costs.d2h_s, costs.dp_s
-        pipeline_s = step.step_time_s - use.after_s
-        is_breadth_first = self.config.parallel.gradient_accumulation_order == "breadth_first"
-        parts = 1 if is_breadth_first else num_microbatches(self.config, self.world_size)
-        last_s = pipeline_s * 2 / 3 / parts  # backward time that hides the offload of reduced gradients
-        return max(pipeline_s + max(0.0, costs.last_d2h_s - last_s) + after_s, *links, costs.cpu_s)
+        links = busy_s["h2d"] + costs.h2d_s, busy_s["d2h"] + costs.d2h_s, costs.dp_s
+        parts = num_microbatches(self.config, self.world_size) if self._is_depth_first else 1
+        last_s = use.pipeline_s * 2 / 3 / parts  # backward time that hides the offload of reduced gradients
+        return max(use.pipeline_s + max(0.0, costs.last_d2h_s - last_s) + after_s, *links, costs.cpu_s)
 
     def best_use(self, placement: StatePlacement) -> tuple[float, ActivationUse | None]:
         """Return (seconds, use) of the fastest use that fits; infinite seconds and None if none fits."""

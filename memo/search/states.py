@@ -36,6 +36,7 @@ _EXCHANGES = (
     {"optimizer": -1, "gradients": 1},
     {"gradients": 1, "weights": -1},
     {"gradients": -1, "weights": 1},
+    {"gradients": -1, "weights": 1, "optimizer": 1},
 )
 """Changes of the number of layers in host memory. More layers of a single kind never make a step shorter."""
 
@@ -48,25 +49,40 @@ class Placed(NamedTuple):
     step: StepPrediction
 
 
-def place(costs: Costs, bound_s: float = 0.0, below_s: float = inf) -> Placed | None:
+class Contender(NamedTuple):
+    """A use of activations, and a lower bound of the seconds of a step with it wherever the states are."""
+
+    least_s: float
+    use: ActivationUse
+
+
+def contenders(costs: Costs, below_s: float = inf) -> list[Contender]:
+    """Return the uses of activations that fit with some placement, without those whose steps take `below_s` or more."""
+    found = (Contender(_least_s(costs, use, below_s), use) for use in costs.uses)
+    return [each for each in found if each.least_s < below_s]
+
+
+def place(costs: Costs, below_s: float = inf, among: Sequence[Contender] | None = None) -> Placed | None:
     """Return the fastest placement; None if none fits, or if a step takes `below_s` or more with all of them.
 
     A placement is not simulated if its estimate is too long already: in thousands of simulations none took less than
     `Costs.rough_s`.
 
     Args:
-        bound_s: a lower bound of the seconds of a step.
+        among: the result of `contenders` for these seconds or more, if it is known.
     """
     if costs.holds(costs.none, costs.uses[0]):  # everything stays
         return Placed(costs.none, costs.uses[0], costs.uses[0].step)
-    uses = [use for use in costs.uses if _least_s(costs, use, bound_s, below_s) < below_s]
+    among = contenders(costs, below_s) if among is None else among
+    uses = [each.use for each in among if each.least_s < below_s and each.use.pipeline_s < below_s]
     if not uses:
         return None
     costs = costs.within(costs.limits, uses)
     ranked = sorted(starts(costs), key=partial(_rank, costs))
     most_s = (1.0 + _MOST_GAIN) * min(below_s, costs.best_use(ranked[0])[0])
-    ends = dict.fromkeys(_climb(costs, start) for start in ranked[:_CLIMBS] if costs.best_use(start)[0] < most_s)
-    found: Placed | None = None
+    chosen = [start for start in ranked[:_CLIMBS] if costs.best_use(start)[0] < most_s] or ranked[:1]
+    ends = dict.fromkeys(_climb(costs, start) for start in chosen)
+    fastest: Placed | None = None
     best = sorted(costs.seen, key=partial(_rank, costs))[:_BEST]
     for placement in dict.fromkeys([costs.none, *ends, *best]):
         rough_s, use = costs.best_use(placement)
@@ -74,8 +90,8 @@ def place(costs: Costs, bound_s: float = 0.0, below_s: float = inf) -> Placed | 
             continue
         step = use.step if placement == costs.none else use.simulate(with_placement(use.config, placement))
         if step.step_time_s < below_s:
-            found, below_s = Placed(placement, use, step), step.step_time_s
-    return found
+            fastest, below_s = Placed(placement, use, step), step.step_time_s
+    return fastest
 
 
 def fits(costs: Costs, given: StatePlacement | None = None) -> bool:
@@ -123,31 +139,37 @@ def _least(costs: Costs, given: StatePlacement | None, uses: list[ActivationUse]
     return [_with_optimizers(shape, _fewest(costs, [shape], uses)) for shape in shapes]
 
 
-def _least_s(costs: Costs, use: ActivationUse, bound_s: float, below_s: float) -> float:
+def _least_s(costs: Costs, use: ActivationUse, below_s: float) -> float:
     """Return a lower bound of the seconds of a step with a use of activations, under any placement that fits.
 
-    It combines the compute with the CPU's update of the fewest layers that must be in host memory: their sum if
-    gradients are clipped, else their maximum. If the compute alone takes `below_s`, the layers are not counted.
+    It combines the layers with the CPU's update of the fewest layers that must be in host memory: their sum if
+    gradients are clipped, else their maximum. If the layers alone take `below_s`, the placements are not counted.
     """
-    computed_s = max(bound_s, costs.computed_s(use))
-    if computed_s >= below_s:
-        return computed_s
+    if not costs.fits_host(costs.none, use):  # states there only add
+        return inf
+    least_s = costs.least_s(use)
+    if least_s < below_s:
+        least_s = costs.least_s(use, with_waits=True)
+    if least_s >= below_s:
+        return least_s
     shapes = _shapes(costs)[::-1]  # those that leave most room come first
     count = _fewest(costs, shapes, [use])
-    fitting = [at for at in (_with_optimizers(shape, count) for shape in shapes) if costs.fits_device(at, use)]
-    cpu_s = min((costs.of(at).cpu_s for at in fitting), default=inf)
-    return computed_s + cpu_s if costs.sizes.clips else max(computed_s, cpu_s)
+    ends = [_with_optimizers(shape, count) for shape in shapes]
+    if not any(costs.fits_host(at, use) for at in ends):
+        return inf
+    cpu_s = min((costs.of(at).cpu_s for at in ends if costs.fits_device(at, use)), default=inf)
+    return least_s + cpu_s if costs.sizes.clips else max(least_s, cpu_s)
 
 
 def starts(costs: Costs) -> list[StatePlacement]:
     """Return starting points of the local search, which lie far apart.
 
     Each shape says which states go to host memory with a layer's optimizer (gradients, weights, a copy of the weights).
-    For each shape, the starting points have the fewest layers with which the run fits, for each frugal use of
+    For each shape, the starting points have the fewest layers with which the run fits on the device, for each use of
     activations, and all layers.
     """
     shapes = _shapes(costs)
-    counts = {shape: {_fewest(costs, [shape], [use]) for use in costs.frugal_uses} for shape in shapes}
+    counts = {shape: {_fewest(costs, [shape], [use]) for use in costs.uses} for shape in shapes}
     found = [_with_optimizers(shape, count) for shape in shapes for count in {*counts[shape], shape.layers}]
     return list(dict.fromkeys(found))
 
@@ -200,9 +222,15 @@ def _climb(costs: Costs, start: StatePlacement) -> StatePlacement:
     return best
 
 
-def _rank(costs: Costs, placement: StatePlacement) -> tuple[float, int]:
-    """Return the sort key of placements: the time of a step, then the number of states in host memory."""
-    return costs.best_use(placement)[0], placement.optimizer + placement.gradients + placement.weights
+def _rank(costs: Costs, placement: StatePlacement) -> tuple[float, float]:
+    """Return the sort key of placements: the time of a step, then the number of states in host memory.
+
+    Placements that do not fit come last, those first that lack least.
+    """
+    seconds, use = costs.best_use(placement)
+    if use is None:
+        return seconds, min(sum(max(1.0, share) for share in costs.excess(placement, each)) for each in costs.uses)
+    return seconds, placement.optimizer + placement.gradients + placement.weights
 
 
 def _around(at: StatePlacement, step: int, has_masters: bool) -> Iterator[StatePlacement]:

@@ -28,6 +28,9 @@ _MOST_BREADTH_FIRST = 64
 _LAG = 6
 """Additional microbatches per stage that are run if actions wait for copies: copies fall behind little by little, until
 their rate alone counts."""
+_LAG_OF_ONE = 2
+"""The same for a single stage, where copies of activations do not fall behind: the last backward of a microbatch waits
+for the last prefetch."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,8 @@ def _time_pipeline(model: StepModel) -> _Timed:
     if full.breadth_first:
         found = _breadth_first(model, timed)
     else:
-        steady = steady_microbatches(full) + (_LAG * full.stages if timed is _simulated else 0)
+        lag = _LAG * full.stages if full.stages > 1 else _LAG_OF_ONE
+        steady = steady_microbatches(full) + (lag if timed is _simulated else 0)
         found = timed(model, full._replace(microbatches=min(full.microbatches, steady)))
     if not (model.times.offload_s or model.times.prefetch_s):
         return found

@@ -7,7 +7,7 @@ from memo.simulate.model import StepModel
 from memo.simulate.resources import Record, Resources
 from memo.simulate.state_streams import StateStreams
 from memo.simulate.state_traffic import stage_state_plan
-from memo.simulate.streams import StageStreams
+from memo.simulate.streams import LayerTimes, StageStreams
 from memo.simulate.swapping import stage_plan
 from memo.spec.clock import Clock, run
 from memo.spec.schedule import Action, Pipeline
@@ -32,6 +32,17 @@ def update_stages(stages: Sequence["Stage"], clock: Clock) -> tuple[float, float
     reduced_s = max(stage.finish_reduction(ends[-1]) for stage, ends in zip(stages, clock.ends, strict=True))
     # The norm of the gradients is that of the whole model, so all stages wait for each other.
     return reduced_s, max(stage.optimize(reduced_s) for stage in stages)
+
+
+def microbatch_s(times: LayerTimes, num_layers: int) -> float:
+    """Return the seconds of the layers of one microbatch on a single stage, with their waits for copies.
+
+    Its copies find all streams idle, so no microbatch of a step takes less, whatever else is copied.
+    """
+    streams = StageStreams(stage_plan(Pipeline(1, 1, 1), 0, num_layers), times)
+    for _ in streams.plan.steps:
+        streams.next_op(0.0)
+    return streams.free["compute"]
 
 
 class Stage:

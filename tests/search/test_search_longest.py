@@ -12,9 +12,9 @@ from memo.config.derived import SLOT_TILES, SWEPT_TOKENS
 from memo.search.candidates import SHARDINGS, Layout, config_of
 from memo.search.launch import run_of
 from memo.search.longest import length_unit, longest
+from memo.search.placed import placed
 from memo.search.planning import answer, plan
 from memo.search.question import Question, ask
-from memo.search.race import placed
 from memo.search.ranking import search
 from memo.search.sweeping import sweeps
 from memo.spec.sweep import WHOLE

@@ -14,14 +14,15 @@ from memo.estimate.memory_account import own_memories, worst_device_bytes
 from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.verdict import MemoryLimits
 from memo.search.bounds import Bounds
-from memo.search.candidates import SHARDINGS, Layout, config_of
+from memo.search.candidates import AUTO, SHARDINGS, Layout, config_of
 from memo.search.granularity import Machine, resolve_states
 from memo.search.launch import command, run_of
+from memo.search.placed import costs_of, placed, placed_strategies
 from memo.search.question import ask
-from memo.search.race import Race, costs_of, placed, placed_strategies
+from memo.search.race import Race
 from memo.search.ranking import search
 from memo.search.state_costs import Costs
-from memo.search.states import fits, place
+from memo.search.states import contenders, fits, place, starts
 from memo.search.sweeping import sweeps
 from memo.search.tables import Commands, text
 from memo.simulate import predict_step
@@ -145,6 +146,32 @@ def test_bounds_of_placed_layouts_lie_below_their_simulation(gpus: int, tried: l
                 seen += 1
                 assert bounds.least_placed_s(layout, strategy) <= found.step.step_time_s
     assert seen >= 2
+
+
+def test_bounds_of_uses_of_activations_lie_below_their_simulation() -> None:
+    """With windows in most layers copies are waited for, so the bounds with waits are higher, and they still hold."""
+    question = ask("gemma-3-12b", 8, seq_len=131072, global_batch_size=16, gpu_memory_gib=40)
+    race, shares = Race(question), []
+    for layout, strategy in product([Layout(1, 4), Layout(2, 2), Layout(1, 2, 2)], SHARDINGS):
+        costs = race._fitting(layout, AUTO._replace(sharding=strategy))
+        assert costs is not None
+        for each in contenders(costs):
+            found = place(costs, among=[each])
+            assert found is not None and found.use is each.use
+            shares.append(costs.least_s(each.use, with_waits=True) / costs.least_s(each.use))
+            assert costs.least_s(each.use, with_waits=True) <= each.least_s <= found.step.step_time_s
+    assert len(shares) > 20 and min(shares) >= 1 - 1e-9 and max(shares) > 1.1
+
+
+def test_a_placement_is_found_although_no_start_of_the_search_fits() -> None:
+    """More layers of optimizer and weights must go to host memory than need to, and fewer gradients."""
+    question = ask("gemma-3-27b", 8, seq_len=262144, global_batch_size=16)
+    costs = Race(question)._fitting(Layout(1, 4, cp_comm_type="a2a"), AUTO)
+    assert costs is not None
+    least = contenders(costs, 1.03 * min(each.least_s for each in contenders(costs)))
+    costs = costs.within(costs.limits, [each.use for each in least])
+    assert all(costs.best_use(start)[1] is None for start in starts(costs))
+    assert place(costs, among=least) is not None
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3.5-9b"])
