@@ -57,9 +57,15 @@ class Contender(NamedTuple):
 
 
 def contenders(costs: Costs, below_s: float = inf) -> list[Contender]:
-    """Return the uses of activations that fit with some placement, without those whose steps take `below_s` or more."""
-    found = (Contender(_least_s(costs, use, below_s), use) for use in costs.uses)
-    return [each for each in found if each.least_s < below_s]
+    """Return the uses of activations that fit in host memory and with which a step may take less than `below_s`."""
+    found = []
+    for use in costs.uses:
+        least_s = costs.least_s(use) if costs.fits_host(costs.none, use) else inf  # states there only add
+        if least_s < below_s:
+            least_s = costs.least_s(use, with_waits=True)
+        if least_s < below_s:
+            found.append(Contender(least_s, use))
+    return found
 
 
 def place(costs: Costs, below_s: float = inf, among: Sequence[Contender] | None = None) -> Placed | None:
@@ -74,7 +80,7 @@ def place(costs: Costs, below_s: float = inf, among: Sequence[Contender] | None 
     if costs.holds(costs.none, costs.uses[0]):  # everything stays
         return Placed(costs.none, costs.uses[0], costs.uses[0].step)
     among = contenders(costs, below_s) if among is None else among
-    uses = [each.use for each in among if each.least_s < below_s and each.use.pipeline_s < below_s]
+    uses = [each.use for each in among if _least_s(costs, each, below_s) < below_s and each.use.pipeline_s < below_s]
     if not uses:
         return None
     costs = costs.within(costs.limits, uses)
@@ -139,17 +145,13 @@ def _least(costs: Costs, given: StatePlacement | None, uses: list[ActivationUse]
     return [_with_optimizers(shape, _fewest(costs, [shape], uses)) for shape in shapes]
 
 
-def _least_s(costs: Costs, use: ActivationUse, below_s: float) -> float:
+def _least_s(costs: Costs, contender: Contender, below_s: float) -> float:
     """Return a lower bound of the seconds of a step with a use of activations, under any placement that fits.
 
     It combines the layers with the CPU's update of the fewest layers that must be in host memory: their sum if
     gradients are clipped, else their maximum. If the layers alone take `below_s`, the placements are not counted.
     """
-    if not costs.fits_host(costs.none, use):  # states there only add
-        return inf
-    least_s = costs.least_s(use)
-    if least_s < below_s:
-        least_s = costs.least_s(use, with_waits=True)
+    least_s, use = contender
     if least_s >= below_s:
         return least_s
     shapes = _shapes(costs)[::-1]  # those that leave most room come first

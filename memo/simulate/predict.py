@@ -106,7 +106,9 @@ def predict_step(
     flops_per_s = tokens * model_flops_per_token(config.model, config.data.seq_length) / world_size / step_s
     compute_s = _compute_s(model)
     computing_s = sum(compute_s.values())
-    stall_s = min(timed.stall_s, max(0.0, timed.seconds - computing_s))  # a first copy is waited for only once
+    stall_s = max(0.0, timed.seconds - computing_s)
+    if model.pipeline.stages > 1 or not timed.stall_s:  # a single stage waits for nothing but copies
+        stall_s = min(timed.stall_s, stall_s)  # a first copy is waited for only once
     busy_s = computing_s + stall_s
     compute_s |= {
         "copies": stall_s,
