@@ -32,7 +32,6 @@ from memo.search.candidates import (
     config_of,
     grids,
     layouts_of,
-    num_microbatches,
 )
 from memo.search.placed import costs_of, fastest_placed, fitting, placed_strategies
 from memo.search.plan import Reason, Refusal, Timed, step_s
@@ -78,7 +77,6 @@ class Race:
         self.ways = cache(self._find_ways)
         self._numbers = count()
         self._short_of: dict[Layout, Costs] = {}
-        self._fitting = cache(self._fitting_of)
 
     @cached_property
     def grids(self) -> list[tuple[Layout, str]]:
@@ -263,11 +261,7 @@ class Race:
 
     def _place(self, layout: Layout, strategy: Strategy, limit_s: float) -> Iterator[Entry]:
         self.num_looked_at += 1
-        # If micro-batches of 1, depth first, do not fit, neither larger ones nor breadth first do. A single microbatch
-        # accumulates no gradients, so this does not hold for it.
-        least = layout._replace(mbs=1), strategy._replace(order="depth_first")
-        may_fit_here = num_microbatches(self.question, layout) == 1 or self._fitting(*least) is not None
-        costs = self._fitting(layout, strategy) if may_fit_here else None
+        costs = self.costs_that_fit(layout, strategy)
         if costs is None:
             self._short_of.setdefault(layout, costs_of(self.question, layout, strategy))
             return
@@ -283,7 +277,7 @@ class Race:
         if found is not None:
             yield found
 
-    def _fitting_of(self, layout: Layout, strategy: Strategy) -> Costs | None:
+    def costs_that_fit(self, layout: Layout, strategy: Strategy) -> Costs | None:
         """Return the costs of a layout under a strategy; None if no placement fits."""
         if not may_fit(self.question, layout):
             return None

@@ -153,7 +153,7 @@ def test_bounds_of_uses_of_activations_lie_below_their_simulation() -> None:
     question = ask("gemma-3-12b", 8, seq_len=131072, global_batch_size=16, gpu_memory_gib=40)
     race, shares = Race(question), []
     for layout, strategy in product([Layout(1, 4), Layout(2, 2), Layout(1, 2, 2)], SHARDINGS):
-        costs = race._fitting(layout, AUTO._replace(sharding=strategy))
+        costs = race.costs_that_fit(layout, AUTO._replace(sharding=strategy))
         assert costs is not None
         for each in contenders(costs):
             found = place(costs, among=[each])
@@ -167,7 +167,7 @@ def test_bounds_of_uses_of_activations_lie_below_their_simulation() -> None:
 def test_a_placement_is_found_although_no_start_of_the_search_fits() -> None:
     """More layers of optimizer and weights must go to host memory than need to, and fewer gradients."""
     question = ask("gemma-3-27b", 8, seq_len=262144, global_batch_size=16)
-    costs = Race(question)._fitting(Layout(1, 4, cp_comm_type="a2a"), AUTO)
+    costs = Race(question).costs_that_fit(Layout(1, 4, cp_comm_type="a2a"), AUTO)
     assert costs is not None
     best = place(costs)
     assert best is not None
