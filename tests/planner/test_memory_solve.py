@@ -287,4 +287,18 @@ def test_large_problems_are_solved_without_the_mip() -> None:
     problem = Problem(blocks(*shapes), alignment_bytes=512)
     solution = solve(problem, time_limit_s=60.0)
     assert solution.gap < 0.1
-    assert set(solution.seconds) == {"greedy"}
+    assert set(solution.seconds) == {"greedy", "skyline"}
+
+
+def test_orders_of_the_skyline_are_tried_where_there_are_too_many_blocks_for_its_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the busy blocks alone, as for a step of hundreds of thousands of requests."""
+    chance = random.Random(187)
+    shapes = [(lower, lower + chance.randint(1, 30), chance.choice((1, 2, 4, 8, 16))) for lower in range(200)]
+    monkeypatch.setattr("memo.planner.memory.skyline.MAX_BLOCKS", 0)
+    monkeypatch.setattr("memo.planner.memory.solve._MAX_MIP_PAIRS", -1)
+    found = solve(Problem(blocks(*shapes)))
+    assert (found.solver, found.peak_bytes, found.proof) == ("skyline", 175, "optimal")
+    monkeypatch.setattr("memo.planner.memory.skyline.MAX_BLOCKS_FILLED", 0)
+    assert solve(Problem(blocks(*shapes))).peak_bytes == 183

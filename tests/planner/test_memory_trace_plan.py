@@ -155,7 +155,7 @@ def test_auto_takes_what_is_better_and_says_which() -> None:
     options = {"min_bytes": 1, "alignment_bytes": 1}
     assert solve_trace(layers(3), "auto", **options).plan.planner == "paper"
     plan = solve_trace(two_levels_lose(), "auto", **options).plan
-    assert (plan.planner, plan.arena_bytes, plan.proof) == ("sections", 4000, "optimal")
+    assert (plan.planner, plan.arena_bytes, plan.proof) == ("flat", 4000, "optimal")
     paper = solve_trace(two_levels_lose(), "paper", **options).plan
     assert (paper.planner, paper.arena_bytes, paper.lower_bound_bytes, paper.proof) == ("paper", 7000, 4000, "feasible")
 
@@ -261,6 +261,7 @@ def test_long_phases_are_cut_where_a_crossing_request_ends(monkeypatch: pytest.M
         phases.append(Phase("layer_backward", layer, 0, tuple(events)))
     trace = Trace("cpu", "recorded", (*phases, Phase("reduction", -1, -1, (Free(25),))))
     monkeypatch.setattr(levels, "_FEW", 0)
+    monkeypatch.setattr(trace_plan, "_MAX_AT_ONCE", 0)
     whole, cut = (solve_trace(trace, planner, min_bytes=1, alignment_bytes=1).plan for planner in ("paper", "auto"))
     assert (whole.arena_bytes, whole.lower_bound_bytes) == (7000, 4000)
     assert (cut.planner, cut.arena_bytes, cut.proof) == ("sections", 4000, "optimal")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from itertools import product
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -95,15 +96,19 @@ def portfolio(instance: Instance, overlaps: Overlaps, goal: int, end_s: float) -
 
 
 def around(instance: Instance, overlaps: Overlaps, blocks: Ints, offsets: Ints) -> Ints:
-    """Offsets of all blocks, of which `blocks` lie at `offsets` already: the lowest of several orders of the others."""
+    """Offsets of all blocks, of which `blocks` lie at `offsets` already: the lowest of several orders of the others, or
+    the first that reaches no higher than `blocks`."""
     rest = np.ones(instance.num_blocks, dtype=bool)
     rest[blocks] = False
-    placed = (
-        place(instance, overlaps, order[rest[order]], fit, given=(blocks, offsets))
-        for order in orders(instance, overlaps).values()
-        for fit in FITS
-    )
-    return min((found for found in placed if found is not None), key=instance.peak)
+    goal = int((offsets + instance.sizes[blocks]).max())
+    found: list[Ints] = []
+    for order, fit in product(orders(instance, overlaps).values(), FITS):
+        placed = place(instance, overlaps, order[rest[order]], fit, given=(blocks, offsets))
+        assert placed is not None, "a placement without a limit ends"
+        found.append(placed)
+        if instance.peak(placed) <= goal:
+            break
+    return min(found, key=instance.peak)
 
 
 def settle(instance: Instance, overlaps: Overlaps, offsets: Ints) -> Ints:

@@ -1,12 +1,14 @@
-"""Addresses for one problem: bound, greedy orders, local search, mixed integer program, until one is good enough.
+"""Addresses for one problem, by bound, greedy orders, skyline orders, local search and mixed integer program.
 
 Search and program first get only the blocks that are alive while much memory is. These determine the peak, and are far
 fewer.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
+from operator import attrgetter
 
 import numpy as np
 
@@ -54,6 +56,11 @@ def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S) -> Solution:
     return solution
 
 
+_Improve = Callable[[Instance, Overlaps, Found, float], Found]
+"""(blocks, which of them live together, their placement, when to end) -> the placement or a lower one."""
+_peak = attrgetter("peak")
+
+
 class _Run:
     """The best placement so far, in units, and what is proven about it."""
 
@@ -70,12 +77,16 @@ class _Run:
         instance = self.instance
         end_s = self._until(_GREEDY_SHARE, self.end_s)
         found = greedy.portfolio(instance, self.overlaps, self.goal, end_s)
-        self.best = self._last("greedy", self.best, found, end_s)
+        self.best = self._last("greedy", self.best, islice(found, 1), end_s)
         busy = instance.busy()
-        if not self.is_done and len(busy) < instance.num_blocks:
-            self._search(busy, self._until(_BUSY_SHARE, self.end_s))
+        if not self.is_done and len(busy) <= skyline.MAX_BLOCKS_FILLED:
+            self._improve(busy, self._filled, self._until(_BUSY_SHARE, self.end_s))
         if not self.is_done:
-            self._search(np.arange(instance.num_blocks), self.end_s)
+            self.best = min(self.best, self._last("greedy", self.best, found, end_s), key=_peak)
+        if not self.is_done and len(busy) < instance.num_blocks:
+            self._improve(busy, self._searched, self._until(_BUSY_SHARE, self.end_s))
+        if not self.is_done:
+            self._improve(np.arange(instance.num_blocks), self._searched, self.end_s)
 
     @property
     def is_done(self) -> bool:
@@ -86,11 +97,19 @@ class _Run:
             return "optimal"
         return "timed out" if self.is_cut_short and not self.is_done else "feasible"
 
-    def _search(self, blocks: Ints, end_s: float) -> None:
+    def _improve(self, blocks: Ints, by: _Improve, end_s: float) -> None:
         """Look until about `end_s` for lower addresses of these blocks; the others are then placed around them."""
         part, offsets = self.instance.part(blocks), self.best.offsets[blocks]
-        overlaps = Overlaps(part)
-        best = Found(offsets, part.peak(offsets), self.best.solver)
+        before = Found(offsets, part.peak(offsets), self.best.solver)
+        best = by(part, Overlaps(part), before, end_s)
+        if best.peak < min(before.peak, self.best.peak):
+            offsets = greedy.around(self.instance, self.overlaps, blocks, best.offsets)
+            self.best = min(self.best, Found(offsets, self.instance.peak(offsets), best.solver), key=_peak)
+
+    def _filled(self, part: Instance, overlaps: Overlaps, best: Found, end_s: float) -> Found:
+        return self._last("skyline", best, skyline.fills(part, overlaps, best.peak, self.goal, end_s), end_s)
+
+    def _searched(self, part: Instance, overlaps: Overlaps, best: Found, end_s: float) -> Found:
         asks_mip = part.num_pairs() <= _MAX_MIP_PAIRS
         if part.num_blocks <= skyline.MAX_BLOCKS:
             search_end_s = self._until(_SEARCH_SHARE, end_s) if asks_mip else end_s
@@ -98,9 +117,7 @@ class _Run:
             best = self._last("search", best, found, search_end_s)
         if asks_mip and best.peak > max(self.goal, self.bound):
             best = self._ask_mip(part, overlaps, best, end_s)
-        if best.peak < self.best.peak:
-            offsets = greedy.around(self.instance, self.overlaps, blocks, best.offsets)
-            self.best = min(self.best, Found(offsets, self.instance.peak(offsets), best.solver), key=lambda f: f.peak)
+        return best
 
     @staticmethod
     def _until(share: float, end_s: float) -> float:
