@@ -256,7 +256,6 @@ class Costs:
         found.limits, found.seen = limits, {}
         if uses is not None:
             found.uses = list(uses)
-            found.frugal_uses = found.uses[:2]  # of uses that move more each, the first needs least device memory
         return found
 
     def least_s(self, use: ActivationUse, *, with_waits: bool = False) -> float:

@@ -107,7 +107,7 @@ def predict_step(
     compute_s = _compute_s(model)
     computing_s = sum(compute_s.values())
     stall_s = max(0.0, timed.seconds - computing_s)
-    if model.pipeline.stages > 1 or not timed.stall_s:  # a single stage waits for nothing but copies
+    if model.pipeline.stages > 1 or not timed.stall_s:  # a single stage waits for no other one
         stall_s = min(timed.stall_s, stall_s)  # a first copy is waited for only once
     busy_s = computing_s + stall_s
     compute_s |= {

@@ -62,18 +62,9 @@ def fill(instance: Instance, order: Ints) -> Ints:
 
 
 def fills(instance: Instance, overlaps: Overlaps, limit: int, goal: int, end_s: float) -> Iterator[Found]:
-    """Placements below `limit` units by each order of priority, each better than the last one.
-
-    Ends when a peak reaches `goal`, or at time.monotonic() `end_s`.
-    """
-    for order in orders(instance, overlaps).values():
-        offsets = fill(instance, order)
-        peak = instance.peak(offsets)
-        if peak < limit:
-            limit = peak
-            yield Found(offsets, limit, "skyline")
-        if limit <= goal or time.monotonic() > end_s:
-            return
+    """Placements below `limit` units by each order of priority; ends as `search`, or with the last order."""
+    placements = (fill(instance, order) for order in orders(instance, overlaps).values())
+    return _lower(instance, placements, limit, goal, end_s, "skyline")
 
 
 def search(instance: Instance, overlaps: Overlaps, limit: int, goal: int, end_s: float) -> Iterator[Found]:
@@ -89,14 +80,25 @@ def search(instance: Instance, overlaps: Overlaps, limit: int, goal: int, end_s:
     while limit < before or num_trials <= _LAST_ROUND * instance.num_blocks:
         before = limit
         for start in starts:
-            for offsets in _anneal(instance, start, goal, num_trials, chance):
-                peak = instance.peak(offsets)
-                if peak < limit:
-                    limit = peak
-                    yield Found(offsets, limit, "skyline search")
-                if limit <= goal or time.monotonic() > end_s:
-                    return
+            trials = _anneal(instance, start, goal, num_trials, chance)
+            for found in _lower(instance, trials, limit, goal, end_s, "skyline search"):
+                limit = found.peak
+                yield found
+            if limit <= goal or time.monotonic() > end_s:
+                return
         num_trials *= 2
+
+
+def _lower(
+    instance: Instance, placements: Iterator[Ints], limit: int, goal: int, end_s: float, solver: str
+) -> Iterator[Found]:
+    for offsets in placements:
+        peak = instance.peak(offsets)
+        if peak < limit:
+            limit = peak
+            yield Found(offsets, limit, solver)
+        if limit <= goal or time.monotonic() > end_s:
+            return
 
 
 def _anneal(instance: Instance, order: Ints, goal: int, num_trials: int, chance: random.Random) -> Iterator[Ints]:
