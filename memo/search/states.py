@@ -77,7 +77,7 @@ def place(costs: Costs, below_s: float = inf, among: Sequence[Contender] | None 
     Args:
         among: the result of `contenders` for these seconds or more, if it is known.
     """
-    if costs.holds(costs.none, costs.uses[0]):  # everything stays
+    if costs.uses[0].moved is None and costs.holds(costs.none, costs.uses[0]):  # everything stays
         return Placed(costs.none, costs.uses[0], costs.uses[0].step)
     among = contenders(costs, below_s) if among is None else among
     uses = [each.use for each in among if _least_s(costs, each, below_s) < below_s and each.use.pipeline_s < below_s]

@@ -164,6 +164,15 @@ def test_bounds_of_uses_of_activations_lie_below_their_simulation() -> None:
     assert len(shares) > 20 and min(shares) >= 1 - 1e-9 and max(shares) > 1.1
 
 
+def test_swept_layers_move_more_where_that_is_faster_although_all_states_stay_on_the_device() -> None:
+    question, layout = ask("llama-3.1-8b", 8, seq_len=1 << 20, global_batch_size=8), Layout(2, 4, cp_comm_type="a2a")
+    strategy = next(sweeps(question, layout))._replace(sharding="optim_grads_params")
+    costs = costs_of(question, layout, strategy)
+    found = place(costs)
+    assert costs.holds(costs.none, costs.uses[0]) and found is not None
+    assert found.step.step_time_s < costs.uses[0].step.step_time_s
+
+
 def test_a_placement_is_found_although_no_start_of_the_search_fits() -> None:
     """More layers of optimizer and weights must go to host memory than need to, and fewer gradients."""
     question = ask("gemma-3-27b", 8, seq_len=262144, global_batch_size=16)
